@@ -7,6 +7,7 @@ kernel differs, the row is stale.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,13 @@ def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
                 yield _call("prefill", dtype, dim, **changes), {}
             yield _call("prefill", dtype, dim, mask="prefix"), {}
             yield _call("prefill", dtype, dim), {"softcap": 50.0}
+    # By lanes: one row, and two. The plain calls have float16 with one row of 128.
+    for dtype, dim, group in itertools.product(_DTYPES, (64, 96, 128, 256), (1, 2)):
+        if (dtype, dim, group) != ("float16", 128, 1):
+            yield _call("decode", dtype, dim, group), {}
+    for dim, group in itertools.product((64, 96, 128, 256), (1, 2)):
+        for kv_format in ("int8", "int4", "fp8_e4m3"):
+            yield _call("decode", "float16", dim, group, kv_format=kv_format), {}
     for dim in (64, 128):
         for kv_format in ("int8", "int4", "fp8_e4m3"):
             yield _call("decode", "float16", dim, kv_format=kv_format), {}

@@ -92,9 +92,10 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
   const DecodeRow row =
       tuned_or(tuning_row(kDecodeVectorTuning, device, p.dtype, dim), Kernel::kDecodeVector, device, p);
   const int64_t tile_keys = row.tile_keys / packed_rows;
-  // The states of the simdgroups, and what they save.
+  // The states of the simdgroups, the weights of their steps, and what they save.
   const int64_t state_bytes = row.simdgroups * packed_rows * (p.value_dim + 2) * int64_t(sizeof(float));
-  const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
+  const int64_t weight_bytes = row.simdgroups * kSimdWidth * int64_t(sizeof(float));
+  const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
   return {.kernel = Kernel::kDecodeVector,
           .row_groups = packed_rows,
           .group_rows = 1,
@@ -103,14 +104,14 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
           .chunk_unit = tile_keys * row.simdgroups,
           .least_chunk = row.least_chunk,
           .threadgroups_per_core = row.threadgroups_per_core,
-          .threadgroup_bytes = ceil_div(state_bytes + saved_bytes, 16) * 16,
+          .threadgroup_bytes = ceil_div(state_bytes + weight_bytes + saved_bytes, 16) * 16,
           .provenance = row.provenance};
 }
 
 Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const bool by_lanes = packed_rows <= kMaxVectorRows && dim <= kMaxVectorDim && !p.value_in_key;
-  if (by_lanes && p.kv_format == kKvFloat) return shape_of_lanes(p, device, packed_rows);
+  if (by_lanes) return shape_of_lanes(p, device, packed_rows);
   const bool wide = p.value_in_key || dim > kMaxRowDim;
   return (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows);
 }

@@ -159,8 +159,9 @@ inline constexpr int64_t kMaxGroupColumns = 64;    // output columns per simdgro
 inline constexpr int64_t kMaxWideSimdgroups = 16;  // upper bound for the above
 
 // Up to this many packed rows, of heads up to this size, use decode_vector.metal. `tile_keys` counts the
-// scores of a step: two rows have half as many keys. The largest part of a step needs at most 198 of the 256
-// halves, counted as above, and 225 for two rows of 256 columns. Not timed on any GPU.
+// scores of a step: two rows have half as many keys. The largest part of a step without options needs at most
+// 203 of the 256 halves, counted as above, and 249 for two rows of 256 columns, whatever the format of the
+// cache. Not timed on any GPU.
 inline constexpr int64_t kMaxVectorRows = 2;
 inline constexpr int64_t kMaxVectorDim = 256;
 inline constexpr std::array<DecodeRow, 1> kDecodeVectorTuning{{

@@ -108,6 +108,8 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "paged_int4": _call("paged_decode", bf16, (2, 8, 2, 1, 96, 64, 32), seq_lens=(9, 96), block_size=16,
         kv_format="int4"),
     "decode_unshared": _call("decode", bf16, (4, 16, 16, 1, 8192, 128, 128), M2_MAX, seq_lens=(9,) * 4),
+    "decode_unshared_int8": _call("decode", f16, (4, 16, 16, 1, 8192, 128, 128), M2_MAX, seq_lens=(9,) * 4,
+        kv_format="int8"),
     "paged_two_rows": _call("paged_decode", f16, (2, 8, 4, 1, 4096, 256, 256), seq_lens=(9, 4096),
         block_size=16, sinks=True, window_left=1023),
     "decode_wide_rows": _call("decode", f16, (2, 32, 8, 4, 4096, 256, 256), seq_lens=(9, 4096)),

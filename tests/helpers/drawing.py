@@ -183,7 +183,7 @@ def decode_kernel(p: Problem, value_in_key: bool | None = None) -> str:
     dim = max(p.head_dim, p.value_dim)
     reads_once = p.value_in_key if value_in_key is None else value_in_key
     few_rows = p.q_heads // p.kv_heads * p.q_len <= 2
-    if few_rows and dim <= 256 and p.kv_format == "float" and not reads_once:
+    if few_rows and dim <= 256 and not reads_once:
         return "fattn_decode_vector"
     return "fattn_decode_wide" if reads_once or dim > 128 else "fattn_decode"
 

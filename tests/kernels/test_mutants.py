@@ -122,6 +122,7 @@ MAP = of_map(f32, 2, 3, 100, 600)
 ROWS = of_logits("softmax", f16, (6, 1300), "offset", 5.0)
 WRITE = of_write("float", bf16, 11, 3, 192, 64, 3, 5)
 PUT = "scales.put_value(lane, value_scale);\n  }"
+PUT_WEIGHT = "(lanes)[at.lane] = weight;"
 # fmt: off
 MUTANTS = [
     *removed_barriers("decode", SPLIT),
@@ -143,7 +144,12 @@ MUTANTS = [
     *removed_barriers("decode_vector", VECTOR),
     vector("reads_past_the_length", FULL_VECTOR, "return key < length && (!fc_window",
         "return key <= length && (!fc_window", "bounds"),
-    vector("reads_past_the_last_column", FULL_VECTOR, "min(column, kDim - kLaneChunk)", "column", "bounds"),
+    vector("reads_past_the_last_column", FULL_VECTOR, "min(column, kDim - kChunk)", "column", "bounds"),
+    vector("weights_are_read_before_all_are_there", VECTOR,
+        f"{PUT_WEIGHT}\n    simdgroup_barrier(mem_flags::mem_threadgroup);", PUT_WEIGHT, "race"),
+    vector("weights_overtake_the_step_before", VECTOR,
+        "simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous weights", "// the previous weights",
+        "race"),
     vector("keeps_a_column_too_many", VECTOR, "if (column < kValueDim) {", "if (column <= kValueDim) {",
         "race|bounds"),
     vector("forgets_a_maximum", VECTOR, "if (at.saved.pair == 0) {\n      row_max[",

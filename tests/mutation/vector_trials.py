@@ -55,6 +55,16 @@ def other_vector() -> Iterator[Trial]:
         "vector-f32", "decode", f32, 2, 2, 1, 1, 75, 136, 200, seq_lens=(75, 32), mask=torch.bool
     )
     yield of_problem("vector-f32-one-row", "decode", f32, 1, 2, 2, 1, 75, 72, 24, seq_lens=(75,))
+    # Quantised: lanes past the end of a key and of a value, chunks narrower than 16 bytes, groups.
+    for kv_format, dims in (("int8", (80, 72)), ("fp8_e4m3", (40, 80)), ("int4", (96, 160))):
+        yield of_problem(
+            f"vector-{kv_format}", "decode", f16, 2, 4, 2, 1, 96, *dims, seq_lens=(75, 32),
+            kv_format=kv_format,
+        )  # fmt: skip
+        yield of_problem(
+            f"vector-paged-{kv_format}", "paged_decode", bf16, 2, 2, 2, 1, 96, *dims, seq_lens=(75, 32),
+            block_size=16, window_left=40, kv_format=kv_format,
+        )  # fmt: skip
     # One chain of 128 roundings would exceed the accuracy rule.
     yield of_problem("vector-f32-long-sums", "decode", f32, 1, 1, 1, 1, 60, 128, 16, scale=1.0)
     yield of_problem("vector-long-head", "decode", f16, 1, 2, 1, 1, 60, 16, 128, seq_lens=(60,))

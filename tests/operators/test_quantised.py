@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import counted_launches, needs_emulator
+from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.kv_formats import FORMS, GROUPED, QUANTISED
@@ -111,6 +111,22 @@ def test_every_code_of_a_key(
     _, lse = run(arguments, device)
     exact = dequantise(stored, scales, kv_format).view(2, 128, 1)
     assert (lse.double() - exact).abs().max() <= 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("op", ["decode", "paged_decode"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("kv_format", FORMS)
+def test_rows_by_lanes(kv_format: str, rows: int, op: str, checked: Checked) -> None:
+    """decode_vector: lanes with a chunk past the end of a key, and of a value; steps with and without a
+    hidden key, and one in which the sequence ends."""
+    dims = (96, 32) if kv_format in GROUPED else (80, 72)
+    sizes: dict[str, Any] = {"seq_lens": (70, 33), "window_left": 50, "sinks": True, **sizes_of(op)}
+    dtype = problems.DTYPES[(FORMS.index(kv_format) + rows) % 3]
+    case = problems.build(Problem(8, op, dtype, 2, 2 * rows, 2, 1, 96, *dims, kv_format=kv_format, **sizes))
+    with checked(), counted_launches() as launches:
+        out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
+    assert launches == {"fattn_decode_vector": 1}
+    assert_close(case, out.cpu(), lse.cpu())
 
 
 @pytest.mark.parametrize("op", OPS)

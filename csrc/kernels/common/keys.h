@@ -180,14 +180,25 @@ typedef StorageOf<kKvFormat>::scale Scale;
 FATTN_CONSTEXPR int kStoredWordElements = packed_elements(kKvFormat) * (4 / sizeof(Stored));
 FATTN_CONSTEXPR bool kRowScales = has_row_scales(kKvFormat);
 
+// Codes k and k + 4 of the eight int4 codes in a word, minus `origin`. In halves from 1024 to 2047 bit 0
+// counts ones, and in halves from 64 to 127 bit 4 does: one shift serves four pairs.
+inline half2 int4_pair(uint word, int k, int origin) {
+  const bool low = k % 2 == 0;
+  const uint bits = (k < 2 ? word : word >> 8) & (low ? 0x000f000f : 0x00f000f0);
+  const uint zero = low ? 0x64006400 : 0x54005400;
+  const uint one = low ? 0x00010001 : 0x00100010;
+  return as_type<half2>(bits ^ zero) - as_type<half2>(zero + uint(origin) * one);
+}
+
 // Elements k and k + n / 2 of the n elements in a word. All codes are exact in half.
 inline half2 stored_pair(uint word, int k) {
-  if (kKvFormat == kKvInt4 || kKvFormat == kKvInt8) {
-    // In halves from 1024 to 2047 the last bit counts ones, so the low bits hold an integer code. An int8
-    // code with its sign bit flipped is the value plus 128.
-    const uint bits = kKvFormat == kKvInt4 ? (word >> (4 * k)) & 0x000f000f : (word >> (8 * k)) & 0x00ff00ff;
-    const uint origin = kKvFormat == kKvInt4 ? 0x64006400 : 0x64806480;
-    return as_type<half2>(bits ^ origin) - as_type<half2>(origin);
+  if (kKvFormat == kKvInt4) {
+    return int4_pair(word, k, 0);
+  }
+  if (kKvFormat == kKvInt8) {
+    // As above. A code with its sign bit flipped is the value plus 128.
+    const uint zero = 0x64806480;
+    return as_type<half2>(((word >> (8 * k)) & 0x00ff00ff) ^ zero) - as_type<half2>(zero);
   }
   static_assert(kKvFormat == kKvFloat ||  // has no codes
                     kKvFormat == kKvInt4 || kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3,

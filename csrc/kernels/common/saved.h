@@ -58,10 +58,17 @@ struct SavedWork {
   fattn_i32 first_draft;
 };
 
+// Where a simdgroup of decode_vector finds the scales of its sequence: offsets.
+struct SavedScales {
+  fattn_i64 key;
+  fattn_i64 value;
+};
+
 FATTN_CHECK_SIZE(SavedStarts, 24);
 FATTN_CHECK_SIZE(SavedPlaces, 24);
 FATTN_CHECK_SIZE(SavedLimits, 12);
 FATTN_CHECK_SIZE(SavedDecodeRow, 24);
 FATTN_CHECK_SIZE(SavedWork, 280);
+FATTN_CHECK_SIZE(SavedScales, 16);
 
 }  // namespace fattn

@@ -78,6 +78,8 @@ using namespace fattn;
   threadgroup float shared_out[kSimdgroups * kPackedRows * kValueDim];
   threadgroup float shared_max[kSimdgroups * kPackedRows];
   threadgroup float shared_sum[kSimdgroups * kPackedRows];
+  threadgroup float4 shared_weights[kThreads / 4];  // float4 for its alignment
+  threadgroup SavedScales saved_scales[kSimdgroups];
   threadgroup SavedWork saved[kSimdgroups];
 
   Operands operands;
@@ -89,6 +91,10 @@ using namespace fattn;
   states.out = shared_out;
   states.row_max = shared_max;
   states.row_sum = shared_sum;
+  SharedWeights weights;
+  weights.lanes = shared_weights + simdgroup_index * (kSimdWidth / 4);
+  StepScales scales;
+  scales.saved = saved_scales + simdgroup_index;
   VectorQuery rows;
   DecodeState state;
   state.saved = saved + simdgroup_index;
@@ -117,6 +123,7 @@ using namespace fattn;
     const WorkItem item = cut.item(state.part());
     Sequence sequence;
     sequence.set(operands, params, block.kv_head, item, packed);
+    scales.put(sequence, params, lane);
     state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params,
                        at.saved);
     VectorAttention attention;
@@ -132,10 +139,10 @@ using namespace fattn;
       StepKeys step;
       step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
       if (is_whole_step(step, item.ranges)) {
-        vector_step<true>(attention, rows, sequence, step, state, params, at);
+        vector_step<true>(attention, rows, sequence, weights, scales, step, state, params, at);
       } else {
         sequence.set_limits(state.limits());
-        vector_step<false>(attention, rows, sequence, step, state, params, at);
+        vector_step<false>(attention, rows, sequence, weights, scales, step, state, params, at);
       }
     }
     attention.finish(at);

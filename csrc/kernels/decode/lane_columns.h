@@ -1,26 +1,38 @@
 // The columns of a head, shared out among the lanes of decode_vector: kKeyLanes neighbouring lanes share a
 // key, and the others of the simdgroup have as many more keys. How a lane reads its columns of a row, and how
 // the sums of lanes become results.
+//
+// Scales are applied to sums, not to elements. int8 and fp8: to the product of a key, and to the weight of a
+// value, as in scales.h. int4: a lane has columns of one group, so its part of a product is
+// scale (q k) + middle (sum of q), and its part of the output gets scale w v, and middle w once.
 #pragma once
 
 #include "decode_rows.h"
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kLaneChunk = 16 / sizeof(Element);  // columns that a lane reads at once
+// Columns that a lane has of a row, at most: it holds those of query and output in registers. More rows leave
+// room for fewer.
+FATTN_CONSTEXPR int kMostLaneColumns = (kKvFormat == kKvFloat ? 32 / sizeof(Element) : 16) / kPackedRows;
+// Columns that a lane reads at once, at most: 16 bytes.
+constexpr int most_lane_chunk() {
+  const int wide = 4 * kStoredWordElements;
+  return wide < kMostLaneColumns ? wide : kMostLaneColumns;
+}
+FATTN_CONSTEXPR int kMostLaneChunk = most_lane_chunk();
+constexpr int lane_chunk(int dim) { return chunk_of(dim, kMostLaneChunk); }
 
 // Of `dim` columns those that a lane has if `lanes` share them: whole chunks, the last of them perhaps past
 // the end of the head.
 constexpr int columns_of_lane(int dim, int lanes) {
-  return (dim / kLaneChunk + lanes - 1) / lanes * kLaneChunk;
+  return (dim / lane_chunk(dim) + lanes - 1) / lanes * lane_chunk(dim);
 }
 
-// Fewer lanes need fewer shuffles for a sum; but a lane holds its columns of query and output in registers.
-FATTN_CONSTEXPR int kMostLaneBytes = 32;  // of all rows, as they are stored
+// Fewer lanes need fewer shuffles for a sum.
+FATTN_CONSTEXPR int kLeastKeyLanes = kKvFormat == kKvFloat ? 8 : 4;
 constexpr int lanes_of_key(int dim) {
-  int lanes = 8;
-  while (lanes < kSimdWidth &&
-         kPackedRows * columns_of_lane(dim, lanes) * int(sizeof(Element)) > kMostLaneBytes) {
+  int lanes = kLeastKeyLanes;
+  while (lanes < kSimdWidth && columns_of_lane(dim, lanes) > kMostLaneColumns) {
     lanes *= 2;
   }
   return lanes;
@@ -57,27 +69,39 @@ inline VectorLane vector_lane(ushort lane) {
 // The columns of a lane, in chunks.
 template <int kDim>
 struct LaneColumns {
+  static constant constexpr int kChunk = lane_chunk(kDim);
   static constant constexpr int kAll = columns_of_lane(kDim, kKeyLanes);
-  static constant constexpr int kChunks = kAll / kLaneChunk;
+  static constant constexpr int kChunks = kAll / kChunk;
   // The chunks that every lane has.
-  static constant constexpr int kWhole = kDim / kLaneChunk / kKeyLanes;
+  static constant constexpr int kWhole = kDim / kChunk / kKeyLanes;
 
-  static bool exists(int chunk, VectorLane at) {
-    return (chunk * kKeyLanes + at.of_key()) * kLaneChunk < kDim;
-  }
+  static bool exists(int chunk, VectorLane at) { return (chunk * kKeyLanes + at.of_key()) * kChunk < kDim; }
   // The first column of a chunk; of one past the end, that of the head's last.
   static int first(int chunk, VectorLane at) {
-    const int column = (chunk * kKeyLanes + at.of_key()) * kLaneChunk;
-    return chunk < kWhole ? column : min(column, kDim - kLaneChunk);
+    const int column = (chunk * kKeyLanes + at.of_key()) * kChunk;
+    return chunk < kWhole ? column : min(column, kDim - kChunk);
+  }
+  // From there to the first column of another chunk.
+  static int from_first(int chunk, VectorLane at) {
+    const int distance = chunk * kKeyLanes * kChunk;
+    return chunk < kWhole ? distance : first(chunk, at) - first(0, at);
   }
   static int column(int i, VectorLane at) {
-    return (i / kLaneChunk * kKeyLanes + at.of_key()) * kLaneChunk + i % kLaneChunk;
+    return (i / kChunk * kKeyLanes + at.of_key()) * kChunk + i % kChunk;
   }
 };
 
-// A lane's columns of a row of K or V, as they are stored.
+// What turns the numbers of an int4 chunk, codes minus 8, into elements: number * scale + middle.
+FATTN_CONSTEXPR bool kGroups = scales_kind(kKvFormat) == kScalesGroup;
+FATTN_CONSTEXPR int kMiddleCode = 8;
+struct LaneGroup {
+  float scale;
+  float middle;
+};
+
+// A lane's columns of a row of K or V, as they are stored. `row` is counted from the lane's first column.
 template <int kDim>
-struct LaneRow {
+struct FloatColumns {
   typedef LaneColumns<kDim> Columns;
   uint4 chunks[Columns::kChunks];
 
@@ -87,23 +111,74 @@ struct LaneRow {
       chunks[c] = uint4(0);
     }
   }
-  void read(const device Element* row, VectorLane at) thread {
+  void read(thread const StoredRow& row, VectorLane at) thread {
 #pragma clang loop unroll(full)
     for (int c = 0; c < Columns::kChunks; c++) {
-      chunks[c] = wide_chunk(row + Columns::first(c, at));
+      chunks[c] = wide_chunk(row.floats() + Columns::from_first(c, at));
     }
   }
-  void unpack(int chunk, thread float (&elements)[kLaneChunk]) const thread {
-    Operand run[kLaneChunk];
+  void unpack(int chunk, thread float (&elements)[Columns::kChunk]) const thread {
+    Operand run[Columns::kChunk];
 #pragma clang loop unroll(full)
     for (int w = 0; w < 4; w++) {
       fattn::unpack(chunks[chunk][w], run, w * kWordElements, Element(0.0f));
     }
 #pragma clang loop unroll(full)
-    for (int e = 0; e < kLaneChunk; e++) {
+    for (int e = 0; e < Columns::kChunk; e++) {
       elements[e] = float(run[e]);
     }
   }
+  LaneGroup group(int) const thread { return LaneGroup(); }  // it has none
+};
+
+// The same of a quantised row.
+template <int kDim>
+struct QuantisedColumns {
+  typedef LaneColumns<kDim> Columns;
+  StoredChunk<Columns::kChunk> chunks[Columns::kChunks];
+
+  void clear() thread {
+#pragma clang loop unroll(full)
+    for (int c = 0; c < Columns::kChunks; c++) {
+      chunks[c].clear();
+    }
+  }
+  void read(thread const StoredRow& row, VectorLane at) thread {
+    static_assert(!kGroups || Columns::kChunks == 1, "a lane reads a part of one group");
+#pragma clang loop unroll(full)
+    for (int c = 0; c < Columns::kChunks; c++) {
+      chunks[c].read(row, Columns::from_first(c, at), 0, fc_vector_loads);
+    }
+  }
+  // Without scales; int4: less kMiddleCode.
+  void unpack(int chunk, thread float (&numbers)[Columns::kChunk]) const thread {
+    constexpr int kHalf = kStoredWordElements / 2;
+#pragma clang loop unroll(full)
+    for (int first = 0; first < Columns::kChunk; first += 2 * kHalf) {
+      const uint word = word_of(chunks[chunk].words, first / (2 * kHalf));
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kHalf; k++) {
+        const half2 pair = kGroups ? int4_pair(word, k, kMiddleCode) : stored_pair(word, k);
+        numbers[first + k] = float(pair[0]);
+        numbers[first + k + kHalf] = float(pair[1]);
+      }
+    }
+  }
+  LaneGroup group(int chunk) const thread {
+    LaneGroup group;
+    group.scale = float(chunks[chunk].group[0]);
+    group.middle = fma(group.scale, float(kMiddleCode), float(chunks[chunk].group[1]));
+    return group;
+  }
+};
+
+template <int kDim, int kFormat>
+struct LaneRowOf {
+  typedef QuantisedColumns<kDim> type;
+};
+template <int kDim>
+struct LaneRowOf<kDim, kKvFloat> {
+  typedef FloatColumns<kDim> type;
 };
 
 constexpr int log2_of(int n) {

@@ -9,32 +9,53 @@ namespace fattn {
 
 typedef LaneColumns<kHeadDim> KeyColumns;
 typedef LaneColumns<kValueDim> ValueColumns;
-typedef LaneRow<kHeadDim> LaneKey;
-typedef LaneRow<kValueDim> LaneValue;
+typedef LaneRowOf<kHeadDim, kKvFormat>::type LaneKey;
+typedef LaneRowOf<kValueDim, kKvFormat>::type LaneValue;
 
 // Keys, or values, that a lane requests before it uses the first: 64 bytes, or one key.
-constexpr int rows_at_once(int chunks) { return chunk_of(kLaneKeys, chunks < 4 ? 4 / chunks : 1); }
-FATTN_CONSTEXPR int kKeysAtOnce = rows_at_once(KeyColumns::kChunks);
-FATTN_CONSTEXPR int kValuesAtOnce = rows_at_once(ValueColumns::kChunks);
+constexpr int rows_at_once(int columns) {
+  const int bytes = columns * 4 / kStoredWordElements + (kGroups ? 2 * sizeof(Scale) : 0);
+  return chunk_of(kLaneKeys, bytes < 64 ? 64 / bytes : 1);
+}
+FATTN_CONSTEXPR int kKeysAtOnce = rows_at_once(KeyColumns::kAll);
+FATTN_CONSTEXPR int kValuesAtOnce = rows_at_once(ValueColumns::kAll);
+
+// How a lane holds the elements of a query row. As an operand, half takes no conversion.
+template <typename T>
+struct HeldAs {
+  typedef float type;
+};
+template <>
+struct HeldAs<half> {
+  typedef half type;
+};
+typedef HeldAs<Element>::type HeldElement;
 
 // A lane's columns of the query rows.
 struct VectorQuery {
-  float elements[kPackedRows][KeyColumns::kAll];
+  HeldElement elements[kPackedRows][KeyColumns::kAll];
+  float sums[kPackedRows][KeyColumns::kChunks];  // int4: of a chunk's elements
 
   void load(thread const Operands& operands, constant DecodeParams& params, RowBlock block, int batch,
             VectorLane at) thread {
+    constexpr int kRead = KeyColumns::kChunk < kWideChunk ? KeyColumns::kChunk : kWideChunk;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kPackedRows; r++) {
       const PackedRow packed = packed_row(params, block, r);
-      LaneKey row;
-      row.read(packed.of_query(operands.query, params, batch), at);
+      const device Element* row = packed.of_query(operands.query, params, batch);
+      Operand run[KeyColumns::kAll];
+#pragma clang loop unroll(full)
+      for (int i = 0; i < KeyColumns::kAll; i += kRead) {
+        const int column = KeyColumns::first(i / KeyColumns::kChunk, at) + i % KeyColumns::kChunk;
+        read_elements<kRead>(row + column, fc_vector_loads, run, i);
+      }
 #pragma clang loop unroll(full)
       for (int c = 0; c < KeyColumns::kChunks; c++) {
-        float run[kLaneChunk];
-        row.unpack(c, run);
+        sums[r][c] = 0.0f;
 #pragma clang loop unroll(full)
-        for (int e = 0; e < kLaneChunk; e++) {
-          elements[r][c * kLaneChunk + e] = run[e];
+        for (int i = c * KeyColumns::kChunk; i < (c + 1) * KeyColumns::kChunk; i++) {
+          elements[r][i] = HeldElement(run[i]);
+          sums[r][c] += float(run[i]);
         }
       }
     }
@@ -49,15 +70,19 @@ struct VectorQuery {
     }
 #pragma clang loop unroll(full)
     for (int c = 0; c < KeyColumns::kChunks; c++) {
-      float run[kLaneChunk];
+      float run[KeyColumns::kChunk];
       key.unpack(c, run);
+      const LaneGroup group = key.group(c);
       const bool exists = c < KeyColumns::kWhole || KeyColumns::exists(c, at);
 #pragma clang loop unroll(full)
       for (int r = 0; r < kPackedRows; r++) {
-        float sum = products[r];
+        float sum = kGroups ? 0.0f : products[r];
 #pragma clang loop unroll(full)
-        for (int e = 0; e < kLaneChunk; e++) {
-          sum = fma(elements[r][c * kLaneChunk + e], run[e], sum);
+        for (int e = 0; e < KeyColumns::kChunk; e++) {
+          sum = fma(float(elements[r][c * KeyColumns::kChunk + e]), run[e], sum);
+        }
+        if (kGroups) {
+          sum = products[r] + fma(sum, group.scale, scaled_product(sums[r][c], group.middle));
         }
         products[r] = exists ? sum : products[r];
       }
@@ -67,9 +92,10 @@ struct VectorQuery {
 
 // The online softmax (softmax.h) of a simdgroup whose lanes have one score each.
 struct VectorAttention {
-  float row_max;                               // of the row whose scores this lane has
-  float row_sum;                               // of this lane's weights
-  float out[kPackedRows][ValueColumns::kAll];  // this lane's columns, of its keys
+  float row_max;                                      // of the row whose scores this lane has
+  float row_sum;                                      // of this lane's weights
+  float out[kPackedRows][ValueColumns::kAll];         // this lane's columns, of its keys
+  float middles[kPackedRows][ValueColumns::kChunks];  // int4: to be added to a chunk's columns
 
   void clear() thread {
     row_max = -INFINITY;
@@ -79,6 +105,10 @@ struct VectorAttention {
 #pragma clang loop unroll(full)
       for (int i = 0; i < ValueColumns::kAll; i++) {
         out[r][i] = 0.0f;
+      }
+#pragma clang loop unroll(full)
+      for (int c = 0; c < ValueColumns::kChunks; c++) {
+        middles[r][c] = 0.0f;
       }
     }
   }
@@ -106,6 +136,10 @@ struct VectorAttention {
       for (int i = 0; i < ValueColumns::kAll; i++) {
         out[r][i] *= row_shrink;
       }
+#pragma clang loop unroll(full)
+      for (int c = 0; c < ValueColumns::kChunks; c++) {
+        middles[r][c] *= row_shrink;
+      }
     }
     return weight;
   }
@@ -113,13 +147,19 @@ struct VectorAttention {
   void add_value(thread const LaneValue& value, thread const float (&weights)[kPackedRows]) thread {
 #pragma clang loop unroll(full)
     for (int c = 0; c < ValueColumns::kChunks; c++) {
-      float run[kLaneChunk];
+      float run[ValueColumns::kChunk];
       value.unpack(c, run);
+      const LaneGroup group = value.group(c);
 #pragma clang loop unroll(full)
       for (int r = 0; r < kPackedRows; r++) {
+        const float weight = kGroups ? weights[r] * group.scale : weights[r];
+        if (kGroups) {
+          middles[r][c] = fma(weights[r], group.middle, middles[r][c]);
+        }
 #pragma clang loop unroll(full)
-        for (int e = 0; e < kLaneChunk; e++) {
-          out[r][c * kLaneChunk + e] = fma(weights[r], run[e], out[r][c * kLaneChunk + e]);
+        for (int e = 0; e < ValueColumns::kChunk; e++) {
+          const int i = c * ValueColumns::kChunk + e;
+          out[r][i] = fma(weight, run[e], out[r][i]);
         }
       }
     }
@@ -130,6 +170,12 @@ struct VectorAttention {
     row_sum = sum_of_row(row_sum);
 #pragma clang loop unroll(full)
     for (int r = 0; r < kPackedRows; r++) {
+      if (kGroups) {
+#pragma clang loop unroll(full)
+        for (int i = 0; i < ValueColumns::kAll; i++) {
+          out[r][i] += middles[r][i / ValueColumns::kChunk];
+        }
+      }
       scatter_sums<kKeysAbreast, kKeyLanes>(out[r], at.lane);
     }
   }
@@ -147,32 +193,78 @@ inline KeyPlace find_key(thread const Sequence& sequence, thread const StepKeys&
   return step.find(sequence.table, first / 8, first % 8 + at.lane / kKeyLanes);
 }
 
-// In all lanes at once: the row of K or V of a lane's key number i. Where the keys of a step lie together,
-// rows are counted from the lane's first: each address is one addition.
-inline const device Element* row_of(thread const StoredOperand& operand, constant Strides3& strides,
-                                    thread const Sequence& sequence, thread const StepKeys& step, int i,
-                                    VectorLane at) {
-  const bool together = !fc_paged || fc_block_size % kTileKeys == 0;
-  const KeyPlace place = find_key(sequence, step, together ? 0 : i, at);
-  const StoredRow row = operand.row_at(place, strides, strides);
-  return row.floats() + (together ? i * (kKeysAbreast * strides.row) : 0);
-}
+// Where the scales of the sequence and head begin, saved for the steps.
+struct StepScales {
+  threadgroup SavedScales* saved;  // this simdgroup's
+
+  void put(thread const Sequence& sequence, constant DecodeParams& params, ushort lane) const thread {
+    if (fc_scales && lane == 0) {
+      KeyPlace first;
+      first.block = first.slot = 0;
+      saved->key = sequence.key.scales_at(first, params.key_scales) - sequence.key.scales;
+      saved->value = sequence.value.scales_at(first, params.value_scales) - sequence.value.scales;
+    }
+  }
+  StoredOperand key(thread const Sequence& sequence) const thread {
+    return moved(sequence.key, fc_scales ? saved->key : 0);
+  }
+  StoredOperand value(thread const Sequence& sequence) const thread {
+    return moved(sequence.value, fc_scales ? saved->value : 0);
+  }
+
+ private:
+  static StoredOperand moved(thread const StoredOperand& operand, long distance) {
+    StoredOperand moved;
+    moved.elements = operand.elements;
+    moved.first = operand.first;
+    moved.scales = fc_scales ? operand.scales + distance : nullptr;
+    moved.batch = moved.head = 0;
+    return moved;
+  }
+};
+
+// The rows of K or V of a lane's keys in a step, one after the other; all lanes at once. Where the keys of a
+// step lie together, each row is found by one addition from the row before.
+template <typename Columns>
+struct LaneRows {
+  StoredRow row;
+
+  void find(int i, thread const StoredOperand& operand, constant Strides3& strides,
+            constant Strides3& scale_strides, thread const Sequence& sequence, thread const StepKeys& step,
+            VectorLane at) thread {
+    const bool together = !fc_paged || fc_block_size % kTileKeys == 0;
+    if (together && i > 0) {
+      row.elements += kKeysAbreast * strides.row;
+      if (kGroups) {
+        row.groups += kKeysAbreast * scale_strides.row;
+      }
+      return;
+    }
+    row = operand.row_at(find_key(sequence, step, i, at), strides, scale_strides);
+    row.elements += Columns::first(0, at) / packed_elements(kKvFormat);
+    if (kGroups) {
+      row.groups += Columns::first(0, at) / kInt4Group * 2;
+    }
+  }
+};
 
 // The score of this lane: the sum of all columns, modified; -inf if the row does not see the key. Bit n of
 // `seen`: lane n has a score of a key that its row sees.
 template <bool kWhole>
 inline float vector_score(thread const VectorQuery& query, thread const Sequence& sequence,
-                          thread const StepKeys& step, thread const DecodeState& state,
-                          constant DecodeParams& params, VectorLane at, thread uint& seen) {
+                          thread const StoredOperand& stored, thread const StepKeys& step,
+                          thread const DecodeState& state, constant DecodeParams& params, VectorLane at,
+                          float key_scale, thread uint& seen) {
   float products[kPackedRows * kLaneKeys];
+  LaneRows<KeyColumns> rows;
 #pragma clang loop unroll(full)
   for (int first = 0; first < kLaneKeys; first += kKeysAtOnce) {
     LaneKey keys[kKeysAtOnce];
 #pragma clang loop unroll(full)
     for (int n = 0; n < kKeysAtOnce; n++) {
-      const device Element* row = row_of(sequence.key, params.key, sequence, step, first + n, at);
+      rows.find(first + n, stored, params.key, params.key_scales, sequence, step, at);
       if (kWhole || find_key(sequence, step, first + n, at).exists) {
-        keys[n].read(row, at);
+        keys[n].read(rows.row, at);
       } else {
         keys[n].clear();
       }
@@ -190,7 +282,8 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
   scatter_sums<kKeyLanes, 1>(products, at.lane);
   const int key = step.first_key + at.own_key();
   const ScoreModifiers modifiers = state.modifiers(sequence, params, at.saved);
-  float score = modified_score(products[0], modifiers, 0, key);
+  const float product = kRowScales && fc_scales ? scaled_product(products[0], key_scale) : products[0];
+  float score = modified_score(product, modifiers, 0, key);
   if (!kWhole) {
     const bool exists = step.find(sequence.table, at.own_key()).exists;
     const Visibility visible = state.visible(params, at.saved);
@@ -201,39 +294,86 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
   return score;
 }
 
+// The weights of a simdgroup's scores in a step, in threadgroup memory: a lane needs those of all its keys,
+// and several in one load. A shuffle whose source differs between lanes takes four on M1 and M2.
+struct SharedWeights {
+  threadgroup float4* lanes;  // of four lanes each
+
+  void put(float weight, VectorLane at) const thread {
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous weights have been read
+    reinterpret_cast<threadgroup float*>(lanes)[at.lane] = weight;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  // Takes the weights of this lane's keys from number `first` on.
+  template <int N>
+  void take(thread float (&weights)[N], int row, int first, VectorLane at) const thread {
+    const int from = at.first() + row * kLaneKeys + first;
+    constexpr int kLoad = N % 4 == 0 ? 4 : 1;
+#pragma clang loop unroll(full)
+    for (int n = 0; n < N; n += kLoad) {
+      const float4 four = lanes[(from + n) / 4];
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kLoad; i++) {
+        weights[n + i] = kLoad == 4 ? four[i] : reinterpret_cast<const threadgroup float*>(lanes)[from + n];
+      }
+    }
+  }
+};
+
 // One step of kTileKeys keys. !kWhole: some key may not exist or not be visible to some row.
 template <bool kWhole>
 inline void vector_step(thread VectorAttention& attention, thread const VectorQuery& query,
-                        thread Sequence& sequence, thread const StepKeys& step,
+                        thread Sequence& sequence, thread const SharedWeights& weights,
+                        thread const StepScales& scales, thread const StepKeys& step,
                         thread const DecodeState& state, constant DecodeParams& params, VectorLane at) {
   uint seen = ~0u;
   state.take_key_start(sequence);
-  const float score = vector_score<kWhole>(query, sequence, step, state, params, at, seen);
-  const float weight = attention.weigh(score);
+  const StoredOperand keys = scales.key(sequence);
+  float key_scale = 1.0f, value_scale = 1.0f;  // of the key whose score this lane has
+  if (kRowScales && fc_scales) {
+    const KeyPlace place = step.find(sequence.table, at.own_key());
+    const bool read = kWhole || place.exists;
+    const StoredOperand scaled_values = scales.value(sequence);
+    key_scale = keys.row_scale(place, params.key_scales, read);
+    value_scale = scaled_values.row_scale(place, params.value_scales, read);
+  }
+  const float score = vector_score<kWhole>(query, sequence, keys, step, state, params, at, key_scale, seen);
+  float weight = attention.weigh(score);
+  if (kRowScales && fc_scales) {
+    weight *= kWhole || (seen >> at.lane) & 1 ? value_scale : 0.0f;
+  }
+  weights.put(weight, at);
   state.take_value_start(sequence);
+  const StoredOperand stored = scales.value(sequence);
+  LaneRows<ValueColumns> rows;
   const uint seen_here = seen >> at.first();  // bit row * kLaneKeys + i: this lane's key number i
 #pragma clang loop unroll(full)
   for (int first = 0; first < kLaneKeys; first += kValuesAtOnce) {
     LaneValue values[kValuesAtOnce];
 #pragma clang loop unroll(full)
     for (int n = 0; n < kValuesAtOnce; n++) {
-      const device Element* row = row_of(sequence.value, params.value, sequence, step, first + n, at);
+      rows.find(first + n, stored, params.value, params.value_scales, sequence, step, at);
       // A value that no row sees must not be multiplied, not even by 0.
       const uint by_rows = (1u | 1u << ((kPackedRows - 1) * kLaneKeys)) << (first + n);
       if (kWhole || (seen_here & by_rows) != 0) {
-        values[n].read(row, at);
+        values[n].read(rows.row, at);
       } else {
         values[n].clear();
       }
     }
+    float of_rows[kPackedRows][kValuesAtOnce];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kPackedRows; r++) {
+      weights.take(of_rows[r], r, first, at);
+    }
 #pragma clang loop unroll(full)
     for (int n = 0; n < kValuesAtOnce; n++) {
-      float weights[kPackedRows];
+      float of_value[kPackedRows];
 #pragma clang loop unroll(full)
       for (int r = 0; r < kPackedRows; r++) {
-        weights[r] = simd_shuffle(weight, ushort(at.first() + r * kLaneKeys + first + n));
+        of_value[r] = of_rows[r][n];
       }
-      attention.add_value(values[n], weights);
+      attention.add_value(values[n], of_value);
     }
   }
 }
