@@ -31,6 +31,17 @@ struct DecodeState {
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
+  // Saves a chunk of a short cache. Returns whether the sequence has it.
+  bool put_chunk(int batch, int part, thread const Operands& operands, constant DecodeParams& params,
+                 ushort lane) const thread {
+    if (lane == 0) {
+      saved->batch = batch;
+      saved->part = part;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, batch);
+    return part < cut.chunks.count();
+  }
   // Saves what the steps of a sequence need.
   void put_sequence(thread const Sequence& sequence, thread const WorkItem& item, PackedRow packed,
                     ChunkResults results, thread const Operands& operands, constant DecodeParams& params,

@@ -8,13 +8,17 @@
 // over the lanes with other keys at the end of a chunk.
 #define FATTN_GROUP_ROWS 1
 
-#include "state_weights.h"
+#include "chunk_sum.h"
 #include "vector_step.h"
 
 namespace fattn {
 
+FATTN_CONSTEXPR int kStates = kChunks * kSimdgroups * kPackedRows;
+
 // The states of the simdgroups, which have the same rows and different keys.
 struct VectorStates {
+  static constant constexpr int kRoundColumns = kValueDim;  // all in one round
+
   threadgroup float* out;  // [simdgroup][row][column]
   threadgroup float* row_max;
   threadgroup float* row_sum;
@@ -67,7 +71,42 @@ struct VectorStates {
               row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
+
+  float value(int state, int column) const thread { return out[state * kValueDim + column]; }
+  static int column(int of_round, int) { return of_round; }
 };
+
+// This simdgroup's steps of the chunk that `state` has.
+inline void attend_chunk(thread VectorAttention& attention, thread const VectorQuery& query,
+                         thread const DecodeState& state, thread const Operands& operands,
+                         constant DecodeParams& params, RowBlock block, PackedRow packed,
+                         ushort simdgroup_of_chunk, ushort lane, VectorLane at) {
+  // From what is read back, as in decode.metal.
+  const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
+  const WorkItem item = cut.item(state.part());
+  Sequence sequence;
+  sequence.set(operands, params, block.kv_head, item, packed);
+  state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params, at.saved);
+  attention.clear();
+  if (fc_sinks && item.part == 0 && simdgroup_of_chunk == 0) {
+    attention.add_sink(sink_score(state.sink(at.saved)), at.saved.pair == 0);
+  }
+
+  const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
+  const int end_step = steps.first + steps.count;
+  for (int unit = steps.first + simdgroup_of_chunk; unit < end_step; unit += kSimdgroups) {
+    sequence.set_table(operands, params, state.first_block_entry());
+    StepKeys step;
+    step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
+    if (is_whole_step(step, item.ranges)) {
+      vector_step<true>(attention, query, sequence, step, state, params, at);
+    } else {
+      sequence.set_limits(state.limits());
+      vector_step<false>(attention, query, sequence, step, state, params, at);
+    }
+  }
+  attention.finish(at);
+}
 
 }  // namespace fattn
 
@@ -75,10 +114,10 @@ using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode_vector(
     FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
-  threadgroup float shared_out[kSimdgroups * kPackedRows * kValueDim];
-  threadgroup float shared_max[kSimdgroups * kPackedRows];
-  threadgroup float shared_sum[kSimdgroups * kPackedRows];
-  threadgroup SavedWork saved[kSimdgroups];
+  threadgroup float shared_out[kStates * kValueDim];
+  threadgroup float shared_max[kStates];
+  threadgroup float shared_sum[kStates + kChunkSumFloats];
+  threadgroup SavedWork saved[kChunks * kSimdgroups];
 
   Operands operands;
   FATTN_TAKE_ARGUMENTS(operands);
@@ -93,11 +132,33 @@ using namespace fattn;
   DecodeState state;
   state.saved = saved + simdgroup_index;
 
-  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   int column = int(group.y);
   if (at.saved.pair == 0) {
     state.put_head(packed_row(params, row_block(params, column), at.saved.row), operands, params, at.saved);
   }
+  if (kChunks > 1) {
+    const int batch = int(group.x);
+    const RowBlock block = row_block(params, column);
+    rows.load(operands, params, block, batch, at);
+    const int chunk = simdgroup_index / kSimdgroups;
+    VectorAttention attention;
+    attention.clear();
+    if (state.put_chunk(batch, chunk, operands, params, lane)) {
+      attend_chunk(attention, rows, state, operands, params, block,
+                   packed_row(params, block, at.saved.row), simdgroup_index % kSimdgroups, lane, at);
+    }
+    ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
+    ChunkSum<kSimdgroups> sum;
+    sum.set(shared_max, shared_sum, kStates, params.span.most_chunks);
+    states.put(attention, simdgroup_index, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum.weigh(saved, simdgroup_index, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum.store(states, results, 0, thread_in_group(simdgroup_index, lane));
+    return;
+  }
+
+  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
@@ -112,33 +173,8 @@ using namespace fattn;
     }
     state.put_work(column, next, share, lane);
 
-    // From what is read back, as in decode.metal.
-    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
-    const WorkItem item = cut.item(state.part());
-    Sequence sequence;
-    sequence.set(operands, params, block.kv_head, item, packed);
-    state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params,
-                       at.saved);
     VectorAttention attention;
-    attention.clear();
-    if (fc_sinks && item.part == 0 && simdgroup_index == 0) {
-      attention.add_sink(sink_score(state.sink(at.saved)), at.saved.pair == 0);
-    }
-
-    const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
-    const int end_step = steps.first + steps.count;
-    for (int unit = steps.first + simdgroup_index; unit < end_step; unit += kSimdgroups) {
-      sequence.set_table(operands, params, state.first_block_entry());
-      StepKeys step;
-      step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
-      if (is_whole_step(step, item.ranges)) {
-        vector_step<true>(attention, rows, sequence, step, state, params, at);
-      } else {
-        sequence.set_limits(state.limits());
-        vector_step<false>(attention, rows, sequence, step, state, params, at);
-      }
-    }
-    attention.finish(at);
+    attend_chunk(attention, rows, state, operands, params, block, packed, simdgroup_index, lane, at);
 
     column = state.column();
     query_batch = state.batch();
