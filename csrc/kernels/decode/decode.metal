@@ -125,8 +125,7 @@ inline void attend_chunk(thread OnlineAttention& attention, thread const SharedQ
                          thread const Operands& operands, constant DecodeParams& params, RowBlock block,
                          PackedRow packed, ushort key_group, ushort lane, LanePosition at) {
   // From the saved state, so that nothing of the search for the chunk stays in registers.
-  const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
-  const WorkItem item = cut.item(state.part());
+  const WorkItem item = state.item(params.span);
   Sequence sequence;
   sequence.set(operands, params, block.kv_head, item, packed);
   state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params, at);
@@ -183,13 +182,12 @@ using namespace fattn;
   DecodeState state;
   state.saved = saved + simdgroup_index;
 
-  int column = int(group.y);
+  RowBlock block = row_block(params, int(group.y));
   if (at.pair == 0) {
-    state.put_head(packed_row(params, row_block(params, column), row), operands, params, at);
+    state.put_head(packed_row(params, block, row), operands, params, at);
   }
   if (kChunks > 1) {
     const int batch = int(group.x);
-    const RowBlock block = row_block(params, column);
     const PackedRow packed = packed_row(params, block, row);
     if (simdgroup_index < kRowGroups) {
       query_rows.stage(packed.of_query(query, params, batch), at);
@@ -225,29 +223,28 @@ using namespace fattn;
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<true>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
-    const RowBlock block = row_block(params, column);
     const PackedRow packed = packed_row(params, block, row);
     if (next.batch != query_batch && key_group == 0) {
       query_rows.stage(packed.of_query(query, params, next.batch), at);
     }
     // The query is staged, and the previous chunk is stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    state.put_work(column, next, share, lane);
+    state.put_work(block, next, share, lane);
 
     OnlineAttention attention;
     attend_chunk(attention, query_rows, scales, state, operands, params, block, packed, key_group, lane, at);
 
-    column = state.column();
+    block = state.block();
     query_batch = state.batch();
     share = state.share();
     ResultRows results;
     results.operands = operands;
     results.params = &params;
-    results.block = row_block(params, column);
+    results.block = block;
     results.chunk = state.results();
     store_chunk(attention, results, saved, states, row, simdgroup_index, at);
   }

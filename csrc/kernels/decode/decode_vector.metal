@@ -82,8 +82,7 @@ inline void attend_chunk(thread VectorAttention& attention, thread const VectorQ
                          constant DecodeParams& params, RowBlock block, PackedRow packed,
                          ushort simdgroup_of_chunk, ushort lane, VectorLane at) {
   // From what is read back, as in decode.metal.
-  const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
-  const WorkItem item = cut.item(state.part());
+  const WorkItem item = state.item(params.span);
   Sequence sequence;
   sequence.set(operands, params, block.kv_head, item, packed);
   state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params, at.saved);
@@ -132,13 +131,12 @@ using namespace fattn;
   DecodeState state;
   state.saved = saved + simdgroup_index;
 
-  int column = int(group.y);
+  RowBlock block = row_block(params, int(group.y));
   if (at.saved.pair == 0) {
-    state.put_head(packed_row(params, row_block(params, column), at.saved.row), operands, params, at.saved);
+    state.put_head(packed_row(params, block, at.saved.row), operands, params, at.saved);
   }
   if (kChunks > 1) {
     const int batch = int(group.x);
-    const RowBlock block = row_block(params, column);
     rows.load(operands, params, block, batch, at);
     const int chunk = simdgroup_index / kSimdgroups;
     VectorAttention attention;
@@ -162,27 +160,26 @@ using namespace fattn;
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<true>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
-    const RowBlock block = row_block(params, column);
     const PackedRow packed = packed_row(params, block, at.saved.row);
     if (next.batch != query_batch) {
       rows.load(operands, params, block, next.batch, at);
     }
-    state.put_work(column, next, share, lane);
+    state.put_work(block, next, share, lane);
 
     VectorAttention attention;
     attend_chunk(attention, rows, state, operands, params, block, packed, simdgroup_index, lane, at);
 
-    column = state.column();
+    block = state.block();
     query_batch = state.batch();
     share = state.share();
     ResultRows results;
     results.operands = operands;
     results.params = &params;
-    results.block = row_block(params, column);
+    results.block = block;
     results.chunk = state.results();
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the chunk before has been stored
     states.put(attention, simdgroup_index, at);
