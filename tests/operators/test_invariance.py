@@ -35,8 +35,8 @@ FEW_ROWS = [
     ),
 ]
 f32, f16, bf16 = problems.DTYPES
-# Caches so short that one launch does it all; with more room, two launches do. `device` has 8 cores: more than
-# 16 chunks of a sequence fill it where one key-value head has all rows, 5 to 16 with two to four, else fewer.
+# Caches so short that one launch does it all; with more room, two launches do. On 8 cores, the merge of two
+# has eight simdgroups for one key-value head, four for two to four heads, and one for more.
 ONE_LAUNCH = [
     Problem(300, "decode", f16, 1, 8, 8, 1, 600, 64, 64, seq_lens=(600,)),
     Problem(301, "decode", bf16, 3, 2, 2, 1, 1000, 80, 40, seq_lens=(900, 0, 257), sinks=True),

@@ -111,7 +111,8 @@ struct ChunkSum {
           sum = 0.0f;
         }
       }
-      put_result(results.operands, results.place(0) + column, of_sums * result_scale(rows[2 * kPackedRows + row]));
+      put_result(results.operands, results.place(0) + column,
+                 of_sums * result_scale(rows[2 * kPackedRows + row]));
     }
     if (first == 0 && thread_index < kPackedRows) {
       results.own_row = thread_index;

@@ -7,8 +7,8 @@
 //
 // Sequences are cut into chunks (schedule.h). A threadgroup takes a run of neighbouring chunks. Its
 // simdgroups take the steps of a chunk in turn and merge their states at its end. A chunk yields a partial
-// result for merge.metal, or the result if no sequence can have a second chunk. Of short caches, a
-// threadgroup has all chunks at once, and yields the result (chunk_sum.h).
+// result for merge.metal, or the result if no sequence can have a second chunk. With a short
+// cache, a threadgroup has all chunks at once, and yields the result (chunk_sum.h).
 #include "chunk_sum.h"
 #include "decode_step.h"
 

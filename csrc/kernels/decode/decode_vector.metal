@@ -142,8 +142,8 @@ using namespace fattn;
     VectorAttention attention;
     attention.clear();
     if (state.put_chunk(batch, chunk, operands, params, lane)) {
-      attend_chunk(attention, rows, state, operands, params, block,
-                   packed_row(params, block, at.saved.row), simdgroup_index % kSimdgroups, lane, at);
+      attend_chunk(attention, rows, state, operands, params, block, packed_row(params, block, at.saved.row),
+                   simdgroup_index % kSimdgroups, lane, at);
     }
     ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
     ChunkSum<kSimdgroups> sum;
