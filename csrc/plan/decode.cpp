@@ -1,5 +1,5 @@
 // Plans fattn.decode and fattn.paged_decode: a pass over the chunks of all sequences, then a pass that merges
-// the chunks of each.
+// the chunks of each. Short caches take one pass, whose threadgroups have all chunks of a sequence.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -25,11 +25,12 @@ struct Shape {
   int64_t least_chunk;  // grows with the rows, like the partial result
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
+  bool adds_chunks;  // whether a threadgroup can have several chunks at once
   const char* provenance;
 };
 
-// decode.metal: each simdgroup has whole rows.
-Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+// decode.metal: each simdgroup has whole rows. A threadgroup has `chunks` at once.
+Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t chunks) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   DecodeRow row = tuned_or(tuning_row(kDecodeTuning, device, p.dtype, dim), Kernel::kDecode, device, p);
   if (p.kv_format != kKvFloat) {
@@ -40,11 +41,14 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   // Packed query rows, the states of simdgroups that share rows, and the scales of their steps.
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
-  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : row.simdgroups * kFragment;
-  const int64_t state_columns = std::min<int64_t>(p.value_dim, kStateColumns);
-  const int64_t state_bytes = shared_rows * (state_columns + 4 + 2) * int64_t(sizeof(float));
-  const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork));
-  const int64_t scale_pairs = has_row_scales(p.kv_format) ? row.simdgroups * row.tile_keys : 1;
+  const int64_t simdgroups = chunks * row.simdgroups;
+  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : simdgroups * kFragment;
+  const int64_t columns = std::min<int64_t>(p.value_dim, state_columns(int(chunks)));
+  const int64_t state_floats =
+      shared_rows * (columns + 4 + 2) + chunk_sum_floats(int(chunks), int(row_groups * kFragment));
+  const int64_t state_bytes = state_floats * int64_t(sizeof(float));
+  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork));
+  const int64_t scale_pairs = has_row_scales(p.kv_format) ? simdgroups * row.tile_keys : 1;
   const int64_t scale_bytes = ceil_div(scale_pairs, 2) * 16;  // the states follow at a multiple of 16
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
@@ -55,11 +59,12 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .least_chunk = row.least_chunk * row_groups,
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + saved_bytes, 16) * 16,
+          .adds_chunks = row_groups < row.simdgroups,
           .provenance = row.provenance};
 }
 
 // decode_wide.metal: each simdgroup has some columns of all rows.
-Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const DecodeRow row = tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p, device), dim),
                                  Kernel::kDecodeWide, device, p);
@@ -83,19 +88,23 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .least_chunk = row.least_chunk * row_groups,
       .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
       .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
+      .adds_chunks = false,
       .provenance = row.provenance};
 }
 
 // decode_vector.metal: each simdgroup has whole rows, and each lane one score of a step.
-Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t chunks) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const DecodeRow row =
       tuned_or(tuning_row(kDecodeVectorTuning, device, p.dtype, dim), Kernel::kDecodeVector, device, p);
   const int64_t tile_keys = row.tile_keys / packed_rows;
   // The states of the simdgroups, the weights of their steps, and what they save.
-  const int64_t state_bytes = row.simdgroups * packed_rows * (p.value_dim + 2) * int64_t(sizeof(float));
-  const int64_t weight_bytes = row.simdgroups * kSimdWidth * int64_t(sizeof(float));
-  const int64_t saved_bytes = row.simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
+  const int64_t simdgroups = chunks * row.simdgroups;
+  const int64_t state_floats =
+      simdgroups * packed_rows * (p.value_dim + 2) + chunk_sum_floats(int(chunks), int(packed_rows));
+  const int64_t state_bytes = state_floats * int64_t(sizeof(float));
+  const int64_t weight_bytes = simdgroups * kSimdWidth * int64_t(sizeof(float));
+  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
   return {.kernel = Kernel::kDecodeVector,
           .row_groups = packed_rows,
           .group_rows = 1,
@@ -105,15 +114,16 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
           .least_chunk = row.least_chunk,
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(state_bytes + weight_bytes + saved_bytes, 16) * 16,
+          .adds_chunks = true,
           .provenance = row.provenance};
 }
 
-Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows) {
+Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t chunks) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const bool by_lanes = packed_rows <= kMaxVectorRows && dim <= kMaxVectorDim && !p.value_in_key;
-  if (by_lanes) return shape_of_lanes(p, device, packed_rows);
+  if (by_lanes) return shape_of_lanes(p, device, packed_rows, chunks);
   const bool wide = p.value_in_key || dim > kMaxRowDim;
-  return (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows);
+  return (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows, chunks);
 }
 
 // Upper bound of the visible keys of a sequence.
@@ -161,6 +171,52 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double
   return span;
 }
 
+// One launch for short caches. A second launch that waits for the first takes 2 to 4 us, and a threadgroup
+// that has several chunks can add them up itself. But it reads the keys of all of them, while cores without a
+// threadgroup read none.
+constexpr int64_t kMostChunkThreads = 512;  // M1 and M2 then leave a lane 208 half registers
+constexpr int64_t kMostShortKeys = 1024;    // no thread is late by more than a few steps
+// Threadgroups for a core. They do not overlap the ends of one with the steps of others; and among more, a
+// launch is little.
+constexpr int64_t kShortGroupsPerCore = 2;
+// What a core reads beyond its share: 16 bytes per cycle for 4,000 cycles, the time of a launch.
+constexpr int64_t kLaunchBytes = 64 * 1024;
+
+// Bytes of a key and its value in one head.
+int64_t bytes_of_key(const Problem& p) {
+  const int64_t element = size_of(storage_dtype(p.kv_format, p.dtype));
+  return (stored_columns(p.kv_format, p.head_dim) + stored_columns(p.kv_format, p.value_dim)) * element;
+}
+
+// Chunks that a threadgroup has at once, for sequences of up to `parts` chunks; 1: it takes them one by one.
+struct AtOnce {
+  int64_t chunks;
+  const char* launches;  // how many, and why
+};
+
+AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& shape, int64_t parts,
+                      int64_t columns) {
+  if (parts == 1) return {1, "one: a sequence has one chunk"};
+  if (!shape.adds_chunks) return {1, "two: the simdgroups of a threadgroup have no rows in common"};
+  if (parts > kShortChunks) return {1, "two: a sequence may have more chunks than a threadgroup"};
+  const int64_t keys = most_visible_keys(p);
+  if (keys > kMostShortKeys) return {1, "two: a sequence may be too long for one threadgroup"};
+  const int64_t threads = kShortChunks * shape.simdgroups * kSimdWidth;
+  const int64_t packed_rows = p.q_heads / p.kv_heads * p.q_len;
+  if (threads > kMostChunkThreads ||
+      shape_of(p, device, packed_rows, kShortChunks).threadgroup_bytes > device.max_threadgroup_bytes) {
+    return {1, "two: the chunks of a sequence do not fit in a threadgroup"};
+  }
+  const int64_t groups = p.batch * columns;
+  const int64_t cores = cores_of(device);
+  if (groups > kShortGroupsPerCore * cores) return {1, "two: there is work for more than one launch"};
+  const int64_t of_core = std::max(ceil_div(keys * groups, cores), ceil_div(keys, parts));
+  if ((keys - of_core) * bytes_of_key(p) > kLaunchBytes) {
+    return {1, "two: a threadgroup would read longer than a launch takes"};
+  }
+  return {kShortChunks, "one: a threadgroup has all chunks of a sequence"};
+}
+
 }  // namespace
 
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
@@ -168,7 +224,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   if (is_empty(p)) return plan;
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
-  const Shape shape = shape_of(p, device, packed_rows);
+  Shape shape = shape_of(p, device, packed_rows, 1);
   plan.tuning = shape.provenance;
 
   const int64_t row_groups = shape.row_groups;
@@ -178,14 +234,18 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t workers = std::max<int64_t>(held / columns, 1);
   const double most_products_of_group = most_products(device) / double(held);
   const CausalSpan span = span_of(p, shape, workers, most_products_of_group);
-  const int64_t parts = parts_of(p, span);
+  const AtOnce at_once = chunks_at_once(p, device, shape, parts_of(p, span), columns);
+  plan.launches = at_once.launches;
+  const bool together = at_once.chunks > 1;
+  if (together) shape = shape_of(p, device, packed_rows, at_once.chunks);
+  const int64_t parts = together ? 1 : parts_of(p, span);  // partial results
   // With one row or one head both layouts are the same memory.
   const bool token_major_out = p.token_major_out && !p.part && p.q_len > 1 && p.q_heads > 1;
   // Products of one column of the grid.
   const double products = double(p.batch) * double(most_visible_keys(p)) * double(products_per_key(p, shape));
   const bool sliced = products * double(columns) > most_products(device);
   const int64_t wanted = sliced ? int64_t(std::ceil(products / most_products_of_group)) : workers;
-  const int64_t shares = std::min(std::max(wanted, workers), p.batch * parts);
+  const int64_t shares = together ? p.batch : std::min(std::max(wanted, workers), p.batch * parts);
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(shape.kernel, p, device);
@@ -194,12 +254,13 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.value_in_key = p.value_in_key;
   pass.spec.tile_keys = uint16_t(shape.tile_keys);
   pass.spec.simdgroups = uint16_t(shape.simdgroups);
+  pass.spec.chunks = uint16_t(at_once.chunks);
   pass.spec.split = parts > 1 || p.part;
   pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
   pass.grid = {uint32_t(shares), uint32_t(columns), 1};
   if (sliced) cut_into_slices(pass, held);
-  pass.threads = {uint32_t(shape.simdgroups * kSimdWidth), 1, 1};
+  pass.threads = {uint32_t(at_once.chunks * shape.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
 
   bind_attention(pass, p);
@@ -224,7 +285,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
   // The number of simdgroups decides the order of the sum, so it must not depend on the capacity.
-  Pass& merge = add_merge_pass(plan, parts_of_call(p, parts, rows), merge_simdgroups(span.most_chunks));
+  Pass& merge =
+      add_merge_pass(plan, parts_of_call(p, parts, rows), uint16_t(merge_simdgroups(span.most_chunks)));
   merge.spec.token_major_out = token_major_out;
   merge.spec.has_seq_lens = p.has_seq_lens;
   merge.spec.window = pass.spec.window;

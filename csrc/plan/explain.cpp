@@ -230,6 +230,7 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats;
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   json.field("tuning", plan.tuning);
+  if (*plan.launches != '\0') json.field("launches", plan.launches);
   json.close('}');
   return json.take();
 }

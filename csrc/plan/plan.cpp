@@ -40,7 +40,7 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
   Plan plan;
   plan.tuning = "one threadgroup per row";
   if (problem.rows > 0 && problem.head_dim > 0) {
-    add_merge_pass(plan, problem, merge_simdgroups(problem.parts));
+    add_merge_pass(plan, problem, uint16_t(merge_simdgroups(problem.parts)));
   }
   return plan;
 }

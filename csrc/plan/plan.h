@@ -65,6 +65,7 @@ struct KernelSpec : Features {
   uint16_t simdgroups = 0;
   uint16_t row_groups = 1;  // per threadgroup; of one row in decode_vector, of eight in other decodes, of the
                             // fragments in prefill_wide
+  uint16_t chunks = 1;      // decode, decode_vector: of a sequence, that a threadgroup has at once
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
@@ -134,6 +135,7 @@ struct Plan {
   int64_t scratch_sum_floats = 0;
   int64_t scratch_map_bytes = 0;  // of the mask map that the first pass makes
   const char* tuning = "";        // the source of the tile and chunk sizes
+  const char* launches = "";      // decode: how many, and why
 
   Pass& add_pass() { return passes[pass_count++]; }
 };

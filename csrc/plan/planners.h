@@ -33,9 +33,6 @@ void add_mask_map(Plan& plan, Problem& problem);
 // Threadgroups of that pass.
 double map_groups(const MaskMapProblem& problem);
 
-// A few parts per simdgroup.
-inline uint16_t merge_simdgroups(int64_t parts) { return parts > 16 ? 8 : parts > 4 ? 4 : 1; }
-
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Packed rows of no sequence still have results: those of rows that see no key.

@@ -199,7 +199,7 @@ void add_merge(Plan& plan, const Problem& p, int64_t parts) {
   plan.scratch_sum_floats = parts * rows * kSumFloats;
   // The number of simdgroups decides the order of the sum, and the parts of packed tiles depend on the
   // capacity.
-  const uint16_t simdgroups = p.packed ? 1 : merge_simdgroups(parts);
+  const auto simdgroups = uint16_t(p.packed ? 1 : merge_simdgroups(parts));
   Pass& pass = add_merge_pass(plan, parts_of_call(p, parts, rows), simdgroups);
   MergeParams params{};
   params.rows = rows;

@@ -34,8 +34,8 @@ def products_of_threadgroups(lengths: list[int], drop_the_deal: bool = False) ->
     buffers = direct_launch.buffers_of("decode", arguments, plan)
 
     def without_deal(text: str) -> str:
-        assert text.count("chunks.keys > kLargeChunk") == 1
-        return text.replace("chunks.keys > kLargeChunk", "false")
+        assert text.count("keys > kLargeChunk") == 1
+        return text.replace("keys > kLargeChunk", "false")
 
     mutate = without_deal if drop_the_deal else None
     return [counters["products"] for counters in direct_launch.launches(step, buffers, mutate, checks="")]

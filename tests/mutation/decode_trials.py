@@ -28,6 +28,10 @@ def decode() -> Iterator[Trial]:
     yield of_problem(
         "decode-sinks", *half, 2, 8, 2, 1, 600, 64, 32, seq_lens=(600, 513), sinks=True, scale=0.3
     )
+    # One launch, of what two would merge with one simdgroup; and a sequence without keys.
+    yield of_problem(
+        "decode-short", *half, 2, 18, 6, 1, 500, 64, 32, seq_lens=(500, 0), sinks=True, token_major_out=True
+    )
     window: dict[str, Any] = {"window_left": 60, "sink_tokens": 5}
     yield of_problem("decode-wide-window", *half, 1, 2, 1, 2, 100, 64, 32, window_left=300, sink_tokens=3)
     # Key 23 is in the window of some rows, and no sink token.

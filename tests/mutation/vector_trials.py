@@ -29,6 +29,8 @@ def vector() -> Iterator[Trial]:
         "vector-modifiers", *half, 2, 4, 2, 1, 96, *dims, seq_lens=(96, 70), mask=f32, softcap=2.0,
         alibi_slopes=True, sinks=True, layouts=PADDED,
     )  # fmt: skip
+    # One launch, as decode-short.
+    yield of_problem("vector-short", *half, 2, 8, 8, 1, 700, *dims, seq_lens=(700, 300), sinks=True)
     yield of_problem("vector-tree", *half, 2, 2, 2, 2, 66, *dims, seq_lens=(66, 33), tree="each")
     many = (260, *[n % 3 for n in range(38)], 257, 0)
     yield of_problem("vector-many", *half, 41, 2, 1, 1, 300, *dims, seq_lens=many)

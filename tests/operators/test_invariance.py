@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import drawing, problems
+import torch_fattn
+from tests.conftest import needs_emulator
+from tests.helpers import direct_launch, drawing, problems
 from tests.helpers.problems import Problem
 from tests.helpers.tensors import same_bits
 
@@ -32,7 +34,28 @@ FEW_ROWS = [
         201, "paged_decode", torch.bfloat16, 2, 2, 1, 1, 640, 128, 80, seq_lens=(640, 300), block_size=16
     ),
 ]
-BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24] + FEW_ROWS
+f32, f16, bf16 = problems.DTYPES
+# Caches so short that one launch does it all; with more room, two launches do. On 8 cores, the merge of two
+# has eight simdgroups for one key-value head, four for two to four heads, and one for more.
+ONE_LAUNCH = [
+    Problem(300, "decode", f16, 1, 8, 8, 1, 600, 64, 64, seq_lens=(600,)),
+    Problem(301, "decode", bf16, 3, 2, 2, 1, 1000, 80, 40, seq_lens=(900, 0, 257), sinks=True),
+    Problem(302, "decode", bf16, 4, 1, 1, 1, 1024, 32, 32, seq_lens=(1024, 1, 256, 511), alibi_slopes=True),
+    Problem(303, "paged_decode", f16, 2, 4, 4, 2, 1000, 128, 128, seq_lens=(1000, 700), block_size=8,
+        tree="each", token_major_out=True),
+    Problem(304, "decode", f16, 3, 8, 2, 1, 500, 64, 64, seq_lens=(500, 0, 130), mask=torch.bool),
+    Problem(305, "decode", f16, 2, 32, 8, 1, 1024, 96, 128, seq_lens=(1024, 512), softcap=3.0),
+    Problem(306, "paged_decode", bf16, 4, 16, 2, 2, 480, 96, 80, seq_lens=(480, 300, 0, 17), block_size=16,
+        sinks=True, mask=bf16),
+    Problem(307, "decode", f32, 6, 8, 1, 1, 384, 40, 128, seq_lens=(300, 384, 128, 129, 7, 257),
+        window_left=200, sink_tokens=7, sinks=True),
+    Problem(308, "decode", f16, 2, 24, 6, 1, 1000, 128, 128, seq_lens=(900, 384), kv_format="int8"),
+    Problem(309, "paged_decode", bf16, 2, 24, 6, 1, 512, 64, 64, seq_lens=(400, 129), kv_format="int4",
+        block_size=16),
+    Problem(310, "decode", f16, 2, 8, 8, 1, 5000, 64, 32, seq_lens=(5000, 300), window_left=400),
+]  # fmt: skip
+BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
+BATCHES += [p for p in FEW_ROWS + ONE_LAUNCH if p.batch > 1]
 CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24] + FEW_ROWS
 # Arguments that have an entry for each sequence if they have so many dimensions, or else one for all.
 OF_A_SEQUENCE = {
@@ -121,6 +144,39 @@ def test_any_capacity(problem: Problem, more: int, device: str) -> None:
         more = -(-more // problem.block_size)
     larger = with_capacity(problem, arguments, more)
     assert same_bits(run(problem.op, arguments), run(problem.op, larger))
+
+
+@needs_emulator
+@pytest.mark.parametrize("problem", ONE_LAUNCH, ids=str)
+def test_one_launch_and_two(problem: Problem) -> None:
+    """Without seq_lens, too."""
+    arguments, _ = problems.build(problem, seed=9).arguments("mps")
+    larger = with_capacity(problem, arguments, -(-3000 // max(problem.block_size, 1)))
+    plans = [torch_fattn.explain(problem.op, **call) for call in (arguments, larger)]
+    assert [len(plan.passes) for plan in plans] == [1, 1 + (problem.window_left < 0)]
+    assert plans[0].passes[0]["macros"]["FATTN_CHUNKS"] == "4"
+    assert same_bits(run(problem.op, arguments), run(problem.op, larger))
+    if problem.op == "decode" and problem.lengths[0] == problem.kv_len:
+        first = of_sequences(arguments, [0])
+        del first["seq_lens"]
+        assert same_bits(run(problem.op, first), run(problem.op, of_sequences(larger, [0])))
+
+
+@needs_emulator
+def test_another_order_of_the_chunks_is_noticed() -> None:
+    """The control of one launch and two."""
+    problem = next(p for p in ONE_LAUNCH if p.dtype == f32)
+    case = problems.build(problem, seed=9)
+
+    def backwards(text: str) -> str:
+        assert text.count("state_of(c, g, row)") == 1
+        text = text.replace("state_of(c, g, row)", "state_of(kChunks - 1 - c, g, row)")
+        assert text.count("weights + (c * kPackedRows + row)") == 1
+        return text.replace("weights + (c * ", "weights + ((kChunks - 1 - c) * ")
+
+    right = direct_launch.run(case)
+    turned = direct_launch.run(case, {"fattn_decode": backwards})
+    assert torch.allclose(right[0], turned[0], atol=2e-3) and not same_bits(right, turned)
 
 
 @pytest.mark.parametrize("problem", DRAWN[:24], ids=str)

@@ -23,8 +23,10 @@ PROBLEMS = {
     "prefill_wide": Problem(1, PREFILL, f16, 2, 4, 4, 21, 37, 192, 136, mask=torch.bool),
     "decode": Problem(2, DECODE, f32, 2, 6, 2, 3, 70, 40, 24, seq_lens=(70, 9), sinks=True),
     "decode_shared_rows": Problem(3, DECODE, f32, 2, 12, 2, 3, 70, 40, 24, seq_lens=(70, 0)),
-    "decode_merge": Problem(4, DECODE, f16, 2, 6, 2, 5, 900, 40, 24, seq_lens=(900, 44)),
-    "decode_vector": Problem(8, DECODE, f16, 2, 2, 2, 2, 900, 40, 24, seq_lens=(900, 44), sinks=True),
+    "decode_merge": Problem(4, DECODE, f16, 2, 6, 2, 5, 1100, 40, 24, seq_lens=(900, 44)),
+    "decode_vector": Problem(8, DECODE, f16, 2, 2, 2, 2, 1100, 40, 24, seq_lens=(900, 44), sinks=True),
+    "decode_one_launch": Problem(9, DECODE, f16, 2, 6, 2, 3, 500, 40, 24, seq_lens=(500, 44), sinks=True),
+    "decode_vector_one_launch": Problem(10, DECODE, f16, 2, 2, 2, 2, 900, 40, 24, seq_lens=(900, 44)),
     "decode_wide": Problem(5, DECODE, bf16, 1, 8, 2, 2, 60, 192, 128, seq_lens=(60,)),
     "decode_wide_merge": Problem(6, DECODE, bf16, 2, 3, 1, 4, 700, 192, 128, seq_lens=(700, 1)),
     "paged_decode": Problem(
@@ -33,6 +35,7 @@ PROBLEMS = {
 }
 KERNELS = {
     "decode_vector": {"fattn_decode_vector", "fattn_merge"},
+    "decode_vector_one_launch": {"fattn_decode_vector"},
     "prefill": {"fattn_prefill"},
     "prefill_wide": {"fattn_prefill_wide"},
     "decode_wide": {"fattn_decode_wide"},

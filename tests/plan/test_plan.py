@@ -130,13 +130,21 @@ def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
     return max(1, len({key // keys for keys_of in (sinks, range(begin, length)) for key in keys_of}))
 
 
+def most_visible_keys(p: Problem) -> int:
+    if p.window_left < 0:
+        return p.kv_len
+    return min(p.kv_len, p.window_left + p.q_len + min(p.sink_tokens, p.kv_len))
+
+
 def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     launch = plan["passes"][0]
     macros, params = launch["macros"], launch["params"]
     shares, heads, depth = launch["grid"]
     span = params["span"]
     rows = p.batch * p.q_heads * p.q_len
-    parts = plan["passes"][1]["params"]["parts"] if len(plan["passes"]) == 2 else 1
+    at_once = int(macros.get("FATTN_CHUNKS", 1))  # chunks of a sequence in a threadgroup
+    is_split = len(plan["passes"]) == 2
+    parts = plan["passes"][1]["params"]["parts"] if is_split else at_once
     row_groups, simdgroups = int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
     kernel, rows_per_kv_head = drawing.decode_kernel(p), p.q_heads // p.kv_heads * p.q_len
     wide = kernel == "fattn_decode_wide"
@@ -150,14 +158,17 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
         assert row_groups == rows_per_kv_head == 32 // int(macros["FATTN_TILE_KEYS"])
     assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
     assert shares == params["shares"] <= parts * p.batch == parts * params["batch"] and depth == 1
+    assert at_once == 1 or (shares == p.batch and not is_split and kernel != "fattn_decode_wide")
     assert heads == p.kv_heads * params["row_blocks"]
     assert (params["row_blocks"] - 1) * packed_rows < rows_per_kv_head <= params["row_blocks"] * packed_rows
     assert span["capacity"] == p.kv_len and span["chunk_unit"] % int(macros["FATTN_TILE_KEYS"]) == 0
     assert span["least_chunk"] % span["chunk_unit"] == 0
     most = max(chunks_of(p, span, length) for length in range(p.kv_len + 1))
-    assert most <= parts <= max(1, min(-(-p.kv_len // span["least_chunk"]), span["most_chunks"] + 3))
+    assert most <= parts and (at_once == 1 or most_visible_keys(p) <= 1024)
+    assert at_once > 1 or parts <= max(1, min(-(-p.kv_len // span["least_chunk"]), span["most_chunks"] + 3))
     constants = launch["constants"]
-    assert constants["split"] == (parts > 1) == (len(plan["passes"]) == 2)
+    assert constants["split"] == is_split == plan["launches"].startswith("two: ")
+    assert is_split or parts == at_once
     assert constants["block_size"] == p.block_size
     assert constants["has_seq_lens"] == (p.seq_lens is not None)
     assert constants["window"] == (p.window_left >= 0) and constants["softcap"] == (p.softcap > 0)
@@ -167,11 +178,11 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
         p.tree is not None,
     )
     token_major = p.token_major_out and p.q_len > 1 and p.q_heads > 1
-    assert [step["constants"]["token_major_out"] for step in plan["passes"]] == [False] * (parts > 1) + [
+    assert [step["constants"]["token_major_out"] for step in plan["passes"]] == [False] * is_split + [
         token_major
     ]
-    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if parts > 1 else 0)
-    if parts > 1:
+    assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if is_split else 0)
+    if is_split:
         merge = plan["passes"][1]
         merged = {"rows": rows, "parts": parts, "head_dim": p.value_dim, "rows_per_sequence": rows // p.batch}
         assert merge["params"] == merged | {"span": span, "puts_part": 0}
@@ -187,7 +198,8 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
     for launch in plan["passes"]:
         assert all(n >= 1 for n in launch["grid"])
         threads = launch["threads"]
-        assert threads[1:] == [1, 1] and threads[0] == 32 * int(launch["macros"]["FATTN_SIMDGROUPS"]) <= 1024
+        simdgroups = int(launch["macros"]["FATTN_SIMDGROUPS"]) * int(launch["macros"].get("FATTN_CHUNKS", 1))
+        assert threads[1:] == [1, 1] and threads[0] == 32 * simdgroups <= 1024
         assert launch["threadgroup_bytes"] <= MAX_THREADGROUP_BYTES
         slots = list(launch["bindings"].values())
         assert len(set(slots)) == len(slots) and max(slots) < 31
@@ -198,11 +210,15 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
         check_decode(problem, plan)
 
 
+ONE_LAUNCH = [
+    Problem(13, "decode", bf16, 4, 16, 2, 2, 480, 96, 80, sinks=True),
+    Problem(14, "decode", f16, 2, 3, 3, 1, 700, 40, 24),
+]
 NO_SHARED_ROWS = Problem(12, "decode", f16, 1, 8, 1, 4, 40, 64, 64)  # a simdgroup for each group of rows
 
 
 @needs_emulator
-@pytest.mark.parametrize("problem", [*drawing.draw(12, seed=5), NO_SHARED_ROWS], ids=str)
+@pytest.mark.parametrize("problem", [*drawing.draw(12, seed=5), NO_SHARED_ROWS, *ONE_LAUNCH], ids=str)
 def test_the_plan_is_what_is_launched(problem: Problem) -> None:
     """Kernels, grids, and threadgroup memory as the compiled pipelines have it."""
     import softmetal
@@ -227,6 +243,48 @@ def test_cuts_depend_on_no_capacity() -> None:
         decode, merge = plan_of(replace(problem, kv_len=kv_len, batch=batch, seq_lens=None))["passes"]
         spans.append({**decode["params"]["span"], "capacity": 0, "merge": merge["threads"]})
     assert spans[0] == spans[1] == spans[2]
+
+
+ALL_CHUNKS = "one: a threadgroup has all chunks of a sequence"
+TOO_LONG = "two: a sequence may be too long for one threadgroup"
+MANY_CHUNKS = "two: a sequence may have more chunks than a threadgroup"
+MUCH_WORK = "two: there is work for more than one launch"
+LATE = "two: a threadgroup would read longer than a launch takes"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("launches", "device", "dtype", "sizes", "options"),
+    [
+        ("one: a sequence has one chunk", M1, f16, (1, 8, 8, 1, 256, 64, 64), {}),
+        (ALL_CHUNKS, M1, f16, (1, 8, 8, 1, 257, 64, 64), {}),
+        (ALL_CHUNKS, M1, f16, (2, 32, 8, 1, 1024, 128, 128), {}),
+        (TOO_LONG, M1, f16, (2, 32, 8, 1, 1025, 128, 128), {}),
+        (MUCH_WORK, M1, f16, (3, 32, 8, 1, 1024, 128, 128), {}),
+        # 38 cores: eight threadgroups leave 30 idle, which read half of 256 keys in the time of a launch.
+        (ALL_CHUNKS, M2_MAX, f16, (1, 32, 8, 1, 256, 128, 128), {}),
+        (LATE, M2_MAX, f16, (1, 32, 8, 1, 257, 128, 128), {}),
+        (ALL_CHUNKS, M2_MAX, f16, (1, 32, 8, 1, 257, 128, 128), {"kv_format": "int8"}),
+        (ALL_CHUNKS, M2_MAX, f16, (4, 32, 8, 1, 512, 128, 128), {}),
+        (MANY_CHUNKS, M2_MAX, f16, (4, 32, 8, 1, 513, 128, 128), {}),
+        # A window bounds what is read.
+        (ALL_CHUNKS, M2_MAX, f16, (1, 64, 8, 1, 8192, 64, 64), {"window_left": 127}),
+        (MANY_CHUNKS, M2_MAX, f16, (1, 64, 8, 1, 8192, 64, 64), {"window_left": 1023}),
+        (
+            "two: the chunks of a sequence do not fit in a threadgroup",
+            M1, torch.float32, (2, 128, 8, 1, 512, 128, 128), {},
+        ),
+        (
+            "two: the simdgroups of a threadgroup have no rows in common",
+            M1, f16, (1, 8, 1, 4, 1024, 64, 64), {},
+        ),
+    ],
+)  # fmt: skip
+def test_one_launch_or_two(
+    launches: str, device: dict[str, Any], dtype: torch.dtype, sizes: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    problem = Problem(0, "decode", dtype, *sizes, **options)  # type: ignore[arg-type]
+    assert plan_of(problem, **device)["launches"] == launches
 
 
 @pytest.mark.host_only

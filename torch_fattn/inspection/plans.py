@@ -55,6 +55,8 @@ class Explanation:
             lines.append("  no launch    the result is empty")
         lines.append(f"  scratch      {self.data['scratch_bytes']:,} bytes")
         lines.append(f"  tuning       {self.data['tuning']}")
+        if "launches" in self.data:
+            lines.append(f"  launches     {self.data['launches']}")
         if self.route is not None:
             text = f"  route        a plain call is {self.route}"
             lines.append(textwrap.fill(text, width=100, subsequent_indent=" " * 15))

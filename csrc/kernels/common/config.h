@@ -71,6 +71,11 @@ typedef TileElementOf<kKvFormat>::type TileElement;
 #define FATTN_GROUP_ROWS 8
 #endif
 
+// Chunks of a sequence that a threadgroup of decode has at once, each with kSimdgroups simdgroups.
+#ifndef FATTN_CHUNKS
+#define FATTN_CHUNKS 1
+#endif
+
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
 FATTN_CONSTEXPR int kRowFragments = FATTN_ROW_FRAGMENTS;  // 8-row fragments per simdgroup
@@ -81,8 +86,9 @@ FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;
 FATTN_CONSTEXPR int kGroupRows = FATTN_GROUP_ROWS;
 FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
+FATTN_CONSTEXPR int kChunks = FATTN_CHUNKS;
 // The kernels declare this limit to the compiler, which then fits their registers to it: every launch is
 // legal.
-FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
+FATTN_CONSTEXPR int kThreads = kChunks * kSimdgroups * kSimdWidth;
 
 }  // namespace fattn

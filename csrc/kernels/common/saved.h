@@ -38,15 +38,19 @@ struct SavedDecodeRow {
 struct SavedWork {
   SavedStarts starts;
   SavedDecodeRow rows[kFragment];
-  fattn_i32 column;  // of the grid: a key-value head and a row block
-  fattn_i32 batch;
+  // RowBlock (decode_rows.h)
+  fattn_i32 kv_head;
+  fattn_i32 block_row;
   fattn_i32 part;
-  // Share (schedule.h)
+  // Share (schedule.h); the chunk is of its sequence
   fattn_i32 share_index;
   fattn_i32 share_batch;
   fattn_i32 share_part;
   fattn_i32 share_left;
   fattn_i32 share_dealt;
+  fattn_i32 known_length;
+  fattn_i32 known_keys;
+  fattn_i32 known_count;
   // ChunkResults and KeyLimits (decode_rows.h)
   fattn_i32 first_row;
   fattn_i32 result_rows;
@@ -68,7 +72,7 @@ FATTN_CHECK_SIZE(SavedStarts, 24);
 FATTN_CHECK_SIZE(SavedPlaces, 24);
 FATTN_CHECK_SIZE(SavedLimits, 12);
 FATTN_CHECK_SIZE(SavedDecodeRow, 24);
-FATTN_CHECK_SIZE(SavedWork, 280);
+FATTN_CHECK_SIZE(SavedWork, 296);
 FATTN_CHECK_SIZE(SavedScales, 16);
 
 }  // namespace fattn

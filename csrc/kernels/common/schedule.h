@@ -17,6 +17,8 @@
 namespace fattn {
 
 inline int ceil_div(int n, int size) { return (n + size - 1) / size; }
+// The same for a power of 2. A division takes as long as a load from a cache.
+inline int ceil_shift(int n, int size) { return (n + size - 1) >> ctz(uint(size)); }
 
 // The chunks of a sequence, cut at multiples of `keys`, counted from key 0. A sequence without keys has one
 // chunk, in which its rows get the result of rows without keys.
@@ -28,12 +30,15 @@ struct Chunks {
   int begin(int part) const thread { return visits[part] * keys; }
 };
 
+// The units in so many keys, a multiple of the unit.
+inline int units_of(int keys, constant CausalSpan& span) { return keys >> ctz(uint(span.chunk_unit)); }
+
 inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   const int visible = ranges.end - ranges.begin + ranges.sink_end;
-  const int units = ceil_div(visible, span.chunk_unit);
+  const int units = ceil_shift(visible, span.chunk_unit);
   // A batch of sequences runs best with large chunks, a single sequence with small ones. Up to kLargeChunk
   // keys, where ending a chunk costs little, a sequence has at most kFewChunks.
-  const int few = min(ceil_div(units, kFewChunks), kLargeChunk / span.chunk_unit);
+  const int few = min(ceil_div(units, kFewChunks), units_of(kLargeChunk, span));
   Chunks chunks;
   chunks.keys = max(ceil_div(units, span.most_chunks), few) * span.chunk_unit;
   chunks.keys = clamp(chunks.keys, span.least_chunk, span.largest_chunk);
@@ -51,38 +56,57 @@ struct WorkItem {
   int end;
 };
 
+// Whether chunks of so many keys are dealt out.
+inline bool are_dealt(int keys) { return keys > kLargeChunk; }
+
 // A sequence of the batch, cut into chunks.
 struct CutSequence {
-  int batch;
   int length;
-  KeyRanges ranges;
   Chunks chunks;
 
-  bool is_dealt() const thread { return chunks.keys > kLargeChunk; }
+  bool is_dealt() const thread { return are_dealt(chunks.keys); }
   // Its length in the line of chunks. A ragged chunk counts as whole.
   int units_of_runs(constant CausalSpan& span) const thread {
-    return is_dealt() ? 0 : chunks.count() * (chunks.keys / span.chunk_unit);
-  }
-  WorkItem item(int part) const thread {
-    WorkItem item;
-    item.batch = batch;
-    item.length = length;
-    item.part = part;
-    item.ranges = ranges;
-    item.begin = chunks.begin(part);
-    item.end = min(item.begin + chunks.keys, ranges.end);
-    return item;
+    return is_dealt() ? 0 : chunks.count() * units_of(chunks.keys, span);
   }
 };
 
 inline CutSequence cut_sequence(const device int* seq_lens, constant CausalSpan& span, int batch) {
   CutSequence sequence;
-  sequence.batch = batch;
   sequence.length = length_of(seq_lens, span, batch);
-  sequence.ranges = newest_rows(span, sequence.length);
-  sequence.chunks = chunks_of(sequence.ranges, span);
+  sequence.chunks = chunks_of(newest_rows(span, sequence.length), span);
   return sequence;
 }
+
+// The sequence whose chunks a threadgroup takes, so that it is cut once, and not for each chunk.
+struct KnownSequence {
+  int length;
+  int keys;   // per chunk
+  int count;  // of chunks; 0: it is not known yet
+
+  bool is_dealt() const thread { return are_dealt(keys); }
+  void set(thread const CutSequence& sequence) thread {
+    length = sequence.length;
+    keys = sequence.chunks.keys;
+    count = sequence.chunks.count();
+  }
+  // Without seq_lens, all sequences are alike.
+  void forget() thread { count = fc_has_seq_lens ? 0 : count; }
+
+  WorkItem item(int batch, int part, constant CausalSpan& span) const thread {
+    WorkItem item;
+    item.batch = batch;
+    item.length = length;
+    item.part = part;
+    item.ranges = newest_rows(span, length);
+    Chunks chunks;
+    chunks.keys = keys;
+    chunks.visits = visits_of(item.ranges, 0, item.ranges.end, keys);
+    item.begin = chunks.begin(part);
+    item.end = min(item.begin + keys, item.ranges.end);
+    return item;
+  }
+};
 
 // The chunks of a threadgroup, share number `index`: first its run, then those dealt to it.
 struct Share {
@@ -91,6 +115,7 @@ struct Share {
   int part;   // the next chunk; when dealing it is counted from the start of `batch`, and may lie beyond it
   int left;   // units of chunk_unit keys left in the run; the next chunk belongs to it while this is positive
   int dealt;  // the first sequence whose chunks are dealt, batch_size if there is none; -1 once dealing
+  KnownSequence known;  // `batch`
 
   bool dealing() const thread { return dealt < 0; }
 };
@@ -127,8 +152,9 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
     // All sequences have one length, so that no search is needed.
     const CutSequence sequence = cut_sequence(seq_lens, span, 0);
     const int units = sequence.units_of_runs(span);
-    const int chunk = sequence.chunks.keys / span.chunk_unit;
+    const int chunk = units_of(sequence.chunks.keys, span);
     const int begin = take_run(share, units * batch_size, shares);
+    share.known.set(sequence);
     share.dealt = sequence.is_dealt() ? 0 : batch_size;
     share.batch = begin / max(units, 1);
     share.part = ceil_div(begin - share.batch * units, chunk);
@@ -149,6 +175,9 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   const int begin = take_run(share, total, shares);
   share.batch = batch_size;
   share.part = 0;
+  share.known.length = 0;
+  share.known.keys = 0;
+  share.known.count = 0;
   int before = 0;
   for (int first = 0; first < batch_size && share.batch == batch_size; first += kSimdWidth) {
     const int batch = first + int(lane);
@@ -159,7 +188,7 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
     const int through = before + simd_prefix_inclusive_sum(units);
     const int passed = simd_sum(int(through <= begin));  // sequences that end before the run begins
     if (passed < kSimdWidth) {
-      const int chunk = sequence.chunks.keys / span.chunk_unit;
+      const int chunk = units_of(sequence.chunks.keys, span);
       const int skipped = begin - (through - units);
       const int part = ceil_div(skipped, chunk);
       share.batch = first + passed;
@@ -171,41 +200,58 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   return share;
 }
 
+// Cuts sequence `batch` if it is not known yet, or !kKeeps.
+template <bool kKeeps>
+inline void look_up(thread KnownSequence& known, const device int* seq_lens, constant CausalSpan& span,
+                    int batch) {
+  if (!kKeeps || known.count == 0) {
+    const CutSequence sequence = cut_sequence(seq_lens, span, batch);
+    known.set(sequence);
+  }
+}
+
 struct ChunkIndex {
-  int batch;  // -1: no chunk is left
+  int batch;  // that of the share; -1: no chunk is left
   int part;
 };
 
 // Takes the next chunk of a share. A single exit and selects save registers: a return inside the loops takes
 // 40 half registers more, also during the steps. Branches take 10 more, and decode_wide with a window then
-// runs 256 threads instead of 512 (float16, D = 256; Mesa's count for M1 and M2).
+// runs 256 threads instead of 512 (float16, D = 256; Mesa's count for M1 and M2). kKeeps: whether the share
+// keeps what it knows of its sequence, which takes registers or is saved.
+template <bool kKeeps>
 inline ChunkIndex take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
                              int batch_size, int shares, ushort lane) {
   ChunkIndex taken;
   taken.batch = -1;
   taken.part = 0;
   while (taken.batch < 0 && !share.dealing() && share.left > 0 && share.batch < batch_size) {
-    const CutSequence sequence = cut_sequence(seq_lens, span, share.batch);
-    const bool found = !sequence.is_dealt() && share.part < sequence.chunks.count();
+    look_up<kKeeps>(share.known, seq_lens, span, share.batch);
+    const bool found = !share.known.is_dealt() && share.part < share.known.count;
     taken.batch = found ? share.batch : -1;
     taken.part = share.part;
-    share.left -= found ? sequence.chunks.keys / span.chunk_unit : 0;
+    share.left -= found ? units_of(share.known.keys, span) : 0;
     share.part = found ? share.part + 1 : 0;
-    share.batch += found ? 0 : 1;
+    if (!found) {
+      share.batch++;
+      share.known.forget();
+    }
   }
   if (taken.batch < 0 && !share.dealing()) {
     share.batch = share.dealt;
     share.part = share.index;
     share.dealt = -1;
+    share.known.forget();
   }
   while (taken.batch < 0 && share.batch < batch_size) {
-    const CutSequence sequence = cut_sequence(seq_lens, span, share.batch);
-    if (share.part < sequence.chunks.count()) {
+    look_up<kKeeps>(share.known, seq_lens, span, share.batch);
+    if (share.part < share.known.count) {
       taken.batch = share.batch;
       taken.part = share.part;
       share.part += shares;
     } else {
-      share.part -= sequence.chunks.count();
+      share.part -= share.known.count;
+      share.known.forget();
       share.batch = next_dealt(seq_lens, span, batch_size, share.batch + 1, lane);
     }
   }

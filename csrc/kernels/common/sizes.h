@@ -50,8 +50,16 @@ FATTN_CONSTEXPR int kSumFloats = 4;
 FATTN_CONSTEXPR int kMergeSumFloats = 3;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
-// Columns of its states that decode merges in a round.
-FATTN_CONSTEXPR int kStateColumns = 64;
+// Simdgroups of merge for a row of up to so many parts: a few parts for each.
+constexpr int merge_simdgroups(fattn_i64 parts) { return parts > 16 ? 8 : parts > 4 ? 4 : 1; }
+// Chunks of a short cache that a threadgroup of decode has at once.
+FATTN_CONSTEXPR int kShortChunks = 4;
+// Columns of its states that decode merges in a round, if a threadgroup has so many chunks at once.
+constexpr int state_columns(int chunks) { return chunks == 1 ? 64 : 32; }
+// Floats of its sums then: three for each chunk of a row, and three for the row, in multiples of 16 bytes.
+constexpr int chunk_sum_floats(int chunks, int rows) {
+  return chunks == 1 ? 0 : (3 * (chunks + 1) * rows + 3) / 4 * 4;
+}
 // Padding of the rows of a staged K or V tile, so that the addresses that a simdgroup reads together (tile.h)
 // are in different banks: for K, 16 bytes in each of eight rows; for V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;

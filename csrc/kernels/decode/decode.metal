@@ -7,27 +7,32 @@
 //
 // Sequences are cut into chunks (schedule.h). A threadgroup takes a run of neighbouring chunks. Its
 // simdgroups take the steps of a chunk in turn and merge their states at its end. A chunk yields a partial
-// result for merge.metal, or the result if no sequence can have a second chunk.
+// result for merge.metal, or the result if no sequence can have a second chunk. With a short
+// cache, a threadgroup has all chunks at once, and yields the result (chunk_sum.h).
+#include "chunk_sum.h"
 #include "decode_step.h"
-#include "state_weights.h"
 
 namespace fattn {
 
 FATTN_CONSTEXPR int kKeyGroups =
     kSimdgroups / kRowGroups;                              // simdgroups with the same rows and different keys
 FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store one row
+static_assert(kChunks == 1 || kKeyGroups > 1, "chunk_sum.h adds up states");
 // Rows of state in threadgroup memory; none are needed if no simdgroups share rows.
-FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kSimdgroups * 8;
+FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kChunks * kSimdgroups * 8;
 // The columns of the states are merged in rounds. All at once, they would take so much threadgroup memory
 // that it would limit the threadgroups on a core of M1 and M2. A lane has kRoundElements elements of each
 // round.
 FATTN_CONSTEXPR int kRunElements = kValueDim / 4;
-FATTN_CONSTEXPR int kRoundElements = kRunElements < kStateColumns / 4 ? kRunElements : kStateColumns / 4;
+FATTN_CONSTEXPR int kMostElements = state_columns(kChunks) / 4;
+FATTN_CONSTEXPR int kRoundElements = kRunElements < kMostElements ? kRunElements : kMostElements;
 FATTN_CONSTEXPR int kRoundChunk = kValueChunk < kRoundElements ? kValueChunk : kRoundElements;
 FATTN_CONSTEXPR int kOutPitch = 4 * kRoundElements + 4;  // padded so that fewer rows begin in the same bank
 
 // The states of simdgroups that have the same rows and different keys.
 struct SharedStates {
+  static constant constexpr int kRoundColumns = 4 * kRoundElements;
+
   threadgroup float* out;  // [simdgroup][8][kOutPitch]
   threadgroup float* row_max;
   threadgroup float* row_sum;
@@ -58,10 +63,10 @@ struct SharedStates {
     const float scale = result_scale(states.sum);
     const long place = results.place(0);
 #pragma clang loop unroll(full)
-    for (int from = 0; from < 4 * kRoundElements; from += kRowThreads * 4) {
+    for (int from = 0; from < kRoundColumns; from += kRowThreads * 4) {
       const int of_round = from + thread_of_row * 4;
-      const int column = round_column(of_round, first);
-      if (of_round >= 4 * kRoundElements || column >= kValueDim) {
+      const int column = SharedStates::column(of_round, first);
+      if (of_round >= kRoundColumns || column >= kValueDim) {
         continue;
       }
       float4 values = 0.0f;
@@ -78,12 +83,13 @@ struct SharedStates {
     }
   }
 
- private:
+  float value(int state, int of_round) const thread { return out[state * kOutPitch + of_round]; }
   // The column of the result that is number `of_round` of the round from element `first` on.
-  static int round_column(int of_round, int first) {
-    static_assert(kValueChunk == kRoundChunk || kValueChunks == 1, "rounds cut a run, or its only chunk");
-    return kValueChunk == kRoundChunk ? 4 * first + of_round
-                                      : of_round / kRoundChunk * kValueChunk + first + of_round % kRoundChunk;
+  static int column(int of_round, int first) {
+    const int piece = of_round / kRoundChunk;
+    return kValueChunk == kRoundChunk
+               ? 4 * first + of_round
+               : value_column(first + piece / 4 * kRoundChunk + of_round % kRoundChunk, piece % 4);
   }
 };
 
@@ -113,6 +119,37 @@ inline void store_chunk(thread const OnlineAttention& attention, thread ResultRo
   }
 }
 
+// This simdgroup's steps of the chunk that `state` has.
+inline void attend_chunk(thread OnlineAttention& attention, thread const SharedQuery& query,
+                         thread const SharedScales& scales, thread const DecodeState& state,
+                         thread const Operands& operands, constant DecodeParams& params, RowBlock block,
+                         PackedRow packed, ushort key_group, ushort lane, LanePosition at) {
+  // From the saved state, so that nothing of the search for the chunk stays in registers.
+  const WorkItem item = state.item(params.span);
+  Sequence sequence;
+  sequence.set(operands, params, block.kv_head, item, packed);
+  state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params, at);
+  attention.clear();
+  if (fc_sinks && item.part == 0 && key_group == 0 && packed.exists) {
+    attention.add_sink(0, sink_score(state.sink(at)), at.pair == 0);
+  }
+
+  const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
+  const int end_step = steps.first + steps.count;
+  for (int unit = steps.first + key_group; unit < end_step; unit += kKeyGroups) {
+    sequence.set_table(operands, params, state.first_block_entry());
+    StepKeys step;
+    step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
+    if (is_whole_step(step, item.ranges)) {
+      decode_step<true>(attention, query, sequence, scales, step, state, params, lane, at);
+    } else {
+      sequence.set_limits(state.limits());
+      decode_step<false>(attention, query, sequence, scales, step, state, params, lane, at);
+    }
+  }
+  attention.finish();
+}
+
 }  // namespace fattn
 
 using namespace fattn;
@@ -120,18 +157,18 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode(
     FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
   threadgroup uint shared_query[kRowGroups * kQueryWords];
-  threadgroup float2 shared_scales[kRowScales ? kSimdgroups * kTileKeys : 1];
+  threadgroup float2 shared_scales[kRowScales ? kChunks * kSimdgroups * kTileKeys : 1];
   threadgroup float4 shared_out[kSharedRows * kOutPitch / 4];  // float4 for its alignment
   threadgroup float shared_max[kSharedRows];
-  threadgroup float shared_sum[kSharedRows];
-  threadgroup SavedWork saved[kSimdgroups];
+  threadgroup float shared_sum[kSharedRows + kChunkSumFloats];
+  threadgroup SavedWork saved[kChunks * kSimdgroups];
 
   Operands operands;
   FATTN_TAKE_ARGUMENTS(operands);
   const LanePosition at = lane_position(lane);
   const uint3 group = group_in_grid(group_in_dispatch, slice);
   const ushort row_group = simdgroup_index % kRowGroups;
-  const ushort key_group = simdgroup_index / kRowGroups;
+  const ushort key_group = (kChunks == 1 ? simdgroup_index : simdgroup_index % kSimdgroups) / kRowGroups;
   const ushort row = row_group * 8 + at.row;  // this lane's row in the threadgroup
 
   SharedStates states;
@@ -145,61 +182,69 @@ using namespace fattn;
   DecodeState state;
   state.saved = saved + simdgroup_index;
 
-  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
-  int column = int(group.y);
+  RowBlock block = row_block(params, int(group.y));
   if (at.pair == 0) {
-    state.put_head(packed_row(params, row_block(params, column), row), operands, params, at);
+    state.put_head(packed_row(params, block, row), operands, params, at);
   }
+  if (kChunks > 1) {
+    const int batch = int(group.x);
+    const PackedRow packed = packed_row(params, block, row);
+    if (simdgroup_index < kRowGroups) {
+      query_rows.stage(packed.of_query(query, params, batch), at);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the query is staged
+    const int chunk = simdgroup_index / kSimdgroups;
+    OnlineAttention attention;
+    attention.clear();
+    if (state.put_chunk(batch, chunk, operands, params, lane)) {
+      attend_chunk(attention, query_rows, scales, state, operands, params, block, packed, key_group, lane,
+                   at);
+    }
+    ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
+    ChunkSum<kKeyGroups> sum;
+    sum.set(shared_max, shared_sum, kSharedRows, params.span.most_chunks);
+#pragma clang loop unroll(full)
+    for (int first = 0; first < kRunElements; first += kRoundElements) {
+      if (first > 0) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been stored
+      }
+      states.put(attention, first, simdgroup_index, at);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (first == 0) {
+        sum.weigh(saved, simdgroup_index, lane);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+      }
+      sum.store(states, results, first, thread_in_group(simdgroup_index, lane));
+    }
+    return;
+  }
+
+  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<true>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
-    const RowBlock block = row_block(params, column);
     const PackedRow packed = packed_row(params, block, row);
     if (next.batch != query_batch && key_group == 0) {
       query_rows.stage(packed.of_query(query, params, next.batch), at);
     }
     // The query is staged, and the previous chunk is stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    state.put_work(column, next, share, lane);
+    state.put_work(block, next, share, lane);
 
-    // From the saved state, so that nothing of the search for the chunk stays in registers.
-    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
-    const WorkItem item = cut.item(state.part());
-    Sequence sequence;
-    sequence.set(operands, params, block.kv_head, item, packed);
-    state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params, at);
     OnlineAttention attention;
-    attention.clear();
-    if (fc_sinks && item.part == 0 && key_group == 0 && packed.exists) {
-      attention.add_sink(0, sink_score(state.sink(at)), at.pair == 0);
-    }
+    attend_chunk(attention, query_rows, scales, state, operands, params, block, packed, key_group, lane, at);
 
-    const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
-    const int end_step = steps.first + steps.count;
-    for (int unit = steps.first + key_group; unit < end_step; unit += kKeyGroups) {
-      sequence.set_table(operands, params, state.first_block_entry());
-      StepKeys step;
-      step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
-      if (is_whole_step(step, item.ranges)) {
-        decode_step<true>(attention, query_rows, sequence, scales, step, state, params, lane, at);
-      } else {
-        sequence.set_limits(state.limits());
-        decode_step<false>(attention, query_rows, sequence, scales, step, state, params, lane, at);
-      }
-    }
-    attention.finish();
-
-    column = state.column();
+    block = state.block();
     query_batch = state.batch();
     share = state.share();
     ResultRows results;
     results.operands = operands;
     results.params = &params;
-    results.block = row_block(params, column);
+    results.block = block;
     results.chunk = state.results();
     store_chunk(attention, results, saved, states, row, simdgroup_index, at);
   }

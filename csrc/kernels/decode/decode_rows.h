@@ -199,4 +199,18 @@ struct ResultRows {
   }
 };
 
+// The results of sequence `batch`, if they are those of all its chunks. own_row is not set.
+inline ResultRows results_of_sequence(thread const Operands& operands, constant DecodeParams& params,
+                                      RowBlock block, int batch) {
+  WorkItem all;
+  all.batch = batch;
+  all.part = 0;
+  ResultRows results;
+  results.operands = operands;
+  results.params = &params;
+  results.block = block;
+  results.chunk = chunk_results(params, block, all);
+  return results;
+}
+
 }  // namespace fattn

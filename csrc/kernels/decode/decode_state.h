@@ -25,11 +25,24 @@ struct DecodeState {
   threadgroup SavedWork* saved;  // this simdgroup's
 
   // Saves what the end of the chunk and the next chunk need.
-  void put_work(int column, ChunkIndex chunk, thread const Share& share, ushort lane) const thread {
+  void put_work(RowBlock block, ChunkIndex chunk, thread const Share& share, ushort lane) const thread {
     if (lane == 0) {
-      save_work(column, chunk, share);
+      save_work(block, chunk, share);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  // Saves a chunk of a short cache. Returns whether the sequence has it.
+  bool put_chunk(int batch, int part, thread const Operands& operands, constant DecodeParams& params,
+                 ushort lane) const thread {
+    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, batch);
+    if (lane == 0) {
+      saved->share_batch = batch;
+      saved->part = part;
+      saved->known_keys = cut.chunks.keys;
+      saved->known_length = cut.length;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    return part < cut.chunks.count();
   }
   // Saves what the steps of a sequence need.
   void put_sequence(thread const Sequence& sequence, thread const WorkItem& item, PackedRow packed,
@@ -50,19 +63,40 @@ struct DecodeState {
   }
 
   // Called by one lane, like the functions below that save no rows.
-  void save_work(int column, ChunkIndex chunk, thread const Share& share) const thread {
-    saved->column = column;
-    saved->batch = chunk.batch;
+  void save_work(RowBlock block, ChunkIndex chunk, thread const Share& share) const thread {
+    saved->kv_head = block.kv_head;
+    saved->block_row = block.first_row;
     saved->part = chunk.part;
     saved->share_index = share.index;
     saved->share_batch = share.batch;
     saved->share_part = share.part;
     saved->share_left = share.left;
     saved->share_dealt = share.dealt;
+    saved->known_keys = share.known.keys;
+    saved->known_count = share.known.count;
+    saved->known_length = share.known.length;
   }
-  int column() const thread { return saved->column; }
-  int batch() const thread { return saved->batch; }
-  int part() const thread { return saved->part; }
+  RowBlock block() const thread {
+    RowBlock block;
+    block.kv_head = saved->kv_head;
+    block.first_row = saved->block_row;
+    return block;
+  }
+  int batch() const thread { return saved->share_batch; }
+  KnownSequence known() const thread {
+    KnownSequence known;
+    known.length = saved->known_length;
+    known.keys = saved->known_keys;
+    known.count = saved->known_count;
+    return known;
+  }
+  // The chunk that was saved.
+  WorkItem item(constant CausalSpan& span) const thread {
+    KnownSequence sequence;
+    sequence.length = saved->known_length;
+    sequence.keys = saved->known_keys;
+    return sequence.item(batch(), saved->part, span);
+  }
   Share share() const thread {
     Share share;
     share.index = saved->share_index;
@@ -70,6 +104,7 @@ struct DecodeState {
     share.part = saved->share_part;
     share.left = saved->share_left;
     share.dealt = saved->share_dealt;
+    share.known = known();
     return share;
   }
 

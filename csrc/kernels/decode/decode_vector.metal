@@ -8,13 +8,17 @@
 // over the lanes with other keys at the end of a chunk.
 #define FATTN_GROUP_ROWS 1
 
-#include "state_weights.h"
+#include "chunk_sum.h"
 #include "vector_step.h"
 
 namespace fattn {
 
+FATTN_CONSTEXPR int kStates = kChunks * kSimdgroups * kPackedRows;
+
 // The states of the simdgroups, which have the same rows and different keys.
 struct VectorStates {
+  static constant constexpr int kRoundColumns = kValueDim;  // all in one round
+
   threadgroup float* out;  // [simdgroup][row][column]
   threadgroup float* row_max;
   threadgroup float* row_sum;
@@ -67,7 +71,43 @@ struct VectorStates {
               row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
+
+  float value(int state, int column) const thread { return out[state * kValueDim + column]; }
+  static int column(int of_round, int) { return of_round; }
 };
+
+// This simdgroup's steps of the chunk that `state` has.
+inline void attend_chunk(thread VectorAttention& attention, thread const VectorQuery& query,
+                         thread const SharedWeights& weights, thread const StepScales& scales,
+                         thread const DecodeState& state, thread const Operands& operands,
+                         constant DecodeParams& params, RowBlock block, PackedRow packed,
+                         ushort simdgroup_of_chunk, ushort lane, VectorLane at) {
+  // From what is read back, as in decode.metal.
+  const WorkItem item = state.item(params.span);
+  Sequence sequence;
+  sequence.set(operands, params, block.kv_head, item, packed);
+  scales.put(sequence, params, lane);
+  state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params, at.saved);
+  attention.clear();
+  if (fc_sinks && item.part == 0 && simdgroup_of_chunk == 0) {
+    attention.add_sink(sink_score(state.sink(at.saved)), at.saved.pair == 0);
+  }
+
+  const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
+  const int end_step = steps.first + steps.count;
+  for (int unit = steps.first + simdgroup_of_chunk; unit < end_step; unit += kSimdgroups) {
+    sequence.set_table(operands, params, state.first_block_entry());
+    StepKeys step;
+    step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
+    if (is_whole_step(step, item.ranges)) {
+      vector_step<true>(attention, query, sequence, weights, scales, step, state, params, at);
+    } else {
+      sequence.set_limits(state.limits());
+      vector_step<false>(attention, query, sequence, weights, scales, step, state, params, at);
+    }
+  }
+  attention.finish(at);
+}
 
 }  // namespace fattn
 
@@ -75,12 +115,12 @@ using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode_vector(
     FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
-  threadgroup float shared_out[kSimdgroups * kPackedRows * kValueDim];
-  threadgroup float shared_max[kSimdgroups * kPackedRows];
-  threadgroup float shared_sum[kSimdgroups * kPackedRows];
+  threadgroup float shared_out[kStates * kValueDim];
+  threadgroup float shared_max[kStates];
+  threadgroup float shared_sum[kStates + kChunkSumFloats];
   threadgroup float4 shared_weights[kThreads / 4];  // float4 for its alignment
-  threadgroup SavedScales saved_scales[kSimdgroups];
-  threadgroup SavedWork saved[kSimdgroups];
+  threadgroup SavedScales saved_scales[kChunks * kSimdgroups];
+  threadgroup SavedWork saved[kChunks * kSimdgroups];
 
   Operands operands;
   FATTN_TAKE_ARGUMENTS(operands);
@@ -99,61 +139,56 @@ using namespace fattn;
   DecodeState state;
   state.saved = saved + simdgroup_index;
 
-  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
-  int column = int(group.y);
+  RowBlock block = row_block(params, int(group.y));
   if (at.saved.pair == 0) {
-    state.put_head(packed_row(params, row_block(params, column), at.saved.row), operands, params, at.saved);
+    state.put_head(packed_row(params, block, at.saved.row), operands, params, at.saved);
   }
+  if (kChunks > 1) {
+    const int batch = int(group.x);
+    rows.load(operands, params, block, batch, at);
+    const int chunk = simdgroup_index / kSimdgroups;
+    VectorAttention attention;
+    attention.clear();
+    if (state.put_chunk(batch, chunk, operands, params, lane)) {
+      attend_chunk(attention, rows, weights, scales, state, operands, params, block,
+                   packed_row(params, block, at.saved.row), simdgroup_index % kSimdgroups, lane, at);
+    }
+    ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
+    ChunkSum<kSimdgroups> sum;
+    sum.set(shared_max, shared_sum, kStates, params.span.most_chunks);
+    states.put(attention, simdgroup_index, at);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum.weigh(saved, simdgroup_index, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    sum.store(states, results, 0, thread_in_group(simdgroup_index, lane));
+    return;
+  }
+
+  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<true>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
-    const RowBlock block = row_block(params, column);
     const PackedRow packed = packed_row(params, block, at.saved.row);
     if (next.batch != query_batch) {
       rows.load(operands, params, block, next.batch, at);
     }
-    state.put_work(column, next, share, lane);
+    state.put_work(block, next, share, lane);
 
-    // From what is read back, as in decode.metal.
-    const CutSequence cut = cut_sequence(operands.seq_lens, params.span, state.batch());
-    const WorkItem item = cut.item(state.part());
-    Sequence sequence;
-    sequence.set(operands, params, block.kv_head, item, packed);
-    scales.put(sequence, params, lane);
-    state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params,
-                       at.saved);
     VectorAttention attention;
-    attention.clear();
-    if (fc_sinks && item.part == 0 && simdgroup_index == 0) {
-      attention.add_sink(sink_score(state.sink(at.saved)), at.saved.pair == 0);
-    }
+    attend_chunk(attention, rows, weights, scales, state, operands, params, block, packed, simdgroup_index,
+                 lane, at);
 
-    const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);
-    const int end_step = steps.first + steps.count;
-    for (int unit = steps.first + simdgroup_index; unit < end_step; unit += kSimdgroups) {
-      sequence.set_table(operands, params, state.first_block_entry());
-      StepKeys step;
-      step.look_up(sequence.table, steps.past_gap(unit) * kTileKeys, lane);
-      if (is_whole_step(step, item.ranges)) {
-        vector_step<true>(attention, rows, sequence, weights, scales, step, state, params, at);
-      } else {
-        sequence.set_limits(state.limits());
-        vector_step<false>(attention, rows, sequence, weights, scales, step, state, params, at);
-      }
-    }
-    attention.finish(at);
-
-    column = state.column();
+    block = state.block();
     query_batch = state.batch();
     share = state.share();
     ResultRows results;
     results.operands = operands;
     results.params = &params;
-    results.block = row_block(params, column);
+    results.block = block;
     results.chunk = state.results();
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the chunk before has been stored
     states.put(attention, simdgroup_index, at);

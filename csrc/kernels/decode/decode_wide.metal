@@ -47,12 +47,15 @@ using namespace fattn;
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<false>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
     if (next.batch < 0) {
       return;
     }
+    // Cut again: to keep what the search for the chunk found takes registers.
     const CutSequence cut = cut_sequence(operands.seq_lens, params.span, next.batch);
-    const WorkItem item = cut.item(next.part);
+    KnownSequence sequence_of_chunk;
+    sequence_of_chunk.set(cut);
+    const WorkItem item = sequence_of_chunk.item(next.batch, next.part, params.span);
     results.chunk = chunk_results(params, block, item);
     if (item.batch != query_batch) {
       columns.load(operands, params, block, item.batch, simdgroup_index, at);

@@ -1,11 +1,10 @@
-// Merges partial results over disjoint keys. Part p has values o_p and a sum l_p relative to its maximum m_p.
-// With the largest maximum m, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p. A threadgroup has one row;
-// each of its simdgroups sums every kSimdgroups-th part, and their sums are then added.
+// Merges partial results over disjoint keys (part_sum.h). A threadgroup has one row; each of its simdgroups
+// sums every kSimdgroups-th part, and their sums are then added.
 //
 // It implements fattn::merge, and is the last pass of decode and of a prefill whose keys are cut into parts
 // (float32 partial results).
 #include "../common/out_rows.h"
-#include "../common/row_sum.h"
+#include "../common/part_sum.h"
 #include "../common/schedule.h"
 
 namespace fattn {
@@ -18,18 +17,19 @@ FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
 static_assert(sizeof(RowSum) == kMergeSumFloats * sizeof(float), "as the plan counts threadgroup memory");
 
-// The factor from weights relative to `from` to weights relative to `to`. Exactly 1 if they are equal, so
-// merging a single part does not change its bits.
-inline float shift_of(float from, float to, float log2_per_score) {
-  const float origin = to == -INFINITY ? 0.0f : to;
-  return from == to ? 1.0f : fast::exp2((from - origin) * log2_per_score);
-}
-
 // The sum of some parts of a row.
 struct PartSum {
   float4 weighted;  // this lane's columns
   RowSum keys;
 };
+
+inline RowSum row_sum_at(const threadgroup RowSum* shared) {
+  RowSum sum;
+  sum.score = shared->score;
+  sum.logit = shared->logit;
+  sum.sum = shared->sum;
+  return sum;
+}
 
 // The parts of a row, from this lane's columns on.
 struct Parts {
@@ -74,24 +74,16 @@ inline PartSum sum_of(thread const Parts& parts, bool with_logit, int simdgroup_
   for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
     const int own_part = first + lane * kSimdgroups;  // a lane weighs one part
     const RowSum own = own_part < parts.count ? parts.sum_of(own_part) : row_sum_of_no_keys();
-    const float largest = fmax(sum.keys.score, simd_max(own.score));
-    const float weight = shift_of(own.score, largest, parts.log2_per_score);
-    const float shrink = shift_of(sum.keys.score, largest, parts.log2_per_score);
-    sum.keys.score = largest;
-    if (with_logit) {
-      sum.keys.logit = fmax(sum.keys.logit, simd_max(own.logit));
-    }
-    sum.keys.sum = sum.keys.sum * shrink + simd_sum(own.sum * weight);
-    sum.weighted *= shrink;
+    const LaneParts lanes = add_lanes(sum.keys, own, with_logit, parts.log2_per_score);
+    sum.weighted *= lanes.shrink;
     // Stops after the last part that saw a key: later parts may never have been written.
     const int count = simd_max(own.sum != 0.0f ? int(lane) + 1 : 0);
 #pragma clang loop unroll_count(4)
     for (int i = 0; i < count; i++) {
       const float4 values = parts.values(first + i * kSimdgroups);
       const bool counts = simd_shuffle(own.sum, ushort(i)) != 0.0f;
-      const float part_weight = simd_shuffle(weight, ushort(i));
-      // A part that saw no key may hold anything.
-      sum.weighted += counts ? part_weight * values : float4(0.0f);
+      const float weight = simd_shuffle(lanes.weight, ushort(i));
+      sum.weighted += weighted_values(counts, weight, values);
     }
   }
   return sum;
@@ -143,14 +135,12 @@ using namespace fattn;
     }
     RowSum keys = row_sum_of_no_keys();
     for (int s = 0; s < kSimdgroups; s++) {
-      keys.score = fmax(keys.score, shared_keys[s].score);
-      keys.logit = fmax(keys.logit, shared_keys[s].logit);
+      raise_to(keys, row_sum_at(shared_keys + s));
     }
     float4 weighted = 0.0f;
     for (int s = 0; s < kSimdgroups; s++) {
-      const float weight = shift_of(shared_keys[s].score, keys.score, parts.log2_per_score);
+      const float weight = add_sum(keys, row_sum_at(shared_keys + s), parts.log2_per_score);
       weighted += weight * shared_weighted[s * kSimdWidth + lane];
-      keys.sum += weight * shared_keys[s].sum;
     }
     const float scale = params.puts_part ? 1.0f : keys.sum == 0.0f ? 0.0f : 1.0f / keys.sum;
 #pragma clang loop unroll(full)

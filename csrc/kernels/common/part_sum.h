@@ -1,0 +1,56 @@
+// How partial results of a row over disjoint keys become one. Part p has values o_p and a sum l_p relative to
+// its maximum m_p; with the largest maximum m, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p.
+//
+// It is done in two sums, whose order decides the bits: the parts of a simdgroup of merge.metal, and these
+// sums. decode adds up the chunks of a short cache in the same order, without merge.metal (chunk_sum.h).
+#pragma once
+
+#include "row_sum.h"
+
+namespace fattn {
+
+// The factor from weights relative to `from` to weights relative to `to`. Exactly 1 if they are equal, so
+// merging a single part does not change its bits.
+inline float shift_of(float from, float to, float log2_per_score) {
+  const float origin = to == -INFINITY ? 0.0f : to;
+  return from == to ? 1.0f : fast::exp2((from - origin) * log2_per_score);
+}
+
+// What becomes of a sum when the parts of all lanes are added to it.
+struct LaneParts {
+  float weight;  // of this lane's part
+  float shrink;  // of what was there before
+};
+
+// Adds the parts of a row that lanes have, one each, to `keys`; the logit only if `with_logit` is set.
+inline LaneParts add_lanes(thread RowSum& keys, RowSum own, bool with_logit, float log2_per_score) {
+  const float largest = fmax(keys.score, simd_max(own.score));
+  LaneParts parts;
+  parts.weight = shift_of(own.score, largest, log2_per_score);
+  parts.shrink = shift_of(keys.score, largest, log2_per_score);
+  keys.score = largest;
+  if (with_logit) {
+    keys.logit = fmax(keys.logit, simd_max(own.logit));
+  }
+  keys.sum = keys.sum * parts.shrink + simd_sum(own.sum * parts.weight);
+  return parts;
+}
+
+// Values of a part, ready to be added. A part that saw no key may hold anything.
+template <typename T>
+inline T weighted_values(bool counts, float weight, T values) {
+  return counts ? weight * values : T(0.0f);
+}
+
+// The second sum: first raise `keys` to the maximum of every sum, then add each by its weight.
+inline void raise_to(thread RowSum& keys, RowSum sum) {
+  keys.score = fmax(keys.score, sum.score);
+  keys.logit = fmax(keys.logit, sum.logit);
+}
+inline float add_sum(thread RowSum& keys, RowSum sum, float log2_per_score) {
+  const float weight = shift_of(sum.score, keys.score, log2_per_score);
+  keys.sum += weight * sum.sum;
+  return weight;
+}
+
+}  // namespace fattn
