@@ -70,6 +70,7 @@ struct TileState {
       visible.mask_row[r] = places[r * 8].mask_row;
     }
     visible.mask_key_stride = params.mask.key;
+    visible.mask_keys = params.kv_len;
     return visible;
   }
   // The first element of the row's result; -1 if the row does not exist.
@@ -186,7 +187,9 @@ struct TileRows {
     limits.window_begin = keys.begin;
     limits.sink_end = at.exists ? keys.sink_end : 0;
     SavedPlaces places;
-    places.mask_row = tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row;
+    places.mask_row =
+        at.exists ? tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row
+                  : 0;
     places.lse = lse_of(at, part, params);
     places.out = at.exists ? out_of(at, places.lse, params) : -1;
     state.put(r, places, limits);
