@@ -27,12 +27,9 @@ struct KeyTable {
   // Whether some row sees the key by its position.
   bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
-  // The key, if some row sees it by its position; else another that some row sees. That one then has weight
+  // A key that some row sees by its position, to be read in place of one that no row sees. It then has weight
   // 0, and its value is finite if the values of all seen keys are.
-  int held_key(int key) const thread {
-    const int other = fc_window && sink_end > 0 ? sink_end - 1 : length - 1;
-    return holds(key) ? key : other;
-  }
+  int some_key() const thread { return fc_window && sink_end > 0 ? sink_end - 1 : length - 1; }
 
   // The block of a key; -1 if the key does not exist. A table entry outside the pool counts as no key, so
   // nothing is read through it. The block size is a function constant, so the compiler replaces the division

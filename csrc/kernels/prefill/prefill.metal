@@ -131,6 +131,8 @@ using namespace fattn;
   threadgroup SavedStarts starts;
   threadgroup SavedPlaces saved_places[kTileRows];
   threadgroup SavedLimits saved_limits[kTileRows];
+  threadgroup SavedRanges saved_ranges[kSimdgroups];
+  threadgroup fattn_i64 map_rows[kTileCells];
   StepTiles tiles;
   tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
   tiles.values = reinterpret_cast<threadgroup TileElement*>(value_storage);
@@ -143,7 +145,8 @@ using namespace fattn;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
   tile.at = at;
-  tile.state.set(saved_places, saved_limits, row + at.row);
+  tile.state.set(saved_places, saved_limits, saved_ranges + simdgroup_index, row + at.row);
+  tile.steps.map_rows = map_rows;
   if (!tile.find(group_in_grid(group_in_dispatch, slice), row, &starts, thread_index)) {
     return;
   }
@@ -165,7 +168,7 @@ using namespace fattn;
   for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
     next.stage<true>(first_key, tiles, tile, thread_index);
     next.prefetch<true>(first_key + kTileKeys, tile, thread_index);
-    if (tile.own_ranges.end > 0) {
+    if (tile.state.ranges().end > 0) {
       prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
     }
   }

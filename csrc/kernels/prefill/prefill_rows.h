@@ -43,11 +43,34 @@ struct KeySource {
 struct TileState {
   threadgroup SavedPlaces* places;  // from this lane's first row on
   threadgroup SavedLimits* limits;
+  threadgroup SavedRanges* own_ranges;  // this simdgroup's
 
   // `row`: this lane's first row in the tile.
-  void set(threadgroup SavedPlaces* all_places, threadgroup SavedLimits* all_limits, int row) thread {
+  void set(threadgroup SavedPlaces* all_places, threadgroup SavedLimits* all_limits,
+           threadgroup SavedRanges* of_simdgroup, int row) thread {
     places = all_places + row;
     limits = all_limits + row;
+    own_ranges = of_simdgroup;
+  }
+
+  // Saves what this simdgroup's rows see; called by one of its lanes.
+  void put_ranges(KeyRanges ranges) const thread {
+    own_ranges->end = ranges.end;
+    own_ranges->all_end = ranges.all_end;
+    own_ranges->sink_end = ranges.sink_end;
+    own_ranges->begin = ranges.begin;
+    own_ranges->all_begin = ranges.all_begin;
+    own_ranges->all_sink_end = ranges.all_sink_end;
+  }
+  KeyRanges ranges() const thread {
+    KeyRanges ranges;
+    ranges.end = own_ranges->end;
+    ranges.all_end = own_ranges->all_end;
+    ranges.sink_end = own_ranges->sink_end;
+    ranges.begin = own_ranges->begin;
+    ranges.all_begin = own_ranges->all_begin;
+    ranges.all_sink_end = own_ranges->all_sink_end;
+    return ranges;
   }
 
   // Saves row fragment r; called by one lane of each row.

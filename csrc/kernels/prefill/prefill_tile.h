@@ -28,8 +28,7 @@ struct PrefillTile {
   const constant PrefillParams* params;
   LanePosition at;
   TileRows rows;
-  KeyRanges ranges;      // the tile's
-  KeyRanges own_ranges;  // this simdgroup's
+  KeyRanges ranges;  // the tile's
   KeySource source;
   TileState state;
   TileSteps steps;
@@ -62,9 +61,11 @@ struct PrefillTile {
         return false;
       }
     }
-    own_ranges = rows.ranges_of(first_row, kRowFragments * 8, *params);
+    if (at.lane == 0) {
+      state.put_ranges(rows.ranges_of(first_row, kRowFragments * 8, *params));
+    }
     source = rows.source(operands, *params, ranges, starts);
-    steps.set(ranges, rows, first_row);
+    steps.set(ranges, rows, first_row, *params, thread_index);
     return true;
   }
 
@@ -89,12 +90,13 @@ struct PrefillTile {
   }
 
   // The first key of the first step; ranges.end or more if there is none.
-  int first_step() thread { return steps.first(first_key, rows, *params, operands.mask_map, at.lane); }
-  int step_after(int key) thread { return steps.after(key, rows, *params, operands.mask_map, at.lane); }
+  int first_step() thread { return steps.first(first_key, *params, operands.mask_map, at.lane); }
+  int step_after(int key) thread { return steps.after(key, *params, operands.mask_map, at.lane); }
 
   // What the rows see of the step at `key`; call it before step_after(key). `exist`: see StepKeys.
   StepSight sight_of(int key, uint exist) const thread {
     const uint cell = steps.own_cell(key);
+    const KeyRanges own_ranges = state.ranges();
     StepSight sight;
     sight.fragments = step_fragments(own_ranges, key, cell);
     sight.whole = cell == kCellWhole && own_ranges.all_see(key, key + 1) && exist == kAllKeys;

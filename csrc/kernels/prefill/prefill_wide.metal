@@ -116,6 +116,8 @@ using namespace fattn;
   threadgroup SavedStarts starts;
   threadgroup SavedPlaces saved_places[kTileRows];
   threadgroup SavedLimits saved_limits[kTileRows];
+  threadgroup SavedRanges saved_ranges[kSimdgroups];
+  threadgroup fattn_i64 map_rows[kTileCells];
 
   const LanePosition at = lane_position(lane);
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
@@ -126,7 +128,8 @@ using namespace fattn;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
   tile.at = at;
-  tile.state.set(saved_places, saved_limits, row + at.row);
+  tile.state.set(saved_places, saved_limits, saved_ranges + simdgroup_index, row + at.row);
+  tile.steps.map_rows = map_rows;
   if (!tile.find(group_in_grid(group_in_dispatch, slice), row, &starts, thread_index)) {
     return;
   }
