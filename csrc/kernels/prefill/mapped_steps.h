@@ -7,7 +7,6 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kTileCells = (kTileRows + kCellRows - 1) / kCellRows;
 // Columns of cells that a simdgroup looks up at a time, one cell per lane.
 FATTN_CONSTEXPR int kColumns = kSimdWidth / kTileCells;
 FATTN_CONSTEXPR int kNoColumn = 0x7fffffff;
@@ -28,20 +27,18 @@ inline uint cell_of(uint byte) {
 
 struct TileSteps {
   KeyRanges ranges;  // of the tile
-  ushort own_row;    // the tile's row of cells that holds this simdgroup's rows
   uint looked_up;    // lane row * kColumns + i: the cell's column times kCellBytes, plus its byte
-  // Where the map's rows of the tile begin, in threadgroup memory: only a look-up needs them.
-  threadgroup fattn_i64* map_rows;
+  TileState state;
 
-  void set(KeyRanges of_tile, thread const TileRows& rows, int first_row, constant PrefillParams& params,
-           ushort thread_index) thread {
-    ranges = of_tile;
-    own_row = ushort((first_row - rows.tile.begin) / kCellRows);
+  // `rows`: the tile's. Called by all threads, before the first look-up.
+  void put_map_rows(thread const TileRows& rows, constant PrefillParams& params, ushort thread_index) const
+      thread {
     if (fc_mask_map && thread_index < kTileCells) {
       // Rows past the tile's last row count as that row.
       const int row = min(rows.tile.begin / kCellRows + thread_index, (rows.tile.end - 1) / kCellRows);
-      map_rows[thread_index] = rows.tile.batch * params.mask_map.batch +
-                               rows.tile.head * params.mask_map.head + row * params.mask_map.row;
+      state.saved->map_rows[thread_index] = rows.tile.batch * params.mask_map.batch +
+                                            rows.tile.head * params.mask_map.head +
+                                            row * params.mask_map.row;
     }
   }
 
@@ -66,7 +63,7 @@ struct TileSteps {
     if (!fc_mask_map) {
       return kCellWhole;
     }
-    return byte_of(simd_shuffle(looked_up, ushort(own_row * kColumns + key / kCellKeys - first_column())));
+    return byte_of(simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + key / kCellKeys - first_column())));
   }
 
  private:
@@ -101,7 +98,7 @@ struct TileSteps {
     const int key = column * kCellKeys;
     uint byte = kCellHidden;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
-      byte = mask_map[map_rows[lane / kColumns] + column * params.mask_map.key];
+      byte = mask_map[state.saved->map_rows[lane / kColumns] + column * params.mask_map.key];
     }
     looked_up = uint(column) * kCellBytes + cell_of(byte);
   }

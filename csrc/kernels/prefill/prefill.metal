@@ -128,11 +128,7 @@ using namespace fattn;
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
-  threadgroup SavedStarts starts;
-  threadgroup SavedPlaces saved_places[kTileRows];
-  threadgroup SavedLimits saved_limits[kTileRows];
-  threadgroup SavedRanges saved_ranges[kSimdgroups];
-  threadgroup fattn_i64 map_rows[kTileCells];
+  threadgroup SavedTile saved;
   StepTiles tiles;
   tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
   tiles.values = reinterpret_cast<threadgroup TileElement*>(value_storage);
@@ -140,14 +136,12 @@ using namespace fattn;
 
   const LanePosition at = lane_position(lane);
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
-  const int row = simdgroup_index * (kRowFragments * 8);  // this simdgroup's first row in the tile
+  const int row = simdgroup_index * kOwnRows;  // this simdgroup's first row in the tile
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
   tile.at = at;
-  tile.state.set(saved_places, saved_limits, saved_ranges + simdgroup_index, row + at.row);
-  tile.steps.map_rows = map_rows;
-  if (!tile.find(group_in_grid(group_in_dispatch, slice), row, &starts, thread_index)) {
+  if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
     return;
   }
   OnlineAttention attention;
@@ -168,7 +162,7 @@ using namespace fattn;
   for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
     next.stage<true>(first_key, tiles, tile, thread_index);
     next.prefetch<true>(first_key + kTileKeys, tile, thread_index);
-    if (tile.state.ranges().end > 0) {
+    if (tile.state.own_ranges().end > 0) {
       prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
     }
   }

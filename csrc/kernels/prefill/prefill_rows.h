@@ -39,66 +39,73 @@ struct KeySource {
   }
 };
 
-// The rows of a tile in threadgroup memory while its steps run.
-struct TileState {
-  threadgroup SavedPlaces* places;  // from this lane's first row on
-  threadgroup SavedLimits* limits;
-  threadgroup SavedRanges* own_ranges;  // this simdgroup's
+FATTN_CONSTEXPR int kOwnRows = kRowFragments * 8;  // of a simdgroup
+FATTN_CONSTEXPR int kTileCells = (kTileRows + kCellRows - 1) / kCellRows;  // of a mask map
 
-  // `row`: this lane's first row in the tile.
-  void set(threadgroup SavedPlaces* all_places, threadgroup SavedLimits* all_limits,
-           threadgroup SavedRanges* of_simdgroup, int row) thread {
-    places = all_places + row;
-    limits = all_limits + row;
-    own_ranges = of_simdgroup;
-  }
+// A tile in threadgroup memory while its steps run.
+struct SavedTile {
+  SavedStarts starts;
+  SavedPlaces places[kTileRows];
+  fattn_i64 map_rows[kTileCells];  // where these rows of the mask map begin
+  SavedLimits limits[kTileRows];
+  SavedRanges ranges[kTileRows / kOwnRows];  // of the rows of a simdgroup
+};
+
+struct TileState {
+  threadgroup SavedTile* saved;
+  ushort row;  // this lane's first one in the tile
 
   // Saves what this simdgroup's rows see; called by one of its lanes.
   void put_ranges(KeyRanges ranges) const thread {
-    own_ranges->end = ranges.end;
-    own_ranges->all_end = ranges.all_end;
-    own_ranges->sink_end = ranges.sink_end;
-    own_ranges->begin = ranges.begin;
-    own_ranges->all_begin = ranges.all_begin;
-    own_ranges->all_sink_end = ranges.all_sink_end;
+    threadgroup SavedRanges& to = saved->ranges[row / kOwnRows];
+    to.end = ranges.end;
+    to.all_end = ranges.all_end;
+    to.sink_end = ranges.sink_end;
+    to.begin = ranges.begin;
+    to.all_begin = ranges.all_begin;
+    to.all_sink_end = ranges.all_sink_end;
   }
-  KeyRanges ranges() const thread {
+  KeyRanges own_ranges() const thread {
+    const threadgroup SavedRanges& from = saved->ranges[row / kOwnRows];
     KeyRanges ranges;
-    ranges.end = own_ranges->end;
-    ranges.all_end = own_ranges->all_end;
-    ranges.sink_end = own_ranges->sink_end;
-    ranges.begin = own_ranges->begin;
-    ranges.all_begin = own_ranges->all_begin;
-    ranges.all_sink_end = own_ranges->all_sink_end;
+    ranges.end = from.end;
+    ranges.all_end = from.all_end;
+    ranges.sink_end = from.sink_end;
+    ranges.begin = from.begin;
+    ranges.all_begin = from.all_begin;
+    ranges.all_sink_end = from.all_sink_end;
     return ranges;
   }
 
   // Saves row fragment r; called by one lane of each row.
   void put(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {
-    places[r * 8].mask_row = row_places.mask_row;
-    places[r * 8].out = row_places.out;
-    places[r * 8].lse = row_places.lse;
-    limits[r * 8].limit = row_limits.limit;
-    limits[r * 8].window_begin = row_limits.window_begin;
-    limits[r * 8].sink_end = row_limits.sink_end;
+    threadgroup SavedPlaces& places = saved->places[row + r * 8];
+    places.mask_row = row_places.mask_row;
+    places.out = row_places.out;
+    places.lse = row_places.lse;
+    threadgroup SavedLimits& limits = saved->limits[row + r * 8];
+    limits.limit = row_limits.limit;
+    limits.window_begin = row_limits.window_begin;
+    limits.sink_end = row_limits.sink_end;
   }
 
   Visibility visible(constant PrefillParams& params) const thread {
     Visibility visible;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      visible.limit[r] = limits[r * 8].limit;
-      visible.window_begin[r] = limits[r * 8].window_begin;
-      visible.sink_end[r] = limits[r * 8].sink_end;
-      visible.mask_row[r] = places[r * 8].mask_row;
+      const threadgroup SavedLimits& limits = saved->limits[row + r * 8];
+      visible.limit[r] = limits.limit;
+      visible.window_begin[r] = limits.window_begin;
+      visible.sink_end[r] = limits.sink_end;
+      visible.mask_row[r] = saved->places[row + r * 8].mask_row;
     }
     visible.mask_key_stride = params.mask.key;
     visible.mask_keys = params.kv_len;
     return visible;
   }
   // The first element of the row's result; -1 if the row does not exist.
-  long out(int r) const thread { return places[r * 8].out; }
-  long lse(int r) const thread { return places[r * 8].lse; }
+  long out(int r) const thread { return saved->places[row + r * 8].out; }
+  long lse(int r) const thread { return saved->places[row + r * 8].lse; }
 };
 
 struct TileRows {
