@@ -177,14 +177,21 @@ typedef StorageOf<kKvFormat>::scale Scale;
 FATTN_CONSTEXPR int kStoredWordElements = packed_elements(kKvFormat) * (4 / sizeof(Stored));
 FATTN_CONSTEXPR bool kRowScales = has_row_scales(kKvFormat);
 
-// Elements k and k + n / 2 of the n elements in a word. All codes are exact in half.
+// Codes k and k + 4 of the eight in a word of int4, above int4_base(k). In halves from 1024 to 2047 the last
+// bit counts ones, and from 64 to 127 the fifth last: a code becomes a number where it stands.
+constexpr float int4_base(int k) { return k % 2 == 0 ? 1024.0f : 64.0f; }
+inline half2 int4_codes(uint word, int k) {
+  const uint bytes = k < 2 ? word : word >> 8;
+  const uint codes = k % 2 == 0 ? (bytes & 0x000f000f) | 0x64006400 : (bytes & 0x00f000f0) | 0x54005400;
+  return as_type<half2>(codes);
+}
+
+// Elements k and k + n / 2 of the n elements in a word of int8 or fp8. All codes are exact in half.
 inline half2 stored_pair(uint word, int k) {
-  if (kKvFormat == kKvInt4 || kKvFormat == kKvInt8) {
-    // In halves from 1024 to 2047 the last bit counts ones, so the low bits hold an integer code. An int8
-    // code with its sign bit flipped is the value plus 128.
-    const uint bits = kKvFormat == kKvInt4 ? (word >> (4 * k)) & 0x000f000f : (word >> (8 * k)) & 0x00ff00ff;
-    const uint origin = kKvFormat == kKvInt4 ? 0x64006400 : 0x64806480;
-    return as_type<half2>(bits ^ origin) - as_type<half2>(origin);
+  if (kKvFormat == kKvInt8) {
+    // As above. A code with its sign bit flipped is the value plus 128.
+    const uint origin = 0x64806480;
+    return as_type<half2>(((word >> (8 * k)) & 0x00ff00ff) ^ origin) - as_type<half2>(origin);
   }
   static_assert(kKvFormat == kKvFloat ||  // has no codes
                     kKvFormat == kKvInt4 || kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3,
@@ -198,16 +205,24 @@ inline half2 stored_pair(uint word, int k) {
   return as_type<half2>(small | ((small + 0x00800080) & 0x40004000)) * as_type<half2>(scale);
 }
 
-// Decodes the first N elements of a word. `group`: scale and minimum of an int4 group.
+// Elements k and k + n / 2 of a word. `group`: scale and minimum of an int4 group.
+inline float2 stored_values(uint word, int k, half2 group) {
+  if (kKvFormat == kKvInt4) {
+    // The base is taken from the minimum, once for all elements of a group. That rounds only where the
+    // minimum is a small fraction of the scale, by less than 2^-14 of the scale.
+    const float minimum = fma(-int4_base(k), float(group[0]), float(group[1]));
+    return fma(float2(int4_codes(word, k)), float2(group[0]), float2(minimum));
+  }
+  return float2(stored_pair(word, k));
+}
+
+// Decodes the first N elements of a word.
 template <int N>
 inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N]) {
   constexpr int kHalf = kStoredWordElements / 2;
 #pragma clang loop unroll(full)
   for (int k = 0; k < kHalf && k < N; k++) {
-    float2 pair = float2(stored_pair(word, k));
-    if (kKvFormat == kKvInt4) {
-      pair = fma(pair, float2(group[0]), float2(group[1]));
-    }
+    const float2 pair = stored_values(word, k, group);
     run[k] = Operand(pair[0]);
     if (k + kHalf < N) {
       run[min(k + kHalf, N - 1)] = Operand(pair[1]);

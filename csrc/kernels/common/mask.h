@@ -29,4 +29,7 @@ inline float mask_value(const device uchar* mask, long index) {
   return mask[index] != 0 ? 0.0f : -INFINITY;
 }
 
+// Whether a term of attn_mask hides the key. Its score is then selected, not added to: it may be NaN.
+inline bool hides_key(float term) { return term == -INFINITY; }
+
 }  // namespace fattn

@@ -89,11 +89,11 @@ inline float modified_score(float product, thread const ScoreModifiers& modifier
 // Whether row r sees the key, which may not exist. Adds attn_mask to the score.
 inline bool sees_key(thread float& score, thread const Visibility& visible, const device uchar* mask, int r,
                      int key, bool exists) {
-  bool seen = visible.near(r, key).has(0) && exists;
+  const NearKeys near = visible.near(r, key);
+  bool seen = near.has(0) && exists;
   if (seen && fc_has_mask) {
     const float added = mask_value(mask, visible.mask_row[r] + uint(key) * visible.mask_key_stride);
-    // Hidden by a select, not by adding -inf: the score of a hidden key may be NaN.
-    seen = added != -INFINITY;
+    seen = !hides_key(added);
     score = fc_additive_mask ? score + added : score;
   }
   return seen;
@@ -162,8 +162,7 @@ inline void hide_scores(thread Attention& attention, thread const Visibility& vi
         const bool exists = (present >> (2 * k + e)) & 1;
         const float term = terms[r][k][e];
         const float score = attention.score[r][k].thread_elements()[e];
-        // Hidden by a select, not by adding -inf: the score of a hidden key may be NaN.
-        const bool seen = near.has(k * 8 + e) && exists && term != -INFINITY;
+        const bool seen = near.has(k * 8 + e) && exists && !hides_key(term);
         attention.score[r][k].thread_elements()[e] =
             seen ? (fc_additive_mask ? score + term : score) : -INFINITY;
       }

@@ -55,12 +55,6 @@ inline StepFragments all_fragments() {
   return fragments;
 }
 
-inline StepFragments no_fragments() {
-  StepFragments fragments;
-  fragments.some = 0;
-  return fragments;
-}
-
 // The keys of a step that some row sees, as far as this lane needs them.
 struct SeenKeys {
   uint scored;  // by a row of this lane: bit 2k + e is key 2 * pair + e of fragment k

@@ -20,9 +20,9 @@ constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
 
 namespace fattn {
 
-// Key fragments that a step with hidden keys skips together: a diagonal hides as many as a simdgroup has row
-// fragments.
-FATTN_CONSTEXPR int kSkippedTogether = chunk_of(kKeyFragments, kRowFragments);
+// Key fragments that a step with hidden keys skips together: a test for each would take longer than the
+// products that it saves.
+FATTN_CONSTEXPR int kSkippedTogether = chunk_of(kKeyFragments, 2);
 // Key fragments whose products take turns, and elements of V that are read at a time. Many, so that few
 // products wait for others or for loads; or few, to save registers.
 FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads || kHeadDim > 64 ? chunk_of(kKeyFragments, 2) : 1;
@@ -46,16 +46,15 @@ inline void read_two_keys(const threadgroup TileElement* row, int c, LanePositio
   }
 }
 
-// Adds the products with kTogether key fragments of a staged step, from fragment k on.
-template <int kTogether>
+// Adds the products with kKeysTogether key fragments of a staged step, from fragment k on.
 inline void score_fragments(thread OnlineAttention& attention, thread const QueryRegisters& query,
                             thread const StepTiles& tiles, int k, LanePosition at) {
 #pragma clang loop unroll(full)
   for (int c = 0; c < kKeyChunks; c++) {
-    Operand first[kTogether][kKeyChunk];
-    Operand second[kTogether][kKeyChunk];
+    Operand first[kKeysTogether][kKeyChunk];
+    Operand second[kKeysTogether][kKeyChunk];
 #pragma clang loop unroll(full)
-    for (int i = 0; i < kTogether; i++) {
+    for (int i = 0; i < kKeysTogether; i++) {
       const threadgroup TileElement* row = tiles.keys + ((k + i) * 8 + at.pair * 2) * kKeyPitch;
       read_two_keys(row, c, at, first[i], second[i]);
     }
@@ -64,40 +63,54 @@ inline void score_fragments(thread OnlineAttention& attention, thread const Quer
 }
 
 // The products of a staged step. No row of this simdgroup sees key fragments that are not in `fragments`.
-template <bool kWhole>
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const StepTiles& tiles, StepFragments fragments, LanePosition at) {
-  constexpr int kTogether = kWhole || kKeysTogether < kSkippedTogether ? kKeysTogether : kSkippedTogether;
   attention.clear_scores();
 #pragma clang loop unroll(full)
-  for (int k = 0; k < kKeyFragments; k += kTogether) {
-    if (kWhole || fragments.has_some(k, kTogether)) {
-      score_fragments<kTogether>(attention, query, tiles, k, at);
+  for (int k = 0; k < kKeyFragments; k += kSkippedTogether) {
+    if (!fragments.has_some(k, kSkippedTogether)) {
+      continue;
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < kSkippedTogether; i += kKeysTogether) {
+      score_fragments(attention, query, tiles, k + i, at);
     }
   }
   scale_products(attention, tiles.scales, at);
+}
+
+// Adds the weighted values of key fragment k. `other`: this lane's part of the value of some seen key.
+inline void value_fragment(thread OnlineAttention& attention, thread const StepTiles& tiles, int k,
+                           SeenKeys seen, const threadgroup TileElement* own,
+                           const threadgroup TileElement* other) {
+  // In place of a value that no row sees. Its weights are 0.
+  const threadgroup TileElement* row = !fc_hides_any || seen.value(k) ? own + k * 8 * kValuePitch : other;
+#pragma clang loop unroll(full)
+  for (int i = 0; i < kValueDim / 4; i += kValueRun) {
+    Operand run[kValueRun];
+    read_chunks<kValueChunk>(row, i * 4, 4 * kValueChunk, true, run);
+    attention.multiply_values(k, run, i / 2);
+  }
 }
 
 inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles,
                        StepFragments fragments, SeenKeys seen, LanePosition at) {
   // Apart from what is the same in all lanes.
   const threadgroup TileElement* own = tiles.values + (at.row * kValuePitch + at.pair * kValueChunk);
-  // In place of a value that no row sees. Its weights are 0.
-  const threadgroup TileElement* other =
-      tiles.values + (fc_hides_any ? seen.some_key() * kValuePitch + at.pair * kValueChunk : 0);
+  const int other = fc_hides_any ? seen.some_key() : 0;
+  if (seen.all == 0) {
+    return;
+  }
 #pragma clang loop unroll(full)
-  for (int k = 0; k < kKeyFragments; k++) {
-    if (!fragments.has_some(k / kSkippedTogether * kSkippedTogether, kSkippedTogether)) {
+  for (int k = 0; k < kKeyFragments; k += kSkippedTogether) {
+    if (!fragments.has_some(k, kSkippedTogether)) {
       continue;
     }
-    scale_weights(attention, tiles.scales, k, seen, at);
-    const threadgroup TileElement* row =
-        !fc_hides_any || seen.value(k) ? own + k * 8 * kValuePitch : other;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < kValueDim / 4; i += kValueRun) {
-      Operand run[kValueRun];
-      read_chunks<kValueChunk>(row, i * 4, 4 * kValueChunk, true, run);
-      attention.multiply_values(k, run, i / 2);
+    for (int i = 0; i < kSkippedTogether; i++) {
+      scale_weights(attention, tiles.scales, k + i, seen, at);
+      value_fragment(attention, tiles, k + i, seen, own,
+                     tiles.values + (other * kValuePitch + at.pair * kValueChunk));
     }
   }
 }
@@ -107,7 +120,7 @@ template <bool kWhole>
 inline void prefill_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                          thread const ScoreModifiers& modifiers, thread const StepTiles& tiles,
                          thread const PrefillTile& tile, int first_key, StepSight sight, LanePosition at) {
-  score_step<kWhole>(attention, query, tiles, sight.fragments, at);
+  score_step(attention, query, tiles, sight.fragments, at);
   modify_scores(attention, modifiers, first_key, at);
   if (!kWhole) {
     const Visibility visible = tile.state.visible(*tile.params);
@@ -115,7 +128,7 @@ inline void prefill_step(thread OnlineAttention& attention, thread const QueryRe
   }
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
   attention.weigh();
-  value_step(attention, tiles, seen.all == 0 ? no_fragments() : sight.fragments, seen, at);
+  value_step(attention, tiles, sight.fragments, seen, at);
 }
 
 }  // namespace fattn

@@ -181,8 +181,9 @@ struct TileShare {
   static void fetch_paged(thread const StagedRows& rows, thread const KeyTable& table,
                           thread const StepKeys& step, int row, int column, thread Chunk& found) {
     const KeyPlace place = step.find(table, row);
+    const StoredRow from = rows.operand.row_at(place, *rows.strides, *rows.scale_strides);
     if (kWhole || place.exists) {
-      found.read(rows.operand.row_at(place, *rows.strides, *rows.scale_strides), column);
+      found.read(from, column);
     } else {
       found.clear();
     }
