@@ -24,14 +24,12 @@ struct SavedLimits {
   fattn_i32 window_begin;
   fattn_i32 sink_end;
 };
-// The keys that the rows of a simdgroup of prefill see: see KeyRanges.
+// The keys that the rows of a simdgroup of prefill see: of KeyRanges, what its first row does not tell.
 struct SavedRanges {
   fattn_i32 sink_end;
   fattn_i32 begin;
   fattn_i32 end;
   fattn_i32 all_begin;
-  fattn_i32 all_end;
-  fattn_i32 all_sink_end;
 };
 
 // A row of decode: what it sees, and the parameters of its head.
@@ -70,7 +68,7 @@ struct SavedWork {
 FATTN_CHECK_SIZE(SavedStarts, 24);
 FATTN_CHECK_SIZE(SavedPlaces, 24);
 FATTN_CHECK_SIZE(SavedLimits, 12);
-FATTN_CHECK_SIZE(SavedRanges, 24);
+FATTN_CHECK_SIZE(SavedRanges, 16);
 FATTN_CHECK_SIZE(SavedDecodeRow, 24);
 FATTN_CHECK_SIZE(SavedWork, 280);
 

@@ -58,23 +58,22 @@ struct TileState {
   // Saves what this simdgroup's rows see; called by one of its lanes.
   void put_ranges(KeyRanges ranges) const thread {
     threadgroup SavedRanges& to = saved->ranges[row / kOwnRows];
-    to.end = ranges.end;
-    to.all_end = ranges.all_end;
     to.sink_end = ranges.sink_end;
     to.begin = ranges.begin;
+    to.end = ranges.end;
     to.all_begin = ranges.all_begin;
-    to.all_sink_end = ranges.all_sink_end;
   }
   KeyRanges own_ranges() const thread {
     const threadgroup SavedRanges& from = saved->ranges[row / kOwnRows];
+    const threadgroup SavedLimits& first = saved->limits[row / kOwnRows * kOwnRows];
     KeyRanges ranges;
-    ranges.end = from.end;
-    ranges.all_end = from.all_end;
     ranges.sink_end = from.sink_end;
     ranges.begin = from.begin;
+    ranges.end = from.end;
     ranges.all_begin = from.all_begin;
-    ranges.all_sink_end = from.all_sink_end;
-    return ranges;
+    ranges.all_end = first.limit;
+    ranges.all_sink_end = first.sink_end;
+    return in_whole_steps(ranges, kTileKeys);
   }
 
   // Saves row fragment r; called by one lane of each row.
