@@ -98,7 +98,7 @@ def _call(op: str, dtype: str, head_dim: int, group: int = 4, **changes: Any) ->
 def _plain_calls() -> Iterator[Call]:
     """Calls that the peers have kernels for as well."""
     for dtype in _DTYPES:
-        for dim in (64, 72, 80, 96, 128, 256):
+        for dim in (40, 64, 72, 80, 96, 112, 128, 256):
             yield _call("prefill", dtype, dim)
     for dtype in _DTYPES:
         for dim in (64, 96, 128, 256):
@@ -120,9 +120,10 @@ def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
                 yield _call("prefill", dtype, dim, **changes), {}
             yield _call("prefill", dtype, dim, mask="prefix"), {}
             yield _call("prefill", dtype, dim), {"softcap": 50.0}
-    for dim in (64, 128):
+    for dim in (64, 96, 128):
         for kv_format in ("int8", "int4", "fp8_e4m3"):
             yield _call("decode", "float16", dim, kv_format=kv_format), {}
+    for dim in (64, 128):
         yield _call("paged_decode", "float16", dim, block_size=16), {}
         yield _call("decode", "float16", dim, window_left=1023), {}
         yield _call("decode", "float16", dim, sinks=True), {}
@@ -273,6 +274,10 @@ def _costs(cost: compiler.Cost) -> Row:
     if loop is None or loop.simulated is None:
         return costs
     band = loop.simulated
+    if len(loop.steps) > 1:
+        costs["steps"] = [
+            [one.products, one.other_cycles, round(one.simulated.likely, 1)] for one in loop.steps
+        ]
     return {
         **costs,
         "loop_needed": loop.needed,

@@ -36,7 +36,7 @@ struct Visibility {
   int window_begin[kRowFragments];
   int sink_end[kRowFragments];
   int first_draft;
-  uint drafts[kRowFragments];  // bit t: row r sees draft token t
+  uint drafts[kRowFragments];    // bit t: row r sees draft token t
   long mask_row[kRowFragments];  // its first element; 0 if the row does not exist
   long mask_key_stride;
   int mask_keys;

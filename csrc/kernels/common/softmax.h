@@ -63,6 +63,10 @@ struct SeenKeys {
 
   // A value that no row sees must not be multiplied, not even by 0: it may be NaN.
   bool value(int k) const thread { return (read >> (2 * k)) & 1; }
+  // Whether a row sees a key of fragments [k, k + count).
+  bool some(int k, int count) const thread {
+    return (all & ((1u << (2 * count)) - 1) * 0x01010101u << (2 * k)) != 0;
+  }
   // Some key that a row sees, counted from the first of the step. Requires that there is one.
   int some_key() const thread {
     const int bit = ctz(all);

@@ -101,10 +101,9 @@ struct Sequence {
                                                   packed.row * params.tree_mask_row_stride]);
     }
     mask = operands.attn_mask;
-    visible.mask_row[0] =
-        packed.exists
-            ? batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row
-            : 0;
+    visible.mask_row[0] = packed.exists ? batch * params.mask.batch + packed.head * params.mask.head +
+                                              packed.row * params.mask.row
+                                        : 0;
   }
 
   // Sets what block look-ups need. decode sets it in every step, because holding it would take registers.

@@ -37,8 +37,7 @@ struct TileSteps {
       // Rows past the tile's last row count as that row.
       const int row = min(rows.tile.begin / kCellRows + thread_index, (rows.tile.end - 1) / kCellRows);
       state.saved->map_rows[thread_index] = rows.tile.batch * params.mask_map.batch +
-                                            rows.tile.head * params.mask_map.head +
-                                            row * params.mask_map.row;
+                                            rows.tile.head * params.mask_map.head + row * params.mask_map.row;
     }
   }
 
@@ -63,7 +62,8 @@ struct TileSteps {
     if (!fc_mask_map) {
       return kCellWhole;
     }
-    return byte_of(simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + key / kCellKeys - first_column())));
+    return byte_of(
+        simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + key / kCellKeys - first_column())));
   }
 
  private:

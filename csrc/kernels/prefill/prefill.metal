@@ -98,12 +98,9 @@ inline void value_step(thread OnlineAttention& attention, thread const StepTiles
   // Apart from what is the same in all lanes.
   const threadgroup TileElement* own = tiles.values + (at.row * kValuePitch + at.pair * kValueChunk);
   const int other = fc_hides_any ? seen.some_key() : 0;
-  if (seen.all == 0) {
-    return;
-  }
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k += kSkippedTogether) {
-    if (!fragments.has_some(k, kSkippedTogether)) {
+    if (fc_hides_any ? !seen.some(k, kSkippedTogether) : !fragments.has_some(k, kSkippedTogether)) {
       continue;
     }
 #pragma clang loop unroll(full)

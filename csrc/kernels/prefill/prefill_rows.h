@@ -39,7 +39,7 @@ struct KeySource {
   }
 };
 
-FATTN_CONSTEXPR int kOwnRows = kRowFragments * 8;  // of a simdgroup
+FATTN_CONSTEXPR int kOwnRows = kRowFragments * 8;                          // of a simdgroup
 FATTN_CONSTEXPR int kTileCells = (kTileRows + kCellRows - 1) / kCellRows;  // of a mask map
 
 // A tile in threadgroup memory while its steps run.
