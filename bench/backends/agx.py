@@ -274,7 +274,7 @@ def _costs(cost: compiler.Cost) -> Row:
     if loop is None or loop.simulated is None:
         return costs
     band = loop.simulated
-    if len(loop.steps) > 1:
+    if loop.steps:
         costs["steps"] = [
             [one.products, one.other_cycles, round(one.simulated.likely, 1)] for one in loop.steps
         ]

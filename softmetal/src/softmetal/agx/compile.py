@@ -65,7 +65,7 @@ class LoopCost:
     product_cycles: int  # in which a scheduler issues products
     other_cycles: int  # and everything else
     simulated: scheduler.Band | None  # cycles, with the resident simdgroups; None if not simulated
-    steps: tuple[StepCost, ...]  # the paths that an iteration takes; none if not simulated
+    steps: tuple[StepCost, ...]  # its paths, if there are several and it is simulated
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _loop_cost(loop: listing.Loop, found: list[listing.Loop], simdgroups: int) -
         product_cycles=products,
         other_cycles=others,
         simulated=scheduler.simulate(loop.instructions, simdgroups) if simdgroups else None,
-        steps=tuple(_step_cost(path, simdgroups) for path in paths),
+        steps=tuple(_step_cost(path, simdgroups) for path in paths if len(paths) > 1),
     )
 
 
