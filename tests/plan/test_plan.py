@@ -116,7 +116,7 @@ def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
 
 
 def saved_bytes(tile_rows: int, macros: dict[str, str]) -> int:
-    """Three offsets and three keys of each row, where the keys begin, where the mask map's rows of cells begin,
+    """Three offsets and three keys of each row, where the keys begin, where the map's rows of cells begin,
     and four keys of each simdgroup's rows."""
     own_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"])
     return tile_rows * (3 * 8 + 3 * 4) + 3 * 8 + -(-tile_rows // 16) * 8 + tile_rows // own_rows * 16
