@@ -100,7 +100,7 @@ def _call(op: str, dtype: str, head_dim: int, group: int = 4, **changes: Any) ->
 def _plain_calls() -> Iterator[Call]:
     """Calls that the peers have kernels for as well."""
     for dtype in _DTYPES:
-        for dim in (64, 72, 80, 96, 128, 256):
+        for dim in (40, 64, 72, 80, 96, 112, 128, 256):
             yield _call("prefill", dtype, dim)
     for dtype in _DTYPES:
         for dim in (64, 96, 128, 256):
@@ -142,9 +142,10 @@ def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
     for dim, group in itertools.product((64, 96, 128, 256), (1, 2)):
         for kv_format in ("int8", "int4", "fp8_e4m3"):
             yield _call("decode", "float16", dim, group, kv_format=kv_format), {}
-    for dim in (64, 128):
+    for dim in (64, 96, 128):
         for kv_format in ("int8", "int4", "fp8_e4m3"):
             yield _call("decode", "float16", dim, kv_format=kv_format), {}
+    for dim in (64, 128):
         yield _call("paged_decode", "float16", dim, block_size=16), {}
         yield _call("decode", "float16", dim, window_left=1023), {}
         yield _call("decode", "float16", dim, sinks=True), {}
@@ -311,6 +312,10 @@ def _costs(cost: compiler.Cost) -> Row:
     if loop is None or loop.simulated is None:
         return costs
     band = loop.simulated
+    if loop.steps:
+        costs["steps"] = [
+            [one.products, one.other_cycles, round(one.simulated.likely, 1)] for one in loop.steps
+        ]
     return {
         **costs,
         "loop_needed": loop.needed,

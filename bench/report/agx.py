@@ -33,7 +33,7 @@ _PARTS = {
 }
 _COLUMNS = (
     *("kernel", "call", "shape", "needed", "spills", "resident threads", "threadgroup", "code KB"),
-    *("products", "issue a product", "cycles a product"),
+    *("products", "issue a product", "cycles a product", "of steps"),
 )
 _TRUST = f"""\
 needed: half registers of the hot loop / the program. Up to {_FITS} should fit in 256 (fits), and from
@@ -44,6 +44,8 @@ resident threads: of a core, and with one step of registers more and fewer.
 code KB: the hot loop / the program. Trust the order, and differences of more than a third.
 products, issue: an iteration of the hot loop, every block once. Exact counts, times published cycles.
 cycles a product: simulated, in the band of the unknowns. Differences of less than 10 % decide nothing.
+of steps: cycles a product of one path through a loop that has several. The lower number is a step that every
+  row of a simdgroup sees whole.
 No row has been compared with a Mac: softmetal/docs/agx.md."""
 
 
@@ -115,7 +117,7 @@ def _cells(row: Row) -> list[str]:
     cells += [str(row["threadgroup_bytes"])]
     if "cycles" not in row:
         cells[3], cells[4] = str(row["needed"]), str(row["spills"])
-        return [*cells, f"{row['code_bytes'] / 1024:.1f}", "", "", ""]
+        return [*cells, f"{row['code_bytes'] / 1024:.1f}", "", "", "", ""]
     cells[3] = f"{row['loop_needed']}/{row['needed']} {_verdict(row['loop_needed'])}"
     if row.get("by_hand"):
         cells[3] += f" ({row['by_hand']})"
@@ -129,6 +131,7 @@ def _cells(row: Row) -> list[str]:
             "0",
             f"{sum(row['issue'])} a step",
             f"{likely:.0f} ({best:.0f} to {worst:.0f}) a step",
+            "",
         ]
     best, likely, worst = (cycles / products for cycles in row["cycles"])
     return [
@@ -136,6 +139,7 @@ def _cells(row: Row) -> list[str]:
         str(products),
         f"{sum(row['issue']) / products:.1f}",
         f"{likely:.1f} ({best:.1f} to {worst:.1f})",
+        ", ".join(f"{cycles / products:.1f}" for products, _, cycles in row.get("steps", ())),
     ]
 
 

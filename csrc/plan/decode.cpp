@@ -34,7 +34,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   DecodeRow row = tuned_or(tuning_row(kDecodeTuning, device, p.dtype, dim), Kernel::kDecode, device, p);
   if (p.kv_format != kKvFloat) {
-    const QuantisedRow& quantised = quantised_row(device, p.dtype, p.kv_format);
+    const QuantisedRow& quantised = quantised_row(device, p.dtype, p.kv_format, dim);
     row.tile_keys = quantised.tile_keys;
     row.provenance = quantised.provenance;
   }

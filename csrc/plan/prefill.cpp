@@ -69,9 +69,12 @@ int64_t scale_bytes(const Problem& p, int64_t keys) {
   return (has_row_scales(p.kv_format) ? keys : 1) * 2 * int64_t(sizeof(float));
 }
 
-// State of each row in threadgroup memory, and the offsets of the keys.
+// SavedTile in prefill_rows.h.
 int64_t saved_bytes(const Tile& tile) {
-  return tile.rows() * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts));
+  const int64_t own_rows = tile.row_fragments * kFragment;
+  return tile.rows() * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts)) +
+         ceil_div(tile.rows(), kCellRows) * int64_t(sizeof(int64_t)) +
+         tile.rows() / own_rows * int64_t(sizeof(SavedRanges));
 }
 
 // The K tile, the V tile, and the scales of their rows.

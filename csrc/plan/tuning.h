@@ -118,20 +118,27 @@ struct QuantisedRow {
   int min_family;
   uint8_t dtypes;   // of query
   uint8_t formats;  // as bits 1 << KvFormat
+  uint16_t max_dim;
   uint16_t tile_keys;
   const char* provenance;
 };
 
-inline constexpr std::array<QuantisedRow, 2> kQuantisedTuning{{
-    {9, kFloat16s, 1 << kKvInt8 | 1 << kKvFp8E4M3, 16,
+inline constexpr std::array<QuantisedRow, 4> kQuantisedTuning{{
+    {9, kFloat16s, 1 << kKvInt8 | 1 << kKvFp8E4M3, kAnyDim, 16,
      "float16 over int8 or fp8: 16 keys per step, more than M1 and M2 have registers for (H200)"},
-    {kAnyFamily, kAnyDType, 0xff, 8, "quantised cache: 8 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, 0xff, 64, 16,
+     "quantised cache, D <= 64: 16 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, 1 << kKvInt4, 96, 16,
+     "int4 cache, D <= 96: 16 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, 0xff, kAnyDim, 8,
+     "quantised cache: 8 keys per step (registers of M1/M2 as Mesa counts)"},
 }};
 
-inline const QuantisedRow& quantised_row(const DeviceFacts& device, DType dtype, KvFormat format) {
+inline const QuantisedRow& quantised_row(const DeviceFacts& device, DType dtype, KvFormat format,
+                                         int64_t dim) {
   for (const auto& row : kQuantisedTuning) {
     const bool matches = device.family >= row.min_family && (row.dtypes & set_of(dtype)) != 0 &&
-                         (row.formats & (1 << format)) != 0;
+                         (row.formats & (1 << format)) != 0 && dim <= row.max_dim;
     if (matches) return row;
   }
   return kQuantisedTuning.back();

@@ -116,7 +116,9 @@ def test_the_table_shows_bands() -> None:
         "shape": "",
         "refused": "no such kernel",
     }
-    text = "\n".join(report.table([ROW, spilled, refused]))
+    option = {**ROW, "part": "option", "products": 256, "steps": [[128, 700, 3200.0], [128, 400, 2880.0]]}
+    text = "\n".join(report.table([ROW, spilled, refused, option]))
+    assert "25.0, 22.5" in text
     assert "202/204 fits" in text and "512 (384 to 512)" in text and "24.3 (23.2 to 25.6)" in text
     assert "torch-metal (stale)" in text and "330/204 not" in text and "no such kernel" in text
     assert "1 rows are stale" in text and report._TRUST in text

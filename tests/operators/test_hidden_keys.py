@@ -282,12 +282,12 @@ def test_a_bad_sequence_leaves_the_others_alone(op: str, dim: int, device: str) 
 
 # ---- each rule, taken out
 
-ADDS_THE_MASK = ("seen = added != -INFINITY;", "")
+ADDS_THE_MASK = ("return term == -INFINITY;", "return false;")
 KERNELS = [
     *(("prefill", kernel) for kernel in ("fattn_prefill", "fattn_prefill_wide")),
     *(("decode", kernel) for kernel in ("fattn_decode", "fattn_decode_wide", "fattn_decode_vector")),
 ]
-SEES_ALL_VALUES = ("seen.read = simd_shuffle(column", "seen.read = ~0u | simd_shuffle(column")
+SEES_ALL_VALUES = ("seen.read = seen.all >>", "seen.read = ~0u >>")
 SEES_ALL_OF_LANES = ("uint seen_here = seen >>", "uint seen_here = ~0u >>")
 RULES = [
     (None, -torch.inf, "key", False),

@@ -101,7 +101,7 @@ def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
     element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
     tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
     rows = int(macros["FATTN_SIMDGROUPS"]) * int(macros["FATTN_ROW_FRAGMENTS"]) * 8
-    return tiles + scale_bytes(p, tile_keys) + saved_bytes(rows)
+    return tiles + scale_bytes(p, tile_keys) + saved_bytes(rows, macros)
 
 
 def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
@@ -112,12 +112,14 @@ def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
     columns = -(-p.head_dim // 8 // sums) * 8
     share_bytes = -(-columns * ELEMENT_BYTES[macros["FATTN_T"]] // 64) * 64
     of_row = sums * (share_bytes + 2 * tile_keys * 4)
-    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + saved_bytes(tile_rows)
+    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + saved_bytes(tile_rows, macros)
 
 
-def saved_bytes(tile_rows: int) -> int:
-    """Three offsets and three keys of each row, and where the keys begin."""
-    return tile_rows * (3 * 8 + 3 * 4) + 3 * 8
+def saved_bytes(tile_rows: int, macros: dict[str, str]) -> int:
+    """Three offsets and three keys of each row, where the keys begin, where the map's rows of cells begin,
+    and four keys of each simdgroup's rows."""
+    own_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"])
+    return tile_rows * (3 * 8 + 3 * 4) + 3 * 8 + -(-tile_rows // 16) * 8 + tile_rows // own_rows * 16
 
 
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:

@@ -16,6 +16,11 @@ inline float float_at(const device uchar* numbers, long index, uint kind) {
   return reinterpret_cast<const device float*>(numbers)[index];
 }
 
+// The address of attn_mask[index].
+inline const device uchar* mask_at(const device uchar* mask, long index) {
+  return mask + index * (!fc_additive_mask ? 1 : fc_mask == kMaskFloat32 ? 4 : 2);
+}
+
 // The term that attn_mask[index] adds to a score; -inf hides the key.
 inline float mask_value(const device uchar* mask, long index) {
   if (fc_additive_mask) {
@@ -23,5 +28,8 @@ inline float mask_value(const device uchar* mask, long index) {
   }
   return mask[index] != 0 ? 0.0f : -INFINITY;
 }
+
+// Whether a term of attn_mask hides the key. Its score is then selected, not added to: it may be NaN.
+inline bool hides_key(float term) { return term == -INFINITY; }
 
 }  // namespace fattn

@@ -24,6 +24,13 @@ struct SavedLimits {
   fattn_i32 window_begin;
   fattn_i32 sink_end;
 };
+// The keys that the rows of a simdgroup of prefill see: of KeyRanges, what its first row does not tell.
+struct SavedRanges {
+  fattn_i32 sink_end;
+  fattn_i32 begin;
+  fattn_i32 end;
+  fattn_i32 all_begin;
+};
 
 // A row of decode: what it sees, and the parameters of its head.
 struct SavedDecodeRow {
@@ -71,6 +78,7 @@ struct SavedScales {
 FATTN_CHECK_SIZE(SavedStarts, 24);
 FATTN_CHECK_SIZE(SavedPlaces, 24);
 FATTN_CHECK_SIZE(SavedLimits, 12);
+FATTN_CHECK_SIZE(SavedRanges, 16);
 FATTN_CHECK_SIZE(SavedDecodeRow, 24);
 FATTN_CHECK_SIZE(SavedWork, 296);
 FATTN_CHECK_SIZE(SavedScales, 16);

@@ -7,6 +7,27 @@
 
 namespace fattn {
 
+// The keys that a row sees by its position, counted from some key of a step. A lane computes it once for a
+// step and compares it with constants.
+struct NearKeys {
+  int limit;
+  int window_begin;
+  int sink_end;
+  int first_draft;
+  uint drafts;
+
+  bool has(int key) const thread {
+    bool seen = key < limit;
+    if (fc_window) {
+      seen = (seen && key >= window_begin) || key < sink_end;
+    }
+    if (fc_tree) {
+      seen = seen && (key < first_draft || ((drafts >> (key - first_draft)) & 1));
+    }
+    return seen;
+  }
+};
+
 // What this lane's rows see: the window that ends at the row's limit (its causal position, the window's right
 // end, or the number of keys), the sink tokens before the window, and with a tree mask the draft tokens of
 // the row's branch, all without the keys that attn_mask hides.
@@ -15,19 +36,24 @@ struct Visibility {
   int window_begin[kRowFragments];
   int sink_end[kRowFragments];
   int first_draft;
-  uint drafts[kRowFragments];  // bit t: row r sees draft token t
-  long mask_row[kRowFragments];
+  uint drafts[kRowFragments];    // bit t: row r sees draft token t
+  long mask_row[kRowFragments];  // its first element; 0 if the row does not exist
   long mask_key_stride;
+  int mask_keys;
 
-  bool by_position(int r, int key) const thread {
-    bool seen = key < limit[r];
+  // The keys that row r sees by its position, counted from `key`.
+  NearKeys near(int r, int key) const thread {
+    NearKeys keys;
+    keys.limit = limit[r] - key;
     if (fc_window) {
-      seen = (seen && key >= window_begin[r]) || key < sink_end[r];
+      keys.window_begin = window_begin[r] - key;
+      keys.sink_end = sink_end[r] - key;
     }
     if (fc_tree) {
-      seen = seen && (key < first_draft || ((drafts[r] >> (key - first_draft)) & 1));
+      keys.first_draft = first_draft - key;
+      keys.drafts = drafts[r];
     }
-    return seen;
+    return keys;
   }
 };
 
@@ -63,11 +89,11 @@ inline float modified_score(float product, thread const ScoreModifiers& modifier
 // Whether row r sees the key, which may not exist. Adds attn_mask to the score.
 inline bool sees_key(thread float& score, thread const Visibility& visible, const device uchar* mask, int r,
                      int key, bool exists) {
-  bool seen = visible.by_position(r, key) && exists;
+  const NearKeys near = visible.near(r, key);
+  bool seen = near.has(0) && exists;
   if (seen && fc_has_mask) {
     const float added = mask_value(mask, visible.mask_row[r] + uint(key) * visible.mask_key_stride);
-    // Hidden by a select, not by adding -inf: the score of a hidden key may be NaN.
-    seen = added != -INFINITY;
+    seen = !hides_key(added);
     score = fc_additive_mask ? score + added : score;
   }
   return seen;
@@ -91,22 +117,54 @@ inline void modify_scores(thread Attention& attention, thread const ScoreModifie
   }
 }
 
-// Sets the scores of keys that a row does not see to -inf. `first_key` is the step's first key. Bit 2k + e of
-// `present`: the key of element e of this lane's fragment k exists.
+// Where this lane reads attn_mask in a step: its first key, and others counted from there. A key past the end
+// of the mask is replaced by the first, and the first by the last of the mask, so that no load needs a
+// condition: such loads would wait for one another.
+struct MaskKeys {
+  long first;
+  long stride;
+  int left;  // keys from the first to the last of the mask
+
+  void set(thread const Visibility& visible, int key) thread {
+    left = visible.mask_keys - 1 - key;
+    stride = visible.mask_key_stride;
+    first = (key + min(left, 0)) * stride;
+  }
+  long place(int next) const thread { return next <= left ? next * stride : 0; }
+};
+
+// Adds attn_mask to the scores, and sets those of keys that a row does not see to -inf. `first_key` is the
+// step's first key. Bit 2k + e of `present`: the key of element e of this lane's fragment k exists.
 template <typename Attention>
 inline void hide_scores(thread Attention& attention, thread const Visibility& visible,
                         const device uchar* mask, int first_key, uint present, LanePosition at) {
+  float terms[kRowFragments][kKeyFragments][2];
+  MaskKeys keys;
+  keys.set(visible, first_key + at.pair * 2);
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
+    const device uchar* row = fc_has_mask ? mask_at(mask, visible.mask_row[r] + keys.first) : mask;
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
 #pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
-        const int key = first_key + k * 8 + at.pair * 2 + e;
+        terms[r][k][e] = fc_has_mask ? mask_value(row, keys.place(k * 8 + e)) : 0.0f;
+      }
+    }
+  }
+#pragma clang loop unroll(full)
+  for (int r = 0; r < kRowFragments; r++) {
+    const NearKeys near = visible.near(r, first_key + at.pair * 2);
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+#pragma clang loop unroll(full)
+      for (int e = 0; e < 2; e++) {
         const bool exists = (present >> (2 * k + e)) & 1;
-        float s = attention.score[r][k].thread_elements()[e];
-        const bool seen = sees_key(s, visible, mask, r, key, exists);
-        attention.score[r][k].thread_elements()[e] = seen ? s : -INFINITY;
+        const float term = terms[r][k][e];
+        const float score = attention.score[r][k].thread_elements()[e];
+        const bool seen = near.has(k * 8 + e) && exists && !hides_key(term);
+        attention.score[r][k].thread_elements()[e] =
+            seen ? (fc_additive_mask ? score + term : score) : -INFINITY;
       }
     }
   }

@@ -42,7 +42,11 @@ struct StepFragments {
   uint some;  // with a mask map, bit k: fragment k; otherwise the number of leading fragments
 
   bool any() const thread { return some != 0; }
-  bool has(int k) const thread { return fc_mask_map ? (some >> k) & 1 : k < int(some); }
+  bool has(int k) const thread { return has_some(k, 1); }
+  // Whether fragments [k, k + count) are not all hidden. Without a map, those that are hidden come last.
+  bool has_some(int k, int count) const thread {
+    return fc_mask_map ? ((some >> k) & ((1u << count) - 1)) != 0 : k < int(some);
+  }
 };
 
 inline StepFragments all_fragments() {
@@ -54,15 +58,26 @@ inline StepFragments all_fragments() {
 // The keys of a step that some row sees, as far as this lane needs them.
 struct SeenKeys {
   uint scored;  // by a row of this lane: bit 2k + e is key 2 * pair + e of fragment k
+  uint all;     // by any row: bit 8 * pair + 2k + e likewise
   uint read;    // by any row: bit 2k is key `row` of fragment k, whose value this lane reads
 
   // A value that no row sees must not be multiplied, not even by 0: it may be NaN.
   bool value(int k) const thread { return (read >> (2 * k)) & 1; }
+  // Whether a row sees a key of fragments [k, k + count).
+  bool some(int k, int count) const thread {
+    return (all & ((1u << (2 * count)) - 1) * 0x01010101u << (2 * k)) != 0;
+  }
+  // Some key that a row sees, counted from the first of the step. Requires that there is one.
+  int some_key() const thread {
+    const int bit = ctz(all);
+    return bit % 8 / 2 * 8 + bit / 8 * 2 + bit % 2;
+  }
 };
 
 inline SeenKeys all_seen() {
   SeenKeys seen;
   seen.scored = ~0u;
+  seen.all = ~0u;
   seen.read = ~0u;
   return seen;
 }
@@ -110,11 +125,11 @@ struct AttentionState {
     }
   }
 
-  // Adds the products with chunk c of G key fragments from `first_key_fragment` on, as far as they are in
-  // `fragments`. `first` and `second` are this lane's chunks of keys 2 * pair and 2 * pair + 1. The fragments
-  // take turns, so that consecutive products do not add to the same sum.
+  // Adds the products with chunk c of G key fragments from `first_key_fragment` on. `first` and `second` are
+  // this lane's chunks of keys 2 * pair and 2 * pair + 1. The fragments take turns, so that consecutive
+  // products do not add to the same sum.
   template <int G, typename Query>
-  void multiply_key_chunk(thread const Query& query, int c, int first_key_fragment, StepFragments fragments,
+  void multiply_key_chunk(thread const Query& query, int c, int first_key_fragment,
                           thread const Operand (&first)[G][kKeyChunk],
                           thread const Operand (&second)[G][kKeyChunk]) thread {
     simdgroup_float8x8 sums[kRows][G];
@@ -129,9 +144,6 @@ struct AttentionState {
     for (int i = 0; i < kKeyChunk; i++) {
 #pragma clang loop unroll(full)
       for (int g = 0; g < G; g++) {
-        if (!fragments.has(first_key_fragment + g)) {
-          continue;
-        }
         OperandFragment key;
         set_elements(key, first[g][i], second[g][i]);
 #pragma clang loop unroll(full)
@@ -224,12 +236,9 @@ struct AttentionState {
         seen.scored |= uint(some) << (2 * k + e);
       }
     }
-    // The eight lanes of a column differ in bits 1, 2 and 4 of the lane number.
-    uint column = seen.scored;
-    column |= simd_shuffle_xor(column, ushort(2));
-    column |= simd_shuffle_xor(column, ushort(4));
-    column |= simd_shuffle_xor(column, ushort(16));
-    seen.read = simd_shuffle(column, lane_at(0, at.row / 2)) >> (at.row & 1);
+    static_assert(kKeys <= 4, "all has a byte for each pair of columns");
+    seen.all = simd_or(seen.scored << (8 * at.pair));
+    seen.read = seen.all >> (at.row / 2 * 8 + at.row % 2);
     return seen;
   }
 

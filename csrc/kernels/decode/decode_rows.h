@@ -101,8 +101,9 @@ struct Sequence {
                                                   packed.row * params.tree_mask_row_stride]);
     }
     mask = operands.attn_mask;
-    visible.mask_row[0] =
-        batch * params.mask.batch + packed.head * params.mask.head + packed.row * params.mask.row;
+    visible.mask_row[0] = packed.exists ? batch * params.mask.batch + packed.head * params.mask.head +
+                                              packed.row * params.mask.row
+                                        : 0;
   }
 
   // Sets what block look-ups need. decode sets it in every step, because holding it would take registers.
@@ -144,6 +145,7 @@ inline void set_visible(thread Visibility& visible, constant DecodeParams& param
   visible.sink_end[0] = min(limits.sink_tokens, visible.limit[0]);
   visible.first_draft = limits.first_draft;
   visible.mask_key_stride = params.mask.key;
+  visible.mask_keys = params.span.capacity;
 }
 
 // The ALiBi slope of a row of sequence `batch`, in score units.

@@ -7,7 +7,6 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kTileCells = (kTileRows + kCellRows - 1) / kCellRows;
 // Columns of cells that a simdgroup looks up at a time, one cell per lane.
 FATTN_CONSTEXPR int kColumns = kSimdWidth / kTileCells;
 FATTN_CONSTEXPR int kNoColumn = 0x7fffffff;
@@ -28,30 +27,34 @@ inline uint cell_of(uint byte) {
 
 struct TileSteps {
   KeyRanges ranges;  // of the tile
-  ushort own_row;    // the tile's row of cells that holds this simdgroup's rows
   uint looked_up;    // lane row * kColumns + i: the cell's column times kCellBytes, plus its byte
+  TileState state;
 
-  void set(KeyRanges of_tile, thread const TileRows& rows, int first_row) thread {
-    ranges = of_tile;
-    own_row = ushort((first_row - rows.tile.begin) / kCellRows);
+  // `rows`: the tile's. Called by all threads, before the first look-up.
+  void put_map_rows(thread const TileRows& rows, constant PrefillParams& params, ushort thread_index) const
+      thread {
+    if (fc_mask_map && thread_index < kTileCells) {
+      // Rows past the tile's last row count as that row.
+      const int row = min(rows.tile.begin / kCellRows + thread_index, (rows.tile.end - 1) / kCellRows);
+      state.saved->map_rows[thread_index] = rows.tile.batch * params.mask_map.batch +
+                                            rows.tile.head * params.mask_map.head + row * params.mask_map.row;
+    }
   }
 
   // The first key of the first step at or after `key`; ranges.end or more if there is none. It is the same in
   // all simdgroups, as is after().
-  int first(int key, thread const TileRows& rows, constant PrefillParams& params,
-            const device uchar* mask_map, ushort lane) thread {
+  int first(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     if (!fc_mask_map) {
       return key;
     }
-    look_up(key / kCellKeys, rows, params, mask_map, lane);
-    return seen_from(key, rows, params, mask_map, lane);
+    look_up(key / kCellKeys, params, mask_map, lane);
+    return seen_from(key, params, mask_map, lane);
   }
 
   // The first key of the step after the one at `key`.
-  int after(int key, thread const TileRows& rows, constant PrefillParams& params,
-            const device uchar* mask_map, ushort lane) thread {
+  int after(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     const int next = next_step(ranges, key, kTileKeys);
-    return fc_mask_map ? seen_from(next, rows, params, mask_map, lane) : next;
+    return fc_mask_map ? seen_from(next, params, mask_map, lane) : next;
   }
 
   // The map's byte for this simdgroup's rows in the step at `key`. Call it before after(key).
@@ -59,7 +62,8 @@ struct TileSteps {
     if (!fc_mask_map) {
       return kCellWhole;
     }
-    return byte_of(simd_shuffle(looked_up, ushort(own_row * kColumns + key / kCellKeys - first_column())));
+    return byte_of(
+        simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + key / kCellKeys - first_column())));
   }
 
  private:
@@ -73,8 +77,7 @@ struct TileSteps {
   }
 
   // The first step at or after `key` that the map does not hide.
-  int seen_from(int key, thread const TileRows& rows, constant PrefillParams& params,
-                const device uchar* mask_map, ushort lane) thread {
+  int seen_from(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     while (key < ranges.end) {
       const int column = int(looked_up / kCellBytes);
       const bool ahead = byte_of(looked_up) != kHiddenCell && column >= key / kCellKeys;
@@ -84,22 +87,18 @@ struct TileSteps {
       }
       key = max(key, step_of(first_column() + kColumns));
       if (key < ranges.end) {
-        look_up(key / kCellKeys, rows, params, mask_map, lane);
+        look_up(key / kCellKeys, params, mask_map, lane);
       }
     }
     return key;
   }
 
-  void look_up(int first, thread const TileRows& rows, constant PrefillParams& params,
-               const device uchar* mask_map, ushort lane) thread {
+  void look_up(int first, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     const int column = first + lane % kColumns;
     const int key = column * kCellKeys;
     uint byte = kCellHidden;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
-      // Rows past the tile's last row count as that row.
-      const int row = min(rows.tile.begin / kCellRows + lane / kColumns, (rows.tile.end - 1) / kCellRows);
-      byte = mask_map[rows.tile.batch * params.mask_map.batch + rows.tile.head * params.mask_map.head +
-                      row * params.mask_map.row + column * params.mask_map.key];
+      byte = mask_map[state.saved->map_rows[lane / kColumns] + column * params.mask_map.key];
     }
     looked_up = uint(column) * kCellBytes + cell_of(byte);
   }

@@ -20,6 +20,9 @@ constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
 
 namespace fattn {
 
+// Key fragments that a step with hidden keys skips together: a test for each would take longer than the
+// products that it saves.
+FATTN_CONSTEXPR int kSkippedTogether = chunk_of(kKeyFragments, 2);
 // Key fragments whose products take turns, and elements of V that are read at a time. Many, so that few
 // products wait for others or for loads; or few, to save registers.
 FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads || kHeadDim > 64 ? chunk_of(kKeyFragments, 2) : 1;
@@ -43,46 +46,68 @@ inline void read_two_keys(const threadgroup TileElement* row, int c, LanePositio
   }
 }
 
+// Adds the products with kKeysTogether key fragments of a staged step, from fragment k on.
+inline void score_fragments(thread OnlineAttention& attention, thread const QueryRegisters& query,
+                            thread const StepTiles& tiles, int k, LanePosition at) {
+#pragma clang loop unroll(full)
+  for (int c = 0; c < kKeyChunks; c++) {
+    Operand first[kKeysTogether][kKeyChunk];
+    Operand second[kKeysTogether][kKeyChunk];
+#pragma clang loop unroll(full)
+    for (int i = 0; i < kKeysTogether; i++) {
+      const threadgroup TileElement* row = tiles.keys + ((k + i) * 8 + at.pair * 2) * kKeyPitch;
+      read_two_keys(row, c, at, first[i], second[i]);
+    }
+    attention.multiply_key_chunk(query, c, k, first, second);
+  }
+}
+
 // The products of a staged step. No row of this simdgroup sees key fragments that are not in `fragments`.
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const StepTiles& tiles, StepFragments fragments, LanePosition at) {
   attention.clear_scores();
 #pragma clang loop unroll(full)
-  for (int k = 0; k < kKeyFragments; k += kKeysTogether) {
+  for (int k = 0; k < kKeyFragments; k += kSkippedTogether) {
+    if (!fragments.has_some(k, kSkippedTogether)) {
+      continue;
+    }
 #pragma clang loop unroll(full)
-    for (int c = 0; c < kKeyChunks; c++) {
-      Operand first[kKeysTogether][kKeyChunk];
-      Operand second[kKeysTogether][kKeyChunk];
-#pragma clang loop unroll(full)
-      for (int i = 0; i < kKeysTogether; i++) {
-        const threadgroup TileElement* row = tiles.keys + ((k + i) * 8 + at.pair * 2) * kKeyPitch;
-        read_two_keys(row, c, at, first[i], second[i]);
-      }
-      attention.multiply_key_chunk(query, c, k, fragments, first, second);
+    for (int i = 0; i < kSkippedTogether; i += kKeysTogether) {
+      score_fragments(attention, query, tiles, k + i, at);
     }
   }
   scale_products(attention, tiles.scales, at);
+}
+
+// Adds the weighted values of key fragment k. `other`: this lane's part of the value of some seen key.
+inline void value_fragment(thread OnlineAttention& attention, thread const StepTiles& tiles, int k,
+                           SeenKeys seen, const threadgroup TileElement* own,
+                           const threadgroup TileElement* other) {
+  // In place of a value that no row sees. Its weights are 0.
+  const threadgroup TileElement* row = !fc_hides_any || seen.value(k) ? own + k * 8 * kValuePitch : other;
+#pragma clang loop unroll(full)
+  for (int i = 0; i < kValueDim / 4; i += kValueRun) {
+    Operand run[kValueRun];
+    read_chunks<kValueChunk>(row, i * 4, 4 * kValueChunk, true, run);
+    attention.multiply_values(k, run, i / 2);
+  }
 }
 
 inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles,
                        StepFragments fragments, SeenKeys seen, LanePosition at) {
   // Apart from what is the same in all lanes.
   const threadgroup TileElement* own = tiles.values + (at.row * kValuePitch + at.pair * kValueChunk);
+  const int other = fc_hides_any ? seen.some_key() : 0;
 #pragma clang loop unroll(full)
-  for (int k = 0; k < kKeyFragments; k++) {
-    if (!fragments.has(k)) {
+  for (int k = 0; k < kKeyFragments; k += kSkippedTogether) {
+    if (fc_hides_any ? !seen.some(k, kSkippedTogether) : !fragments.has_some(k, kSkippedTogether)) {
       continue;
     }
-    scale_weights(attention, tiles.scales, k, seen, at);
 #pragma clang loop unroll(full)
-    for (int i = 0; i < kValueDim / 4; i += kValueRun) {
-      Operand run[kValueRun];
-      if (seen.value(k)) {
-        read_chunks<kValueChunk>(own, k * 8 * kValuePitch + i * 4, 4 * kValueChunk, true, run);
-      } else {
-        fill_run(run, 0.0f);
-      }
-      attention.multiply_values(k, run, i / 2);
+    for (int i = 0; i < kSkippedTogether; i++) {
+      scale_weights(attention, tiles.scales, k + i, seen, at);
+      value_fragment(attention, tiles, k + i, seen, own,
+                     tiles.values + (other * kValuePitch + at.pair * kValueChunk));
     }
   }
 }
@@ -113,9 +138,7 @@ using namespace fattn;
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
-  threadgroup SavedStarts starts;
-  threadgroup SavedPlaces saved_places[kTileRows];
-  threadgroup SavedLimits saved_limits[kTileRows];
+  threadgroup SavedTile saved;
   StepTiles tiles;
   tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
   tiles.values = reinterpret_cast<threadgroup TileElement*>(value_storage);
@@ -123,13 +146,12 @@ using namespace fattn;
 
   const LanePosition at = lane_position(lane);
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
-  const int row = simdgroup_index * (kRowFragments * 8);  // this simdgroup's first row in the tile
+  const int row = simdgroup_index * kOwnRows;  // this simdgroup's first row in the tile
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
   tile.at = at;
-  tile.state.set(saved_places, saved_limits, row + at.row);
-  if (!tile.find(group_in_grid(group_in_dispatch, slice), row, &starts, thread_index)) {
+  if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
     return;
   }
   OnlineAttention attention;
@@ -150,7 +172,7 @@ using namespace fattn;
   for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
     next.stage<true>(first_key, tiles, tile, thread_index);
     next.prefetch<true>(first_key + kTileKeys, tile, thread_index);
-    if (tile.own_ranges.end > 0) {
+    if (tile.state.own_ranges().end > 0) {
       prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
     }
   }

@@ -39,42 +39,72 @@ struct KeySource {
   }
 };
 
-// The rows of a tile in threadgroup memory while its steps run.
-struct TileState {
-  threadgroup SavedPlaces* places;  // from this lane's first row on
-  threadgroup SavedLimits* limits;
+FATTN_CONSTEXPR int kOwnRows = kRowFragments * 8;                          // of a simdgroup
+FATTN_CONSTEXPR int kTileCells = (kTileRows + kCellRows - 1) / kCellRows;  // of a mask map
 
-  // `row`: this lane's first row in the tile.
-  void set(threadgroup SavedPlaces* all_places, threadgroup SavedLimits* all_limits, int row) thread {
-    places = all_places + row;
-    limits = all_limits + row;
+// A tile in threadgroup memory while its steps run.
+struct SavedTile {
+  SavedStarts starts;
+  SavedPlaces places[kTileRows];
+  fattn_i64 map_rows[kTileCells];  // where these rows of the mask map begin
+  SavedLimits limits[kTileRows];
+  SavedRanges ranges[kTileRows / kOwnRows];  // of the rows of a simdgroup
+};
+
+struct TileState {
+  threadgroup SavedTile* saved;
+  ushort row;  // this lane's first one in the tile
+
+  // Saves what this simdgroup's rows see; called by one of its lanes.
+  void put_ranges(KeyRanges ranges) const thread {
+    threadgroup SavedRanges& to = saved->ranges[row / kOwnRows];
+    to.sink_end = ranges.sink_end;
+    to.begin = ranges.begin;
+    to.end = ranges.end;
+    to.all_begin = ranges.all_begin;
+  }
+  KeyRanges own_ranges() const thread {
+    const threadgroup SavedRanges& from = saved->ranges[row / kOwnRows];
+    const threadgroup SavedLimits& first = saved->limits[row / kOwnRows * kOwnRows];
+    KeyRanges ranges;
+    ranges.sink_end = from.sink_end;
+    ranges.begin = from.begin;
+    ranges.end = from.end;
+    ranges.all_begin = from.all_begin;
+    ranges.all_end = first.limit;
+    ranges.all_sink_end = first.sink_end;
+    return in_whole_steps(ranges, kTileKeys);
   }
 
   // Saves row fragment r; called by one lane of each row.
   void put(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {
-    places[r * 8].mask_row = row_places.mask_row;
-    places[r * 8].out = row_places.out;
-    places[r * 8].lse = row_places.lse;
-    limits[r * 8].limit = row_limits.limit;
-    limits[r * 8].window_begin = row_limits.window_begin;
-    limits[r * 8].sink_end = row_limits.sink_end;
+    threadgroup SavedPlaces& places = saved->places[row + r * 8];
+    places.mask_row = row_places.mask_row;
+    places.out = row_places.out;
+    places.lse = row_places.lse;
+    threadgroup SavedLimits& limits = saved->limits[row + r * 8];
+    limits.limit = row_limits.limit;
+    limits.window_begin = row_limits.window_begin;
+    limits.sink_end = row_limits.sink_end;
   }
 
   Visibility visible(constant PrefillParams& params) const thread {
     Visibility visible;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      visible.limit[r] = limits[r * 8].limit;
-      visible.window_begin[r] = limits[r * 8].window_begin;
-      visible.sink_end[r] = limits[r * 8].sink_end;
-      visible.mask_row[r] = places[r * 8].mask_row;
+      const threadgroup SavedLimits& limits = saved->limits[row + r * 8];
+      visible.limit[r] = limits.limit;
+      visible.window_begin[r] = limits.window_begin;
+      visible.sink_end[r] = limits.sink_end;
+      visible.mask_row[r] = saved->places[row + r * 8].mask_row;
     }
     visible.mask_key_stride = params.mask.key;
+    visible.mask_keys = params.kv_len;
     return visible;
   }
   // The first element of the row's result; -1 if the row does not exist.
-  long out(int r) const thread { return places[r * 8].out; }
-  long lse(int r) const thread { return places[r * 8].lse; }
+  long out(int r) const thread { return saved->places[row + r * 8].out; }
+  long lse(int r) const thread { return saved->places[row + r * 8].lse; }
 };
 
 struct TileRows {
@@ -186,7 +216,9 @@ struct TileRows {
     limits.window_begin = keys.begin;
     limits.sink_end = at.exists ? keys.sink_end : 0;
     SavedPlaces places;
-    places.mask_row = tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row;
+    places.mask_row =
+        at.exists ? tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row
+                  : 0;
     places.lse = lse_of(at, part, params);
     places.out = at.exists ? out_of(at, places.lse, params) : -1;
     state.put(r, places, limits);

@@ -28,8 +28,7 @@ struct PrefillTile {
   const constant PrefillParams* params;
   LanePosition at;
   TileRows rows;
-  KeyRanges ranges;      // the tile's
-  KeyRanges own_ranges;  // this simdgroup's
+  KeyRanges ranges;  // the tile's
   KeySource source;
   TileState state;
   TileSteps steps;
@@ -39,7 +38,7 @@ struct PrefillTile {
 
   // Finds the work of this threadgroup; returns false if it has none. `row`: this simdgroup's first row in
   // the tile.
-  bool find(uint3 group, int row, threadgroup SavedStarts* starts, ushort thread_index) thread {
+  bool find(uint3 group, int row, threadgroup SavedTile& saved, ushort thread_index) thread {
     const GridPlace here = place_in_grid(*params, group);
     const QueryTile tile =
         fc_packed ? packed_tile(operands.cu_seqlens_q, *params, here.tile, int(here.head), at.lane)
@@ -48,9 +47,11 @@ struct PrefillTile {
       return false;
     }
     part = here.part;
+    state.saved = &saved;
+    state.row = ushort(row + at.row);
     rows.set(tile, operands, *params);
     if (thread_index == 0) {
-      rows.put_starts(*params, starts);
+      rows.put_starts(*params, &saved.starts);
     }
     first_row = tile.begin + row;
     ranges = rows.ranges_of(tile.begin, kTileRows, *params);
@@ -62,9 +63,10 @@ struct PrefillTile {
         return false;
       }
     }
-    own_ranges = rows.ranges_of(first_row, kRowFragments * 8, *params);
-    source = rows.source(operands, *params, ranges, starts);
-    steps.set(ranges, rows, first_row);
+    source = rows.source(operands, *params, ranges, &saved.starts);
+    steps.ranges = ranges;
+    steps.state = state;
+    steps.put_map_rows(rows, *params, thread_index);
     return true;
   }
 
@@ -75,6 +77,9 @@ struct PrefillTile {
       thread {
     const QueryRow row = own_row(r * 8 + at.row);
     rows.set_modifiers(r, row, operands, *params, modifiers);
+    if (saves && r == 0 && at.row == 0) {
+      state.put_ranges(rows.ranges_of(first_row, kOwnRows, *params));
+    }
     if (saves) {
       rows.save(r, row, part, *params, state);
     }
@@ -89,12 +94,13 @@ struct PrefillTile {
   }
 
   // The first key of the first step; ranges.end or more if there is none.
-  int first_step() thread { return steps.first(first_key, rows, *params, operands.mask_map, at.lane); }
-  int step_after(int key) thread { return steps.after(key, rows, *params, operands.mask_map, at.lane); }
+  int first_step() thread { return steps.first(first_key, *params, operands.mask_map, at.lane); }
+  int step_after(int key) thread { return steps.after(key, *params, operands.mask_map, at.lane); }
 
   // What the rows see of the step at `key`; call it before step_after(key). `exist`: see StepKeys.
   StepSight sight_of(int key, uint exist) const thread {
     const uint cell = steps.own_cell(key);
+    const KeyRanges own_ranges = state.own_ranges();
     StepSight sight;
     sight.fragments = step_fragments(own_ranges, key, cell);
     sight.whole = cell == kCellWhole && own_ranges.all_see(key, key + 1) && exist == kAllKeys;

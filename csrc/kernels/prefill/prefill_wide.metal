@@ -113,21 +113,18 @@ using namespace fattn;
   threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
   threadgroup float2 shared_products[kRowGroups * kGroupScores];  // two buffers
   threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
-  threadgroup SavedStarts starts;
-  threadgroup SavedPlaces saved_places[kTileRows];
-  threadgroup SavedLimits saved_limits[kTileRows];
+  threadgroup SavedTile saved;
 
   const LanePosition at = lane_position(lane);
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
   const ushort row_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;
-  const int row = row_group * (kRowFragments * 8);  // this simdgroup's first row in the tile
+  const int row = row_group * kOwnRows;  // this simdgroup's first row in the tile
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
   tile.at = at;
-  tile.state.set(saved_places, saved_limits, row + at.row);
-  if (!tile.find(group_in_grid(group_in_dispatch, slice), row, &starts, thread_index)) {
+  if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
     return;
   }
   WideAttention attention;

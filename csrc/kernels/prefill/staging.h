@@ -113,12 +113,21 @@ struct TileShare {
              ushort thread_index) thread {
     const int column = column_of(thread_index);
     const int first_row = min(row_of(thread_index), kTileKeys - kRowsTogether);
+    const OwnRows own = own_rows<kWhole>(rows, table, rows.first_key + first_row);
 #pragma clang loop unroll(full)
     for (int i = 0; i < kRounds; i++) {
       const bool has = kEven || i + 1 < kRounds || first_row + i * kRoundRows < kTileKeys;
 #pragma clang loop unroll(full)
       for (int e = 0; e < kRowsTogether; e++) {
-        fetch_row<kWhole>(rows, table, step, first_row, (has ? i * kRoundRows : 0) + e, column, chunks[i][e]);
+        const int below = (has ? i * kRoundRows : 0) + e;
+        if (fc_paged) {
+          fetch_paged<kWhole>(rows, table, step, first_row + below, column, chunks[i][e]);
+        } else {
+          StoredRow from;
+          from.elements =
+              own.first + (kWhole || table.holds(own.key + below) ? below * rows.strides->row : own.other);
+          chunks[i][e].read(from, column);
+        }
       }
     }
   }
@@ -152,25 +161,32 @@ struct TileShare {
     }
   }
 
-  // Row `row` + `below`; most threads have the same `below`, so that little of the address is their own.
+  // A thread's rows. They lie as far apart in all threads, so that little of an address is a thread's own.
+  struct OwnRows {
+    int key;  // of the first one
+    const device Stored* first;
+    long other;  // from there to a row that some row of the tile sees
+  };
+
   template <bool kWhole>
-  static void fetch_row(thread const StagedRows& rows, thread const KeyTable& table,
-                        thread const StepKeys& step, int row, int below, int column, thread Chunk& found) {
-    StoredRow from;
-    if (fc_paged) {
-      const KeyPlace place = step.find(table, row + below);
-      from = rows.operand.row_at(place, *rows.strides, *rows.scale_strides);
-      if (kWhole || place.exists) {
-        found.read(from, column);
-      } else {
-        found.clear();
-      }
-      return;
+  static OwnRows own_rows(thread const StagedRows& rows, thread const KeyTable& table, int key) {
+    OwnRows own;
+    own.key = key;
+    own.first = rows.operand.elements + (rows.operand.first + key * rows.strides->row);
+    own.other = kWhole ? 0 : (table.some_key() - key) * rows.strides->row;
+    return own;
+  }
+
+  template <bool kWhole>
+  static void fetch_paged(thread const StagedRows& rows, thread const KeyTable& table,
+                          thread const StepKeys& step, int row, int column, thread Chunk& found) {
+    const KeyPlace place = step.find(table, row);
+    const StoredRow from = rows.operand.row_at(place, *rows.strides, *rows.scale_strides);
+    if (kWhole || place.exists) {
+      found.read(from, column);
+    } else {
+      found.clear();
     }
-    const int key = rows.first_key + row;
-    const long first = rows.operand.first + (kWhole ? key : table.held_key(key + below)) * rows.strides->row;
-    from.elements = rows.operand.elements + first + (kWhole ? below : 0) * rows.strides->row;
-    found.read(from, column);
   }
 };
 

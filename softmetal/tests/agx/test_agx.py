@@ -183,6 +183,24 @@ def test_more_simdgroups_hide_the_latency_of_memory() -> None:
     assert one > 150 + 4 * 18 > 1.5 * four
 
 
+def test_paths_of_a_loop() -> None:
+    """A loop with a short and a long body, a condition, and an inner loop with a condition."""
+    product, other = listing.Instruction("r0:r1 = simd_matrix_fmadd"), listing.Instruction("r2 = iadd r2, r2")
+    sizes = {1: 0, 2: 3, 3: 1, 4: 5, 5: 0, 6: 0, 7: 9, 8: 0}
+    targets = {1: [2, 3], 2: [5], 3: [4, 5], 4: [5], 5: [6], 6: [7, 8], 7: [8], 8: [6, 1]}
+    blocks = [
+        listing.Block(i, [product] * (2 if i in (2, 3) else 0) + [other] * sizes[i], targets[i])
+        for i in sizes
+    ]
+    loop = listing.Loop(tuple(blocks), 1)
+    paths = listing.steps(loop, within={6, 7, 8})
+    assert [[block.index for block in path] for path in paths] == [[1, 3, 4, 5, 6, 8], [1, 2, 5, 6, 8]]
+    assert 7 in [block.index for block in listing.steps(loop, within=set())[0]], (
+        "the control: the longer side"
+    )
+    assert listing.steps(listing.Loop(tuple(blocks[5:]), 2), within=set())
+
+
 def test_registers_of_an_operand() -> None:
     assert scheduler._halves("r1, r2l, r3h, r4:r5, r6l...r7h") == (2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 

@@ -104,6 +104,11 @@ def _describe_loop(number: int, loop: LoopCost) -> Iterator[str]:
         if products := loop.kinds.get("product"):
             numbers = f"{likely / products:.1f} ({best / products:.1f} to {worst / products:.1f})"
             yield f"           simulated: {numbers} cycles a product"
+        for step in loop.steps:
+            yield (
+                f"           path: {step.products} products and {step.other_cycles} other cycles, "
+                f"simulated: {step.simulated.likely:.0f}"
+            )
 
 
 def _mix(kinds: Mapping[str, int]) -> str:

@@ -44,6 +44,16 @@ class NotBuiltError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class StepCost:
+    """One path of an iteration: see listing.steps."""
+
+    products: int
+    product_cycles: int
+    other_cycles: int
+    simulated: scheduler.Band
+
+
+@dataclass(frozen=True)
 class LoopCost:
     """One iteration, if it runs every block of the loop once."""
 
@@ -56,6 +66,7 @@ class LoopCost:
     product_cycles: int  # in which a scheduler issues products
     other_cycles: int  # and everything else
     simulated: scheduler.Band | None  # cycles, with the resident simdgroups; None if not simulated
+    steps: tuple[StepCost, ...]  # its paths, if there are several and it is simulated
 
 
 @dataclass(frozen=True)
@@ -156,7 +167,7 @@ def cost_of(text: str, kernel: Kernel, loop: int | None = None) -> Cost:
         resident_threads=resident,
         code_bytes=given["code_bytes"],
         kinds=dict(kinds),
-        loops=tuple(_loop_cost(one, simdgroups if i == hot else 0) for i, one in enumerate(found)),
+        loops=tuple(_loop_cost(one, found, simdgroups if i == hot else 0) for i, one in enumerate(found)),
         hot=hot,
     )
 
@@ -169,8 +180,10 @@ def resident_threads(by_registers: int, threads: int, threadgroup_bytes: int) ->
     return max(1, groups) * threads
 
 
-def _loop_cost(loop: listing.Loop, simdgroups: int) -> LoopCost:
+def _loop_cost(loop: listing.Loop, found: list[listing.Loop], simdgroups: int) -> LoopCost:
     products, others = listing.issue_cycles(loop.kinds)
+    inner = {block.index for one in found if one.depth > loop.depth for block in one.blocks}
+    paths = listing.steps(loop, inner) if simdgroups else []
     return LoopCost(
         blocks=(loop.blocks[0].index, loop.blocks[-1].index),
         depth=loop.depth,
@@ -181,4 +194,13 @@ def _loop_cost(loop: listing.Loop, simdgroups: int) -> LoopCost:
         product_cycles=products,
         other_cycles=others,
         simulated=scheduler.simulate(loop.instructions, simdgroups) if simdgroups else None,
+        steps=tuple(_step_cost(path, simdgroups) for path in paths if len(paths) > 1),
+    )
+
+
+def _step_cost(path: list[listing.Block], simdgroups: int) -> StepCost:
+    kinds = sum((block.kinds for block in path), Counter())
+    instructions = [one for block in path for one in block.instructions]
+    return StepCost(
+        kinds["product"], *listing.issue_cycles(kinds), scheduler.simulate(instructions, simdgroups)
     )

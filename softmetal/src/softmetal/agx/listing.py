@@ -176,6 +176,51 @@ def hottest(found: list[Loop]) -> Loop | None:
     return min(around, key=lambda loop: len(loop.blocks))
 
 
+@dataclass(frozen=True, order=True)
+class _Path:
+    cycles: tuple[int, int] = (0, 0)  # of products, and others
+    blocks: tuple[Block, ...] = field(default=(), compare=False)
+
+    def __add__(self, other: _Path) -> _Path:
+        (products, rest), (more_products, more_rest) = self.cycles, other.cycles
+        return _Path((products + more_products, rest + more_rest), self.blocks + other.blocks)
+
+
+def steps(loop: Loop, within: set[int]) -> list[list[Block]]:
+    """The longest paths of one iteration: the one with most products, and the best that goes through products
+    which the first leaves out, if there are any. `within`: blocks of inner loops, which a path avoids if it
+    can. Both sides of a condition run if lanes differ: elsewhere the longer one counts."""
+
+    def alone(block: Block) -> _Path:
+        products, rest = issue_cycles(block.kinds)
+        return _Path((products, -rest if block.index in within else rest), (block,))
+
+    head = loop.blocks[0].index
+    before = {head: _Path()}  # the best path up to a block, and from it on
+    after: dict[int, _Path] = {}
+    for block in loop.blocks:
+        if block.index in before:
+            path = before[block.index] + alone(block)
+            for target in block.successors:
+                if target > block.index:
+                    before[target] = max(before.get(target, path), path)
+    for block in reversed(loop.blocks):
+        ways = [_Path() if target == head else after.get(target) for target in block.successors]
+        if known := [way for way in ways if way is not None]:
+            after[block.index] = alone(block) + max(known)
+    if head not in after:
+        return []
+    first = after[head]
+    others = [
+        before[block.index] + after[block.index]
+        for block in loop.blocks
+        if block.kinds["product"]
+        and all(block is not one for one in first.blocks)
+        and {block.index} <= before.keys() & after.keys()
+    ]
+    return [list(path.blocks) for path in (first, *([max(others)] if others else []))]
+
+
 def issue_cycles(kinds: Counter[str]) -> tuple[int, int]:
     """Cycles in which a scheduler issues the products, and everything else."""
     products, shuffles = kinds["product"], kinds["shuffle"]
