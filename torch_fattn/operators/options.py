@@ -75,8 +75,9 @@ class StorageOptions(TypedDict, total=False):
 
     `torch_fattn.reference.quantise` makes such caches and documents the error of their elements.
     An error e of a key changes a score by at most `scale * sum(abs(query)) * e`; an error e of a
-    value changes the result by at most e. Reading adds no error: elements are multiplied as they
-    are, or in float32."""
+    value changes the result by at most e. Reading adds next to none: codes are multiplied in
+    float32, or are exact in the dtype; the minimum of an int4 group is rounded, by at most 2^-18
+    of its scale."""
 
 
 class LayoutOptions(TypedDict, total=False):
