@@ -256,7 +256,7 @@ MASKED = [
 def test_what_a_mask_hides_is_left_out(call: Call) -> None:
     counts = counting.count_ours(call, count_bytes=False)
     assert [dispatch.kernel for dispatch in counts.dispatches][0] == "fattn_mask_map"
-    assert 1.0 <= counts.products_ratio <= 1.15
+    assert 1.0 <= counts.products_ratio <= 1.2  # key fragments are skipped in pairs
     everything = replace(call, mask="")
     assert counts.call.least_products < 0.8 * everything.least_products, "the control: much is hidden"
 
@@ -266,7 +266,10 @@ def test_what_a_small_mask_hides_is_not() -> None:
     call = Call("prefill", 1, 1, 64, 256, 256, mask="documents:100")
     counts = counting.count_ours(call, count_bytes=False)
     assert [dispatch.kernel for dispatch in counts.dispatches] == ["fattn_prefill"]
-    assert counts.total("products") == replace(call, mask="").least_products > 1.5 * call.least_products
+    everything = replace(call, mask="").least_products
+    scores, values = everything / 2, counts.total("products") - everything / 2
+    assert scores > 1.5 * call.least_products / 2, "the control: much is hidden"
+    assert call.least_products / 2 <= values <= scores, "values that no row sees are left out all the same"
 
 
 @pytest.mark.parametrize("head_dim", [192, 256, 512])

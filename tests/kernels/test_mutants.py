@@ -30,9 +30,12 @@ ORDERS = ("forward", "reverse", "random:3")  # of the threads
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
 # More parts than simdgroups; values that take two rounds.
 SPLIT = Problem(2, "decode", f16, 1, 3, 1, 1, 1400, 112, 72, seq_lens=(1400,))
+# Up to four chunks in one launch.
+SHORT = Problem(21, "decode", f16, 6, 3, 1, 1, 400, 112, 72, seq_lens=(400, 380, 0, 1, 300, 44))
+SHORT_VECTOR = Problem(22, "decode", f16, 2, 2, 2, 1, 600, 40, 24, seq_lens=(600, 300))
 # Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
 FULL = Problem(4, "decode", f32, 1, 3, 1, 1, 75, 40, 24, seq_lens=(75,))
-INT8 = Problem(11, "decode", f16, 1, 2, 1, 1, 75, 40, 24, seq_lens=(70,), kv_format="int8")
+INT8 = Problem(11, "decode", f16, 1, 3, 1, 1, 75, 40, 24, seq_lens=(70,), kv_format="int8")
 # 15 packed rows of wide heads that do not divide evenly; a full cache, and columns in chunks of 16 bytes.
 WIDE = Problem(16, "decode", f16, 1, 5, 1, 3, 75, 136, 200, seq_lens=(69,), sinks=True)
 FULL_WIDE = Problem(17, "decode", f32, 1, 3, 1, 1, 16, 136, 200, seq_lens=(16,))
@@ -72,7 +75,7 @@ TILES_INT8 = replace(
 )
 CONTROLS = (
     *(DECODE, SPLIT, FULL, INT8, WIDE, FULL_WIDE, WIDE_INT8, PREFILL, PACKED, PACKED_INT8, VARLEN, MAPPED),
-    *(TILES, SUMS, GROUPS, TILES_INT8, VECTOR, FULL_VECTOR, PAGED_VECTOR),
+    *(TILES, SUMS, GROUPS, TILES_INT8, VECTOR, FULL_VECTOR, PAGED_VECTOR, SHORT, SHORT_VECTOR),
 )
 VIEWS = ("padded_rows", "padded_rows", "padded_rows")  # views that start 8 elements into their storage
 
@@ -125,7 +128,10 @@ PUT = "scales.put_value(lane, value_scale);\n  }"
 PUT_WEIGHT = "(lanes)[at.lane] = weight;"
 # fmt: off
 MUTANTS = [
-    *removed_barriers("decode", SPLIT),
+    # In their order: the ends of chunks, then one launch, then two.
+    *removed_barriers("decode", SPLIT)[:2],
+    *removed_barriers("decode", SHORT)[2:6],
+    *removed_barriers("decode", SPLIT)[6:],
     decode("next_key_head", DECODE, "key.first = kv_head * params", "key.first = (kv_head + 1) * params",
         "bounds"),
     decode("scales_are_read_before_all_are_there", INT8,
@@ -141,7 +147,8 @@ MUTANTS = [
         "    scales.put_key(thread_index, sequence.key.row_scale(",
         "    scales.put_value(thread_index, value_scale);\n"
         "    scales.put_key(thread_index, sequence.key.row_scale(", "race"),
-    *removed_barriers("decode_vector", VECTOR),
+    *removed_barriers("decode_vector", SHORT_VECTOR)[:2],
+    *removed_barriers("decode_vector", VECTOR)[2:],
     vector("reads_past_the_length", FULL_VECTOR, "return key < length && (!fc_window",
         "return key <= length && (!fc_window", "bounds"),
     vector("reads_past_the_last_column", FULL_VECTOR, "min(column, kDim - kChunk)", "column", "bounds"),
@@ -166,11 +173,13 @@ MUTANTS = [
         "tile.batch * heads * params.q_len", "race"),
     prefill("reads_scales_of_keys_that_are_not_there", PACKED_INT8,
         "const bool read = kWhole || place.exists;", "const bool read = true;", "bounds"),
-    prefill("stages_the_next_sequence", VARLEN, "return holds(key) ? key : other;", "return key;", "bounds"),
+    prefill("stages_the_next_sequence", VARLEN,
+        "kWhole || table.holds(own.key + below) ? below * rows.strides->row : own.other",
+        "below * rows.strides->row", "bounds"),
     prefill("spare_rows_see_keys", VARLEN, "if (batch >= 0) {", "if (batch >= -1) {", "bounds"),
     prefill("cells_behind_the_last_row", MAPPED,
-        "min(rows.tile.begin / kCellRows + lane / kColumns, (rows.tile.end - 1) / kCellRows)",
-        "rows.tile.begin / kCellRows + lane / kColumns", "bounds"),
+        "min(rows.tile.begin / kCellRows + thread_index, (rows.tile.end - 1) / kCellRows)",
+        "rows.tile.begin / kCellRows + thread_index", "bounds"),
     *removed_barriers("prefill_wide", TILES),
     tiles("scales_have_one_place", TILES_INT8, "shared_scales + place * kTileKeys",
         "shared_scales + 0 * kTileKeys", "race"),

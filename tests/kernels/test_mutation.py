@@ -212,7 +212,7 @@ def test_a_fault_that_only_costs_time_is_killed_by_counts(name: str) -> None:
 @pytest.mark.parametrize(
     ("mutant", "by"),
     [
-        (changed("merge.metal", "simd_max(own.score)", "own.score"), "result"),
+        (changed("part_sum.h", "simd_max(own.score)", "own.score"), "result"),
         (
             changed("merge.metal", "weight * shared_weighted[s *", "weight * shared_weighted[(s + 1) *"),
             "report",

@@ -54,7 +54,7 @@ QUANTISED = {
     "prefill_wide": [
         Problem(0, "paged_prefill", f32, 1, 8, 2, 40, 1024, *d, **PACKED) for d in ((192, 160), (576, 512))
     ],
-    "decode": [Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 64, 64)],
+    "decode": [Problem(0, "decode", f32, 1, 8, 2, 1, 1024, dim, dim) for dim in (64, 96, 128)],
     "decode_wide": [
         Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 192, 160),
         *(Problem(0, "decode", f32, 1, heads, 1, 1, 1024, 576, 512, value_in_key=True) for heads in (8, 32)),

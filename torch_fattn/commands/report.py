@@ -31,8 +31,10 @@ def calls() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "prefill", {"dtype": dtype, "heads": 8, "kv_len": 1024, "head_dim": dim}
     for dtype, dim in product(_DTYPES, (64, 128, 192, 256, 512)):
         yield "decode", {"dtype": dtype, "heads": 32, "kv_heads": 8, "kv_len": 4096, "head_dim": dim}
-    for heads, options in ((8, {}), (32, {"kv_format": "int8"}), (32, {"kv_format": "int4"})):
-        yield "decode", {"heads": heads, "kv_heads": 8, "kv_len": 4096, "head_dim": 128, **options}
+    yield "decode", {"heads": 8, "kv_heads": 8, "kv_len": 4096, "head_dim": 128}
+    for kv_format, dim in (("int8", 64), ("int8", 128), ("int4", 96), ("int4", 128)):
+        sizes = {"heads": 32, "kv_heads": 8, "kv_len": 4096, "head_dim": dim}
+        yield "decode", {**sizes, "kv_format": kv_format}
 
 
 def plans(device: Mapping[str, Any]) -> Iterator[Explanation]:
