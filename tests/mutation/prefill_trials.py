@@ -220,6 +220,7 @@ def _packed() -> Iterator[Trial]:
     )  # fmt: skip
     yield _strange_bounds()
     yield _no_keys()
+    yield _three_keys_in_a_mask()
     yield from _packed_keys()
 
 
@@ -244,6 +245,21 @@ def _packed_keys() -> Iterator[Trial]:
         max_seqlen_q=40,
         max_seqlen_k=60,
         is_causal=True,
+    )
+
+
+def _three_keys_in_a_mask() -> Trial:
+    """The rows see the last three keys of a step; the values of all others are NaN."""
+    seen = torch.arange(40) >= 37
+    value = randn(f16, 1, 1, 40, 32)
+    value[:, :, ~seen] = torch.nan
+    return of_operands(
+        "three-keys-in-a-mask",
+        "prefill",
+        query=randn(f16, 1, 1, 2, 64),
+        key=randn(f16, 1, 1, 40, 64),
+        value=value,
+        attn_mask=seen[None, None, None].expand(1, 1, 2, 40).contiguous(),
     )
 
 
