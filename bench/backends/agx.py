@@ -94,7 +94,7 @@ def entries() -> Iterator[Entry]:
 
 def _call(op: str, dtype: str, head_dim: int, group: int = 4, **changes: Any) -> Call:
     rows, keys = _LENGTHS[op]
-    return Call(op, 32, 32 // group, head_dim, rows, keys, dtype=dtype, **changes)
+    return replace(Call(op, 32, 32 // group, head_dim, rows, keys, dtype=dtype), **changes)
 
 
 def _plain_calls() -> Iterator[Call]:
@@ -145,6 +145,10 @@ def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
     for dim in (64, 96, 128):
         for kv_format in ("int8", "int4", "fp8_e4m3"):
             yield _call("decode", "float16", dim, kv_format=kv_format), {}
+    # Short caches, of which a threadgroup has all chunks: it runs 512 threads.
+    for dim, group in ((64, 4), (128, 4), (128, 1), (256, 1)):
+        yield _call("decode", "float16", dim, q_heads=8 * group, kv_heads=8, kv_len=512), {}
+    yield _call("paged_decode", "float16", 96, block_size=16, window_left=1023), {}
     for dim in (64, 128):
         yield _call("paged_decode", "float16", dim, block_size=16), {}
         yield _call("decode", "float16", dim, window_left=1023), {}

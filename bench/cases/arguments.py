@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,3 +61,14 @@ def positive(text: str) -> int:
     if not 1 <= number < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number; give one")
     return number
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """The type of an option that is a regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a regular expression ({error}); write a backslash before a character that is "
+            "meant literally"
+        ) from None

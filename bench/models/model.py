@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +26,7 @@ from .published import Measurement
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "agx.json"
 _CHIPS = {chip.name.replace(" ", ""): chip for chip in CHIPS}
+_IMPLS = {"MLX": mlx_metal.IMPL, "llama.cpp": llama_source.IMPL}  # by the first word of the library
 _HALVES = {False: "fitted", True: "held out"}
 BAND = """\
 The cycles are those of M1 and M2, by Mesa's compiler. M3 and later allocate registers dynamically: their
@@ -43,12 +45,24 @@ def costs() -> list[Row]:
 @functools.cache
 def checks() -> list[Check]:
     """The usable published times."""
+    return [_check(one, costs()) for one in published.load() if not one.unusable]
+
+
+def _check(measured: Measurement, rows: Sequence[Row]) -> Check:
     chips = {chip.name: chip for chip in CHIPS}
-    return [_check(one, chips[one.chip], costs()) for one in published.load() if not one.unusable]
-
-
-def _check(measured: Measurement, chip: Chip, rows: Sequence[Row]) -> Check:
-    impl = llama_source.IMPL if measured.library.startswith("llama.cpp") else mlx_metal.IMPL
+    library = measured.library.partition(" ")[0]
+    for column, value, known in (
+        ("library", library, _IMPLS),
+        ("chip", measured.chip, chips),
+        ("dtype", measured.dtype, published.DTYPES),
+        ("timing", measured.timing, published.TIMINGS),
+    ):
+        if value not in known:
+            raise ValueError(
+                f"{measured.name}: the model knows no {column} {value!r}, only {', '.join(known)}; write one "
+                "of them, or in `unusable` why the row cannot check it"
+            )
+    impl, chip = _IMPLS[library], chips[measured.chip]
     reads_once = "gqa" in measured.library
     demand = cost.peers_demand(impl, measured.attention, chip, rows, reads_once)
     return Check(
@@ -154,8 +168,9 @@ def main(arguments: list[str] | None = None) -> int:
         _print(published_rows(checks(), figures()))
         _print(left_out_rows())
     else:
-        calls = [call for name in options.shapes or ["standard"] for call in SHAPES[name]]
-        _print(call_rows(calls, _CHIPS[options.chip]))
+        named = itertools.chain.from_iterable(SHAPES[name] for name in options.shapes or ["standard"])
+        calls = dict.fromkeys(replace(call, model="") for call in named)  # sets share calls
+        _print(call_rows(list(calls), _CHIPS[options.chip]))
     _print(error_rows(checks(), figures()))
     print(BAND)
     return 0

@@ -28,7 +28,7 @@ TIMINGS = ("queued", "waited", "difference")
 _CALL = re.compile(
     r"B(\d+) (\d+)/(\d+)x(\d+) (?:(?P<rows>\d+)x(?P<all>\d+)|(?:q=(?P<last>\d+) )?N=(?P<keys>\d+))( causal)?"
 )
-_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
+DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Measurement:
         batch, q_heads, kv_heads, head_dim = map(int, match.groups()[:4])
         rows, keys = match["rows"] or match["last"] or 1, match["all"] or match["keys"]
         heads = (q_heads, kv_heads, head_dim, int(rows), int(keys), batch)
-        return Call(self.kind, *heads, _DTYPES[self.dtype], causal=self.call.endswith("causal"))
+        return Call(self.kind, *heads, DTYPES[self.dtype], causal=self.call.endswith("causal"))
 
     @property
     def seconds(self) -> float:

@@ -10,7 +10,6 @@ as stale.
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from softmetal.testing import agx as compiler
 from ..backends import agx
 from ..backends.agx import Row
 from ..backends.record import read, write
-from ..cases.arguments import Parser, output_file, picture_stem, positive
+from ..cases.arguments import Parser, output_file, pattern, picture_stem, positive
 from ..peers.launch import OURS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "agx.json"
@@ -51,24 +50,26 @@ No row has been compared with a Mac: softmetal/docs/agx.md."""
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m bench agx", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", metavar="REGEX", default="", help="of 'implementation call'")
+    parser.add_argument("--only", metavar="REGEX", type=pattern, default="", help="of 'implementation call'")
     parser.add_argument("--jobs", type=positive, default=2, help="compilers at a time (%(default)s)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the rows")
     parser.add_argument("--picture", type=picture_stem, metavar="STEM", help="draw STEM.png and STEM.svg")
     parser.add_argument("--update", action="store_true", help="write bench/results/agx.json and agx.png")
     options = parser.parse_args(arguments)
-    if options.update and options.only:
+    if options.update and options.only.pattern:
         parser.error("--update needs every row: leave --only out")
     if options.update and not compiler.is_built():
         parser.error(f"--update: {compiler.NotBuiltError()}")
     if (options.picture or options.update) and importlib.util.find_spec("matplotlib") is None:
         parser.refuse("a picture needs matplotlib, which is not installed; pip install it")
     recorded = read(RESULTS)["rows"] if RESULTS.exists() else []
-    chosen = [one for one in agx.entries() if re.search(options.only, f"{one.impl} {one.call}")]
+    chosen = [one for one in agx.entries() if options.only.search(f"{one.impl} {one.call}")]
+    if not chosen:
+        parser.error(f"--only: no row is like {options.only.pattern!r}; leave it out to see all")
     rows = agx.measure(chosen, recorded, options.jobs)
     # Rows of a peer that is not installed here stay.
     here = {one.impl for one in chosen}
-    rows += [] if options.only else [row for row in recorded if row["impl"] not in here]
+    rows += [] if options.only.pattern else [row for row in recorded if row["impl"] not in here]
     print("\n".join(table(rows)))
     if options.json:
         write({"rows": rows}, options.json)

@@ -50,6 +50,8 @@ KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Te
 
 bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1; }
 
+constexpr int64_t kMostVectors = int64_t{1} << 32;  // of an operand with vector loads: 64 GiB
+
 // Layout of an operand after with_contiguous_rows().
 struct Layout {
   std::array<int64_t, 3> strides;  // of all dimensions but the last; missing ones come first
@@ -62,12 +64,16 @@ Layout layout_of(const Tensor& operand) {
   const bool is_copied = !has_contiguous_rows(operand);
   Layout layout{{}, is_copied || operand.storage_offset() % vector == 0};
   int64_t step = sizes.back();  // stride in a copy
+  int64_t last = 0;             // element of the last row
   for (int64_t dim = operand.dim() - 2, place = 2; dim >= 0; --dim, --place) {
     const int64_t stride = is_copied ? step : operand.stride(dim);
     layout.strides[place] = stride;
     layout.vector_aligned = layout.vector_aligned && (sizes[dim] <= 1 || stride % vector == 0);
     step *= sizes[dim];
+    last += (sizes[dim] - 1) * stride;
   }
+  // 32 bits must hold the number of a chunk.
+  layout.vector_aligned = layout.vector_aligned && (last + sizes.back()) / vector <= kMostVectors;
   return layout;
 }
 

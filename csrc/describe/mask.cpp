@@ -36,6 +36,14 @@ std::optional<Strides4> broadcast_strides(const Tensor& mask, const std::array<i
 
 int64_t cells_of(int64_t length, int64_t cell) { return (length + cell - 1) / cell; }
 
+// Whether the keys of a row are aligned pairs, whose number in the mask fits in 32 bits.
+bool has_aligned_pairs(const Tensor& mask, const Strides4& strides) {
+  const int64_t steps = mask.storage_offset() | strides.batch | strides.head | strides.row;
+  int64_t elements = 1;
+  for (int64_t dim = 0; dim < mask.dim(); ++dim) elements += (mask.size(dim) - 1) * mask.stride(dim);
+  return strides.key == 1 && mask.size(-1) % 2 == 0 && steps % 2 == 0 && elements >> 33 == 0;
+}
+
 }  // namespace
 
 void add_mask(Call& call, const Arguments& arguments) {
@@ -54,6 +62,7 @@ void add_mask(Call& call, const Arguments& arguments) {
       " and must be broadcastable to [batch, heads, q_len, kv_len] = ", at::IntArrayRef(target));
   problem.mask_dtype = dtype;
   problem.mask = *strides;
+  problem.mask_pairs = has_aligned_pairs(mask, *strides);
   call.attn_mask = mask;
 }
 

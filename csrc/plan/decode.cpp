@@ -25,12 +25,26 @@ struct Shape {
   int64_t least_chunk;  // grows with the rows, like the partial result
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
-  bool adds_chunks;  // whether a threadgroup can have several chunks at once
+  int64_t few_chunks;
+  int64_t most_rounds;  // of chunks that a threadgroup has at once; 0: it cannot have several
   const char* provenance;
 };
 
-// decode.metal: each simdgroup has whole rows. A threadgroup has `chunks` at once.
-Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t chunks) {
+// The chunks of a sequence that a threadgroup has at once, and how often it takes so many.
+struct AtOnce {
+  int64_t chunks;
+  int64_t rounds;
+  const char* launches;  // how many, and why
+
+  int64_t all() const { return chunks * rounds; }
+};
+
+constexpr int64_t kFewChunks = 32;
+// A step of one row has twice as many keys as a step of two, and costs as much as the end of a chunk.
+constexpr int64_t kFewChunksOfOneRow = 16;
+
+// decode.metal: each simdgroup has whole rows.
+Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce& at_once) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   DecodeRow row = tuned_or(tuning_row(kDecodeTuning, device, p.dtype, dim), Kernel::kDecode, device, p);
   if (p.kv_format != kKvFloat) {
@@ -41,11 +55,11 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
   // Packed query rows, the states of simdgroups that share rows, and the scales of their steps.
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
-  const int64_t simdgroups = chunks * row.simdgroups;
+  const int64_t simdgroups = at_once.chunks * row.simdgroups;
   const int64_t shared_rows = row_groups == row.simdgroups ? 1 : simdgroups * kFragment;
-  const int64_t columns = std::min<int64_t>(p.value_dim, state_columns(int(chunks)));
+  const int64_t columns = std::min<int64_t>(p.value_dim, state_columns(int(at_once.chunks)));
   const int64_t state_floats =
-      shared_rows * (columns + 4 + 2) + chunk_sum_floats(int(chunks), int(row_groups * kFragment));
+      shared_rows * (columns + 4 + 2) + chunk_sum_floats(int(at_once.all()), int(row_groups * kFragment));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
   const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork));
   const int64_t scale_pairs = has_row_scales(p.kv_format) ? simdgroups * row.tile_keys : 1;
@@ -56,15 +70,16 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
           .chunk_unit = row.tile_keys * row.simdgroups,
-          .least_chunk = row.least_chunk * row_groups,
+          .least_chunk = std::max<int64_t>(row.least_chunk, row.tile_keys * row.simdgroups) * row_groups,
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + saved_bytes, 16) * 16,
-          .adds_chunks = row_groups < row.simdgroups,
+          .few_chunks = kFewChunks,
+          .most_rounds = row_groups < row.simdgroups ? 1 : 0,
           .provenance = row.provenance};
 }
 
 // decode_wide.metal: each simdgroup has some columns of all rows.
-Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t) {
+Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce&) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const DecodeRow row = tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p, device), dim),
                                  Kernel::kDecodeWide, device, p);
@@ -88,20 +103,24 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .least_chunk = row.least_chunk * row_groups,
       .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
       .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
-      .adds_chunks = false,
+      .few_chunks = kFewChunks,
+      .most_rounds = 0,
       .provenance = row.provenance};
 }
 
 // decode_vector.metal: each simdgroup has whole rows, and each lane one score of a step.
-Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t chunks) {
+Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed_rows,
+                     const AtOnce& at_once) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const DecodeRow row =
       tuned_or(tuning_row(kDecodeVectorTuning, device, p.dtype, dim), Kernel::kDecodeVector, device, p);
   const int64_t tile_keys = row.tile_keys / packed_rows;
   // The states of the simdgroups, the weights of their steps, and what they save.
-  const int64_t simdgroups = chunks * row.simdgroups;
-  const int64_t state_floats =
-      simdgroups * packed_rows * (p.value_dim + 2) + chunk_sum_floats(int(chunks), int(packed_rows));
+  const int64_t simdgroups = at_once.chunks * row.simdgroups;
+  const int64_t kept_chunks = at_once.all() - at_once.chunks;
+  const int64_t state_floats = simdgroups * packed_rows * (p.value_dim + 2) +
+                               chunk_sum_floats(int(at_once.all()), int(packed_rows)) +
+                               kept_chunks * packed_rows * p.value_dim;
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
   const int64_t weight_bytes = simdgroups * kSimdWidth * int64_t(sizeof(float));
   const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
@@ -111,19 +130,20 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
           .tile_keys = tile_keys,
           .simdgroups = row.simdgroups,
           .chunk_unit = tile_keys * row.simdgroups,
-          .least_chunk = row.least_chunk,
+          .least_chunk = std::max<int64_t>(row.least_chunk, tile_keys * row.simdgroups),
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(state_bytes + weight_bytes + saved_bytes, 16) * 16,
-          .adds_chunks = true,
+          .few_chunks = packed_rows == 1 ? kFewChunksOfOneRow : kFewChunks,
+          .most_rounds = kShortRounds,
           .provenance = row.provenance};
 }
 
-Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows, int64_t chunks) {
+Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce& at_once) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const bool by_lanes = packed_rows <= kMaxVectorRows && dim <= kMaxVectorDim && !p.value_in_key;
-  if (by_lanes) return shape_of_lanes(p, device, packed_rows, chunks);
+  if (by_lanes) return shape_of_lanes(p, device, packed_rows, at_once);
   const bool wide = p.value_in_key || dim > kMaxRowDim;
-  return (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows, chunks);
+  return (wide ? shape_of_columns : shape_of_rows)(p, device, packed_rows, at_once);
 }
 
 // Upper bound of the visible keys of a sequence.
@@ -143,8 +163,9 @@ int64_t products_per_key(const Problem& p, const Shape& shape) {
 // may begin and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
   const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
-  const int64_t most =
-      std::max<int64_t>(span.most_chunks, ceil_div(most_visible_keys(p), span.largest_chunk));
+  const int64_t large = std::max<int64_t>(span.few_chunks, ceil_div(most_visible_keys(p), kLargeChunk));
+  const int64_t most = std::max<int64_t>(std::min<int64_t>(span.most_chunks, large),
+                                         ceil_div(most_visible_keys(p), span.largest_chunk));
   if (p.options.window_left < 0) return std::min(all, most);
   const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
   const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
@@ -163,6 +184,7 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double
   span.chunk_unit = int32_t(shape.chunk_unit);
   span.least_chunk = int32_t(shape.least_chunk);
   span.most_chunks = int32_t(workers);
+  span.few_chunks = int32_t(shape.few_chunks);
   const double keys =
       std::min(most_products_of_group / double(products_per_key(p, shape)), double(kNoWindow));
   span.largest_chunk =
@@ -179,8 +201,11 @@ constexpr int64_t kMostShortKeys = 1024;    // no thread is late by more than a 
 // Threadgroups for a core. They do not overlap the ends of one with the steps of others; and among more, a
 // launch is little.
 constexpr int64_t kShortGroupsPerCore = 2;
-// What a core reads beyond its share: 16 bytes per cycle for 4,000 cycles, the time of a launch.
+// What a core reads beyond its share: 16 bytes per cycle for 4,000 cycles, the time of a launch; by lanes for
+// 10,000, where it also adds up the chunks in less time than a launch and its merge (H200: 32/8 heads of 256
+// keys take 8.6 us in one launch and 8.1 in two; 32/16 heads 6.2 and 7.4).
 constexpr int64_t kLaunchBytes = 64 * 1024;
+constexpr int64_t kLaunchBytesByLanes = 160 * 1024;
 
 // Bytes of a key and its value in one head.
 int64_t bytes_of_key(const Problem& p) {
@@ -188,33 +213,32 @@ int64_t bytes_of_key(const Problem& p) {
   return (stored_columns(p.kv_format, p.head_dim) + stored_columns(p.kv_format, p.value_dim)) * element;
 }
 
-// Chunks that a threadgroup has at once, for sequences of up to `parts` chunks; 1: it takes them one by one.
-struct AtOnce {
-  int64_t chunks;
-  const char* launches;  // how many, and why
-};
-
+// For sequences of up to `parts` chunks. One chunk at once: a threadgroup takes them one by one.
 AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& shape, int64_t parts,
                       int64_t columns) {
-  if (parts == 1) return {1, "one: a sequence has one chunk"};
-  if (!shape.adds_chunks) return {1, "two: the simdgroups of a threadgroup have no rows in common"};
-  if (parts > kShortChunks) return {1, "two: a sequence may have more chunks than a threadgroup"};
+  if (parts == 1) return {1, 1, "one: a sequence has one chunk"};
+  if (shape.most_rounds == 0) return {1, 1, "two: the simdgroups of a threadgroup have no rows in common"};
+  const AtOnce all{kShortChunks, ceil_div(parts, kShortChunks),
+                   "one: a threadgroup has all chunks of a sequence"};
+  if (all.rounds > shape.most_rounds)
+    return {1, 1, "two: a sequence may have more chunks than a threadgroup"};
   const int64_t keys = most_visible_keys(p);
-  if (keys > kMostShortKeys) return {1, "two: a sequence may be too long for one threadgroup"};
+  if (keys > kMostShortKeys) return {1, 1, "two: a sequence may be too long for one threadgroup"};
   const int64_t threads = kShortChunks * shape.simdgroups * kSimdWidth;
   const int64_t packed_rows = p.q_heads / p.kv_heads * p.q_len;
   if (threads > kMostChunkThreads ||
-      shape_of(p, device, packed_rows, kShortChunks).threadgroup_bytes > device.max_threadgroup_bytes) {
-    return {1, "two: the chunks of a sequence do not fit in a threadgroup"};
+      shape_of(p, device, packed_rows, all).threadgroup_bytes > device.max_threadgroup_bytes) {
+    return {1, 1, "two: the chunks of a sequence do not fit in a threadgroup"};
   }
   const int64_t groups = p.batch * columns;
   const int64_t cores = cores_of(device);
-  if (groups > kShortGroupsPerCore * cores) return {1, "two: there is work for more than one launch"};
+  if (groups > kShortGroupsPerCore * cores) return {1, 1, "two: there is work for more than one launch"};
   const int64_t of_core = std::max(ceil_div(keys * groups, cores), ceil_div(keys, parts));
-  if ((keys - of_core) * bytes_of_key(p) > kLaunchBytes) {
-    return {1, "two: a threadgroup would read longer than a launch takes"};
+  const int64_t most_bytes = shape.kernel == Kernel::kDecodeVector ? kLaunchBytesByLanes : kLaunchBytes;
+  if ((keys - of_core) * bytes_of_key(p) > most_bytes) {
+    return {1, 1, "two: a threadgroup would read longer than a launch takes"};
   }
-  return {kShortChunks, "one: a threadgroup has all chunks of a sequence"};
+  return all;
 }
 
 }  // namespace
@@ -224,7 +248,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   if (is_empty(p)) return plan;
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
-  Shape shape = shape_of(p, device, packed_rows, 1);
+  const AtOnce one_by_one{1, 1, ""};
+  Shape shape = shape_of(p, device, packed_rows, one_by_one);
   plan.tuning = shape.provenance;
 
   const int64_t row_groups = shape.row_groups;
@@ -237,7 +262,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const AtOnce at_once = chunks_at_once(p, device, shape, parts_of(p, span), columns);
   plan.launches = at_once.launches;
   const bool together = at_once.chunks > 1;
-  if (together) shape = shape_of(p, device, packed_rows, at_once.chunks);
+  if (together) shape = shape_of(p, device, packed_rows, at_once);
   const int64_t parts = together ? 1 : parts_of(p, span);  // partial results
   // With one row or one head both layouts are the same memory.
   const bool token_major_out = p.token_major_out && !p.part && p.q_len > 1 && p.q_heads > 1;
@@ -255,6 +280,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.tile_keys = uint16_t(shape.tile_keys);
   pass.spec.simdgroups = uint16_t(shape.simdgroups);
   pass.spec.chunks = uint16_t(at_once.chunks);
+  pass.spec.chunk_rounds = uint16_t(at_once.rounds);
   pass.spec.split = parts > 1 || p.part;
   pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;

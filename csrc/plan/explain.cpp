@@ -305,34 +305,38 @@ std::string kernel_interface() {
   return json.take();
 }
 
-std::string to_json(const std::vector<Compiled>& pipelines) {
+namespace {
+
+void write_results(JsonWriter& json, const Compiled& pipeline) {
+  json.field("library_seconds", float(pipeline.library_seconds));
+  json.field("pipeline_seconds", float(pipeline.pipeline_seconds));
+  json.field("archived", pipeline.archived);
+}
+
+void write_results(JsonWriter& json, const Resources& pipeline) {
+  json.field("max_threads", pipeline.max_threads);
+  json.field("execution_width", pipeline.execution_width);
+  json.field("static_bytes", pipeline.static_bytes);
+}
+
+// Each with the fields that identify it.
+template <typename Pipeline>
+std::string list_of(const std::vector<Pipeline>& pipelines) {
   JsonWriter json;
   json.open('[');
-  for (const Compiled& pipeline : pipelines) {
+  for (const Pipeline& pipeline : pipelines) {
     json.open('{');
     write_fields(json, pipeline.spec);
-    json.field("library_seconds", float(pipeline.library_seconds));
-    json.field("pipeline_seconds", float(pipeline.pipeline_seconds));
-    json.field("archived", pipeline.archived);
+    write_results(json, pipeline);
     json.close('}');
   }
   json.close(']');
   return json.take();
 }
 
-std::string to_json(const std::vector<Resources>& pipelines) {
-  JsonWriter json;
-  json.open('[');
-  for (const Resources& pipeline : pipelines) {
-    json.open('{');
-    write_fields(json, pipeline.spec);
-    json.field("max_threads", pipeline.max_threads);
-    json.field("execution_width", pipeline.execution_width);
-    json.field("static_bytes", pipeline.static_bytes);
-    json.close('}');
-  }
-  json.close(']');
-  return json.take();
-}
+}  // namespace
+
+std::string to_json(const std::vector<Compiled>& pipelines) { return list_of(pipelines); }
+std::string to_json(const std::vector<Resources>& pipelines) { return list_of(pipelines); }
 
 }  // namespace fattn

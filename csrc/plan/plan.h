@@ -66,6 +66,7 @@ struct KernelSpec : Features {
   uint16_t row_groups = 1;  // per threadgroup; of one row in decode_vector, of eight in other decodes, of the
                             // fragments in prefill_wide
   uint16_t chunks = 1;      // decode, decode_vector: of a sequence, that a threadgroup has at once
+  uint16_t chunk_rounds = 1;    // decode_vector: how often it takes so many
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat

@@ -72,6 +72,7 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p, const DeviceFa
   spec.head_dim = uint16_t(p.head_dim);
   spec.value_dim = uint16_t(p.value_dim);
   spec.mask = mask_kind(p.mask_dtype);
+  spec.mask_pairs = p.mask_pairs && (is_prefill(kernel) || kernel == Kernel::kDecode);
   spec.mask_map = p.has_mask_map;
   spec.vector_loads = p.vector_aligned;
   spec.has_seq_lens = p.has_seq_lens;

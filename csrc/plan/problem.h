@@ -100,6 +100,7 @@ struct Problem {
 
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
   Strides4 mask{};                   // 0 where the mask is broadcast
+  bool mask_pairs = false;           // two keys of a row can be read at once, from key 0 on
   bool has_mask_map = false;
   Strides4 mask_map{};  // like `mask`, in cells
 

@@ -30,7 +30,7 @@ struct Registers {
   }
 };
 
-inline constexpr int64_t kRestOfStaged = 42;    // prefill
+inline constexpr int64_t kRestOfStaged = 35;    // prefill
 inline constexpr int64_t kRestOfUnstaged = 78;  // the others hold limits of rows and places in the cache, too
 inline constexpr int64_t kFloatHalves = 2;
 inline constexpr int64_t kLoadHalves = 8;  // of 16 bytes
@@ -41,12 +41,13 @@ constexpr int64_t fragment_halves(int64_t rows, int64_t columns, int64_t halves)
   return rows * columns / kSimdWidth * halves;
 }
 
-// A thread's share of a staged tile, in loads. In rows whose loads are not a power of two, each load has an
-// offset of its own.
-constexpr int64_t staged_halves(int64_t keys, int64_t row_bytes, int64_t threads) {
-  const int64_t row_loads = (row_bytes + 15) / 16;
-  const int64_t loads = (keys * row_loads + threads - 1) / threads;
-  return loads * (kLoadHalves + ((row_loads & (row_loads - 1)) == 0 ? 0 : 3));
+// A thread's share of a staged tile (staging.h): a chunk of 16 bytes, or of up to 16 quantised elements, of
+// rows that lie a round apart. A round has as many rows, or pairs of rows, as the threads have chunks for.
+constexpr int64_t staged_halves(int64_t keys, int64_t row_bytes, int64_t row_chunks, int64_t threads,
+                                int64_t rows_together) {
+  const int64_t round_rows = threads / row_chunks * rows_together;
+  const int64_t chunks = (keys + round_rows - 1) / round_rows * rows_together;
+  return chunks * (row_bytes / row_chunks / 2);
 }
 
 inline Registers registers_of(const KernelSpec& spec) {
@@ -62,6 +63,11 @@ inline Registers registers_of(const KernelSpec& spec) {
     return stored_columns(spec.kv_format, dim) * size_of(storage_dtype(spec.kv_format, spec.dtype));
   };
 
+  const auto row_chunks = [&](int64_t dim) {
+    const int64_t of_quantised = dim % 16 == 0 ? dim / 16 : dim / 8;
+    return spec.kv_format == kKvFloat ? row_bytes(dim) / 16 : of_quantised;
+  };
+
   Registers sum;
   sum.out = fragment_halves(rows, columns, kFloatHalves);
   sum.state = spec.row_fragments * 2 * kFloatHalves;
@@ -70,12 +76,14 @@ inline Registers registers_of(const KernelSpec& spec) {
   sum.early_loads = spec.early_loads;
   if (spec.kernel == Kernel::kPrefill) {
     const int64_t threads = spec.simdgroups * kSimdWidth;
-    const int64_t together = spec.early_loads || spec.head_dim > 64 ? 2 : 1;  // pairs of keys
+    const int64_t together =
+        spec.early_loads || (spec.head_dim > 64 && operand == stored) ? 2 : 1;  // pairs of keys
     sum.query = fragment_halves(rows, spec.head_dim, operand);
     sum.operands =
         std::max(together * 2 * kLoadHalves, std::min<int64_t>(spec.value_dim / 4, kMostValueRun) * stored);
-    sum.staged = staged_halves(keys, row_bytes(spec.head_dim), threads) +
-                 staged_halves(keys, row_bytes(spec.value_dim), threads);
+    const int64_t pair = spec.early_loads || spec.kv_format != kKvFloat ? 1 : 2;
+    sum.staged = staged_halves(keys, row_bytes(spec.head_dim), row_chunks(spec.head_dim), threads, pair) +
+                 staged_halves(keys, row_bytes(spec.value_dim), row_chunks(spec.value_dim), threads, 1);
     sum.rest = kRestOfStaged;
   } else if (spec.kernel == Kernel::kPrefillWide) {
     const int64_t fragments = spec.early_loads ? keys / kFragment : 1;

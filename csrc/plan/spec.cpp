@@ -94,6 +94,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
   macros.emplace_back("FATTN_NATIVE_BFLOAT", spec.native_bfloat ? "true" : "false");
   if (spec.chunks > 1) macros.emplace_back("FATTN_CHUNKS", std::to_string(spec.chunks));
+  if (spec.chunk_rounds > 1) macros.emplace_back("FATTN_CHUNK_ROUNDS", std::to_string(spec.chunk_rounds));
   if (spec.kernel == Kernel::kDecodeWide) {
     macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
   }

@@ -32,7 +32,7 @@ struct PrefillRow {
 };
 
 // K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core. M1
-// and M2 have 256 half registers per lane, and the largest part of a step without options needs at most 234
+// and M2 have 256 half registers per lane, and the largest part of a step without options needs at most 235
 // by Mesa's count (table in bench/NOTES.md). There K and V are loaded late and multiplied piece by piece, and
 // four simdgroups share a tile, so that three threadgroups fit on a core. Newer GPUs allocate registers
 // dynamically; their rows are the fastest on an NVIDIA H200. Nothing here was measured on an Apple GPU.
@@ -93,7 +93,7 @@ struct DecodeRow {
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
-  uint16_t least_chunk;  // keys, for up to eight packed rows; a multiple of chunk_unit
+  uint16_t least_chunk;  // keys, for up to eight packed rows; at least a step of every simdgroup
   uint16_t threadgroups_per_core;
   const char* provenance;
 };
@@ -104,11 +104,11 @@ struct DecodeRow {
 // float32 without options, and 199, 205 and 187 with all compatible ones (table in bench/NOTES.md). These
 // numbers of keys are also the fastest on an H200. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
-    {kAnyFamily, k16Bit, 96, 32, 4, 128, 3,
+    {kAnyFamily, k16Bit, 96, 32, 4, 64, 3,
      "16-bit, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts; H200)"},
-    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 128, 3,
+    {kAnyFamily, kFloat32s, kAnyDim, 8, 4, 64, 3,
      "float32: 8 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kAnyDType, kAnyDim, 16, 4, 128, 3,
+    {kAnyFamily, kAnyDType, kAnyDim, 16, 4, 64, 3,
      "16-bit: 16 keys per step (registers of M1/M2 as Mesa counts; H200)"},
 }};
 
@@ -168,11 +168,13 @@ inline constexpr int64_t kMaxWideSimdgroups = 16;  // upper bound for the above
 // Up to this many packed rows, of heads up to this size, use decode_vector.metal. `tile_keys` counts the
 // scores of a step: two rows have half as many keys. The largest part of a step without options needs at most
 // 203 of the 256 halves, counted as above, and 249 for two rows of 256 columns, whatever the format of the
-// cache. Not timed on any GPU.
+// cache. float32 reads twice the bytes in a step, and ends fewer chunks.
 inline constexpr int64_t kMaxVectorRows = 2;
 inline constexpr int64_t kMaxVectorDim = 256;
-inline constexpr std::array<DecodeRow, 1> kDecodeVectorTuning{{
-    {kAnyFamily, kAnyDType, kAnyDim, 32, 4, 256, 4,
+inline constexpr std::array<DecodeRow, 2> kDecodeVectorTuning{{
+    {kAnyFamily, k16Bit, kAnyDim, 32, 4, 64, 4,
+     "one or two rows, 16-bit: a lane per score, 32 in a step (registers of M1/M2 as Mesa counts; H200)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 32, 4, 128, 4,
      "one or two rows: a lane per score, 32 in a step (registers of M1/M2 as Mesa counts)"},
 }};
 

@@ -16,10 +16,12 @@ from bench.backends import agx
 from bench.peers.launch import OURS
 from bench.report import agx as report
 from softmetal.testing import agx as compiler
+from torch_fattn.commands import report as doctor_report
 
 pytestmark = pytest.mark.host_only
 
-TUNING = Path(__file__).resolve().parents[2] / "csrc/plan/tuning.h"
+ROOT = Path(__file__).resolve().parents[2]
+TUNING = ROOT / "csrc/plan/tuning.h"
 ROW: dict[str, Any] = {
     **{"impl": OURS, "part": "plain", "call": "prefill float16 D64", "shape": "r2 k32 s4", "op": "prefill"},
     **{"dtype": "float16", "head_dim": 64, "digest": "?", "threads": 128, "needed": 204, "given": 208},
@@ -54,10 +56,18 @@ def test_every_row_of_the_tuning_table_is_compiled(entries: list[agx.Entry]) -> 
     }
 
 
+def test_short_caches_are_compiled(entries: list[agx.Entry]) -> None:
+    short = [entry.kernel for entry in entries if entry.kernel.macros.get("FATTN_CHUNKS") == "4"]
+    assert {kernel.kernel for kernel in short} == {"fattn_decode", "fattn_decode_vector"}
+    assert {kernel.threads for kernel in short} == {(512, 1, 1)}
+
+
 def test_a_key_is_one_pipeline(entries: list[agx.Entry]) -> None:
     assert len({entry.key for entry in entries}) == len(entries)
     tuned = {entry.call: entry.kernel for entry in entries if entry.impl == OURS and entry.part == "plain"}
-    for entry in (entry for entry in entries if entry.part == "candidate"):
+    candidates = [entry for entry in entries if entry.part == "candidate"]
+    assert {(entry.dtype, entry.head_dim) for entry in candidates} == agx._SHAPES.keys()
+    for entry in candidates:
         assert entry.kernel != tuned[entry.call]
 
 
@@ -105,6 +115,25 @@ def test_the_recorded_rows(entries: list[agx.Entry]) -> None:
             "`make agx`, then `python -m bench agx --update`",
             stacklevel=1,
         )
+
+
+def resident(row: dict[str, Any], table: dict[int, int]) -> int:
+    by_registers = table[min(most for most in table if row["given"] <= most)]
+    return compiler.resident_threads(by_registers, row["threads"], row["threadgroup_bytes"])
+
+
+def test_the_table_of_residency_is_the_compilers() -> None:
+    """The recorded numbers are what Mesa printed; docs and doctor have the table in words."""
+    table = compiler.THREADS_BY_REGISTERS
+    rows = [row for row in json.loads(report.RESULTS.read_text())["rows"] if "given" in row]
+    assert all(resident(row, table) == row["resident"] for row in rows)
+    for wrong in ({144: 600}, {160: 576}, {208: 448}):  # the controls
+        assert any(resident(row, table | wrong) != row["resident"] for row in rows)
+    page = (ROOT / "softmetal/docs/agx.md").read_text().partition("Mesa's table: ")[2].partition(")")[0]
+    halves = re.findall(r"(\d+)(?: halves)? (\d+)", page)
+    assert {int(most): int(threads) for most, threads in halves} == table
+    threads = re.findall(r"(\d+)(?: threads)?\swith(?: up to)? (\d+)", doctor_report._MEANING)
+    assert {int(most): int(count) for count, most in threads} == table
 
 
 def test_the_table_shows_bands() -> None:

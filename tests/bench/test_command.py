@@ -105,6 +105,13 @@ def test_torch_fattn_runs_the_bench_of_its_checkout(
         ("cuda-build", "--cores many", "'many' is not a positive whole number"),
         ("cuda-build", "--impls llama", "--impls: invalid choice: 'llama'"),
         ("cuda-build", "--shapes gemma-3", "the adapters do not take a window of 1024 keys"),
+        (
+            "agx",
+            "--only (",
+            "'(' is not a regular expression (missing ), unterminated subpattern at",
+        ),
+        ("agx", "--only nobody", "no row is like 'nobody'; leave it out to see all"),
+        ("agx", "--update --only fattn", "--update needs every row: leave --only out"),
         ("aims", "nowhere.json", "'nowhere.json' is not a record of the bench"),
         ("host-cost", "--calls 1", "unrecognized arguments: --calls 1"),
         ("cuda-check", "--folder nowhere", "contains no manifest.json; copy the folder"),

@@ -43,6 +43,25 @@ def test_a_row_is_usable_or_says_why_not() -> None:
         _ = replace(usable[0], call="12x128").attention
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"library": "torch 2.13 sdpa"},
+            "no library 'torch', only MLX, llama.cpp; write one of them, or",
+        ),
+        ({"chip": "M3 Max"}, "no chip 'M3 Max', only M1, "),
+        ({"dtype": "fp16"}, "no dtype 'fp16', only f16, bf16, f32;"),
+        ({"timing": "wait"}, "no timing 'wait', only queued, waited, difference;"),
+    ],
+)
+def test_a_row_that_cannot_check_the_model_is_refused(changes: dict[str, str], message: str) -> None:
+    row = next(row for row in published.load() if not row.unusable)
+    assert model._check(row, model.costs()).seconds == row.seconds
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model._check(replace(row, **changes), model.costs())
+
+
 def test_the_halves_follow_names_alone() -> None:
     found = model.checks()
     held = [check for check in found if check.held_out]
@@ -176,8 +195,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert bench.main(["model"]) == 0
     text = capsys.readouterr().out
     assert "why they were left out" in text and "held out, decode" in text and model.BAND in text
-    assert bench.main(["model", "--chip", "M5Pro", "--shapes", "llama-3-8b"]) == 0
+    assert bench.main(["model", "--chip", "M5Pro", "--shapes", "llama-3-8b", "decode"]) == 0
     text = capsys.readouterr().out
+    assert text.count("\ndecode B1 32/8x128 N=32768 ") == 1  # both sets have it
     assert "decode B1 32/8x128 N=32768" in text and "no published prefill of this family" in text
     with pytest.raises(SystemExit):
         bench.main(["model", "--shapes", "standard"])

@@ -37,6 +37,15 @@ def test_every_row_of_the_tuning_table_is_reported(min_family: str, family: int)
     assert missing(changed, min_family, family)
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize("cores", [8, 80])
+def test_one_launch_is_reported(cores: int) -> None:
+    found = [report.attention_of(plan) for plan in report.plans({"family": 7, "cores": cores})]
+    short = [launch for launch in found if launch["macros"].get("FATTN_CHUNKS") == "4"]
+    assert {launch["kernel"] for launch in short} == {"fattn_decode", "fattn_decode_vector"}
+    assert {launch["threads"][0] for launch in short} == {512} != {launch["threads"][0] for launch in found}
+
+
 @needs_emulator
 def test_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "calls", lambda: iter(ONE))

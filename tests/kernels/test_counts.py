@@ -78,7 +78,7 @@ def test_decode_reads_the_cache_once(op: str, group: int) -> None:
     blocks = counts.call.kv_heads * -(-packed_rows // 32)
     rows_abreast = min(4, max(1, packed_rows // 8))
     # Three threadgroups for each of eight cores, or four of lanes, if there are so many chunks.
-    on_core, chunk = (4, 256) if packed_rows <= 2 else (3, 128 * rows_abreast)
+    on_core, chunk = (4, 128 // packed_rows) if packed_rows <= 2 else (3, 64 * rows_abreast)
     shares = min(8 * on_core // blocks, 2048 // chunk)
     assert counts.dispatches[0].grid == (shares, blocks, 1)
 

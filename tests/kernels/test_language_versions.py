@@ -1,5 +1,7 @@
-"""The kernels as every version of the language that softmetal knows would read them: one pipeline for each
-row of the tuning tables and each kernel. test_offline_compiler.py asks Apple's compiler the same.
+"""The kernels as every version of the language that softmetal knows would read them: one pipeline of each
+kernel for each row of the tuning tables, each cache format, and each number of chunks at once.
+test_offline_compiler.py asks Apple's compiler the same. And what the headers for NVIDIA GPUs and for Mesa's
+compiler must define, without nvcc and Mesa.
 """
 
 from __future__ import annotations
@@ -7,28 +9,33 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("softmetal.testing", reason="the language is checked by softmetal, which is for Linux")
 
+import softmetal
 from softmetal.testing import compile_errors
 from tests.helpers import problems
 from tests.helpers.direct_launch import kernel_text
+from tests.helpers.documents import ROOT
 from tests.kernels.test_offline_compiler import KERNELS, LANGUAGE, NEWER, Pipeline, pipelines, plans
 
 pytestmark = pytest.mark.host_only
 
 
-def one_of_each_tuning() -> dict[tuple[str, str], Pipeline]:
-    """(tuning, source) -> a pipeline that has it."""
+def one_of_each() -> dict[tuple[str, str], Pipeline]:
+    """(what it has, source) -> a pipeline."""
     found: dict[tuple[str, str], Pipeline] = {}
     for kernel, dtype in itertools.product(KERNELS, problems.DTYPES):
         for plan in plans(kernel, dtype):
             for launch in plan.passes:
                 macros = tuple(f"{name}={value}" for name, value in launch["macros"].items())
-                found.setdefault((plan.data["tuning"], launch["source"]), (launch["source"], macros))
+                kinds = (macro for macro in macros if "KV_FORMAT" in macro or "CHUNKS" in macro)
+                for has in (plan.data["tuning"], *kinds):
+                    found.setdefault((has, launch["source"]), (launch["source"], macros))
     return found
 
 
@@ -38,9 +45,9 @@ def refusals(source: str, macros: tuple[str, ...], standard: str) -> str:
 
 @pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
 def test_every_tuning_is_read(standard: str) -> None:
-    pipelines = one_of_each_tuning()
-    assert len({tuning for tuning, _ in pipelines}) >= 6
-    for name, macros in pipelines.values():
+    found = one_of_each()
+    assert {("FATTN_CHUNKS=4", "decode.metal"), ("FATTN_KV_FORMAT=3", "decode_vector.metal")} <= found.keys()
+    for name, macros in set(found.values()):
         assert refusals(kernel_text(name), macros, standard) == "", macros
 
 
@@ -87,3 +94,23 @@ def test_a_struct_of_fragments_is_made_in_thread() -> None:
         found |= structs_of_fragments(kernel_text(source))
     assert found == dict.fromkeys(("QueryRegisters", "AttentionState", "BlockProducts", "QueryColumns"), True)
     assert structs_of_fragments("struct S {\n  OperandFragment f[2];\n};\n") == {"S": False}
+
+
+def group_functions(text: str) -> set[str]:
+    """The functions of simdgroups and threadgroups that it calls."""
+    return set(re.findall(r"\b((?:simd|simdgroup|threadgroup)_\w+)\(", text))
+
+
+def defined(header: str) -> set[str]:
+    return set(re.findall(r"(?:SOFTMETAL_INLINE \w+ |\b(?:SOFTMETAL|AGX)_[A-Z]+\()(\w+)[(,]", header))
+
+
+@pytest.mark.parametrize("translator", ["cuda", "agx"])
+def test_headers_define_the_functions_of_groups(translator: str) -> None:
+    called = group_functions("\n".join(path.read_text() for path in (ROOT / "csrc/kernels").glob("*/*")))
+    assert {"simd_or", "simd_shuffle_xor", "simdgroup_multiply_accumulate", "threadgroup_barrier"} <= called
+    folder = Path(softmetal.__file__).parent / translator / "include"
+    header = "\n".join(path.read_text() for path in folder.iterdir())
+    assert called <= defined(header)
+    without = re.sub(r"^.*\(simd_or, .*$", "", header, flags=re.MULTILINE)
+    assert called - defined(without) == {"simd_or"}, "the control"

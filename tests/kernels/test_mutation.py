@@ -139,15 +139,15 @@ SLOW = {
     ),
     "decode_takes_no_step_as_whole": (
         "decode-whole-steps",
-        changed("decode_rows.h", "return step.have_blocks() &&", "return false &&"),
+        changed("decode_rows.h", "return step.have_blocks() &", "return false &"),
     ),
     "wide_takes_no_step_as_whole": (
         "wide-window",
-        changed("decode_rows.h", "return step.have_blocks() &&", "return false &&"),
+        changed("decode_rows.h", "return step.have_blocks() &", "return false &"),
     ),
     "prefill_takes_no_step_as_whole": (
         "prefill-causal",
-        changed("steps.h", "unknown ? 0 : ranges.all_end - ranges.all_end % unit;", "0;"),
+        changed("steps.h", "unknown ? 0 : units_in(ranges.all_end, unit) * unit;", "0;"),
     ),
     "prefill_takes_no_cell_as_whole": (
         "prefill-map",

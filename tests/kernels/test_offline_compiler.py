@@ -24,7 +24,7 @@ import torch
 import torch_fattn
 from tests.golden.calls import on_meta
 from tests.helpers import problems
-from tests.helpers.direct_launch import kernel_text
+from tests.helpers.direct_launch import INTERFACE, kernel_text
 from tests.helpers.problems import Problem
 from torch_fattn.operators.kv_formats import KV_FORMATS
 
@@ -54,12 +54,26 @@ QUANTISED = {
     "prefill_wide": [
         Problem(0, "paged_prefill", f32, 1, 8, 2, 40, 1024, *d, **PACKED) for d in ((192, 160), (576, 512))
     ],
-    "decode": [Problem(0, "decode", f32, 1, 8, 2, 1, 1024, dim, dim) for dim in (64, 96, 128)],
+    "decode": [
+        *(Problem(0, "decode", f32, 1, 8, 2, 1, 1024, dim, dim) for dim in (64, 96, 128)),
+        Problem(0, "decode", f32, 1, 24, 8, 1, 500, 64, 64),
+    ],
+    "decode_vector": [
+        Problem(0, "decode", f32, 1, 8, kv_heads, 1, 500, *dims)
+        for kv_heads, dims in itertools.product((8, 4), ((64, 64), (96, 160), (256, 256)))
+    ],
     "decode_wide": [
         Problem(0, "decode", f32, 1, 8, 2, 1, 1024, 192, 160),
         *(Problem(0, "decode", f32, 1, heads, 1, 1, 1024, 576, 512, value_in_key=True) for heads in (8, 32)),
     ],
 }
+
+# Short caches, of which a threadgroup has all chunks if there are few cores: by kernel, query heads of eight
+# key-value heads.
+SHORT = {"decode": (24,), "decode_vector": (8, 16)}
+SHORT_HEAD_DIMS = [(8, 8), (64, 64), (72, 64), (96, 96), (128, 128)]
+
+FORMAT_NUMBERS = [str(kind["number"]) for kind in INTERFACE["kv_formats"].values()]
 
 Pipeline = tuple[str, tuple[str, ...]]  # source, macros as -DNAME=VALUE
 
@@ -101,12 +115,15 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         if (dim, value_dim) in LATENT_HEAD_DIMS:
             value = key[..., :value_dim]
         yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
+    for heads, dims, family in itertools.product(SHORT.get(kernel, ()), SHORT_HEAD_DIMS, FAMILIES):
+        arguments = on_meta(Problem(0, "decode", dtype, 1, heads, 8, 1, 500, *dims))
+        yield torch_fattn.explain("decode", **arguments, family=family, cores=8)
     for kv_format in KV_FORMATS:
         for problem in QUANTISED.get(kernel, ()):
             quantised = replace(problem, dtype=dtype, kv_format=kv_format)
             arguments = on_meta(quantised)
-            for family in FAMILIES:
-                yield torch_fattn.explain(problem.op, **arguments, family=family, cores=80)
+            for family, cores in itertools.product(FAMILIES, (8, 80)):
+                yield torch_fattn.explain(problem.op, **arguments, family=family, cores=cores)
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
@@ -194,8 +211,12 @@ def test_nothing_is_left_out() -> None:
     assert {f"-DFATTN_ROW_GROUPS={n}" for n in (1, 2, 4)} <= wide
     assert {f"-DFATTN_SIMDGROUPS={n}" for n in (4, 8, 16)} <= wide
     assert {f"-DFATTN_VALUE_IN_KEY={n}" for n in ("true", "false")} <= wide
+    for kernel, dtype in itertools.product(("decode", "decode_vector"), problems.DTYPES):
+        text = {" ".join(macros) for name, macros in pipelines(kernel, dtype) if name == f"{kernel}.metal"}
+        found = {(re.findall(r"FATTN_KV_FORMAT=(\d)", one)[0], "FATTN_CHUNKS=4" in one) for one in text}
+        assert found == set(itertools.product(FORMAT_NUMBERS, (False, True))), (kernel, dtype)
     merges = {macros for _, macros in pipelines("merge", torch.float16)}
-    assert len(merges) == 3  # numbers of simdgroups
+    assert len(merges) == 2  # numbers of simdgroups
     logits = {macros for _, macros in pipelines("logits", torch.float16)}
     assert len(logits) == 8  # vectors that a thread holds, and simdgroups that share a row
 

@@ -14,7 +14,7 @@ import torch
 from tests.helpers import direct_launch
 
 from .special_trials import hidden_nan, hidden_scales, huge_sinks, unlikely
-from .trial import Trial, bf16, every_option, f16, f32, of_operands, of_problem, randn
+from .trial import Trial, bf16, every_option, f16, f32, of_one_launch, of_operands, of_problem, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
 OFF = ("offset", "offset", "token_major")
@@ -28,10 +28,11 @@ def decode() -> Iterator[Trial]:
     yield of_problem(
         "decode-sinks", *half, 2, 8, 2, 1, 600, 64, 32, seq_lens=(600, 513), sinks=True, scale=0.3
     )
-    # One launch, of what two would merge with one simdgroup; and a sequence without keys.
-    yield of_problem(
-        "decode-short", *half, 2, 18, 6, 1, 500, 64, 32, seq_lens=(500, 0), sinks=True, token_major_out=True
+    # What two launches would merge with one simdgroup, and with one for each chunk; a sequence without keys.
+    yield of_one_launch(
+        "decode-short", f16, 2, 18, 6, 1, 500, 64, 32, seq_lens=(500, 0), sinks=True, token_major_out=True
     )
+    yield of_one_launch("decode-short-few-heads", f16, 2, 6, 2, 1, 500, 64, 32, seq_lens=(0, 500))
     window: dict[str, Any] = {"window_left": 60, "sink_tokens": 5}
     yield of_problem("decode-wide-window", *half, 1, 2, 1, 2, 100, 64, 32, window_left=300, sink_tokens=3)
     # Key 23 is in the window of some rows, and no sink token.
@@ -65,6 +66,9 @@ def decode() -> Iterator[Trial]:
     # Three threadgroups for each head: long sequences are three chunks each, which are dealt.
     yield of_problem("decode-dealt", *half, 4, 24, 8, 1, 1800, 8, 8, seq_lens=(20, 1800, 700, 1600))
     yield of_problem("decode-many", *half, 70, 3, 1, 1, 300, 64, 32, seq_lens=lengths)
+    # A run begins within the last sequence, whose chunks are larger than those of the one before.
+    short = [n % 3 for n in range(33)]
+    yield of_problem("decode-last-cut", *half, 34, 18, 6, 1, 2048, 8, 8, seq_lens=(*short, 2048))
     # A sequence for each lane.
     yield of_problem("decode-32", *half, 32, 3, 1, 1, 300, 64, 32, seq_lens=(*lengths[:31], 257))
     paged = ("paged_decode", f16)

@@ -36,6 +36,11 @@ def prefill() -> Iterator[Trial]:
             f"prefill-offset{offset}", *half, 1, 2, 1, 150, 130, 64, 32, causality="offset", q_offset=offset
         )
     yield of_problem("prefill-one-row", *half, 2, 2, 2, 1, 9, 64, 32, **causal)
+    # Rows so far behind the keys that their window has none.
+    yield of_problem(
+        "prefill-sinks-alone", *half, 1, 2, 1, 20, 40, 64, 32, causality="offset", q_offset=60, window_left=5,
+        sink_tokens=9,
+    )  # fmt: skip
     yield hidden_nan("prefill", f16, 64, 32)
     yield unlikely("prefill", f16, 64, 32)
     yield huge_sinks("prefill", f16, 64, 32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,6 +95,33 @@ def of_problem(
     case = problems.build(Problem(index, op, dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
     arguments, _ = case.arguments("cpu")
     return of_call(name, op, arguments, lambda out, lse: assert_close(case, out, lse), change)
+
+
+def of_one_launch(name: str, dtype: torch.dtype, *sizes: int, **options: Any) -> Trial:
+    """A decode of a short cache, which must have the bits that two launches give for a larger one."""
+    case = problems.build(Problem(0, "decode", dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
+    arguments, _ = case.arguments("cpu")
+
+    @functools.cache
+    def of_two_launches() -> tuple[Tensor, Tensor]:
+        larger = arguments | {each: _lengthened(arguments[each]) for each in ("key", "value")}
+        plan = direct_launch.plan_of("decode", larger)
+        assert [len(direct_launch.plan_of("decode", arguments)["passes"]), len(plan["passes"])] == [1, 2]
+        buffers = direct_launch.buffers_of("decode", larger, plan)
+        for step in plan["passes"]:
+            direct_launch.launch(step, buffers)
+        return buffers["out"], buffers["lse"]
+
+    def check(out: Tensor, lse: Tensor) -> None:
+        assert_close(case, out, lse)
+        assert all(map(torch.equal, (out, lse), of_two_launches())), "bits of two launches"
+
+    return of_call(name, "decode", arguments, check)
+
+
+def _lengthened(cache: Tensor) -> Tensor:
+    """With room for more keys than one launch takes."""
+    return torch.cat((cache, torch.full_like(cache, torch.nan).repeat(1, 1, 4, 1)), dim=2)
 
 
 def every_option(op: str, **fields: Any) -> Trial:

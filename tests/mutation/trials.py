@@ -23,7 +23,7 @@ from .wide_trials import other_wide, wide
 
 def _merge() -> Iterator[Trial]:
     for name, dtype, parts, columns in (
-        ("merge", f32, 5, 200),
+        ("merge", f32, 9, 200),
         ("merge-40-parts", f16, 40, 24),
         ("merge-128-columns", f16, 12, 128),
         ("merge-12-parts", bf16, 12, 300),

@@ -10,7 +10,7 @@ import torch
 from tests.helpers import direct_launch
 
 from .special_trials import lengths
-from .trial import Trial, bf16, f16, f32, of_operands, of_problem, randn
+from .trial import Trial, bf16, f16, f32, of_one_launch, of_operands, of_problem, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")
 
@@ -30,7 +30,7 @@ def vector() -> Iterator[Trial]:
         alibi_slopes=True, sinks=True, layouts=PADDED,
     )  # fmt: skip
     # One launch, as decode-short.
-    yield of_problem("vector-short", *half, 2, 8, 8, 1, 700, *dims, seq_lens=(700, 300), sinks=True)
+    yield of_one_launch("vector-short", f16, 2, 8, 8, 1, 700, *dims, seq_lens=(700, 300), sinks=True)
     yield of_problem("vector-tree", *half, 2, 2, 2, 2, 66, *dims, seq_lens=(66, 33), tree="each")
     many = (260, *[n % 3 for n in range(38)], 257, 0)
     yield of_problem("vector-many", *half, 41, 2, 1, 1, 300, *dims, seq_lens=many)
@@ -45,7 +45,7 @@ def vector() -> Iterator[Trial]:
     yield _huge_sinks()
     yield of_problem(
         "vector-slices", *half, 3, 4, 2, 1, 1500, *dims, seq_lens=(1500, 0, 1333), sinks=True,
-        change=partial(direct_launch.cut, largest_chunk=256, size=3),
+        change=partial(direct_launch.cut, largest_chunk=64, size=3),
     )  # fmt: skip
 
 

@@ -197,8 +197,8 @@ def test_lowest_mask_values(op: str, dtype: torch.dtype, device: str) -> None:
 
 LONG = {
     "prefill": {"q_len": 4, "kv_len": 1500},
-    "decode": {"q_len": 1, "kv_len": 304, "seq_lens": (257, 304)},
-    "paged_decode": {"q_len": 1, "kv_len": 304, "seq_lens": (257, 304)},
+    "decode": {"q_len": 1, "kv_len": 1104, "seq_lens": (1025, 1104)},
+    "paged_decode": {"q_len": 1, "kv_len": 1104, "seq_lens": (1025, 1104)},
 }
 
 

@@ -36,7 +36,7 @@ FEW_ROWS = [
 ]
 f32, f16, bf16 = problems.DTYPES
 # Caches so short that one launch does it all; with more room, two launches do. On 8 cores, the merge of two
-# has eight simdgroups for one key-value head, four for two to four heads, and one for more.
+# has eight simdgroups for one to four key-value heads, and one for more.
 ONE_LAUNCH = [
     Problem(300, "decode", f16, 1, 8, 8, 1, 600, 64, 64, seq_lens=(600,)),
     Problem(301, "decode", bf16, 3, 2, 2, 1, 1000, 80, 40, seq_lens=(900, 0, 257), sinks=True),
@@ -48,12 +48,18 @@ ONE_LAUNCH = [
     Problem(306, "paged_decode", bf16, 4, 16, 2, 2, 480, 96, 80, seq_lens=(480, 300, 0, 17), block_size=16,
         sinks=True, mask=bf16),
     Problem(307, "decode", f32, 6, 8, 1, 1, 384, 40, 128, seq_lens=(300, 384, 128, 129, 7, 257),
-        window_left=200, sink_tokens=7, sinks=True),
+        window_left=100, sink_tokens=7, sinks=True),
     Problem(308, "decode", f16, 2, 24, 6, 1, 1000, 128, 128, seq_lens=(900, 384), kv_format="int8"),
     Problem(309, "paged_decode", bf16, 2, 24, 6, 1, 512, 64, 64, seq_lens=(400, 129), kv_format="int4",
         block_size=16),
     Problem(310, "decode", f16, 2, 8, 8, 1, 5000, 64, 32, seq_lens=(5000, 300), window_left=400),
+    Problem(311, "decode", f16, 9, 1, 1, 1, 1024, 64, 64, sinks=True,
+        seq_lens=(1024, 0, 1, 128, 129, 512, 513, 900, 1000)),
+    Problem(312, "paged_decode", bf16, 8, 2, 1, 1, 512, 96, 40, block_size=16, softcap=3.0, alibi_slopes=True,
+        seq_lens=(512, 0, 300, 257, 256, 64, 65, 511)),
+    Problem(313, "decode", f32, 4, 4, 2, 1, 500, 128, 128, seq_lens=(500, 320, 1, 384), mask=torch.bool),
 ]  # fmt: skip
+TWO_ROUNDS = {301, 302, 303, 310, 311, 312, 313}  # of four chunks
 BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
 BATCHES += [p for p in FEW_ROWS + ONE_LAUNCH if p.batch > 1]
 CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24] + FEW_ROWS
@@ -154,7 +160,9 @@ def test_one_launch_and_two(problem: Problem) -> None:
     larger = with_capacity(problem, arguments, -(-3000 // max(problem.block_size, 1)))
     plans = [torch_fattn.explain(problem.op, **call) for call in (arguments, larger)]
     assert [len(plan.passes) for plan in plans] == [1, 1 + (problem.window_left < 0)]
-    assert plans[0].passes[0]["macros"]["FATTN_CHUNKS"] == "4"
+    macros = plans[0].passes[0]["macros"]
+    assert macros["FATTN_CHUNKS"] == "4"
+    assert macros.get("FATTN_CHUNK_ROUNDS", "1") == ("2" if problem.index in TWO_ROUNDS else "1")
     assert same_bits(run(problem.op, arguments), run(problem.op, larger))
     if problem.op == "decode" and problem.lengths[0] == problem.kv_len:
         first = of_sequences(arguments, [0])
@@ -169,9 +177,9 @@ def test_another_order_of_the_chunks_is_noticed() -> None:
     case = problems.build(problem, seed=9)
 
     def backwards(text: str) -> str:
-        assert text.count("state_of(c, g, row)") == 1
-        text = text.replace("state_of(c, g, row)", "state_of(kChunks - 1 - c, g, row)")
-        assert text.count("weights + (c * kPackedRows + row)") == 1
+        for part in ("value_of(states, c - kKeptChunks", "weights + (c * kPackedRows + row)"):
+            assert text.count(part) == 1
+        text = text.replace("states, c - kKeptChunks", "states, kChunks - 1 - c")
         return text.replace("weights + (c * ", "weights + ((kChunks - 1 - c) * ")
 
     right = direct_launch.run(case)

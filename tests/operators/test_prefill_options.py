@@ -140,6 +140,43 @@ def test_everything_with_a_mask(mask: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "mask"),
+    [("prefill", torch.bool), ("prefill", f32), ("prefill", torch.bfloat16), ("decode", f16)],
+)
+def test_masks_with_and_without_pairs(op: str, mask: torch.dtype) -> None:
+    """Two keys of a mask are read at once where they are an aligned pair: the same bits in any layout."""
+    generator = torch.Generator().manual_seed(0)
+    rows, keys = (70, 150) if op == "prefill" else (2, 150)
+    query = torch.randn(1, 4, rows, 16, generator=generator).half().to("mps")
+    key, value = torch.randn(2, 1, 1, keys, 16, generator=generator).half().to("mps")
+    seen = torch.rand(1, 4, rows, keys, generator=generator) < 0.5
+    terms = seen if mask == torch.bool else torch.where(seen, 0.25, -torch.inf).to(mask)
+    padded = torch.zeros(1, 4, rows, keys + 3, dtype=mask)
+    layouts = {
+        "contiguous": terms.to("mps"),
+        "shifted by 2": padded[..., 1:].to("mps")[..., 2:],
+        "odd rows": padded.to("mps")[..., 2:-1],
+        "keys before rows": torch.empty(1, 4, keys, rows, dtype=mask, device="mps").mT,
+    }
+    found = {}
+    for name, layout in layouts.items():
+        arguments = [query, key, value]
+        mask_in_layout = layout.copy_(terms)
+        plan = torch_fattn.explain(op, *arguments, attn_mask=mask_in_layout)
+        result = getattr(fattn, op)(*arguments, attn_mask=mask_in_layout)[0].cpu()
+        attend = next(one for one in plan.passes if "mask_pairs" in one["constants"])
+        found[name] = attend["constants"]["mask_pairs"], result
+    assert {name: pairs for name, (pairs, _) in found.items()} == {
+        "contiguous": True,
+        "shifted by 2": True,
+        "odd rows": False,
+        "keys before rows": False,
+    }
+    for _, result in found.values():
+        assert torch.equal(result, found["contiguous"][1])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("length", [0, 5, 100])
 @pytest.mark.parametrize("logit", [-4.0, 12.0, -torch.inf])

@@ -127,7 +127,7 @@ def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
     begin = 0 if p.window_left < 0 else min(max(length - p.q_len - p.window_left, 0), length)
     sinks = range(min(p.sink_tokens, begin))  # none without a window
     units = -(-(length - begin + len(sinks)) // span["chunk_unit"])
-    few = min(-(-units // 32), 512 // span["chunk_unit"])
+    few = min(-(-units // span["few_chunks"]), 512 // span["chunk_unit"])
     keys = max(max(-(-units // span["most_chunks"]), few) * span["chunk_unit"], span["least_chunk"])
     return max(1, len({key // keys for keys_of in (sinks, range(begin, length)) for key in keys_of}))
 
@@ -144,7 +144,8 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     shares, heads, depth = launch["grid"]
     span = params["span"]
     rows = p.batch * p.q_heads * p.q_len
-    at_once = int(macros.get("FATTN_CHUNKS", 1))  # chunks of a sequence in a threadgroup
+    # Chunks of a sequence in a threadgroup.
+    at_once = int(macros.get("FATTN_CHUNKS", 1)) * int(macros.get("FATTN_CHUNK_ROUNDS", 1))
     is_split = len(plan["passes"]) == 2
     parts = plan["passes"][1]["params"]["parts"] if is_split else at_once
     row_groups, simdgroups = int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
@@ -247,6 +248,16 @@ def test_cuts_depend_on_no_capacity() -> None:
     assert spans[0] == spans[1] == spans[2]
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize(("chunks", "vectors"), [(2**32 - 8, True), (2**32 - 7, False)])
+def test_vector_loads_count_chunks_in_32_bits(chunks: int, vectors: bool) -> None:
+    """Chunks of 16 bytes from the start of an operand: here eight, and so many before them."""
+    query = torch.empty(1, 1, 2, 64, dtype=f16, device="meta")
+    keys = torch.empty_strided((1, 1, 2, 64), (64, 64, 8 * chunks, 1), dtype=f16, device="meta")
+    (launch,) = torch_fattn.explain("prefill", query, keys, keys, **M1).passes
+    assert launch["constants"]["vector_loads"] == vectors
+
+
 ALL_CHUNKS = "one: a threadgroup has all chunks of a sequence"
 TOO_LONG = "two: a sequence may be too long for one threadgroup"
 MANY_CHUNKS = "two: a sequence may have more chunks than a threadgroup"
@@ -258,17 +269,19 @@ LATE = "two: a threadgroup would read longer than a launch takes"
 @pytest.mark.parametrize(
     ("launches", "device", "dtype", "sizes", "options"),
     [
-        ("one: a sequence has one chunk", M1, f16, (1, 8, 8, 1, 256, 64, 64), {}),
-        (ALL_CHUNKS, M1, f16, (1, 8, 8, 1, 257, 64, 64), {}),
+        ("one: a sequence has one chunk", M1, f16, (1, 8, 8, 1, 128, 64, 64), {}),
+        (ALL_CHUNKS, M1, f16, (1, 8, 8, 1, 129, 64, 64), {}),
         (ALL_CHUNKS, M1, f16, (2, 32, 8, 1, 1024, 128, 128), {}),
         (TOO_LONG, M1, f16, (2, 32, 8, 1, 1025, 128, 128), {}),
         (MUCH_WORK, M1, f16, (3, 32, 8, 1, 1024, 128, 128), {}),
-        # 38 cores: eight threadgroups leave 30 idle, which read half of 256 keys in the time of a launch.
-        (ALL_CHUNKS, M2_MAX, f16, (1, 32, 8, 1, 256, 128, 128), {}),
-        (LATE, M2_MAX, f16, (1, 32, 8, 1, 257, 128, 128), {}),
-        (ALL_CHUNKS, M2_MAX, f16, (1, 32, 8, 1, 257, 128, 128), {"kv_format": "int8"}),
-        (ALL_CHUNKS, M2_MAX, f16, (4, 32, 8, 1, 512, 128, 128), {}),
-        (MANY_CHUNKS, M2_MAX, f16, (4, 32, 8, 1, 513, 128, 128), {}),
+        (ALL_CHUNKS, M2_MAX, f16, (4, 32, 8, 1, 256, 128, 128), {}),
+        (MANY_CHUNKS, M2_MAX, f16, (4, 32, 8, 1, 257, 128, 128), {}),
+        # 38 cores: eight threadgroups leave 30 idle, and would read 640 more keys than their share of 1,024.
+        (LATE, M2_MAX, f16, (1, 8, 8, 1, 1024, 64, 64), {}),
+        (ALL_CHUNKS, M2_MAX, f16, (1, 8, 8, 1, 1024, 64, 64), {"kv_format": "int8"}),
+        # By lanes, eight chunks in two rounds.
+        (ALL_CHUNKS, M2_MAX, f16, (4, 16, 8, 1, 512, 64, 64), {}),
+        (MANY_CHUNKS, M2_MAX, f16, (4, 16, 8, 1, 513, 64, 64), {}),
         # A window bounds what is read.
         (ALL_CHUNKS, M2_MAX, f16, (1, 64, 8, 1, 8192, 64, 64), {"window_left": 127}),
         (MANY_CHUNKS, M2_MAX, f16, (1, 64, 8, 1, 8192, 64, 64), {"window_left": 1023}),
@@ -291,9 +304,9 @@ def test_one_launch_or_two(
 
 @pytest.mark.host_only
 def test_a_window_bounds_the_parts() -> None:
-    """A window of 1,024 keys in a cache of 131,072 is in nine chunks of 128 at most, sink tokens in one."""
+    """A window of 1,024 keys in a cache of 131,072 is in 17 chunks of 64 at most, sink tokens in one."""
     problem = Problem(0, "decode", f16, 1, 32, 8, 1, 131072, 128, 128, window_left=1023, sink_tokens=4)
-    assert plan_of(problem, cores=76)["passes"][1]["params"]["parts"] == 10
+    assert plan_of(problem, cores=76)["passes"][1]["params"]["parts"] == 18
     assert plan_of(replace(problem, window_left=-1), cores=76)["passes"][1]["params"]["parts"] == 28
 
 

@@ -26,12 +26,17 @@ with 208, 448 with 232 and 384 with 256 (Mesa's table). Please report these line
 
 
 def calls() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Calls that use each row of the tuning table for this GPU, without options."""
+    """Calls that use each row of the tuning table for this GPU, without options; and the kernels that leave a
+    lane the fewest registers: two rows of 256 columns, and all chunks of a short cache at once."""
     for dtype, dim in product(_DTYPES, (64, 80, 96, 128, 256, 512)):
         yield "prefill", {"dtype": dtype, "heads": 8, "kv_len": 1024, "head_dim": dim}
     for dtype, dim in product(_DTYPES, (64, 128, 192, 256, 512)):
         yield "decode", {"dtype": dtype, "heads": 32, "kv_heads": 8, "kv_len": 4096, "head_dim": dim}
-    yield "decode", {"heads": 8, "kv_heads": 8, "kv_len": 4096, "head_dim": 128}
+    for dtype in (torch.float16, torch.float32):
+        yield "decode", {"dtype": dtype, "heads": 8, "kv_heads": 8, "kv_len": 4096, "head_dim": 128}
+    yield "decode", {"heads": 16, "kv_heads": 8, "kv_len": 4096, "head_dim": 256}
+    for heads in (8, 32):
+        yield "decode", {"heads": heads, "kv_heads": 8, "kv_len": 300, "head_dim": 64}
     for kv_format, dim in (("int8", 64), ("int8", 128), ("int4", 96), ("int4", 128)):
         sizes = {"heads": 32, "kv_heads": 8, "kv_len": 4096, "head_dim": dim}
         yield "decode", {**sizes, "kv_format": kv_format}

@@ -79,11 +79,21 @@ def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "dispatches", f"{dispatches} of up to {launch['slice']} threadgroups"
     yield "threadgroup", f"{launch['threadgroup_bytes']:,} bytes of memory"
     if registers := launch.get("registers"):
-        parts = "  ".join(f"{name} {n}" for name, n in registers.items() if n and name != "total")
+        parts = "  ".join(f"{name} {n}" for name, n in _at_once(registers).items())
         yield "registers", f"about {registers['total']} halves per lane, by hand: {parts}"
     for kernel in compiled_kernels():
         if kernel.is_launched_by(launch):
             yield "compiled", f"in {kernel.times}"
+
+
+def _at_once(registers: dict[str, int]) -> dict[str, int]:
+    """The parts of the total. A step either stages or multiplies, unless it stages the next one."""
+    parts = {name: n for name, n in registers.items() if n and name != "total"}
+    if sum(parts.values()) > registers["total"]:
+        multiplies = registers["scores"] + registers["operands"]
+        for name in ("staged",) if registers["staged"] <= multiplies else ("scores", "operands"):
+            del parts[name]
+    return parts
 
 
 def _settings(values: dict[str, Any]) -> str:

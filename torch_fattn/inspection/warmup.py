@@ -23,7 +23,7 @@ __all__ = ["Warmup", "warmup"]
 
 LENGTHS = (64, 4096)
 # Keys of one chunk, of a few, which a threadgroup may have at once, and of many.
-DECODE_LENGTHS = (64, 300, 4096)
+DECODE_LENGTHS = (64, 200, 500, 1000, 4096)
 _SIZES = tuple(name for name in inspect.signature(operands_of).parameters if name != "op")
 _DTYPES = {"dtype": False, "mask": True}  # None is valid
 _NUMBERS = {"kv_heads": True, "q_len": True, "value_dim": True} | dict.fromkeys(
@@ -52,8 +52,9 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
     Nothing is computed, launched or allocated. A kernel is compiled once per process for a combination of
     dtype, head dims, tile and features, on its first use or here. Lengths matter in three cases: a prefill of
     few rows (`q_len=16`), one whose keys are cut into parts (the same with kv_len=4096), and a decode with
-    room for few keys in few sequences (kv_len=300, and the batch of the calls) have their own kernels. warmup
-    may run in a thread: a call that needs a kernel under compilation waits only for that kernel.
+    room for few keys in few sequences (kv_len of 200 to 1,000, and the batch of the calls) have their own
+    kernels. warmup may run in a thread: a call that needs a kernel under compilation waits only for that
+    kernel.
 
         warmup("decode", heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
         warmup("prefill", query, key, value, is_causal=True)
@@ -65,9 +66,9 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
             alignment: rows that are not aligned to 16 bytes have their own kernels.
         options: those of the operator; tensors among them may be on "meta" too. Without `operands` also
             sizes: dtype (float16), batch (1), heads (32), kv_heads (as heads), head_dim (128), value_dim (as
-            head_dim), q_len (1, or as kv_len), kv_len (64 and 4096; of decodes also 300), block_size (16),
-            kv_format, parts (2), seq_lens (of decode; True and False), mask (of prefill: the dtype of an
-            attn_mask; none). A list or tuple means one call for each member.
+            head_dim), q_len (1, or as kv_len), kv_len (64 and 4096; of decodes also 200, 500 and 1000),
+            block_size (16), kv_format, parts (2), seq_lens (of decode; True and False), mask (of prefill: the
+            dtype of an attn_mask; none). A list or tuple means one call for each member.
 
     Returns the kernels that the calls launch, those that were compiled now, and the seconds.
 

@@ -75,6 +75,10 @@ typedef TileElementOf<kKvFormat>::type TileElement;
 #ifndef FATTN_CHUNKS
 #define FATTN_CHUNKS 1
 #endif
+// How often it takes so many.
+#ifndef FATTN_CHUNK_ROUNDS
+#define FATTN_CHUNK_ROUNDS 1
+#endif
 
 FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
 FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
@@ -87,6 +91,7 @@ FATTN_CONSTEXPR int kRowGroups = FATTN_ROW_GROUPS;
 FATTN_CONSTEXPR int kGroupRows = FATTN_GROUP_ROWS;
 FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
 FATTN_CONSTEXPR int kChunks = FATTN_CHUNKS;
+FATTN_CONSTEXPR int kChunkRounds = FATTN_CHUNK_ROUNDS;
 // The kernels declare this limit to the compiler, which then fits their registers to it: every launch is
 // legal.
 FATTN_CONSTEXPR int kThreads = kChunks * kSimdgroups * kSimdWidth;

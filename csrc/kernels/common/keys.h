@@ -27,9 +27,15 @@ struct KeyTable {
   // Whether some row sees the key by its position.
   bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
-  // A key that some row sees by its position, to be read in place of one that no row sees. It then has weight
+  // The key, or one that some row sees by its position in place of one that no row sees. It then has weight
   // 0, and its value is finite if the values of all seen keys are.
-  int some_key() const thread { return fc_window && sink_end > 0 ? sink_end - 1 : length - 1; }
+  int held(int key) const thread {
+    if (!fc_window) {
+      return min(key, length - 1);
+    }
+    const int last = sink_end > 0 && begin >= length ? sink_end - 1 : length - 1;
+    return key < sink_end ? key : min(max(key, begin), last);
+  }
 
   // The block of a key; -1 if the key does not exist. A table entry outside the pool counts as no key, so
   // nothing is read through it. The block size is a function constant, so the compiler replaces the division

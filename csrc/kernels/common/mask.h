@@ -16,17 +16,27 @@ inline float float_at(const device uchar* numbers, long index, uint kind) {
   return reinterpret_cast<const device float*>(numbers)[index];
 }
 
-// The address of attn_mask[index].
-inline const device uchar* mask_at(const device uchar* mask, long index) {
-  return mask + index * (!fc_additive_mask ? 1 : fc_mask == kMaskFloat32 ? 4 : 2);
-}
-
 // The term that attn_mask[index] adds to a score; -inf hides the key.
 inline float mask_value(const device uchar* mask, long index) {
   if (fc_additive_mask) {
     return float_at(mask, index, fc_mask - kMaskFloat32);
   }
   return mask[index] != 0 ? 0.0f : -INFINITY;
+}
+
+// The terms of pair `index` of a mask of pairs.
+inline float2 mask_pair(const device uchar* mask, uint index) {
+  if (fc_mask == kMaskFloat32) {
+    return reinterpret_cast<const device float2*>(mask)[index];
+  }
+  if (fc_mask == kMaskFloat16) {
+    return float2(reinterpret_cast<const device half2*>(mask)[index]);
+  }
+  if (fc_mask == kMaskBFloat16) {
+    return float2(reinterpret_cast<const device vec<bfloat, 2>*>(mask)[index]);
+  }
+  const uint both = reinterpret_cast<const device ushort*>(mask)[index];
+  return float2(both % 256 != 0 ? 0.0f : -INFINITY, both / 256 != 0 ? 0.0f : -INFINITY);
 }
 
 // Whether a term of attn_mask hides the key. Its score is then selected, not added to: it may be NaN.

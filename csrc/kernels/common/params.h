@@ -50,7 +50,8 @@ enum Slot {
 // tile) or a parameter. X(type, name): fc_<name> in the kernels, KernelSpec::<name> on the host. The position
 // in the list is the constant's number.
 #define FATTN_FUNCTION_CONSTANTS(X)                                                                     \
-  X(uint, mask) /* MaskKind */                                                                          \
+  X(uint, mask)       /* MaskKind */                                                                    \
+  X(bool, mask_pairs) /* two neighbouring elements of a mask's row can be read at once */               \
   X(bool, causal)                                                                                       \
   X(bool, vector_loads) /* rows of Q, K, V start on 16-byte boundaries; cache_write: on four columns */ \
   X(bool, split)        /* attention writes, or merge reads, float32 partial results and their sums */  \
@@ -172,6 +173,7 @@ struct PrefillParams {
   X(fattn_i32, chunk_unit)    /* keys; a chunk is a multiple of it */                       \
   X(fattn_i32, least_chunk)   /* keys */                                                    \
   X(fattn_i32, most_chunks)   /* per sequence, unless largest_chunk makes them more */      \
+  X(fattn_i32, few_chunks)    /* a power of two: most chunks of less than kLargeChunk */    \
   X(fattn_i32, largest_chunk) /* keys */                                                    \
   X(fattn_i64, seq_lens_stride)
 struct CausalSpan {

@@ -37,8 +37,8 @@ inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   const int visible = ranges.end - ranges.begin + ranges.sink_end;
   const int units = ceil_shift(visible, span.chunk_unit);
   // A batch of sequences runs best with large chunks, a single sequence with small ones. Up to kLargeChunk
-  // keys, where ending a chunk costs little, a sequence has at most kFewChunks.
-  const int few = min(ceil_div(units, kFewChunks), units_of(kLargeChunk, span));
+  // keys, where ending a chunk costs little, a sequence has at most few_chunks.
+  const int few = min(ceil_shift(units, span.few_chunks), units_of(kLargeChunk, span));
   Chunks chunks;
   chunks.keys = max(ceil_div(units, span.most_chunks), few) * span.chunk_unit;
   chunks.keys = clamp(chunks.keys, span.least_chunk, span.largest_chunk);

@@ -117,20 +117,28 @@ inline void modify_scores(thread Attention& attention, thread const ScoreModifie
   }
 }
 
-// Where this lane reads attn_mask in a step: its first key, and others counted from there. A key past the end
-// of the mask is replaced by the first, and the first by the last of the mask, so that no load needs a
-// condition: such loads would wait for one another.
+// Where this lane reads attn_mask in a step: its first key, and others counted from there. Keys past the end
+// of the mask are replaced by its last, so that no load needs a condition: such loads would wait for one
+// another.
 struct MaskKeys {
-  long first;
+  int first;
+  int left;  // from the first to the last
   long stride;
-  int left;  // keys from the first to the last of the mask
 
   void set(thread const Visibility& visible, int key) thread {
-    left = visible.mask_keys - 1 - key;
+    const int last = visible.mask_keys - (fc_mask_pairs ? 2 : 1);
+    first = min(key, last);
+    left = max(last - key, 0);
     stride = visible.mask_key_stride;
-    first = (key + min(left, 0)) * stride;
   }
-  long place(int next) const thread { return next <= left ? next * stride : 0; }
+  // The terms of two neighbouring keys of a row whose first element is `row`.
+  float2 terms(const device uchar* mask, long row, int next) const thread {
+    if (fc_mask_pairs) {
+      return mask_pair(mask, uint(ulong(row) / 2) + uint(first + min(next, left)) / 2);
+    }
+    return float2(mask_value(mask, row + (first + min(next, left)) * stride),
+                  mask_value(mask, row + (first + min(next + 1, left)) * stride));
+  }
 };
 
 // Adds attn_mask to the scores, and sets those of keys that a row does not see to -inf. `first_key` is the
@@ -138,18 +146,14 @@ struct MaskKeys {
 template <typename Attention>
 inline void hide_scores(thread Attention& attention, thread const Visibility& visible,
                         const device uchar* mask, int first_key, uint present, LanePosition at) {
-  float terms[kRowFragments][kKeyFragments][2];
+  float2 terms[kRowFragments][kKeyFragments];
   MaskKeys keys;
   keys.set(visible, first_key + at.pair * 2);
 #pragma clang loop unroll(full)
   for (int r = 0; r < kRowFragments; r++) {
-    const device uchar* row = fc_has_mask ? mask_at(mask, visible.mask_row[r] + keys.first) : mask;
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
-#pragma clang loop unroll(full)
-      for (int e = 0; e < 2; e++) {
-        terms[r][k][e] = fc_has_mask ? mask_value(row, keys.place(k * 8 + e)) : 0.0f;
-      }
+      terms[r][k] = fc_has_mask ? keys.terms(mask, visible.mask_row[r], k * 8) : float2(0.0f);
     }
   }
 #pragma clang loop unroll(full)

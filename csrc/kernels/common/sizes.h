@@ -34,8 +34,7 @@ FATTN_CONSTEXPR int kGroupCells = 8;
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
 // No limit on one side of a prefill window: more than the distance of any two positions.
 FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
-// Chunks of decode (schedule.h): at most kFewChunks per sequence while they have less than kLargeChunk keys.
-FATTN_CONSTEXPR int kFewChunks = 32;
+// Chunks of decode with fewer keys are few (schedule.h).
 FATTN_CONSTEXPR int kLargeChunk = 512;
 // Columns of an int4 row that share a scale and a minimum.
 FATTN_CONSTEXPR int kInt4Group = 32;
@@ -50,10 +49,11 @@ FATTN_CONSTEXPR int kSumFloats = 4;
 FATTN_CONSTEXPR int kMergeSumFloats = 3;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
-// Simdgroups of merge for a row of up to so many parts: a few parts for each.
-constexpr int merge_simdgroups(fattn_i64 parts) { return parts > 16 ? 8 : parts > 4 ? 4 : 1; }
-// Chunks of a short cache that a threadgroup of decode has at once.
+// Simdgroups of merge for a row of up to so many parts.
+constexpr int merge_simdgroups(fattn_i64 parts) { return parts > 4 ? 8 : 1; }
+// Chunks of a short cache that a threadgroup of decode has at once, and how often it takes so many, at most.
 FATTN_CONSTEXPR int kShortChunks = 4;
+FATTN_CONSTEXPR int kShortRounds = 2;
 // Columns of its states that decode merges in a round, if a threadgroup has so many chunks at once.
 constexpr int state_columns(int chunks) { return chunks == 1 ? 64 : 32; }
 // Floats of its sums then: three for each chunk of a row, and three for the row, in multiples of 16 bytes.

@@ -98,12 +98,15 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
   return ranges;
 }
 
+// The whole units in `keys`, which is not negative: the unsigned division is a shift.
+inline int units_in(int keys, int unit) { return int(uint(keys) / uint(unit)); }
+
 // Rounds the ranges that every row sees to whole steps of `unit` keys: a step is then seen whole if its first
 // key is. With a mask but no map, no step is known to be whole.
 inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
   const bool unknown = fc_has_mask && !fc_mask_map;
-  ranges.all_end = unknown ? 0 : ranges.all_end - ranges.all_end % unit;
-  ranges.all_sink_end = unknown ? 0 : ranges.all_sink_end - ranges.all_sink_end % unit;
+  ranges.all_end = unknown ? 0 : units_in(ranges.all_end, unit) * unit;
+  ranges.all_sink_end = unknown ? 0 : units_in(ranges.all_sink_end, unit) * unit;
   return ranges;
 }
 
@@ -118,16 +121,16 @@ inline Gap gap_of(KeyRanges ranges, int unit) {
   gap.begin = 0;
   gap.end = 0;
   if (fc_window) {
-    gap.begin = (ranges.sink_end + unit - 1) / unit;
-    gap.end = ranges.begin / unit;
+    gap.begin = units_in(ranges.sink_end + unit - 1, unit);
+    gap.end = units_in(ranges.begin, unit);
   }
   return gap;
 }
 
-// The first key of the step after the one at `key`.
+// The first key of the step after the one at `key`, which may be -unit.
 inline int next_step(KeyRanges ranges, int key, int unit) {
   const Gap gap = gap_of(ranges, unit);
-  const int next = key / unit + 1;
+  const int next = units_in(key + unit, unit);
   return (fc_window && next >= gap.begin ? max(next, gap.end) : next) * unit;
 }
 

@@ -122,7 +122,13 @@ inline uint word_of(vec<uint, N> words, int i) {
   return words[i];
 }
 
-// Unpacks the elements of one word; the last argument selects their type.
+// Unpacks the elements of one word; the last argument selects their type. A bfloat is the upper half of a
+// float.
+template <int N>
+inline void unpack(uint word, thread float (&run)[N], int at, bfloat) {
+  run[at] = as_type<float>(word << 16);
+  run[at + 1] = as_type<float>(word & 0xffff0000);
+}
 template <int N>
 inline void unpack(uint word, thread Operand (&run)[N], int at, float) {
   run[at] = Operand(as_type<float>(word));

@@ -1,5 +1,6 @@
-// The sum of the chunks of a short cache, which one threadgroup has at once, each with kSimdgroups
-// simdgroups. The result has the bits that a partial result for each chunk and merge.metal would give.
+// The sum of the chunks of a short cache, which one threadgroup takes in kChunkRounds rounds of kChunks, each
+// with kSimdgroups simdgroups. The result has the bits that a partial result for each chunk and merge.metal
+// would give.
 #pragma once
 
 #include "decode_state.h"
@@ -8,38 +9,47 @@
 
 namespace fattn {
 
+FATTN_CONSTEXPR int kAllChunks = kChunks * kChunkRounds;
 // merge has one simdgroup, and its first sum has all chunks; or one for each chunk, and its second sum has
 // them all.
-static_assert(kChunks <= kShortChunks && kShortChunks <= 4, "merge has at least four simdgroups, or one");
+static_assert(kAllChunks <= merge_simdgroups(kAllChunks) || kAllChunks <= 4, "as above");
 
-FATTN_CONSTEXPR int kChunkRows = kChunks * kPackedRows;
-FATTN_CONSTEXPR int kChunkSumFloats = chunk_sum_floats(kChunks, kPackedRows);
+FATTN_CONSTEXPR int kChunkRows = kAllChunks * kPackedRows;
+FATTN_CONSTEXPR int kChunkSumFloats = chunk_sum_floats(kAllChunks, kPackedRows);
+// Chunks of all rounds but the last, whose values are kept until then.
+FATTN_CONSTEXPR int kKeptChunks = kAllChunks - kChunks;
+FATTN_CONSTEXPR int kKeptFloats = kKeptChunks * kPackedRows * kValueDim;
 
-// kGroups simdgroups of a chunk have the same row and different keys. `States` has a round of kRoundColumns
-// columns of every state: value(state, i), and which column of the result that is, column(i, first).
+// kGroups simdgroups of a chunk have the same row and different keys. `States` has kRoundColumns columns of
+// every state: value(state, i), and which column of the result that is, column(i, first).
 template <int kGroups>
 struct ChunkSum {
-  threadgroup float* row_max;  // [chunk][group][row]; weigh() replaces it by the weight of the state
+  threadgroup float* row_max;  // [chunk of the round][group][row]; weigh() replaces it by the state's weight
   threadgroup float* row_sum;
-  threadgroup float* weights;  // [3][chunk][row]: in both sums; 0 if the row saw no key of the chunk
-  threadgroup float* rows;     // [3][row]: RowSum
-  bool in_first;               // whether merge's first sum has all chunks
+  // [3][chunk][row]: the chunk's RowSum; after the last round its weight in both sums, and 0 if the row saw
+  // none of its keys.
+  threadgroup float* weights;
+  threadgroup float* rows;  // [3][row]: RowSum
+  threadgroup float* kept;  // [chunk][row][column]: values of kKeptChunks
+  bool in_first;            // whether merge's first sum has all chunks
 
-  // `sums`: as many as there are states, and kChunkSumFloats.
+  // `sums`: as many as there are states, kChunkSumFloats, and kKeptFloats.
   void set(threadgroup float* maxima, threadgroup float* sums, int states, int most_chunks) thread {
     row_max = maxima;
     row_sum = sums;
     weights = sums + states;
     rows = weights + 3 * kChunkRows;
+    kept = weights + kChunkSumFloats;
     in_first = merge_simdgroups(most_chunks) == 1;
   }
 
-  // Sets the weights of all states and chunks. A simdgroup takes a row, and a lane a chunk.
-  void weigh(const threadgroup SavedWork* saved, ushort simdgroup_index, ushort lane) const thread {
+  // Sets the weights of a round's states, and after the last round those of all chunks. A simdgroup takes a
+  // row, and a lane a chunk.
+  void weigh(const threadgroup SavedWork* saved, int round, ushort simdgroup_index, ushort lane) const
+      thread {
     SavedSinks sinks;
     sinks.saved = saved;
     for (int row = simdgroup_index; row < kPackedRows; row += kChunks * kSimdgroups) {
-      RowSum own = row_sum_of_no_keys();
       if (lane < kChunks) {
         const int state = state_of(lane, 0, row);
         StateWeights<kGroups> states;
@@ -49,35 +59,24 @@ struct ChunkSum {
           row_max[state + g * kPackedRows] = states.weights[g];
         }
         sinks.own_row = row;
-        own = row_sum_with_sink(states.largest, states.sum, sinks, 0);
+        put_triple(weights, kChunkRows, (round * kChunks + lane) * kPackedRows + row,
+                   row_sum_with_sink(states.largest, states.sum, sinks, 0));
       }
-      RowSum all = row_sum_of_no_keys();
-      const LaneParts lanes = add_lanes(all, own, true, log2_per_score());
-      RowSum keys = row_sum_of_no_keys();
-      raise_to(keys, all);
-      float second = 0.0f;
-      if (in_first) {
-        second = add_sum(keys, all, log2_per_score());
-      } else {
-        for (int c = 0; c < kChunks; c++) {
-          RowSum sum;
-          sum.score = simd_shuffle(own.score, ushort(c));
-          sum.sum = simd_shuffle(own.sum, ushort(c));
-          sum.logit = -INFINITY;  // it is in `keys`
-          const float weight = add_sum(keys, sum, log2_per_score());
-          second = c == lane ? weight : second;
-        }
+      if (round == kChunkRounds - 1) {
+        simdgroup_barrier(mem_flags::mem_threadgroup);  // the sums of all chunks have been put
+        weigh_chunks(row, lane);
       }
-      if (lane < kChunks) {
-        threadgroup float* weight = weights + (lane * kPackedRows + row);
-        weight[0] = in_first ? lanes.weight : 1.0f;
-        weight[kChunkRows] = second;
-        weight[2 * kChunkRows] = own.sum != 0.0f ? 1.0f : 0.0f;
-      }
-      if (lane == 0) {
-        rows[row] = keys.score;
-        rows[kPackedRows + row] = keys.logit;
-        rows[2 * kPackedRows + row] = keys.sum;
+    }
+  }
+
+  // Keeps the values of a round's chunks, before the states of the next round replace them.
+  template <typename States>
+  void keep(thread const States& states, int round, ushort thread_index) const thread {
+    for (int i = thread_index; i < kPackedRows * kValueDim; i += kThreads) {
+#pragma clang loop unroll(full)
+      for (int c = 0; c < kChunks; c++) {
+        kept[(round * kChunks + c) * kPackedRows * kValueDim + i] =
+            value_of(states, c, i / kValueDim, i % kValueDim);
       }
     }
   }
@@ -97,16 +96,12 @@ struct ChunkSum {
       float of_sums = 0.0f;
       float sum = 0.0f;
 #pragma clang loop unroll(full)
-      for (int c = 0; c < kChunks; c++) {
-        float values = 0.0f;
-#pragma clang loop unroll(full)
-        for (int g = 0; g < kGroups; g++) {
-          const int state = state_of(c, g, row);
-          values += row_max[state] * states.value(state, of_round);
-        }
+      for (int c = 0; c < kAllChunks; c++) {
+        const float values = c < kKeptChunks ? kept[(c * kPackedRows + row) * kValueDim + column]
+                                             : value_of(states, c - kKeptChunks, row, of_round);
         const threadgroup float* weight = weights + (c * kPackedRows + row);
         sum += weighted_values(weight[2 * kChunkRows] != 0.0f, weight[0], values);
-        if (!in_first || c == kChunks - 1) {
+        if (!in_first || c == kAllChunks - 1) {
           of_sums += weight[kChunkRows] * sum;
           sum = 0.0f;
         }
@@ -117,17 +112,73 @@ struct ChunkSum {
     if (first == 0 && thread_index < kPackedRows) {
       results.own_row = thread_index;
       if (results.exists(0)) {
-        RowSum sum;
-        sum.score = rows[thread_index];
-        sum.logit = rows[kPackedRows + thread_index];
-        sum.sum = rows[2 * kPackedRows + thread_index];
-        put_sum(results.operands, results.sum_place(0), sum);
+        put_sum(results.operands, results.sum_place(0), triple(rows, kPackedRows, thread_index));
       }
     }
   }
 
  private:
   static int state_of(int chunk, int group, int row) { return (chunk * kGroups + group) * kPackedRows + row; }
+
+  // The value of a chunk of this round, relative to its own maximum.
+  template <typename States>
+  float value_of(thread const States& states, int chunk, int row, int of_round) const thread {
+    float value = 0.0f;
+#pragma clang loop unroll(full)
+    for (int g = 0; g < kGroups; g++) {
+      const int state = state_of(chunk, g, row);
+      value += row_max[state] * states.value(state, of_round);
+    }
+    return value;
+  }
+
+  // The weights of all chunks of a row, from their sums.
+  void weigh_chunks(int row, ushort lane) const thread {
+    RowSum own = row_sum_of_no_keys();
+    if (lane < kAllChunks) {
+      own = triple(weights, kChunkRows, lane * kPackedRows + row);
+    }
+    RowSum all = row_sum_of_no_keys();
+    const LaneParts lanes = add_lanes(all, own, true, log2_per_score());
+    RowSum keys = row_sum_of_no_keys();
+    raise_to(keys, all);
+    float second = 0.0f;
+    if (in_first) {
+      second = add_sum(keys, all, log2_per_score());
+    } else {
+      for (int c = 0; c < kAllChunks; c++) {
+        RowSum sum;
+        sum.score = simd_shuffle(own.score, ushort(c));
+        sum.sum = simd_shuffle(own.sum, ushort(c));
+        sum.logit = -INFINITY;  // it is in `keys`
+        const float weight = add_sum(keys, sum, log2_per_score());
+        second = c == lane ? weight : second;
+      }
+    }
+    if (lane < kAllChunks) {
+      threadgroup float* weight = weights + (lane * kPackedRows + row);
+      weight[0] = in_first ? lanes.weight : 1.0f;
+      weight[kChunkRows] = second;
+      weight[2 * kChunkRows] = own.sum != 0.0f ? 1.0f : 0.0f;
+    }
+    if (lane == 0) {
+      put_triple(rows, kPackedRows, row, keys);
+    }
+  }
+
+  // The members of a RowSum, `stride` floats apart.
+  static void put_triple(threadgroup float* triples, int stride, int place, RowSum sum) {
+    triples[place] = sum.score;
+    triples[place + stride] = sum.logit;
+    triples[place + 2 * stride] = sum.sum;
+  }
+  static RowSum triple(const threadgroup float* triples, int stride, int place) {
+    RowSum sum;
+    sum.score = triples[place];
+    sum.logit = triples[place + stride];
+    sum.sum = triples[place + 2 * stride];
+    return sum;
+  }
 };
 
 }  // namespace fattn

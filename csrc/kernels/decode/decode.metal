@@ -211,7 +211,7 @@ using namespace fattn;
       states.put(attention, first, simdgroup_index, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (first == 0) {
-        sum.weigh(saved, simdgroup_index, lane);
+        sum.weigh(saved, 0, simdgroup_index, lane);
         threadgroup_barrier(mem_flags::mem_threadgroup);
       }
       sum.store(states, results, first, thread_in_group(simdgroup_index, lane));

@@ -117,7 +117,7 @@ using namespace fattn;
     FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
   threadgroup float shared_out[kStates * kValueDim];
   threadgroup float shared_max[kStates];
-  threadgroup float shared_sum[kStates + kChunkSumFloats];
+  threadgroup float shared_sum[kStates + kChunkSumFloats + kKeptFloats];
   threadgroup float4 shared_weights[kThreads / 4];  // float4 for its alignment
   threadgroup SavedScales saved_scales[kChunks * kSimdgroups];
   threadgroup SavedWork saved[kChunks * kSimdgroups];
@@ -146,20 +146,28 @@ using namespace fattn;
   if (kChunks > 1) {
     const int batch = int(group.x);
     rows.load(operands, params, block, batch, at);
-    const int chunk = simdgroup_index / kSimdgroups;
-    VectorAttention attention;
-    attention.clear();
-    if (state.put_chunk(batch, chunk, operands, params, lane)) {
-      attend_chunk(attention, rows, weights, scales, state, operands, params, block,
-                   packed_row(params, block, at.saved.row), simdgroup_index % kSimdgroups, lane, at);
-    }
-    ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
     ChunkSum<kSimdgroups> sum;
     sum.set(shared_max, shared_sum, kStates, params.span.most_chunks);
-    states.put(attention, simdgroup_index, at);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    sum.weigh(saved, simdgroup_index, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int round = 0; round < kChunkRounds; round++) {
+      const int chunk = round * kChunks + simdgroup_index / kSimdgroups;
+      VectorAttention attention;
+      attention.clear();
+      if (state.put_chunk(batch, chunk, operands, params, lane)) {
+        attend_chunk(attention, rows, weights, scales, state, operands, params, block,
+                     packed_row(params, block, at.saved.row), simdgroup_index % kSimdgroups, lane, at);
+      }
+      if (round > 0) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been kept
+      }
+      states.put(attention, simdgroup_index, at);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      sum.weigh(saved, round, simdgroup_index, lane);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      if (round < kChunkRounds - 1) {
+        sum.keep(states, round, thread_in_group(simdgroup_index, lane));
+      }
+    }
+    ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
     sum.store(states, results, 0, thread_in_group(simdgroup_index, lane));
     return;
   }

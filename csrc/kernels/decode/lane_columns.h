@@ -11,9 +11,9 @@
 
 namespace fattn {
 
-// Columns that a lane has of a row, at most: it holds those of query and output in registers. More rows leave
-// room for fewer.
-FATTN_CONSTEXPR int kMostLaneColumns = (kKvFormat == kKvFloat ? 32 / sizeof(Element) : 16) / kPackedRows;
+// Columns that a lane has of a row, at most: it holds those of query and output in registers. 16 bytes, or of
+// a quantised row 16 columns, fewer for two rows.
+FATTN_CONSTEXPR int kMostLaneColumns = kKvFormat == kKvFloat ? 16 / sizeof(Element) : 16 / kPackedRows;
 // Columns that a lane reads at once, at most: 16 bytes.
 constexpr int most_lane_chunk() {
   const int wide = 4 * kStoredWordElements;

@@ -47,7 +47,7 @@ struct TileSteps {
     if (!fc_mask_map) {
       return key;
     }
-    look_up(key / kCellKeys, params, mask_map, lane);
+    look_up(units_in(key, kCellKeys), params, mask_map, lane);
     return seen_from(key, params, mask_map, lane);
   }
 
@@ -62,8 +62,8 @@ struct TileSteps {
     if (!fc_mask_map) {
       return kCellWhole;
     }
-    return byte_of(
-        simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + key / kCellKeys - first_column())));
+    const int column = units_in(key, kCellKeys) - first_column();
+    return byte_of(simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + column)));
   }
 
  private:
@@ -80,14 +80,14 @@ struct TileSteps {
   int seen_from(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     while (key < ranges.end) {
       const int column = int(looked_up / kCellBytes);
-      const bool ahead = byte_of(looked_up) != kHiddenCell && column >= key / kCellKeys;
+      const bool ahead = byte_of(looked_up) != kHiddenCell && column >= units_in(key, kCellKeys);
       const int seen = simd_min(ahead ? column : kNoColumn);
       if (seen != kNoColumn) {
         return max(key, step_of(seen));
       }
       key = max(key, step_of(first_column() + kColumns));
       if (key < ranges.end) {
-        look_up(key / kCellKeys, params, mask_map, lane);
+        look_up(units_in(key, kCellKeys), params, mask_map, lane);
       }
     }
     return key;

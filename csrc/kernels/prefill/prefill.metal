@@ -25,7 +25,9 @@ namespace fattn {
 FATTN_CONSTEXPR int kSkippedTogether = chunk_of(kKeyFragments, 2);
 // Key fragments whose products take turns, and elements of V that are read at a time. Many, so that few
 // products wait for others or for loads; or few, to save registers.
-FATTN_CONSTEXPR int kKeysTogether = kEarlyLoads || kHeadDim > 64 ? chunk_of(kKeyFragments, 2) : 1;
+FATTN_CONSTEXPR bool kWidened = kKvFormat == kKvFloat && sizeof(Operand) > sizeof(Element);
+FATTN_CONSTEXPR int kKeysTogether =
+    kEarlyLoads || (kHeadDim > 64 && !kWidened) ? chunk_of(kKeyFragments, 2) : 1;
 FATTN_CONSTEXPR int kValueRun = kEarlyLoads ? kValueDim / 4 : chunk_of(kValueDim / 4, 16);
 
 // This lane's chunk c of two neighbouring keys.

@@ -19,6 +19,8 @@ struct KeySource {
   StoredOperand value;
   KeyTable table;  // of sequence 0: blocks() adds the offset
   threadgroup SavedStarts* starts;
+  long key_stride;  // from row to row
+  long value_stride;
 
   StoredOperand keys() const thread {
     StoredOperand operand = key;
@@ -180,6 +182,8 @@ struct TileRows {
       source.table.num_blocks = params.num_blocks;
     }
     source.starts = starts;
+    source.key_stride = params.key.row;
+    source.value_stride = params.value.row;
     return source;
   }
 

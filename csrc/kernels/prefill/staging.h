@@ -88,6 +88,21 @@ struct StagedRows {
   const constant Strides3* strides;
   const constant Strides3* scale_strides;
   int first_key;  // the step's
+  long stride;    // from row to row
+
+  // A dense row from `column` on. With vector loads, 32 bits hold the number of a chunk of the operand: then
+  // a load adds it to the operand's base, and no thread holds an address.
+  StoredRow row_at(int key, int column) const thread {
+    StoredRow row;
+    if (fc_vector_loads) {
+      const uint chunk = uint(ulong(operand.first) / kWideChunk) + uint(column) / kWideChunk +
+                         uint(key) * uint(ulong(stride) / kWideChunk);
+      row.elements = operand.elements + ulong(chunk) * kWideChunk;
+    } else {
+      row.elements = operand.elements + (operand.first + key * stride + column);
+    }
+    return row;
+  }
 };
 
 // One thread's share of kTileKeys rows of N elements: some columns of rows that lie kRoundRows apart. Where N
@@ -113,7 +128,7 @@ struct TileShare {
              ushort thread_index) thread {
     const int column = column_of(thread_index);
     const int first_row = min(row_of(thread_index), kTileKeys - kRowsTogether);
-    const OwnRows own = own_rows<kWhole>(rows, table, rows.first_key + first_row);
+    const int own_key = rows.first_key + first_row;
 #pragma clang loop unroll(full)
     for (int i = 0; i < kRounds; i++) {
       const bool has = kEven || i + 1 < kRounds || first_row + i * kRoundRows < kTileKeys;
@@ -123,10 +138,9 @@ struct TileShare {
         if (fc_paged) {
           fetch_paged<kWhole>(rows, table, step, first_row + below, column, chunks[i][e]);
         } else {
-          StoredRow from;
-          from.elements =
-              own.first + (kWhole || table.holds(own.key + below) ? below * rows.strides->row : own.other);
-          chunks[i][e].read(from, column);
+          const int key = own_key + below;
+          const StoredRow from = rows.row_at(kWhole ? key : table.held(key), column);
+          chunks[i][e].read(from, 0);
         }
       }
     }
@@ -159,22 +173,6 @@ struct TileShare {
         *words = rows[0].tile_words(i);
       }
     }
-  }
-
-  // A thread's rows. They lie as far apart in all threads, so that little of an address is a thread's own.
-  struct OwnRows {
-    int key;  // of the first one
-    const device Stored* first;
-    long other;  // from there to a row that some row of the tile sees
-  };
-
-  template <bool kWhole>
-  static OwnRows own_rows(thread const StagedRows& rows, thread const KeyTable& table, int key) {
-    OwnRows own;
-    own.key = key;
-    own.first = rows.operand.elements + (rows.operand.first + key * rows.strides->row);
-    own.other = kWhole ? 0 : (table.some_key() - key) * rows.strides->row;
-    return own;
   }
 
   template <bool kWhole>
@@ -256,8 +254,8 @@ struct StepShare {
              ushort thread_index) thread {
     const StagedRows of_keys = key_rows(source, params, first_key);
     const StagedRows of_values = value_rows(source, params, first_key);
-    keys.fetch<kWhole>(of_keys, source.table, step, thread_index);
     values.fetch<kWhole>(of_values, source.table, step, thread_index);
+    keys.fetch<kWhole>(of_keys, source.table, step, thread_index);
     fetch_scales<kWhole>(source, params, thread_index);
   }
 
@@ -272,20 +270,20 @@ struct StepShare {
 
   StagedRows key_rows(thread const KeySource& source, constant PrefillParams& params, int first_key) const
       thread {
-    return rows_of(source.keys(), params.key, params.key_scales, source, params, first_key);
+    return rows_of(source.keys(), params.key, params.key_scales, source.key_stride, first_key);
   }
   StagedRows value_rows(thread const KeySource& source, constant PrefillParams& params, int first_key) const
       thread {
-    return rows_of(source.values(), params.value, params.value_scales, source, params, first_key);
+    return rows_of(source.values(), params.value, params.value_scales, source.value_stride, first_key);
   }
   static StagedRows rows_of(StoredOperand operand, constant Strides3& strides,
-                            constant Strides3& scale_strides, thread const KeySource& source,
-                            constant PrefillParams& params, int first_key) {
+                            constant Strides3& scale_strides, long stride, int first_key) {
     StagedRows rows;
     rows.operand = operand;
     rows.strides = &strides;
     rows.scale_strides = &scale_strides;
     rows.first_key = first_key;
+    rows.stride = stride;
     return rows;
   }
 

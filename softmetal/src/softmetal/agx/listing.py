@@ -55,7 +55,7 @@ class Instruction:
     @property
     def accessed_bytes(self) -> int:
         """Bytes that a lane loads or stores."""
-        if self.kind not in ("local_load", "local_store", "device_load", "device_store"):
+        if self.kind not in ("local_load", "local_store", "device_load", "device_store", "spill", "fill"):
             return 0
         components = max((len(mask) for mask in re.findall(r", ([xyzw]+)", self.text)), default=1)
         data = self.text.split(" = ")[0] if " = " in self.text else self.text.split()[1]

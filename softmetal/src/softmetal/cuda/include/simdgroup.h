@@ -114,6 +114,9 @@ SOFTMETAL_REDUCTION(simd_sum, T(a + b))
 SOFTMETAL_REDUCTION(simd_product, T(a* b))
 SOFTMETAL_REDUCTION(simd_max, metal::max(a, b))
 SOFTMETAL_REDUCTION(simd_min, metal::min(a, b))
+SOFTMETAL_REDUCTION(simd_and, T(a& b))
+SOFTMETAL_REDUCTION(simd_or, T(a | b))
+SOFTMETAL_REDUCTION(simd_xor, T(a ^ b))
 #undef SOFTMETAL_REDUCTION
 
 SOFTMETAL_INLINE bool simd_any(bool condition) { return __any_sync(softmetal::kAllLanes, condition); }
