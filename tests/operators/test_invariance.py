@@ -57,7 +57,7 @@ ONE_LAUNCH = [
         seq_lens=(1024, 0, 1, 128, 129, 512, 513, 900, 1000)),
     Problem(312, "paged_decode", bf16, 8, 2, 1, 1, 512, 96, 40, block_size=16, softcap=3.0, alibi_slopes=True,
         seq_lens=(512, 0, 300, 257, 256, 64, 65, 511)),
-    Problem(313, "decode", f32, 4, 4, 2, 1, 500, 128, 128, seq_lens=(500, 320, 1, 384), mask=torch.bool),
+    Problem(313, "decode", f32, 4, 4, 2, 1, 1000, 128, 128, seq_lens=(1000, 640, 1, 768), mask=torch.bool),
 ]  # fmt: skip
 TWO_ROUNDS = {301, 302, 303, 310, 311, 312, 313}  # of four chunks
 BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
