@@ -42,6 +42,7 @@ def vector() -> Iterator[Trial]:
             block_size=block_size,
         )  # fmt: skip
     yield _hidden_nan()
+    yield _hidden_chunk()
     yield _huge_sinks()
     yield of_problem(
         "vector-slices", *half, 3, 4, 2, 1, 1500, *dims, seq_lens=(1500, 0, 1333), sinks=True,
@@ -85,6 +86,18 @@ def _hidden_nan() -> Trial:
     return of_operands(
         "vector-hidden-nan", "decode", query=randn(f16, 1, 2, 1, 80), key=key, value=value, attn_mask=mask
     )
+
+
+def _hidden_chunk() -> Trial:
+    """In one launch, one row sees no key of a chunk whose values are infinite for the other row."""
+    mask = torch.zeros(1, 2, 1, 256)
+    mask[:, 0, :, 40:220] = -torch.inf
+    value = randn(f16, 1, 1, 256, 40)
+    value[:, :, 140, ::3] = torch.inf
+    return of_operands(
+        "vector-hidden-chunk", "decode",
+        query=randn(f16, 1, 2, 1, 80), key=randn(f16, 1, 1, 256, 80), value=value, attn_mask=mask,
+    )  # fmt: skip
 
 
 def _huge_sinks() -> Trial:
