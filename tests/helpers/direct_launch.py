@@ -141,6 +141,8 @@ def launches(
         if name != "slice":
             bound[slot] = bytes.fromhex(step["params_bytes"]) if name == "params" else buffers[name]
     pipeline = library.pipeline(step["kernel"], constants)
+    declared = pipeline.static_threadgroup_bytes
+    assert declared == step.get("threadgroup_bytes", declared), "the plan's bytes of threadgroup memory"
     for first, groups in dispatches(step):
         if "slice" in step:
             bound[step["bindings"]["slice"]] = struct.pack("<q2i", first, *step["grid"][:2])
@@ -199,6 +201,7 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     (merge,) = plan_of("merge", {"outs": outs, "lses": lses})["passes"]
     merge["macros"] |= {"FATTN_OUT_T": step["macros"]["FATTN_T"], "FATTN_SIMDGROUPS": str(simdgroups)}
     merge["threads"] = [32 * simdgroups, 1, 1]
+    del merge["threadgroup_bytes"]  # of one simdgroup
     set_params(merge, {"rows_per_sequence": heads * tokens, "span.q_len": tokens})
     merge["constants"] |= {"token_major_out": packed, "split": True}
     plan["passes"].append(merge)

@@ -58,6 +58,8 @@ def other_prefill() -> Iterator[Trial]:
     yield of_problem("prefill-f32-full", "prefill", f32, 1, 2, 1, 43, 75, 40, 24, layouts=OFF)
     yield of_problem("prefill-bf16", "prefill", bf16, 1, 2, 1, 70, 100, 72, 16, mask=bf16, layouts=PADDED)
     yield of_problem("prefill-f16-long-head", "prefill", f16, 1, 1, 1, 30, 40, 16, 128, **causal)
+    # More threads than the tile has chunks, and keys that end with a step.
+    yield of_problem("prefill-narrow", "prefill", f16, 1, 1, 1, 30, 64, 8, 16)
     yield of_problem(
         "prefill-f32-map", "prefill", f32, 1, 1, 1, 50, 200, 72, 24, mask=f32, **MAPPED, **causal
     )

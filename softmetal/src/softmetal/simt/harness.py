@@ -284,6 +284,11 @@ class Pipeline:
                 )
         return kernel
 
+    @property
+    def static_threadgroup_bytes(self) -> int:
+        """Bytes of threadgroup memory that the kernel declares, as staticThreadgroupMemoryLength."""
+        return int(self._kernel(self._mode).threadgroup_bytes)
+
     def run(
         self,
         buffers: Sequence[Any],
