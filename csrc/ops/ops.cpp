@@ -172,8 +172,15 @@ using LogitsOf = OpOf<describe_logits_of<op>>;
 Tensor refuse_backward(const Tensor&) {
   TORCH_CHECK(
       false,
-      "fattn has no backward; use torch.nn.functional.scaled_dot_product_attention where gradients are "
-      "needed");
+      "this operator of fattn has no backward; use torch_fattn.attention or "
+      "torch.nn.functional.scaled_dot_product_attention where gradients are needed");
+}
+
+Tensor refuse_second_derivative(const Tensor&) {
+  TORCH_CHECK(false,
+              "fattn.attention has no second derivative; use "
+              "torch.nn.functional.scaled_dot_product_attention under "
+              "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) where one is needed");
 }
 
 c10::Dict<std::string, int64_t> launch_counts() {
@@ -256,6 +263,9 @@ void register_ops(torch::Library& library) {
   library.impl(#name ".part", boxed<AttentionOf<describe_##name>::run_part<may_wait>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
+  // Above autograd these are differentiable.cpp's.
+  library.impl("attention", boxed<AttentionOf<describe_prefill>::run<may_wait>>());
+  library.impl("varlen_attention", boxed<AttentionOf<describe_varlen_prefill>::run<may_wait>>());
   library.impl("merge", Merge::run<may_wait>);
   library.impl("merge.parts", MergeParts::run<may_wait>);
   library.impl("cache_write", CacheWrite::run<may_wait>);
@@ -264,6 +274,7 @@ void register_ops(torch::Library& library) {
   FATTN_LOGITS_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
   library.impl("_refuse_backward", refuse_backward);
+  library.impl("_refuse_second_derivative", refuse_second_derivative);
 }
 
 }  // namespace
@@ -279,11 +290,14 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_" #name "(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str");
   FATTN_ATTENTION_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
+  define("attention(" + kPrefillArguments + ")" + kResults);
+  define("varlen_attention(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
   define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad) -> Tensor");
+  define("_refuse_second_derivative(Tensor grad) -> Tensor");
 
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");

@@ -8,6 +8,7 @@ from . import logits
 
 ATTENTION = ("prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill")
 OPERATORS = (*ATTENTION, "merge")  # (out, lse)
+DIFFERENTIABLE = {"attention": "prefill", "varlen_attention": "varlen_prefill"}  # and what each computes
 LOGITS_OPERATORS = tuple(logits.__all__)  # one tensor like their first
 PLANNED = (*OPERATORS, *LOGITS_OPERATORS, "mask_map", "cache_write")
 

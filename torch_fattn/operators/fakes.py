@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import ATTENTION, LOGITS_OPERATORS, OPERATORS
+from . import ATTENTION, DIFFERENTIABLE, LOGITS_OPERATORS, OPERATORS
 from .kv_formats import head_dim
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -19,6 +19,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def register() -> None:
     for op in OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
+    for op, computed in DIFFERENTIABLE.items():
+        torch.library.register_fake(f"fattn::{op}", _fake(computed))
     for op in LOGITS_OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
     for op in ATTENTION:
@@ -26,7 +28,8 @@ def register() -> None:
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
     torch.library.register_fake("fattn::mask_map", _mask_map)
     torch.library.register_fake("fattn::cache_write", _cache_write)
-    torch.library.register_fake("fattn::_refuse_backward", torch.empty_like)
+    for op in ("_refuse_backward", "_refuse_second_derivative"):
+        torch.library.register_fake(f"fattn::{op}", torch.empty_like)
 
 
 def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
