@@ -34,6 +34,7 @@ from .operators.attention import (
     prefill,
     varlen_prefill,
 )
+from .operators.backward import prefill_backward, varlen_prefill_backward
 from .operators.cache_write import cache_write
 from .operators.differentiable import attention, varlen_attention
 from .operators.logits import softcap, softmax
@@ -77,6 +78,7 @@ __all__ = [
     "paged_decode",
     "paged_prefill",
     "prefill",
+    "prefill_backward",
     "reference",
     "report",
     "reset_launch_counts",
@@ -89,5 +91,6 @@ __all__ = [
     "uninstall",
     "varlen_attention",
     "varlen_prefill",
+    "varlen_prefill_backward",
     "warmup",
 ]

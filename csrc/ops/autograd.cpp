@@ -181,6 +181,10 @@ TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
        {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) "merge", "merge.parts"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient<kNoBackward>>());
   }
+  for (const char* name : {FATTN_BACKWARD_OPS(FATTN_NAME)}) {
+    library.impl(name,
+                 torch::CppFunction::makeFromBoxedFunction<&run_without_gradient<kNoSecondDerivative>>());
+  }
 #undef FATTN_NAME
 #undef FATTN_NAMES
   library.impl("mask_map", torch::CppFunction::makeFallthrough());  // bytes belong to no graph

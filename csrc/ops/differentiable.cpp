@@ -119,10 +119,6 @@ void check_differentiable(const c10::OperatorHandle& op, const Arguments& argume
   }
 }
 
-struct Ops {
-  c10::OperatorHandle forward, backward;
-};
-
 template <const char* const& backward_name>
 void run_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static const c10::OperatorHandle backward =
