@@ -4,12 +4,13 @@
     out = torch_fattn.prefill(query, key, value, is_causal=True)
 
 The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
-`attention` and `varlen_attention` are the prefills with gradients. `StaticKVCache` and `PagedKVCache` hold the keys and values of a model that generates.
-`explain` shows how a call would run on the GPU, `warmup` compiles its kernels ahead of time, and
-`compiled_kernels` lists compile times. `sdpa` is `F.scaled_dot_product_attention` on these kernels, `install`
-routes a program's calls of that function to them, and `report` counts those calls. `torch_fattn.reference`
-defines what the operators must compute, `torch_fattn.integrations.transformers.register()` makes transformers
-models use it, and `python -m torch_fattn doctor` checks the installation.
+`attention` and `varlen_attention` are the prefills with gradients. `StaticKVCache` and `PagedKVCache` hold
+the keys and values of a model that generates. `explain` shows how a call would run on the GPU, `warmup`
+compiles its kernels ahead of time, and `compiled_kernels` lists compile times. `sdpa` is
+`F.scaled_dot_product_attention` on these kernels, `install` routes a program's calls of that function to
+them, and `report` counts those calls. `torch_fattn.reference` defines what the operators must compute,
+`torch_fattn.integrations.transformers.register()` makes transformers models use it, and `python -m
+torch_fattn doctor` checks the installation.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ namespace {
 constexpr size_t kReasons = static_cast<size_t>(Reason::kCount);
 constexpr size_t kWays = static_cast<size_t>(Taken::kCount);
 
-constexpr std::array<const char*, kWays> kWayNames = {"prefill", "decode", "training", "packed", "paged", "traced"};
+constexpr std::array<const char*, kWays> kWayNames = {"prefill", "decode", "training",
+                                                      "packed",  "paged",  "traced"};
 constexpr std::array<const char*, kReasons> kReasonNames = {
-    "none",          "gradients",  "mask_gradient", "head_dim_gradient", "small_training",
-    "forward_mode",  "dropout",    "nested",        "layout",            "subclass",
-    "transform",     "rank",       "device",        "dtype",             "mask_dtype",
-    "mask_with_causal", "head_dim", "shapes",       "scale",             "unknown_sizes",
-    "math_asked",    "no_kernel",  "torch_is_faster", "refused"};
+    "none",    "gradients",     "mask_gradient", "head_dim_gradient", "small_training",  "forward_mode",
+    "dropout", "nested",        "layout",        "subclass",          "transform",       "rank",
+    "device",  "dtype",         "mask_dtype",    "mask_with_causal",  "head_dim",        "shapes",
+    "scale",   "unknown_sizes", "math_asked",    "no_kernel",         "torch_is_faster", "refused"};
 
 std::array<std::atomic<int64_t>, kWays> taken_counts{};
 std::atomic<int64_t> bytes_saved{0};

@@ -15,7 +15,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/SymInt.h>
@@ -29,6 +28,7 @@
 #include "../plan/supported.h"
 #include "../describe/arguments.h"
 #include "../describe/tensor_checks.h"
+#include "shapes.h"
 
 namespace fattn {
 namespace {
@@ -36,7 +36,6 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-constexpr int kRank = 4;
 thread_local bool next_goes_to_torch = false;
 std::atomic<RoutePolicy> policy{RoutePolicy::kAuto};
 std::atomic<TrainingPolicy> training{TrainingPolicy::kAuto};
@@ -86,68 +85,6 @@ bool is_kernel_dtype(at::ScalarType type) {
 // Whether our kernels take this head size, padded if necessary.
 bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
 bool has_backward_for(const SymInt& head_dim) { return head_dim <= kMaxBackwardHeadDim; }
-
-// A size of a tensor of two to four dimensions, with leading 1s as if it had four.
-SymInt size_of(const Tensor& tensor, int64_t dim) {
-  const int64_t own = dim + tensor.dim() - kRank;
-  return own < 0 ? SymInt(1) : tensor.sym_size(own);
-}
-
-// The size to which torch broadcasts both, if any.
-std::optional<SymInt> broadcast(const SymInt& a, const SymInt& b) {
-  if (a == b || b == 1) return a;
-  if (a == 1) return b;
-  return std::nullopt;
-}
-
-// Batch and query heads of the result, and the heads that key and value must have for our ops.
-struct Sizes {
-  SymInt batch, q_heads, kv_heads;
-};
-
-bool is_broadcast(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
-  return size_of(tensor, 0) != batch || size_of(tensor, 1) != heads;
-}
-
-std::optional<Sizes> sizes_of(const SdpaCall& call) {
-  const auto &q = call.query, &k = call.key, &v = call.value;
-  if (size_of(q, 3) != size_of(k, 3) || size_of(k, 2) != size_of(v, 2)) return std::nullopt;
-  auto batch = broadcast(size_of(q, 0), size_of(k, 0));
-  if (batch) batch = broadcast(*batch, size_of(v, 0));
-  if (!batch) return std::nullopt;
-  if (call.enable_gqa) {
-    if (q.dim() < 3) return std::nullopt;
-    const SymInt heads = size_of(k, 1);
-    if (heads != size_of(v, 1) || heads == 0 || size_of(q, 1) % heads != 0) return std::nullopt;
-    return Sizes{*batch, size_of(q, 1), heads};
-  }
-  const auto kv_heads = broadcast(size_of(k, 1), size_of(v, 1));
-  const auto q_heads = kv_heads ? broadcast(size_of(q, 1), *kv_heads) : std::nullopt;
-  if (!q_heads) return std::nullopt;
-  return Sizes{*batch, *q_heads, *kv_heads};
-}
-
-// torch refuses to broadcast a call without elements.
-bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
-  const bool broadcast = is_broadcast(call.query, sizes.batch, sizes.q_heads) ||
-                         is_broadcast(call.key, sizes.batch, sizes.kv_heads) ||
-                         is_broadcast(call.value, sizes.batch, sizes.kv_heads);
-  return broadcast &&
-         (size_of(call.query, 2) == 0 || size_of(call.key, 2) == 0 || sizes.batch == 0 || sizes.q_heads == 0);
-}
-
-// Whether the mask broadcasts to the scores, rather than the scores to it.
-bool mask_fits(const SdpaCall& call, const Sizes& sizes) {
-  if (!call.attn_mask) return true;
-  const Tensor& mask = *call.attn_mask;
-  if (mask.dim() > call.query.dim()) return false;
-  const SymInt scores[kRank] = {sizes.batch, sizes.q_heads, size_of(call.query, 2), size_of(call.key, 2)};
-  for (int64_t i = 1; i <= mask.dim(); ++i) {
-    const SymInt mine = mask.sym_size(-i);
-    if (mine != 1 && mine != scores[kRank - i]) return false;
-  }
-  return true;
-}
 
 bool only_math_is_enabled() {
   const at::Context& context = at::globalContext();
@@ -221,7 +158,8 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
     if (dtype != at::kBool && dtype != at::kFloat && dtype != q.scalar_type()) return Reason::kMaskDType;
     if (call.is_causal) return Reason::kMaskWithCausal;
   }
-  if (q.dim() < 2 || q.dim() > kRank || k.dim() != q.dim() || v.dim() != q.dim()) return Reason::kRank;
+  if (q.dim() < 2 || q.dim() > kSdpaRank || k.dim() != q.dim() || v.dim() != q.dim())
+    return Reason::kRank;
   if (any_operand(call, has_unknown_size)) return Reason::kUnknownSizes;
   if (!has_kernel_for(size_of(q, 3)) || !has_kernel_for(size_of(v, 3))) return Reason::kHeadDim;
   if (trains && !(has_backward_for(size_of(q, 3)) && has_backward_for(size_of(v, 3))))
@@ -238,30 +176,11 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   return Reason::kNone;
 }
 
-// Converts an operand for our ops: four dimensions, broadcast, head size padded to a multiple of 8.
-Tensor operand_of(const Tensor& given, const SymInt& batch, const SymInt& heads) {
-  Tensor tensor = given;
-  while (tensor.dim() < kRank) tensor = tensor.unsqueeze(0);
-  const SymInt excess = tensor.sym_size(3) % kHeadDimMultiple;
-  if (excess != 0)
-    tensor = at::constant_pad_nd_symint(tensor, {SymInt(0), SymInt(kHeadDimMultiple) - excess});
-  if (!is_broadcast(tensor, batch, heads)) return tensor;
-  return tensor.expand_symint({batch, heads, tensor.sym_size(2), tensor.sym_size(3)});
-}
-
 // The scale of the heads before padding.
 std::optional<double> scale_of(const SdpaCall& call) {
   const SymInt head_dim = size_of(call.query, 3);
   if (call.scale || head_dim % kHeadDimMultiple == 0) return call.scale;
   return 1.0 / std::sqrt(double(head_dim.guard_int(__FILE__, __LINE__)));
-}
-
-// Undoes operand_of() on the result.
-Tensor result_of(Tensor out, const SdpaCall& call) {
-  const SymInt value_dim = size_of(call.value, 3);
-  if (out.sym_size(3) != value_dim) out = out.slice_symint(3, 0, value_dim).contiguous();
-  while (out.dim() > call.query.dim()) out = out.squeeze(0);
-  return out;
 }
 
 Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call,
@@ -427,8 +346,9 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
     if (reason == Reason::kTorchIsFaster)
       return text_of(call) + ": " + route_of(plain(call), facts, policy).provenance;
     if (reason == Reason::kSmallTraining)
-      return text_of(call) + ": torch keeps " + megabytes(bytes_kept_by_torch(training_call(call, *sizes_of(call)))) +
-             ", the limit is " + megabytes(facts.working_set_bytes / kTrainingShare);
+      return text_of(call) + ": torch keeps " +
+             megabytes(bytes_kept_by_torch(training_call(call, *sizes_of(call)))) + ", the limit is " +
+             megabytes(facts.working_set_bytes / kTrainingShare);
     return text_of(call);
   });
   return std::nullopt;

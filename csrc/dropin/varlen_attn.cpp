@@ -163,7 +163,8 @@ void flash_attention_forward_into(const c10::OperatorHandle& op, torch::jit::Sta
 }
 
 void flash_attention_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static const auto backward = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::varlen_prefill_backward", "");
+  static const auto backward =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fattn::varlen_prefill_backward", "");
   const Arguments arguments(op, *stack);
   const auto window_left = arguments["window_size_left"].toOptional<int64_t>();
   const auto window_right = arguments["window_size_right"].toOptional<int64_t>();

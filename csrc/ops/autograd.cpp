@@ -1,6 +1,6 @@
 // The ops have no gradient, except for those of differentiable.cpp. Their results still belong to the graph,
-// so that a backward through them is refused. Without an autograd kernel torch would leave gradients None with
-// a warning. An op that writes has no results: it refuses to write tensors of a graph.
+// so that a backward through them is refused. Without an autograd kernel torch would leave gradients None
+// with a warning. An op that writes has no results: it refuses to write tensors of a graph.
 #include "autograd.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// The gradients of fattn.attention and fattn.varlen_attention: a node of the graph that keeps the operands and
-// the log-sum-exp of the rows, and calls the backward operator through the dispatcher, so that torch.compile,
-// torch.func and checkpointing see it.
+// The gradients of fattn.attention and fattn.varlen_attention: a node of the graph that keeps the operands
+// and the log-sum-exp of the rows, and calls the backward operator through the dispatcher, so that
+// torch.compile, torch.func and checkpointing see it.
 #include <array>
 #include <cstdint>
 #include <mutex>
@@ -113,9 +113,8 @@ void check_differentiable(const c10::OperatorHandle& op, const Arguments& argume
     const Tensor& operand = arguments.tensor(name);
     TORCH_CHECK_NOT_IMPLEMENTED(
         operand.dim() == 0 || operand.sym_size(-1) <= kMaxBackwardHeadDim, public_name(op), ": ", name,
-        " has head_dim ", operand.sym_size(-1), ", and gradients are built for at most ",
-        kMaxBackwardHeadDim,
-        "; use torch.nn.functional.scaled_dot_product_attention, or call under torch.no_grad()");
+        " has head_dim ", operand.sym_size(-1), ", and gradients are built for at most ", kMaxBackwardHeadDim,
+        "; use torch.nn.functional.scaled_dot_product_attention where gradients are needed");
   }
 }
 

@@ -170,10 +170,9 @@ template <Op op>
 using LogitsOf = OpOf<describe_logits_of<op>>;
 
 Tensor refuse_backward(const Tensor&) {
-  TORCH_CHECK(
-      false,
-      "this operator of fattn has no backward; use torch_fattn.attention or "
-      "torch.nn.functional.scaled_dot_product_attention where gradients are needed");
+  TORCH_CHECK(false,
+              "fattn has no backward here; use torch_fattn.attention or "
+              "torch.nn.functional.scaled_dot_product_attention where gradients are needed");
 }
 
 Tensor refuse_second_derivative(const Tensor&) {

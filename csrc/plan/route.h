@@ -134,8 +134,8 @@ int64_t bytes_kept(const TrainingCall& call);
 
 // torch's backward multiplies large matrices, which can be faster than computing the scores once more:
 // published for MLX on an M3 Max, a fused backward took 0.73 to 0.85 times as long in causal calls of heads
-// of 64 and 96, and 1.3 to 2.8 times as long in others. So torch has the call as long as memory is no concern:
-// with weights below this share of the working set, 32 layers keep less than an eighth of it.
+// of 64 and 96, and 1.3 to 2.8 times as long in others. So torch has the call as long as memory is no
+// concern: with weights below this share of the working set, 32 layers keep less than an eighth of it.
 inline constexpr int64_t kTrainingShare = 256;
 bool trains_here(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy);
 

@@ -38,6 +38,7 @@ NOT_FOLLOWED = {
     "its last entry must not be above that": LIMIT,
     "both must have the same dtype": LIMIT,
     "its shape must be": LIMIT,
+    'pass "auto", "fused" or "off"': LIMIT,
     "pass the sums that the overloads part return": LIMIT,
     "they must be equal": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,

@@ -1,6 +1,6 @@
-"""The differentiable operators, and their backward, under `torch.func.vmap`: one call of the operator, in which
-the dimension of the transform is a part of the batch, or of the heads where an operand has a number for each
-head and none for each sequence.
+"""The differentiable operators, and their backward, under `torch.func.vmap`: one call of the operator, in
+which the dimension of the transform is a part of the batch, or of the heads where an operand has a number for
+each head and none for each sequence.
 
 `torch.library.register_vmap` knows no tensors among keyword arguments, so these are kernels of their own.
 """
@@ -8,12 +8,12 @@ head and none for each sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
 # Where dense operands have their batch, and packed and dense ones their heads.
 _BATCH, _HEADS = 0, 1
@@ -43,7 +43,7 @@ def _batched(op: str) -> Callable[..., Any]:
             return _Call(op, info.batch_size, dict(zip(given, values, strict=True)), dims).results()
 
         return custom_function_call_vmap_helper(
-            retrieve_current_functorch_interpreter(),
+            cast("VmapInterpreter", retrieve_current_functorch_interpreter()),
             rule,
             lambda *values: overload(**dict(zip(given, values, strict=True))),
             *arguments,

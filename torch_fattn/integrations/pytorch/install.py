@@ -21,7 +21,7 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 
-from ...runtime.signatures import shown
+from ...runtime.signatures import public, shown
 from ...runtime.versions import VERSION
 from .routing import check_policy
 
@@ -31,8 +31,8 @@ Training = Literal["auto", "fused", "off"]
 
 NAME = "fattn"
 # torch.compile caches compiled graphs on disk by the program's text. Graphs compiled while installed hold
-# torch_fattn's ops, which other processes may lack, so they need a cache key of their own, and one for each way
-# to train.
+# torch_fattn's ops, which other processes may lack, so they need a cache key of their own, and one for each
+# way to train.
 _CACHE_TAG = f";torch_fattn {VERSION}"
 _ANY_CACHE_TAG = re.compile(re.escape(_CACHE_TAG) + r"(, training \w+)?")
 
@@ -73,6 +73,7 @@ def register() -> None:
     register_flash_attention_impl(NAME, register_fn=_activate)
 
 
+@public("torch_fattn.install")
 def install(training: Training = "auto") -> None:
     """Routes `F.scaled_dot_product_attention` on mps tensors to torch_fattn's kernels. This holds in all
     threads and for every caller: models, `nn.MultiheadAttention` with `need_weights=False`, code compiled
@@ -91,9 +92,7 @@ def install(training: Training = "auto") -> None:
     global _by_install
     check_policy()
     if not isinstance(training, str) or training not in get_args(Training):
-        raise ValueError(
-            f'torch_fattn.install: training is {shown(training)}; pass "auto", "fused" or "off"'
-        )
+        raise ValueError(f'torch_fattn.install: training is {shown(training)}; pass "auto", "fused" or "off"')
     with _lock:
         _by_install = True
         torch.ops.fattn._set_training(training)

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ...runtime.signatures import public
 from ...operators.differentiable import needs_gradient
+from ...runtime.signatures import public
 from .fallback import run_fallback, without_patterns
 from .masks import hides_nothing
 from .operators import compute
@@ -53,8 +53,8 @@ def attend(
     broadcastable to `[B,Hq,Lq,Lk]`, is added to the scores (T5); `cu_seq_lens_q` and `cu_seq_lens_k` cut
     packed sequences. Returns `([B,Lq,Hq,Dv], None)`.
 
-    Gradients are those of `torch_fattn.attention`. What it cannot train (dropout, a mask or bias that requires
-    grad, heads above 256) runs transformers' sdpa attention. Unsupported layers run it too under
+    Gradients are those of `torch_fattn.attention`. What it cannot train (dropout, a mask or bias that
+    requires grad, heads above 256) runs transformers' sdpa attention. Unsupported layers run it too under
     `register(on_unsupported="sdpa")`; otherwise they raise NotImplementedError, ValueError or TypeError
     before anything is computed. An unknown keyword is refused unless it is None or False.
     """

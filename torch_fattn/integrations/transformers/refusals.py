@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from ...operators.differentiable import MAX_BACKWARD_HEAD_DIM, needs_gradient
