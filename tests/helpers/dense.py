@@ -5,6 +5,9 @@ Independent of `torch_fattn.reference`. In float64 it is what gradients are comp
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -59,3 +62,22 @@ def dense_attention(
     weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     lse = scores.masked_fill(empty, 0.0).logsumexp(-1).masked_fill(empty[..., 0], -torch.inf)
     return weights[..., :keys] @ value, lse
+
+
+def dense_sequences(
+    query: Tensor, key: Tensor, value: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """The out and lse of `varlen_prefill`, of `[T, H, D]`: `dense_attention` of each sequence."""
+    out, lse = query.new_zeros(*query.shape[:2], value.shape[-1]), query.new_zeros(query.shape[1::-1])
+    cu_q, cu_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    options = {n: v for n, v in options.items() if not n.startswith("max_")}
+    for rows, keys in zip(pairwise(cu_q), pairwise(cu_k), strict=True):
+        if rows[0] == rows[1] or keys[0] == keys[1]:
+            continue
+        of_one = (
+            t[slice(*at)].transpose(0, 1)[None] for t, at in ((query, rows), (key, keys), (value, keys))
+        )
+        found, sums = dense_attention(*of_one, **options)
+        out = out.index_add(0, torch.arange(*rows), found[0].transpose(0, 1))
+        lse = lse.index_add(1, torch.arange(*rows), sums[0])
+    return out, lse

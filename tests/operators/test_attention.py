@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_fattn
 from tests.conftest import counted_launches
-from tests.helpers.dense import dense_attention
+from tests.helpers.dense import dense_attention, dense_sequences
 from torch_fattn import attention, varlen_attention
 
 NAMES = ("query", "key", "value", "sinks", "alibi_slopes")
@@ -129,29 +129,10 @@ def packed(device: str) -> Operands:
     return given | {"max_seqlen_q": 14, "max_seqlen_k": 9}
 
 
-def sequences(
-    query: Tensor, key: Tensor, value: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """dense_attention of each sequence."""
-    out, lse = query.new_zeros(*query.shape[:2], value.shape[-1]), query.new_zeros(query.shape[1::-1])
-    cu_q, cu_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    options = {n: v for n, v in options.items() if not n.startswith("max_")}
-    for rows, keys in zip(zip(cu_q, cu_q[1:]), zip(cu_k, cu_k[1:]), strict=True):  # noqa: B905
-        if rows[0] == rows[1] or keys[0] == keys[1]:
-            continue
-        of_one = (
-            t[slice(*at)].transpose(0, 1)[None] for t, at in ((query, rows), (key, keys), (value, keys))
-        )
-        found, sums = dense_attention(*of_one, **options)
-        out = out.index_add(0, torch.arange(*rows), found[0].transpose(0, 1))
-        lse = lse.index_add(1, torch.arange(*rows), sums[0])
-    return out, lse
-
-
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window_left": 2, "window_right": 1}])
 def test_gradients_of_packed_sequences(options: dict[str, Any], device: str) -> None:
     given = packed(device) | options
-    exact = gradients(sequences, exactly(given), with_lse=False)
+    exact = gradients(dense_sequences, exactly(given), with_lse=False)
     mine = gradients(with_lse(varlen_attention), given, with_lse=False)
     assert_same(mine, exact, 1e-5)
     assert not mine["query"][19:].any() and not mine["key"][13:].any(), "of no sequence"

@@ -95,8 +95,8 @@ def _by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 ADVICE: list[Advice] = [
     *(
         Advice(
-            "use torch_fattn.attention or torch.nn.functional.scaled_dot_product_attention where gradients are "
-            "needed",
+            "use torch_fattn.attention or torch.nn.functional.scaled_dot_product_attention "
+            "where gradients are needed",
             _gradient(torch_fattn.prefill),
             _gradient(followed),
             _gradient(_by_hand),

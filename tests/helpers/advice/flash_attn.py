@@ -140,7 +140,9 @@ ADVICE: list[Advice] = [
            dense(q=DENSE["q"][:, :, :3]), dense(q=DENSE["q"][:, :, :2]), exact_dense(q=DENSE["q"][:, :, :2])),
     Advice("use F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
            "attn_mask that holds the ALiBi bias, or call under torch.no_grad()",
-           _gradient_by_distance(lambda q: flash_attn.flash_attn_func(**DENSE | {"q": q}, alibi_slopes=SLOPES[0])),
+           _gradient_by_distance(
+               lambda q: flash_attn.flash_attn_func(**DENSE | {"q": q}, alibi_slopes=SLOPES[0])
+           ),
            _gradient_by_distance(_biased), _gradient_by_distance(_biased_by_hand)),
     *(
         Advice(
