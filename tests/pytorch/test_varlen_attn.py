@@ -176,7 +176,7 @@ def test_backward(window: tuple[int, int], compiled: bool) -> None:
     (out * factors).sum().backward()
     for mine, theirs in zip(given, exact, strict=True):
         assert mine.grad is not None and theirs.grad is not None
-        assert torch.allclose(mine.grad.cpu().double(), theirs.grad, atol=1e-5)
+        assert torch.allclose(mine.grad.cpu().double(), theirs.grad, atol=3e-3)  # float16
 
 
 def test_dropout_and_lonely_block_tables_are_refused() -> None:
