@@ -158,8 +158,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
     if (dtype != at::kBool && dtype != at::kFloat && dtype != q.scalar_type()) return Reason::kMaskDType;
     if (call.is_causal) return Reason::kMaskWithCausal;
   }
-  if (q.dim() < 2 || q.dim() > kSdpaRank || k.dim() != q.dim() || v.dim() != q.dim())
-    return Reason::kRank;
+  if (q.dim() < 2 || q.dim() > kSdpaRank || k.dim() != q.dim() || v.dim() != q.dim()) return Reason::kRank;
   if (any_operand(call, has_unknown_size)) return Reason::kUnknownSizes;
   if (!has_kernel_for(size_of(q, 3)) || !has_kernel_for(size_of(v, 3))) return Reason::kHeadDim;
   if (trains && !(has_backward_for(size_of(q, 3)) && has_backward_for(size_of(v, 3))))

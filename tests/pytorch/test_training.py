@@ -221,7 +221,7 @@ def test_no_matrix_of_scores_is_kept() -> None:
 @needs_emulator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_peak_of_a_step(dtype: torch.dtype) -> None:
-    """Of forward and backward: the gradients, and what is of the size of an operand. The bytes of the
+    """Forward and backward need the gradients, and what is of the size of an operand. The bytes of the
     operands are not part of the peak; the composite implementation needs several matrices of scores."""
     import softmetal
 

@@ -176,7 +176,7 @@ class Adapter(nn.Module):
 
 
 def with_adapters(model: PreTrainedModel) -> None:
-    """Of queries and values, as is usual; keys get no gradient of their own."""
+    """Adapters of queries and values, as is usual; keys get no gradient of their own."""
     model.requires_grad_(False)
     for layer in model.model.layers:
         for name in ("q_proj", "v_proj"):
