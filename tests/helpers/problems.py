@@ -445,8 +445,6 @@ def build(problem: Problem, seed: int = 0) -> Case:
         options |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
     elif p.op == "prefill" and p.is_causal:
         options["is_causal"] = True
-    if p.has_packed_keys:
-        options["max_seqlen_k"] = p.kv_len
-    if p.q_offset is not None:
-        options["q_offset"] = p.q_offset
+    options |= {"max_seqlen_k": p.kv_len} if p.has_packed_keys else {}
+    options |= {"q_offset": p.q_offset} if p.q_offset is not None else {}
     return Case(p, operands, clean, visible, options)

@@ -221,7 +221,7 @@ def differences(loss: Any, operand: Tensor, step: float) -> Tensor:
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_finite_differences(name: str, device: str) -> None:
-    """Of the float64 reference by the operands, for the gradients of the operator in float32."""
+    """Differences of the float64 reference are the gradients of the operator in float32."""
     options = DIFFERENCES[name]
     generator = torch.Generator().manual_seed(5)
     query, grad_out = torch.randn(2, 1, 2, 7, 8, generator=generator).unbind()
@@ -252,7 +252,7 @@ def test_finite_differences(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_finite_differences_of_the_operator(name: str, device: str) -> None:
-    """The same along random directions, of the operator's own results in float32."""
+    """And so are those of its forward in float32, along random directions."""
     options = {
         what: each.to(device) if isinstance(each, Tensor) else each
         for what, each in DIFFERENCES[name].items()
