@@ -202,7 +202,7 @@ def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
     optional = {a.name for a in schema.arguments if "Optional[Tensor]" in str(a.type)} & arguments.keys()
     for name in optional - {"mask_map", "key_scales", "value_scales"} if size in ("ones", "no keys") else ():
         others = {other for other in optional if other != name and "_scales" not in other}
-        alone = {n: given for n, given in arguments.items() if n not in others}
+        alone = {n: None if n in others else given for n, given in arguments.items()}
         check_kept(getattr(torch.ops.fattn, op), alone, written_by(op))
 
 

@@ -74,9 +74,9 @@ def _gradients(
     grad_lse: Tensor | None,
 ) -> Gradients:
     parameters = {name: options[name] for name in ("sinks", "alibi_slopes") if options.get(name) is not None}
-    with torch.enable_grad():
-        leaves = [t.detach().cpu().double().requires_grad_() for t in operands]
-        own = {name: t.detach().cpu().double().requires_grad_() for name, t in parameters.items()}
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [_leaf(operand) for operand in operands]
+        own = {name: _leaf(parameter) for name, parameter in parameters.items()}
         results = forward(*leaves, own)
     received = (grad_out, torch.zeros_like(results[1]) if grad_lse is None else grad_lse)
     query, key, value, *others = torch.autograd.grad(
@@ -92,3 +92,7 @@ def _gradients(
     )
     named = dict(zip(own, others, strict=True))
     return query, key, value, named.get("sinks"), named.get("alibi_slopes")
+
+
+def _leaf(operand: Tensor) -> Tensor:
+    return operand.detach().cpu().double().clone().requires_grad_()
