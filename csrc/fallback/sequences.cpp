@@ -105,7 +105,7 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   attend({.call = padded, .first_position = rows.first_position, .count = rows.count}, out, lse);
   const Tensor owned = problem.part ? rows.owned.view({1, -1, 1}) : rows.owned.unsqueeze(0);
   return {at::where(rows.owned.view({-1, 1, 1}), rows.unpad(out), no_key_out),
-          at::where(owned, rows.unpad(lse).transpose(0, 1), no_key_lse)};
+          at::where(owned, rows.unpad(lse).transpose(0, 1).contiguous(), no_key_lse)};
 }
 
 // All sequences at once, without waiting for values on the device.
