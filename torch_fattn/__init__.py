@@ -33,6 +33,7 @@ from .operators.attention import (
     prefill,
     varlen_prefill,
 )
+from .operators.backward import prefill_backward, varlen_prefill_backward
 from .operators.cache_write import cache_write
 from .operators.logits import softcap, softmax
 from .operators.mask_map import mask_map
@@ -73,6 +74,7 @@ __all__ = [
     "paged_decode",
     "paged_prefill",
     "prefill",
+    "prefill_backward",
     "reference",
     "report",
     "reset_launch_counts",
@@ -84,5 +86,6 @@ __all__ = [
     "softmax",
     "uninstall",
     "varlen_prefill",
+    "varlen_prefill_backward",
     "warmup",
 ]

@@ -1,6 +1,7 @@
 // The ops have no gradient. Their results still belong to the graph, so that a backward through them is
 // refused. Without an autograd kernel torch would leave gradients None with a warning. An op that writes has
 // no results: it refuses to write tensors of a graph.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +41,8 @@ class RefuseBackward : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    const Tensor refused = refuse(grads.front().defined() ? grads.front() : grads.back()).sum();
+    const auto grad = std::find_if(grads.begin(), grads.end(), [](const Tensor& g) { return g.defined(); });
+    const Tensor refused = refuse(*grad).sum();
     variable_list input_grads;
     for (const auto& sizes : input_sizes_) input_grads.push_back(refused.expand_symint(sizes));
     return input_grads;
@@ -170,7 +172,8 @@ TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
 #define FATTN_NAME(op, name, ...) #name,
 #define FATTN_NAMES(op, name, ...) #name, #name ".part",
   for (const char* name :
-       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) "merge", "merge.parts"}) {
+       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_BACKWARD_OPS(FATTN_NAME) FATTN_LOGITS_OPS(FATTN_NAME) "merge",
+        "merge.parts"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
   }
 #undef FATTN_NAME

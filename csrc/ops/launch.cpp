@@ -83,6 +83,11 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   return execute(plan, bindings, results);
 }
 
+Gradients launch(const BackwardCall& call, const Plan&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, name_of(call.problem.op),
+                              " has no Metal kernels yet; use tensors on the CPU");
+}
+
 std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   const auto sizes = call.outs.sizes().slice(1);
   const Results results = {

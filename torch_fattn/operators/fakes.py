@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import ATTENTION, LOGITS_OPERATORS, OPERATORS
+from . import ATTENTION, BACKWARDS, LOGITS_OPERATORS, OPERATORS
 from .kv_formats import head_dim
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -21,6 +21,8 @@ def register() -> None:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
     for op in LOGITS_OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
+    for op in BACKWARDS:
+        torch.library.register_fake(f"fattn::{op}", _backward_fake(op))
     for op in ATTENTION:
         torch.library.register_fake(f"fattn::{op}.part", _part_fake(op))
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
@@ -56,6 +58,19 @@ def _part_fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
         return part, lse.new_empty(*lse.shape, 4)
 
     return part_fake
+
+
+def _backward_fake(op: str) -> Callable[..., tuple[Tensor, ...]]:
+    def fake(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+        _check(op, arguments, options)
+        query = arguments[2]
+        parameters = (options.get("sinks"), options.get("alibi_slopes"))
+        return tuple(
+            query.new_empty(0, dtype=torch.float32) if each is None else each.new_empty(each.shape)
+            for each in (*arguments[2:5], *parameters)
+        )
+
+    return fake
 
 
 def _merged_parts(outs: Tensor, sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
