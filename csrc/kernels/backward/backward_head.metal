@@ -1,7 +1,6 @@
 // The gradients of learned sinks or ALiBi slopes: a threadgroup adds up what backward_query has left of the
 // rows of a head, of one sequence or of all. With sinks, those of the sinks; else those of the slopes.
 #include "row_state.h"
-#include "../common/grid.h"
 #include "../common/mask.h"
 
 namespace fattn {
@@ -30,15 +29,14 @@ using namespace fattn;
     const device int* cu_seqlens_q [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
     device Element* grad [[buffer(fattn::kSlotOut)]],
     constant BackwardHeadParams& params [[buffer(fattn::kSlotParams)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float shared_sums[kSimdgroups];
   const int head = int(group.x);
   const int sequence = int(group.y);
   int begin = 0;
   int end = params.q_len;
-  if (fc_packed && params.of_sequences) {
+  if (fc_packed) {
     begin = clamp(cu_seqlens_q[sequence * params.cu_seqlens_stride], 0, params.q_len);
     end = clamp(cu_seqlens_q[(sequence + 1) * params.cu_seqlens_stride], begin, params.q_len);
   }
@@ -46,8 +44,9 @@ using namespace fattn;
 
   // Every thread adds in a fixed order.
   float sum = 0.0f;
-  for (int batch = 0; batch < params.batch; batch++) {
-    const long first = (long(sequence) * params.sequence_heads + long(batch) * params.q_heads + head) * params.q_len;
+  for (int i = 0; i < params.sequences; i++) {
+    const long of_sequence = fc_packed ? 0 : sequence + i;
+    const long first = (of_sequence * params.q_heads + head) * params.q_len;
     for (int row = begin + simdgroup_index * kSimdWidth + lane; row < end; row += kThreads) {
       sum += term_of(row_state_of(row_states[first + row]), sink);
     }

@@ -69,7 +69,7 @@ struct KeyStep {
   RowRange fragments;  // whose rows may see a key of the group
   bool all_seen;       // by position, each key by each row
   StepCells cells;
-  int group_key;  // the group's first key, counted from that of the tile
+  int group_key;                           // the group's first key, counted from that of the tile
   const threadgroup TileElement* queries;  // at the first column of the share
   const threadgroup TileElement* grads;
   const threadgroup SavedStepRow* rows;
@@ -145,12 +145,11 @@ inline void save_row(threadgroup SavedStepRow& to, const device float4* states, 
 using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_backward_key(
-    FATTN_INPUTS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT)
-    const device Element* grad_out [[buffer(fattn::kSlotGradOut)]],
+    FATTN_INPUTS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT) const device Element* grad_out
+    [[buffer(fattn::kSlotGradOut)]],
     const device float4* row_states [[buffer(fattn::kSlotRowStates)]],
     device Element* grad_key [[buffer(fattn::kSlotGradKey)]],
-    device Element* grad_value [[buffer(fattn::kSlotGradValue)]],
-    FATTN_GRID_ARGUMENTS(BackwardParams)) {
+    device Element* grad_value [[buffer(fattn::kSlotGradValue)]], FATTN_GRID_ARGUMENTS(BackwardParams)) {
   threadgroup uint4 query_storage[kStepRows * kKeyPitch / kTileChunk];
   threadgroup uint4 grad_storage[kStepRows * kValuePitch / kTileChunk];
   threadgroup float2 shared_blocks[SharedKeyBlocks::kPairs];

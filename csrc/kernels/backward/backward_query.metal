@@ -76,11 +76,12 @@ struct QueryRows {
   PrefillTile tile;
   ushort share;
 
-  QueryRow row(int r) const thread {
-    return tile.rows.row(tile.first_row + r * 8 + tile.at.row, *tile.params);
-  }
+  // This lane's row of fragment r.
+  QueryRow row(int r) const thread { return tile.own_row(r * 8 + tile.at.row); }
+  // Whether the row belongs to a sequence.
+  bool has(QueryRow row) const thread { return row.exists && (!fc_packed || tile.rows.tile.batch >= 0); }
 
-  // dO of this lane's row of fragment r; null if the row does not exist.
+  // dO of row r; null if the row does not exist.
   const device Element* grad_row(int r, constant BackwardParams& params, const device Element* grad_out) const
       thread {
     const QueryRow own = row(r);
@@ -92,23 +93,17 @@ struct QueryRows {
              constant BackwardParams& params) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      state.lse[r] = INFINITY;
-      state.delta[r] = 0.0f;
       const QueryRow own = row(r);
-      if (!own.exists) {
-        continue;
-      }
-      state.lse[r] = lse_in_units(tile.operands.lse[tile.state.lse(r)]);
-      if (fc_saved_out) {
+      state.lse[r] = has(own) ? lse_in_units(tile.operands.lse[tile.state.lse(r)]) : INFINITY;
+      float sum = 0.0f;
+      if (fc_saved_out && has(own)) {
         const device float* out = gradients.saved_out + tile.rows.row_offset(own, params.saved_out);
         const device Element* grad = gradients.grad_out + tile.rows.row_offset(own, params.grad_out);
         for (int column = tile.at.pair; column < kValueDim; column += 4) {
-          state.delta[r] = fma(out[column], float(grad[column]), state.delta[r]);
+          sum = fma(out[column], float(grad[column]), sum);
         }
       }
-    }
-    if (fc_saved_out) {
-      subtract_grad_lse(state, gradients);
+      state.delta[r] = fc_saved_out ? delta_of(row_sum_of(sum), r, gradients) : 0.0f;
     }
   }
 
@@ -116,9 +111,8 @@ struct QueryRows {
   void set_delta(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      state.delta[r] = state.other_sum[r] * inverse(state, r);
+      state.delta[r] = delta_of(row_sum_of(state.other_sum[r]) * inverse(state, r), r, gradients);
     }
-    subtract_grad_lse(state, gradients);
   }
 
   // 1 / sum of the weights of row r, with its sink's; 0 if no key has a weight.
@@ -131,16 +125,9 @@ struct QueryRows {
     return keys == 0.0f ? 0.0f : 1.0f / sum;
   }
 
- private:
-  // delta, of all columns of the row, less the gradient of lse.
-  void subtract_grad_lse(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
-#pragma clang loop unroll(full)
-    for (int r = 0; r < kRowFragments; r++) {
-      state.delta[r] = row_sum_of(state.delta[r]);
-      if (fc_grad_lse && row(r).exists) {
-        state.delta[r] -= gradients.grad_lse[tile.state.lse(r)];
-      }
-    }
+  // delta of row r, from the sum of P * dP.
+  float delta_of(float sum, int r, thread const RowGradients& gradients) const thread {
+    return fc_grad_lse && has(row(r)) ? sum - gradients.grad_lse[tile.state.lse(r)] : sum;
   }
 };
 
@@ -156,8 +143,8 @@ struct OwnTiles {
                     kValuePitch, at);
   }
 
-  // Adds the products of gradients with the keys of fragment n. A key that no row sees may be NaN: another one
-  // is read in its place.
+  // Adds the products of gradients with the keys of fragment n. A key that no row sees may be NaN: another
+  // one is read in its place.
   void accumulate_keys(int n, uint seen, thread const RowBlocks& blocks, thread QueryGradient& state,
                        LanePosition at) const thread {
     const int key = (seen >> at.row) & 1 ? int(at.row) : int(ctz(seen));
@@ -176,7 +163,7 @@ struct QueryStep {
 inline void finish_fragment(int n, thread const QueryStep& step, thread RowBlocks& blocks,
                             thread QueryGradient& state, thread const QueryRows& rows,
                             thread const ScoreModifiers& modifiers, thread const OwnTiles& tiles) {
-  const PrefillTile tile = rows.tile;
+  thread const PrefillTile& tile = rows.tile;
   const Visibility visible = tile.state.visible(*tile.params);
   const uint seen = state.weigh(blocks, modifiers, visible, tile.operands.attn_mask, step.first_key + n * 8,
                                 !step.sight.whole, step.sums_only, tile.at);
@@ -190,7 +177,10 @@ inline void finish_fragment(int n, thread const QueryStep& step, thread RowBlock
 using namespace fattn;
 
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_backward_query(
-    FATTN_ATTENTION_ARGUMENTS(BackwardParams), FATTN_ROW_GRADIENT_ARGUMENTS) {
+    const device Element* grad_out [[buffer(fattn::kSlotGradOut)]],
+    const device float* grad_lse [[buffer(fattn::kSlotGradLse), function_constant(fc_grad_lse)]],
+    const device float* saved_out [[buffer(fattn::kSlotSavedOut), function_constant(fc_saved_out)]],
+    device float4* row_states [[buffer(fattn::kSlotRowStates)]], FATTN_ATTENTION_ARGUMENTS(BackwardParams)) {
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
   threadgroup float2 shared_blocks[SharedRowBlocks::kPairs];
@@ -205,7 +195,14 @@ using namespace fattn;
   rows.share = simdgroup_index % kColumnShares;
   const int first_row = simdgroup_index / kColumnShares * kOwnRows;  // this simdgroup's, in the tile
   RowGradients gradients;
-  FATTN_TAKE_ROW_GRADIENTS(gradients);
+  gradients.grad_out = grad_out;
+  gradients.row_states = row_states;
+  if (fc_grad_lse) {
+    gradients.grad_lse = grad_lse;
+  }
+  if (fc_saved_out) {
+    gradients.saved_out = saved_out;
+  }
   FATTN_TAKE_ARGUMENTS(rows.tile.operands);
   rows.tile.params = &params.forward;
   rows.tile.at = at;
@@ -237,6 +234,7 @@ using namespace fattn;
   shared.share = rows.share;
 
   StepShare staged;
+#pragma clang loop unroll(disable)
   for (int walk = fc_saved_out ? 1 : 0; walk < 2; walk++) {
     QueryStep step;
     step.sums_only = walk == 0;
@@ -281,11 +279,13 @@ using namespace fattn;
     if (rows.tile.place(r) < 0) {
       continue;
     }
-    store_gradient<kHeadDim>(state.sums, r, operands_of(rows).out + rows.tile.place(r),
+    store_gradient<kHeadDim>(state.sums, r, rows.tile.operands.out + rows.tile.place(r),
                              params.grad_scale * inverse, rows.share, at);
     if (rows.share == 0 && at.pair == 0) {
-      const float lse = inverse == 0.0f ? INFINITY : state.lse[r];
-      gradients.row_states[rows.tile.sum_place(r)] = float4(lse, state.delta[r], inverse, slope_grad);
+      const bool sees = inverse != 0.0f;
+      const float lse = sees ? state.lse[r] : INFINITY;
+      const float delta = sees ? state.delta[r] : rows.delta_of(0.0f, r, gradients);
+      gradients.row_states[rows.tile.sum_place(r)] = float4(lse, delta, inverse, slope_grad);
     }
   }
 }

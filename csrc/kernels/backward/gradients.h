@@ -10,26 +10,10 @@
 #pragma once
 
 #include "head_share.h"
+#include "row_state.h"
 #include "../common/scores.h"
 
 namespace fattn {
-
-// What backward_query leaves of a row for the passes that follow: a float4.
-struct RowState {
-  float lse;  // in score units; +inf: no key has a weight, and a sink then has weight 1
-  float delta;
-  float inverse;     // 1 / sum of the weights
-  float slope_grad;  // the row's part of the gradient of its ALiBi slope
-};
-
-inline RowState row_state_of(float4 stored) {
-  RowState row;
-  row.lse = stored[0];
-  row.delta = stored[1];
-  row.inverse = stored[2];
-  row.slope_grad = stored[3];
-  return row;
-}
 
 // The natural log-sum-exp of a row in score units; +inf for a row that sees no key.
 inline float lse_in_units(float natural) {
@@ -73,9 +57,9 @@ struct ProductBlocks {
 
   // `key_like` and `value_like`: staged rows of K and V, or of Q and dO.
   void multiply(thread const OwnedRows<kHeadDim, kCount>& query_like,
-                thread const OwnedRows<kValueDim, kCount>& grad_like,
-                const threadgroup TileElement* key_like, int key_pitch,
-                const threadgroup TileElement* value_like, int value_pitch, LanePosition at) thread {
+                thread const OwnedRows<kValueDim, kCount>& grad_like, const threadgroup TileElement* key_like,
+                int key_pitch, const threadgroup TileElement* value_like, int value_pitch, LanePosition at)
+      thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kCount; r++) {
       set_elements(products[r], 0.0f, 0.0f);
@@ -94,8 +78,8 @@ struct ProductBlocks {
   }
 };
 
-// Blocks of all shares in threadgroup memory, where each simdgroup adds up the sums over its columns and those
-// of the others. kWalked: blocks of a group in a step.
+// Blocks of all shares in threadgroup memory, where each simdgroup adds up the sums over its columns and
+// those of the others. kWalked: blocks of a group in a step.
 template <int kCount, int kWalked>
 struct SharedBlocks {
   static constant constexpr int kBlock = 2 * kCount * kSimdWidth;

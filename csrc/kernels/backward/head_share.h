@@ -4,7 +4,8 @@
 // head: the padding of staged rows is 0 there, as are owned rows, and results are not stored.
 #pragma once
 
-#include "../common/tile.h"
+#include "../common/columns.h"
+#include "../common/results.h"
 
 namespace fattn {
 

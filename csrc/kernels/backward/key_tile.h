@@ -5,8 +5,8 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kStepRows = FATTN_STEP_ROWS;          // query rows per step
-FATTN_CONSTEXPR int kGroupKeys = kTileKeys;               // of the simdgroups that divide columns
+FATTN_CONSTEXPR int kStepRows = FATTN_STEP_ROWS;           // query rows per step
+FATTN_CONSTEXPR int kGroupKeys = kTileKeys;                // of the simdgroups that divide columns
 FATTN_CONSTEXPR int kOwnedKeys = kRowGroups * kGroupKeys;  // of the threadgroup
 
 // Rows [begin, end) of a sequence.
@@ -99,7 +99,8 @@ inline KeyTile packed_key_tile(const device int* cu_seqlens_q, const device int*
   if (found.end > 0 && found.batch >= 0) {
     tile.length = min(found.end, params.kv_len);
     tile.q_row = clamp(cu_seqlens_q[found.batch * params.cu_seqlens_stride], 0, params.q_len);
-    const int end = clamp(cu_seqlens_q[(found.batch + 1) * params.cu_seqlens_stride], tile.q_row, params.q_len);
+    const int end =
+        clamp(cu_seqlens_q[(found.batch + 1) * params.cu_seqlens_stride], tile.q_row, params.q_len);
     tile.q_len = end - tile.q_row;
     tile.first_position = params.last_rows_meet ? tile.length - tile.q_len : params.q_offset;
   }

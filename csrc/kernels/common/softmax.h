@@ -5,37 +5,19 @@
 //   m' = max(m, max(s)),  w = exp(s - m'),  l' = exp(m - m') l + sum(w),  o' = exp(m - m') o + w v
 //
 // and the result is o / l.
-//
-// Score units: scores contain a factor log2(e), so a weight is one exp2 of a difference. With an additive
-// attn_mask they are natural: the factor would take precision from a mask of -1e5, and would overflow the
-// lowest float32, which programs add to mean "all equally unlikely".
 #pragma once
 
+#include "score_units.h"
 #include "tile.h"
 
 namespace fattn {
-
-inline float weight_of(float score_difference) {
-  return fast::exp2(fc_additive_mask ? score_difference * M_LOG2E_F : score_difference);
-}
-
-// A weight is 2^(score * log2_per_score()).
-inline float log2_per_score() { return fc_additive_mask ? M_LOG2E_F : 1.0f; }
-
-// Keeps a finite number finite in score units: above 2.3e38 it becomes the largest float.
-inline float finite_score(float natural, float score) {
-  return isinf(score) && isfinite(natural) ? copysign(FLT_MAX, natural) : score;
-}
-
-// A learned sink logit in score units.
-inline float sink_score(float sink) { return fc_additive_mask ? sink : finite_score(sink, sink * M_LOG2E_F); }
 
 // float32 scores are summed chunk by chunk: the rounding errors of one chain of D additions would dominate
 // the error of the result.
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
 
-// A blocked sum starts at 0 and is added to the score when it is complete; otherwise the sum continues from the
-// score.
+// A blocked sum starts at 0 and is added to the score when it is complete; otherwise the sum continues from
+// the score.
 inline void begin_sum(thread simdgroup_float8x8& sum, thread const simdgroup_float8x8& score) {
   if (kBlockedSums) {
     set_elements(sum, 0.0f, 0.0f);

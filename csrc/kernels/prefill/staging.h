@@ -16,8 +16,8 @@ constexpr int padded_columns(int dim) {
 FATTN_CONSTEXPR int kKeyPitch = padded_columns(kHeadDim) + kKeyPadBytes / int(sizeof(TileElement));
 // Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile: then the elements
 // that a lane multiplies together lie side by side. A thread stages both: of a quantised cache, whose chunks
-// are few, that would leave threads idle, and early loads hold enough as it is. A kernel that also reads whole
-// rows of K defines FATTN_PAIRED_KEYS as false.
+// are few, that would leave threads idle, and early loads hold enough as it is. A kernel that also reads
+// whole rows of K defines FATTN_PAIRED_KEYS as false.
 #ifndef FATTN_PAIRED_KEYS
 #define FATTN_PAIRED_KEYS true
 #endif
