@@ -93,9 +93,10 @@ struct KeyStep {
       const Visibility visible = visibility_of(saved, first_row + row, params);
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
-        const ScoreGradient gradient = score_gradient(
-            blocks.products[k].thread_elements()[e], blocks.weight_grads[k].thread_elements()[e], modifiers,
-            visible, mask, 0, first_key + k * 8, !all_seen || unknown, saved.state.lse, saved.state.delta);
+        const KeyScore score = key_score(blocks.products[k].thread_elements()[e], modifiers, visible, mask, 0,
+                                         first_key + k * 8, !all_seen || unknown);
+        const ScoreGradient gradient = score_gradient(score, blocks.weight_grads[k].thread_elements()[e],
+                                                      saved.state.lse, saved.state.delta, modifiers);
         weights[k].thread_elements()[e] = gradient.weight * saved.state.inverse;
         blocks.products[k].thread_elements()[e] = gradient.product * saved.state.inverse;
         sums.weight_sum[k] += gradient.weight;

@@ -3,7 +3,7 @@
 //
 // Each row needs delta (gradients.h) before its first gradient of a score. If the forward's result is given
 // in float32, delta is the product of this result and its gradient. Else the keys are walked twice: first for
-// the sums of P and P * dP, which have no rounded number, then for the gradients.
+// the sums of P and P * dP by online softmax, which read no rounded number, then for the gradients.
 #define FATTN_STAGED 1
 #define FATTN_PAIRED_KEYS false
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
@@ -26,7 +26,7 @@ struct RowGradients {
 
 struct QueryGradient {
   simdgroup_float8x8 sums[kRowFragments][KeyShare::kFragments];
-  float lse[kRowFragments];
+  float lse[kRowFragments];  // the origin of weights; in the first walk, the largest score of this lane
   float delta[kRowFragments];
   // Of this lane's columns.
   float weight_sum[kRowFragments];
@@ -42,29 +42,52 @@ struct QueryGradient {
     }
   }
 
-  // Turns the blocks of key fragment `first_key` into gradients of products. Bit i of the result: some row of
-  // this simdgroup sees key i of the fragment.
+  // Adds two keys to the sums of the first walk (softmax.h).
+  void add_keys(int r, thread const KeyScore (&keys)[2], float2 weight_grads) thread {
+    const float largest = fmax(lse[r], fmax(keys[0].score, keys[1].score));
+    const float origin = largest == -INFINITY ? 0.0f : largest;
+    const float shrink = lse[r] == largest ? 1.0f : weight_of(lse[r] - origin);
+    lse[r] = largest;
+    weight_sum[r] *= shrink;
+    other_sum[r] *= shrink;
+#pragma clang loop unroll(full)
+    for (int e = 0; e < 2; e++) {
+      const float weight = weight_of(keys[e].score - origin);
+      weight_sum[r] += weight;
+      other_sum[r] += keys[e].seen() ? weight * weight_grads[e] : 0.0f;
+    }
+  }
+
+  // Turns the blocks of a key fragment into gradients of products, or adds its keys to the sums of the first
+  // walk. Bit i of the result: some row of this simdgroup sees key i of the fragment.
   uint weigh(thread RowBlocks& blocks, thread const ScoreModifiers& modifiers,
              thread const Visibility& visible, const device uchar* mask, int first_key, bool edge,
              bool sums_only, LanePosition at) thread {
     uint seen = 0;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
+      KeyScore keys[2];
 #pragma clang loop unroll(full)
       for (int e = 0; e < 2; e++) {
-        const int key = first_key + at.pair * 2 + e;
-        const float weight_grad = blocks.weight_grads[r].thread_elements()[e];
-        const ScoreGradient gradient =
-            score_gradient(blocks.products[r].thread_elements()[e], weight_grad, modifiers, visible, mask, r,
-                           key, edge, lse[r], delta[r]);
+        keys[e] = key_score(blocks.products[r].thread_elements()[e], modifiers, visible, mask, r,
+                            first_key + at.pair * 2 + e, edge);
+        seen |= uint(keys[e].seen()) << e;
+      }
+      const float2 weight_grads =
+          float2(blocks.weight_grads[r].thread_elements()[0], blocks.weight_grads[r].thread_elements()[1]);
+      if (sums_only) {
+        add_keys(r, keys, weight_grads);
+        continue;
+      }
+#pragma clang loop unroll(full)
+      for (int e = 0; e < 2; e++) {
+        const ScoreGradient gradient = score_gradient(keys[e], weight_grads[e], lse[r], delta[r], modifiers);
         weight_sum[r] += gradient.weight;
-        if (sums_only) {
-          other_sum[r] += gradient.seen ? gradient.weight * weight_grad : 0.0f;
-        } else if (fc_alibi) {
+        if (fc_alibi) {
+          const int key = first_key + at.pair * 2 + e;
           other_sum[r] += gradient.score * float(key - modifiers.position[r]);
         }
         blocks.products[r].thread_elements()[e] = gradient.product;
-        seen |= uint(gradient.seen) << e;
       }
     }
     return fc_hides_any && edge ? simd_or(seen << (2 * at.pair)) : 0xffu;
@@ -94,7 +117,10 @@ struct QueryRows {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
       const QueryRow own = row(r);
-      state.lse[r] = has(own) ? lse_in_units(tile.operands.lse[tile.state.lse(r)]) : INFINITY;
+      state.lse[r] = -INFINITY;
+      if (fc_saved_out) {
+        state.lse[r] = has(own) ? lse_in_units(tile.operands.lse[tile.state.lse(r)]) : INFINITY;
+      }
       float sum = 0.0f;
       if (fc_saved_out && has(own)) {
         const device float* out = gradients.saved_out + tile.rows.row_offset(own, params.saved_out);
@@ -107,11 +133,21 @@ struct QueryRows {
     }
   }
 
-  // After the first walk.
-  void set_delta(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
+  // After the first walk: the origin of weights becomes the row's largest logit.
+  void finish_sums(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      state.delta[r] = delta_of(row_sum_of(state.other_sum[r]) * inverse(state, r), r, gradients);
+      const float of_lane = state.lse[r];
+      float largest = row_max_of(of_lane);
+      if (fc_sinks && row(r).exists) {
+        largest = fmax(largest, sink_score(tile.sink(r)));
+      }
+      const float origin = largest == -INFINITY ? 0.0f : largest;
+      const float shrink = of_lane == largest ? 1.0f : weight_of(of_lane - origin);
+      state.lse[r] = largest == -INFINITY ? INFINITY : largest;
+      state.weight_sum[r] *= shrink;
+      const float sum = row_sum_of(state.other_sum[r] * shrink);
+      state.delta[r] = delta_of(sum * inverse(state, r), r, gradients);
     }
   }
 
@@ -268,7 +304,7 @@ using namespace fattn;
       }
     }
     if (step.sums_only) {
-      rows.set_delta(state, gradients);
+      rows.finish_sums(state, gradients);
     }
   }
 

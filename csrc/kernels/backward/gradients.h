@@ -5,8 +5,8 @@
 //   dV = P^T dO, dQ = scale (dS * c) K, dK = scale (dS * c)^T Q        c: the derivative of the softcap
 //
 // lse is rounded to one float: that would be the largest error of float32 gradients, and under an additive
-// mask of -1e5 of all. So backward_query sums the weights as it computes them and divides by the sum; the
-// error of lse then cancels.
+// mask of -1e5 of all. So backward_query sums the weights as it computes them and divides by the sum: the
+// error of their origin, lse or the row's largest score, then cancels.
 #pragma once
 
 #include "head_share.h"
@@ -21,28 +21,41 @@ inline float lse_in_units(float natural) {
   return natural == -INFINITY ? INFINITY : lse;
 }
 
-// A key in a row.
+// The score of a key in a row; -inf if the row does not see it. Without `edge`, it does.
+struct KeyScore {
+  float capped;  // before ALiBi and attn_mask
+  float score;
+
+  bool seen() const thread { return score != -INFINITY; }
+};
+
+inline KeyScore key_score(float product, thread const ScoreModifiers& modifiers,
+                          thread const Visibility& visible, const device uchar* mask, int r, int key,
+                          bool edge) {
+  KeyScore found;
+  found.capped = capped_score(product, modifiers);
+  found.score = biased_score(found.capped, modifiers, r, key);
+  if (edge && !sees_key(found.score, visible, mask, r, key, true)) {
+    found.score = -INFINITY;
+  }
+  return found;
+}
+
 struct ScoreGradient {
   float weight;
   float score;    // the gradient of the score
   float product;  // that of the scaled product
-  bool seen;
 };
 
-// `weight_grad`: the gradient of the weight. Without `edge`, the row sees the key. Hidden keys are selected
-// away, as their values may be NaN.
-inline ScoreGradient score_gradient(float product, float weight_grad, thread const ScoreModifiers& modifiers,
-                                    thread const Visibility& visible, const device uchar* mask, int r,
-                                    int key, bool edge, float lse, float delta) {
-  const float capped = capped_score(product, modifiers);
-  float score = biased_score(capped, modifiers, r, key);
+// `weight_grad`: the gradient of the weight. Hidden keys are selected away, as their values may be NaN.
+inline ScoreGradient score_gradient(KeyScore key, float weight_grad, float lse, float delta,
+                                    thread const ScoreModifiers& modifiers) {
   ScoreGradient gradient;
-  gradient.seen = !edge || sees_key(score, visible, mask, r, key, true);
-  gradient.weight = gradient.seen ? weight_of(score - lse) : 0.0f;
-  gradient.score = gradient.seen ? gradient.weight * (weight_grad - delta) : 0.0f;
+  gradient.weight = key.seen() ? weight_of(key.score - lse) : 0.0f;
+  gradient.score = key.seen() ? gradient.weight * (weight_grad - delta) : 0.0f;
   gradient.product = gradient.score;
   if (fc_softcap) {
-    gradient.product *= softcap_slope(capped, modifiers.softcap);
+    gradient.product *= softcap_slope(key.capped, modifiers.softcap);
   }
   return gradient;
 }
