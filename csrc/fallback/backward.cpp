@@ -62,11 +62,12 @@ struct Weights {
 
 Weights weights_of(const Call& call, const Logits& logits, const Tensor& lse) {
   const Tensor origin = lse.masked_fill(lse.isneginf(), 0.0).unsqueeze(-1);  // of rows without keys
-  const Tensor of_keys = at::where(logits.visible, at::exp(logits.scores.sub(origin).to(at::kFloat)), 0.0);
+  const auto of_visible = [&](const Tensor& weights) { return at::where(logits.visible, weights, 0.0); };
+  const Tensor of_keys = of_visible(at::exp(logits.scores.sub(origin).to(at::kFloat)));
   const Tensor of_sinks = at::exp(sink_logits(call).sub(origin));
   Tensor sum = of_keys.sum(-1, /*keepdim=*/true).add(of_sinks);
   sum = sum.masked_fill(sum.eq(0.0), 1.0);
-  return {of_keys.div(sum), of_sinks.div(sum)};
+  return {of_visible(of_keys.div(sum)), of_sinks.div(sum)};  // lse of a padding row may be NaN
 }
 
 // Adds the gradients of the rows [first, first + rows).

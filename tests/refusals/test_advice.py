@@ -57,6 +57,7 @@ NOT_FOLLOWED = {
     "pass a tensor": FIRST,
     "use float32, float16 or bfloat16": FIRST,
     "use larger blocks": HUGE,
+    "use shorter sequences": HUGE,
     "split the sequence and merge the parts with fattn.merge{}, or leave out columns of block_tables that no "
     "sequence fills": HUGE,
     "split the rows, each part with its q_offset": HUGE,

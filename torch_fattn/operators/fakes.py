@@ -141,8 +141,8 @@ def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None
 
 
 def _check_devices(op: str, tensors: dict[str, Tensor]) -> None:
-    first, *others = tensors
-    for name in others:
+    first = "query" if "query" in tensors else next(iter(tensors))
+    for name in tensors:
         if tensors[name].device != tensors[first].device:
             # Advise to move tensors from the CPU to the GPU.
             is_far = tensors[first].device.type == "cpu" and tensors[name].device.type != "meta"
