@@ -250,7 +250,7 @@ using namespace fattn;
 #pragma clang loop unroll(disable)
       for (int n = step.fragments.begin; n < step.fragments.end; n++) {
         const uint cell = step.cell(n);
-        if (fc_mask_map && hides_group(cell, step.group_key)) {
+        if (fc_mask_map && hides_group(cell, group_key)) {
           continue;
         }
         blocks.multiply(keys, values, step.queries + n * 8 * kKeyPitch, kKeyPitch,
@@ -266,7 +266,7 @@ using namespace fattn;
 #pragma clang loop unroll(disable)
         for (int n = step.fragments.begin; n < step.fragments.end; n++) {
           const uint cell = step.cell(n);
-          if (fc_mask_map && hides_group(cell, step.group_key)) {
+          if (fc_mask_map && hides_group(cell, group_key)) {
             continue;
           }
           shared.take(n, blocks, at);
