@@ -81,6 +81,10 @@ inline FloatKind float_kind(DType dtype) {
   return dtype == DType::kFloat16 ? kKindFloat16 : dtype == DType::kBFloat16 ? kKindBFloat16 : kKindFloat32;
 }
 
+inline DType dtype_of(FloatKind kind) {
+  return kind == kKindFloat16 ? DType::kFloat16 : kind == kKindBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+}
+
 // Switches of the attention operators, false by default. X(name, whether prefill has it, too): decode and
 // paged_decode have them all.
 #define FATTN_FLAGS(X) X(token_major_out, true) /* strides of the result: out_strides() */
