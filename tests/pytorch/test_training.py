@@ -219,8 +219,8 @@ def test_no_matrix_of_scores_is_kept() -> None:
 
 
 def planned_peak(heads: int, length: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The bytes that the backward of a call needs by its plan, and those of its operands. It needs the gradients
-    of result and operands, scratch, lse, and a float32 result."""
+    """The bytes that the backward of a call needs by its plan, and those of its operands. It needs the
+    gradients of result and operands, scratch, lse, and a float32 result."""
     query = torch.empty(1, heads, length, 64, dtype=dtype, device="meta")
     lse = torch.empty(1, heads, length, device="meta")
     out = query if dtype == torch.float32 else None
