@@ -38,6 +38,7 @@ NOT_FOLLOWED = {
     "its last entry must not be above that": LIMIT,
     "both must have the same dtype": LIMIT,
     "its shape must be": LIMIT,
+    'pass "auto", "fused" or "off"': LIMIT,
     "pass the sums that the overloads part return": LIMIT,
     "they must be equal": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,
@@ -57,6 +58,7 @@ NOT_FOLLOWED = {
     "pass a tensor": FIRST,
     "use float32, float16 or bfloat16": FIRST,
     "use larger blocks": HUGE,
+    "use shorter sequences": HUGE,
     "split the sequence and merge the parts with fattn.merge{}, or leave out columns of block_tables that no "
     "sequence fills": HUGE,
     "split the rows, each part with its q_offset": HUGE,

@@ -14,7 +14,7 @@ import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.accuracy import assert_lse_close
 from tests.helpers.wrong_calls import WRONG, Arguments, Fault, refusal, valid
-from torch_fattn.operators import OPERATORS
+from torch_fattn.operators import BACKWARDS, OPERATORS
 from torch_fattn.runtime.options import defaults_of
 
 
@@ -24,8 +24,9 @@ def refusal_of(op: str, arguments: Arguments) -> tuple[type[Exception], str]:
     return type(caught.value), str(caught.value)
 
 
-def call(op: str, arguments: Arguments) -> tuple[Tensor, Tensor]:
-    result = getattr(torch_fattn, op)(**arguments, return_lse=True)
+def call(op: str, arguments: Arguments) -> tuple[Tensor, ...]:
+    both = {} if op in BACKWARDS else {"return_lse": True}
+    result = getattr(torch_fattn, op)(**arguments, **both)
     torch.mps.synchronize()
     return result
 
@@ -34,7 +35,7 @@ def test_there_are_enough_wrong_calls() -> None:
     assert sum(map(len, WRONG.values())) >= 30
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", (*OPERATORS, *BACKWARDS))
 def test_the_control_works(op: str) -> None:
     with counted_launches() as launches:
         call(op, valid(op))
@@ -60,7 +61,7 @@ def test_wrong_call(op: str, fault: Fault) -> None:
     assert refused == refusal_of(op, arguments), "torch.compile and export see it word for word"
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", (*OPERATORS, *BACKWARDS))
 def test_the_control_works_without_data(op: str) -> None:
     results = getattr(torch.ops.fattn, op)(**valid(op))
     with FakeTensorMode() as mode:

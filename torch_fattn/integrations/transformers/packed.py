@@ -25,7 +25,7 @@ def compute_packed(
     batch, _heads, length, _dim = query.shape
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
-    out, _lse = torch.ops.fattn.varlen_prefill(
+    out, _lse = torch.ops.fattn.varlen_attention(
         *(operand.transpose(1, 2).flatten(0, 1) for operand in (query, key, value)),
         cu_seqlens_q,
         cu_seqlens_k,
