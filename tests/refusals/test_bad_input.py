@@ -63,9 +63,10 @@ def test_wrong_call(op: str, fault: Fault) -> None:
 
 @pytest.mark.parametrize("op", (*OPERATORS, *BACKWARDS))
 def test_the_control_works_without_data(op: str) -> None:
-    results = getattr(torch.ops.fattn, op)(**valid(op))
+    arguments = valid(op)
+    results = getattr(torch.ops.fattn, op)(**arguments)
     with FakeTensorMode() as mode:
-        fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in valid(op).items()}
+        fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in arguments.items()}
         for fake, real in zip(getattr(torch.ops.fattn, op)(**fakes), results, strict=True):
             assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
 
