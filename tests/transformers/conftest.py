@@ -26,7 +26,7 @@ def registered() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Every call of an attention operator, in order, with all its arguments by name."""
     found: list[Call] = []
-    for op in ("attention", "decode", "paged_prefill", "paged_decode", "varlen_attention"):
+    for op in ("prefill", "decode", "paged_prefill", "paged_decode", "varlen_prefill"):
         monkeypatch.setattr(torch.ops.fattn, op, _recording(op, found))
     return found
 

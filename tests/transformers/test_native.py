@@ -114,7 +114,7 @@ def check_call(call: Call, kind: str, step: int, cache: str, padding: int) -> No
     if padding == 0:
         assert call["attn_mask"] is None
     if step == 0:
-        assert call.op == "attention" and call["is_causal"] and call.keys == PROMPT
+        assert call.op == "prefill" and call["is_causal"] and call.keys == PROMPT
         assert call["window_left"] == (WINDOW - 1 if kind == "sliding_attention" else -1)
         return
     filled = min(PROMPT + step, WINDOW) if kind == "sliding_attention" else PROMPT + step
@@ -230,7 +230,7 @@ def test_a_short_mask_over_a_static_cache() -> None:
 def test_control_lost_option(name: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison notices an option that never reaches the operators."""
     none = {"softcap": 0.0, "sinks": None, "window_left": -1}[lost]
-    for op in ("attention", "decode"):
+    for op in ("prefill", "decode"):
         operator = getattr(torch.ops.fattn, op)
 
         def without(*arguments: Any, operator: Any = operator, **options: Any) -> Any:

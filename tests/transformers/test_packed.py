@@ -68,7 +68,7 @@ def test_positions_that_restart(name: str, batch: int, calls: list[Call]) -> Non
     assert launches["fattn_prefill"] == LAYERS == len(calls)
     ends = [0, 13, 14, 24, 26, 43, 48][: 1 + 3 * batch]
     for call in calls:
-        assert call.op == "varlen_attention" and call["is_causal"]
+        assert call.op == "varlen_prefill" and call["is_causal"]
         assert call["cu_seqlens_q"].tolist() == ends and call["max_seqlen_q"] == (17 if batch == 2 else 13)
     kinds = {"mistral": [True] * LAYERS, "llama": [False] * LAYERS, "llama-20": [False] * LAYERS}
     windows = [WINDOW - 1 if sliding else -1 for sliding in kinds.get(name, [True, False])]
@@ -103,7 +103,7 @@ def test_lengths_that_are_given(longest: bool, calls: list[Call]) -> None:
             assert (ours(**on_device, **lengths).logits.cpu() - theirs).abs().max() < TOLERANCE
         del on_device["position_ids"]
         ours(**on_device, **lengths)
-    assert {call.op for call in calls} == {"varlen_attention"} and len(calls) == 3 * LAYERS
+    assert {call.op for call in calls} == {"varlen_prefill"} and len(calls) == 3 * LAYERS
 
 
 @pytest.mark.parametrize("lens", [[13, 1, 10], [5, 2, 3]])
@@ -119,7 +119,7 @@ def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> 
         mine = ours(ids.to(DEVICE), use_cache=False, **packed).logits.cpu()
         pieces = [eager(piece, use_cache=False).logits for piece in ids.split(lens, dim=1)]
     assert (mine - torch.cat(pieces, dim=1)).abs().max() < TOLERANCE
-    assert [call.op for call in calls] == ["varlen_attention"] * LAYERS
+    assert [call.op for call in calls] == ["varlen_prefill"] * LAYERS
     assert [call["window_left"] for call in calls] == [WINDOW - 1, -1]
 
 
@@ -242,5 +242,5 @@ def test_vision_tower(calls: list[Call]) -> None:
     with counted_launches() as launches:
         mine, _ = both_forward(*towers, **inputs)
     assert (mine - theirs).abs().max() < TOLERANCE
-    assert [call.op for call in calls] == ["varlen_attention"] * 2 and launches["fattn_prefill"] == 2
+    assert [call.op for call in calls] == ["varlen_prefill"] * 2 and launches["fattn_prefill"] == 2
     assert not any(call["is_causal"] for call in calls)

@@ -76,7 +76,7 @@ def test_control_other_weights_of_attention(name: str, monkeypatch: pytest.Monke
     """The control: doubled scores change the logits visibly in every model."""
     real = MODELS[name]()
     ours, eager = pair(real.auto_class, real.config)
-    for op in ("attention", "decode"):
+    for op in ("prefill", "decode"):
         operator = getattr(torch.ops.fattn, op)
 
         def sharper(*arguments: Any, operator: Any = operator, **options: Any) -> Tensor:

@@ -105,8 +105,9 @@ def _dense(
     operands = [tensor.transpose(1, 2) for tensor in (q, k, v)]
 
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
-        attention = torch.ops.fattn.prefill.part if part else torch.ops.fattn.attention
-        out, lse = attention(*operands, q_offset=kv_len - q_len - before, **options)
+        ops = torch.ops.fattn
+        prefill = ops.prefill.part if part else ops.attention if trains else ops.prefill
+        out, lse = prefill(*operands, q_offset=kv_len - q_len - before, **options)
         return out.transpose(1, 2), lse
 
     if not trains and (q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS)):

@@ -130,9 +130,11 @@ def _packed(
 
     value_dim = v.shape[-1]
     q, k, v, options["scale"] = pad_heads(q, k, v, scale)
+    trains = needs_gradient(q, k, v, alibi_slopes)
     by_distance = alibi_slopes is not None and not sees_no_later_key(causal, options)
     if block_table is None and seqused_k is None and not by_distance:
-        out, lse = torch.ops.fattn.varlen_attention(
+        prefill = torch.ops.fattn.varlen_attention if trains else torch.ops.fattn.varlen_prefill
+        out, lse = prefill(
             q, k, v, cu_seqlens_q, cu_seqlens_k, most_q, most_k,
             is_causal=causal, alibi_slopes=alibi_slopes, **options,
         )  # fmt: skip
@@ -165,7 +167,7 @@ def _packed(
 
     if by_distance:
         assert alibi_slopes is not None
-        refuse_gradient_by_distance(op, needs_gradient(q, k, v, alibi_slopes))
+        refuse_gradient_by_distance(op, trains)
         of_rows = _slopes_of_rows(alibi_slopes, cu_seqlens_q, q.shape[0])
         out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     else:

@@ -43,7 +43,8 @@ def compute(
         out = _prefill_of_cache(query, key, value, seq_lens, **options)
         return without_padding(out, value_dim)
     else:
-        out, _lse = torch.ops.fattn.attention(
+        prefill = torch.ops.fattn.attention if trains else torch.ops.fattn.prefill
+        out, _lse = prefill(
             query, key, value, mask, is_causal=causal, token_major_out=True, **options
         )
     return without_padding(out.transpose(1, 2), value_dim)
