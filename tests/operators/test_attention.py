@@ -117,6 +117,23 @@ def test_gradients_in_token_major_layout(device: str) -> None:
     assert_same(mine, gradients(dense_attention, exactly(given)), 1e-5)
 
 
+def test_a_mask_map(device: str) -> None:
+    """It changes no bit, in the backward either."""
+    given = operands(device, attn_mask=MASK)
+    with_map = {**given, "mask_map": torch_fattn.mask_map(given["attn_mask"])}
+    mine, plain = (gradients(with_lse(attention), each) for each in (with_map, given))
+    assert all(torch.equal(mine[n], plain[n]) for n in mine)
+
+
+def test_results_without_a_backward_are_freed(device: str) -> None:
+    given = leaves(operands(device))
+    out = attention(**given)
+    freed = weakref.ref(out)
+    del out
+    gc.collect()
+    assert freed() is None
+
+
 CU_Q, CU_K = torch.tensor([0, 5, 5, 19], dtype=torch.int32), torch.tensor([0, 9, 13, 13], dtype=torch.int32)
 
 

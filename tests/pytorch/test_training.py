@@ -17,6 +17,7 @@ import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
 from tests.helpers.dense import dense_attention
 from tests.pytorch.test_sdpa import by_install, operands
+from torch_fattn.integrations import diffusers
 
 OURS = "FattnAttentionBackward"
 
@@ -194,6 +195,21 @@ def test_multihead_attention() -> None:
     for mine, theirs in zip(layer.parameters(), exact.parameters(), strict=True):
         assert mine.grad is not None and theirs.grad is not None
         assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-5 * theirs.grad.abs().max()
+
+
+def test_diffusers_attention() -> None:
+    """Its backend, whose tensors are `[B, L, H, D]`."""
+    attention = diffusers._Attention(before=F.scaled_dot_product_attention)
+    tensors = operands(*[(2, 9, 4, 16)] * 3)
+
+    def exactly(*tensors: Tensor) -> Tensor:
+        heads_first = (t.transpose(1, 2) for t in tensors)
+        return F.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+
+    torch_fattn.install(training="fused")
+    mine = gradients(attention, tensors)
+    assert torch_fattn.report().routed_by["training"] == 1
+    assert_same(mine, gradients(exactly, [t.cpu().double() for t in tensors]))
 
 
 # ---- memory

@@ -44,9 +44,7 @@ def compute(
         return without_padding(out, value_dim)
     else:
         prefill = torch.ops.fattn.attention if trains else torch.ops.fattn.prefill
-        out, _lse = prefill(
-            query, key, value, mask, is_causal=causal, token_major_out=True, **options
-        )
+        out, _lse = prefill(query, key, value, mask, is_causal=causal, token_major_out=True, **options)
     return without_padding(out.transpose(1, 2), value_dim)
 
 
