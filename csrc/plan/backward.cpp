@@ -71,7 +71,7 @@ Strides3 contiguous(const Problem& p, int64_t rows, int64_t heads, int64_t dim) 
   return {.batch = heads * rows * dim, .head = rows * dim, .row = dim};
 }
 
-BackwardParams params_of(const Problem& p, int64_t q_tiles, int64_t key_tiles) {
+BackwardParams params_of(const Problem& p, int64_t q_tiles) {
   BackwardParams params{};
   params.forward = prefill_params(p, contiguous(p, p.q_len, p.q_heads, p.head_dim));
   params.forward.q_tiles = int32_t(q_tiles);
@@ -81,7 +81,6 @@ BackwardParams params_of(const Problem& p, int64_t q_tiles, int64_t key_tiles) {
   params.grad_key = contiguous(p, p.kv_len, p.kv_heads, p.head_dim);
   params.grad_value = contiguous(p, p.kv_len, p.kv_heads, p.value_dim);
   params.grad_scale = float(p.scale);
-  params.key_tiles = int32_t(key_tiles);
   return params;
 }
 
@@ -126,12 +125,12 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
 }
 
 void add_key_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
-                  const BackwardParams& params) {
+                  const BackwardParams& params, int64_t key_tiles) {
   Pass& pass = add_walk(plan, p, device, tile);
   pass.spec.row_fragments = 1;  // a lane has scores of one row at a time
   pass.spec.tile_keys = uint16_t(tile.owned * kFragment);
   pass.spec.step_rows = uint16_t(tile.walked);
-  pass.grid = {uint32_t(params.key_tiles), uint32_t(p.kv_heads), uint32_t(p.packed ? 1 : p.batch)};
+  pass.grid = {uint32_t(key_tiles), uint32_t(p.kv_heads), uint32_t(p.packed ? 1 : p.batch)};
   const int64_t rows = p.packed ? most_sequence_rows(p) : p.q_len;
   limit_work(pass, device, p, tile, rows * (p.q_heads / p.kv_heads));
   pass.bind(kSlotGradKey);
@@ -186,9 +185,9 @@ Plan plan_backward(const Problem& problem, const DeviceFacts& device) {
   const int64_t q_tiles = (pairs + surplus * (rows.rows() - 1)) / rows.rows();
   const int64_t stored = p.packed ? p.kv_rows : p.kv_len;
   const int64_t key_tiles = (stored + surplus * (keys.rows() - 1)) / keys.rows();
-  const BackwardParams params = params_of(p, q_tiles, key_tiles);
+  const BackwardParams params = params_of(p, q_tiles);
   add_query_pass(plan, p, device, rows, params);
-  if (stored > 0) add_key_pass(plan, p, device, keys, params);
+  if (stored > 0) add_key_pass(plan, p, device, keys, params, key_tiles);
   const ScoreOptions& options = p.options;
   if (options.sinks.given) add_head_pass(plan, p, kSlotGradSinks, options.sinks);
   if (options.alibi_slopes.given) add_head_pass(plan, p, kSlotGradAlibi, options.alibi_slopes);

@@ -1,13 +1,14 @@
 """The accuracy rule of gradients: at most twice as far from float64 as those of an attention layer that is
 written with whole matrices in the dtype of its operands, plus an epsilon.
 
-The epsilon has two terms, because that layer can be exact by chance, in one row or with one key:
+The epsilon has three terms, because that layer can be exact by chance, in one row or with one key:
 
 - half a unit in the last place of the largest element, by which any result of the dtype is rounded;
 - 2^-22 of the sum of the magnitudes of the terms, since each is rounded to float32 about four times: as an
   exponential, by the sum of the weights, as a product, in a sum. Terms can cancel, as dP - delta does in a
   row with one dominant key. The weight of a score s counts 1 + |s| times, since the argument of its
-  exponential is rounded.
+  exponential is rounded;
+- the smallest normal float32 of the magnitudes without their weights: a GPU flushes smaller weights to 0.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch_fattn.operators.backward import Gradients
 
 HALF_ULP = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 ROUNDINGS = 2.0**-22
+SMALLEST_WEIGHT = 2.0**-126
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Layer:
 
     gradients: dict[str, Tensor]
     magnitudes: dict[str, float]
+    unweighted: float  # of all rows
 
 
 def eager_layer(case: BackwardCase, dtype: torch.dtype) -> Layer:
@@ -90,7 +93,7 @@ def eager_layer(case: BackwardCase, dtype: torch.dtype) -> Layer:
         if "alibi_slopes" in leaves and leaves["alibi_slopes"].dim() == 1:
             terms["alibi_slopes"] = terms["alibi_slopes"].sum(0)
     magnitudes = {name: each.max().item() if each.numel() else 0.0 for name, each in terms.items()}
-    return Layer(dict(zip(leaves, gradients, strict=True)), magnitudes)
+    return Layer(dict(zip(leaves, gradients, strict=True)), magnitudes, delta.sum().item())
 
 
 def limits_of(case: BackwardCase) -> dict[str, float]:
@@ -104,7 +107,8 @@ def limits_of(case: BackwardCase) -> dict[str, float]:
         own_dtype = case.forward.clean[name].dtype
         error = (_as_returned(case, name, layer.gradients[name]).double() - exact).abs()
         rounding = HALF_ULP[own_dtype] * max(_largest(exact), torch.finfo(own_dtype).tiny)
-        limits[name] = 2 * _largest(error) + rounding + ROUNDINGS * layer.magnitudes[name]
+        epsilon = ROUNDINGS * layer.magnitudes[name] + SMALLEST_WEIGHT * layer.unweighted
+        limits[name] = 2 * _largest(error) + rounding + epsilon
     return limits
 
 

@@ -55,7 +55,8 @@ inline ScoreGradient score_gradient(KeyScore key, float weight_grad, float lse, 
   gradient.score = key.seen() ? gradient.weight * (weight_grad - delta) : 0.0f;
   gradient.product = gradient.score;
   if (fc_softcap) {
-    gradient.product *= softcap_slope(key.capped, modifiers.softcap);
+    const float slope = softcap_slope(key.capped, modifiers.softcap);
+    gradient.product = key.seen() ? gradient.score * slope : 0.0f;
   }
   return gradient;
 }

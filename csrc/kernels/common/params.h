@@ -178,14 +178,13 @@ struct PrefillParams {
 };
 
 // The parameters of a backward: those of its forward, whose `out` is the gradient of the query.
-#define FATTN_BACKWARD_PARAMS(X)                     \
-  X(PrefillParams, forward)                          \
-  X(Strides3, grad_out)                              \
-  X(Strides3, saved_out)                             \
-  X(Strides3, grad_key)                              \
-  X(Strides3, grad_value)                            \
-  X(fattn_f32, grad_scale) /* the scale of scores */ \
-  X(fattn_i32, key_tiles)
+#define FATTN_BACKWARD_PARAMS(X) \
+  X(PrefillParams, forward)      \
+  X(Strides3, grad_out)          \
+  X(Strides3, saved_out)         \
+  X(Strides3, grad_key)          \
+  X(Strides3, grad_value)        \
+  X(fattn_f32, grad_scale) /* the scale of scores */
 struct BackwardParams {
   FATTN_BACKWARD_PARAMS(FATTN_FIELD)
 };
