@@ -110,7 +110,7 @@ def _unshared() -> list[Call]:
 
 def _training() -> list[Call]:
     """Forward and backward of a training step, by head size, length and 16-bit dtype."""
-    heads = {64: 32, 80: 24, 96: 20, 128: 16}  # about 2,048 columns
+    heads = {64: 16, 80: 12, 96: 10, 128: 8}  # about 1,024 columns: one dispatch up to 16k
     return [
         replace(call, op=op)
         for dtype in ("float16", "bfloat16")
