@@ -199,7 +199,7 @@ bool binds(const Pass& pass, Slot operand) {
   return std::any_of(pass.bindings.begin(), end, [&](const Binding& b) { return b.operand == operand; });
 }
 
-// Of what the plan's passes hand on to one another, the bytes that this one writes or reads.
+// The scratch that this pass writes or reads.
 int64_t scratch_bytes(const Plan& plan, const Pass& pass) {
   int64_t bytes = 0;
   if (binds(pass, kSlotRowStates)) bytes += plan.scratch_row_floats * int64_t{sizeof(float)};

@@ -60,7 +60,7 @@ def products_of(launch: dict[str, Any]) -> int:
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_products(dtype: torch.dtype, out: bool, causal: bool) -> None:
-    """Of eight rows and eight keys that see each other, D / 8 each: three for the gradient of the query, two
+    """Eight rows and eight keys that see each other take D / 8 each: three for the gradient of the query, two
     more without a float32 result, and four for those of key and value. At L = 4096 the blocks on the
     diagonal, half of which is hidden, add 0.2 % to the least."""
     blocks = 256 // 8

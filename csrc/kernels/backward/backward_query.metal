@@ -28,7 +28,7 @@ struct QueryGradient {
   simdgroup_float8x8 sums[kRowFragments][KeyShare::kFragments];
   float lse[kRowFragments];  // the origin of weights; in the first walk, the largest score of this lane
   float delta[kRowFragments];
-  // Of this lane's columns.
+  // Sums over this lane's columns.
   float weight_sum[kRowFragments];
   float other_sum[kRowFragments];  // of P * dP in the first walk, of the slope's gradient in the second
 
@@ -192,7 +192,13 @@ struct OwnTiles {
 struct QueryStep {
   int first_key;
   StepSight sight;
+  KeyRanges ranges;  // of the simdgroup's rows
   bool sums_only;
+
+  bool has(int n) const thread {
+    const int key = first_key + n * 8;
+    return sight.fragments.has(n) && ranges.meet(key, key + 8);
+  }
 };
 
 // The gradients of fragment n from its blocks.
@@ -274,6 +280,7 @@ using namespace fattn;
   for (int walk = fc_saved_out ? 1 : 0; walk < 2; walk++) {
     QueryStep step;
     step.sums_only = walk == 0;
+    step.ranges = rows.tile.state.own_ranges();
     state.clear_row_sums();
     for (step.first_key = rows.tile.first_step(); step.first_key < rows.tile.ranges.end;
          step.first_key = rows.tile.step_after(step.first_key)) {
@@ -282,7 +289,7 @@ using namespace fattn;
       RowBlocks blocks;
 #pragma clang loop unroll(disable)
       for (int n = 0; n < step.sight.fragments.end(); n++) {
-        if (!step.sight.fragments.has(n)) {
+        if (!step.has(n)) {
           continue;
         }
         own.multiply(n, query_rows, grad_rows, blocks, at);
@@ -296,7 +303,7 @@ using namespace fattn;
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(disable)
         for (int n = 0; n < step.sight.fragments.end(); n++) {
-          if (step.sight.fragments.has(n)) {
+          if (step.has(n)) {
             shared.take(n, blocks, at);
             finish_fragment(n, step, blocks, state, rows, modifiers, own);
           }

@@ -18,10 +18,10 @@ struct HeadShare {
   static constant constexpr int kFragments = (kDim / 8 + kColumnShares - 1) / kColumnShares;
   static constant constexpr int kColumns = 8 * kFragments;
   static constant constexpr bool kEven = kColumns * kColumnShares == kDim;
-  // Of a row in the product over the head: chunk c of kChunk fragments.
+  // The product over the head takes a row in chunks of kChunk fragments.
   static constant constexpr int kChunk = chunk_of(kFragments, kMostChunk);
   static constant constexpr int kChunks = kFragments / kChunk;
-  // Of a row in the other products, and of a result: the elements of a lane, two for each fragment.
+  // The other products, and results, take the elements of a lane, two for each fragment.
   static constant constexpr int kRun = 2 * kFragments;
   static constant constexpr int kRunChunk = chunk_of(kRun, kTileChunk);
 

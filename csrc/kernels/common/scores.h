@@ -76,8 +76,11 @@ inline void set_uniform(thread ScoreModifiers& modifiers, constant Params& param
 
 // score = cap * tanh(scale * product / cap) + slope * (key - position); softcap and ALiBi are optional.
 inline float capped_score(float product, thread const ScoreModifiers& modifiers) {
-  const float s = product * modifiers.scale;
-  return fc_softcap ? softcapped(s, modifiers.softcap) : s;
+  float s = product * modifiers.scale;
+  if (fc_softcap) {
+    s = softcapped(s, modifiers.softcap);
+  }
+  return s;
 }
 inline float biased_score(float capped, thread const ScoreModifiers& modifiers, int r, int key) {
   float s = capped;
