@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torch_fattn
+from bench.backends.samples import polynomial
 from tests.conftest import needs_emulator
 
 QUERY, KEY = "fattn_backward_query", "fattn_backward_key"
@@ -39,10 +40,12 @@ def arguments(
     }
 
 
-def launches_of(operands: dict[str, Any], **options: Any) -> dict[str, dict[str, Any]]:
+def launches_of(
+    operands: dict[str, Any], count_bytes: bool = True, **options: Any
+) -> dict[str, dict[str, Any]]:
     import softmetal
 
-    with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+    with softmetal.checks(count_bytes=count_bytes), softmetal.record() as launches:
         torch_fattn.prefill_backward(**operands, **options)
         torch.mps.synchronize()
     return {launch["kernel"]: launch for launch in launches}
@@ -67,6 +70,27 @@ def test_products(dtype: torch.dtype, out: bool, causal: bool) -> None:
     assert products_of(launches[KEY]) == seen * 4 * 8
     least = 4096 * 4097 / 2
     assert 64 * (512 * 513 / 2) / least < 1.08
+
+
+@needs_emulator
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_causal_products_of_a_long_sequence(dtype: torch.dtype, dim: int) -> None:
+    """Of 4,096 rows, by those of shorter ones: a quadratic polynomial of the length. Needed are nine products of
+    D / 8 for 64 visible pairs."""
+    lengths = (128, 192, 256, 320)
+
+    def done(length: int, causal: bool) -> int:
+        operands = arguments(length, dim, dtype, "mps")
+        launches = launches_of(operands, count_bytes=False, is_causal=causal)
+        return sum(map(products_of, launches.values()))
+
+    counted = [done(length, True) for length in lengths]
+    assert polynomial(lengths[:3], counted[:3], lengths[3]) == counted[3]
+    needed = 9 * dim / 8 * (4096 * 4097 / 2) / 64
+    assert 1.0 <= polynomial(lengths[:3], counted[:3], 4096) / needed <= 1.08
+    everything = done(128, False) * (4096 / 128) ** 2
+    assert everything / needed > 1.9, "the control: to multiply all pairs would be too many"
 
 
 @needs_emulator

@@ -153,7 +153,7 @@ struct StepCells {
     const int cell_row = row / kCellRows + lane / kOwnedCells;
     const int column = tile.first_key / kCellKeys + lane % kOwnedCells;
     if (cell_row * kCellRows < tile.q_len && column * kCellKeys < tile.length) {
-      const Strides4 strides = params.mask_map;
+      constant Strides4& strides = params.mask_map;
       looked_up = cell_of(map[tile.batch * strides.batch + head * strides.head + cell_row * strides.row +
                               column * strides.key]);
     }
