@@ -14,7 +14,7 @@ from softmetal.testing import agx as compiler
 
 def costs(kernel: compiler.Kernel, fragments: int) -> tuple[compiler.Cost, dict[str, Any]]:
     """The cost of the kernel, and that of one of `fragments` fragments: its loops, and its share of the rest
-    of the step. Of two walks over the keys, that of the second."""
+    of the step, in the second walk over the keys if there are two."""
     text = compiler.compiled(kernel)
     cost = compiler.cost_of(text, kernel)
     loops = cost.loops

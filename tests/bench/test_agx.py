@@ -45,11 +45,11 @@ def provenances(text: str) -> set[str]:
 def unused(text: str, entries: list[agx.Entry]) -> set[str]:
     """A plan names the row of its first pass: backward_key's rows are known by their sizes."""
     keys = text.partition("kBackwardKeyTuning{{")[2].partition("}};")[0]
-    sizes = dict(re.findall(r"^    \{kAnyFamily, \w+, \w+, ([\d, ]+),\s+\"([^\"]*)\"\}", keys, re.M))
+    rows = re.findall(r"^    \{kAnyFamily, \w+, \w+, ([\d, ]+),\s+\"([^\"]*)\"\}", keys, re.M)
     shapes = [entry.shape for entry in entries if entry.op == "backward_key" and entry.part == "plain"]
     notes = " ".join(str(entry.facts.get("tuning")) for entry in entries)
-    for row, source in sizes.items():
-        owned, groups, walked, simdgroups = map(int, row.split(", "))
+    for sizes, source in rows:
+        owned, groups, walked, simdgroups = map(int, sizes.split(", "))
         if f"o{owned} w{walked} g{groups} s{simdgroups}" in shapes:
             notes += source
     return {source for source in provenances(text) if source.partition(" (")[0] not in notes}

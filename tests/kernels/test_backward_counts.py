@@ -76,8 +76,8 @@ def test_products(dtype: torch.dtype, out: bool, causal: bool) -> None:
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_causal_products_of_a_long_sequence(dtype: torch.dtype, dim: int) -> None:
-    """Of 4,096 rows, by those of shorter ones: a quadratic polynomial of the length. Needed are nine products of
-    D / 8 for 64 visible pairs."""
+    """Of 4,096 rows, by those of shorter ones: a quadratic polynomial of the length. Needed are nine products
+    of D / 8 for 64 visible pairs."""
     lengths = (128, 192, 256, 320)
 
     def done(length: int, causal: bool) -> int:

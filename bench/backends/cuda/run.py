@@ -132,7 +132,7 @@ def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) 
 def time_row(
     runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor]
 ) -> tuple[list[float], dict[str, Any]]:
-    """Returns the times of the fastest variant, and its note. Of a backward, each pass is timed alone too."""
+    """Returns the times of the fastest variant, and its note. Each pass of a backward is timed alone too."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
     sets = [first] + [make(row, 100 + i) for i in range(min(MOST_SETS, ROTATION_BYTES // size))]
     timed = [
