@@ -100,7 +100,7 @@ struct BackwardRow {
 
 // A simdgroup of backward_query holds the operands and the gradient of its rows, one of backward_key two
 // operands and two gradients of its keys. For M1 and M2 these are the sizes with the fewest simulated cycles
-// per product among those whose steps need at most 230 of a lane's 256 half registers by Mesa's count,
+// per product among those whose steps need at most 232 of a lane's 256 half registers by Mesa's count,
 // without spills, and in 16 bits leave room for 384 threads on a core (table in bench/NOTES.md). There
 // bfloat16 is multiplied as float32. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<BackwardRow, 6> kBackwardQueryTuning{{
