@@ -57,6 +57,7 @@ def other_backward() -> Iterator[Trial]:
     yield _of("backward-128", 1, 2, 1, 40, 50, 128, 64, window_left=9, sink_tokens=3, **CAUSAL)
     yield _of("backward-f32", 1, 2, 1, 43, 45, 40, 24, dtype=f32, mask=f32, grad_lse=True, **CAUSAL)
     yield _of("backward-f32-out", 1, 2, 1, 43, 45, 24, 32, dtype=f32, out="float32", alibi_slopes=True)
+    yield _of("backward-f32-96", 1, 2, 1, 20, 30, 96, 88, dtype=f32, grad_lse=True, **CAUSAL)
     yield _of("backward-f32-wide", 1, 2, 1, 20, 30, 136, 200, dtype=f32, layouts=PADDED, **CAUSAL)
     yield _of("backward-bf16", 1, 2, 1, 43, 45, 72, 16, dtype=bf16, mask=bf16, sinks=True, index=1)
     yield _of("backward-later", 1, 2, 1, 70, 90, *DIMS, family=9, grad_lse=True, sinks=True, **CAUSAL)
