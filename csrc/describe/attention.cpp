@@ -52,6 +52,12 @@ bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1
 
 constexpr int64_t kMostVectors = int64_t{1} << 32;  // of an operand with vector loads: 64 GiB
 
+// Whether 32 bits hold the number of a pair of results: with vector loads, prefill stores pairs.
+bool has_numbered_pairs(const Tensor& query, int64_t value_dim) {
+  const int64_t rows = query.numel() / std::max<int64_t>(query.size(-1), 1);
+  return rows <= (int64_t{2} << 32) / std::max<int64_t>(value_dim, 1);
+}
+
 // Layout of an operand after with_contiguous_rows().
 struct Layout {
   std::array<int64_t, 3> strides;  // of all dimensions but the last; missing ones come first
@@ -100,7 +106,8 @@ Problem problem_of(Op op, const Tensor& query, const Tensor& key, const Tensor& 
   problem.query = {q.strides[0], q.strides[1], q.strides[2]};
   problem.key = {k.strides[0], k.strides[1], k.strides[2]};
   problem.value = {v.strides[0], v.strides[1], v.strides[2]};
-  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
+  problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned &&
+                           has_numbered_pairs(query, problem.value_dim);
   return problem;
 }
 

@@ -258,6 +258,15 @@ def test_vector_loads_count_chunks_in_32_bits(chunks: int, vectors: bool) -> Non
     assert launch["constants"]["vector_loads"] == vectors
 
 
+@pytest.mark.host_only
+@pytest.mark.parametrize(("rows", "vectors"), [(2**27, True), (2**27 + 1, False)])
+def test_vector_loads_count_pairs_of_results_in_32_bits(rows: int, vectors: bool) -> None:
+    """Rows of 32 pairs, whose query is one row."""
+    query = torch.empty(1, 1, 1, 64, dtype=f16, device="meta")
+    (launch,) = torch_fattn.explain("prefill", query.expand(1, 1, rows, 64), query, query, **M1).passes
+    assert launch["constants"]["vector_loads"] == vectors
+
+
 ALL_CHUNKS = "one: a threadgroup has all chunks of a sequence"
 TOO_LONG = "two: a sequence may be too long for one threadgroup"
 MANY_CHUNKS = "two: a sequence may have more chunks than a threadgroup"

@@ -55,7 +55,16 @@ inline void put_result(thread const Operands& operands, long place, float4 resul
     *reinterpret_cast<device vec<Element, 4>*>(operands.out + place) = vec<Element, 4>(results);
   }
 }
-inline void put_sum(thread const Operands& operands, long place, RowSum sum) {
+// Stores pair number `pair` of all results. 32 bits hold it: then a store adds it to the buffer's base, and
+// no lane holds an address while the steps run.
+inline void put_result_pair(thread const Operands& operands, uint pair, float2 results) {
+  if (fc_split) {
+    reinterpret_cast<device float2*>(operands.partial_out)[pair] = results;
+  } else {
+    reinterpret_cast<device vec<Element, 2>*>(operands.out)[pair] = vec<Element, 2>(results);
+  }
+}
+inline void put_sum(thread const Operands& operands, uint place, RowSum sum) {
   if (fc_split) {
     operands.partial_sum[place] = sum.of_part(log2_per_score());
   } else {
@@ -83,11 +92,17 @@ inline void store_rows(thread const AttentionState<kRows, kKeys, kColumns>& atte
     }
     const float scale = result_scale(attention.row_sum[r]);
 #pragma clang loop unroll(full)
-    for (int i = 0; i < Columns::kAll; i++) {
+    for (int i = 0; i < Columns::kAll; i += 2) {
       const int column = Columns::column_of(i, at.pair, share);
       if (column >= 0) {
-        const float result = scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale);
-        put_result(rows.operands, place + column, result);
+        const float first = scaled_result(attention.out[r][i / 2].thread_elements()[0], scale);
+        const float second = scaled_result(attention.out[r][i / 2].thread_elements()[1], scale);
+        if (fc_vector_loads) {
+          put_result_pair(rows.operands, uint(ulong(place) / 2) + uint(column) / 2, float2(first, second));
+        } else {
+          put_result(rows.operands, place + column, first);
+          put_result(rows.operands, place + column + 1, second);
+        }
       }
     }
     if (share == 0 && at.pair == 0) {

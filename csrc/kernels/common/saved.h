@@ -17,7 +17,7 @@ struct SavedStarts {
 struct SavedPlaces {
   fattn_i64 mask_row;
   fattn_i64 out;  // first element; -1 if the row does not exist
-  fattn_i64 lse;
+  fattn_i32 lse;  // among fewer than 2^32 results
 };
 struct SavedLimits {
   fattn_i32 limit;  // see Visibility

@@ -57,13 +57,16 @@ struct TileSteps {
     return fc_mask_map ? seen_from(next, params, mask_map, lane) : next;
   }
 
-  // The map's byte for this simdgroup's rows in the step at `key`. Call it before after(key).
-  uint own_cell(int key) const thread {
+  // The map's byte for this simdgroup's rows in the step at `key`. Call it before after(key). Not shuffled
+  // from the lane that has it: where the compiler does not know that all lanes read the same one, that is
+  // four shuffles on M1 and M2.
+  uint own_cell(int key, ushort lane) const thread {
     if (!fc_mask_map) {
       return kCellWhole;
     }
-    const int column = units_in(key, kCellKeys) - first_column();
-    return byte_of(simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + column)));
+    const bool is_own =
+        lane / kColumns == state.row / kCellRows && looked_up / kCellBytes == uint(units_in(key, kCellKeys));
+    return simd_or(is_own ? byte_of(looked_up) : 0);
   }
 
  private:

@@ -106,7 +106,7 @@ struct TileState {
   }
   // The first element of the row's result; -1 if the row does not exist.
   long out(int r) const thread { return saved->places[row + r * 8].out; }
-  long lse(int r) const thread { return saved->places[row + r * 8].lse; }
+  uint lse(int r) const thread { return uint(saved->places[row + r * 8].lse); }
 };
 
 struct TileRows {
@@ -223,8 +223,9 @@ struct TileRows {
     places.mask_row =
         at.exists ? tile.batch * params.mask.batch + at.head * params.mask.head + at.row * params.mask.row
                   : 0;
-    places.lse = lse_of(at, part, params);
-    places.out = at.exists ? out_of(at, places.lse, params) : -1;
+    const long lse = lse_of(at, part, params);
+    places.lse = int(lse);
+    places.out = at.exists ? out_of(at, lse, params) : -1;
     state.put(r, places, limits);
   }
 

@@ -99,7 +99,7 @@ struct PrefillTile {
 
   // What the rows see of the step at `key`; call it before step_after(key). `exist`: see StepKeys.
   StepSight sight_of(int key, uint exist) const thread {
-    const uint cell = steps.own_cell(key);
+    const uint cell = steps.own_cell(key, at.lane);
     const KeyRanges own_ranges = state.own_ranges();
     StepSight sight;
     sight.fragments = step_fragments(own_ranges, key, cell);
@@ -110,7 +110,7 @@ struct PrefillTile {
 
   // The results of this lane's row of fragment r, as store_rows() uses them.
   long place(int r) const thread { return state.out(r); }
-  long sum_place(int r) const thread { return state.lse(r); }
+  uint sum_place(int r) const thread { return state.lse(r); }
   float sink(int r) const thread { return sink_of(own_row(r * 8 + at.row)); }
 
  private:
