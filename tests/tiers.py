@@ -29,6 +29,7 @@ TIERS = ("check", "first", "test", "all")
 # By the beginning of their names: hours of random problems, or what most machines lack.
 SWEEPS = {
     "tests/operators/test_random.py::test_sweep": "20,000 random problems",
+    "tests/operators/test_backward_random.py::test_sweep": "20,000 random problems",
     "tests/pytorch/test_sdpa.py::test_more_random_calls": "2,000 random calls",
     "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
     "tests/operators/test_large_offsets.py": "14 GB of memory",

@@ -4,12 +4,13 @@
     out = torch_fattn.prefill(query, key, value, is_causal=True)
 
 The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
-`StaticKVCache` and `PagedKVCache` hold the keys and values of a model that generates.
-`explain` shows how a call would run on the GPU, `warmup` compiles its kernels ahead of time, and
-`compiled_kernels` lists compile times. `sdpa` is `F.scaled_dot_product_attention` on these kernels, `install`
-routes a program's calls of that function to them, and `report` counts those calls. `torch_fattn.reference`
-defines what the operators must compute, `torch_fattn.integrations.transformers.register()` makes transformers
-models use it, and `python -m torch_fattn doctor` checks the installation.
+`attention` and `varlen_attention` are the prefills with gradients. `StaticKVCache` and `PagedKVCache` hold
+the keys and values of a model that generates. `explain` shows how a call would run on the GPU, `warmup`
+compiles its kernels ahead of time, and `compiled_kernels` lists compile times. `sdpa` is
+`F.scaled_dot_product_attention` on these kernels, `install` routes a program's calls of that function to
+them, and `report` counts those calls. `torch_fattn.reference` defines what the operators must compute,
+`torch_fattn.integrations.transformers.register()` makes transformers models use it, and `python -m
+torch_fattn doctor` checks the installation.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .integrations.pytorch import routing as _routing
 from .integrations.pytorch.install import install, installed, uninstall
 from .integrations.pytorch.report import Report, report, reset_report
 from .integrations.pytorch.sdpa import sdpa
+from .operators import batching as _batching
 from .operators import fakes as _fakes
 from .operators.attention import (
     decode,
@@ -33,7 +35,9 @@ from .operators.attention import (
     prefill,
     varlen_prefill,
 )
+from .operators.backward import prefill_backward, varlen_prefill_backward
 from .operators.cache_write import cache_write
+from .operators.differentiable import attention, varlen_attention
 from .operators.logits import softcap, softmax
 from .operators.mask_map import mask_map
 from .operators.shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
@@ -45,6 +49,7 @@ from .tuning import tuned_file as _tuned_file
 __version__ = _versions.VERSION
 built_for_torch = _extension.load()
 _fakes.register()
+_batching.register()
 _install.register()
 _routing.use_policy()
 _tuned_file.load_all(__version__)
@@ -60,6 +65,7 @@ __all__ = [
     "StaticKVCache",
     "Warmup",
     "__version__",
+    "attention",
     "built_for_torch",
     "cache_write",
     "compiled_kernels",
@@ -73,6 +79,7 @@ __all__ = [
     "paged_decode",
     "paged_prefill",
     "prefill",
+    "prefill_backward",
     "reference",
     "report",
     "reset_launch_counts",
@@ -83,6 +90,8 @@ __all__ = [
     "softcap",
     "softmax",
     "uninstall",
+    "varlen_attention",
     "varlen_prefill",
+    "varlen_prefill_backward",
     "warmup",
 ]

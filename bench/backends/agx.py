@@ -25,13 +25,19 @@ from ..cases.calls import Call
 from ..peers import fattn, llama_source
 from ..peers.launch import OURS, Pass
 from ..peers.registry import PEERS, launch
+from . import agx_step
 
 Row = dict[str, Any]
 
 FAMILY, CORES = 7, 8  # an M1
 FAST_MATH = (llama_source.IMPL,)  # the others are compiled with -fno-fast-math or MTLMathModeSafe
 _DTYPES = ("float16", "bfloat16", "float32")
-_LENGTHS = {"prefill": (1024, 1024), "decode": (1, 8192), "paged_decode": (1, 8192)}  # rows and keys
+_LENGTHS = {
+    "prefill": (1024, 1024),
+    "prefill_backward": (1024, 1024),
+    "decode": (1, 8192),
+    "paged_decode": (1, 8192),
+}  # rows and keys
 # Shapes around those of the tuning table: row fragments, keys of a step, simdgroups.
 _SHAPES = {
     ("float16", 64): ((2, 16, 4), (1, 32, 4), (2, 32, 8)),
@@ -43,6 +49,23 @@ _SHAPES = {
     ("bfloat16", 128): ((1, 32, 4), (1, 8, 4), (1, 16, 8)),
     ("float32", 64): ((1, 16, 4), (1, 32, 8)),
     ("float32", 128): ((1, 16, 4), (1, 8, 8)),
+}
+# Backward: owned fragments, rows or keys of a step, groups of simdgroups, simdgroups.
+_BACKWARDS = ("backward_query", "backward_key")
+_BACKWARD_SHAPES = {
+    ("backward_query", "float16", 64): ((2, 32, 4, 4),),
+    ("backward_query", "float16", 128): ((1, 16, 4, 4), (1, 16, 2, 4)),
+    ("backward_query", "bfloat16", 64): ((1, 32, 4, 4),),
+    ("backward_query", "bfloat16", 96): ((1, 16, 4, 4), (1, 32, 4, 4)),
+    ("backward_query", "float32", 64): ((1, 32, 4, 4),),
+    ("backward_query", "float32", 128): ((1, 8, 2, 4),),
+    ("backward_key", "float16", 64): ((1, 32, 4, 8), (2, 16, 2, 4)),
+    ("backward_key", "float16", 96): ((1, 32, 4, 4), (1, 16, 2, 4)),
+    ("backward_key", "float16", 128): ((1, 16, 4, 8), (1, 32, 2, 4), (1, 16, 2, 8), (2, 16, 1, 4)),
+    ("backward_key", "bfloat16", 64): ((1, 32, 4, 4), (1, 16, 2, 4), (1, 32, 4, 8)),
+    ("backward_key", "bfloat16", 128): ((1, 16, 2, 4), (2, 16, 1, 4)),
+    ("backward_key", "float32", 64): ((1, 16, 2, 4), (1, 32, 4, 4)),
+    ("backward_key", "float32", 128): ((1, 8, 2, 8), (1, 16, 2, 4)),
 }
 # llama.cpp's branches for quantised caches are dead in these kernels, but copy matrices between address
 # spaces, which cannot be translated.
@@ -86,6 +109,7 @@ def entries() -> Iterator[Entry]:
     """Our pipelines, candidates around them, and the kernels of the peers that are installed."""
     for call, options in _our_calls():
         yield from _ours(call, options)
+    yield from _our_backwards()
     for peer in PEERS:
         if peer.version() != "not installed":
             yield from _theirs(peer, _plain_calls(), "plain")
@@ -168,11 +192,9 @@ def name_of(call: Call, options: Mapping[str, Any] | None = None) -> str:
 
 
 def plan_of(call: Call, family: int = FAMILY, cores: int = CORES, **options: Any) -> dict[str, Any]:
-    operands = call.operands(torch.device("meta"))
-    keywords = {**call.keywords(operands), **options}
-    positional = [tensor for name, tensor in operands.items() if name not in keywords]
+    positional, keywords = call.arguments(call.operands(torch.device("meta")))
     plan: dict[str, Any] = torch_fattn.explain(
-        call.op, *positional, family=family, cores=cores, **keywords
+        call.op, *positional, family=family, cores=cores, **{**keywords, **options}
     ).data
     return plan
 
@@ -207,6 +229,71 @@ def _ours(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
     for shape in _SHAPES.get((call.dtype, call.head_dim), ()):
         if _shape(shape) != entry.shape:
             yield _candidate(entry, shape)
+
+
+def _our_backwards() -> Iterator[Entry]:
+    for dtype, dim in itertools.product(_DTYPES, (64, 80, 96, 128, 256)):
+        yield from _backward(_call("prefill_backward", dtype, dim), {})
+    yield from _backward(_call("prefill_backward", "float32", 32), {})
+    for dtype, dim in itertools.product(_DTYPES[:2], (64, 128)):
+        plain = _call("prefill_backward", dtype, dim)
+        for changes in ({"causal": True}, {"causal": True, "window_left": 255}, {"mask": "prefix"}):
+            yield from _backward(replace(plain, **changes), {})
+        yield from _backward(plain, {"softcap": 50.0})
+        slopes = torch.empty(plain.q_heads, device="meta")
+        yield from _backward(replace(plain, sinks=True), {"alibi_slopes": slopes})
+
+
+def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
+    """The passes of a backward, and candidates around a plain one. It has no float32 result of the forward,
+    so backward_query walks the keys twice."""
+    plan = plan_of(call, **options)
+    is_plain = not options and call == _call(call.op, call.dtype, call.head_dim)
+    for attend in plan["passes"]:
+        attend = {name: value for name, value in attend.items() if name != "slice"}
+        op = attend["kernel"].removeprefix("fattn_")
+        if op == "mask_map":
+            continue
+        walks = op in _BACKWARDS
+        name = name_of(call, options).replace(call.op, op, 1)
+        if not walks:
+            name += " of sinks" if "sinks" in attend["bindings"] else " of slopes"
+        entry = Entry(
+            OURS,
+            name,
+            _backward_shape(*_backward_sizes(attend["macros"])) if walks else "",
+            op,
+            call.dtype,
+            call.head_dim,
+            _kernel(fattn.pass_of(attend, call.dtype), fast_math=False),
+            "plain" if is_plain else "option",
+            facts={"tuning": plan["tuning"], "by_hand": None},
+        )
+        yield entry
+        for shape in _BACKWARD_SHAPES.get((op, call.dtype, call.head_dim), ()) if is_plain else ():
+            yield _backward_candidate(entry, shape)
+
+
+def _backward_sizes(macros: Mapping[str, str]) -> tuple[int, int, int, int]:
+    keys, rows = int(macros["FATTN_TILE_KEYS"]), int(macros["FATTN_ROW_FRAGMENTS"])
+    walks_rows = "FATTN_STEP_ROWS" in macros
+    owned, walked = (keys // 8, int(macros["FATTN_STEP_ROWS"])) if walks_rows else (rows, keys)
+    return owned, walked, int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
+
+
+def _backward_shape(owned: int, walked: int, groups: int, simdgroups: int) -> str:
+    return f"o{owned} w{walked} g{groups} s{simdgroups}"
+
+
+def _backward_candidate(entry: Entry, shape: tuple[int, int, int, int]) -> Entry:
+    owned, walked, groups, simdgroups = shape
+    of_rows = {"FATTN_ROW_FRAGMENTS": owned, "FATTN_TILE_KEYS": walked}
+    of_keys = {"FATTN_TILE_KEYS": 8 * owned, "FATTN_STEP_ROWS": walked}
+    sizes = of_rows if entry.op == "backward_query" else of_keys
+    sizes |= {"FATTN_ROW_GROUPS": groups, "FATTN_SIMDGROUPS": simdgroups}
+    macros = {**entry.kernel.macros, **{name: str(size) for name, size in sizes.items()}}
+    kernel = replace(entry.kernel, macros=macros, threads=(32 * simdgroups, 1, 1))
+    return replace(entry, shape=_backward_shape(*shape), kernel=kernel, part="candidate", facts={})
 
 
 def _candidate(entry: Entry, shape: tuple[int, ...]) -> Entry:
@@ -294,7 +381,12 @@ def _row(entry: Entry) -> Row:
         **entry.facts,
     }
     try:
-        return {**row, **_costs(compiler.compile_kernel(entry.kernel))}
+        costs = (
+            _backward_costs(entry)
+            if entry.op in _BACKWARDS
+            else _costs(compiler.compile_kernel(entry.kernel))
+        )
+        return {**row, **costs}
     except compiler.AgxError as error:
         why = re.search(r"(?<=error: ).*|Assertion.*", str(error))
         return {**row, "refused": why[0] if why else str(error).partition(":")[0]}
@@ -330,6 +422,12 @@ def _costs(cost: compiler.Cost) -> Row:
         "issue": [loop.product_cycles, loop.other_cycles],
         "cycles": [band.best, band.likely, band.worst],
     }
+
+
+def _backward_costs(entry: Entry) -> Row:
+    fragments = _backward_sizes(entry.kernel.macros)[1] // 8
+    cost, step = agx_step.costs(entry.kernel, fragments)
+    return {**_costs(cost), **step}
 
 
 def _resident_band(cost: compiler.Cost) -> list[int]:

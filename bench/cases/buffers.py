@@ -5,6 +5,7 @@ Needs torch alone: the NVIDIA machine has neither torch_fattn nor a compiler.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .case import PREFILLS
+
 # Up to this many scores, every head is compared with the reference; above, four heads.
 MOST_SCORES = 1 << 20
-OUTPUTS = {"out", "out_float32"}
+OUTPUTS = {"out", "out_float32", "grad_query", "grad_key", "grad_value"}
 # The largest relative error (L2 norm, against float64) of a correct implementation.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
@@ -26,7 +29,10 @@ def make(case: Case, names: Collection[str], scratch: Mapping[str, int], device:
     """Makes random operands, and the derived buffers in `names`. Outputs and scratch are NaN, which exposes
     elements that were never written."""
     buffers = _operands(case, torch.Generator(device).manual_seed(seed))
-    buffers["out"] = torch.full_like(buffers["query"], math.nan)
+    outputs = ("query", "key", "value") if case["op"] == "prefill_backward" else ()
+    buffers |= {f"grad_{name}": torch.full_like(buffers[name], math.nan) for name in outputs}
+    if not outputs:
+        buffers["out"] = torch.full_like(buffers["query"], math.nan)
     for name, size in scratch.items():
         buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device=device)
     for name in names:
@@ -49,6 +55,8 @@ def _operands(case: Case, generator: torch.Generator) -> Buffers:
         shape = (batch * blocks, case["block_size"], heads, dim)
         order = torch.randperm(batch * blocks, generator=generator, device=device)
         buffers["block_tables"] = order.reshape(batch, blocks).to(torch.int32)
+    if case["op"] == "prefill_backward":
+        buffers["grad_out"] = normal(*buffers["query"].shape)
     for name in ("key", "value"):
         if case["kv_format"]:
             buffers[name], buffers[f"{name}_scales"] = _quantised(shape, generator)
@@ -89,6 +97,19 @@ def _seen(case: Case, buffers: Buffers) -> Tensor:
     return _hidden(case, buffers, 0) == 0
 
 
+def _lse(case: Case, buffers: Buffers) -> Tensor:
+    """float32 [B, H, Lq]: the log-sum-exp of each row's scores."""
+    group = case["q_heads"] // case["kv_heads"]
+    result = torch.empty(buffers["query"].shape[:-1], device=buffers["query"].device)
+    for batch, head in itertools.product(range(case["batch"]), range(case["q_heads"])):
+        query, key = buffers["query"][batch, head], buffers["key"][batch, head // group]
+        scores = query.float() @ key.float().T * case["scale"]
+        if case["causal"]:
+            scores += _hidden(case, buffers, batch)
+        result[batch, head] = torch.logsumexp(scores, -1)
+    return result
+
+
 def _with_spare(elements: Tensor) -> Tensor:
     """Appends room for reads past the last row."""
     return torch.cat([elements.flatten(), elements.new_zeros(64)])
@@ -102,6 +123,7 @@ _DERIVED: dict[str, Callable[[Case, Buffers], Tensor]] = {
     "value_with_spare": lambda case, buffers: _with_spare(buffers["value"]),
     "mask": _mask,
     "seen": _seen,
+    "lse": _lse,
 }
 
 
@@ -113,7 +135,7 @@ def _hidden(case: Case, buffers: Buffers, batch: int) -> Tensor:
     length, device = int(buffers["seq_lens"][batch]), buffers["query"].device
     keys = torch.arange(case["kv_len"], device=device)
     end = torch.full((case["q_len"], 1), length, device=device)
-    if case["causal"] or case["op"] != "prefill":
+    if case["causal"] or case["op"] not in PREFILLS:
         end = torch.arange(case["q_len"], device=device)[:, None] + length - case["q_len"] + 1
     return torch.zeros(case["q_len"], case["kv_len"], device=device).masked_fill_(keys >= end, -math.inf)
 
@@ -137,8 +159,49 @@ def reference(case: Case, buffers: Buffers, batch: int, head: int, device: str) 
     return torch.softmax(scores, -1) @ value
 
 
+def gradients(case: Case, buffers: Buffers, batch: int, kv_head: int, device: str) -> Buffers:
+    """The gradients of the query rows that share a head of key and value, and of that head."""
+    group = case["q_heads"] // case["kv_heads"]
+    key, value = (buffers[name][batch, kv_head].to(device, torch.float64) for name in ("key", "value"))
+    hidden = _hidden(case, buffers, batch).to(device)
+    grad_query, grad_key, grad_value = [], torch.zeros_like(key), torch.zeros_like(value)
+    for head in range(kv_head * group, (kv_head + 1) * group):
+        query, grad_out = (
+            buffers[name][batch, head].to(device, torch.float64) for name in ("query", "grad_out")
+        )
+        weights = torch.softmax(query @ key.T * case["scale"] + hidden, -1)
+        grad_value += weights.T @ grad_out
+        grad_scores = grad_out @ value.T
+        grad_scores -= (weights * grad_scores).sum(-1, keepdim=True)
+        grad_scores *= weights * case["scale"]
+        grad_key += grad_scores.T @ query
+        grad_query.append(grad_scores @ key)
+    return {"grad_query": torch.stack(grad_query), "grad_key": grad_key, "grad_value": grad_value}
+
+
+def _gradient_errors(case: Case, buffers: Buffers, device: str) -> tuple[float, float]:
+    """The largest errors of the three gradients."""
+    batches, heads, group = case["batch"], case["kv_heads"], case["q_heads"] // case["kv_heads"]
+    chosen = {(0, 0), (batches - 1, heads - 1)}
+    if batches * case["q_heads"] * case["kv_len"] * case["q_len"] <= MOST_SCORES:
+        chosen = {(batch, head) for batch in range(batches) for head in range(heads)}
+    largest = relative = 0.0
+    for batch, head in chosen:
+        for name, expected in gradients(case, buffers, batch, head, device).items():
+            mine = slice(head * group, (head + 1) * group) if name == "grad_query" else head
+            found = buffers[name][batch, mine].to(device, torch.float64)
+            if found.isnan().any():
+                return math.inf, math.inf
+            error = found - expected
+            largest = max(largest, error.abs().max().item())
+            relative = max(relative, (error.norm() / expected.norm()).item())
+    return largest, relative
+
+
 def errors(case: Case, buffers: Buffers, out_rows_first: bool, device: str) -> tuple[float, float]:
     """Returns the largest absolute error, and the relative error in the L2 norm."""
+    if case["op"] == "prefill_backward":
+        return _gradient_errors(case, buffers, device)
     batches, heads = case["batch"], case["q_heads"]
     out = buffers.get("out_float32", buffers["out"])
     if out_rows_first:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import masks
-from .case import Case
+from .case import PREFILLS, Case
 
-OPS = ("prefill", "decode", "paged_decode")
+OPS = ("prefill", "decode", "paged_decode", "prefill_backward")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,11 @@ class Call:
 
     @property
     def is_decode(self) -> bool:
-        return self.op != "prefill"
+        return self.op not in PREFILLS
+
+    @property
+    def is_backward(self) -> bool:
+        return self.op == "prefill_backward"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -93,7 +97,7 @@ class Call:
     def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
         """The keyword arguments of torch_fattn's operator."""
         keywords: dict[str, Any] = {}
-        if self.op == "prefill":
+        if self.op in PREFILLS:
             keywords["is_causal"] = self.causal
         if self.window_left >= 0:
             keywords["window_left"] = self.window_left
@@ -105,6 +109,16 @@ class Call:
             keywords["kv_format"] = self.kv_format
             keywords |= {name: operands[name] for name in ("key_scales", "value_scales")}
         return keywords
+
+    def arguments(self, operands: dict[str, Tensor]) -> tuple[list[Tensor | None], dict[str, Any]]:
+        """The positional and the keyword arguments of torch_fattn's operator. A backward has no gradient of
+        lse, and no float32 result of the forward."""
+        keywords = self.keywords(operands)
+        positional: list[Tensor | None] = [one for name, one in operands.items() if name not in keywords]
+        if self.is_backward:
+            grad_out, query, key, value, lse = positional
+            positional = [grad_out, None, query, key, value, None, lse]
+        return positional, keywords
 
     def case(self) -> Case:
         """The call for the adapters in bench/peers, which have no windows, sinks, latent heads or masks."""
@@ -120,7 +134,7 @@ class Call:
 
     def __str__(self) -> str:
         parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
-        parts.append(f"{self.q_len}x{self.kv_len}" if self.op == "prefill" else f"N={self.kv_len}")
+        parts.append(f"{self.q_len}x{self.kv_len}" if self.op in PREFILLS else f"N={self.kv_len}")
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []
@@ -159,24 +173,30 @@ class Call:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the two matrix products on visible pairs."""
+        """Floating-point operations of the matrix products on visible pairs: two, or five in a backward."""
         dims = self.head_dim + self.value_dim
+        if self.is_backward:
+            dims = 3 * self.head_dim + 2 * self.value_dim
         return 2 * self.batch * self.q_heads * self.visible_pairs * dims
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that must move: each visible K and V row once per key-value head, the query, the output."""
+        """Bytes that must move: each visible K and V row once per key-value head, the query, the output; of a
+        backward their gradients as well, in place of the output."""
         first = self.visible_keys(0)[0]
         end = self.visible_keys(self.q_len - 1)[1]
         keys = sum(self.lengths) if self.lengths else self.batch * (end - first)
         key_and_value = self.head_dim if self.latent_dim else 2 * self.head_dim
+        if self.is_backward:
+            key_and_value *= 2
         return keys * self.kv_heads * key_and_value * self.cache_bits // 8 + self.row_bytes
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the query and the output."""
+        """Bytes of the query and the output, or of the query and the two gradients."""
         rows = self.batch * self.q_heads * self.q_len
-        return rows * (self.head_dim + self.value_dim) * self.element_bytes
+        gradient = self.head_dim if self.is_backward else 0
+        return rows * (self.head_dim + self.value_dim + gradient) * self.element_bytes
 
     @property
     def least_products(self) -> int:
@@ -249,6 +269,10 @@ class Call:
             key = stored("key", *cache)
             value = latent(key) if self.latent_dim else stored("value", *cache)
             operands = {"query": query, "key": key, "value": value}
+            if self.is_backward:
+                grad_out = normal(self.batch, self.q_heads, self.q_len, self.value_dim)
+                lse = self._lse({**operands, **extra})
+                operands = {"grad_out": grad_out, **operands, "lse": lse}
             if self.lengths:
                 operands["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
             return {**operands, **extra}
@@ -264,6 +288,18 @@ class Call:
             "seq_lens": torch.full((self.batch,), self.kv_len, dtype=torch.int32, device=device),
             **extra,
         }
+
+    def _lse(self, operands: dict[str, Tensor]) -> Tensor:
+        """The log-sum-exp of each row, float32."""
+        query = operands["query"]
+        if query.device.type == "meta":
+            return query.new_empty(query.shape[:-1], dtype=torch.float32)
+        from torch_fattn import reference
+
+        host = {name: tensor.cpu() for name, tensor in operands.items()}
+        tensors = (host.pop(name) for name in ("query", "key", "value"))
+        _, lse = reference.prefill(*tensors, **self.keywords(host))
+        return lse.float().to(query.device)
 
 
 def _blocks(first: int, end: int) -> int:

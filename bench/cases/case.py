@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+PREFILLS = ("prefill", "prefill_backward")
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
 
 
@@ -18,7 +19,7 @@ class Case:
     """Attention of a contiguous query [B, H, Lq, D] over key and value [B, Hk, N, D], or over a pool
     [blocks, block_size, Hk, D] if the op is "paged_decode"."""
 
-    op: str  # "prefill", "decode" or "paged_decode"
+    op: str  # "prefill", "prefill_backward", "decode" or "paged_decode"
     batch: int
     q_heads: int
     kv_heads: int
@@ -48,9 +49,13 @@ class Case:
         return self.q_heads // self.kv_heads
 
     @property
+    def is_backward(self) -> bool:
+        return self.op == "prefill_backward"
+
+    @property
     def is_causal(self) -> bool:
         """Whether row i sees only kv_len - q_len + 1 + i keys, as the rows of every decode do."""
-        return self.causal or self.op != "prefill"
+        return self.causal or self.op not in PREFILLS
 
     @property
     def hides_keys(self) -> bool:
@@ -76,11 +81,15 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Two products per visible query-key pair; a causal square counts as half of it."""
+        """Two products per visible query-key pair, five in a backward; a causal square counts as half."""
         pairs = self.q_len * self.kv_len * (0.5 if self.causal else 1.0)
-        return 4.0 * self.batch * self.q_heads * pairs * self.head_dim
+        products = 5 if self.is_backward else 2
+        return 2.0 * products * self.batch * self.q_heads * pairs * self.head_dim
 
     @property
     def least_bytes(self) -> int:
-        """Every key and value once per key-value head, query and output once."""
+        """Every key and value once per key-value head, query and output once; of a backward their gradients
+        as well, in place of the output."""
+        if self.is_backward:
+            return 4 * self.key_bytes + 3 * self.query_bytes
         return 2 * self.key_bytes + 2 * self.query_bytes

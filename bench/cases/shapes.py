@@ -108,6 +108,22 @@ def _unshared() -> list[Call]:
     ]
 
 
+def _training() -> list[Call]:
+    """Forward and backward of a training step, by head size, length and 16-bit dtype."""
+    heads = {64: 16, 80: 12, 96: 10, 128: 8}  # about 1,024 columns: one dispatch up to 16k
+    return [
+        replace(call, op=op)
+        for dtype in ("float16", "bfloat16")
+        for head_dim, count in heads.items()
+        for causal in (True, False)
+        for call in _prefills(
+            Call("prefill", count, count, head_dim, 0, 0, 1, dtype, causal, model="training"),
+            *(512, 2048, 4096, 8192, 16384),
+        )
+        for op in ("prefill", "prefill_backward")
+    ]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -121,6 +137,7 @@ SHAPES: dict[str, list[Call]] = {
     "prefill": _prefill(),
     "chunked": _chunked(),
     "unshared": _unshared(),
+    "training": _training(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

@@ -13,7 +13,7 @@ import torch
 import torch_fattn
 from softmetal.testing.cuda import Pipeline
 
-from ..cases.case import METAL_TYPES, Case
+from ..cases.case import METAL_TYPES, PREFILLS, Case
 from .launch import OURS, OURS_ON_M1, Launch, Pass
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,27 +44,32 @@ def launch(case: Case, cores: int, family: int = FAMILY) -> Launch:
         rest.append(empty(case.batch, blocks, of=torch.int32))
     if case.block_size or case.lengths:
         rest.append(empty(case.batch, of=torch.int32))
-    options: dict[str, Any] = {"is_causal": case.causal} if case.op == "prefill" else {}
+    options: dict[str, Any] = {"is_causal": case.causal} if case.op in PREFILLS else {}
     if case.kv_format:
         scales = empty(*shape[:-1], of=torch.float32)
         options |= {"kv_format": case.kv_format, "key_scales": scales, "value_scales": scales}
     query = empty(case.batch, case.q_heads, case.q_len, case.head_dim)
     key, value = empty(*shape, of=stored), empty(*shape, of=stored)
-    plan = torch_fattn.explain(
-        case.op, query, key, value, *rest, device_name="CUDA", family=family, cores=cores, **options
-    )
+    operands: list[torch.Tensor | None] = [query, key, value, *rest]
+    if case.op == "prefill_backward":
+        lse = empty(*query.shape[:-1], of=torch.float32)
+        operands = [torch.empty_like(query), None, query, key, value, None, lse]
+    plan = torch_fattn.explain(case.op, *operands, device_name="CUDA", family=family, cores=cores, **options)
     return from_plan(case, plan.data, IMPL if family == FAMILY else OLDER_IMPL)
 
 
 def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
     rows = case.batch * case.q_heads * case.q_len
+    passes = [pass_of(one, case.dtype) for one in plan["passes"]]
+    if case.op == "prefill_backward":
+        return Launch(impl, passes, scratch={"row_states": plan["scratch_bytes"]}, note=plan["tuning"])
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:
         splits = plan["scratch_bytes"] // (4 * rows * (case.head_dim + 4))
         scratch = {"partial_out": splits * rows * case.head_dim * 4, "partial_sum": splits * rows * 16}
     return Launch(
         impl,
-        [pass_of(one, case.dtype) for one in plan["passes"]],
+        passes,
         scratch={**scratch, "lse": rows * 4},
         note=plan["tuning"],
     )

@@ -23,6 +23,8 @@ def versions() -> dict[str, str]:
 
 def launch(peer: ModuleType, case: Case) -> Launch:
     """Returns the peer's launch of the case, or raises UnsupportedCaseError with the reason."""
+    if case.is_backward:
+        raise UnsupportedCaseError(f"{peer.IMPL} has no fused backward")
     chosen: Launch | None = peer.launch(case)
     if chosen is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"

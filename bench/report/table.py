@@ -17,6 +17,8 @@ _WIDTH = 108
 def render(record: dict[str, Any]) -> str:
     is_timed = record["backend"] != "counts"
     columns = _TIMED if is_timed else _COUNTED
+    if any("passes_ms" in row for row in record["rows"]):
+        columns = [*columns, ("ms of the passes", _passes)]
     lines = [f"{record['machine']}; {record['date']}; commit {record['versions'].get('commit', 'unknown')}"]
     if record["ceilings"]:
         read, products = record["ceilings"].get("read"), record["ceilings"].get("products")
@@ -72,6 +74,10 @@ def _ratio(row: Row, ours: Row | None) -> str:
 def _over_bytes(row: Row, ours: Row | None) -> str:
     """Time divided by the time to read the bytes, for a decode, whose rate counts bytes."""
     return "" if row["op"] == "prefill" else f"{1 / row['ceiling_fraction']:.2f}"
+
+
+def _passes(row: Row, ours: Row | None) -> str:
+    return " + ".join(f"{time:.3f}" for time in row.get("passes_ms", ()))
 
 
 def _spread(row: Row, ours: Row | None) -> str:

@@ -10,6 +10,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "layout.h"
 #include "options.h"
 #include "tensor_checks.h"
 
@@ -18,11 +19,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
-constexpr std::string_view kPacked = "[rows, heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
-constexpr int64_t kVectorBytes = 16;  // per load of the kernels
-
 void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key, const Tensor& value,
                           const char* key_name = "key", const char* value_name = "value") {
   check_float(op, "query", query);
@@ -48,35 +45,6 @@ KvFormat check_cache_dtypes(const char* op, std::string_view kv_format, const Te
   return check_kv_format(op, kv_format, key, value, key_name, value_name);
 }
 
-bool has_contiguous_rows(const Tensor& operand) { return operand.stride(-1) == 1; }
-
-constexpr int64_t kMostVectors = int64_t{1} << 32;  // of an operand with vector loads: 64 GiB
-
-// Layout of an operand after with_contiguous_rows().
-struct Layout {
-  std::array<int64_t, 3> strides;  // of all dimensions but the last; missing ones come first
-  bool vector_aligned;
-};
-
-Layout layout_of(const Tensor& operand) {
-  const auto sizes = operand.sizes();
-  const int64_t vector = kVectorBytes / operand.element_size();
-  const bool is_copied = !has_contiguous_rows(operand);
-  Layout layout{{}, is_copied || operand.storage_offset() % vector == 0};
-  int64_t step = sizes.back();  // stride in a copy
-  int64_t last = 0;             // element of the last row
-  for (int64_t dim = operand.dim() - 2, place = 2; dim >= 0; --dim, --place) {
-    const int64_t stride = is_copied ? step : operand.stride(dim);
-    layout.strides[place] = stride;
-    layout.vector_aligned = layout.vector_aligned && (sizes[dim] <= 1 || stride % vector == 0);
-    step *= sizes[dim];
-    last += (sizes[dim] - 1) * stride;
-  }
-  // 32 bits must hold the number of a chunk.
-  layout.vector_aligned = layout.vector_aligned && (last + sizes.back()) / vector <= kMostVectors;
-  return layout;
-}
-
 // Whether `value` is the first columns of `key`, as in multi-head latent attention.
 bool is_in_key(const Tensor& value, const Tensor& key) {
   bool is = value.is_alias_of(key) && value.storage_offset() == key.storage_offset() &&
@@ -97,15 +65,12 @@ Problem problem_of(Op op, const Tensor& query, const Tensor& key, const Tensor& 
   problem.head_dim = query.size(-1);
   problem.value_dim = head_dim_of(format, value.size(-1));
   problem.kv_format = format;
-  problem.query = {q.strides[0], q.strides[1], q.strides[2]};
-  problem.key = {k.strides[0], k.strides[1], k.strides[2]};
-  problem.value = {v.strides[0], v.strides[1], v.strides[2]};
+  problem.query = q.by_dimension();
+  problem.key = k.by_dimension();
+  problem.value = v.by_dimension();
   problem.vector_aligned = q.vector_aligned && k.vector_aligned && v.vector_aligned;
   return problem;
 }
-
-// For operands with rows before heads: the kernels index head, row.
-void swap_rows_and_heads(Strides3& strides) { std::swap(strides.head, strides.row); }
 
 // Reads query, key and value of a dense op.
 Call describe_dense(Op op, const Arguments& arguments) {
@@ -118,7 +83,7 @@ Call describe_dense(Op op, const Arguments& arguments) {
   check_device(name, "key", key, query);
   check_device(name, "value", value, query);
   KvFormat format = kKvFloat;
-  if (op == Op::kPrefill) {
+  if (is_dense_prefill(op)) {
     check_operand_dtypes(name, query, key, value);
   } else {
     format = check_cache_dtypes(name, arguments.text("kv_format"), query, key, "key", value, "value");
@@ -304,7 +269,7 @@ Call describe_packed(Op op, const Arguments& arguments) {
 
 void add_flags(Call& call, const Arguments& arguments) {
 #define FATTN_FLAG(name, prefill_has_it) \
-  if (prefill_has_it || call.problem.op != Op::kPrefill) call.problem.name = arguments.get<bool>(#name);
+  if (prefill_has_it || !is_dense_prefill(call.problem.op)) call.problem.name = arguments.get<bool>(#name);
   FATTN_FLAGS(FATTN_FLAG)
 #undef FATTN_FLAG
 }
@@ -321,8 +286,8 @@ void add_decode_options(Call& call, const Arguments& arguments, const OptionalTe
 
 }  // namespace
 
-Call describe_prefill(const Arguments& arguments) {
-  Call call = describe_dense(Op::kPrefill, arguments);
+Call describe_prefill_of(Op op, const Arguments& arguments) {
+  Call call = describe_dense(op, arguments);
   Problem& problem = call.problem;
   problem.is_causal = arguments.get<bool>("is_causal");
   problem.q_offset =
@@ -333,6 +298,18 @@ Call describe_prefill(const Arguments& arguments) {
   add_flags(call, arguments);
   return call;
 }
+
+Call describe_varlen_prefill_of(Op op, const Arguments& arguments) {
+  Call call = describe_packed(op, arguments);
+  const auto q_offset = arguments.get<std::optional<int64_t>>("q_offset");
+  call.problem.is_causal = arguments.get<bool>("is_causal");
+  call.problem.last_rows_meet = !q_offset.has_value();
+  call.problem.q_offset = q_offset.value_or(0);
+  add_score_options(call, arguments);
+  return call;
+}
+
+Call describe_prefill(const Arguments& arguments) { return describe_prefill_of(Op::kPrefill, arguments); }
 
 Call describe_decode(const Arguments& arguments) {
   Call call = describe_dense(Op::kDecode, arguments);
@@ -365,13 +342,7 @@ Call describe_paged_prefill(const Arguments& arguments) {
 }
 
 Call describe_varlen_prefill(const Arguments& arguments) {
-  Call call = describe_packed(Op::kVarlenPrefill, arguments);
-  const auto q_offset = arguments.get<std::optional<int64_t>>("q_offset");
-  call.problem.is_causal = arguments.get<bool>("is_causal");
-  call.problem.last_rows_meet = !q_offset.has_value();
-  call.problem.q_offset = q_offset.value_or(0);
-  add_score_options(call, arguments);
-  return call;
+  return describe_varlen_prefill_of(Op::kVarlenPrefill, arguments);
 }
 
 ResultSizes result_sizes(const Problem& p) {
@@ -386,10 +357,6 @@ ResultSizes result_sizes(const Problem& p) {
   }
   if (p.part) sizes.lse.push_back(kSumFloats);
   return sizes;
-}
-
-Tensor with_contiguous_rows(const Tensor& operand) {
-  return has_contiguous_rows(operand) ? operand : operand.contiguous();
 }
 
 void raise(const Refusal& refusal) {

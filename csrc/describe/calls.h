@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
@@ -28,6 +29,16 @@ struct Call {
 #undef FATTN_NOTHING
 
   at::Device device() const { return query.device(); }
+};
+
+// A call of a backward, whose problem also describes these tensors.
+struct BackwardCall : Call {
+  at::Tensor grad_out;
+  at::Tensor grad_lse{};  // undefined: none
+  // The forward's result. Undefined unless it is float32: in a row with one dominant key, the products with
+  // grad_out nearly cancel, and what is left would be the error of a result that was rounded to 16 bits.
+  at::Tensor out{};
+  at::Tensor lse{};
 };
 
 struct MergeCall {
@@ -70,12 +81,17 @@ struct MaskMapCall {
   at::Device device() const { return mask.device(); }
 };
 
+// Describe a call of `op`, which has the arguments of prefill, or of varlen_prefill.
+Call describe_prefill_of(Op op, const Arguments& arguments);
+Call describe_varlen_prefill_of(Op op, const Arguments& arguments);
 // Describe a call of the op of that name from its arguments.
 Call describe_prefill(const Arguments& arguments);
 Call describe_decode(const Arguments& arguments);
 Call describe_paged_decode(const Arguments& arguments);
 Call describe_paged_prefill(const Arguments& arguments);
 Call describe_varlen_prefill(const Arguments& arguments);
+BackwardCall describe_prefill_backward(const Arguments& arguments);
+BackwardCall describe_varlen_prefill_backward(const Arguments& arguments);
 // These have the signatures of their ops.
 MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
 MergeCall describe_merge_parts(const at::Tensor& outs, const at::Tensor& sums, at::ScalarType dtype);
@@ -99,6 +115,10 @@ struct ResultSizes {
   c10::SmallVector<int64_t, 4> lse;
 };
 ResultSizes result_sizes(const Problem& problem);
+// The gradients of query, key, value, sinks and alibi_slopes. Each is contiguous, with shape and dtype of its
+// tensor; that of an absent one has the shape [0], and float32.
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+Gradients empty_gradients(const Call& call);
 std::array<int64_t, 4> map_sizes(const MaskMapProblem& problem);
 
 // Returns the tensor, or a copy if its last dimension is not contiguous. The strides in Problem describe the

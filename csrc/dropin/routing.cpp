@@ -14,13 +14,16 @@ namespace {
 constexpr size_t kReasons = static_cast<size_t>(Reason::kCount);
 constexpr size_t kWays = static_cast<size_t>(Taken::kCount);
 
-constexpr std::array<const char*, kWays> kWayNames = {"prefill", "decode", "packed", "paged", "traced"};
+constexpr std::array<const char*, kWays> kWayNames = {"prefill", "decode", "training",
+                                                      "packed",  "paged",  "traced"};
 constexpr std::array<const char*, kReasons> kReasonNames = {
-    "none",      "gradients", "forward_mode",  "dropout",    "nested",     "layout",           "subclass",
-    "transform", "rank",      "device",        "dtype",      "mask_dtype", "mask_with_causal", "head_dim",
-    "shapes",    "scale",     "unknown_sizes", "math_asked", "no_kernel",  "torch_is_faster",  "refused"};
+    "none",    "gradients",     "mask_gradient", "head_dim_gradient", "small_training",  "forward_mode",
+    "dropout", "nested",        "layout",        "subclass",          "transform",       "rank",
+    "device",  "dtype",         "mask_dtype",    "mask_with_causal",  "head_dim",        "shapes",
+    "scale",   "unknown_sizes", "math_asked",    "no_kernel",         "torch_is_faster", "refused"};
 
 std::array<std::atomic<int64_t>, kWays> taken_counts{};
+std::atomic<int64_t> bytes_saved{0};
 std::array<std::atomic<int64_t>, kReasons> reason_counts{};
 std::array<std::atomic<int64_t>, kReasons> traced_reason_counts{};
 std::mutex examples_mutex;
@@ -65,6 +68,7 @@ void count_fallback(const std::string& name, const std::string& example) {
 void reset() {
   const std::lock_guard lock(examples_mutex);
   for (auto& n : taken_counts) n = 0;
+  bytes_saved = 0;
   for (auto& n : reason_counts) n = 0;
   for (auto& n : traced_reason_counts) n = 0;
   for (auto& text : examples()) text.clear();
@@ -73,6 +77,11 @@ void reset() {
 }  // namespace
 
 void count(Taken taken) { taken_counts[static_cast<size_t>(taken)].fetch_add(1, std::memory_order_relaxed); }
+
+void count_training(int64_t saved) {
+  count(Taken::kTraining);
+  bytes_saved.fetch_add(saved, std::memory_order_relaxed);
+}
 
 void count(Reason reason, bool traced, c10::function_ref<std::string()> example) {
   const size_t i = static_cast<size_t>(reason);
@@ -85,6 +94,7 @@ void count(Reason reason, bool traced, c10::function_ref<std::string()> example)
 
 TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def("_routed() -> Dict(str, int)", routed);
+  library.def("_bytes_saved() -> int", [] { return bytes_saved.load(); });
   library.def("_fallbacks(bool traced) -> Dict(str, int)", fallbacks);
   library.def("_fallback_examples() -> Dict(str, str)", fallback_examples);
   library.def("_reason_name(int reason) -> str", reason_name);

@@ -12,6 +12,9 @@ namespace fattn {
 enum class Reason : int64_t {
   kNone,  // it goes to ours
   kGradients,
+  kMaskGradient,
+  kWideGradient,
+  kSmallTraining,
   kForwardMode,
   kDropout,
   kNested,
@@ -34,9 +37,11 @@ enum class Reason : int64_t {
   kCount
 };
 
-enum class Taken : int64_t { kPrefill, kDecode, kPacked, kPaged, kTraced, kCount };
+enum class Taken : int64_t { kPrefill, kDecode, kTraining, kPacked, kPaged, kTraced, kCount };
 
 void count(Taken taken);
+// Counts a call with gradients, and the bytes that torch's own implementation would keep more.
+void count_training(int64_t bytes_saved);
 // Counts a reason, traced calls separately, and keeps the first call as an example.
 void count(Reason reason, bool traced, c10::function_ref<std::string()> example);
 

@@ -1,9 +1,13 @@
 // torch_fattn.sdpa, and the routing that it shares with the kernels that install() turns on.
 #include "sdpa.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
+#include <iomanip>
 #include <sstream>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -11,7 +15,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/SymInt.h>
@@ -25,6 +28,7 @@
 #include "../plan/supported.h"
 #include "../describe/arguments.h"
 #include "../describe/tensor_checks.h"
+#include "shapes.h"
 
 namespace fattn {
 namespace {
@@ -32,9 +36,9 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-constexpr int kRank = 4;
 thread_local bool next_goes_to_torch = false;
 std::atomic<RoutePolicy> policy{RoutePolicy::kAuto};
+std::atomic<TrainingPolicy> training{TrainingPolicy::kAuto};
 
 // A tensor of a Python class. While torch.compile or export traces, every tensor has a class of torch's, and
 // the call becomes a node of the graph.
@@ -69,74 +73,18 @@ bool any_operand(const SdpaCall& call, const Predicate& holds) {
          (call.attn_mask && call.attn_mask->defined() && holds(*call.attn_mask));
 }
 
+bool needs_gradient(const SdpaCall& call, Autograd autograd) {
+  return autograd == Autograd::kHere && c10::GradMode::is_enabled() &&
+         any_operand(call, [](const Tensor& t) { return t.requires_grad(); });
+}
+
 bool is_kernel_dtype(at::ScalarType type) {
   return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
 // Whether our kernels take this head size, padded if necessary.
 bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
-
-// A size of a tensor of two to four dimensions, with leading 1s as if it had four.
-SymInt size_of(const Tensor& tensor, int64_t dim) {
-  const int64_t own = dim + tensor.dim() - kRank;
-  return own < 0 ? SymInt(1) : tensor.sym_size(own);
-}
-
-// The size to which torch broadcasts both, if any.
-std::optional<SymInt> broadcast(const SymInt& a, const SymInt& b) {
-  if (a == b || b == 1) return a;
-  if (a == 1) return b;
-  return std::nullopt;
-}
-
-// Batch and query heads of the result, and the heads that key and value must have for our ops.
-struct Sizes {
-  SymInt batch, q_heads, kv_heads;
-};
-
-bool is_broadcast(const Tensor& tensor, const SymInt& batch, const SymInt& heads) {
-  return size_of(tensor, 0) != batch || size_of(tensor, 1) != heads;
-}
-
-std::optional<Sizes> sizes_of(const SdpaCall& call) {
-  const auto &q = call.query, &k = call.key, &v = call.value;
-  if (size_of(q, 3) != size_of(k, 3) || size_of(k, 2) != size_of(v, 2)) return std::nullopt;
-  auto batch = broadcast(size_of(q, 0), size_of(k, 0));
-  if (batch) batch = broadcast(*batch, size_of(v, 0));
-  if (!batch) return std::nullopt;
-  if (call.enable_gqa) {
-    if (q.dim() < 3) return std::nullopt;
-    const SymInt heads = size_of(k, 1);
-    if (heads != size_of(v, 1) || heads == 0 || size_of(q, 1) % heads != 0) return std::nullopt;
-    return Sizes{*batch, size_of(q, 1), heads};
-  }
-  const auto kv_heads = broadcast(size_of(k, 1), size_of(v, 1));
-  const auto q_heads = kv_heads ? broadcast(size_of(q, 1), *kv_heads) : std::nullopt;
-  if (!q_heads) return std::nullopt;
-  return Sizes{*batch, *q_heads, *kv_heads};
-}
-
-// torch refuses to broadcast a call without elements.
-bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes) {
-  const bool broadcast = is_broadcast(call.query, sizes.batch, sizes.q_heads) ||
-                         is_broadcast(call.key, sizes.batch, sizes.kv_heads) ||
-                         is_broadcast(call.value, sizes.batch, sizes.kv_heads);
-  return broadcast &&
-         (size_of(call.query, 2) == 0 || size_of(call.key, 2) == 0 || sizes.batch == 0 || sizes.q_heads == 0);
-}
-
-// Whether the mask broadcasts to the scores, rather than the scores to it.
-bool mask_fits(const SdpaCall& call, const Sizes& sizes) {
-  if (!call.attn_mask) return true;
-  const Tensor& mask = *call.attn_mask;
-  if (mask.dim() > call.query.dim()) return false;
-  const SymInt scores[kRank] = {sizes.batch, sizes.q_heads, size_of(call.query, 2), size_of(call.key, 2)};
-  for (int64_t i = 1; i <= mask.dim(); ++i) {
-    const SymInt mine = mask.sym_size(-i);
-    if (mine != 1 && mine != scores[kRank - i]) return false;
-  }
-  return true;
-}
+bool has_backward_for(const SymInt& head_dim) { return head_dim <= kMaxBackwardHeadDim; }
 
 bool only_math_is_enabled() {
   const at::Context& context = at::globalContext();
@@ -159,11 +107,10 @@ DType plain(at::ScalarType type) {
                                  : DType::kOther;
 }
 
+int64_t known(const SymInt& size, int64_t otherwise) { return size.maybe_as_int().value_or(otherwise); }
+
 // A symbolic length counts as long: the route must not add a guard to the graph.
 PlainCall plain(const SdpaCall& call) {
-  const auto known = [](const SymInt& size, int64_t otherwise) {
-    return size.maybe_as_int().value_or(otherwise);
-  };
   PlainCall described;
   described.dtype = plain(call.query.scalar_type());
   if (call.attn_mask) described.mask_dtype = plain(call.attn_mask->scalar_type());
@@ -175,6 +122,19 @@ PlainCall plain(const SdpaCall& call) {
   return described;
 }
 
+// The same where gradients are needed: an unknown length is long enough for our kernels.
+TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
+  constexpr int64_t kLong = 1 << 20;
+  TrainingCall described;
+  described.batch = known(sizes.batch, 1);
+  described.q_heads = known(sizes.q_heads, 1);
+  described.q_len = known(size_of(call.query, 2), kLong);
+  described.kv_len = known(size_of(call.key, 2), kLong);
+  described.value_dim = known(size_of(call.value, 3), 0);
+  described.dtype = plain(call.query.scalar_type());
+  return described;
+}
+
 // Each check relies on those before it.
 Reason why_not(const SdpaCall& call, Autograd autograd) {
   const auto &q = call.query, &k = call.key, &v = call.value;
@@ -183,9 +143,9 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   if (any_operand(call, in_transform)) return Reason::kTransform;
   if (any_operand(call, is_subclass) && !is_traced()) return Reason::kSubclass;
   if (call.dropout_p != 0.0) return Reason::kDropout;
-  if (autograd == Autograd::kHere && c10::GradMode::is_enabled() &&
-      any_operand(call, [](const Tensor& t) { return t.requires_grad(); }))
-    return Reason::kGradients;
+  const bool trains = needs_gradient(call, autograd);
+  if (trains && training == TrainingPolicy::kOff) return Reason::kGradients;
+  if (trains && call.attn_mask && call.attn_mask->requires_grad()) return Reason::kMaskGradient;
   if (autograd == Autograd::kHere && c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
       any_operand(call, has_tangent))
     return Reason::kForwardMode;
@@ -198,27 +158,21 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
     if (dtype != at::kBool && dtype != at::kFloat && dtype != q.scalar_type()) return Reason::kMaskDType;
     if (call.is_causal) return Reason::kMaskWithCausal;
   }
-  if (q.dim() < 2 || q.dim() > kRank || k.dim() != q.dim() || v.dim() != q.dim()) return Reason::kRank;
+  if (q.dim() < 2 || q.dim() > kSdpaRank || k.dim() != q.dim() || v.dim() != q.dim()) return Reason::kRank;
   if (any_operand(call, has_unknown_size)) return Reason::kUnknownSizes;
   if (!has_kernel_for(size_of(q, 3)) || !has_kernel_for(size_of(v, 3))) return Reason::kHeadDim;
+  if (trains && !(has_backward_for(size_of(q, 3)) && has_backward_for(size_of(v, 3))))
+    return Reason::kWideGradient;
   const auto sizes = sizes_of(call);
   if (!sizes || !mask_fits(call, *sizes) || broadcasts_nothing(call, *sizes)) return Reason::kShapes;
   if (call.scale && !std::isfinite(static_cast<float>(2.0 * *call.scale))) return Reason::kScale;
   if (only_math_is_enabled()) return Reason::kMathAsked;
   if (!gpu_has_kernels()) return Reason::kNoKernel;
-  if (route_of(plain(call), facts_of(at::kMPS), policy).to_torch) return Reason::kTorchIsFaster;
+  const DeviceFacts& facts = facts_of(at::kMPS);
+  if (trains)  // torch's own kernels have no backward
+    return trains_here(training_call(call, *sizes), facts, training) ? Reason::kNone : Reason::kSmallTraining;
+  if (route_of(plain(call), facts, policy).to_torch) return Reason::kTorchIsFaster;
   return Reason::kNone;
-}
-
-// Converts an operand for our ops: four dimensions, broadcast, head size padded to a multiple of 8.
-Tensor operand_of(const Tensor& given, const SymInt& batch, const SymInt& heads) {
-  Tensor tensor = given;
-  while (tensor.dim() < kRank) tensor = tensor.unsqueeze(0);
-  const SymInt excess = tensor.sym_size(3) % kHeadDimMultiple;
-  if (excess != 0)
-    tensor = at::constant_pad_nd_symint(tensor, {SymInt(0), SymInt(kHeadDimMultiple) - excess});
-  if (!is_broadcast(tensor, batch, heads)) return tensor;
-  return tensor.expand_symint({batch, heads, tensor.sym_size(2), tensor.sym_size(3)});
 }
 
 // The scale of the heads before padding.
@@ -228,17 +182,11 @@ std::optional<double> scale_of(const SdpaCall& call) {
   return 1.0 / std::sqrt(double(head_dim.guard_int(__FILE__, __LINE__)));
 }
 
-// Undoes operand_of() on the result.
-Tensor result_of(Tensor out, const SdpaCall& call) {
-  const SymInt value_dim = size_of(call.value, 3);
-  if (out.sym_size(3) != value_dim) out = out.slice_symint(3, 0, value_dim).contiguous();
-  while (out.dim() > call.query.dim()) out = out.squeeze(0);
-  return out;
-}
-
-Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::prefill", "");
-  Invocation prefill(op);
+Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call,
+               bool trains) {
+  static const auto without_gradient = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::prefill", "");
+  static const auto with_gradient = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::attention", "");
+  Invocation prefill(trains ? with_gradient : without_gradient);
   prefill.set("query", query).set("key", key).set("value", value).set("attn_mask", call.attn_mask);
   prefill.set("is_causal", call.is_causal).set("scale", scale_of(call));
   if (call.is_causal) prefill.set("q_offset", 0);  // torch aligns causal to the upper left corner
@@ -253,19 +201,29 @@ Tensor decode(const Tensor& query, const Tensor& key, const Tensor& value, const
   return std::move(decode).call()[0].toTensor();
 }
 
-Tensor run(const SdpaCall& call) {
+Tensor run(const SdpaCall& call, Autograd autograd) {
   const Sizes sizes = *sizes_of(call);
   const Tensor query = operand_of(call.query, sizes.batch, sizes.q_heads);
   const Tensor key = operand_of(call.key, sizes.batch, sizes.kv_heads);
   const Tensor value = operand_of(call.value, sizes.batch, sizes.kv_heads);
   const bool traced = any_operand(call, is_subclass);
+  if (needs_gradient(call, autograd)) {
+    Tensor out = result_of(prefill(query, key, value, call, /*trains=*/true), call);
+    const TrainingCall described = training_call(call, sizes);
+    if (traced) {
+      count(Taken::kTraced);
+    } else {
+      count_training(bytes_kept_by_torch(described) - bytes_kept(described));
+    }
+    return out;
+  }
   // Decode cuts the keys of a single row into parts.
   if (!call.is_causal && query.sym_size(2) == 1) {
     Tensor out = result_of(decode(query, key, value, call), call);
     count(traced ? Taken::kTraced : Taken::kDecode);
     return out;
   }
-  Tensor out = result_of(prefill(query, key, value, call), call);
+  Tensor out = result_of(prefill(query, key, value, call, /*trains=*/false), call);
   count(traced ? Taken::kTraced : Taken::kPrefill);
   return out;
 }
@@ -317,6 +275,20 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
 // torch may append its whole table of kernels.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+std::string megabytes(int64_t bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) * 1e-6 << " MB";
+  return text.str();
+}
+
+constexpr std::array<const char*, 3> kTrainingNames = {"auto", "fused", "off"};
+
+void set_training(std::string name) {
+  const auto* found = std::find(kTrainingNames.begin(), kTrainingNames.end(), name);
+  TORCH_CHECK_VALUE(found != kTrainingNames.end(), "no training policy has the name ", name);
+  training = TrainingPolicy(found - kTrainingNames.begin());
+}
+
 void append_text_of(std::ostream& text, const char* name, const Tensor& tensor) {
   text << name << ' ';
   if (tensor.is_nested()) {
@@ -357,7 +329,7 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
   reason = why_not(call, autograd);
   if (reason == Reason::kNone) {
     try {
-      return run(call);
+      return run(call, autograd);
     } catch (
         const c10::Error& error) {  // not foreseen by the checks above; torch's implementation takes the call
       // The caller may free memory and call again; torch's own implementation needs no less.
@@ -369,8 +341,14 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
     }
   }
   count(reason, reason != Reason::kSubclass && any_operand(call, is_subclass), [&] {
-    if (reason != Reason::kTorchIsFaster) return text_of(call);
-    return text_of(call) + ": " + route_of(plain(call), facts_of(at::kMPS), policy).provenance;
+    const DeviceFacts& facts = facts_of(at::kMPS);
+    if (reason == Reason::kTorchIsFaster)
+      return text_of(call) + ": " + route_of(plain(call), facts, policy).provenance;
+    if (reason == Reason::kSmallTraining)
+      return text_of(call) + ": torch keeps " +
+             megabytes(bytes_kept_by_torch(training_call(call, *sizes_of(call)))) + ", the limit is " +
+             megabytes(facts.working_set_bytes / kTrainingShare);
+    return text_of(call);
   });
   return std::nullopt;
 }
@@ -388,6 +366,8 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
       "int? macos=None, int? torch=None) -> (bool, str)",
       explained_route);
   library.def("_may_go_to_torch() -> bool", [] { return may_go_to_torch(facts_of(at::kMPS), policy); });
+  library.def("_set_training(str policy) -> ()", set_training);
+  library.def("_training() -> str", [] { return std::string(kTrainingNames[size_t(training.load())]); });
   library.def("_route_always_here(bool on) -> ()",
               [](bool on) { policy = on ? RoutePolicy::kAlways : RoutePolicy::kAuto; });
 }

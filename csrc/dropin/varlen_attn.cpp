@@ -1,5 +1,7 @@
 // Implements the ops behind torch.nn.attention.varlen on MPS, where torch has no kernels: packed calls by
-// fattn.varlen_prefill, calls with a block table by fattn.paged_prefill.
+// fattn.varlen_prefill, calls with a block table by fattn.paged_prefill, and the backward of packed calls by
+// fattn.varlen_prefill_backward.
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -160,11 +162,25 @@ void flash_attention_forward_into(const c10::OperatorHandle& op, torch::jit::Sta
   stack->emplace_back(std::move(lse));
 }
 
-void refuse_backward(const c10::OperatorHandle&, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      "torch_fattn: varlen_attn has no backward on mps; call it under torch.no_grad(), or if gradients are "
-      "needed, use torch.nn.functional.scaled_dot_product_attention for each sequence");
+void flash_attention_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const auto backward =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fattn::varlen_prefill_backward", "");
+  const Arguments arguments(op, *stack);
+  const auto window_left = arguments["window_size_left"].toOptional<int64_t>();
+  const auto window_right = arguments["window_size_right"].toOptional<int64_t>();
+  Invocation call(backward);
+  call.set("grad_out", arguments["grad_out"]).set("out", arguments["out"]).set("lse", arguments["logsumexp"]);
+  for (const char* name : {"query", "key", "value", "is_causal", "scale"}) call.set(name, arguments[name]);
+  call.set("cu_seqlens_q", arguments["cum_seq_q"]).set("cu_seqlens_k", arguments["cum_seq_k"]);
+  call.set("max_seqlen_q", arguments["max_q"]).set("max_seqlen_k", arguments["max_k"]);
+  call.set("window_left", window_left.value_or(-1)).set("window_right", window_right.value_or(-1));
+  const torch::jit::Stack gradients = std::move(call).call();
+  const std::array<Tensor, 3> operands = {arguments.tensor("query"), arguments.tensor("key"),
+                                          arguments.tensor("value")};
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  for (size_t i = 0; i < operands.size(); ++i) {
+    stack->emplace_back(laid_out_as(operands[i], gradients[i].toTensor()));
+  }
 }
 
 using BoxedKernel = void (*)(const c10::OperatorHandle&, torch::jit::Stack*);
@@ -201,7 +217,7 @@ void register_kernel(torch::Library& library, const char* name) {
 void register_varlen_attn(torch::Library& library) {
   register_kernel<flash_attention_forward>(library, "aten::_flash_attention_forward");
   register_kernel<flash_attention_forward_into>(library, "aten::_flash_attention_forward_no_dropout_inplace");
-  register_kernel<refuse_backward>(library, "aten::_flash_attention_backward");
+  register_kernel<flash_attention_backward>(library, "aten::_flash_attention_backward");
 }
 
 }  // namespace fattn

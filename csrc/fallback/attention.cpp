@@ -57,15 +57,6 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kFar = int64_t{1} << 32;        // above the distance of any two positions
 constexpr int64_t kMaxScores = int64_t{1} << 26;  // scores per slice of query rows: 256 MiB
 
-// Keys and values of a call as [batch, kv_heads, kv_len, dim], and which of them exist.
-struct Keys {
-  Tensor key;
-  Tensor value;
-  Tensor key_scales;
-  Tensor value_scales;
-  Tensor exists;  // bool [batch, kv_len]
-};
-
 // Gathers the blocks of the pool in the order of the block table. Entries outside the pool have no keys.
 Keys gather_blocks(const Call& call) {
   const Problem& problem = call.problem;
@@ -101,7 +92,7 @@ Keys gather_rows(const Call& call) {
           at::ones({problem.batch, problem.kv_len}, first.options().dtype(at::kBool))};
 }
 
-Keys keys_of(const Call& call) {
+Keys stored_keys(const Call& call) {
   const Problem& problem = call.problem;
   if (problem.packed_keys) return gather_rows(call);
   if (call.block_tables.defined()) return gather_blocks(call);
@@ -180,33 +171,19 @@ Tensor visible_keys(const Rows& query, const Keys& keys, int64_t first, int64_t 
 
 // Applies scale, softcap and ALiBi as csrc/kernels/common/scores.h does. A large bias would round away the
 // differences between keys in float32, so the sum is in float64.
-Tensor modify_scores(const Rows& query, Tensor scores, int64_t first, int64_t rows) {
-  const Call& call = query.call;
+Tensor modify_scores(const Call& call, Tensor scores, const Tensor& distances) {
   const ScoreOptions& options = call.problem.options;
   scores = scores.mul(call.problem.scale);
   if (options.softcap > 0.0) scores = scores.div(options.softcap).tanh().mul(options.softcap);
   if (options.alibi_slopes.given) {
-    const Tensor key = at::arange(call.problem.kv_len, call.query.options().dtype(at::kLong));
-    const Tensor distance = key.sub(row_positions(query, first, rows).unsqueeze(2)).unsqueeze(1);
-    scores = scores.add(call.alibi_slopes.to(at::kDouble).unsqueeze(-1).unsqueeze(-1).mul(distance));
+    scores = scores.add(call.alibi_slopes.to(at::kDouble).unsqueeze(-1).unsqueeze(-1).mul(distances));
   }
   return scores;
-}
-
-// The logits of the sinks, or -inf without sinks: [1, q_heads or 1, 1, 1].
-Tensor sink_logits(const Call& call) {
-  if (call.problem.options.sinks.given) return call.sinks.to(at::kFloat).view({1, -1, 1, 1});
-  return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
 }
 
 // weights @ value. A value that no row sees has no influence: a weight of 0 times NaN would be NaN.
 Tensor weigh_values(const Tensor& weights, const Tensor& visible, const Tensor& value) {
   return at::matmul(weights, at::where(visible.any(-2).unsqueeze(-1), value, 0.0));
-}
-
-// Query heads that share a key-value head become more rows of that head: [B, Hq, R, X] -> [B, Hkv, G * R, X].
-Tensor fold_heads(const Tensor& rows, int64_t kv_heads) {
-  return rows.reshape({rows.size(0), kv_heads, rows.size(1) / kv_heads * rows.size(2), rows.size(3)});
 }
 
 // Packs the largest logit and the sum of weights of rows, [.., 1], for merge.parts. Scores are in natural
@@ -219,25 +196,8 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
                                        int64_t rows) {
   const Call& call = query_rows.call;
   const Problem& problem = call.problem;
-  const std::array<int64_t, 4> shape = {problem.batch, problem.q_heads, rows, problem.kv_len};
-  Tensor visible = visible_keys(query_rows, keys, first, rows).expand(shape);
-
-  const Tensor query =
-      fold_heads(call.query.narrow(2, first, rows).to(keys.key.scalar_type()), problem.kv_heads);
-  const Tensor products = at::matmul(query, keys.key.transpose(2, 3)).view(shape);
-  Tensor scores = modify_scores(query_rows, products, first, rows);
-  if (call.attn_mask.defined()) {
-    const Tensor mask = call.attn_mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
-                            .narrow(2, first, rows);
-    if (problem.mask_dtype == DType::kBool) {
-      visible = visible.logical_and(mask);
-    } else {
-      scores = scores.add(mask.to(at::kDouble));
-      visible = visible.logical_and(mask.ne(-kInfinity));
-    }
-  }
-  scores = at::where(visible, scores, -kInfinity);
-
+  const Logits logits = logits_of(query_rows, keys, first, rows);
+  const Tensor &scores = logits.scores, &visible = logits.visible;
   const Tensor sinks = sink_logits(call);
   const Tensor top = at::maximum(at::amax(scores, -1, /*keepdim=*/true), sinks);
   const Tensor shift = top.masked_fill(top.eq(-kInfinity), 0.0);  // keeps rows without keys from NaN
@@ -257,6 +217,52 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
 }
 
 }  // namespace
+
+Keys keys_of(const Call& call) {
+  const Problem& problem = call.problem;
+  Keys keys = stored_keys(call);
+  keys.key = dequantised(keys.key, keys.key_scales, problem.kv_format);
+  // In float32, head_dim roundings in a row would be the largest error of the result. Many GPUs are slow in
+  // float64.
+  if (problem.dtype == DType::kFloat32 && call.query.is_cpu()) keys.key = keys.key.to(at::kDouble);
+  keys.value = dequantised(keys.value, keys.value_scales, problem.kv_format);
+  return keys;
+}
+
+Tensor sink_logits(const Call& call) {
+  if (call.problem.options.sinks.given) return call.sinks.to(at::kFloat).view({1, -1, 1, 1});
+  return at::full({1, 1, 1, 1}, -kInfinity, call.query.options().dtype(at::kFloat));
+}
+
+Tensor fold_heads(const Tensor& rows, int64_t kv_heads) {
+  return rows.reshape({rows.size(0), kv_heads, rows.size(1) / kv_heads * rows.size(2), rows.size(3)});
+}
+
+Logits logits_of(const Rows& query_rows, const Keys& keys, int64_t first, int64_t rows) {
+  const Call& call = query_rows.call;
+  const Problem& problem = call.problem;
+  const std::array<int64_t, 4> shape = {problem.batch, problem.q_heads, rows, problem.kv_len};
+  const Tensor query =
+      fold_heads(call.query.narrow(2, first, rows).to(keys.key.scalar_type()), problem.kv_heads);
+  Logits logits;
+  logits.visible = visible_keys(query_rows, keys, first, rows).expand(shape);
+  logits.products = at::matmul(query, keys.key.transpose(2, 3)).view(shape);
+  const Tensor key = at::arange(problem.kv_len, call.query.options().dtype(at::kLong));
+  logits.distances = key.sub(row_positions(query_rows, first, rows).unsqueeze(2)).unsqueeze(1);
+  logits.scores = modify_scores(call, logits.products, logits.distances);
+  if (call.attn_mask.defined()) {
+    const Tensor mask = call.attn_mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})
+                            .narrow(2, first, rows);
+    if (problem.mask_dtype == DType::kBool) {
+      logits.visible = logits.visible.logical_and(mask);
+    } else {
+      logits.scores = logits.scores.add(mask.to(at::kDouble));
+      logits.visible = logits.visible.logical_and(mask.ne(-kInfinity));
+    }
+  }
+  logits.scores = at::where(logits.visible, logits.scores, -kInfinity);
+  return logits;
+}
 
 // Rows that see no key have out 0 and the log-sum-exp of the sinks.
 std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
@@ -280,12 +286,7 @@ void attend(const Rows& query, const Tensor& out, const Tensor& lse) {
   const int64_t scores_per_row = problem.batch * problem.q_heads * problem.kv_len;
   if (out.numel() == 0 || scores_per_row == 0) return;
 
-  Keys keys = keys_of(call);
-  keys.key = dequantised(keys.key, keys.key_scales, problem.kv_format);
-  // In float32, head_dim roundings in a row would be the largest error of the result. Many GPUs are slow in
-  // float64.
-  if (problem.dtype == DType::kFloat32 && call.query.is_cpu()) keys.key = keys.key.to(at::kDouble);
-  keys.value = dequantised(keys.value, keys.value_scales, problem.kv_format);
+  const Keys keys = keys_of(call);
   const int64_t slice = std::max<int64_t>(1, kMaxScores / scores_per_row);
   for (int64_t first = 0; first < problem.q_len; first += slice) {
     const int64_t rows = std::min(slice, problem.q_len - first);

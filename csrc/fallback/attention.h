@@ -18,6 +18,33 @@ struct Rows {
 at::Tensor first_packed_keys(const Call& call);
 at::Tensor key_counts(const Call& call);
 
+// Keys and values of a call as [batch, kv_heads, kv_len, dim], and which of them exist.
+struct Keys {
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor key_scales;
+  at::Tensor value_scales;
+  at::Tensor exists;  // bool [batch, kv_len]
+};
+
+// The keys as numbers: values in float32, and keys in the dtype of the products of a score.
+Keys keys_of(const Call& call);
+
+// The logits of some rows of a call, [batch, q_heads, rows, kv_len].
+struct Logits {
+  at::Tensor products;   // of query and key
+  at::Tensor distances;  // the key's position less the row's: [batch or 1, 1, rows, kv_len]
+  at::Tensor scores;     // in natural units, -inf where a key is hidden
+  at::Tensor visible;
+};
+Logits logits_of(const Rows& query, const Keys& keys, int64_t first, int64_t rows);
+
+// The logits of the sinks, or -inf without sinks: [1, q_heads or 1, 1, 1].
+at::Tensor sink_logits(const Call& call);
+
+// Query heads that share a key-value head become more rows of that head: [B, Hq, R, X] -> [B, Hkv, G * R, X].
+at::Tensor fold_heads(const at::Tensor& rows, int64_t kv_heads);
+
 // (out, lse) of rows that see no key: 0, and the logit of the sink. Newly allocated, because attend()
 // overwrites them.
 std::tuple<at::Tensor, at::Tensor> no_key_results(const Call& call);

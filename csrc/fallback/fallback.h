@@ -11,6 +11,7 @@ namespace fattn {
 // device, as on the CPU. The result of a sequence is then bit-identical for any other sequences and any
 // capacity.
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call, bool may_wait);
+Gradients run_in_torch(const BackwardCall& call, bool may_wait);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);
 at::Tensor run_in_torch(const MaskMapCall& call);

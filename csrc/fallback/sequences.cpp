@@ -1,8 +1,7 @@
 // Attention in plain PyTorch over the sequences of a call, all at once or one after the other.
-#include "fallback.h"
+#include "sequences.h"
 
 #include <algorithm>
-#include <vector>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -11,6 +10,7 @@
 #include <ATen/ops/where.h>
 
 #include "attention.h"
+#include "fallback.h"
 #include "../plan/supported.h"
 
 namespace fattn {
@@ -24,68 +24,10 @@ bool ends_meet(const Problem& problem) { return !problem.packed_keys || problem.
 // The position of row 0. Clamping changes nothing: the checks bound it for windows and slopes.
 int64_t first_row(const Problem& problem) { return std::clamp(problem.q_offset, -kMaxLength, kMaxLength); }
 
-// ---- all sequences at once, without waiting for values on the device
-
-// Packed rows are padded to max_seqlen_q per sequence.
-std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
-  const Problem& problem = call.problem;
-  const auto [no_key_out, no_key_lse] = no_key_results(call);
-  Call padded = call;
-  padded.problem.packed = false;
-  padded.problem.q_len = most_sequence_rows(problem);
-  const int64_t q_len = padded.problem.q_len;
-  if (no_key_out.numel() == 0 || problem.batch == 0 || q_len == 0) return {no_key_out, no_key_lse};
-
-  const auto ends = std::get<0>(call.cu_seqlens_q.to(at::kLong).clamp(0, problem.q_len).cummax(0));
-  const Tensor starts = ends.slice(0, 0, problem.batch);
-  const Tensor lengths = ends.slice(0, 1).sub(starts).unsqueeze(1);
-  const Tensor index =
-      at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1);
-  padded.query = call.query.index_select(0, index.flatten()).unflatten(0, {problem.batch, q_len});
-  padded.query = padded.query.transpose(1, 2);
-  const Tensor first_position =
-      ends_meet(problem) ? key_counts(call).sub(lengths) : at::full_like(lengths, first_row(problem));
-  const auto [out, lse] = no_key_results(padded);
-  attend({.call = padded, .first_position = first_position, .count = lengths}, out, lse);
-
-  // Unpads: finds the padded row of each row that belongs to a sequence.
-  const Tensor row = at::arange(problem.q_len, ends.options());
-  const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
-  const Tensor owner = sequence.clamp(0, problem.batch - 1);
-  const Tensor place = row.sub(starts.index_select(0, owner));
-  const Tensor owned = sequence.eq(owner).logical_and(place.lt(q_len));
-  const Tensor source = owner.mul(q_len).add(place.clamp(0, q_len - 1));
-  const Tensor rows_out = out.transpose(1, 2).flatten(0, 1).index_select(0, source);
-  const Tensor rows_lse = lse.transpose(0, 1).flatten(1, 2).index_select(1, source);
-  const Tensor owned_lse = problem.part ? owned.view({1, -1, 1}) : owned.unsqueeze(0);
-  return {at::where(owned.view({-1, 1, 1}), rows_out, no_key_out),
-          at::where(owned_lse, rows_lse, no_key_lse)};
-}
-
-std::tuple<Tensor, Tensor> attend_together(const Call& call) {
-  const Problem& problem = call.problem;
-  if (problem.packed) return attend_packed(call);
-  const auto [out, lse] = no_key_results(call);
-  const Tensor first_position =
-      problem.op == Op::kPrefill ? at::full({1, 1}, first_row(problem), call.query.options().dtype(at::kLong))
-                                 : key_counts(call).sub(problem.q_len);
-  attend({.call = call, .first_position = first_position}, out, lse);
-  return {out, lse};
-}
-
-// ---- one sequence after the other, over its own keys: its result depends on nothing else, and unused
-// capacity costs nothing
-
 std::vector<int64_t> numbers_of(const Tensor& tensor) {
   const Tensor numbers = tensor.to(at::kLong).contiguous();
   return {numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel()};
 }
-
-// Rows or keys of a call that are neighbours in memory.
-struct Run {
-  int64_t first;
-  int64_t count;
-};
 
 // The packed rows of each sequence.
 std::vector<Run> runs_of_rows(const Call& call) {
@@ -148,36 +90,109 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
   return own;
 }
 
-std::tuple<Tensor, Tensor> attend_one_by_one(const Call& call) {
+// Packed rows are padded.
+std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const Problem& problem = call.problem;
+  const auto [no_key_out, no_key_lse] = no_key_results(call);
+  if (no_key_out.numel() == 0 || problem.batch == 0 || most_sequence_rows(problem) == 0)
+    return {no_key_out, no_key_lse};
+  const PaddedRows rows(call);
+  Call padded = call;
+  padded.problem.packed = false;
+  padded.problem.q_len = rows.q_len;
+  padded.query = rows.pad(call.query);
+  const auto [out, lse] = no_key_results(padded);
+  attend({.call = padded, .first_position = rows.first_position, .count = rows.count}, out, lse);
+  const Tensor owned = problem.part ? rows.owned.view({1, -1, 1}) : rows.owned.unsqueeze(0);
+  return {at::where(rows.owned.view({-1, 1, 1}), rows.unpad(out), no_key_out),
+          at::where(owned, rows.unpad(lse).transpose(0, 1).contiguous(), no_key_lse)};
+}
+
+// All sequences at once, without waiting for values on the device.
+std::tuple<Tensor, Tensor> attend_together(const Call& call) {
+  if (call.problem.packed) return attend_packed(call);
+  const auto [out, lse] = no_key_results(call);
+  attend({.call = call, .first_position = first_positions(call)}, out, lse);
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor> attend_one_by_one(const Call& call) {
   const auto [out, lse] = no_key_results(call);
   if (out.numel() == 0) return {out, lse};
-  const auto keys = runs_of_keys(call);
-  const auto rows = problem.packed ? runs_of_rows(call) : std::vector<Run>(problem.batch, {0, problem.q_len});
-  for (int64_t b = 0; b < problem.batch; ++b) {
-    const bool at_end = problem.packed ? ends_meet(problem) : problem.op != Op::kPrefill;
-    const int64_t position = at_end ? keys[b].count - rows[b].count : first_row(problem);
-    const int64_t count =
-        problem.packed ? std::min(rows[b].count, most_sequence_rows(problem)) : problem.q_len;
-    Call own = with_own_keys(call, b, keys[b]);
-    own.problem.packed = false;
-    own.problem.q_len = count;
-    const auto of_sequence = [&](const Tensor& tensor, int64_t row_dim) {
-      if (!problem.packed) return tensor.narrow(0, b, 1);
-      return tensor.narrow(row_dim, rows[b].first, count).unsqueeze(0);
-    };
-    const auto heads_first = [&](const Tensor& tensor) {
-      return problem.packed ? tensor.transpose(1, 2) : tensor;
-    };
-    own.query = heads_first(of_sequence(call.query, 0));
-    const Tensor first_position = at::full({1, 1}, position, call.query.options().dtype(at::kLong));
-    attend({.call = own, .first_position = first_position}, heads_first(of_sequence(out, 0)),
-           of_sequence(lse, 1));
+  for (const Sequence& sequence : sequences_of(call)) {
+    Call own = sequence.call;
+    own.query = sequence.rows_of(call.query);
+    attend({.call = own, .first_position = sequence.first_position()}, sequence.rows_of(out),
+           sequence.rows_of(lse, 1));
   }
   return {out, lse};
 }
 
 }  // namespace
+
+Tensor Sequence::rows_of(const Tensor& tensor, int64_t row_dim) const {
+  if (!packed) return tensor.narrow(0, number, 1);
+  const Tensor own = tensor.narrow(row_dim, rows.first, rows.count).unsqueeze(0);
+  return row_dim == 0 ? own.transpose(1, 2) : own;
+}
+
+Tensor Sequence::keys_of(const Tensor& tensor) const {
+  if (packed) return tensor.narrow(0, keys.first, keys.count).transpose(0, 1).unsqueeze(0);
+  return tensor.narrow(0, number, 1).narrow(2, 0, keys.count);
+}
+
+Tensor Sequence::first_position() const {
+  return at::full({1, 1}, position, call.query.options().dtype(at::kLong));
+}
+
+std::vector<Sequence> sequences_of(const Call& call) {
+  const Problem& problem = call.problem;
+  std::vector<Sequence> sequences;
+  const auto keys = runs_of_keys(call);
+  auto rows = problem.packed ? runs_of_rows(call) : std::vector<Run>(problem.batch, {0, problem.q_len});
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    const bool at_end = problem.packed ? ends_meet(problem) : !is_dense_prefill(problem.op);
+    const int64_t position = at_end ? keys[b].count - rows[b].count : first_row(problem);
+    if (problem.packed) rows[b].count = std::min(rows[b].count, most_sequence_rows(problem));
+    Call own = with_own_keys(call, b, keys[b]);
+    own.problem.packed = false;
+    own.problem.q_len = rows[b].count;
+    sequences.push_back({std::move(own), b, position, rows[b], keys[b], problem.packed});
+  }
+  return sequences;
+}
+
+Tensor first_positions(const Call& call) {
+  const Problem& problem = call.problem;
+  if (!is_dense_prefill(problem.op)) return key_counts(call).sub(problem.q_len);
+  return at::full({1, 1}, first_row(problem), call.query.options().dtype(at::kLong));
+}
+
+PaddedRows::PaddedRows(const Call& call)
+    : batch(call.problem.batch), q_len(most_sequence_rows(call.problem)) {
+  const Problem& problem = call.problem;
+  const auto ends = std::get<0>(call.cu_seqlens_q.to(at::kLong).clamp(0, problem.q_len).cummax(0));
+  const Tensor starts = ends.slice(0, 0, batch);
+  count = ends.slice(0, 1).sub(starts).unsqueeze(1);
+  first_position =
+      ends_meet(problem) ? key_counts(call).sub(count) : at::full_like(count, first_row(problem));
+  index_ = at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1).flatten();
+  // The sequence of each row, and its place there.
+  const Tensor row = at::arange(problem.q_len, ends.options());
+  const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
+  const Tensor owner = sequence.clamp(0, batch - 1);
+  const Tensor place = row.sub(starts.index_select(0, owner));
+  owned = sequence.eq(owner).logical_and(place.lt(q_len));
+  source_ = owner.mul(q_len).add(place.clamp(0, q_len - 1));
+}
+
+Tensor PaddedRows::pad(const Tensor& rows) const {
+  return rows.index_select(0, index_).unflatten(0, {batch, q_len}).transpose(1, 2);
+}
+
+Tensor PaddedRows::unpad(const Tensor& padded) const {
+  return padded.transpose(1, 2).flatten(0, 1).index_select(0, source_);
+}
 
 std::tuple<Tensor, Tensor> run_in_torch(const Call& call, bool may_wait) {
   return may_wait ? attend_one_by_one(call) : attend_together(call);

@@ -28,7 +28,8 @@ DeviceFacts read_device_facts() {
     return {.name = [[device name] UTF8String],
             .family = apple_family(device),
             .cores = gpu_core_count(),
-            .max_threadgroup_bytes = static_cast<int64_t>([device maxThreadgroupMemoryLength])};
+            .max_threadgroup_bytes = static_cast<int64_t>([device maxThreadgroupMemoryLength]),
+            .working_set_bytes = static_cast<int64_t>([device recommendedMaxWorkingSetSize])};
   }
 }
 

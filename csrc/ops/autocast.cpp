@@ -14,7 +14,7 @@ template <c10::DeviceType device>
 void register_casts(torch::Library& library) {
   // explain shows the plan of the call under autocast.
 #define FATTN_NAMES(op, name, ...) #name, #name ".part", "_plan_" #name,
-  for (const char* name : {FATTN_ATTENTION_OPS(FATTN_NAMES)}) {
+  for (const char* name : {FATTN_ATTENTION_OPS(FATTN_NAMES) "attention", "varlen_attention"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_casts<device, kOperands>>());
   }
 #undef FATTN_NAMES

@@ -1,6 +1,9 @@
-// The ops have no gradient. Their results still belong to the graph, so that a backward through them is
-// refused. Without an autograd kernel torch would leave gradients None with a warning. An op that writes has
-// no results: it refuses to write tensors of a graph.
+// The ops have no gradient, except for those of differentiable.cpp. Their results still belong to the graph,
+// so that a backward through them is refused. Without an autograd kernel torch would leave gradients None
+// with a warning. An op that writes has no results: it refuses to write tensors of a graph.
+#include "autograd.h"
+
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,18 +24,15 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
-// The refusal is a separate op with a fake: torch.compile traces every backward ahead of time, which must not
+// A refusal is a separate op with a fake: torch.compile traces every backward ahead of time, which must not
 // raise before a gradient is needed.
-Tensor refuse(const Tensor& grad) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("fattn::_refuse_backward", "")
-                             .typed<Tensor(const Tensor&)>();
-  return op.call(grad);
-}
+constexpr const char* kNoBackward = "fattn::_refuse_backward";
+constexpr const char* kNoSecondDerivative = "fattn::_refuse_second_derivative";  // of a backward
 
 class RefuseBackward : public torch::autograd::Node {
  public:
-  explicit RefuseBackward(const variable_list& inputs) : Node(torch::autograd::collect_next_edges(inputs)) {
+  RefuseBackward(const char* refusal, const variable_list& inputs)
+      : Node(torch::autograd::collect_next_edges(inputs)), refusal_(refusal) {
     for (const Tensor& input : inputs) {
       const c10::SymIntArrayRef sizes = input.sym_sizes();
       input_sizes_.emplace_back(sizes.begin(), sizes.end());
@@ -40,7 +40,10 @@ class RefuseBackward : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    const Tensor refused = refuse(grads.front().defined() ? grads.front() : grads.back()).sum();
+    const auto refuse =
+        c10::Dispatcher::singleton().findSchemaOrThrow(refusal_, "").typed<Tensor(const Tensor&)>();
+    const auto grad = std::find_if(grads.begin(), grads.end(), [](const Tensor& g) { return g.defined(); });
+    const Tensor refused = refuse.call(*grad).sum();
     variable_list input_grads;
     for (const auto& sizes : input_sizes_) input_grads.push_back(refused.expand_symint(sizes));
     return input_grads;
@@ -49,24 +52,17 @@ class RefuseBackward : public torch::autograd::Node {
   std::string name() const override { return "FattnRefuseBackward"; }
 
  private:
+  const char* refusal_;
   std::vector<std::vector<c10::SymInt>> input_sizes_;
 };
 
-variable_list inputs_that_require_grad(const torch::jit::Stack& stack, size_t argument_count) {
-  variable_list inputs;
-  if (!at::GradMode::is_enabled()) return inputs;
-  for (const c10::IValue& argument : torch::jit::last(stack, argument_count)) {
-    if (argument.isTensor() && argument.toTensor().requires_grad()) inputs.push_back(argument.toTensor());
-  }
-  return inputs;
-}
+}  // namespace
 
-std::string public_name(const c10::OperatorHandle& op) {  // "fattn::prefill" is "fattn.prefill" to a caller
+std::string public_name(const c10::OperatorHandle& op) {
   std::string name = op.schema().name();
   return name.replace(name.find("::"), 2, ".");
 }
 
-// A result without a tangent would count as a derivative of 0.
 void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (!c10::AutogradState::get_tls_state().get_fw_grad_mode()) return;
   const auto& arguments = op.schema().arguments();
@@ -79,7 +75,19 @@ void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& sta
   }
 }
 
-// The autograd kernel of every op, whatever its signature.
+variable_list inputs_that_require_grad(const torch::jit::Stack& stack, size_t argument_count) {
+  variable_list inputs;
+  if (!at::GradMode::is_enabled()) return inputs;
+  for (const c10::IValue& argument : torch::jit::last(stack, argument_count)) {
+    if (argument.isTensor() && argument.toTensor().requires_grad()) inputs.push_back(argument.toTensor());
+  }
+  return inputs;
+}
+
+namespace {
+
+// The autograd kernel of an op, whatever its signature.
+template <const char* const& refusal>
 void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   refuse_tangents(op, *stack);
   const variable_list inputs = inputs_that_require_grad(*stack, op.schema().arguments().size());
@@ -88,7 +96,7 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   }
   if (inputs.empty()) return;
-  const c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<RefuseBackward>(inputs);
+  const c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<RefuseBackward>(refusal, inputs);
   for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
     torch::autograd::set_history(result.toTensor(), node);
   }
@@ -171,7 +179,11 @@ TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
 #define FATTN_NAMES(op, name, ...) #name, #name ".part",
   for (const char* name :
        {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) "merge", "merge.parts"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient>());
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient<kNoBackward>>());
+  }
+  for (const char* name : {FATTN_BACKWARD_OPS(FATTN_NAME)}) {
+    library.impl(name,
+                 torch::CppFunction::makeFromBoxedFunction<&run_without_gradient<kNoSecondDerivative>>());
   }
 #undef FATTN_NAME
 #undef FATTN_NAMES

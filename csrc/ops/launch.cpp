@@ -37,6 +37,26 @@ Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
   return at::empty(sizes, like.options().dtype(at::kFloat));
 }
 
+// Binds the tensors of an attention call as they are.
+void bind_inputs(const Call& call, const Tensor& stand_in, Bindings& bindings){
+#define FATTN_BIND(slot, type, name, ...) \
+  if (call.name.defined()) bindings[kSlot##slot] = view_of(call.name, stand_in);
+#define FATTN_NOTHING(...)
+    FATTN_OPERANDS(FATTN_BIND, FATTN_BIND, FATTN_NOTHING, FATTN_NOTHING)
+#undef FATTN_BIND
+#undef FATTN_NOTHING
+}
+
+// The mask map that the plan makes, bound; undefined if it makes none.
+Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
+  Tensor map;
+  if (plan.scratch_map_bytes > 0) {
+    map = at::empty({plan.scratch_map_bytes}, like.options().dtype(at::kByte));
+    bindings[kSlotMaskMap] = view_of(map, like);
+  }
+  return map;
+}
+
 // Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator gives
 // memory to later work of the same stream only.
 std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const Results& results) {
@@ -49,11 +69,7 @@ std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const R
     bindings[kSlotPartialOut] = view_of(scratch_out, results.out);
     bindings[kSlotPartialSum] = view_of(scratch_lse, results.out);
   }
-  Tensor map;
-  if (plan.scratch_map_bytes > 0) {
-    map = at::empty({plan.scratch_map_bytes}, results.out.options().dtype(at::kByte));
-    bindings[kSlotMaskMap] = view_of(map, results.out);
-  }
+  const Tensor map = made_map(plan, results.out, bindings);
   metal::execute(plan, bindings);
   return {results.out, results.lse};
 }
@@ -68,12 +84,7 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   if (plan.pass_count == 0) return {results.out, results.lse};
 
   Bindings bindings;
-#define FATTN_BIND(slot, type, name, ...) \
-  if (call.name.defined()) bindings[kSlot##slot] = view_of(call.name, results.out);
-#define FATTN_NOTHING(...)
-  FATTN_OPERANDS(FATTN_BIND, FATTN_BIND, FATTN_NOTHING, FATTN_NOTHING)
-#undef FATTN_BIND
-#undef FATTN_NOTHING
+  bind_inputs(call, results.out, bindings);
   const Tensor query = with_contiguous_rows(call.query);
   const Tensor key = with_contiguous_rows(call.key);
   const Tensor value = with_contiguous_rows(call.value);
@@ -81,6 +92,46 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
   bindings[kSlotKey] = view_of(key, results.out);
   bindings[kSlotValue] = view_of(value, results.out);
   return execute(plan, bindings, results);
+}
+
+Gradients launch(const BackwardCall& call, const Plan& plan) {
+  const Gradients gradients = empty_gradients(call);
+  const auto& [query_grad, key_grad, value_grad, sinks_grad, alibi_grad] = gradients;
+  if (plan.pass_count == 0) {  // no row: what there is of the others is 0
+    for (const Tensor& gradient : {key_grad, value_grad, sinks_grad, alibi_grad}) gradient.zero_();
+    return gradients;
+  }
+  Bindings bindings;
+  bind_inputs(call, query_grad, bindings);
+  const Tensor query = with_contiguous_rows(call.query);
+  const Tensor key = with_contiguous_rows(call.key);
+  const Tensor value = with_contiguous_rows(call.value);
+  const Tensor grad_out = with_contiguous_rows(call.grad_out);
+  const Tensor lse = call.lse.contiguous();
+  bindings[kSlotQuery] = view_of(query, query_grad);
+  bindings[kSlotKey] = view_of(key, query_grad);
+  bindings[kSlotValue] = view_of(value, query_grad);
+  bindings[kSlotGradOut] = view_of(grad_out, query_grad);
+  bindings[kSlotLse] = view_of(lse, query_grad);
+  Tensor grad_lse, out;
+  if (call.grad_lse.defined()) {
+    grad_lse = call.grad_lse.contiguous();
+    bindings[kSlotGradLse] = view_of(grad_lse, query_grad);
+  }
+  if (call.out.defined()) {
+    out = with_contiguous_rows(call.out);
+    bindings[kSlotSavedOut] = view_of(out, query_grad);
+  }
+  bindings[kSlotGradQuery] = view_of(query_grad, query_grad);
+  bindings[kSlotGradKey] = view_of(key_grad, query_grad);
+  bindings[kSlotGradValue] = view_of(value_grad, query_grad);
+  bindings[kSlotGradSinks] = view_of(sinks_grad, query_grad);
+  bindings[kSlotGradAlibi] = view_of(alibi_grad, query_grad);
+  const Tensor row_states = empty_floats({plan.scratch_row_floats}, query_grad);
+  bindings[kSlotRowStates] = view_of(row_states, query_grad);
+  const Tensor map = made_map(plan, query_grad, bindings);
+  metal::execute(plan, bindings);
+  return gradients;
 }
 
 std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {

@@ -7,8 +7,10 @@
 
 namespace fattn {
 
-// Runs a planned call and returns the results of the op: (out, lse), one tensor, or none if the op writes.
+// Runs a planned call and returns the results of the op: (out, lse), gradients, one tensor, or none if the op
+// writes.
 std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
+Gradients launch(const BackwardCall& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
 at::Tensor launch(const LogitsCall& call, const Plan& plan);

@@ -37,7 +37,7 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
   return std::get<Plan>(planned);
 }
 
-// Returns the results of the op: (out, lse), one tensor, or none. For `may_wait`, see fallback.h.
+// Returns the results of the op: (out, lse), gradients, one tensor, or none. For `may_wait`, see fallback.h.
 template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
   [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
@@ -54,7 +54,7 @@ auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
 #endif
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);  // for the ops that we call
-  if constexpr (std::is_same_v<AnyCall, Call>) {
+  if constexpr (requires { run_in_torch(call, may_wait); }) {
     return run_in_torch(call, may_wait);
   } else {
     return run_in_torch(call);
@@ -119,7 +119,7 @@ struct OpOf<describe> {
 };
 
 // The same for attention. Its many arguments are read by name, so these are boxed kernels.
-template <Call (*describe)(const Arguments&)>
+template <auto describe>
 struct AttentionOf {
   template <bool may_wait>
   static void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -129,7 +129,7 @@ struct AttentionOf {
   // The same over a part of the keys: (out, sums) for merge.parts.
   template <bool may_wait>
   static void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-    Call call = described(Arguments(op, *stack));
+    auto call = described(Arguments(op, *stack));
     call.problem.part = true;
     return_results(op, stack, fattn::run(call, may_wait));
   }
@@ -144,8 +144,8 @@ struct AttentionOf {
   }
 
  private:
-  static Call described(const Arguments& arguments) {
-    Call call = describe(arguments);
+  static auto described(const Arguments& arguments) {
+    auto call = describe(arguments);
     arguments.check_all_read();
     return call;
   }
@@ -170,10 +170,16 @@ template <Op op>
 using LogitsOf = OpOf<describe_logits_of<op>>;
 
 Tensor refuse_backward(const Tensor&) {
-  TORCH_CHECK(
-      false,
-      "fattn has no backward; use torch.nn.functional.scaled_dot_product_attention where gradients are "
-      "needed");
+  TORCH_CHECK(false,
+              "fattn has no backward here; use torch_fattn.attention or "
+              "torch.nn.functional.scaled_dot_product_attention where gradients are needed");
+}
+
+Tensor refuse_second_derivative(const Tensor&) {
+  TORCH_CHECK(false,
+              "fattn.attention has no second derivative; use "
+              "torch.nn.functional.scaled_dot_product_attention under "
+              "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) where one is needed");
 }
 
 c10::Dict<std::string, int64_t> launch_counts() {
@@ -225,12 +231,20 @@ const std::string kVarlenPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
     "int max_seqlen_k, *, bool is_causal=False, int? q_offset=None, " +
     kOptions;
+// The gradients of the results, the results, and the operands between.
+std::string backward_arguments(const std::string& forward) {
+  const std::string operands = "Tensor query, Tensor key, Tensor value, ";
+  return "Tensor grad_out, Tensor? grad_lse, " + operands + "Tensor? out, Tensor lse, " +
+         forward.substr(operands.size());
+}
 const std::string kMergeArguments = "Tensor outs, Tensor lses";
 const std::string kMaskMapArguments = "Tensor attn_mask";
 const std::string kRowOpArguments = "Tensor scores, *, float softcap=0.0";
 const std::string kElementOpArguments = "Tensor x, float cap";
 const std::string kDeviceArguments =
     "str? device_name=None, int? family=None, int? cores=None, bool compile=False";
+const std::string kGradients =
+    " -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_sinks, Tensor grad_alibi)";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
 // A partial result in float32: out before it is divided by the sum of the weights, and sums [.., 4]
 // (kSumFloats).
@@ -256,6 +270,12 @@ void register_ops(torch::Library& library) {
   library.impl(#name ".part", boxed<AttentionOf<describe_##name>::run_part<may_wait>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
+#define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<AttentionOf<describe_##name>::run<may_wait>>());
+  FATTN_BACKWARD_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
+  // Above autograd these are differentiable.cpp's.
+  library.impl("attention", boxed<AttentionOf<describe_prefill>::run<may_wait>>());
+  library.impl("varlen_attention", boxed<AttentionOf<describe_varlen_prefill>::run<may_wait>>());
   library.impl("merge", Merge::run<may_wait>);
   library.impl("merge.parts", MergeParts::run<may_wait>);
   library.impl("cache_write", CacheWrite::run<may_wait>);
@@ -264,6 +284,7 @@ void register_ops(torch::Library& library) {
   FATTN_LOGITS_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
   library.impl("_refuse_backward", refuse_backward);
+  library.impl("_refuse_second_derivative", refuse_second_derivative);
 }
 
 }  // namespace
@@ -279,11 +300,20 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_" #name "(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str");
   FATTN_ATTENTION_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
+#define FATTN_DEFINE(op, name, forward)                                                             \
+  define(#name "(" + backward_arguments(k##forward##Arguments) + ")" + kGradients);                 \
+  define("_plan_" #name "(" + backward_arguments(k##forward##Arguments) + ", " + kDeviceArguments + \
+         ") -> str");
+  FATTN_BACKWARD_OPS(FATTN_DEFINE)
+#undef FATTN_DEFINE
+  define("attention(" + kPrefillArguments + ")" + kResults);
+  define("varlen_attention(" + kVarlenPrefillArguments + ")" + kResults);
   define("merge(" + kMergeArguments + ")" + kResults);
   define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad) -> Tensor");
+  define("_refuse_second_derivative(Tensor grad) -> Tensor");
 
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
@@ -316,6 +346,7 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
 #define FATTN_IMPL(op, name, ...) \
   library.impl("_plan_" #name, boxed<AttentionOf<describe_##name>::explain>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
+  FATTN_BACKWARD_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);

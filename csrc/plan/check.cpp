@@ -20,13 +20,13 @@ using Kind = Refusal::Kind;
 // `more`: further advice about padding.
 std::optional<Refusal> check_head_dim(const char* op, const char* what, int64_t dim,
                                       const std::string& padded, const std::string& more,
-                                      const std::string& instead) {
+                                      const std::string& instead, int64_t most = kMaxHeadDim) {
   if (dim <= 0) {
     return refuse(Kind::kValue, op, what, " head_dim ", dim, " is not a positive multiple of ",
                   kHeadDimMultiple, "; pass heads of at least ", kHeadDimMultiple, " columns");
   }
-  if (dim > kMaxHeadDim) {
-    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", kMaxHeadDim,
+  if (dim > most) {
+    return refuse(Kind::kNotImplemented, op, what, " head_dim ", dim, " is above ", most,
                   ", the largest with a kernel so far; ", instead);
   }
   if (dim % kHeadDimMultiple != 0) {
@@ -73,7 +73,7 @@ std::string call_of_torch(const Problem& p) {
   std::string call = "use F.scaled_dot_product_attention for this layer";
   if (is_paged(p) || p.packed_keys) call += " and each sequence";
   const bool gqa = p.q_heads != p.kv_heads;
-  const bool is_prefill = p.op == Op::kPrefill;
+  const bool is_prefill = is_dense_prefill(p.op);
   const bool is_last_row = p.q_len == 1 && (is_prefill ? p.q_offset + 1 >= p.kv_len : p.op == Op::kDecode);
   const bool is_torchs = is_prefill && p.q_offset == 0 && p.mask_dtype == DType::kOther;
   const bool hides = (p.is_causal && !is_last_row && !is_torchs) || p.has_seq_lens || options.tree_mask ||
@@ -87,14 +87,16 @@ std::string call_of_torch(const Problem& p) {
 std::optional<Refusal> check_head_dims(const Problem& p) {
   const char* op = name_of(p.op);
   const std::string instead = call_of_torch(p);
+  const int64_t most = is_backward(p.op) ? kMaxBackwardHeadDim : kMaxHeadDim;
   // An explicit scale stays.
   const bool default_scale = p.scale == 1.0 / std::sqrt(static_cast<double>(p.head_dim));
   const std::string scale = default_scale ? " and pass scale=" + inverse_root(p.head_dim) : std::string();
-  if (auto refusal = check_head_dim(op, names_of_keys(p), p.head_dim,
-                                    is_paged(p) ? "query and key_cache" : "query and key", scale, instead))
+  if (auto refusal =
+          check_head_dim(op, names_of_keys(p), p.head_dim,
+                         is_paged(p) ? "query and key_cache" : "query and key", scale, instead, most))
     return refusal;
   return check_head_dim(op, name_of_values(p), p.value_dim, name_of_values(p), columns_cut(p.value_dim),
-                        instead);
+                        instead, most);
 }
 
 // The kernels multiply in float32, in units of log2(e).
@@ -176,6 +178,9 @@ std::optional<Refusal> check(const Problem& p) {
   if (p.q_len > kMaxLength) {
     return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,
                   p.packed ? "; split the call" : "; split the rows, each part with its q_offset");
+  }
+  if (p.kv_len > kMaxLength && is_backward(p.op)) {
+    return refuse(Kind::kValue, op, "length ", p.kv_len, " is above ", kMaxLength, "; use shorter sequences");
   }
   if (p.kv_len > kMaxLength) {
     return refuse(Kind::kValue, op, "length ", p.kv_len, " is above ", kMaxLength,

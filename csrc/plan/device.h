@@ -13,7 +13,8 @@ struct DeviceFacts {
   int family = 7;  // n of MTLGPUFamilyApple<n>
   int cores = 8;   // 0: unknown, as in a virtual machine
   int64_t max_threadgroup_bytes = 32768;
-  const TunedRows* tuned = nullptr;  // for exactly this GPU (tuned.h); lives as long as the process
+  int64_t working_set_bytes = 5726630912;  // recommendedMaxWorkingSetSize; this is that of 8 GB
+  const TunedRows* tuned = nullptr;        // for exactly this GPU (tuned.h); lives as long as the process
 
   // The system and torch, whose own attention is the alternative (route.h).
   int macos = 0;              // 26.2 as 2602; 0: another system

@@ -1,4 +1,5 @@
 // A plan as JSON text.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -89,6 +90,14 @@ class JsonWriter {
     close('}');
   }
 
+  void value(const PrefillParams& params) {
+    open('{');
+#define FATTN_WRITE(type, name) field(#name, params.name);
+    FATTN_PREFILL_PARAMS(FATTN_WRITE)
+#undef FATTN_WRITE
+    close('}');
+  }
+
   template <typename T>
   void field(std::string_view name, const T& content) {
     key(name);
@@ -118,7 +127,9 @@ class JsonWriter {
   X(MergeParams, FATTN_MERGE_PARAMS)            \
   X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS) \
   X(LogitsParams, FATTN_LOGITS_PARAMS)          \
-  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)
+  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)       \
+  X(BackwardParams, FATTN_BACKWARD_PARAMS)      \
+  X(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS)
 
 #define FATTN_WRITE(type, name) json.field(#name, params.name);
 #define FATTN_WRITER(Params, LIST) \
@@ -183,13 +194,27 @@ void write(JsonWriter& json, const Registers& registers) {
   json.close('}');
 }
 
-void write(JsonWriter& json, const Pass& pass) {
+bool binds(const Pass& pass, Slot operand) {
+  const auto end = pass.bindings.begin() + pass.binding_count;
+  return std::any_of(pass.bindings.begin(), end, [&](const Binding& b) { return b.operand == operand; });
+}
+
+// The scratch that this pass writes or reads.
+int64_t scratch_bytes(const Plan& plan, const Pass& pass) {
+  int64_t bytes = 0;
+  if (binds(pass, kSlotRowStates)) bytes += plan.scratch_row_floats * int64_t{sizeof(float)};
+  if (binds(pass, kSlotMaskMap)) bytes += plan.scratch_map_bytes;
+  return bytes;
+}
+
+void write(JsonWriter& json, const Plan& plan, const Pass& pass) {
   json.open('{');
   write_fields(json, pass.spec);
   json.field("grid", pass.grid);
   if (pass.spec.sliced) json.field("slice", pass.slice);
   json.field("threads", pass.threads);
   json.field("threadgroup_bytes", pass.threadgroup_bytes);
+  if (is_backward(pass.spec.kernel)) json.field("scratch_bytes", scratch_bytes(plan, pass));
   if (has_registers(pass.spec.kernel)) write(json, registers_of(pass.spec));
 
   json.key("bindings");
@@ -224,11 +249,12 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
 
   json.key("passes");
   json.open('[');
-  for (uint32_t i = 0; i < plan.pass_count; ++i) write(json, plan.passes[i]);
+  for (uint32_t i = 0; i < plan.pass_count; ++i) write(json, plan, plan.passes[i]);
   json.close(']');
 
-  const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats;
+  const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats + plan.scratch_row_floats;
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
+  if (plan.kept_bytes > 0) json.field("kept_bytes", plan.kept_bytes);
   json.field("tuning", plan.tuning);
   if (*plan.launches != '\0') json.field("launches", plan.launches);
   json.close('}');

@@ -30,6 +30,7 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, uint16_t simdgroups) {
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device) {
   if (auto refusal = check(problem)) return *std::move(refusal);
   if (auto refusal = check(device, problem.op)) return *std::move(refusal);
+  if (is_backward(problem.op)) return plan_backward(problem, device);
   const bool is_decode = problem.op == Op::kDecode || problem.op == Op::kPagedDecode;
   return is_decode ? plan_decode(problem, device) : plan_prefill(problem, device);
 }

@@ -27,7 +27,12 @@ namespace fattn {
   X(Merge, merge, merge, MergeParams)                         \
   X(CacheWrite, cache_write, cache, CacheWriteParams)         \
   FATTN_LOGITS_OPS(X)                                         \
-  X(MaskMap, mask_map, mask_map, MaskMapParams)
+  X(MaskMap, mask_map, mask_map, MaskMapParams)               \
+  FATTN_BACKWARD_KERNELS(X)
+#define FATTN_BACKWARD_KERNELS(X)                                  \
+  X(BackwardQuery, backward_query, backward_query, BackwardParams) \
+  X(BackwardKey, backward_key, backward_key, BackwardParams)       \
+  X(BackwardHead, backward_head, backward_head, BackwardHeadParams)
 
 #define FATTN_ENUMERATOR(kernel, name, source, Params) k##kernel,
 enum class Kernel : uint8_t { FATTN_KERNELS(FATTN_ENUMERATOR) };
@@ -39,6 +44,11 @@ inline constexpr size_t kKernelCount = FATTN_KERNELS(FATTN_COUNT);
 inline bool is_logits(Kernel kernel) {
 #define FATTN_IS(id, ...) || kernel == Kernel::k##id
   return false FATTN_LOGITS_OPS(FATTN_IS);
+#undef FATTN_IS
+}
+inline bool is_backward(Kernel kernel) {
+#define FATTN_IS(id, ...) || kernel == Kernel::k##id
+  return false FATTN_BACKWARD_KERNELS(FATTN_IS);
 #undef FATTN_IS
 }
 inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
@@ -64,12 +74,13 @@ struct KernelSpec : Features {
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
   uint16_t row_groups = 1;  // per threadgroup; of one row in decode_vector, of eight in other decodes, of the
-                            // fragments in prefill_wide
+                            // fragments in prefill_wide and the backward
   uint16_t chunks = 1;      // decode, decode_vector: of a sequence, that a threadgroup has at once
   uint16_t chunk_rounds = 1;    // decode_vector: how often it takes so many
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
+  uint16_t step_rows = 0;       // backward_key: query rows per step
   uint16_t row_simdgroups = 1;  // softmax: per row
   uint16_t vectors = 1;         // softmax: per thread
 
@@ -114,7 +125,7 @@ struct Pass {
 
   std::array<Binding, 14> bindings{};
   uint32_t binding_count = 0;
-  std::array<std::byte, sizeof(PrefillParams)> params{};  // the kernel's struct; prefill's is the largest
+  std::array<std::byte, sizeof(BackwardParams)> params{};  // the kernel's struct; this is the largest
   uint32_t params_size = 0;
 
   int64_t groups() const { return int64_t(grid[0]) * grid[1] * grid[2]; }
@@ -130,13 +141,15 @@ struct Pass {
 };
 
 struct Plan {
-  std::array<Pass, 3> passes{};
+  std::array<Pass, 5> passes{};
   uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
   int64_t scratch_out_floats = 0;
   int64_t scratch_sum_floats = 0;
-  int64_t scratch_map_bytes = 0;  // of the mask map that the first pass makes
-  const char* tuning = "";        // the source of the tile and chunk sizes
-  const char* launches = "";      // decode: how many, and why
+  int64_t scratch_map_bytes = 0;   // of the mask map that the first pass makes
+  int64_t scratch_row_floats = 0;  // backward: of the states of the query rows
+  int64_t kept_bytes = 0;          // backward: of the forward's tensors that it reads
+  const char* tuning = "";         // the source of the tile and chunk sizes
+  const char* launches = "";       // decode: how many, and why
 
   Pass& add_pass() { return passes[pass_count++]; }
 };

@@ -15,6 +15,7 @@ namespace fattn {
 
 Plan plan_prefill(const Problem& problem, const DeviceFacts& device);
 Plan plan_decode(const Problem& problem, const DeviceFacts& device);
+Plan plan_backward(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
@@ -25,6 +26,13 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroup
 inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows) {
   return {.out_dtype = out_dtype(p), .sums = true, .parts = parts, .rows = rows, .head_dim = p.value_dim};
 }
+
+// What prefill and its backward have in common: the parameters that do not depend on tiles, and the bytes of
+// SavedTile (prefill_rows.h), of which a simdgroup has `own_rows`. Causal rows have no window to their right.
+PrefillParams prefill_params(const Problem& problem, const Strides3& out);
+int64_t saved_tile_bytes(int64_t rows, int64_t own_rows);
+inline int64_t window_right_of(const Problem& p) { return p.is_causal ? -1 : p.options.window_right; }
+inline bool has_window(const Problem& p) { return p.options.window_left >= 0 || window_right_of(p) >= 0; }
 
 // Whether a map of the problem's mask is worth its cost. add_mask_map adds the pass that makes it, and sets
 // the map of the problem.

@@ -69,12 +69,8 @@ int64_t scale_bytes(const Problem& p, int64_t keys) {
   return (has_row_scales(p.kv_format) ? keys : 1) * 2 * int64_t(sizeof(float));
 }
 
-// SavedTile in prefill_rows.h.
 int64_t saved_bytes(const Tile& tile) {
-  const int64_t own_rows = tile.row_fragments * kFragment;
-  return tile.rows() * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts)) +
-         ceil_div(tile.rows(), kCellRows) * int64_t(sizeof(int64_t)) +
-         tile.rows() / own_rows * int64_t(sizeof(SavedRanges));
+  return saved_tile_bytes(tile.rows(), tile.row_fragments * kFragment);
 }
 
 // The K tile, the V tile, and the scales of their rows.
@@ -220,6 +216,35 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 
 }  // namespace
 
+int64_t saved_tile_bytes(int64_t rows, int64_t own_rows) {
+  return rows * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts)) +
+         ceil_div(rows, kCellRows) * int64_t(sizeof(int64_t)) +
+         rows / own_rows * int64_t(sizeof(SavedRanges));
+}
+
+PrefillParams prefill_params(const Problem& p, const Strides3& out) {
+  PrefillParams params{};
+  set_attention_params(params, p);
+  params.mask_map = p.mask_map;
+  params.out = out;
+  params.seq_lens_stride = p.seq_lens_stride;
+  params.cu_seqlens_stride = p.cu_seqlens_stride;
+  params.cu_seqlens_k_stride = p.cu_seqlens_k_stride;
+  params.q_len = int32_t(p.q_len);
+  params.kv_len = int32_t(p.kv_len);
+  // If only causality depends on positions, rows beyond these bounds see all keys or none. Otherwise the
+  // checks keep q_offset in 32 bits.
+  params.q_offset = int32_t(has_window(p) || reads_positions(p.options)
+                                ? p.q_offset
+                                : std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
+  params.window_left = window_side(p.options.window_left);
+  params.window_right = window_side(window_right_of(p));
+  params.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoLimit));
+  params.kv_rows = int32_t(p.kv_rows);
+  params.last_rows_meet = p.last_rows_meet;
+  return params;
+}
+
 Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(problem)) return plan;
@@ -235,9 +260,6 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
   if (rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
-  const ScoreOptions& options = p.options;
-  // Causal rows have no window to their right.
-  const int64_t window_right = p.is_causal ? -1 : options.window_right;
 
   int64_t q_tiles = most_tiles(p, grouped, tile.rows());
   const int64_t heads = p.packed || grouped ? p.kv_heads : p.q_heads;
@@ -255,7 +277,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.spec.simdgroups = uint16_t(tile.simdgroups);
   pass.spec.early_loads = tile.early_loads;
   pass.spec.causal = p.is_causal;
-  pass.spec.window = options.window_left >= 0 || window_right >= 0;
+  pass.spec.window = has_window(p);
   pass.spec.grouped = grouped;
   pass.spec.split = parts.count > 1 || p.part;
 
@@ -277,26 +299,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.bind(merged ? kSlotPartialOut : kSlotOut, pass.spec.split ? kSlotPartialOut : kSlotOut);
   pass.bind(merged ? kSlotPartialSum : kSlotLse, pass.spec.split ? kSlotPartialSum : kSlotLse);
 
-  PrefillParams params{};
-  set_attention_params(params, p);
-  params.mask_map = p.mask_map;
-  params.out = out_strides(p);
-  params.seq_lens_stride = p.seq_lens_stride;
-  params.cu_seqlens_stride = p.cu_seqlens_stride;
-  params.cu_seqlens_k_stride = p.cu_seqlens_k_stride;
-  params.q_len = int32_t(p.q_len);
-  params.kv_len = int32_t(p.kv_len);
-  // If only causality depends on positions, rows beyond these bounds see all keys or none. Otherwise the
-  // checks keep q_offset in 32 bits.
-  params.q_offset = int32_t(pass.spec.window || reads_positions(options)
-                                ? p.q_offset
-                                : std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
-  params.window_left = window_side(options.window_left);
-  params.window_right = window_side(window_right);
-  params.sink_tokens = int32_t(std::min<int64_t>(options.sink_tokens, kNoLimit));
+  PrefillParams params = prefill_params(p, out_strides(p));
   params.q_tiles = int32_t(q_tiles);
-  params.kv_rows = int32_t(p.kv_rows);
-  params.last_rows_meet = p.last_rows_meet;
   params.parts = int32_t(parts.count);
   params.least_part = int32_t(parts.least);
   params.heads_first = heads_first;

@@ -13,6 +13,7 @@ namespace fattn {
 // X(op, name, ...)
 #define FATTN_OPS(X)         \
   FATTN_ATTENTION_OPS(X)     \
+  FATTN_BACKWARD_OPS(X)      \
   X(Merge, merge)            \
   X(CacheWrite, cache_write) \
   FATTN_LOGITS_OPS(X)        \
@@ -24,6 +25,11 @@ namespace fattn {
   X(PagedDecode, paged_decode)   \
   X(PagedPrefill, paged_prefill) \
   X(VarlenPrefill, varlen_prefill)
+
+// The gradients of a prefill: X(op, name, the operator whose options it takes).
+#define FATTN_BACKWARD_OPS(X)                   \
+  X(PrefillBackward, prefill_backward, Prefill) \
+  X(VarlenPrefillBackward, varlen_prefill_backward, VarlenPrefill)
 
 // The operators on logits, each with a kernel of that name: rows of FATTN_OPS and of FATTN_KERNELS.
 #define FATTN_LOGITS_OPS(X) \
@@ -60,12 +66,23 @@ inline bool is_row_op(Op op) {
   return false FATTN_ROW_OPS(FATTN_IS);
 #undef FATTN_IS
 }
+inline bool is_backward(Op op) {
+#define FATTN_IS(id, ...) || op == Op::k##id
+  return false FATTN_BACKWARD_OPS(FATTN_IS);
+#undef FATTN_IS
+}
+// Whether it has the operands of prefill.
+inline bool is_dense_prefill(Op op) { return op == Op::kPrefill || op == Op::kPrefillBackward; }
 inline bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
 inline FloatKind float_kind(DType dtype) {
   return dtype == DType::kFloat16 ? kKindFloat16 : dtype == DType::kBFloat16 ? kKindBFloat16 : kKindFloat32;
+}
+
+inline DType dtype_of(FloatKind kind) {
+  return kind == kKindFloat16 ? DType::kFloat16 : kind == kKindBFloat16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
 // Switches of the attention operators, false by default. X(name, whether prefill has it, too): decode and
@@ -130,6 +147,12 @@ struct Problem {
   int64_t max_seqlen_k = 0;     // packed keys: of the longest sequence
   bool last_rows_meet = false;  // packed keys: instead of q_offset, a sequence's last row is at its last key
   int64_t cu_seqlens_k_stride = 0;
+
+  // Backward: the operands that it has beside those of its forward; vector_aligned covers grad_out and out.
+  Strides3 grad_out{};
+  bool has_grad_lse = false;
+  bool has_float32_out = false;  // the forward's result is given without rounding
+  Strides3 out{};
 
   ScoreOptions options;
 };

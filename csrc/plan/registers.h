@@ -31,7 +31,7 @@ struct Registers {
 };
 
 inline constexpr int64_t kRestOfStaged = 35;    // prefill
-inline constexpr int64_t kRestOfUnstaged = 78;  // the others hold limits of rows and places in the cache, too
+inline constexpr int64_t kRestOfUnstaged = 74;  // the others hold limits of rows and places in the cache, too
 inline constexpr int64_t kFloatHalves = 2;
 inline constexpr int64_t kLoadHalves = 8;  // of 16 bytes
 inline constexpr int64_t kMostValueRun = 16;

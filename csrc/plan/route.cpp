@@ -84,6 +84,20 @@ bool may_go_to_torch(const DeviceFacts& device, RoutePolicy policy) {
                       [&](const TunedRoute& route) { return route.to_torch && is_of(route, device); }));
 }
 
+int64_t bytes_kept_by_torch(const TrainingCall& call) {
+  return 4 * call.batch * call.q_heads * call.q_len * call.kv_len;
+}
+
+int64_t bytes_kept(const TrainingCall& call) {
+  const int64_t of_row = 4 * (call.dtype == DType::kFloat32 ? 1 + call.value_dim : 1);
+  return call.batch * call.q_heads * call.q_len * of_row;
+}
+
+bool trains_here(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy) {
+  if (policy != TrainingPolicy::kAuto) return policy == TrainingPolicy::kFused;
+  return bytes_kept_by_torch(call) >= device.working_set_bytes / kTrainingShare;
+}
+
 int macos_of_kernel(const std::string& name, const std::string& release) {
   int kernel = 0, minor = 0;
   if (name != "Darwin" || std::sscanf(release.c_str(), "%d.%d", &kernel, &minor) != 2) return 0;

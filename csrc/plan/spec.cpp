@@ -74,6 +74,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_OUT_T", metal_type(spec.out_dtype));
     return macros;
   }
+  if (spec.kernel == Kernel::kBackwardHead) return macros;
   if (is_logits(spec.kernel)) {
     macros.emplace_back("FATTN_ROW_SIMDGROUPS", std::to_string(spec.row_simdgroups));
     macros.emplace_back("FATTN_VECTORS", std::to_string(spec.vectors));
@@ -98,7 +99,10 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   if (spec.kernel == Kernel::kDecodeWide) {
     macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
   }
-  if (is_prefill(spec.kernel)) {
+  if (spec.kernel == Kernel::kBackwardKey) {
+    macros.emplace_back("FATTN_STEP_ROWS", std::to_string(spec.step_rows));
+  }
+  if (is_prefill(spec.kernel) || is_backward(spec.kernel)) {
     macros.emplace_back("FATTN_EARLY_LOADS", spec.early_loads ? "true" : "false");
   }
   return macros;

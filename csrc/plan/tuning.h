@@ -87,6 +87,57 @@ inline constexpr std::array<PrefillWideRow, 5> kPrefillWideTuning{{
      "baseline: 8 rows, columns over 8 simdgroups (registers of M1/M2 as Mesa counts)"},
 }};
 
+struct BackwardRow {
+  int min_family;
+  uint8_t dtypes;  // in which operands are multiplied
+  uint16_t max_dim;
+  uint16_t owned;       // fragments of eight rows or keys, of a group of simdgroups that divide the columns
+  uint16_t groups;      // per threadgroup
+  uint16_t walked;      // keys or rows per step
+  uint16_t simdgroups;  // of all groups
+  const char* provenance;
+};
+
+// A simdgroup of backward_query holds the operands and the gradient of its rows, one of backward_key two
+// operands and two gradients of its keys. For M1 and M2 these are the sizes with the fewest simulated cycles
+// per product among those whose steps need at most 232 of a lane's 256 half registers by Mesa's count,
+// without spills, and in 16 bits leave room for 384 threads on a core (table in bench/NOTES.md). There
+// bfloat16 is multiplied as float32. Nothing here was measured on an Apple GPU.
+inline constexpr std::array<BackwardRow, 6> kBackwardQueryTuning{{
+    {9, k16Bit, 64, 2, 4, 32, 4, "16-bit, D <= 64, M3 and later: 16 rows per simdgroup, 32 keys per step"},
+    {kAnyFamily, k16Bit, 128, 1, 4, 32, 4,
+     "16-bit, D <= 128: 8 rows per simdgroup, 32 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, k16Bit, kAnyDim, 1, 2, 16, 8,
+     "16-bit: 16 keys per step, columns over 4 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat32s, 80, 1, 4, 16, 4,
+     "float32, D <= 80: 8 rows per simdgroup, 16 keys per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat32s, 128, 1, 2, 16, 4,
+     "float32, D <= 128: 16 keys per step, columns over 2 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 2, 8, 8,
+     "baseline: 8 keys per step, columns over 4 simdgroups (registers of M1/M2 as Mesa counts)"},
+}};
+inline constexpr std::array<BackwardRow, 10> kBackwardKeyTuning{{
+    {9, k16Bit, 64, 2, 4, 32, 4, "16-bit, D <= 64, M3 and later: 16 keys per simdgroup, 32 rows per step"},
+    {kAnyFamily, k16Bit, 80, 1, 4, 32, 4,
+     "16-bit, D <= 80: 8 keys per simdgroup, 32 rows per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, k16Bit, 96, 1, 4, 16, 8,
+     "16-bit, D <= 96: 16 rows, columns over 2 of 8 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, k16Bit, 128, 1, 2, 16, 4,
+     "16-bit, D <= 128: 16 rows, columns over 2 of 4 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, k16Bit, kAnyDim, 1, 2, 16, 8,
+     "16-bit: 16 rows per step, columns over 4 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat32s, 32, 1, 4, 32, 4,
+     "float32, D <= 32: 8 keys per simdgroup, 32 rows per step (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat32s, 80, 1, 4, 16, 8,
+     "float32, D <= 80: 16 rows, columns over 2 of 8 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat32s, 96, 1, 2, 16, 4,
+     "float32, D <= 96: 16 rows, columns over 2 of 4 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kFloat32s, 128, 1, 2, 16, 8,
+     "float32, D <= 128: 16 rows per step, columns over 4 simdgroups (registers of M1/M2 as Mesa counts)"},
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 2, 8, 16,
+     "baseline: 8 rows per step, columns over 8 simdgroups (registers of M1/M2 as Mesa counts)"},
+}};
+
 struct DecodeRow {
   int min_family;
   uint8_t dtypes;

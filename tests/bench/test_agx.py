@@ -43,7 +43,15 @@ def provenances(text: str) -> set[str]:
 
 
 def unused(text: str, entries: list[agx.Entry]) -> set[str]:
+    """A plan names the row of its first pass: backward_key's rows are known by their sizes."""
+    keys = text.partition("kBackwardKeyTuning{{")[2].partition("}};")[0]
+    rows = re.findall(r"^    \{kAnyFamily, \w+, \w+, ([\d, ]+),\s+\"([^\"]*)\"\}", keys, re.M)
+    shapes = [entry.shape for entry in entries if entry.op == "backward_key" and entry.part == "plain"]
     notes = " ".join(str(entry.facts.get("tuning")) for entry in entries)
+    for sizes, source in rows:
+        owned, groups, walked, simdgroups = map(int, sizes.split(", "))
+        if f"o{owned} w{walked} g{groups} s{simdgroups}" in shapes:
+            notes += source
     return {source for source in provenances(text) if source.partition(" (")[0] not in notes}
 
 
@@ -54,6 +62,8 @@ def test_every_row_of_the_tuning_table_is_compiled(entries: list[agx.Entry]) -> 
     assert unused(text.replace("baseline: 16 keys per step (", "baseline: 17 keys per step ("), entries) == {
         "baseline: 17 keys per step (registers of M1/M2 as Mesa counts)"
     }
+    others = [entry for entry in entries if entry.shape != "o1 w32 g4 s4"]
+    assert any("32 rows per step" in source for source in unused(text, others))
 
 
 def test_short_caches_are_compiled(entries: list[agx.Entry]) -> None:
@@ -62,11 +72,35 @@ def test_short_caches_are_compiled(entries: list[agx.Entry]) -> None:
     assert {kernel.threads for kernel in short} == {(512, 1, 1)}
 
 
+def test_every_pass_of_the_backward_is_compiled(entries: list[agx.Entry]) -> None:
+    ops = [entry.op for entry in entries if entry.op.startswith("backward")]
+    assert set(ops) == {"backward_query", "backward_key", "backward_head"}
+    assert ops.count("backward_query") > 30
+
+
+@pytest.mark.skipif(not compiler.is_built(), reason="needs the AGX compiler")
+@pytest.mark.parametrize("shape", ["o1 w32 g4 s4", "o1 w16 g2 s4"])
+def test_a_step_of_the_backward(entries: list[agx.Entry], shape: str) -> None:
+    """Without column shares a step has one loop over fragments; with them it has two, and both count."""
+    entry = next(one for one in entries if (one.op, one.shape) == ("backward_key", shape))
+    row = agx._row(entry)
+    shares = entry.kernel.threads[0] // 32 // int(entry.kernel.macros["FATTN_ROW_GROUPS"])
+    assert row["products"] == 4 * entry.head_dim // 8 // shares
+    assert row["issue"][0] == 18 * row["products"]
+    hottest = compiler.compile_kernel(entry.kernel).hot_loop
+    assert hottest is not None
+    assert (hottest.kinds["product"] < row["products"]) == (shares > 1), "the control"
+
+
 def test_a_key_is_one_pipeline(entries: list[agx.Entry]) -> None:
     assert len({entry.key for entry in entries}) == len(entries)
     tuned = {entry.call: entry.kernel for entry in entries if entry.impl == OURS and entry.part == "plain"}
     candidates = [entry for entry in entries if entry.part == "candidate"]
-    assert {(entry.dtype, entry.head_dim) for entry in candidates} == agx._SHAPES.keys()
+    of_prefill = [entry for entry in candidates if entry.op == "prefill"]
+    of_backward = [entry for entry in candidates if entry.op != "prefill"]
+    assert {(entry.dtype, entry.head_dim) for entry in of_prefill} == agx._SHAPES.keys()
+    places = {(entry.op, entry.dtype, entry.head_dim) for entry in of_backward}
+    assert places == agx._BACKWARD_SHAPES.keys()
     for entry in candidates:
         assert entry.kernel != tuned[entry.call]
 

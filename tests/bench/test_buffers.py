@@ -12,6 +12,7 @@ from bench.cases.calls import Call
 
 pytestmark = pytest.mark.host_only
 
+OPERANDS = ("grad_out", "query", "key", "value", "lse")
 CALLS = [
     Call("decode", 4, 2, 64, 3, 50),
     Call("prefill", 4, 2, 64, 20, 33, causal=True),
@@ -57,6 +58,30 @@ def test_the_reference_is_that_of_the_product(call: Call) -> None:
     assert buffers.errors(case, made, False, "cpu")[0] > 0.4
     made["out"][0, 0, 0, 0] = torch.nan
     assert buffers.errors(case, made, False, "cpu")[0] == float("inf")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_those_of_the_product(causal: bool) -> None:
+    from torch_fattn import reference
+
+    call = Call("prefill_backward", 4, 2, 64, 20, 33, batch=2, causal=causal)
+    case = describe(call)
+    made = buffers.make(case, {"lse"}, {"row_states": 16}, "cpu", seed=3)
+    assert "out" not in made and made["grad_key"].isnan().all()
+    operands = (made[name] for name in ("query", "key", "value"))
+    lse = reference.prefill(*operands, is_causal=causal)[1]
+    torch.testing.assert_close(made["lse"].double(), lse, rtol=0, atol=1e-5)
+    positional, keywords = call.arguments({name: made[name] for name in OPERANDS})
+    expected = reference.prefill_backward(*positional, **keywords)[:3]
+    for name, gradient in zip(("grad_query", "grad_key", "grad_value"), expected, strict=True):
+        made[name] = gradient.to(torch.float16)
+    assert buffers.errors(case, made, False, "cpu")[1] < 1e-3
+    for name in ("grad_query", "grad_key", "grad_value"):  # the controls
+        wrong = made[name].clone()
+        wrong[-1, -1, -1, 0] += 5
+        assert buffers.errors(case, {**made, name: wrong}, False, "cpu")[1] > 1e-2
+        wrong[-1, -1, -1, 0] = torch.nan
+        assert buffers.errors(case, {**made, name: wrong}, False, "cpu")[1] == float("inf")
 
 
 def test_blocks_of_q8_0_hold_the_same_values() -> None:

@@ -24,6 +24,7 @@ DECODE = Call("decode", 4, 2, 64, 1, 40)
         *(replace(DECODE, kv_format=kv_format) for kv_format in QUANTISED),
         replace(DECODE, op="paged_decode", block_size=16, kv_format="int4"),
         replace(DECODE, batch=2, lengths=(40, 3)),
+        Call("prefill_backward", 4, 2, 64, 20, 40, causal=True),
     ],
     ids=str,
 )
@@ -48,6 +49,16 @@ def test_every_decode_of_the_bench_is_a_case() -> None:
     for call in SHAPES["decode"]:
         assert call.case().least_bytes == call.least_bytes
         assert str(call) not in [str(other) for other in SHAPES["decode"] if other is not call]
+
+
+def test_the_calls_of_training() -> None:
+    calls = SHAPES["training"]
+    backwards = [call for call in calls if call.is_backward]
+    assert [replace(call, op="prefill") for call in backwards] == [c for c in calls if not c.is_backward]
+    for call in backwards:
+        forward = replace(call, op="prefill")
+        assert call.flops == 2.5 * forward.flops and call.case().flops == 2.5 * forward.case().flops
+        assert call.least_bytes == call.case().least_bytes == 1.75 * forward.least_bytes
 
 
 @pytest.mark.parametrize("options", [{"window_left": 9}, {"sinks": True}])

@@ -99,3 +99,17 @@ def test_every_example_is_run() -> None:
     assert len(scripts) > 5 and not not_run(scripts)
     another = "_".join(("another", "script.py"))
     assert not_run([another]) == [another]
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_lora(device: str) -> None:
+    """Both runs learn alike, and one of them keeps no matrix of 128 by 128 per layer and head."""
+    message = run("lora.py", "--device", device, "--length", "128", "--steps", "6")
+    found = re.findall(r"(\w+) +loss (\S+) to (\d+\.\d+)(?:, (\S+) MB before the backward)?", message)
+    (_, *torchs), (_, *ours) = found
+    assert [name for name, *_ in found] == ["sdpa", "fattn"]
+    first, last = float(ours[0]), float(ours[1])
+    assert last < first - 0.01 and abs(last - float(torchs[1])) < 1e-3
+    if device == "mps":
+        matrices = 4 * 4 * 4 * 128 * 128 / 1e6
+        assert float(torchs[2]) - float(ours[2]) > 0.8 * matrices

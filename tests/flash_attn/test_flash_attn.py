@@ -209,14 +209,6 @@ def test_signatures(name: str) -> None:
     assert ours == SIGNATURES[name].split()
 
 
-def test_no_backward() -> None:
-    q = torch.randn(2, 20, 2, 32, device="mps", requires_grad=True)
-    for slopes in (None, torch.ones(2, 2, device="mps")):
-        out = fa.flash_attn_func(q, q, q, alibi_slopes=slopes)
-        with pytest.raises(RuntimeError, match="fattn has no backward"):
-            out.sum().backward()
-
-
 @pytest.mark.parametrize("dims", [(60, 60), (20, 13), (64, 30)])
 def test_head_sizes_that_are_padded(dims: tuple[int, int]) -> None:
     """As a caller of flash-attn pads heads: the scale is that of the true size."""

@@ -151,6 +151,25 @@ def _empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def _backward(
+    op: str, dtype: torch.dtype, sizes: tuple[int, ...], *, float32_out: bool = False, **options: Any
+) -> tuple[str, dict[str, Any]]:
+    """The backward of a call, with a gradient of lse."""
+    problem, _device = _call(op, dtype, sizes, **options)
+    arguments = on_meta(problem)
+    query = arguments["query"]
+    rows = (*query.shape[:-1], problem.value_dim)
+    lse = _empty(f32, *(query.shape[:-1] if query.dim() == 4 else query.shape[1::-1]))
+    out = _empty(f32 if float32_out else dtype, *rows)
+    return f"{op}_backward", {
+        **arguments,
+        "grad_out": _empty(dtype, *rows),
+        "grad_lse": lse,
+        "out": out,
+        "lse": lse,
+    }
+
+
 # Operators that no Problem describes.
 OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "merge_f16": ("merge", {"outs": _empty(f16, 4, 2, 8, 3, 64), "lses": _empty(f32, 4, 2, 8, 3)}),
@@ -170,6 +189,29 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax_f16": ("softmax", {"scores": _empty(f16, 2, 8, 77, 1500).transpose(1, 2)}),
     "softmax_short_f32": ("softmax", {"scores": _empty(f32, 4000, 60, 2)[..., 0], "softcap": 30.0}),
     "softcap_bf16": ("softcap", {"x": _empty(bf16, 6, 40, 100)[:, :, :60], "cap": 30.0}),
+    "prefill_backward_f16": _backward("prefill", f16, (2, 16, 4, 512, 512, 64, 64), **CAUSAL),
+    "prefill_backward_f32": _backward("prefill", f32, (1, 8, 8, 300, 300, 128, 128), float32_out=True),
+    # Columns over several simdgroups, shares of different sizes, and a map that the plan makes.
+    "prefill_backward_bf16_mask": _backward(
+        "prefill",
+        bf16,
+        (2, 32, 8, 2000, 2000, 136, 256),
+        mask=torch.bool,
+        mask_broadcast=(False, True, False, False),
+        sinks=True,
+        softcap=30.0,
+    ),
+    "varlen_prefill_backward": _backward(
+        "varlen_prefill",
+        bf16,
+        (4, 32, 8, 900, 1000, 128, 64),
+        seq_lens=(1000, 900, 0, 17),
+        q_lens=(1, 900, 3, 0),
+        window_left=1023,
+        sinks=True,
+        alibi_slopes=True,
+        **CAUSAL,
+    ),
     "mask_map_f32": ("mask_map", {"attn_mask": _empty(f32, 2, 1, 3000, 5000)}),
 }
 

@@ -31,6 +31,8 @@ INTERFACE: dict[str, Any] = json.loads(torch.ops.fattn._kernel_interface())
 CONSTANTS: list[str] = INTERFACE["constants"]
 SLOTS = {name: slot for slot, name in enumerate(INTERFACE["operands"])}
 PARAMS: dict[str, str] = INTERFACE["kernels"]
+# The results of the backwards.
+GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_sinks", "grad_alibi")
 ALL_CHECKS = "race,bounds,uninit"
 
 Mutate = Callable[[str], str]
@@ -70,10 +72,10 @@ def run(
     return buffers["out"], buffers["lse"]
 
 
-def plan_of(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def plan_of(op: str, arguments: Mapping[str, Any], family: int = 7) -> dict[str, Any]:
     # Small prefills fill one core, and have the tiles of calls that fill the GPU.
     cores = 1 if op.endswith("prefill") else 8
-    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=7, cores=cores).data
+    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=family, cores=cores).data
     return plan
 
 
@@ -94,6 +96,18 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
         scratch_bytes -= 4 * parts * rows * (columns + 4)
     if scratch_bytes:
         buffers["mask_map"] = torch.full((scratch_bytes,), 255, dtype=torch.uint8)
+    return buffers
+
+
+def backward_buffers(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
+    """Likewise of a backward: the operands, and full of NaN the gradients and what is known of the rows."""
+    buffers = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
+    if "out" in buffers:
+        buffers["saved_out"] = buffers.pop("out")
+    on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
+    for name, result in zip(GRADIENTS, getattr(torch.ops.fattn, op)(**on_meta), strict=True):
+        buffers[name] = torch.full_like(result, torch.nan, device="cpu")
+    buffers["row_states"] = torch.full((plan["scratch_bytes"] // 16, 4), torch.nan)
     return buffers
 
 

@@ -110,6 +110,7 @@ COMMANDS: dict[str, Kind] = {
     "python examples/varlen.py": ByTest("tests/docs/test_examples.py::test_varlen"),
     "python examples/document_mask.py": ByTest("tests/docs/test_examples.py::test_document_mask"),
     "python examples/encoder.py": ByTest("tests/docs/test_examples.py::test_encoder"),
+    "python examples/lora.py": ByTest("tests/docs/test_examples.py::test_lora"),
     "python -m tests.mutation --update-counts": NotRun(
         "it rewrites tests/mutation/counts.txt, which tests/kernels/test_mutation.py holds"
     ),

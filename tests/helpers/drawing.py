@@ -35,14 +35,23 @@ FAR = 2**20
 WIDE_PREFILLS = WIDE_HEAD_DIMS[:3] + WIDE_HEAD_DIMS[5:6]
 
 
-def draw(count: int, seed: int = 0) -> list[Problem]:
-    """`count` problems that cover as many pairs of features as possible (features.py)."""
-    of = 48
-    chosen = features.choose(_candidates(of * (count + 4), seed), of)
+def draw(
+    count: int,
+    seed: int = 0,
+    *,
+    ops: tuple[str, ...] = ("prefill", *OPS),
+    work: float = MAX_WORK,
+    of: int = 48,
+) -> list[Problem]:
+    """`count` problems that cover as many pairs of features as possible (features.py), each the best `of` so
+    many. `work`: the most multiply-adds of one."""
+    chosen = features.choose(_candidates(of * (count + 4), seed, ops, work), of)
     return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
 
 
-def _candidates(count: int, seed: int) -> list[Problem]:
+def _candidates(
+    count: int, seed: int, ops: tuple[str, ...] = ("prefill", *OPS), work: float = MAX_WORK
+) -> list[Problem]:
     """`count` problems in which every axis takes each of its values about equally often."""
     rng = random.Random(seed)
 
@@ -51,7 +60,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
         rng.shuffle(cards)
         return cards
 
-    ops = deck(("prefill", *OPS))
+    of_each = deck(ops)
     dims, groups = deck(HEAD_DIMS), deck(GROUPS)
     layouts = list(zip(deck(LAYOUTS), deck(LAYOUTS), deck(LAYOUTS), strict=True))
     masks, mask_layouts, causalities = (
@@ -73,7 +82,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
     for i in range(count):
-        op, (q_heads, kv_heads) = ops[i], groups[i]
+        op, (q_heads, kv_heads) = of_each[i], groups[i]
         is_decode = op in DECODES
         narrow = not (wide[i] and (is_decode or wide[i] in WIDE_PREFILLS))
         head_dim, value_dim, value_in_key = (*dims[i], False) if narrow else wide[i]
@@ -85,7 +94,7 @@ def _candidates(count: int, seed: int) -> list[Problem]:
             if few.random() < 0.4:  # one or two packed rows
                 q_heads, kv_heads, q_len = few.choice(FEW_ROWS)
             kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
-        batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim))
+        batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim), work)
         if op.startswith("paged"):
             kv_len = -(-kv_len // block_sizes[i]) * block_sizes[i]
         which_dims = all_dims.index((head_dim, value_dim, value_in_key))
@@ -131,17 +140,17 @@ def _candidates(count: int, seed: int) -> list[Problem]:
             )
         )
         if op == "prefill" and chunks.random() < 0.4:
-            problems[-1] = _chunk(problems[-1], chunks)
+            problems[-1] = _chunk(problems[-1], chunks, work)
         if (problems[-1].q_offset or 0) > problems[-1].kv_len and far.random() < 0.75:  # see features()
             problems[-1] = replace(problems[-1], window_left=-1, window_right=-1)
     return problems
 
 
-def _chunk(problem: Problem, rng: random.Random) -> Problem:
+def _chunk(problem: Problem, rng: random.Random, work: float) -> Problem:
     """The same of few rows over keys enough to be cut into parts."""
     batch, kv_len = rng.choice((1, 1, 2)), rng.randint(1000, MAX_CACHE)
     of_row = batch * problem.q_heads * (problem.head_dim + problem.value_dim) * kv_len
-    q_len = min(rng.randint(1, 40), max(int(MAX_WORK / of_row), 1))
+    q_len = min(rng.randint(1, 40), max(int(work / of_row), 1))
     offset = rng.randint(kv_len // 2, kv_len) if problem.causality == "offset" else problem.q_offset
     window = problem.window_left if rng.random() < 0.3 else rng.choice((-1, 10**9))
     return replace(problem, batch=batch, q_len=q_len, kv_len=kv_len, q_offset=offset, window_left=window)
@@ -161,8 +170,8 @@ def _length(rng: random.Random) -> int:
     return rng.randint(1, 40) if rng.random() < 0.5 else rng.randint(1, MAX_LENGTH)
 
 
-def _fit(batch: int, q_len: int, kv_len: int, work_per_pair: int) -> tuple[int, int, int]:
-    while batch * q_len * kv_len * work_per_pair > MAX_WORK:
+def _fit(batch: int, q_len: int, kv_len: int, work_per_pair: int, work: float) -> tuple[int, int, int]:
+    while batch * q_len * kv_len * work_per_pair > work:
         if batch > 1:
             batch -= 1
         elif q_len >= kv_len:

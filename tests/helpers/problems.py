@@ -156,6 +156,7 @@ class Problem:
     head_major_pool: bool = False
     q_lens: tuple[int, ...] | None = None  # packed: rows of each sequence; q_len is the most
     spare_rows: int = 0  # packed rows, and packed keys, of no sequence
+    sharpness: float = 1.0  # factor of the query: above 1, most rows have a dominant key
     kv_format: str = "float"
     # The options: all that is drawn, passed, covered and refused of each is its line here. Their rules apply
     # in this order.
@@ -184,6 +185,7 @@ class Problem:
             "value_in_key" if self.value_in_key else "",
             f"block{self.block_size}" if self.block_size else "",
             self.kv_format if self.kv_format != "float" else "",
+            "sharp" if self.sharpness > 1 else "",
             *((OPTIONS[name].shown or name).format(value) for name, value in self.options.items()),
         ]
         return "-".join(part for part in parts if part)
@@ -306,7 +308,9 @@ def patches(size: Sequence[int], generator: torch.Generator) -> Tensor:
     return kinds[drawn[:, :, row][..., key]]
 
 
-def _values(shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator) -> Tensor:
+def drawn_values(
+    shape: tuple[int, ...], dtype: torch.dtype, layout: str, generator: torch.Generator
+) -> Tensor:
     """Normal numbers that are equal along the dimensions which the layout expands."""
     values = torch.randn(shape, generator=generator).to(dtype)
     if layout == "expanded_batch":
@@ -374,9 +378,11 @@ def build(problem: Problem, seed: int = 0) -> Case:
         k_layout, v_layout = (
             name if name.startswith(("padded", "off")) else "contiguous" for name in p.layouts[1:]
         )
-    query = _values((p.batch, p.q_heads, p.q_len, p.head_dim), p.dtype, q_layout, generator)
-    key = _values((p.batch, p.kv_heads, p.kv_len, p.head_dim), p.dtype, k_layout, generator)
-    value = _values((p.batch, p.kv_heads, p.kv_len, p.value_dim), p.dtype, v_layout, generator)
+    query = (
+        drawn_values((p.batch, p.q_heads, p.q_len, p.head_dim), p.dtype, q_layout, generator) * p.sharpness
+    )
+    key = drawn_values((p.batch, p.kv_heads, p.kv_len, p.head_dim), p.dtype, k_layout, generator)
+    value = drawn_values((p.batch, p.kv_heads, p.kv_len, p.value_dim), p.dtype, v_layout, generator)
     if p.value_in_key:
         value = key[..., : p.value_dim]
     mask = _mask(p, generator)
@@ -439,8 +445,6 @@ def build(problem: Problem, seed: int = 0) -> Case:
         options |= {"max_seqlen_q": p.q_len, "is_causal": p.is_causal}
     elif p.op == "prefill" and p.is_causal:
         options["is_causal"] = True
-    if p.has_packed_keys:
-        options["max_seqlen_k"] = p.kv_len
-    if p.q_offset is not None:
-        options["q_offset"] = p.q_offset
+    options |= {"max_seqlen_k": p.kv_len} if p.has_packed_keys else {}
+    options |= {"q_offset": p.q_offset} if p.q_offset is not None else {}
     return Case(p, operands, clean, visible, options)

@@ -17,7 +17,7 @@ from tests.helpers import cache_problems, wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
 from torch_fattn.integrations import comfyui
-from torch_fattn.operators import LOGITS_OPERATORS, OPERATORS
+from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS
 
 Arguments = dict[str, Any]
 # Modules whose public names are those of torch_fattn.
@@ -194,10 +194,10 @@ def _transformers() -> Arguments:
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
 # A valid call of each on the CPU; for a method also the object, under "self".
 VALID: dict[str, Callable[[], Arguments]] = {
-    **{f"fattn.{op}": lambda op=op: wrong_calls.valid(op, "cpu") for op in OPERATORS},  # type: ignore[misc]
     **{
-        f"torch_fattn.reference.{op}": lambda op=op: wrong_calls.valid(op, "cpu")  # type: ignore[misc]
-        for op in OPERATORS
+        f"{room}.{op}": lambda op=op: wrong_calls.valid(op, "cpu")  # type: ignore[misc]
+        for op in (*OPERATORS, *BACKWARDS)
+        for room in ("fattn", "torch_fattn.reference")
     },
     "fattn.cache_write": lambda: cache_problems.valid("float", "cpu"),
     "torch_fattn.reference.cache_write": lambda: cache_problems.valid("float", "cpu"),
@@ -210,6 +210,8 @@ VALID: dict[str, Callable[[], Arguments]] = {
     },
     "torch_fattn.reference.quantise": lambda: {"x": heads(3, 32), "kv_format": "int8"},
     "torch_fattn.reference.dequantise": _quantised,
+    "fattn.attention": lambda: wrong_calls.valid("prefill", "cpu"),
+    "fattn.varlen_attention": lambda: wrong_calls.valid("varlen_prefill", "cpu"),
     "torch_fattn.sdpa": lambda: {n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
     "torch_fattn.shared_prefix_decode": _shared,
     "torch_fattn.shared_prefix_paged_decode": _shared_blocks,
@@ -262,6 +264,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
 }
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
 LEFT_OUT = {
+    "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
     "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.conftest import counted_launches
 from tests.helpers.problems import OPTIONS
+from torch_fattn import reference
 
 Arguments = dict[str, Any]
 Change = Callable[[Arguments], Arguments]
@@ -56,6 +57,12 @@ def valid(op: str, device: str = "mps") -> Arguments:
     def int32(*values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int32).to(device)
 
+    if op.endswith("_backward"):
+        forward = op.removesuffix("_backward")
+        results = getattr(reference, forward)(**valid(forward, "cpu"))
+        named = {"out": results[0].float().to(device), "lse": results[1].float().to(device)}
+        named |= {f"grad_{name}": randn(*result.shape) for name, result in named.items()}
+        return named | valid(forward, device)
     if op == "prefill":
         return {"query": randn(2, 4, 9, 64), "key": randn(2, 2, 24, 64), "value": randn(2, 2, 24, 40)}
     if op == "merge":
@@ -233,6 +240,40 @@ WRONG: dict[str, list[Fault]] = {
         fault("negative keys", option(max_seqlen_k=-7), "max_seqlen_k -7", "most"),
         fault("starts on the CPU", on_cpu("cu_seqlens_k"), "cu_seqlens_k", "cpu"),
         fault("far q_offset", option(q_offset=2**40, window_left=3), "q_offset", "position"),
+    ],
+    "prefill_backward": [
+        fault("grad_out of rank 3", sliced("grad_out", 0), "grad_out", "3"),
+        fault("grad_out of another length", sliced("grad_out", ALL, ALL, slice(8)), "grad_out",
+              "[2, 4, 8, 40]", "[2, 4, 9, 40]"),
+        fault("grad_out on the CPU", on_cpu("grad_out"), "grad_out", "cpu", "mps"),
+        mistyped("half grad_out", cast("grad_out", torch.float16), "grad_out", "float16", "float32"),
+        fault("no grad_out", without("grad_out"), "grad_out is None", error=TypeError),
+        fault("grad_lse of rank 4", sliced("grad_lse", None), "grad_lse", "4"),
+        mistyped("half grad_lse", cast("grad_lse", torch.float16), "grad_lse", "float16", "float32"),
+        fault("lse of another batch", sliced("lse", slice(1)), "lse", "[1, 4, 9]", "[2, 4, 9]"),
+        mistyped("half lse", cast("lse", torch.float16), "lse", "float16", "float32"),
+        fault("lse on the CPU", on_cpu("lse"), "lse", "cpu"),
+        fault("out as wide as keys", zeros_for("out", 2, 4, 9, 64), "out", "[2, 4, 9, 64]", "[2, 4, 9, 40]"),
+        mistyped("half out", cast("out", torch.float16), "out", "float16", "float32"),
+        mistyped("int8 keys", cast("key", torch.int8), "int8", "float32"),
+        fault("lengths differ", sliced("value", ALL, ALL, slice(23)), "24", "23"),
+        unsupported("D above 256", head_dim(264, "query", "key"), "264", "256"),
+        unsupported("Dv above 256",
+                    lambda a: {n: torch.zeros(*a[n].shape[:-1], 320, device="mps")
+                               for n in ("value", "out", "grad_out")}, "320", "256"),
+        fault("sinks of 3 heads", zeros_for("sinks", 3), "sinks", "3", "4"),
+        fault("mask of another length", zeros_for("attn_mask", 9, 23), "attn_mask", "23", "24"),
+        fault("far q_offset", option(q_offset=2**40, window_left=3), "q_offset", "position"),
+    ],
+    "varlen_prefill_backward": [
+        fault("grad_out of rank 4", sliced("grad_out", None), "grad_out", "4"),
+        fault("fewer rows", sliced("grad_out", slice(8)), "grad_out", "[8, 4, 40]", "[9, 4, 40]"),
+        fault("lse by rows", lambda a: {"lse": a["lse"].mT}, "lse", "[9, 4]", "[4, 9]"),
+        fault("grad_lse of one head", sliced("grad_lse", slice(1)), "grad_lse", "[1, 9]", "[4, 9]"),
+        mistyped("half grad_out", cast("grad_out", torch.float16), "grad_out", "float16", "float32"),
+        mistyped("int64 starts", cast("cu_seqlens_k", torch.int64), "cu_seqlens_k", "int64"),
+        unsupported("D above 256", head_dim(264, "query", "key"), "264", "256"),
+        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "most"),
     ],
 }  # fmt: skip
 for _name, _option in OPTIONS.items():

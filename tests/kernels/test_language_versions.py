@@ -90,9 +90,11 @@ def test_a_struct_of_fragments_is_made_in_thread() -> None:
     may be `thread` only."""
     sources = ("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector")
     found: dict[str, bool] = {}
-    for source in sources:
+    for source in (*sources, "backward_query", "backward_key"):
         found |= structs_of_fragments(kernel_text(source))
-    assert found == dict.fromkeys(("QueryRegisters", "AttentionState", "BlockProducts", "QueryColumns"), True)
+    forward = {"QueryRegisters", "AttentionState", "BlockProducts", "QueryColumns"}
+    backward = {"OwnedRows", "ProductBlocks", "QueryGradient", "KeyGradients"}
+    assert found == dict.fromkeys(forward | backward, True)
     assert structs_of_fragments("struct S {\n  OperandFragment f[2];\n};\n") == {"S": False}
 
 

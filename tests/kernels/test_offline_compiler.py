@@ -37,11 +37,13 @@ NEWER = ("metal3.2", "metal4.0", "metal4.1")
 KERNELS = (
     *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
     *("merge", "cache", "logits", "mask_map"),
+    *("backward_query", "backward_key", "backward_head"),
 )
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 VECTOR_HEAD_DIMS = [*HEAD_DIMS, *((dim, dim) for dim in range(136, 257, 40)), (192, 128), (256, 256)]
 WIDE_HEAD_DIMS = [(dim, dim) for dim in range(136, 577, 40)] + [(192, 128), (256, 256), (512, 512), (24, 328)]
+BACKWARD_HEAD_DIMS = [*HEAD_DIMS, (136, 136), (192, 128), (200, 256), (256, 256)]
 LATENT_HEAD_DIMS = [(576, 512), (64, 40)]  # the value is the first columns of the key
 
 # Over quantised caches of each format: by kernel, problems whose dtype and format are exchanged.
@@ -97,6 +99,9 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             yield torch_fattn.explain("softmax", x)
             yield torch_fattn.explain("softcap", x, 30.0)
         return
+    if kernel.startswith("backward"):
+        yield from _backward_plans(dtype)
+        return
     # One row group, two and four; keys for one part and for several.
     op = kernel.split("_")[0]
     sizes = ((512, 1024),) if op == "prefill" else itertools.product((1, 3, 8), (1024, 2**16))
@@ -124,6 +129,29 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             arguments = on_meta(quantised)
             for family, cores in itertools.product(FAMILIES, (8, 80)):
                 yield torch_fattn.explain(problem.op, **arguments, family=family, cores=cores)
+
+
+def _backward_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
+    for (dim, value_dim), family in itertools.product(BACKWARD_HEAD_DIMS, FAMILIES):
+        rows = [
+            torch.empty(1, 4, 70, n, dtype=dtype, device="meta") for n in (value_dim, dim, dim, value_dim)
+        ]
+        grad_out, query, key, value = rows
+        lse, numbers = torch.empty(1, 4, 70, device="meta"), torch.empty(4, dtype=dtype, device="meta")
+        yield torch_fattn.explain(
+            "prefill_backward",
+            grad_out,
+            lse,
+            query,
+            key,
+            value,
+            grad_out.float(),
+            lse,
+            sinks=numbers,
+            alibi_slopes=numbers,
+            family=family,
+            cores=8,
+        )
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:

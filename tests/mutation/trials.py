@@ -13,6 +13,7 @@ import torch
 
 from tests.helpers import direct_launch
 
+from .backward_trials import backward, other_backward
 from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill
 from .prefill_wide_trials import other_prefill_wide, prefill_wide
@@ -89,7 +90,8 @@ def _maps() -> Iterator[Trial]:
 @cache
 def all_trials() -> tuple[Trial, ...]:
     return (
-        *(*decode(), *wide(), *vector(), *prefill(), *prefill_wide()),
+        *(*decode(), *wide(), *vector(), *prefill(), *prefill_wide(), *backward()),
         *(*_merge(), *_write(), *_logits(), *_maps()),
         *(*other_decode(), *other_wide(), *other_vector(), *other_prefill(), *other_prefill_wide()),
+        *other_backward(),
     )

@@ -89,19 +89,21 @@ def check_kept(
 def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor:
     """The argument of that name, in the dtype that needs no conversion."""
     blocks = -(-s.keys // s.block)
-    packed = op in ("paged_prefill", "varlen_prefill")
+    packed = op.startswith(("paged_prefill", "varlen_prefill"))
     stored = columns(kv_format, DIM)
     shapes: dict[str, tuple[int, ...]] = {
         "query": (s.batch * s.rows, s.heads, DIM) if packed else (s.batch, s.heads, s.rows, DIM),
         "key": (s.batch, s.heads, s.keys, stored),
         "key_cache": (s.batch * blocks, s.block, s.heads, stored),
+        "lse": (s.heads, s.batch * s.rows) if packed else (s.batch, s.heads, s.rows),
         "attn_mask": (s.batch, s.heads, s.rows, s.keys),
         "outs": (1, s.batch, s.heads, s.rows, DIM),
         "lses": (1, s.batch, s.heads, s.rows),
         "scores": (s.batch, s.rows, s.keys),
         "x": (s.batch, s.rows, s.keys),
     }
-    if op == "varlen_prefill":
+    shapes |= {"out": shapes["query"], "grad_out": shapes["query"], "grad_lse": shapes["lse"]}
+    if op.startswith("varlen_prefill"):
         shapes["key"] = (s.batch * s.keys, s.heads, DIM)
     elif op == "cache_write":
         shapes["key"] = (s.batch * s.rows, s.heads, DIM)
@@ -200,7 +202,7 @@ def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
     optional = {a.name for a in schema.arguments if "Optional[Tensor]" in str(a.type)} & arguments.keys()
     for name in optional - {"mask_map", "key_scales", "value_scales"} if size in ("ones", "no keys") else ():
         others = {other for other in optional if other != name and "_scales" not in other}
-        alone = {n: given for n, given in arguments.items() if n not in others}
+        alone = {n: None if n in others else given for n, given in arguments.items()}
         check_kept(getattr(torch.ops.fattn, op), alone, written_by(op))
 
 

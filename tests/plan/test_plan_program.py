@@ -32,7 +32,7 @@ def test_plans(built: PlanProgram) -> None:
 @pytest.mark.parametrize(
     ("source", "old", "new", "place"),
     [
-        ("check.cpp", "dim > kMaxHeadDim", "dim >= kMaxHeadDim", "refusals"),
+        ("check.cpp", "dim > most", "dim >= most", "refusals"),
         ("check.cpp", "p.q_len <= kMaxDecodeRows", "p.q_len <= kMaxDecodeRows + 1", "refusals"),
         ("plan.cpp", "{uint32_t(p.rows), 1, 1}", "{uint32_t(p.rows) + 1, 1, 1}", "small operators"),
         ("cache.cpp", "p.value_in_key ? 1u : 2u", "2u", "small operators"),

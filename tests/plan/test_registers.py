@@ -27,11 +27,8 @@ def counted(recorded: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     digests = {(row["call"], row["shape"]): row["digest"] for row in recorded}
     loops = {row["digest"]: row["loop_needed"] for row in recorded if "loop_needed" in row}
     entries = [entry for entry in agx.entries() if entry.impl == OURS and entry.part == "plain"]
-    fresh = [
-        entry
-        for entry in entries
-        if entry.facts["by_hand"] and digests.get((entry.call, entry.shape)) == entry.digest
-    ]
+    entries = [entry for entry in entries if entry.facts["by_hand"]]
+    fresh = [entry for entry in entries if digests.get((entry.call, entry.shape)) == entry.digest]
     if len(fresh) < len(entries) / 2:
         warnings.warn(
             f"most rows of {RESULTS.name} are stale: run `python -m bench agx --update`", stacklevel=1

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.helpers import problems
+from tests.helpers import backward_problems, problems
+from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.problems import Problem
+from torch_fattn.operators import BACKWARDS
 
 PACKED = ("paged_prefill", "varlen_prefill")
 OPS = ("prefill", "decode", "paged_decode", *PACKED, "merge")
@@ -23,19 +25,22 @@ def arguments_of(op: str, device: str, **changes: Any) -> dict[str, Any]:
             "outs": torch.randn(2, 1, 4, 3, 16, generator=generator).to(device),
             "lses": torch.randn(2, 1, 4, 3, generator=generator).to(device),
         }
+    forward = op.removesuffix("_backward")
     sizes: dict[str, Any] = {"q_len": 6, "kv_len": 20, "causality": "bottom_right", "mask": torch.bool}
-    if op != "prefill":
+    if forward != "prefill":
         sizes = {"q_len": 2, "kv_len": 32, "seq_lens": (21, 32)}
-    if op in PACKED:
+    if forward in PACKED:
         sizes |= {"q_lens": (1, 9), "q_len": 9, "causality": "bottom_right"}
     if op.startswith("paged"):
         sizes |= {"block_size": 16}
-    problem = Problem(0, op, torch.float32, 2, 4, 2, head_dim=16, value_dim=16, **(sizes | changes))
+    problem = Problem(0, forward, torch.float32, 2, 4, 2, head_dim=16, value_dim=16, **(sizes | changes))
+    if op in BACKWARDS:
+        return backward_problems.build(BackwardProblem(0, problem, grad_lse=True)).arguments(device)[0]
     return problems.build(problem).arguments(device)[0]
 
 
 @pytest.mark.parametrize("device", ["mps", "cpu", "meta"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", (*OPS, *BACKWARDS))
 def test_opcheck(op: str, device: str) -> None:
     if device == "meta":
         arguments = arguments_of(op, "cpu")
@@ -52,7 +57,7 @@ def test_opcheck(op: str, device: str) -> None:
     assert set(result.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", (*OPS, *BACKWARDS))
 def test_tags(op: str) -> None:
     assert torch.Tag.pt2_compliant_tag in getattr(torch.ops.fattn, op).default.tags
 
@@ -94,6 +99,25 @@ def test_the_python_functions_compile_without_graph_break(name: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(function, backend="eager", fullgraph=True)
     assert torch.equal(compiled(**arguments), function(**arguments))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("op", BACKWARDS)
+def test_the_backwards_compile_without_graph_break(op: str, dynamic: bool, device: str) -> None:
+    arguments = arguments_of(op, device, sinks=True)
+    function = getattr(torch_fattn, op)
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for traced, plain in zip(compiled(**arguments), function(**arguments), strict=True):
+        assert (traced is None and plain is None) or torch.equal(traced, plain)
+
+
+def test_there_are_no_second_derivatives(device: str) -> None:
+    arguments = arguments_of("prefill_backward", device)
+    arguments["key"] = arguments["key"].detach().requires_grad_()
+    for gradient in torch.ops.fattn.prefill_backward(**arguments)[:3]:
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            gradient.sum().backward(retain_graph=True)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -74,7 +74,7 @@ def test_without_install_graphs_are_torchs() -> None:
 
 @pytest.mark.parametrize("function", [plain, by_name])
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
-def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
+def test_small_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
     mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
     with torch_fattn.installed():
         compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
@@ -85,7 +85,31 @@ def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
         assert torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
     report = torch_fattn.report()
     assert report.traced == 0 and report.routed == 0 and report.fell_back == 0
-    assert [(f.reason, f.traced > 0) for f in report.fallbacks] == [("gradients", True)]
+    assert [(f.reason, f.traced > 0) for f in report.fallbacks] == [("small_training", True)]
+
+
+@pytest.mark.parametrize("function", [plain, by_name])
+def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
+    """Both graphs hold torch_fattn's ops."""
+    mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
+    ops: list[str] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        ops.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch_fattn.install(training="fused")
+    try:
+        compiled = torch.compile(function, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+        compiled(*mine).square().sum().backward()
+    finally:
+        torch_fattn.uninstall()
+    plain(*theirs).square().sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
+    assert "fattn.attention.default" in ops and "fattn.prefill_backward.default" in ops
+    assert torch_fattn.report().traced > 0 and not torch_fattn.report().fallbacks
 
 
 class Attention(torch.nn.Module):

@@ -56,6 +56,10 @@ def of(some: bool, static: StaticKVCache, paged: PagedKVCache, step: CacheStep) 
     assert_type(torch_fattn.paged_prefill(t, t, t, t, t, t, 1, return_lse=True), Both)
     assert_type(torch_fattn.varlen_prefill(t, t, t, t, t, 1, 1), One)
     assert_type(torch_fattn.varlen_prefill(t, t, t, t, t, 1, 1, return_lse=True), Both)
+    gradients = torch_fattn.prefill_backward(t, None, t, t, t, None, t)
+    assert_type(gradients, tuple[One, One, One, One | None, One | None])
+    of_packed = torch_fattn.varlen_prefill_backward(t, None, t, t, t, None, t, t, t, 1, 1)
+    assert_type(of_packed, tuple[One, One, One, One | None, One | None])
     assert_type(torch_fattn.merge(t, t), One)
     assert_type(torch_fattn.merge(t, t, return_lse=True), Both)
     assert_type(torch_fattn.shared_prefix_decode(t, t, t, t, t, t), One)
@@ -146,6 +150,8 @@ OPTIONS = {
     "paged_prefill": options.PagedPrefillOptions,
     "varlen_prefill": options.VarlenPrefillOptions,
     "cache_write": options.StorageOptions,
+    "prefill_backward": options.PrefillOptions,
+    "varlen_prefill_backward": options.VarlenPrefillOptions,
 }
 
 

@@ -14,6 +14,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
 
 import torch_fattn
 from tests.conftest import counted_launches
+from tests.helpers.dense import dense_sequences
 from torch_fattn import reference
 
 WINDOWS = ((-1, -1), (-1, 0), (3, 0), (2, 4), (0, 0))
@@ -155,11 +156,27 @@ def test_compiled() -> None:
     assert torch.equal(out.cpu(), model(*tensors, cu).cpu())
 
 
-def test_backward_is_refused() -> None:
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0), (2, 1)], ids=str)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_backward(window: tuple[int, int], compiled: bool) -> None:
     tensors, cu = operands()
-    out = varlen_attn(tensors[0].requires_grad_(), *tensors[1:], cu, cu, 9, 9)
-    with pytest.raises(NotImplementedError, match=r"varlen_attn has no backward on mps; .*no_grad"):
-        out.sum().backward()
+    given = [t.detach().clone().requires_grad_() for t in tensors]
+    factors = torch.randn(tensors[0].shape)
+
+    def model(query: Tensor, key: Tensor, value: Tensor, cu: Tensor) -> Tensor:
+        return varlen_attn(query, key, value, cu, cu, 9, 9, window_size=window)
+
+    torch.compiler.reset()
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    (run(*given, cu) * factors.to("mps")).sum().backward()
+    exact = [t.detach().cpu().double().requires_grad_() for t in tensors]
+    seen = {"is_causal": window[1] == 0, "window_left": window[0], "window_right": window[1]}
+    lens = {"cu_seqlens_q": cu.cpu(), "cu_seqlens_k": cu.cpu()}
+    out, _ = dense_sequences(*exact, **lens, **seen)
+    (out * factors).sum().backward()
+    for mine, theirs in zip(given, exact, strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.allclose(mine.grad.cpu().double(), theirs.grad, atol=3e-3)  # float16
 
 
 def test_dropout_and_lonely_block_tables_are_refused() -> None:

@@ -38,6 +38,7 @@ NOT_FOLLOWED = {
     "its last entry must not be above that": LIMIT,
     "both must have the same dtype": LIMIT,
     "its shape must be": LIMIT,
+    'pass "auto", "fused" or "off"': LIMIT,
     "pass the sums that the overloads part return": LIMIT,
     "they must be equal": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,
@@ -51,12 +52,10 @@ NOT_FOLLOWED = {
     "pass up to {} printable characters": LIMIT,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
     'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",
-    'call model.train(), which trains through sdpa attention, or use attn_implementation="sdpa" or "eager"': (
-        "tests/transformers/test_refusals.py"
-    ),
     "pass a tensor": FIRST,
     "use float32, float16 or bfloat16": FIRST,
     "use larger blocks": HUGE,
+    "use shorter sequences": HUGE,
     "split the sequence and merge the parts with fattn.merge{}, or leave out columns of block_tables that no "
     "sequence fills": HUGE,
     "split the rows, each part with its q_offset": HUGE,
@@ -66,8 +65,6 @@ NOT_FOLLOWED = {
     "split the tensor": HUGE,
     "split the mask": HUGE,
     "call it with dropout_p=0.0": VARLEN,
-    "call it under torch.no_grad(), or if gradients are needed, "
-    "use torch.nn.functional.scaled_dot_product_attention for each sequence": VARLEN,
     "torch_fattn.install() provides one": VARLEN,
     "use F.scaled_dot_product_attention for training": "dropout is random",
     "pass the whole keys of each sequence to torch_fattn.decode": "future options: test_shared_prefix.py",

@@ -14,7 +14,7 @@ import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.accuracy import assert_lse_close
 from tests.helpers.wrong_calls import WRONG, Arguments, Fault, refusal, valid
-from torch_fattn.operators import OPERATORS
+from torch_fattn.operators import BACKWARDS, OPERATORS
 from torch_fattn.runtime.options import defaults_of
 
 
@@ -24,8 +24,9 @@ def refusal_of(op: str, arguments: Arguments) -> tuple[type[Exception], str]:
     return type(caught.value), str(caught.value)
 
 
-def call(op: str, arguments: Arguments) -> tuple[Tensor, Tensor]:
-    result = getattr(torch_fattn, op)(**arguments, return_lse=True)
+def call(op: str, arguments: Arguments) -> tuple[Tensor, ...]:
+    both = {} if op in BACKWARDS else {"return_lse": True}
+    result = getattr(torch_fattn, op)(**arguments, **both)
     torch.mps.synchronize()
     return result
 
@@ -34,7 +35,7 @@ def test_there_are_enough_wrong_calls() -> None:
     assert sum(map(len, WRONG.values())) >= 30
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", (*OPERATORS, *BACKWARDS))
 def test_the_control_works(op: str) -> None:
     with counted_launches() as launches:
         call(op, valid(op))
@@ -60,11 +61,12 @@ def test_wrong_call(op: str, fault: Fault) -> None:
     assert refused == refusal_of(op, arguments), "torch.compile and export see it word for word"
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", (*OPERATORS, *BACKWARDS))
 def test_the_control_works_without_data(op: str) -> None:
-    results = getattr(torch.ops.fattn, op)(**valid(op))
+    arguments = valid(op)
+    results = getattr(torch.ops.fattn, op)(**arguments)
     with FakeTensorMode() as mode:
-        fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in valid(op).items()}
+        fakes = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in arguments.items()}
         for fake, real in zip(getattr(torch.ops.fattn, op)(**fakes), results, strict=True):
             assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
 

@@ -16,11 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     FalconConfig,
-    Gemma2Config,
     GPTJConfig,
-    GptOssConfig,
     LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
 )
 
@@ -29,13 +26,9 @@ from tests.transformers.tiny_models import (
     CACHES,
     COMMON,
     DEVICE,
-    EXPERTS,
     LAYERS,
-    MIXED,
     TOLERANCE,
     VISIBLE_ERROR,
-    WINDOW,
-    assert_same_gradients,
     both_forward,
     pair,
     prompt,
@@ -47,12 +40,6 @@ from torch_fattn.integrations.transformers.fallback import without_patterns
 from torch_fattn.integrations.transformers.patterns import write_packed, write_pattern
 
 OLD = {"vocab_size": 64, "hidden_size": 64, "n_embd": 64, "n_head": 4, "num_attention_heads": 4}
-TRAINED: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**COMMON),
-    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
-    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
-    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
-}
 OF_THEIR_OWN: dict[str, PreTrainedConfig] = {
     "gptj": GPTJConfig(
         **OLD, n_layer=LAYERS, rotary_dim=8, n_positions=64, bos_token_id=2, eos_token_id=None
@@ -169,31 +156,6 @@ def test_options_that_sdpa_would_drop_are_errors(dropped: dict[str, Any], sdpa_p
     with pytest.raises(NotImplementedError, match=next(iter(dropped)).replace("_w", ".w")):
         attention_function(layer, query, query, query, None, is_causal=True, **dropped)
     assert attention_function(layer, query, query, query, None, is_causal=True)[0].shape == (1, 5, 4, 16)
-
-
-@pytest.mark.parametrize("policy", ["error", "sdpa"])
-@pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("name", TRAINED)
-def test_training(name: str, padding: int, policy: Any, seen: list[warnings.WarningMessage]) -> None:
-    """Gradients and losses are eager's, whatever the policy; what sdpa would drop goes through eager
-    attention."""
-    register(on_unsupported=policy)
-    ours, eager = pair(AutoModelForCausalLM, TRAINED[name])
-    ids, mask = prompt(padding=padding)
-    labels = ids.masked_fill(mask.roll(1, dims=1) == 0, -100)  # none that a padding token should predict
-    with counted_launches() as launches:
-        for model in (ours, eager):
-            inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-            model.train()(**{k: v.to(model.device) for k, v in inputs.items()}).loss.backward()
-    assert not any(name.startswith(("fattn_prefill", "fattn_decode")) for name in launches)
-    assert_same_gradients(ours, eager)
-    (sentence,) = sentences(seen)
-    instead = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
-    assert "training mode" in sentence and f"{instead} attention runs instead" in sentence
-    ours.eval()
-    with torch.no_grad(), counted_launches() as launches:
-        ours(ids.to(DEVICE))
-    assert launches["fattn_prefill"] == LAYERS, "and back after eval()"
 
 
 def test_dropout_in_training_mode(seen: list[warnings.WarningMessage]) -> None:
@@ -313,23 +275,3 @@ def test_autocast(dtype: torch.dtype) -> None:
             assert launches.get("fattn_prefill", 0) == (LAYERS if implementation == NAME else 0)
             errors.append((out.float().cpu() - exact)[mask.bool()].abs().max().item())
     assert errors[0] < 2 * errors[1]
-
-
-@pytest.mark.parametrize("policy", ["error", "sdpa"])
-def test_compiled_training_and_inference(policy: Any) -> None:
-    """One graph each, whatever the policy."""
-    register(on_unsupported=policy)
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
-    ids = prompt()[0]
-    torch._dynamo.reset()
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
-    for model in (ours.train(), eager.train()):
-        run = compiled if model is ours else model
-        run(ids.to(model.device), labels=ids.to(model.device), use_cache=False).loss.backward()
-    mine, theirs = (model.get_input_embeddings().weight.grad for model in (ours, eager))
-    assert (mine.cpu() - theirs).abs().max() < 1e-4 * theirs.abs().max()
-    ours.eval()
-    with torch.no_grad(), counted_launches() as launches:
-        logits = compiled(ids.to(DEVICE), use_cache=False).logits.cpu()
-        assert (logits - eager(ids).logits).abs().max() < TOLERANCE
-    assert launches["fattn_prefill"] == LAYERS

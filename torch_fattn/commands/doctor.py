@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import reference
 from ..inspection.compiled import compile_summary
 from ..inspection.plans import Explanation, explain, launch_counts
-from ..operators import LOGITS_OPERATORS, PLANNED
+from ..operators import BACKWARDS, LOGITS_OPERATORS, PLANNED
 from ..runtime import extension, versions
 from ..runtime.signatures import shown
 from . import report
@@ -41,6 +41,7 @@ KERNEL_OF = {
     "paged_prefill": "fattn_prefill",
     "varlen_prefill": "fattn_prefill",
     "merge": "fattn_merge",
+    **dict.fromkeys(BACKWARDS, "fattn_backward_key"),
     **{op: f"fattn_{op}" for op in LOGITS_OPERATORS},
     "mask_map": "fattn_mask_map",
     "cache_write": "fattn_cache_write",
@@ -84,6 +85,26 @@ class CacheWriteCase(Case):
         return max(
             float((mine.double() - true).abs().max()) for mine, true in zip(results, exact, strict=True)
         )
+
+
+class BackwardCase(Case):
+    """The gradients of query, key and value. Operands: grad_out, the three, lse, and those of packed rows."""
+
+    def run(self, device: str) -> tuple[Tensor, ...]:
+        return copied_and_cleared(
+            *getattr(torch.ops.fattn, self.op)(*self._arguments(device), **self.options)[:3]
+        )
+
+    def error(self, results: tuple[Tensor, ...]) -> float:
+        exact = getattr(reference, self.op)(*self._arguments("cpu"), **self.options)
+        return max(
+            float((mine.double() - true).abs().max() / true.abs().max())
+            for mine, true in zip(results, exact[:3], strict=True)
+        )
+
+    def _arguments(self, device: str) -> tuple[Any, ...]:
+        grad_out, query, key, value, lse, *packing = (t.to(device) for t in self.operands)
+        return (grad_out, None, query, key, value, None, lse, *packing)
 
 
 class LogitsCase(Case):
@@ -289,6 +310,13 @@ def _varlen_prefill_case(dtype: torch.dtype) -> Case:
     return Case("varlen_prefill", (query, keys, keys.flip(0), *starts), options)
 
 
+def _backward_case(forward: Case) -> Case:
+    out, lse = getattr(reference, forward.op)(*forward.operands, **forward.options)
+    query, key, value, *packing = forward.operands
+    operands = (_random(*out.shape, dtype=query.dtype), query, key, value, lse.float(), *packing)
+    return BackwardCase(f"{forward.op}_backward", operands, forward.options)
+
+
 def _merge_case(dtype: torch.dtype) -> Case:
     return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
 
@@ -318,6 +346,8 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "paged_decode": _paged_decode_case,
     "paged_prefill": _paged_prefill_case,
     "varlen_prefill": _varlen_prefill_case,
+    "prefill_backward": lambda dtype: _backward_case(_prefill_case(dtype)),
+    "varlen_prefill_backward": lambda dtype: _backward_case(_varlen_prefill_case(dtype)),
     "merge": _merge_case,
     **{op: partial(_logits_case, op) for op in LOGITS_OPERATORS},
     "mask_map": _mask_map_case,

@@ -5,8 +5,9 @@
 Tensors are `[batch, length, heads, head_dim]`, packed ones `[total, heads, head_dim]`. Causal masks are
 aligned to the lower right corner. A row that sees no key has the result 0 and a log-sum-exp of -inf.
 alibi_slopes, `[H]` or `[B, H]`, add `-slope * |i + Lk - Lq - j|` to the score of row i and key j. Head sizes
-that are not multiples of 8 are padded on every call. There is no backward and no dropout. `deterministic` and
-`num_splits` have no effect: results never differ between runs. Lengths, block tables and indices stay on the
+that are not multiples of 8 are padded on every call. Dense and packed calls are differentiable; calls with
+caches are not, and there is no dropout. `deterministic` and `num_splits` have no effect: results and
+gradients never differ between runs. Lengths, block tables and indices stay on the
 device; with FATTN_CHECK=1 in the environment, values out of range raise ValueError before anything is
 written.
 """

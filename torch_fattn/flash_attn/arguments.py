@@ -128,6 +128,16 @@ def check_integers(
     check_device(op, what, numbers, q)
 
 
+def refuse_gradient_by_distance(op: str, trains: bool) -> None:
+    """Of ALiBi where rows see later keys: it takes two passes, whose parts have no gradient."""
+    if trains:
+        raise NotImplementedError(
+            f"{name_of(op)}: alibi_slopes without causal=True have no backward; use "
+            "F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
+            "attn_mask that holds the ALiBi bias, or call under torch.no_grad()"
+        )
+
+
 def whole(op: str, what: str, number: int | Tensor, meaning: str) -> int:
     """Accepts a tensor of one number, as flash-attn does."""
     if isinstance(number, Tensor) and (number.dim() or number.dtype not in (torch.int32, torch.int64)):

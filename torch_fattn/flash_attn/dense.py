@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..integrations.pytorch.routing import is_plain, torchs
 from ..operators.attention import MAX_DECODE_ROWS
+from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
@@ -23,6 +24,7 @@ from .arguments import (
     check_sizes,
     check_slopes,
     refuse_dropout,
+    refuse_gradient_by_distance,
     result,
     scale_of,
     softcap_of,
@@ -71,7 +73,8 @@ def flash_attn_func(
 ) -> Result:
     """Attention of q `[B, Lq, Hq, D]` over k and v `[B, Lk, Hkv, D]`. Returns out, shaped like q; with
     return_attn_probs also the log-sum-exp `[B, Hq, Lq]` and an empty tensor, as flash-attn does without
-    dropout."""
+    dropout. Differentiable for heads of up to 256, also in alibi_slopes if causal; `deterministic` changes
+    nothing, as gradients always are."""
     return _dense(
         "flash_attn_func", q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         return_attn_probs,
@@ -92,7 +95,8 @@ def _dense(
     scale = scale_of(op, softmax_scale)
     q_len, kv_len, value_dim = q.shape[1], k.shape[1], v.shape[-1]
     limits = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
-    if alibi_slopes is None and not return_attn_probs and is_plain(limits):
+    trains = needs_gradient(q, k, v, alibi_slopes)
+    if alibi_slopes is None and not return_attn_probs and not trains and is_plain(limits):
         routed = torchs(*(tensor.transpose(1, 2) for tensor in (q, k, v)), is_causal=causal, scale=scale)
         if routed is not None:
             return routed.transpose(1, 2).contiguous()
@@ -101,16 +105,18 @@ def _dense(
     operands = [tensor.transpose(1, 2) for tensor in (q, k, v)]
 
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
-        op = torch.ops.fattn.prefill.part if part else torch.ops.fattn.prefill
-        out, lse = op(*operands, q_offset=kv_len - q_len - before, **options)
+        ops = torch.ops.fattn
+        prefill = ops.prefill.part if part else ops.attention if trains else ops.prefill
+        out, lse = prefill(*operands, q_offset=kv_len - q_len - before, **options)
         return out.transpose(1, 2), lse
 
-    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+    if not trains and (q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS)):
         out, lse = torch.ops.fattn.decode(*operands, alibi_slopes=alibi_slopes, **options)
         out = out.transpose(1, 2)
     elif alibi_slopes is None or sees_no_later_key(causal, options):
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     else:
+        refuse_gradient_by_distance(op, trains and limits["window_left"] != 0)
         out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], result_dtype(q), options)
     return result(without_padding(out, value_dim), lse, return_attn_probs)
 

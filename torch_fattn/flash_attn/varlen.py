@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
@@ -25,6 +26,7 @@ from .arguments import (
     check_slopes,
     name_of,
     refuse_dropout,
+    refuse_gradient_by_distance,
     result,
     scale_of,
     softcap_of,
@@ -89,7 +91,8 @@ def flash_attn_varlen_func(
     """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
     blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the
     log-sum-exp `[Hq, Tq]`. seqused_k `[B]` is the number of keys of each sequence that are used, as in vLLM;
-    with it and a block_table, cu_seqlens_k may be None."""
+    with it and a block_table, cu_seqlens_k may be None. Differentiable like `flash_attn_func`, without
+    block_table and seqused_k."""
     return _packed(
         "flash_attn_varlen_func", q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
         softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, block_table, seqused_k,
@@ -127,9 +130,11 @@ def _packed(
 
     value_dim = v.shape[-1]
     q, k, v, options["scale"] = pad_heads(q, k, v, scale)
+    trains = needs_gradient(q, k, v, alibi_slopes)
     by_distance = alibi_slopes is not None and not sees_no_later_key(causal, options)
     if block_table is None and seqused_k is None and not by_distance:
-        out, lse = torch.ops.fattn.varlen_prefill(
+        prefill = torch.ops.fattn.varlen_attention if trains else torch.ops.fattn.varlen_prefill
+        out, lse = prefill(
             q, k, v, cu_seqlens_q, cu_seqlens_k, most_q, most_k,
             is_causal=causal, alibi_slopes=alibi_slopes, **options,
         )  # fmt: skip
@@ -162,6 +167,7 @@ def _packed(
 
     if by_distance:
         assert alibi_slopes is not None
+        refuse_gradient_by_distance(op, trains)
         of_rows = _slopes_of_rows(alibi_slopes, cu_seqlens_q, q.shape[0])
         out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     else:

@@ -93,7 +93,7 @@ def prefill(
         ValueError: shapes, strides or values that do not fit.
         TypeError: dtypes.
         NotImplementedError: not built.
-        RuntimeError: from `backward`; the operators have no gradient.
+        RuntimeError: from `backward`; `attention` is this operator with gradients.
 
     The method is FlashAttention (Dao et al. 2022, 2023): online softmax (Milakov & Gimelshein 2018; Rabe &
     Staats 2021) over tiles of keys, so that the score matrix is never written to memory. Scores and result

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import ATTENTION, LOGITS_OPERATORS, OPERATORS
+from . import ATTENTION, BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS, OPERATORS
 from .kv_formats import head_dim
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -19,14 +19,19 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def register() -> None:
     for op in OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _fake(op))
+    for op, computed in DIFFERENTIABLE.items():
+        torch.library.register_fake(f"fattn::{op}", _fake(computed))
     for op in LOGITS_OPERATORS:
         torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
+    for op in BACKWARDS:
+        torch.library.register_fake(f"fattn::{op}", _backward_fake(op))
     for op in ATTENTION:
         torch.library.register_fake(f"fattn::{op}.part", _part_fake(op))
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
     torch.library.register_fake("fattn::mask_map", _mask_map)
     torch.library.register_fake("fattn::cache_write", _cache_write)
-    torch.library.register_fake("fattn::_refuse_backward", torch.empty_like)
+    for op in ("_refuse_backward", "_refuse_second_derivative"):
+        torch.library.register_fake(f"fattn::{op}", torch.empty_like)
 
 
 def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -56,6 +61,19 @@ def _part_fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
         return part, lse.new_empty(*lse.shape, 4)
 
     return part_fake
+
+
+def _backward_fake(op: str) -> Callable[..., tuple[Tensor, ...]]:
+    def fake(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+        _check(op, arguments, options)
+        query = arguments[2]
+        parameters = (options.get("sinks"), options.get("alibi_slopes"))
+        return tuple(
+            query.new_empty(0, dtype=torch.float32) if each is None else each.new_empty(each.shape)
+            for each in (*arguments[2:5], *parameters)
+        )
+
+    return fake
 
 
 def _merged_parts(outs: Tensor, sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -126,8 +144,8 @@ def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None
 
 
 def _check_devices(op: str, tensors: dict[str, Tensor]) -> None:
-    first, *others = tensors
-    for name in others:
+    first = "query" if "query" in tensors else next(iter(tensors))
+    for name in tensors:
         if tensors[name].device != tensors[first].device:
             # Advise to move tensors from the CPU to the GPU.
             is_far = tensors[first].device.type == "cpu" and tensors[name].device.type != "meta"

@@ -27,6 +27,7 @@ from .attention import (
     prefill,
     varlen_prefill,
 )
+from .backward import prefill_backward, varlen_prefill_backward
 from .kv_formats import dequantise, quantise
 from .scores import mask_map, softcap, softmax
 
@@ -39,8 +40,10 @@ __all__ = [
     "paged_decode",
     "paged_prefill",
     "prefill",
+    "prefill_backward",
     "quantise",
     "softcap",
     "softmax",
     "varlen_prefill",
+    "varlen_prefill_backward",
 ]

@@ -36,6 +36,14 @@ def prefill(
     **options: Unpack[PrefillOptions],
 ) -> tuple[Tensor, Tensor]:
     """Query `[B,Hq,Lq,D]` over key `[B,Hkv,Lk,D]` and value `[B,Hkv,Lk,Dv]`. `mask_map` has no effect."""
+    with torch.no_grad():
+        return differentiable_prefill(query, key, value, attn_mask, **options)
+
+
+def differentiable_prefill(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Unpack[PrefillOptions]
+) -> tuple[Tensor, Tensor]:
+    """`prefill`, through which gradients reach the operands."""
     every = with_defaults("prefill", options)
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
     first = every["q_offset"]
@@ -152,6 +160,22 @@ def varlen_prefill(
     """Query `[Tq,Hq,D]` and key `[Tk,Hkv,D]`, value `[Tk,Hkv,Dv]`: `prefill` of rows `cu_seqlens_q[b]` to
     `cu_seqlens_q[b + 1]` over keys `cu_seqlens_k[b]` to `cu_seqlens_k[b + 1]`. A row of no sequence sees no
     key. Returns out `[Tq,Hq,Dv]` and lse `[Hq,Tq]`."""
+    sizes = (max_seqlen_q, max_seqlen_k)
+    with torch.no_grad():
+        return differentiable_varlen_prefill(query, key, value, cu_seqlens_q, cu_seqlens_k, *sizes, **options)
+
+
+def differentiable_varlen_prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: Unpack[VarlenPrefillOptions],
+) -> tuple[Tensor, Tensor]:
+    """`varlen_prefill`, through which gradients reach the operands."""
     every = with_defaults("varlen_prefill", options)
     rows, heads, _ = query.shape
     out, lse = _no_key_results(rows, heads, value.shape[-1], every["sinks"])
@@ -160,10 +184,11 @@ def varlen_prefill(
     sequences = zip(pairwise(bounds), pairwise(key_bounds), strict=True)
     for b, ((first, end), (first_key, end_key)) in enumerate(sequences):
         keys = slice(first_key, min(end_key, first_key + max_seqlen_k))
-        sequence_out, sequence_lse = prefill(
+        sequence_out, sequence_lse = differentiable_prefill(
             query[first:end].transpose(0, 1)[None],
             key[keys].transpose(0, 1)[None],
             value[keys].transpose(0, 1)[None],
+            None,
             **of_sequence(every, b),
         )
         out[first:end] = sequence_out[0].transpose(0, 1)
@@ -260,29 +285,32 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """The scores, in the order of the contract, then the softmax over the visible keys."""
     heads, head_dim = query.shape[1], query.shape[3]
-    q = query.detach().cpu().double()
-    k, v = (_share_heads(t.detach().cpu().double(), heads) for t in (key, value))
-    scale = options["scale"]
-    scores = modified((q @ k.mT) * (head_dim**-0.5 if scale is None else float(scale)), positions, options)
+    visible = visible.expand(*query.shape[:3], key.shape[2])
     if attn_mask is not None:
         attn_mask = attn_mask.detach().cpu()
-        if attn_mask.dtype == torch.bool:
-            visible = visible & attn_mask
-        else:
-            visible = visible & (attn_mask != -_INF)
-            scores = scores + attn_mask.double()
-    visible = visible.expand(scores.shape)
+        visible = visible & (attn_mask if attn_mask.dtype == torch.bool else attn_mask != -_INF)
+    sees, seen = visible.any(-1), visible.any(-2)
+    # Otherwise, 0 times NaN would reach the gradients of other rows and keys.
+    q = query.cpu().double().masked_fill(~sees[..., None], 0.0)
+    k, v = (_share_heads(t.cpu().double(), heads).masked_fill(~seen[..., None], 0.0) for t in (key, value))
+    scale = options["scale"]
+    scores = modified((q @ k.mT) * (head_dim**-0.5 if scale is None else float(scale)), positions, options)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask.double()
     scores = scores.masked_fill(~visible, -_INF)
 
     sinks = options["sinks"]
     sink = torch.full((heads,), -_INF, device="cpu") if sinks is None else sinks.cpu()
     sink = sink.double()[:, None].expand(scores.shape[:3])
-    top = _finite_top(torch.cat([scores, sink[..., None]], dim=-1).amax(-1))
+    top = _finite_top(torch.cat([scores, sink[..., None]], dim=-1).detach().amax(-1))
     weights = (scores - top[..., None]).exp()
     total = weights.sum(-1) + (sink - top).exp()
-    out = _weighted_values(weights, v, visible) / total[..., None]
-    out = out.masked_fill((total == 0)[..., None], 0.0)
-    return out, top + total.log()
+    nothing = total == 0
+    total = total.masked_fill(nothing, 1.0)
+    # NaN in a value that some row sees reaches that row, and leaves the others undefined.
+    out = (weights @ v) / total[..., None]
+    out = out.where(sees[..., None], out.detach())  # the sink alone makes it 0, or NaN
+    return out, (top + total.log()).masked_fill(nothing, -_INF)
 
 
 def modified(scores: Tensor, positions: Tensor, options: ScoreOptions) -> Tensor:
@@ -325,7 +353,8 @@ def _no_key_results(rows: int, heads: int, value_dim: int, sinks: Tensor | None)
     out = torch.zeros(rows, heads, value_dim, dtype=torch.float64, device="cpu")
     lse = torch.full((heads, rows), -_INF, dtype=torch.float64, device="cpu")
     if sinks is not None:
-        lse[:] = sinks.cpu().masked_fill(sinks.cpu() == _INF, torch.nan)[:, None]
+        logits = sinks.detach().cpu()
+        lse[:] = logits.masked_fill(logits == _INF, torch.nan)[:, None]
         out.masked_fill_(lse.isnan().T[..., None], torch.nan)
     return out, lse
 
@@ -338,9 +367,3 @@ def _share_heads(x: Tensor, q_heads: int) -> Tensor:
 def _finite_top(top: Tensor) -> Tensor:
     """The row maximum, or 0 for a row without a finite score, so that it can be subtracted."""
     return top.masked_fill(top == -_INF, 0.0)
-
-
-def _weighted_values(weights: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """`weights @ value`. A value that no row sees has no influence. NaN in one that some row sees reaches
-    that row, and leaves the others undefined."""
-    return weights @ value.masked_fill(~visible.any(-2)[..., None], 0.0)

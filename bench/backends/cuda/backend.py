@@ -63,8 +63,8 @@ class CudaBackend:
         buffers, largest, relative = self._gpu.run_row(self._runner, row, "cuda")
         if not relative < TOLERANCE[call.dtype]:
             raise NotImplementedError(f"{impl} computes this wrongly: relative error {relative:.1e}")
-        times, note = self._gpu.time_row(self._runner, row, buffers)
-        return {**timed_row(call, times, self.ceilings(), largest), "note": note}
+        times, found = self._gpu.time_row(self._runner, row, buffers)
+        return {**timed_row(call, times, self.ceilings(), largest), **found}
 
     def _find(self, call: Call, impl: str) -> dict[str, Any]:
         fields = json.loads(json.dumps(vars(call.case())))

@@ -56,6 +56,11 @@ CORRECTNESS = [
     Case("prefill", 1, 2, 1, 256, 72, 300, causal=True),
     Case("prefill", 1, 2, 1, 256, 72, 72, causal=True, whole_rows=2048),
     Case("prefill", 1, 2, 1, 512, 40, 128, dtype="bfloat16"),
+    Case("prefill_backward", 2, 4, 2, 64, 200, 200, causal=True),
+    Case("prefill_backward", 1, 4, 1, 128, 96, 333, dtype="bfloat16"),
+    Case("prefill_backward", 1, 2, 2, 80, 130, 130, causal=True, dtype="bfloat16"),
+    Case("prefill_backward", 1, 2, 1, 96, 44, 300, causal=True),
+    Case("prefill_backward", 1, 2, 2, 64, 70, 70, causal=True, dtype="float32"),
 ]
 
 

@@ -47,10 +47,12 @@ class Runner:
             self._kernels[cubin] = Kernel(self.folder / cubin)
         return self._kernels[cubin]
 
-    def prepare(self, variant: dict[str, Any], buffers: dict[str, torch.Tensor]) -> Callable[[], None]:
-        """Returns a function that enqueues a variant of a row over these buffers."""
+    def prepare(
+        self, variant: dict[str, Any], buffers: dict[str, torch.Tensor], only: int | None = None
+    ) -> Callable[[], None]:
+        """Returns a function that enqueues a variant of a row over these buffers, or one of its passes."""
         launches = []
-        for one in variant["passes"]:
+        for one in variant["passes"] if only is None else [variant["passes"][only]]:
             values = {int(slot): _value(argument, buffers) for slot, argument in one["arguments"].items()}
             launches.append(
                 (self.kernel(one["cubin"]), tuple(one["grid"]), tuple(one["threads"]), Arguments(values))
@@ -127,15 +129,24 @@ def _enqueue(kernel: Kernel, groups: int, threads: int, values: dict[int, Any]) 
     )
 
 
-def time_row(runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor]) -> tuple[list[float], str]:
-    """Returns the times and the note of the fastest variant."""
+def time_row(
+    runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor]
+) -> tuple[list[float], dict[str, Any]]:
+    """Returns the times of the fastest variant, and its note. Each pass of a backward is timed alone too."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
     sets = [first] + [make(row, 100 + i) for i in range(min(MOST_SETS, ROTATION_BYTES // size))]
     timed = [
-        (time_graph([runner.prepare(variant, buffers) for buffers in sets]), str(variant["note"]))
+        (time_graph([runner.prepare(variant, buffers) for buffers in sets]), variant)
         for variant in row["variants"]
     ]
-    return min(timed, key=lambda one: median(one[0]))
+    times, fastest = min(timed, key=lambda one: median(one[0]))
+    found: dict[str, Any] = {"note": str(fastest["note"])}
+    if row["case"]["op"] == "prefill_backward":
+        found["passes_ms"] = [
+            median(time_graph([runner.prepare(fastest, buffers, one) for buffers in sets]))
+            for one in range(len(fastest["passes"]))
+        ]
+    return times, found
 
 
 # ---- the run ----------------------------------------------------------------------------------------------

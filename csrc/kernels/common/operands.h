@@ -11,9 +11,15 @@
 #define FATTN_OPTIONAL_ARGUMENT(slot, type, name, condition) \
   type name [[buffer(fattn::kSlot##slot), function_constant(condition)]],
 
+// The operands without the results.
+#define FATTN_INPUTS(ALWAYS, OPTIONAL) FATTN_OPERANDS(ALWAYS, OPTIONAL, FATTN_NOTHING, FATTN_NOTHING)
+
 // The signature of a kernel with parameters of type `Params`.
-#define FATTN_ATTENTION_ARGUMENTS(Params)                                                    \
-  FATTN_ATTENTION_OPERANDS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT)                          \
+#define FATTN_ATTENTION_ARGUMENTS(Params)                           \
+  FATTN_ATTENTION_OPERANDS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT) \
+  FATTN_GRID_ARGUMENTS(Params)
+// Its part after the operands.
+#define FATTN_GRID_ARGUMENTS(Params)                                                         \
   constant Params &params [[buffer(fattn::kSlotParams)]],                                    \
       constant GridSlice &slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]], \
       uint3 group_in_dispatch [[threadgroup_position_in_grid]],                              \

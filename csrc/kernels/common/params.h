@@ -38,13 +38,25 @@ namespace fattn {
   OTHER(KeyCache, device Stored*, key_cache)                    /* of cache_write */             \
   OTHER(ValueCache, device Stored*, value_cache)                                                 \
   OTHER(SlotMapping, const device SlotNumber*, slot_mapping)                                     \
-  OTHER(Logits, const device Element*, logits) /* of softmax and softcap */
+  OTHER(Logits, const device Element*, logits)    /* of softmax and softcap */                   \
+  OTHER(GradOut, const device Element*, grad_out) /* from here on of a backward */               \
+  OTHER(GradLse, const device float*, grad_lse)                                                  \
+  OTHER(SavedOut, const device float*, saved_out) /* the result of the forward */                \
+  OTHER(RowStates, device float4*, row_states)    /* scratch: RowState */                        \
+  OTHER(GradKey, device Element*, grad_key)                                                      \
+  OTHER(GradValue, device Element*, grad_value)                                                  \
+  OTHER(GradQuery, device Element*, grad_query) /* written to the slot of out */                 \
+  OTHER(GradSinks, device Element*, grad_sinks) /* likewise */                                   \
+  OTHER(GradAlibi, device Element*, grad_alibi) /* likewise */
 
 #define FATTN_ENUMERATOR(slot, ...) kSlot##slot,
 enum Slot {
   FATTN_OPERANDS(FATTN_ENUMERATOR, FATTN_ENUMERATOR, FATTN_ENUMERATOR, FATTN_ENUMERATOR) kSlotCount
 };
 #undef FATTN_ENUMERATOR
+// Operands from this one on have no slot of their own: Metal has 31.
+FATTN_CONSTEXPR int kBufferSlots = kSlotGradQuery;
+static_assert(kBufferSlots <= 31, "Metal has no more buffers");
 
 // Function constants: features that are switched per pipeline. Everything else is a macro (dtype, head dims,
 // tile) or a parameter. X(type, name): fc_<name> in the kernels, KernelSpec::<name> on the host. The position
@@ -70,7 +82,9 @@ enum Slot {
   X(bool, token_major_out) /* decode, merge: out is [batch, row, head] in memory */                     \
   X(bool, grouped)         /* a dense tile has rows of all query heads that share a key-value head */   \
   X(uint, sinks_kind)      /* FloatKind of sinks */                                                     \
-  X(uint, slopes_kind)     /* FloatKind of alibi_slopes */
+  X(uint, slopes_kind)     /* FloatKind of alibi_slopes */                                              \
+  X(bool, grad_lse)        /* backward: lse has a gradient */                                           \
+  X(bool, saved_out)       /* backward: the result of the forward is given in float32 */
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };
@@ -161,6 +175,29 @@ struct GridSlice {
   X(fattn_i32, heads_first) /* heads are neighbours in the grid, not the tiles of a head */
 struct PrefillParams {
   FATTN_PREFILL_PARAMS(FATTN_FIELD)
+};
+
+// The parameters of a backward: those of its forward, whose `out` is the gradient of the query.
+#define FATTN_BACKWARD_PARAMS(X) \
+  X(PrefillParams, forward)      \
+  X(Strides3, grad_out)          \
+  X(Strides3, saved_out)         \
+  X(Strides3, grad_key)          \
+  X(Strides3, grad_value)        \
+  X(fattn_f32, grad_scale) /* the scale of scores */
+struct BackwardParams {
+  FATTN_BACKWARD_PARAMS(FATTN_FIELD)
+};
+
+// A sum over the rows of a head: of all sequences, or of one. fc_packed: of one that cu_seqlens cuts out.
+#define FATTN_BACKWARD_HEAD_PARAMS(X)                                        \
+  X(fattn_i64, sinks_stride)                                                 \
+  X(fattn_i64, cu_seqlens_stride)                                            \
+  X(fattn_i32, sequences) /* in a sum; packed: 1, their rows are adjacent */ \
+  X(fattn_i32, q_heads)                                                      \
+  X(fattn_i32, q_len)
+struct BackwardHeadParams {
+  FATTN_BACKWARD_HEAD_PARAMS(FATTN_FIELD)
 };
 
 // What the rows of decode see by position, and the sizes of chunks. window_left is kNoWindow without a
@@ -268,6 +305,8 @@ FATTN_CHECK_SIZE(GridSlice, 16);
 #define FATTN_BYTES(type, name) +sizeof(type)
 #define FATTN_CHECK_PARAMS(Params, LIST) FATTN_CHECK_SIZE(Params, (0 LIST(FATTN_BYTES) + 7) / 8 * 8)
 FATTN_CHECK_PARAMS(PrefillParams, FATTN_PREFILL_PARAMS);
+FATTN_CHECK_PARAMS(BackwardParams, FATTN_BACKWARD_PARAMS);
+FATTN_CHECK_PARAMS(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS);
 FATTN_CHECK_PARAMS(CausalSpan, FATTN_CAUSAL_SPAN);
 FATTN_CHECK_PARAMS(DecodeParams, FATTN_DECODE_PARAMS);
 FATTN_CHECK_PARAMS(MergeParams, FATTN_MERGE_PARAMS);

@@ -75,15 +75,22 @@ inline void set_uniform(thread ScoreModifiers& modifiers, constant Params& param
 }
 
 // score = cap * tanh(scale * product / cap) + slope * (key - position); softcap and ALiBi are optional.
-inline float modified_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
+inline float capped_score(float product, thread const ScoreModifiers& modifiers) {
   float s = product * modifiers.scale;
   if (fc_softcap) {
     s = softcapped(s, modifiers.softcap);
   }
+  return s;
+}
+inline float biased_score(float capped, thread const ScoreModifiers& modifiers, int r, int key) {
+  float s = capped;
   if (fc_alibi) {
     s += modifiers.slope[r] * float(key - modifiers.position[r]);
   }
   return s;
+}
+inline float modified_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
+  return biased_score(capped_score(product, modifiers), modifiers, r, key);
 }
 
 // Whether row r sees the key, which may not exist. Adds attn_mask to the score.

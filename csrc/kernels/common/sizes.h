@@ -47,6 +47,8 @@ FATTN_CONSTEXPR int kLogitsVector = 4;
 FATTN_CONSTEXPR int kSumFloats = 4;
 // The same without the last, which is equal in all parts: merge's state of a row.
 FATTN_CONSTEXPR int kMergeSumFloats = 3;
+// Floats of scratch per query row of a backward: RowState (backward/row_state.h).
+FATTN_CONSTEXPR int kRowStateFloats = 4;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Simdgroups of merge for a row of up to so many parts.

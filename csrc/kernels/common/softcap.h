@@ -11,4 +11,10 @@ namespace fattn {
 // precise one returns 1.
 inline float softcapped(float argument, float cap) { return cap * precise::tanh(argument); }
 
+// The derivative of softcapped() by s, from its result.
+inline float softcap_slope(float capped, float cap) {
+  const float t = capped / cap;
+  return fma(-t, t, 1.0f);
+}
+
 }  // namespace fattn

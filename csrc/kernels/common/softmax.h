@@ -5,34 +5,34 @@
 //   m' = max(m, max(s)),  w = exp(s - m'),  l' = exp(m - m') l + sum(w),  o' = exp(m - m') o + w v
 //
 // and the result is o / l.
-//
-// Score units: scores contain a factor log2(e), so a weight is one exp2 of a difference. With an additive
-// attn_mask they are natural: the factor would take precision from a mask of -1e5, and would overflow the
-// lowest float32, which programs add to mean "all equally unlikely".
 #pragma once
 
+#include "score_units.h"
 #include "tile.h"
 
 namespace fattn {
 
-inline float weight_of(float score_difference) {
-  return fast::exp2(fc_additive_mask ? score_difference * M_LOG2E_F : score_difference);
-}
-
-// A weight is 2^(score * log2_per_score()).
-inline float log2_per_score() { return fc_additive_mask ? M_LOG2E_F : 1.0f; }
-
-// Keeps a finite number finite in score units: above 2.3e38 it becomes the largest float.
-inline float finite_score(float natural, float score) {
-  return isinf(score) && isfinite(natural) ? copysign(FLT_MAX, natural) : score;
-}
-
-// A learned sink logit in score units.
-inline float sink_score(float sink) { return fc_additive_mask ? sink : finite_score(sink, sink * M_LOG2E_F); }
-
 // float32 scores are summed chunk by chunk: the rounding errors of one chain of D additions would dominate
 // the error of the result.
 FATTN_CONSTEXPR bool kBlockedSums = sizeof(Element) == 4;
+
+// A blocked sum starts at 0 and is added to the score when it is complete; otherwise the sum continues from
+// the score.
+inline void begin_sum(thread simdgroup_float8x8& sum, thread const simdgroup_float8x8& score) {
+  if (kBlockedSums) {
+    set_elements(sum, 0.0f, 0.0f);
+  } else {
+    sum = score;
+  }
+}
+inline void end_sum(thread simdgroup_float8x8& sum, thread simdgroup_float8x8& score) {
+  if (kBlockedSums) {
+    score.thread_elements()[0] += sum.thread_elements()[0];
+    score.thread_elements()[1] += sum.thread_elements()[1];
+  } else {
+    score = sum;
+  }
+}
 
 // product * scale, but NaN for an infinite scale, as from infinite elements of both signs.
 inline float scaled_product(float product, float scale) { return fma(product, scale, 0.0f * scale); }
@@ -43,6 +43,8 @@ struct StepFragments {
 
   bool any() const thread { return some != 0; }
   bool has(int k) const thread { return has_some(k, 1); }
+  // Exclusive upper bound of their numbers.
+  int end() const thread { return fc_mask_map ? kKeyFragments : min(int(some), kKeyFragments); }
   // Whether fragments [k, k + count) are not all hidden. Without a map, those that are hidden come last.
   bool has_some(int k, int count) const thread {
     return fc_mask_map ? ((some >> k) & ((1u << count) - 1)) != 0 : k < int(some);
@@ -196,24 +198,6 @@ struct AttentionState {
     for (int r = 0; r < kRows; r++) {
       set_elements(score[r][k], score[r][k].thread_elements()[0] * first_scale,
                    score[r][k].thread_elements()[1] * second_scale);
-    }
-  }
-
-  // A blocked sum starts at 0 and is added to the score when it is complete; otherwise the sum continues from
-  // the score.
-  static void begin_sum(thread simdgroup_float8x8& sum, thread const simdgroup_float8x8& score) {
-    if (kBlockedSums) {
-      set_elements(sum, 0.0f, 0.0f);
-    } else {
-      sum = score;
-    }
-  }
-  static void end_sum(thread simdgroup_float8x8& sum, thread simdgroup_float8x8& score) {
-    if (kBlockedSums) {
-      score.thread_elements()[0] += sum.thread_elements()[0];
-      score.thread_elements()[1] += sum.thread_elements()[1];
-    } else {
-      score = sum;
     }
   }
 

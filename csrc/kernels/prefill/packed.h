@@ -89,42 +89,80 @@ inline int prefix_max(int x, ushort lane) {
   return x;
 }
 
+// The rows of all sequences, cut into tiles. A tile has `tile_items` items, of which a row has `row_items`.
+struct PackedRows {
+  const device int* cu_seqlens;
+  long stride;
+  int sequences;
+  int rows;
+  int row_items;
+  int tile_items;
+};
+
+// A tile of the rows of a sequence, with the members of QueryTile.
+struct SequenceTile {
+  long batch;
+  int first_row;
+  int q_len;
+  int begin;
+  int end;
+};
+
 // Tile number `tile` of all sequences; `end` is 0 if there are fewer. The lanes examine 32 sequences at a
 // time. The end of a sequence is clamped to the rows of the call and to the ends before it, so every row
 // belongs to exactly one tile, whatever cu_seqlens contains. The rows before the first sequence and after the
 // last count as sequences without keys.
-inline QueryTile packed_tile(const device int* cu_seqlens, constant PrefillParams& params, int tile,
-                             int kv_head, ushort lane) {
-  QueryTile found;
+inline SequenceTile sequence_tile(PackedRows packed, int tile, ushort lane) {
+  SequenceTile found;
   found.end = 0;
-  found.kv_head = kv_head;
-  found.head = kv_head * params.group_size;
   int tiles_before = 0;
   int rows_before = 0;
-  for (int first = 0; first < params.batch + 2 && found.end == 0; first += kSimdWidth) {
+  for (int first = 0; first < packed.sequences + 2 && found.end == 0; first += kSimdWidth) {
     const int sequence = first + lane - 1;
-    int row_end = params.q_len;
-    if (sequence < params.batch) {
-      row_end = clamp(cu_seqlens[(sequence + 1) * params.cu_seqlens_stride], 0, params.q_len);
+    int row_end = packed.rows;
+    if (sequence < packed.sequences) {
+      row_end = clamp(packed.cu_seqlens[(sequence + 1) * packed.stride], 0, packed.rows);
     }
     row_end = max(prefix_max(row_end, lane), rows_before);
     const int end_before = simd_shuffle_up(row_end, ushort(1));
     const int row_begin = lane == 0 ? rows_before : end_before;
-    const int pairs = (row_end - row_begin) * params.group_size;
-    const int tiles = (pairs + kTileRows - 1) / kTileRows;
+    const int items = (row_end - row_begin) * packed.row_items;
+    const int tiles = (items + packed.tile_items - 1) / packed.tile_items;
     const int through = tiles_before + simd_prefix_inclusive_sum(tiles);
     const int passed = simd_sum(int(through <= tile));  // sequences whose tiles end before this one
     if (passed < kSimdWidth) {
       const ushort owner = ushort(passed);
-      found.batch = first + passed - 1 < params.batch ? first + passed - 1 : -1;
+      found.batch = first + passed - 1 < packed.sequences ? first + passed - 1 : -1;
       found.first_row = simd_shuffle(row_begin, owner);
-      found.end = simd_shuffle(pairs, owner);
+      found.end = simd_shuffle(items, owner);
       found.q_len = simd_shuffle(row_end, owner) - found.first_row;
-      found.begin = (tile - simd_shuffle(through - tiles, owner)) * kTileRows;
+      found.begin = (tile - simd_shuffle(through - tiles, owner)) * packed.tile_items;
     }
     tiles_before = simd_shuffle(through, ushort(kSimdWidth - 1));
     rows_before = simd_shuffle(row_end, ushort(kSimdWidth - 1));
   }
+  return found;
+}
+
+// The tile of (row, head) pairs that share a key-value head.
+inline QueryTile packed_tile(const device int* cu_seqlens, constant PrefillParams& params, int tile,
+                             int kv_head, ushort lane) {
+  PackedRows packed;
+  packed.cu_seqlens = cu_seqlens;
+  packed.stride = params.cu_seqlens_stride;
+  packed.sequences = params.batch;
+  packed.rows = params.q_len;
+  packed.row_items = params.group_size;
+  packed.tile_items = kTileRows;
+  const SequenceTile of_sequence = sequence_tile(packed, tile, lane);
+  QueryTile found;
+  found.batch = of_sequence.batch;
+  found.first_row = of_sequence.first_row;
+  found.q_len = of_sequence.q_len;
+  found.begin = of_sequence.begin;
+  found.end = of_sequence.end;
+  found.kv_head = kv_head;
+  found.head = kv_head * params.group_size;
   return found;
 }
 

@@ -190,12 +190,13 @@ struct TileRows {
   // Null if the row does not exist.
   const device Element* query_row(QueryRow at, constant PrefillParams& params,
                                   const device Element* query) const thread {
-    if (!at.exists) {
-      return nullptr;
-    }
-    const device Element* from =
-        query + at.head * params.query.head + (tile.first_row + at.row) * params.query.row;
-    return fc_packed ? from : from + tile.batch * params.query.batch;
+    return at.exists ? query + row_offset(at, params.query) : nullptr;
+  }
+
+  // Where the row begins in an operand with rows like those of query.
+  long row_offset(QueryRow at, constant Strides3& strides) const thread {
+    const long from = at.head * strides.head + (tile.first_row + at.row) * strides.row;
+    return fc_packed ? from : from + tile.batch * strides.batch;
   }
 
   // Sets the score modifiers of this lane's row of fragment r.

@@ -75,6 +75,15 @@ struct PrefillTile {
   template <typename Attention>
   void begin_row(int r, thread Attention& attention, thread ScoreModifiers& modifiers, bool saves) const
       thread {
+    prepare_row(r, modifiers, saves);
+    const QueryRow row = own_row(r * 8 + at.row);
+    if (fc_sinks && part == 0 && row.exists) {
+      attention.add_sink(r, sink_score(sink_of(row)), at.pair == 0);
+    }
+  }
+
+  // The same without an attention state.
+  void prepare_row(int r, thread ScoreModifiers& modifiers, bool saves) const thread {
     const QueryRow row = own_row(r * 8 + at.row);
     rows.set_modifiers(r, row, operands, *params, modifiers);
     if (saves && r == 0 && at.row == 0) {
@@ -83,10 +92,10 @@ struct PrefillTile {
     if (saves) {
       rows.save(r, row, part, *params, state);
     }
-    if (fc_sinks && part == 0 && row.exists) {
-      attention.add_sink(r, sink_score(sink_of(row)), at.pair == 0);
-    }
   }
+
+  // A row, counted from this simdgroup's first one.
+  QueryRow own_row(int row) const thread { return rows.row(first_row + row, *params); }
 
   // The query of a row, counted from this simdgroup's first row; null if it does not exist.
   const device Element* query_row(int row) const thread {
@@ -114,8 +123,6 @@ struct PrefillTile {
   float sink(int r) const thread { return sink_of(own_row(r * 8 + at.row)); }
 
  private:
-  QueryRow own_row(int row) const thread { return rows.row(first_row + row, *params); }
-
   // The learned logit of a row's head.
   float sink_of(QueryRow row) const thread {
     return float_at(operands.sinks, row.head * params->sinks_stride, fc_sinks_kind);

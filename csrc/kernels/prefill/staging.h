@@ -8,12 +8,21 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kKeyPitch = kHeadDim + kKeyPadBytes / int(sizeof(TileElement));
+// The columns of a row, with those that fill the last share.
+constexpr int padded_columns(int dim) {
+  return (dim / 8 + kColumnShares - 1) / kColumnShares * kColumnShares * 8;
+}
+
+FATTN_CONSTEXPR int kKeyPitch = padded_columns(kHeadDim) + kKeyPadBytes / int(sizeof(TileElement));
 // Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile: then the elements
 // that a lane multiplies together lie side by side. A thread stages both: of a quantised cache, whose chunks
-// are few, that would leave threads idle, and early loads hold enough as it is.
-FATTN_CONSTEXPR bool kPairedKeys = !kEarlyLoads && kKvFormat == kKvFloat;
-FATTN_CONSTEXPR int kValuePitch = kValueDim + kValuePadBytes / int(sizeof(TileElement));
+// are few, that would leave threads idle, and early loads hold enough as it is. A kernel that also reads
+// whole rows of K defines FATTN_PAIRED_KEYS as false.
+#ifndef FATTN_PAIRED_KEYS
+#define FATTN_PAIRED_KEYS true
+#endif
+FATTN_CONSTEXPR bool kPairedKeys = FATTN_PAIRED_KEYS && !kEarlyLoads && kKvFormat == kKvFloat;
+FATTN_CONSTEXPR int kValuePitch = padded_columns(kValueDim) + kValuePadBytes / int(sizeof(TileElement));
 
 inline uint tile_word(float first, float, float) { return as_type<uint>(first); }
 inline uint tile_word(float first, float second, half) { return as_type<uint>(half2(first, second)); }

@@ -11,6 +11,7 @@ from .control import (
     counters,
     launches,
     live_objects,
+    peak_memory,
     record,
     reset_counters,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "counters",
     "launches",
     "live_objects",
+    "peak_memory",
     "record",
     "reset_counters",
 ]

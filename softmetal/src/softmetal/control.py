@@ -43,6 +43,8 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
     for name in ("stop_recording", "totals", "live_objects", "device_facts"):
         getattr(library, f"softmetal_{name}").restype = ctypes.c_void_p
+    for name in ("allocated_bytes", "peak_bytes"):
+        getattr(library, f"softmetal_{name}").restype = ctypes.c_size_t
     library.softmetal_free.argtypes = [ctypes.c_void_p]
     library.softmetal_free.restype = None
     library.softmetal_current_settings.restype = ctypes.POINTER(_Settings)
@@ -134,6 +136,25 @@ def launches() -> dict[str, int]:
 def reset_counters() -> None:
     _finish_stream()
     load().softmetal_reset_totals()
+
+
+class PeakMemory:
+    """The most bytes of buffers at a time, above those that lived when the context began."""
+
+    bytes = 0
+
+
+@contextmanager
+def peak_memory() -> Iterator[PeakMemory]:
+    """Measure the memory of the buffers in this context; the result is filled in on exit. Contexts do not
+    nest."""
+    _finish_stream()
+    peak = PeakMemory()
+    before = load().softmetal_allocated_bytes()
+    load().softmetal_restart_peak()
+    yield peak
+    _finish_stream()
+    peak.bytes = load().softmetal_peak_bytes() - before
 
 
 def live_objects() -> dict[str, int]:

@@ -12,6 +12,7 @@ import pytest
 from softmetal.__main__ import main
 from softmetal.agx import build, ir, listing, scheduler
 from softmetal.agx.compile import THREADS_BY_REGISTERS, compiled, cost_of, resident_threads
+from softmetal.agx.translate import to_ir
 from softmetal.testing.agx import AgxError, Cost, Kernel, NotBuiltError, compile_kernel
 
 FILE = Path(__file__).parent / "kernels.metal"
@@ -119,6 +120,39 @@ def test_dynamic_threadgroup_memory_and_bfloat() -> None:
     assert result.kinds["local_load"] == result.kinds["local_store"] == 1
     with pytest.raises(AgxError, match="give the size of the"):
         cost("scratch")
+
+
+LAST_BUFFER = """
+#include <metal_stdlib>
+using namespace metal;
+kernel void add_some(device float* out [[buffer(30)]], const device float* values [[buffer(29)]],
+                     constant int& count [[buffer(28)]], uint own [[thread_position_in_grid]]) {
+  float sum = 0;
+#pragma clang loop unroll(disable)
+  for (int i = 0; i < count; i++) {
+    if (values[i] < 0) {
+      continue;
+    }
+    sum += values[i + own];
+  }
+  out[own] = sum;
+}
+"""
+
+
+@built
+def test_the_last_buffers_and_a_loop_with_a_hint() -> None:
+    """Metal has 31 buffers; Mesa's reader refuses the hint of a loop that continues early."""
+    result = compile_kernel(Kernel(LAST_BUFFER, "add_some", (64, 1, 1)))
+    assert len(result.loops) == 1
+    assert (result.kinds["device_load"], result.kinds["device_store"]) == (2, 1)
+
+
+def test_a_counter_of_32_bits_stays_one() -> None:
+    """LLVM widens counters to integers that the target has, and Apple's has no more than 32 bits."""
+    text = to_ir(Kernel(LAST_BUFFER, "add_some", (64, 1, 1)))
+    assert "phi i32" in text and "phi i64" not in text
+    assert ", !llvm.loop" not in text
 
 
 @built

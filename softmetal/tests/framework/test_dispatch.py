@@ -313,3 +313,16 @@ def test_lambdas_need_the_language_that_has_them(kit: ModuleType) -> None:
     assert y[0].item() == 3
     with pytest.raises(RuntimeError, match="Metal before 3.2 has no lambda"):
         run(kit, "version", y, source=source, macros={"KIT_LANGUAGE": "3.1"})
+
+
+def test_peak_memory() -> None:
+    """Buffers that live at one time count, above those from before."""
+    kept = torch.ones(1000, device="mps")
+    with softmetal.peak_memory() as peak:
+        for _ in range(3):
+            torch.empty(500, device="mps")
+        both = [torch.empty(100, device="mps") for _ in range(2)]
+    assert peak.bytes == 4 * 500 and len(both) == 2 and kept.numel() == 1000
+    with softmetal.peak_memory() as peak:
+        more = torch.empty(300, device="mps"), torch.empty(400, device="mps")
+    assert peak.bytes == 4 * 700 and len(more) == 2

@@ -1,12 +1,14 @@
-"""Advice about derivatives, which the operators lack; see __init__.py."""
+"""Advice about derivatives that the operators lack; see __init__.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jvp
+from torch.func import jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_fattn
 from tests.helpers.advice import Advice
@@ -14,15 +16,64 @@ from tests.helpers.public_calls import heads
 from torch_fattn import reference
 
 
-def _gradient(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
+def _gradient(attention: Callable[..., Tensor], dim: int = 8) -> Callable[[], Tensor]:
     def call() -> Tensor:
-        query = heads(1, 2, 3, 8).requires_grad_()
-        key = heads(1, 2, 5, 8, seed=1)
+        query = heads(1, 2, 3, dim).requires_grad_()
+        key = heads(1, 2, 5, dim, seed=1)
         attention(query, key, key).square().sum().backward()
         assert query.grad is not None
         return query.grad
 
     return call
+
+
+BIAS = heads(3, 5, seed=2).requires_grad_()
+
+
+def _with_bias(attention: Callable[..., Tensor], bias: Tensor) -> Callable[..., Tensor]:
+    return lambda query, key, value: attention(query, key, value, bias)
+
+
+def _by_hand_with_bias(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT * query.shape[-1] ** -0.5 + BIAS.detach()).softmax(-1) @ value
+
+
+def _second_derivative(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        query = heads(1, 2, 3, 8).requires_grad_()
+        key = heads(1, 2, 5, 8, seed=1)
+        (first,) = torch.autograd.grad(attention(query, key, key).square().sum(), query, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), query)
+        return second
+
+    return call
+
+
+def _by_torchs_math(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+ROWS = heads(2, 3, 2, 8)
+LENGTHS = torch.tensor([[0, 1, 3], [0, 2, 3]], dtype=torch.int32)
+
+
+def _packed_by_vmap() -> Tensor:
+    return vmap(lambda rows, lens: torch_fattn.varlen_attention(rows, rows, rows, lens, lens, 3, 3))(
+        ROWS, LENGTHS
+    )
+
+
+def _packed_in_one_call() -> Tensor:
+    rows, lens = ROWS.flatten(0, 1), torch.cat((LENGTHS[0], LENGTHS[1][1:] + 3))
+    return torch_fattn.varlen_attention(rows, rows, rows, lens, lens, 3, 3).unflatten(0, (2, 3))
+
+
+def _packed_one_by_one() -> Tensor:
+    calls = zip(ROWS, LENGTHS, strict=True)
+    return torch.stack(
+        [reference.varlen_prefill(rows, rows, rows, lens, lens, 3, 3)[0] for rows, lens in calls]
+    )
 
 
 def _tangent(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
@@ -42,11 +93,46 @@ def _by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 ADVICE: list[Advice] = [
+    *(
+        Advice(
+            "use torch_fattn.attention or torch.nn.functional.scaled_dot_product_attention "
+            "where gradients are needed",
+            _gradient(torch_fattn.prefill),
+            _gradient(followed),
+            _gradient(_by_hand),
+        )
+        for followed in (torch_fattn.attention, F.scaled_dot_product_attention)
+    ),
     Advice(
         "use torch.nn.functional.scaled_dot_product_attention where gradients are needed",
-        _gradient(torch_fattn.prefill),
-        _gradient(F.scaled_dot_product_attention),
-        _gradient(_by_hand),
+        _gradient(torch_fattn.attention, 264),
+        _gradient(F.scaled_dot_product_attention, 264),
+        _gradient(_by_hand, 264),
+    ),
+    *(
+        Advice(
+            "pass attn_mask.detach(), or use torch.nn.functional.scaled_dot_product_attention",
+            _gradient(_with_bias(torch_fattn.attention, BIAS)),
+            _gradient(followed),
+            _gradient(_by_hand_with_bias),
+        )
+        for followed in (
+            _with_bias(torch_fattn.attention, BIAS.detach()),
+            _with_bias(F.scaled_dot_product_attention, BIAS),
+        )
+    ),
+    Advice(
+        "use torch.nn.functional.scaled_dot_product_attention under "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) where one is needed",
+        _second_derivative(torch_fattn.attention),
+        _second_derivative(_by_torchs_math),
+        _second_derivative(_by_hand),
+    ),
+    Advice(
+        "pack the sequences of all its calls into one call",
+        _packed_by_vmap,
+        _packed_in_one_call,
+        _packed_one_by_one,
     ),
     Advice(
         "use torch.matmul and torch.softmax where one is needed",

@@ -28,6 +28,7 @@ from tests.helpers.advice import (
 )
 from tests.helpers.problems import Problem
 from tests.helpers.public_calls import heads
+from tests.helpers.wrong_calls import Arguments
 from torch_fattn import reference
 
 GROUPED = WIDE | {"query": heads(1, 4, 3, 584)}
@@ -85,7 +86,37 @@ def _too_wide(option: str) -> Advice:
     return Advice(advice, refused, lambda: reference.decode(**arguments)[0], lambda: exact)
 
 
+def _gradients(**changes: Any) -> Callable[[], Tensor]:
+    return lambda: torch_fattn.prefill_backward(**of("prefill_backward", **changes))[0]
+
+
+def _exact_gradients(**changes: Any) -> Callable[[], Tensor]:
+    return lambda: reference.prefill_backward(**of("prefill_backward", **changes))[0]
+
+
+HALVED = of("prefill_backward")["grad_out"].half()
+WIDE_GRADIENTS: Arguments = {n: each[..., :264] for n, each in WIDE.items()}
+WIDE_GRADIENTS |= {
+    "grad_out": heads(1, 2, 3, 264, seed=3),
+    "grad_lse": None,
+    "out": None,
+    "lse": heads(1, 2, 3),
+}
+
+
+def _gradients_by_torch() -> Tensor:
+    query, key, value = (WIDE_GRADIENTS[name] for name in ("query", "key", "value"))
+    out = F.scaled_dot_product_attention(query := query.clone().requires_grad_(), key, value)
+    return torch.autograd.grad(out, query, WIDE_GRADIENTS["grad_out"])[0]
+
+
 ADVICE: list[Advice] = [
+    Advice("convert grad_out with .to(query.dtype)", _gradients(grad_out=HALVED),
+           _gradients(grad_out=HALVED.to(torch.float32)), _exact_gradients(grad_out=HALVED.float())),
+    Advice("pass the out of the forward, or leave it out", _gradients(out=heads(2, 4, 9, 40).double()),
+           _gradients(out=None), _exact_gradients()),
+    Advice("use F.scaled_dot_product_attention for this layer", _gradients(**WIDE_GRADIENTS),
+           _gradients_by_torch, lambda: reference.prefill_backward(**WIDE_GRADIENTS)[0]),
     *(
         Advice(
             "split them into calls, each with the seq_lens up to its last row",

@@ -6,10 +6,11 @@ it registers a pair of kernels in torch's dispatcher (csrc/dropin/install.cpp).
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.compiler.config as compiler_config
@@ -20,15 +21,20 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 
+from ...runtime.signatures import public, shown
 from ...runtime.versions import VERSION
 from .routing import check_policy
 
-__all__ = ["install", "installed", "uninstall"]
+__all__ = ["Training", "install", "installed", "uninstall"]
+
+Training = Literal["auto", "fused", "off"]
 
 NAME = "fattn"
 # torch.compile caches compiled graphs on disk by the program's text. Graphs compiled while installed hold
-# torch_fattn's ops, which other processes may lack, so they need a cache key of their own.
+# torch_fattn's ops, which other processes may lack, so they need a cache key of their own, and one for each
+# way to train.
 _CACHE_TAG = f";torch_fattn {VERSION}"
+_ANY_CACHE_TAG = re.compile(re.escape(_CACHE_TAG) + r"(, training \w+)?")
 
 _lock = threading.RLock()
 _by_install = False
@@ -42,22 +48,24 @@ class _Handle:
 
     def remove(self) -> None:
         torch.ops.fattn._uninstall()
-        _tag_caches("")
+        _tag_caches()
 
 
 def _activate() -> _Handle:
     check_policy()
     torch.ops.fattn._install()
-    _tag_caches(_CACHE_TAG)
+    _tag_caches()
     return _Handle()
 
 
-def _tag_caches(tag: str) -> None:
+def _tag_caches() -> None:
     """Sets the cache key in all threads. An assignment to an option of torch.compile is local to its thread,
     so this changes the default, which torch reads from the environment."""
     option: Any = compiler_config._config["cache_key_tag"]  # type: ignore[attr-defined]
     given = option.env_value_default if isinstance(option.env_value_default, str) else option.default
-    option.env_value_default = given.replace(_CACHE_TAG, "") + tag
+    installed = torch.ops.fattn._is_installed()
+    tag = f"{_CACHE_TAG}, training {torch.ops.fattn._training()}" if installed else ""
+    option.env_value_default = _ANY_CACHE_TAG.sub("", given) + tag
 
 
 def register() -> None:
@@ -65,19 +73,31 @@ def register() -> None:
     register_flash_attention_impl(NAME, register_fn=_activate)
 
 
-def install() -> None:
+@public("torch_fattn.install")
+def install(training: Training = "auto") -> None:
     """Routes `F.scaled_dot_product_attention` on mps tensors to torch_fattn's kernels. This holds in all
     threads and for every caller: models, `nn.MultiheadAttention` with `need_weights=False`, code compiled
     from now on. Calls that the kernels cannot compute run as before, and `report()` lists them with the
-    reason. The packed attention of `torch.nn.attention.varlen`, which has no implementation on mps, gets one.
+    reason. The packed attention of `torch.nn.attention.varlen`, which has no implementation on mps, gets one,
+    and a backward.
 
-    Calling it again changes nothing.
+    Args:
+        training: which calls run here if gradients are needed; `sdpa` follows it, too. "auto": those for
+            whose backward torch's own implementation would keep a matrix of at least 1/256 of the memory that
+            the GPU may use (4 bytes for each row, key and head); smaller ones may be faster there. "fused":
+            all. "off": none.
+
+    Calling it again changes nothing but `training`.
     """
     global _by_install
     check_policy()
+    if not isinstance(training, str) or training not in get_args(Training):
+        raise ValueError(f'torch_fattn.install: training is {shown(training)}; pass "auto", "fused" or "off"')
     with _lock:
         _by_install = True
+        torch.ops.fattn._set_training(training)
         _follow()
+        _tag_caches()
 
 
 def uninstall() -> None:
@@ -85,6 +105,7 @@ def uninstall() -> None:
     global _before, _by_install
     with _lock:
         _by_install = False
+        torch.ops.fattn._set_training("auto")
         if _before == NAME:  # torch's switch turned it on; undo that too
             _before = None
         _follow()

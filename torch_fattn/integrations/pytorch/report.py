@@ -7,13 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
+from ...operators.differentiable import MAX_BACKWARD_HEAD_DIM
 from ...operators.head_padding import MAX_HEAD_DIM
 
 __all__ = ["REASONS", "Fallback", "Report", "report", "reset_report"]
 
 # A sentence for each reason that csrc/dropin/routing.cpp names.
 REASONS = {
-    "gradients": "gradients are needed, and torch_fattn has no backward: run inference under torch.no_grad()",
+    "gradients": 'gradients are needed, and install(training="off") leaves such calls to torch',
+    "mask_gradient": "attn_mask requires grad, and torch_fattn has no gradient of a mask",
+    "head_dim_gradient": f"gradients are needed, and a head size is above {MAX_BACKWARD_HEAD_DIM}",
+    "small_training": "gradients are needed, and torch keeps little memory for them, where it may be faster "
+    '(install(training="fused") takes such calls)',
     "forward_mode": "forward-mode gradients are needed, and torch_fattn has none",
     "dropout": "dropout is not implemented: model.eval() turns it off",
     "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
@@ -37,6 +42,7 @@ REASONS = {
 _WAYS = {
     "prefill": "by fattn.prefill",
     "decode": "by fattn.decode",
+    "training": "by fattn.attention, with gradients",
     "packed": "of varlen_attn by fattn.varlen_prefill",
     "paged": "of varlen_attn by fattn.paged_prefill",
 }
@@ -68,6 +74,7 @@ class Report:
     routed_by: dict[str, int]
     traced: int  # while torch.compile or export traced a graph, which visits one call several times
     fallbacks: tuple[Fallback, ...]
+    bytes_saved: int = 0  # that torch's own would have kept more for the backward of calls with gradients
 
     @property
     def routed(self) -> int:
@@ -91,13 +98,20 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self._headline()]
-        lines += [f"{count:>8}  {_WAYS[way]}" for way, count in self.routed_by.items() if count]
+        lines += [
+            f"{count:>8}  {_WAYS[way]}{self._saved() if way == 'training' else ''}"
+            for way, count in self.routed_by.items()
+            if count
+        ]
         if self.traced:
             lines.append(f"{self.traced:>8}  more while tracing: those graphs hold torch_fattn's ops")
         if self.fallbacks:
             lines.append("to torch's own implementation:")
         lines += [str(fallback) for fallback in self.fallbacks]
         return "\n".join([*lines, UNSEEN])
+
+    def _saved(self) -> str:
+        return f": torch's own would keep {self.bytes_saved / 1e9:.3g} GB more for their backward"
 
     def _headline(self) -> str:
         """The first line. The state of `install` now says nothing about earlier calls or those of `sdpa`."""
@@ -123,6 +137,7 @@ def report() -> Report:
         installed=torch.ops.fattn._is_installed(),
         traced=routed.pop("traced"),
         routed_by=routed,
+        bytes_saved=torch.ops.fattn._bytes_saved(),
         fallbacks=tuple(
             Fallback(name, count, traced[name], examples[name])
             for name, count in counts

@@ -33,10 +33,11 @@ def sdpa(
 
     Causal means what it means in torch: query row i sees the keys up to i, for any lengths. A row that sees
         no key is 0. Calls without a kernel run on torch's own implementation, with one warning per reason and
-        process: gradients, dropout, nested and sparse tensors, more than four dimensions, other devices than
-        "mps", other dtypes, head sizes above 576 (`report` counts them). Calls that torch is expected to
-        compute faster do so without a warning. Head sizes that are not multiples of 8 are padded. torch
-        raises its own errors for calls that it refuses.
+        process: dropout, nested and sparse tensors, more than four dimensions, other devices than "mps",
+        other dtypes, head sizes above 576, or 256 where gradients are needed (`report` counts them). Calls
+        that torch is expected to compute faster do so without a warning, and so do calls with gradients for
+        which it keeps little memory (`install` has the rule, and a choice). Head sizes that are not multiples
+        of 8 are padded. torch raises its own errors for calls that it refuses.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fattn.sdpa(
@@ -61,7 +62,7 @@ def sdpa(
 
 
 def _warn(reason: str) -> None:
-    if reason in _warned or reason == "torch_is_faster":
+    if reason in _warned or reason in ("torch_is_faster", "small_training"):
         return
     _warned.add(reason)
     warnings.warn(

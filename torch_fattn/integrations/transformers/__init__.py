@@ -8,8 +8,9 @@ that `from_pretrained` consults has names and no models. A model that requests n
 attention function runs as under "eager", with no refusal and no speedup.
 
 A layer that cannot run raises. With `register(on_unsupported="sdpa")`, transformers' sdpa attention runs it
-instead, with one warning for each kind of layer and reason. Training always runs on sdpa attention, because
-the kernels have no backward. Arguments that sdpa would silently ignore are refused in any case.
+instead, with one warning for each kind of layer and reason. Models train, too: with gradient checkpointing,
+packed sequences and adapters. Layers that the kernels cannot train (with dropout, or a learned position bias)
+run sdpa attention. Arguments that sdpa would silently ignore are refused in any case.
 
 `model.generate_batch` (continuous batching) runs under this name too.
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ...operators.differentiable import needs_gradient
 from ...runtime.signatures import public
 from .fallback import run_fallback, without_patterns
 from .masks import hides_nothing
@@ -24,7 +25,7 @@ from .refusals import (
     refuse_keywords,
     refuse_meaning,
     refuse_training,
-    training,
+    why_not_trained,
 )
 from .support import USE_ANOTHER, USE_EAGER
 
@@ -52,7 +53,8 @@ def attend(
     broadcastable to `[B,Hq,Lq,Lk]`, is added to the scores (T5); `cu_seq_lens_q` and `cu_seq_lens_k` cut
     packed sequences. Returns `([B,Lq,Hq,Dv], None)`.
 
-    Training runs transformers' sdpa attention. Unsupported layers run it too under
+    Gradients are those of `torch_fattn.attention`. What it cannot train (dropout, a mask or bias that
+    requires grad, heads above 256) runs transformers' sdpa attention. Unsupported layers run it too under
     `register(on_unsupported="sdpa")`; otherwise they raise NotImplementedError, ValueError or TypeError
     before anything is computed. An unknown keyword is refused unless it is None or False.
     """
@@ -73,11 +75,9 @@ def attend(
         del of_call["indices"], kwargs["indices"]
     lengths = _packing(module, query, key, value, attention_mask, softcap=softcap, **of_call)
     packed = None if lengths is None else lengths[:2]
-    if why := training(module, query, key, value, dropout=dropout):
+    if why := why_not_trained(module, query, key, value, attention_mask, position_bias, dropout=dropout):
         out = run_fallback(module, query, key, value, attention_mask, why, packed, **of_layer, **of_call)
-        if out is None:
-            refuse_training(module, query, key, value, dropout=dropout)
-        return out  # type: ignore[return-value]
+        return refuse_training(module, why) if out is None else out
     try:
         return _attend(module, query, key, value, attention_mask, lengths, **of_layer, **of_call), None
     except MeaningRefusedError:
@@ -175,16 +175,18 @@ def _attend(
                 pattern = read_pattern(mask, q_len, kv_len)
                 if pattern is None:
                     _refuse_pattern(module, mask, q_len, kv_len)
-                causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
-                key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
-                options["window_left"] = pattern.window_left
+                if pattern.seq_lens is not None and needs_gradient(query, key, value, s_aux):
+                    # The operators that read lengths have no backward.
+                    mask, causal = without_patterns(mask, q_len, kv_len)[0], False
+                else:
+                    causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
+                    key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
+                    options["window_left"] = pattern.window_left
             out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
     except MeaningRefusedError:
         raise
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal) from refusal
-    if out.requires_grad and not torch.compiler.is_compiling():
-        out.register_hook(_refuse_backward)
     return out
 
 
@@ -212,13 +214,6 @@ def _of_selected(mask: Tensor, indices: Tensor, q_len: int, kv_len: int) -> Tens
 def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
     """The sum of both as an additive mask."""
     return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else bias + mask
-
-
-def _refuse_backward(_grad: Tensor) -> NoReturn:
-    raise RuntimeError(
-        "fattn attention: backward is not implemented; call model.train(), which trains through sdpa "
-        'attention, or use attn_implementation="sdpa" or "eager"'
-    )
 
 
 def _refuse_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:

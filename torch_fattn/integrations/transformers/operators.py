@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...operators.attention import MAX_DECODE_ROWS
+from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ..pytorch.routing import is_plain, torchs
 
@@ -25,7 +26,8 @@ def compute(
     """Attention of query, key and value `[B, H, L, ..]`; out `[B, Lq, Hq, Dv]` is contiguous. A causal mask
     is `[B, 1, 1, Lk]`. seq_lens belongs to a causal query, which also has a mask only if decode takes all its
     rows."""
-    if seq_lens is None and is_plain(options):
+    trains = needs_gradient(query, key, value, options.get("sinks"))
+    if seq_lens is None and not trains and is_plain(options):
         torchs_out = torchs(query, key, value, mask, is_causal=causal, scale=options.get("scale"))
         if torchs_out is not None:
             return torchs_out.transpose(1, 2).contiguous()
@@ -33,7 +35,7 @@ def compute(
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
     # A single row sees every key, causal or not.
-    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+    if not trains and (q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS)):
         out, _lse = torch.ops.fattn.decode(
             query, key, value, seq_lens, attn_mask=mask, token_major_out=True, **options
         )
@@ -41,9 +43,8 @@ def compute(
         out = _prefill_of_cache(query, key, value, seq_lens, **options)
         return without_padding(out, value_dim)
     else:
-        out, _lse = torch.ops.fattn.prefill(
-            query, key, value, mask, is_causal=causal, token_major_out=True, **options
-        )
+        prefill = torch.ops.fattn.attention if trains else torch.ops.fattn.prefill
+        out, _lse = prefill(query, key, value, mask, is_causal=causal, token_major_out=True, **options)
     return without_padding(out.transpose(1, 2), value_dim)
 
 

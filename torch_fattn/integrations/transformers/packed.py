@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from .patterns import read_packed
 
@@ -25,7 +26,9 @@ def compute_packed(
     batch, _heads, length, _dim = query.shape
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
-    out, _lse = torch.ops.fattn.varlen_prefill(
+    trains = needs_gradient(query, key, value, options.get("sinks"))
+    prefill = torch.ops.fattn.varlen_attention if trains else torch.ops.fattn.varlen_prefill
+    out, _lse = prefill(
         *(operand.transpose(1, 2).flatten(0, 1) for operand in (query, key, value)),
         cu_seqlens_q,
         cu_seqlens_k,

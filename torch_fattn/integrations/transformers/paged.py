@@ -18,12 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import HEAD_STEP, pad_heads, without_padding
 from ...runtime.signatures import public
 from .compat import PagedLayer, paged_layer, update_paged
 from .fallback import run_fallback
 from .policy import falls_back
-from .refusals import reason_of, refusal_of_operator, refuse, refuse_keywords, refuse_training
+from .refusals import (
+    reason_of,
+    refusal_of_operator,
+    refuse,
+    refuse_keywords,
+    refuse_training,
+    why_not_trained,
+)
 from .support import USE_PAGED_EAGER
 
 _OF_THE_BATCH = frozenset(
@@ -73,7 +81,10 @@ def attend_paged(
     """Attention of query `[1,Hq,T,D]`; writes key and value `[1,Hkv,T,..]` of the new tokens to `cache`.
     Returns `([1,T,Hq,Dv], None)`. Rows are causal for any `is_causal`. Layers that the kernels cannot run
     fall back as they do without the cache."""
-    refuse_training(module, query, key, value, dropout=dropout)
+    if module.training and needs_gradient(query, key, value):
+        refuse_training(module, "continuous batching with gradients enabled has no backward")
+    if why := why_not_trained(module, query, key, value, dropout=dropout):
+        refuse_training(module, why)
     if cache is None:
         refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
     if attention_mask is not None and not hasattr(cache, "layer_to_allocator"):

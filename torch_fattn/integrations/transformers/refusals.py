@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
+from ...operators.differentiable import MAX_BACKWARD_HEAD_DIM, needs_gradient
 from .support import USE_ANOTHER, USE_EAGER
 
 # Keywords that change the result and that the operators cannot express, with advice for each.
@@ -71,24 +71,25 @@ def refuse_meaning(module: nn.Module, what: str, advice: str) -> NoReturn:
     raise MeaningRefusedError(f"{_who(module)}: {what}; {advice}")
 
 
-def training(module: nn.Module, *inputs: Tensor, dropout: float) -> str:
-    """Why the kernels, which have no backward and no dropout, cannot run a layer in training mode; empty if
-    they can. They cannot if the layer is in training mode, its inputs require gradients, and gradients are
-    enabled. After eval(), `model(ids)` without no_grad runs: only the last two hold."""
-    if not module.training:
-        return ""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        return "the model is in training mode with gradients enabled, and the kernels have no backward"
-    return f"dropout {dropout} is not implemented" if dropout > 0 else ""
+def why_not_trained(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *biases: Tensor | None, dropout: float
+) -> str:
+    """Why the kernels cannot train a layer: they have no dropout, no gradient of masks and biases, and no
+    backward of wide heads. Empty if they can, or if no gradient is needed."""
+    if needs_gradient(*biases):
+        return "a mask or a position bias requires grad, which has no gradient in the kernels"
+    widest = max(query.shape[-1], value.shape[-1])
+    if widest > MAX_BACKWARD_HEAD_DIM and needs_gradient(query, key, value):
+        return f"gradients of heads of {widest} are not implemented"
+    return f"dropout {dropout} is not implemented" if module.training and dropout > 0 else ""
 
 
-def refuse_training(module: nn.Module, *inputs: Tensor, dropout: float) -> None:
-    if why := training(module, *inputs, dropout=dropout):
-        refuse(
-            module,
-            why,
-            'train with attn_implementation="sdpa", or infer after model.eval() or under torch.no_grad()',
-        )
+def refuse_training(module: nn.Module, why: str) -> NoReturn:
+    refuse(
+        module,
+        why,
+        'train with attn_implementation="sdpa", or infer after model.eval() or under torch.no_grad()',
+    )
 
 
 def refuse_keywords(

@@ -50,7 +50,7 @@ _THREADGROUP_VARIABLE = re.compile(
 )
 _ANNOTATION = re.compile(r'__attribute__\(\(annotate\("[^"]*"\)\)\)|\[\[clang::annotate\("[^"]*"\)\]\]')
 _EXPORTS = '\n# 1 "softmetal exports"\n'
-_BUFFERS = 26  # AGX_BUFFERS of include/agx_arguments.h
+_BUFFERS = 32  # AGX_BUFFERS of include/agx_arguments.h
 
 
 class AgxError(Exception):
@@ -82,7 +82,7 @@ def to_ir(kernel: Kernel) -> str:
         text = _tool("opt", f"-passes={_PASSES_AFTER_BFLOAT}", "-S", "-o", "-", given=text)
     if ir.has_odd_switches(text):
         text = _tool("opt", "-passes=lower-switch", "-S", "-o", "-", given=text)
-    return ir.without_short_vectors(ir.without_attributes(text))
+    return ir.without_short_vectors(ir.without_attributes(ir.without_loop_hints(text)))
 
 
 def to_bitcode(text: str, file: Path) -> None:

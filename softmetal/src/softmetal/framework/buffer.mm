@@ -12,6 +12,7 @@ namespace softmetal {
 namespace {
 
 std::atomic<size_t> g_allocated_bytes{0};
+std::atomic<size_t> g_peak_bytes{0};
 
 struct LiveBuffers {
   std::mutex mutex;
@@ -23,7 +24,9 @@ LiveBuffers& live() {
 }
 
 SMBuffer* announce(SMBuffer* buffer) {
-  g_allocated_bytes += buffer->_length;
+  const size_t now = g_allocated_bytes += buffer->_length;
+  for (size_t peak = g_peak_bytes; peak < now && !g_peak_bytes.compare_exchange_weak(peak, now);) {
+  }
   std::lock_guard lock(live().mutex);
   live().objects.insert(buffer);
   return buffer;
@@ -74,6 +77,8 @@ void* buffer_contents(void* buffer) { return ((SMBuffer*)buffer)->_contents; }
 size_t buffer_length(void* buffer) { return ((SMBuffer*)buffer)->_length; }
 void release_object(void* object) { [(id)object release]; }
 size_t allocated_bytes() { return g_allocated_bytes; }
+size_t peak_bytes() { return g_peak_bytes; }
+void restart_peak() { g_peak_bytes = g_allocated_bytes.load(); }
 
 }  // namespace softmetal
 

@@ -13,7 +13,9 @@ size_t buffer_length(void* buffer);
 void release_object(void* object);
 
 size_t allocated_bytes();  // of all live buffers
-size_t device_memory();    // bytes that a process may reasonably use
+size_t peak_bytes();       // the most since restart_peak()
+void restart_peak();
+size_t device_memory();  // bytes that a process may reasonably use
 const char* device_name();
 unsigned apple_family();  // the family that the device reports (SOFTMETAL_GPU_FAMILY, default 8)
 unsigned core_count();    // the GPU cores that the device reports (SOFTMETAL_GPU_CORES, default 8)

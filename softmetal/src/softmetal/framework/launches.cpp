@@ -149,6 +149,9 @@ void softmetal_reset_totals(void) {
   log().totals = {};
 }
 
+size_t softmetal_allocated_bytes(void) { return softmetal::allocated_bytes(); }
+size_t softmetal_peak_bytes(void) { return softmetal::peak_bytes(); }
+void softmetal_restart_peak(void) { softmetal::restart_peak(); }
 char* softmetal_live_objects(void) {
   std::string json = "{";
   for (int i = 0; i < int(MetalClass::kCount); ++i) {

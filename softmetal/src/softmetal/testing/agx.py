@@ -10,6 +10,8 @@ from ..agx.compile import (
     NotBuiltError,
     StepCost,
     compile_kernel,
+    compiled,
+    cost_of,
     resident_threads,
     version,
 )
@@ -26,6 +28,8 @@ __all__ = [
     "NotBuiltError",
     "StepCost",
     "compile_kernel",
+    "compiled",
+    "cost_of",
     "is_built",
     "resident_threads",
     "version",

@@ -15,7 +15,7 @@ uint nir_load_subgroup_invocation(void) __attribute__((const));
 
 // Buffer n is argument n of the entry point, once in device and once in constant memory. The last one has the
 // size of the grid, which Metal passes in memory too.
-#define AGX_BUFFERS 26
+#define AGX_BUFFERS 32
 struct agx_arguments {
   SOFTMETAL_DEVICE void* device[AGX_BUFFERS];
   SOFTMETAL_CONSTANT_SPACE void* constants[AGX_BUFFERS];

@@ -1,0 +1,292 @@
+// The gradients of key and value. A simdgroup owns keys, and the threadgroup walks the query rows that see
+// them, of all query heads that share the key-value head.
+//
+// Scores are computed transposed, S^T = K Q^T and dP^T = V dO^T. So the blocks of P^T and dS^T are left
+// factors of dV = P^T dO and dK = dS^T Q as they are, and nothing is transposed.
+//
+// backward_query has left what is known of the rows (RowState). A row that sees no key is staged as zeros,
+// whatever its operands hold.
+#define FATTN_STAGED 1
+#define FATTN_PAIRED_KEYS false
+#define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
+
+#include "gradients.h"
+#include "key_tile.h"
+#include "../prefill/staging.h"
+
+// Whether a row may see no key.
+constant bool fc_blind_rows = fc_causal || fc_window || fc_has_mask || fc_packed;
+
+namespace fattn {
+
+typedef ProductBlocks<kKeyFragments> KeyBlocks;
+typedef SharedBlocks<kKeyFragments, kStepRows / 8> SharedKeyBlocks;
+static_assert(kStepRows <= kThreads, "a thread has one row of a step");
+
+// A row of a step in threadgroup memory.
+struct SavedStepRow {
+  RowState state;
+  SavedLimits limits;
+};
+
+// Stages the rows of an operand: zeros for rows that do not exist or see no key.
+template <int kDim>
+inline void stage_rows(threadgroup TileElement* tile, int pitch, const device Element* from, long stride,
+                       const device float4* states, int rows, ushort thread_index) {
+  constexpr int kRowChunks = kDim / kWideChunk;
+  for (int i = thread_index; i < kStepRows * kRowChunks; i += kThreads) {
+    const int row = i / kRowChunks;
+    const int column = i % kRowChunks * kWideChunk;
+    uint4 words = uint4(0);
+    if (row < rows && (!fc_blind_rows || states[row][0] != INFINITY)) {
+      words = wide_chunk(from + (row * stride + column));
+    }
+    *reinterpret_cast<threadgroup uint4*>(tile + (row * pitch + column)) = words;
+  }
+}
+
+struct KeyGradients {
+  simdgroup_float8x8 keys[kKeyFragments][KeyShare::kFragments];
+  simdgroup_float8x8 values[kKeyFragments][ValueShare::kFragments];
+  float weight_sum[kKeyFragments];  // of this lane's rows
+
+  KeyGradients() thread {}
+
+  void clear() thread {
+    clear_sums(keys);
+    clear_sums(values);
+#pragma clang loop unroll(full)
+    for (int k = 0; k < kKeyFragments; k++) {
+      weight_sum[k] = 0.0f;
+    }
+  }
+};
+
+// A step: rows of one head, staged, for the keys of one group of simdgroups.
+struct KeyStep {
+  int first_key;  // this lane's first one: it has others in the next fragments
+  int first_row;
+  RowRange fragments;  // whose rows may see a key of the group
+  bool all_seen;       // by position, each key by each row
+  StepCells cells;
+  int group_key;                           // the group's first key, counted from that of the tile
+  const threadgroup TileElement* queries;  // at the first column of the share
+  const threadgroup TileElement* grads;
+  const threadgroup SavedStepRow* rows;
+  const device uchar* mask;
+  long mask_head;
+  float slope;
+
+  // The cell of row fragment n.
+  uint cell(int n) const thread { return fc_mask_map ? cells.cell(n, group_key) : uint(kCellWhole); }
+
+  // Turns the blocks of row fragment n into weights and gradients, and adds their products.
+  void finish(int n, uint cell, thread KeyBlocks& blocks, thread KeyGradients& sums,
+              constant PrefillParams& params, int first_position, LanePosition at) const thread {
+    const bool unknown = fc_mask_map ? cell != kCellWhole : fc_has_mask;
+    simdgroup_float8x8 weights[kKeyFragments];
+#pragma clang loop unroll(full)
+    for (int e = 0; e < 2; e++) {
+      const int row = n * 8 + at.pair * 2 + e;
+      const threadgroup SavedStepRow& saved = rows[row];
+      const ScoreModifiers modifiers = modifiers_of(first_position + first_row + row, params);
+      const Visibility visible = visibility_of(saved, first_row + row, params);
+#pragma clang loop unroll(full)
+      for (int k = 0; k < kKeyFragments; k++) {
+        const KeyScore score = key_score(blocks.products[k].thread_elements()[e], modifiers, visible, mask, 0,
+                                         first_key + k * 8, !all_seen || unknown);
+        const ScoreGradient gradient = score_gradient(score, blocks.weight_grads[k].thread_elements()[e],
+                                                      saved.state.lse, saved.state.delta, modifiers);
+        weights[k].thread_elements()[e] = gradient.weight * saved.state.inverse;
+        blocks.products[k].thread_elements()[e] = gradient.product * saved.state.inverse;
+        sums.weight_sum[k] += gradient.weight;
+      }
+    }
+    accumulate<kValueDim>(sums.values, weights, grads + (n * 8 + at.row) * kValuePitch, at);
+    accumulate<kHeadDim>(sums.keys, blocks.products, queries + (n * 8 + at.row) * kKeyPitch, at);
+  }
+
+ private:
+  ScoreModifiers modifiers_of(int position, constant PrefillParams& params) const thread {
+    ScoreModifiers modifiers;
+    set_uniform(modifiers, params);
+    modifiers.position[0] = position;
+    modifiers.slope[0] = slope;
+    return modifiers;
+  }
+  Visibility visibility_of(const threadgroup SavedStepRow& saved, int row,
+                           constant PrefillParams& params) const thread {
+    Visibility visible;
+    visible.limit[0] = saved.limits.limit;
+    visible.window_begin[0] = saved.limits.window_begin;
+    visible.sink_end[0] = saved.limits.sink_end;
+    visible.mask_row[0] = mask_head + row * params.mask.row;
+    visible.mask_key_stride = params.mask.key;
+    visible.mask_keys = params.kv_len;
+    return visible;
+  }
+};
+
+// Saves a row of the step, which does not exist if `left` is not above its number.
+inline void save_row(threadgroup SavedStepRow& to, const device float4* states, int row, int left,
+                     int position, int length, constant PrefillParams& params) {
+  const bool exists = row < left;
+  const RowKeys keys = keys_of_row(params, position + row, length);
+  const RowState state = row_state_of(exists ? states[row] : float4(INFINITY, 0.0f, 0.0f, 0.0f));
+  to.state.lse = state.lse;
+  to.state.delta = state.delta;
+  to.state.inverse = state.inverse;
+  to.limits.limit = exists ? keys.end : 0;
+  to.limits.window_begin = keys.begin;
+  to.limits.sink_end = exists ? keys.sink_end : 0;
+}
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_backward_key(
+    FATTN_INPUTS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT) const device Element* grad_out
+    [[buffer(fattn::kSlotGradOut)]],
+    const device float4* row_states [[buffer(fattn::kSlotRowStates)]],
+    device Element* grad_key [[buffer(fattn::kSlotGradKey)]],
+    device Element* grad_value [[buffer(fattn::kSlotGradValue)]], FATTN_GRID_ARGUMENTS(BackwardParams)) {
+  threadgroup uint4 query_storage[kStepRows * kKeyPitch / kTileChunk];
+  threadgroup uint4 grad_storage[kStepRows * kValuePitch / kTileChunk];
+  threadgroup float2 shared_blocks[SharedKeyBlocks::kPairs];
+  threadgroup SavedStepRow saved_rows[kStepRows];
+  threadgroup TileElement* query_tile = reinterpret_cast<threadgroup TileElement*>(query_storage);
+  threadgroup TileElement* grad_tile = reinterpret_cast<threadgroup TileElement*>(grad_storage);
+
+  constant PrefillParams& forward = params.forward;
+  const LanePosition at = lane_position(lane);
+  const ushort thread_index = thread_in_group(simdgroup_index, lane);
+  const ushort own_group = simdgroup_index / kColumnShares;
+  const ushort share = simdgroup_index % kColumnShares;
+  const uint3 group = group_in_grid(group_in_dispatch, slice);
+  KeyTile tile = dense_keys(forward, group);
+  if (fc_packed) {
+    tile = packed_key_tile(cu_seqlens_q, cu_seqlens_k, forward, group, lane);
+    if (tile.stored == 0) {
+      return;
+    }
+  }
+  clear_padding<kHeadDim>(query_tile, kKeyPitch, kStepRows, thread_index);
+  clear_padding<kValueDim>(grad_tile, kValuePitch, kStepRows, thread_index);
+
+  KeyStep step;
+  step.group_key = own_group * kGroupKeys;
+  step.first_key = tile.first_key + step.group_key + at.row;
+  step.queries = query_tile + share * KeyShare::kColumns;
+  step.grads = grad_tile + share * ValueShare::kColumns;
+  step.rows = saved_rows;
+  if (fc_has_mask) {
+    step.mask = attn_mask;
+  }
+
+  OwnedRows<kHeadDim, kKeyFragments> keys;
+  OwnedRows<kValueDim, kKeyFragments> values;
+  const long batch = fc_packed ? 0 : tile.batch;
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    const int own = step.first_key + k * 8;
+    const bool exists = own < tile.stored;
+    const device Element* of_key = key + (batch * forward.key.batch + tile.kv_head * forward.key.head +
+                                          (tile.key_row + own) * forward.key.row);
+    const device Element* of_value =
+        value + (batch * forward.value.batch + tile.kv_head * forward.value.head +
+                 (tile.key_row + own) * forward.value.row);
+    keys.load(k, exists ? of_key : nullptr, share, at);
+    values.load(k, exists ? of_value : nullptr, share, at);
+  }
+
+  KeyGradients sums;
+  sums.clear();
+  SharedKeyBlocks shared;
+  shared.pairs = shared_blocks;
+  shared.group = own_group;
+  shared.share = share;
+  const int group_key = tile.first_key + step.group_key;
+  const RowRange walked = tile.rows_of(tile.first_key, tile.first_key + kOwnedKeys - 1, forward);
+  const RowRange own_rows = tile.rows_of(group_key, group_key + kGroupKeys - 1, forward);
+
+  for (int h = 0; h < forward.group_size; h++) {
+    const WalkedHead head = walked_head(tile, long(tile.kv_head) * forward.group_size + h, params);
+    step.mask_head = head.mask;
+    step.slope = 0.0f;
+    if (fc_alibi && tile.batch >= 0) {
+      const float slope =
+          float_at(alibi_slopes,
+                   tile.batch * forward.alibi_slopes_batch_stride + head.head * forward.alibi_slopes_stride,
+                   fc_slopes_kind);
+      step.slope = finite_score(slope, slope * forward.slope_scale);
+    }
+    for (int row = walked.begin / kStepRows * kStepRows; row < walked.end; row += kStepRows) {
+      step.cells.look_up(mask_map, tile, head.head, row, forward, lane);
+      if (step.cells.hide_all()) {
+        continue;
+      }
+      const int left = tile.q_len - row;
+      const device float4* states = row_states + (head.state + row);
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
+      stage_rows<kHeadDim>(query_tile, kKeyPitch, query + (head.query + row * forward.query.row),
+                           forward.query.row, states, left, thread_index);
+      stage_rows<kValueDim>(grad_tile, kValuePitch, grad_out + (head.grad_out + row * params.grad_out.row),
+                            params.grad_out.row, states, left, thread_index);
+      if (thread_index < kStepRows) {
+        save_row(saved_rows[thread_index], states, thread_index, left, tile.first_position + row, tile.length,
+                 forward);
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+
+      step.first_row = row;
+      step.fragments.begin = max(own_rows.begin - row, 0) / 8;
+      step.fragments.end = min((own_rows.end - row + 7) / 8, kStepRows / 8);
+      RowRange of_step;
+      of_step.begin = max(row, own_rows.begin / 8 * 8);
+      of_step.end = min(row + kStepRows, tile.q_len);
+      step.all_seen = tile.all_seen(group_key, group_key + kGroupKeys - 1, of_step, forward);
+      KeyBlocks blocks;
+#pragma clang loop unroll(disable)
+      for (int n = step.fragments.begin; n < step.fragments.end; n++) {
+        const uint cell = step.cell(n);
+        if (fc_mask_map && hides_group(cell, group_key)) {
+          continue;
+        }
+        blocks.multiply(keys, values, step.queries + n * 8 * kKeyPitch, kKeyPitch,
+                        step.grads + n * 8 * kValuePitch, kValuePitch, at);
+        if (kColumnShares > 1) {
+          shared.put(n, blocks, at);
+        } else {
+          step.finish(n, cell, blocks, sums, forward, tile.first_position, at);
+        }
+      }
+      if (kColumnShares > 1) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(disable)
+        for (int n = step.fragments.begin; n < step.fragments.end; n++) {
+          const uint cell = step.cell(n);
+          if (fc_mask_map && hides_group(cell, group_key)) {
+            continue;
+          }
+          shared.take(n, blocks, at);
+          step.finish(n, cell, blocks, sums, forward, tile.first_position, at);
+        }
+      }
+    }
+  }
+
+#pragma clang loop unroll(full)
+  for (int k = 0; k < kKeyFragments; k++) {
+    const int own = step.first_key + k * 8;
+    const bool seen = row_sum_of(sums.weight_sum[k]) != 0.0f;
+    if (own < tile.stored) {
+      const long of_key = batch * params.grad_key.batch + tile.kv_head * params.grad_key.head +
+                          (tile.key_row + own) * params.grad_key.row;
+      const long of_value = batch * params.grad_value.batch + tile.kv_head * params.grad_value.head +
+                            (tile.key_row + own) * params.grad_value.row;
+      store_gradient<kHeadDim>(sums.keys, k, grad_key + of_key, seen ? params.grad_scale : 0.0f, share, at);
+      store_gradient<kValueDim>(sums.values, k, grad_value + of_value, seen ? 1.0f : 0.0f, share, at);
+    }
+  }
+}

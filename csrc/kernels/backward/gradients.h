@@ -1,0 +1,140 @@
+// From products to weights and their gradients. With scores S = scale Q K^T (softcap, ALiBi, attn_mask), the
+// log-sum-exp lse of a row, and the gradients dO and dlse of the results:
+//
+//   P = exp(S - lse), dP = dO V^T, delta = rowsum(P * dP) - dlse, dS = P * (dP - delta)
+//   dV = P^T dO, dQ = scale (dS * c) K, dK = scale (dS * c)^T Q        c: the derivative of the softcap
+//
+// lse is rounded to one float: that would be the largest error of float32 gradients, and under an additive
+// mask of -1e5 of all. So backward_query sums the weights as it computes them and divides by the sum: the
+// error of their origin, lse or the row's largest score, then cancels.
+#pragma once
+
+#include "head_share.h"
+#include "row_state.h"
+#include "../common/scores.h"
+
+namespace fattn {
+
+// The natural log-sum-exp of a row in score units; +inf for a row that sees no key.
+inline float lse_in_units(float natural) {
+  const float lse = fc_additive_mask ? natural : finite_score(natural, natural * M_LOG2E_F);
+  return natural == -INFINITY ? INFINITY : lse;
+}
+
+// The score of a key in a row; -inf if the row does not see it. Without `edge`, it does.
+struct KeyScore {
+  float capped;  // before ALiBi and attn_mask
+  float score;
+
+  bool seen() const thread { return score != -INFINITY; }
+};
+
+inline KeyScore key_score(float product, thread const ScoreModifiers& modifiers,
+                          thread const Visibility& visible, const device uchar* mask, int r, int key,
+                          bool edge) {
+  KeyScore found;
+  found.capped = capped_score(product, modifiers);
+  found.score = biased_score(found.capped, modifiers, r, key);
+  if (edge && !sees_key(found.score, visible, mask, r, key, true)) {
+    found.score = -INFINITY;
+  }
+  return found;
+}
+
+struct ScoreGradient {
+  float weight;
+  float score;    // the gradient of the score
+  float product;  // that of the scaled product
+};
+
+// `weight_grad`: the gradient of the weight. Hidden keys are selected away, as their values may be NaN.
+inline ScoreGradient score_gradient(KeyScore key, float weight_grad, float lse, float delta,
+                                    thread const ScoreModifiers& modifiers) {
+  ScoreGradient gradient;
+  gradient.weight = key.seen() ? weight_of(key.score - lse) : 0.0f;
+  gradient.score = key.seen() ? gradient.weight * (weight_grad - delta) : 0.0f;
+  gradient.product = gradient.score;
+  if (fc_softcap) {
+    const float slope = softcap_slope(key.capped, modifiers.softcap);
+    gradient.product = key.seen() ? gradient.score * slope : 0.0f;
+  }
+  return gradient;
+}
+
+// Blocks of eight owned and eight staged rows: the products of Q and K, and of dO and V.
+template <int kCount>
+struct ProductBlocks {
+  simdgroup_float8x8 products[kCount];
+  simdgroup_float8x8 weight_grads[kCount];
+
+  ProductBlocks() thread {}
+
+  // `key_like` and `value_like`: staged rows of K and V, or of Q and dO.
+  void multiply(thread const OwnedRows<kHeadDim, kCount>& query_like,
+                thread const OwnedRows<kValueDim, kCount>& grad_like, const threadgroup TileElement* key_like,
+                int key_pitch, const threadgroup TileElement* value_like, int value_pitch, LanePosition at)
+      thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kCount; r++) {
+      set_elements(products[r], 0.0f, 0.0f);
+      set_elements(weight_grads[r], 0.0f, 0.0f);
+    }
+    constexpr int kMost = KeyShare::kChunks < ValueShare::kChunks ? ValueShare::kChunks : KeyShare::kChunks;
+#pragma clang loop unroll(full)
+    for (int c = 0; c < kMost; c++) {
+      if (c < KeyShare::kChunks) {
+        query_like.multiply(key_like, key_pitch, min(c, KeyShare::kChunks - 1), at, products);
+      }
+      if (c < ValueShare::kChunks) {
+        grad_like.multiply(value_like, value_pitch, min(c, ValueShare::kChunks - 1), at, weight_grads);
+      }
+    }
+  }
+};
+
+// Blocks of all shares in threadgroup memory, where each simdgroup adds up the sums over its columns and
+// those of the others. kWalked: blocks of a group in a step.
+template <int kCount, int kWalked>
+struct SharedBlocks {
+  static constant constexpr int kBlock = 2 * kCount * kSimdWidth;
+  static constant constexpr int kPairs =
+      kColumnShares == 1 ? 1 : kRowGroups * kWalked * kColumnShares * kBlock;
+
+  threadgroup float2* pairs;  // [group][walked][share][owned][product, gradient][lane]
+  ushort group;
+  ushort share;
+
+  void put(int n, thread const ProductBlocks<kCount>& blocks, LanePosition at) const thread {
+    threadgroup float2* to = pairs + place(n, share, at);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kCount; r++) {
+      to[2 * r * kSimdWidth] =
+          float2(blocks.products[r].thread_elements()[0], blocks.products[r].thread_elements()[1]);
+      to[(2 * r + 1) * kSimdWidth] =
+          float2(blocks.weight_grads[r].thread_elements()[0], blocks.weight_grads[r].thread_elements()[1]);
+    }
+  }
+
+  void take(int n, thread ProductBlocks<kCount>& blocks, LanePosition at) const thread {
+#pragma clang loop unroll(full)
+    for (int r = 0; r < kCount; r++) {
+      float2 product = float2(0.0f);
+      float2 weight_grad = float2(0.0f);
+#pragma clang loop unroll(full)
+      for (int s = 0; s < kColumnShares; s++) {
+        const threadgroup float2* from = pairs + place(n, s, at);
+        product += from[2 * r * kSimdWidth];
+        weight_grad += from[(2 * r + 1) * kSimdWidth];
+      }
+      set_elements(blocks.products[r], product[0], product[1]);
+      set_elements(blocks.weight_grads[r], weight_grad[0], weight_grad[1]);
+    }
+  }
+
+ private:
+  int place(int n, int of_share, LanePosition at) const thread {
+    return ((group * kWalked + n) * kColumnShares + of_share) * kBlock + at.lane;
+  }
+};
+
+}  // namespace fattn

@@ -1,0 +1,179 @@
+// The keys of a threadgroup of backward_key, and the rows that see them.
+#pragma once
+
+#include "../prefill/mapped_steps.h"
+
+namespace fattn {
+
+FATTN_CONSTEXPR int kStepRows = FATTN_STEP_ROWS;           // query rows per step
+FATTN_CONSTEXPR int kGroupKeys = kTileKeys;                // of the simdgroups that divide columns
+FATTN_CONSTEXPR int kOwnedKeys = kRowGroups * kGroupKeys;  // of the threadgroup
+
+// Rows [begin, end) of a sequence.
+struct RowRange {
+  int begin;
+  int end;
+};
+
+// Keys of one sequence, for one key-value head.
+struct KeyTile {
+  long batch;  // -1: keys of no sequence, which no row sees
+  int kv_head;
+  int first_key;  // in the sequence
+  int stored;     // keys of the sequence that exist
+  int length;     // those that rows may see
+  long key_row;   // of the sequence's first key
+  int q_row;      // of its first query row
+  int q_len;
+  int first_position;  // of that row
+
+  // The rows that see one of keys [first, last] by position, and perhaps others between them.
+  RowRange rows_of(int first, int last, constant PrefillParams& params) const thread {
+    long begin = 0;
+    long end = first < length ? q_len : 0;
+    if (fc_causal) {
+      begin = long(first) - first_position;
+    }
+    if (fc_window && first >= params.sink_tokens) {
+      begin = max(begin, long(first) - params.window_right - first_position);
+      end = min(end, long(last) + params.window_left - first_position + 1);
+    }
+    RowRange rows;
+    rows.begin = int(clamp(begin, 0L, long(q_len)));
+    rows.end = int(clamp(end, 0L, long(q_len)));
+    return rows;
+  }
+
+  // Whether each of `rows` sees all keys of [first, last] by position.
+  bool all_seen(int first, int last, RowRange rows, constant PrefillParams& params) const thread {
+    const long first_row = long(first_position) + rows.begin;
+    const long last_row = long(first_position) + rows.end - 1;
+    bool all = last < length;
+    if (fc_causal) {
+      all = all && first_row >= last;
+    }
+    if (fc_window) {
+      const bool in_window =
+          last_row - params.window_left <= first && last <= first_row + params.window_right;
+      all = all && (in_window || last < params.sink_tokens);
+    }
+    return all;
+  }
+};
+
+inline KeyTile dense_keys(constant PrefillParams& params, uint3 group) {
+  KeyTile tile;
+  tile.batch = group.z;
+  tile.kv_head = int(group.y);
+  tile.first_key = int(group.x) * kOwnedKeys;
+  tile.stored = params.kv_len;
+  tile.length = params.kv_len;
+  tile.key_row = 0;
+  tile.q_row = 0;
+  tile.q_len = params.q_len;
+  tile.first_position = params.q_offset;
+  return tile;
+}
+
+// `stored` is 0 if there is no such tile.
+inline KeyTile packed_key_tile(const device int* cu_seqlens_q, const device int* cu_seqlens_k,
+                               constant PrefillParams& params, uint3 group, ushort lane) {
+  PackedRows keys;
+  keys.cu_seqlens = cu_seqlens_k;
+  keys.stride = params.cu_seqlens_k_stride;
+  keys.sequences = params.batch;
+  keys.rows = params.kv_rows;
+  keys.row_items = 1;
+  keys.tile_items = kOwnedKeys;
+  const SequenceTile found = sequence_tile(keys, int(group.x), lane);
+  KeyTile tile;
+  tile.batch = found.batch;
+  tile.kv_head = int(group.y);
+  tile.first_key = found.begin;
+  tile.stored = found.end;
+  tile.length = 0;
+  tile.key_row = found.first_row;
+  tile.q_row = 0;
+  tile.q_len = 0;
+  tile.first_position = 0;
+  if (found.end > 0 && found.batch >= 0) {
+    tile.length = min(found.end, params.kv_len);
+    tile.q_row = clamp(cu_seqlens_q[found.batch * params.cu_seqlens_stride], 0, params.q_len);
+    const int end =
+        clamp(cu_seqlens_q[(found.batch + 1) * params.cu_seqlens_stride], tile.q_row, params.q_len);
+    tile.q_len = end - tile.q_row;
+    tile.first_position = params.last_rows_meet ? tile.length - tile.q_len : params.q_offset;
+  }
+  return tile;
+}
+
+// Where the rows of one query head are: in the operands, and in the order of lse.
+struct WalkedHead {
+  long head;
+  long query;     // first element of the sequence's first row
+  long grad_out;  // likewise
+  long state;     // number of that row
+  long mask;      // its first element
+};
+
+inline WalkedHead walked_head(thread const KeyTile& tile, long head, constant BackwardParams& params) {
+  constant PrefillParams& forward = params.forward;
+  WalkedHead walked;
+  walked.head = head;
+  walked.query = head * forward.query.head + tile.q_row * forward.query.row;
+  walked.grad_out = head * params.grad_out.head + tile.q_row * params.grad_out.row;
+  walked.state = head * forward.q_len + tile.q_row;
+  walked.mask = 0;
+  if (!fc_packed) {
+    walked.query += tile.batch * forward.query.batch;
+    walked.grad_out += tile.batch * params.grad_out.batch;
+    walked.state += tile.batch * forward.q_heads * forward.q_len;
+    walked.mask = tile.batch * forward.mask.batch + head * forward.mask.head;
+  }
+  return walked;
+}
+
+// The cells of a mask map that a step meets: row cells by key cells.
+FATTN_CONSTEXPR int kStepCells = (kStepRows + kCellRows - 1) / kCellRows;
+FATTN_CONSTEXPR int kOwnedCells = (kOwnedKeys + kCellKeys - 1) / kCellKeys;
+static_assert(kStepCells * kOwnedCells <= kSimdWidth, "a lane looks up one cell");
+static_assert(kCellRows % kStepRows == 0 || kStepRows % kCellRows == 0, "steps begin where cells do");
+static_assert(kCellKeys % kOwnedKeys == 0 || kOwnedKeys % kCellKeys == 0, "tiles begin where cells do");
+
+struct StepCells {
+  uint looked_up;  // lane row * kOwnedCells + i
+
+  // Looks up the cells of the step at `row`.
+  void look_up(const device uchar* map, thread const KeyTile& tile, long head, int row,
+               constant PrefillParams& params, ushort lane) thread {
+    looked_up = kHiddenCell;
+    if (!fc_mask_map || lane >= kStepCells * kOwnedCells) {
+      return;
+    }
+    const int cell_row = row / kCellRows + lane / kOwnedCells;
+    const int column = tile.first_key / kCellKeys + lane % kOwnedCells;
+    if (cell_row * kCellRows < tile.q_len && column * kCellKeys < tile.length) {
+      constant Strides4& strides = params.mask_map;
+      looked_up = cell_of(map[tile.batch * strides.batch + head * strides.head + cell_row * strides.row +
+                              column * strides.key]);
+    }
+  }
+
+  // Whether no row of the step sees a key of the tile.
+  bool hide_all() const thread { return fc_mask_map && simd_all(looked_up == kHiddenCell); }
+
+  // The cell of row fragment n of the step and of the group's keys, the first of which is `key`, counted from
+  // that of the tile. All lanes must call it.
+  uint cell(int n, int key) const thread {
+    return simd_shuffle(looked_up, ushort(n * 8 / kCellRows * kOwnedCells + key / kCellKeys));
+  }
+};
+
+// Whether the cell hides all fragments of the group's keys, which begin at `key`.
+inline bool hides_group(uint cell, int key) {
+  constexpr uint kGroup = (1u << kKeyFragments) - 1;
+  const uint hidden = cell >> (kCellKindBits + key % kCellKeys / 8);
+  return cell == kHiddenCell || (hidden & kGroup) == kGroup;
+}
+
+}  // namespace fattn

@@ -1,0 +1,23 @@
+// What the autograd kernels of this folder share.
+#pragma once
+
+#include <string>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace fattn {
+
+// "fattn::prefill" is "fattn.prefill" to a caller.
+std::string public_name(const c10::OperatorHandle& op);
+
+// Raises for an argument with a forward-mode tangent. A result without a tangent would count as a derivative
+// of 0.
+void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// The arguments that require a gradient where gradients are enabled.
+torch::autograd::variable_list inputs_that_require_grad(const torch::jit::Stack& stack,
+                                                        size_t argument_count);
+
+}  // namespace fattn

@@ -1,0 +1,161 @@
+// The gradients of fattn.attention and fattn.varlen_attention: a node of the graph that keeps the operands
+// and the log-sum-exp of the rows, and calls the backward operator through the dispatcher, so that
+// torch.compile, torch.func and checkpointing see it.
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include "../describe/arguments.h"
+#include "../plan/supported.h"
+#include "autograd.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+// The operands with a gradient, in the order of the backward operator's results.
+constexpr std::array<const char*, 5> kDifferentiable = {"query", "key", "value", "sinks", "alibi_slopes"};
+
+// An argument of a call: a number, or a tensor that autograd keeps.
+struct Kept {
+  const char* name;
+  c10::IValue number;
+  SavedVariable tensor;
+};
+
+class AttentionBackward : public torch::autograd::Node {
+ public:
+  AttentionBackward(const c10::OperatorHandle& backward, const c10::OperatorHandle& op,
+                    const torch::jit::Stack& stack, const variable_list& inputs)
+      : Node(torch::autograd::collect_next_edges(inputs)), backward_(backward) {
+    const auto& arguments = op.schema().arguments();
+    const auto values = torch::jit::last(stack, arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const c10::IValue& value = values[i];
+      if (value.isNone()) continue;
+      const char* name = arguments[i].name().c_str();  // the schema lives as long as the process
+      if (value.isTensor()) {
+        kept_.push_back({name, {}, SavedVariable(value.toTensor(), /*is_output=*/false)});
+      } else {
+        kept_.push_back({name, value, {}});
+      }
+    }
+  }
+
+  // After set_history: the results of the call are outputs of this node. An `out` that was rounded to 16 bits
+  // is of no use: its product with the gradient cancels in rows with one dominant key.
+  void keep_results(const Tensor& out, const Tensor& lse) {
+    if (out.scalar_type() == at::kFloat) out_ = SavedVariable(out, /*is_output=*/true);
+    lse_ = SavedVariable(lse, /*is_output=*/true);
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    Invocation call(backward_);
+    for (const Kept& kept : kept_) {
+      call.set(kept.name, kept.number.isNone() ? c10::IValue(kept.tensor.unpack()) : kept.number);
+    }
+    const auto self = c10::intrusive_ptr<Node>::reclaim_copy(this);
+    call.set("lse", lse_.unpack(self));
+    if (const Tensor out = out_.unpack(self); out.defined()) call.set("out", out);
+    call.set("grad_out", grads[0].defined() ? grads[0] : input_metadata(0).zeros_like());
+    if (grads[1].defined()) call.set("grad_lse", grads[1]);
+    const torch::jit::Stack results = std::move(call).call();
+    variable_list gradients(kDifferentiable.size());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (task_should_compute_output(i)) gradients[i] = results[i].toTensor();
+    }
+    return gradients;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (Kept& kept : kept_) kept.tensor.reset_data();
+    out_.reset_data();
+    lse_.reset_data();
+  }
+
+  std::string name() const override { return "FattnAttentionBackward"; }
+
+ private:
+  const c10::OperatorHandle& backward_;
+  std::vector<Kept> kept_;
+  SavedVariable out_, lse_;
+};
+
+// What has no gradient is refused now, as a refusal in the backward would come too late for another choice.
+void check_differentiable(const c10::OperatorHandle& op, const Arguments& arguments) {
+  if (arguments.has("attn_mask")) {
+    const auto mask = arguments.optional_tensor("attn_mask");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !mask || !mask->requires_grad(), public_name(op),
+        ": attn_mask requires grad, and a mask has no gradient here; pass attn_mask.detach(), or use "
+        "torch.nn.functional.scaled_dot_product_attention");
+  }
+  for (const char* name : {"query", "value"}) {
+    const Tensor& operand = arguments.tensor(name);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        operand.dim() == 0 || operand.sym_size(-1) <= kMaxBackwardHeadDim, public_name(op), ": ", name,
+        " has head_dim ", operand.sym_size(-1), ", and gradients are built for at most ", kMaxBackwardHeadDim,
+        "; use torch.nn.functional.scaled_dot_product_attention where gradients are needed");
+  }
+}
+
+template <const char* const& backward_name>
+void run_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  static const c10::OperatorHandle backward =
+      c10::Dispatcher::singleton().findSchemaOrThrow(backward_name, "");
+  refuse_tangents(op, *stack);
+  const bool needed = !inputs_that_require_grad(*stack, op.schema().arguments().size()).empty();
+  c10::intrusive_ptr<AttentionBackward> node;
+  if (needed) {
+    const Arguments arguments(op, *stack);
+    check_differentiable(op, arguments);
+    variable_list inputs;
+    for (const char* name : kDifferentiable) {
+      inputs.push_back(arguments.optional_tensor(name).value_or(Tensor()));
+    }
+    node = c10::make_intrusive<AttentionBackward>(backward, op, *stack, inputs);
+  }
+  {
+    at::AutoDispatchBelowAutograd below_autograd;
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+  if (!needed) return;
+  const auto results = torch::jit::last(*stack, 2);
+  const Tensor &out = results[0].toTensor(), &lse = results[1].toTensor();
+  torch::autograd::set_history(out, node);
+  torch::autograd::set_history(lse, node);
+  node->keep_results(out, lse);
+}
+
+constexpr const char* kPrefillBackward = "fattn::prefill_backward";
+constexpr const char* kVarlenPrefillBackward = "fattn::varlen_prefill_backward";
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
+  library.impl("attention",
+               torch::CppFunction::makeFromBoxedFunction<&run_with_gradient<kPrefillBackward>>());
+  library.impl("varlen_attention",
+               torch::CppFunction::makeFromBoxedFunction<&run_with_gradient<kVarlenPrefillBackward>>());
+}
+
+}  // namespace fattn

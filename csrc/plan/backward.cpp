@@ -1,0 +1,197 @@
+// Plans fattn.prefill_backward and fattn.varlen_prefill_backward: a pass over the query rows, whose
+// threadgroups walk keys, and a pass over the keys, whose threadgroups walk rows. A pass for sinks and one
+// for ALiBi slopes follow where they are given. A pass that makes a mask map comes first if it pays.
+#include "planners.h"
+#include "slices.h"
+
+namespace fattn {
+namespace {
+
+constexpr int64_t kHeadSimdgroups = 8;
+constexpr int64_t kPairBytes = 2 * int64_t(sizeof(float));  // of two neighbouring elements of a block
+
+// How a threadgroup divides its work: `groups` groups of simdgroups own `owned` fragments each, and the
+// simdgroups of a group divide the columns.
+struct Tile {
+  Kernel kernel;
+  int64_t owned;
+  int64_t groups;
+  int64_t walked;  // rows or keys per step
+  int64_t simdgroups;
+  const char* provenance;
+
+  int64_t shares() const { return simdgroups / groups; }
+  int64_t rows() const { return groups * owned * kFragment; }
+};
+
+Tile tile_of(Kernel kernel, const Problem& p, const DeviceFacts& device) {
+  const int64_t dim = std::max(p.head_dim, p.value_dim);
+  const BackwardRow& row = kernel == Kernel::kBackwardQuery
+                               ? tuning_row(kBackwardQueryTuning, device, operand_dtype(p, device), dim)
+                               : tuning_row(kBackwardKeyTuning, device, operand_dtype(p, device), dim);
+  return {kernel, row.owned, row.groups, row.walked, row.simdgroups, row.provenance};
+}
+
+int64_t padded_columns(int64_t dim, int64_t shares) {
+  return ceil_div(dim / kFragment, shares) * shares * kFragment;
+}
+
+// The staged rows, and the blocks that the simdgroups of a group exchange.
+int64_t bytes_of(const Problem& p, const Tile& tile) {
+  const int64_t bytes = size_of(p.dtype), shares = tile.shares();
+  const int64_t key_bytes = padded_columns(p.head_dim, shares) * bytes + kKeyPadBytes;
+  const int64_t value_bytes = padded_columns(p.value_dim, shares) * bytes + kValuePadBytes;
+  const int64_t blocks =
+      shares == 1 ? 1 : tile.groups * tile.walked / kFragment * shares * tile.owned * 2 * kSimdWidth;
+  return tile.walked * (key_bytes + value_bytes) + blocks * kPairBytes;
+}
+
+// SavedTile in prefill_rows.h, and SavedStepRow in backward_key.metal.
+int64_t saved_bytes(const Tile& tile) {
+  if (tile.kernel == Kernel::kBackwardKey) {
+    return tile.walked * int64_t(kRowStateFloats * sizeof(float) + sizeof(SavedLimits));
+  }
+  return saved_tile_bytes(tile.rows(), tile.owned * kFragment);
+}
+
+// The query rows of all results, in the order of lse.
+int64_t result_rows(const Problem& p) { return (p.packed ? 1 : p.batch) * p.q_heads * p.q_len; }
+
+// What must live from the forward to the backward: query, key, value and lse, and `out` if it is given.
+int64_t kept_bytes(const Problem& p) {
+  const int64_t keys = (p.packed ? p.kv_rows : p.batch * p.kv_len) * p.kv_heads;
+  const int64_t operands = result_rows(p) * p.head_dim + keys * (p.head_dim + p.value_dim);
+  const int64_t floats = result_rows(p) * (p.has_float32_out ? 1 + p.value_dim : 1);
+  return operands * size_of(p.dtype) + floats * int64_t(sizeof(float));
+}
+
+// Gradients have the shapes of their operands and are contiguous.
+Strides3 contiguous(const Problem& p, int64_t rows, int64_t heads, int64_t dim) {
+  if (p.packed) return {.batch = 0, .head = dim, .row = heads * dim};
+  return {.batch = heads * rows * dim, .head = rows * dim, .row = dim};
+}
+
+BackwardParams params_of(const Problem& p, int64_t q_tiles) {
+  BackwardParams params{};
+  params.forward = prefill_params(p, contiguous(p, p.q_len, p.q_heads, p.head_dim));
+  params.forward.q_tiles = int32_t(q_tiles);
+  params.forward.parts = 1;
+  params.grad_out = p.grad_out;
+  params.saved_out = p.out;
+  params.grad_key = contiguous(p, p.kv_len, p.kv_heads, p.head_dim);
+  params.grad_value = contiguous(p, p.kv_len, p.kv_heads, p.value_dim);
+  params.grad_scale = float(p.scale);
+  return params;
+}
+
+// What both walks have in common.
+Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile) {
+  Pass& pass = plan.add_pass();
+  pass.spec = attention_spec(tile.kernel, p, device);
+  pass.spec.row_groups = uint16_t(tile.groups);
+  pass.spec.simdgroups = uint16_t(tile.simdgroups);
+  pass.spec.causal = p.is_causal;
+  pass.spec.window = has_window(p);
+  pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
+  pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile) + saved_bytes(tile), 16) * 16);
+  bind_attention(pass, p);
+  pass.bind(kSlotGradOut);
+  pass.bind(kSlotRowStates);
+  return pass;
+}
+
+// Limits the products of a dispatch. `walked`: the most rows or keys that a threadgroup walks.
+void limit_work(Pass& pass, const DeviceFacts& device, const Problem& p, const Tile& tile, int64_t walked) {
+  const double products = double(tile.rows()) * double(walked) * 2.5 * double(p.head_dim + p.value_dim);
+  const double most_groups = std::max(most_products(device) / products, double(cores_of(device)));
+  if (most_groups < double(pass.groups())) cut_into_slices(pass, int64_t(most_groups));
+}
+
+void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
+                    const BackwardParams& params) {
+  Pass& pass = add_walk(plan, p, device, tile);
+  pass.spec.row_fragments = uint16_t(tile.owned);
+  pass.spec.tile_keys = uint16_t(tile.walked);
+  pass.spec.grad_lse = p.has_grad_lse;
+  pass.spec.saved_out = p.has_float32_out;
+  pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
+               uint32_t(p.packed ? 1 : p.batch)};
+  limit_work(pass, device, p, tile, p.kv_len);
+  if (p.has_grad_lse) pass.bind(kSlotGradLse);
+  if (p.has_float32_out) pass.bind(kSlotSavedOut);
+  pass.bind(kSlotLse);
+  pass.bind(kSlotGradQuery, kSlotOut);
+  pass.set_params(params);
+}
+
+void add_key_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
+                  const BackwardParams& params, int64_t key_tiles) {
+  Pass& pass = add_walk(plan, p, device, tile);
+  pass.spec.row_fragments = 1;  // a lane has scores of one row at a time
+  pass.spec.tile_keys = uint16_t(tile.owned * kFragment);
+  pass.spec.step_rows = uint16_t(tile.walked);
+  pass.grid = {uint32_t(key_tiles), uint32_t(p.kv_heads), uint32_t(p.packed ? 1 : p.batch)};
+  const int64_t rows = p.packed ? most_sequence_rows(p) : p.q_len;
+  limit_work(pass, device, p, tile, rows * (p.q_heads / p.kv_heads));
+  pass.bind(kSlotGradKey);
+  pass.bind(kSlotGradValue);
+  pass.set_params(params);
+}
+
+// The gradient of sinks or of slopes.
+void add_head_pass(Plan& plan, const Problem& p, Slot result, const NumberTensor& numbers) {
+  const bool of_sinks = result == kSlotGradSinks;
+  Pass& pass = plan.add_pass();
+  pass.spec.kernel = Kernel::kBackwardHead;
+  pass.spec.dtype = dtype_of(numbers.kind);
+  pass.spec.simdgroups = kHeadSimdgroups;
+  pass.spec.mask = mask_kind(p.mask_dtype);
+  pass.spec.sinks = of_sinks;
+  pass.spec.sinks_kind = of_sinks ? numbers.kind : uint32_t{kKindFloat32};
+  pass.spec.packed = p.packed && numbers.of_sequences;
+  pass.grid = {uint32_t(p.q_heads), uint32_t(numbers.of_sequences ? p.batch : 1), 1};
+  pass.threads = {kHeadSimdgroups * kSimdWidth, 1, 1};
+  pass.threadgroup_bytes = uint32_t(ceil_div(kHeadSimdgroups * int64_t(sizeof(float)), 16) * 16);
+  pass.bind(kSlotRowStates);
+  if (of_sinks) pass.bind(kSlotSinks);
+  if (pass.spec.packed) pass.bind(kSlotCuSeqlens);
+  pass.bind(result, kSlotOut);
+
+  BackwardHeadParams params{};
+  params.sinks_stride = numbers.stride;
+  params.cu_seqlens_stride = p.cu_seqlens_stride;
+  params.sequences = int32_t(numbers.of_sequences || p.packed ? 1 : p.batch);
+  params.q_heads = int32_t(p.q_heads);
+  params.q_len = int32_t(p.q_len);
+  pass.set_params(params);
+}
+
+}  // namespace
+
+Plan plan_backward(const Problem& problem, const DeviceFacts& device) {
+  Plan plan;
+  if (is_empty(problem)) return plan;
+  Problem p = problem;
+  const Tile rows = tile_of(Kernel::kBackwardQuery, p, device);
+  const Tile keys = tile_of(Kernel::kBackwardKey, p, device);
+  plan.tuning = rows.provenance;
+  if (pays_for_map(p, device)) add_mask_map(plan, p);
+  plan.kept_bytes = kept_bytes(p);
+  plan.scratch_row_floats = result_rows(p) * kRowStateFloats;
+
+  // A packed call has a tile more for each sequence, and for the rows before and after all of them.
+  const int64_t pairs = p.q_len * (p.packed ? p.q_heads / p.kv_heads : 1);
+  const int64_t surplus = p.packed ? p.batch + 2 : 1;
+  const int64_t q_tiles = (pairs + surplus * (rows.rows() - 1)) / rows.rows();
+  const int64_t stored = p.packed ? p.kv_rows : p.kv_len;
+  const int64_t key_tiles = (stored + surplus * (keys.rows() - 1)) / keys.rows();
+  const BackwardParams params = params_of(p, q_tiles);
+  add_query_pass(plan, p, device, rows, params);
+  if (stored > 0) add_key_pass(plan, p, device, keys, params, key_tiles);
+  const ScoreOptions& options = p.options;
+  if (options.sinks.given) add_head_pass(plan, p, kSlotGradSinks, options.sinks);
+  if (options.alibi_slopes.given) add_head_pass(plan, p, kSlotGradAlibi, options.alibi_slopes);
+  return plan;
+}
+
+}  // namespace fattn

@@ -1,0 +1,147 @@
+"""Gradients through flash-attn's functions, compared with float64 autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.flash_attn_oracle import Options
+from torch_fattn import flash_attn as fa
+
+LENGTHS = (3, 0, 6)
+STARTS = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
+SLOPES = torch.tensor([0.5, 0.1, 0.03, 0.2])
+OPTIONS: dict[str, Options] = {
+    "plain": Options(),
+    "causal": Options(causal=True),
+    "window": Options(causal=True, window=(2, 0)),
+    "both windows": Options(window=(2, 1), scale=0.3),
+    "softcap": Options(softcap=2.0),
+    "slopes": Options(causal=True, slopes=SLOPES),
+}
+
+
+def gradients(call: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    out = call(*leaves)
+    factors = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    (out * factors.to(out)).sum().backward()
+    found = [leaf.grad for leaf in leaves]
+    return [g for g in found if g is not None]
+
+
+def assert_same(mine: list[Tensor], exact: list[Tensor]) -> None:
+    assert len(mine) == len(exact) > 0
+    for a, b in zip(mine, exact, strict=True):
+        assert (a.cpu().double() - b).abs().max() <= 1e-5 * b.abs().max()
+
+
+def randn(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dim", [16, 20], ids=["", "padded"])
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_dense(options: Options, rows: int, dim: int, device: str) -> None:
+    """One row too: without gradients it is decode's."""
+    q, k, v = randn(2, rows, 4, dim), randn(2, 9, 2, dim, seed=1), randn(2, 9, 2, dim, seed=2)
+
+    def exact(*tensors: Tensor) -> Tensor:
+        return torch.stack([options.attend(b, *(t[b] for t in tensors))[0] for b in range(2)])
+
+    def ours(*tensors: Tensor) -> Tensor:
+        return fa.flash_attn_func(*tensors, **options.arguments(device))  # type: ignore[no-any-return]
+
+    wanted = gradients(exact, *(t.double() for t in (q, k, v)))
+    assert_same(gradients(ours, *(t.to(device) for t in (q, k, v))), wanted)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_packed(options: Options, device: str) -> None:
+    q, k, v = randn(9, 4, 16), randn(9, 2, 16, seed=1), randn(9, 2, 16, seed=2)
+
+    def exact(*tensors: Tensor) -> Tensor:
+        parts = zip(*(t.split(LENGTHS) for t in tensors), strict=True)
+        return torch.cat([options.attend(b, *each)[0] for b, each in enumerate(parts) if len(each[0])])
+
+    def ours(*tensors: Tensor) -> Tensor:
+        starts = STARTS.to(device)
+        return fa.flash_attn_varlen_func(*tensors, starts, starts, 6, 6, **options.arguments(device))  # type: ignore[no-any-return]
+
+    wanted = gradients(exact, *(t.double() for t in (q, k, v)))
+    assert_same(gradients(ours, *(t.to(device) for t in (q, k, v))), wanted)
+
+
+def packed_calls(starts: Tensor) -> dict[str, Any]:
+    """Each function of packed operands, with the axis of its operands and the function of their parts."""
+    lens = (starts, starts, 6, 6)
+    return {
+        "flash_attn_qkvpacked_func": (2, fa.flash_attn_func, (), ()),
+        "flash_attn_kvpacked_func": (2, fa.flash_attn_func, (), ()),
+        "flash_attn_varlen_qkvpacked_func": (1, fa.flash_attn_varlen_func, (starts, 6), lens),
+        "flash_attn_varlen_kvpacked_func": (1, fa.flash_attn_varlen_func, lens, lens),
+    }
+
+
+@pytest.mark.parametrize("name", packed_calls(STARTS))
+def test_operands_in_one_tensor(name: str, device: str) -> None:
+    axis, parts, own, theirs = packed_calls(STARTS.to(device))[name]
+    sizes = (9, 2, 16) if "varlen" in name else (2, 9, 2, 16)
+    three = torch.stack([randn(*sizes, seed=seed) for seed in range(3)], axis).to(device)
+    wanted = torch.stack(gradients(lambda *qkv: parts(*qkv, *theirs, causal=True), *three.unbind(axis)), axis)
+    function = getattr(fa, name)
+    if "qkv" in name:
+        (mine,) = gradients(lambda qkv: function(qkv, *own, causal=True), three)
+    else:
+        q, kv = three.select(axis, 0), three.narrow(axis, 1, 2)
+        of_q, of_kv = gradients(lambda q, kv: function(q, kv, *own, causal=True), q, kv)
+        mine = torch.cat((of_q.unsqueeze(axis), of_kv), axis)
+    assert torch.equal(mine, wanted)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_log_sum_exp_and_slopes_have_gradients(packed: bool, device: str) -> None:
+    q, k = randn(9, 4, 16), randn(9, 2, 16, seed=1)
+
+    def exact(q: Tensor, slopes: Tensor) -> Tensor:
+        return Options(causal=True, slopes=slopes).attend(0, q, k.double(), k.double())[1].square()
+
+    def ours(q: Tensor, slopes: Tensor) -> Tensor:
+        keys, starts = k.to(device), torch.tensor([0, 9], dtype=torch.int32, device=device)
+        options: dict[str, Any] = {"causal": True, "alibi_slopes": slopes, "return_attn_probs": True}
+        if packed:
+            lse = fa.flash_attn_varlen_func(q, keys, keys, starts, starts, 9, 9, **options)[1]
+        else:
+            lse = fa.flash_attn_func(q[None], keys[None], keys[None], **options)[1][0]
+        return lse.square()
+
+    wanted = gradients(exact, q.double(), SLOPES.double())
+    assert_same(gradients(ours, q.to(device), SLOPES.to(device)), wanted)
+
+
+def test_slopes_by_distance_are_refused(device: str) -> None:
+    """Where no row sees an earlier key, they take a single call."""
+    q, slopes = randn(2, 9, 4, 16).to(device).requires_grad_(), SLOPES.to(device)
+    starts = torch.tensor([0, 9], dtype=torch.int32, device=device)
+    words = r"alibi_slopes without causal=True have no backward; use F\.scaled_dot_product_attention"
+    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn_func: {words}"):
+        fa.flash_attn_func(q, q, q, alibi_slopes=slopes)
+    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn_varlen_func: {words}"):
+        fa.flash_attn_varlen_func(*[q[0]] * 3, starts, starts, 9, 9, alibi_slopes=slopes)
+    fa.flash_attn_func(q, q, q, alibi_slopes=slopes, window_size=(0, 3)).sum().backward()
+    with torch.no_grad():
+        fa.flash_attn_func(q, q, q, alibi_slopes=slopes)
+
+
+def test_pools_have_no_backward(device: str) -> None:
+    q, pool = randn(3, 4, 16).to(device).requires_grad_(), randn(2, 4, 2, 16).to(device)
+    lens = torch.tensor([0, 3], dtype=torch.int32, device=device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    out = fa.flash_attn_varlen_func(q, pool, pool, lens, lens, 3, 3, causal=True, block_table=table)
+    with pytest.raises(RuntimeError, match="fattn has no backward here"):
+        out.sum().backward()

@@ -1,0 +1,425 @@
+"""attention() and varlen_attention(): the results of the prefills, with gradients."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+import torch_fattn
+from tests.conftest import counted_launches
+from tests.helpers.dense import dense_attention, dense_sequences
+from torch_fattn import attention, varlen_attention
+
+NAMES = ("query", "key", "value", "sinks", "alibi_slopes")
+BACKWARDS = ("prefill_backward", "varlen_prefill_backward")
+
+Operands = dict[str, Any]
+
+
+def operands(device: str, dtype: torch.dtype = torch.float32, **more: Any) -> Operands:
+    """Few rows and keys, of grouped heads whose values are wider than their keys."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"query": (2, 4, 21, 16), "key": (2, 2, 29, 16), "value": (2, 2, 29, 24)}
+    made = {n: torch.randn(size, generator=generator).to(dtype).to(device) for n, size in sizes.items()}
+    return made | {n: v.to(device) if isinstance(v, Tensor) else v for n, v in more.items()}
+
+
+def leaves(given: Operands) -> Operands:
+    """The same with new leaves, which require gradients."""
+    return {n: v.detach().clone().requires_grad_() if n in NAMES else v for n, v in given.items()}
+
+
+def exactly(given: Operands) -> Operands:
+    return {n: v.detach().cpu().double() if n in NAMES else on_cpu(v) for n, v in given.items()}
+
+
+def on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def gradients(function: Callable[..., Any], given: Operands, with_lse: bool = True) -> dict[str, Tensor]:
+    """Sums the results with fixed factors, and differentiates that."""
+    given = leaves(given)
+    out, lse = function(**given)
+    generator = torch.Generator().manual_seed(7)
+    total = (out * torch.randn(out.shape, generator=generator).to(out)).sum()
+    if with_lse:
+        total = total + (lse * torch.randn(lse.shape, generator=generator).to(lse)).sum()
+    total.backward()
+    return {n: v.grad for n, v in given.items() if n in NAMES}
+
+
+def with_lse(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **given: function(**given, return_lse=True)
+
+
+def assert_same(mine: dict[str, Tensor], exact: dict[str, Tensor], tolerance: float) -> None:
+    assert mine.keys() == exact.keys()
+    for name, gradient in exact.items():
+        error = (mine[name].cpu().double() - gradient.cpu()).abs().max()
+        assert error <= tolerance * gradient.abs().max(), (name, error)
+
+
+SLOPES = torch.tensor([0.5, 0.1, 0.03, 0.2])
+MASK = torch.rand(2, 1, 21, 29, generator=torch.Generator().manual_seed(2)) > 0.4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "causal": {"is_causal": True},
+    "upper left": {"is_causal": True, "q_offset": 0},
+    "window": {"is_causal": True, "window_left": 6, "sink_tokens": 2},
+    "both windows": {"window_left": 5, "window_right": 3},
+    "softcap": {"softcap": 2.0, "scale": 0.7},
+    "sinks": {"is_causal": True, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    "slopes": {"is_causal": True, "alibi_slopes": SLOPES},
+    "slopes of sequences": {"alibi_slopes": torch.stack((SLOPES, -SLOPES))},
+    "mask": {"attn_mask": MASK},
+    "additive mask": {"attn_mask": torch.where(MASK, MASK.cumsum(-1) / 9, -torch.inf)},
+    "rows without keys": {"is_causal": True, "q_offset": -5},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradients(options: dict[str, Any], device: str) -> None:
+    given = operands(device, **options)
+    has_empty_rows = options.get("q_offset", 0) < 0  # their lse is -inf, times a factor
+    exact = gradients(dense_attention, exactly(given), not has_empty_rows)
+    with counted_launches() as launches:
+        mine = gradients(with_lse(attention), given, not has_empty_rows)
+    assert_same(mine, exact, 1e-5)
+    assert device == "cpu" or launches.get("fattn_prefill", 0) > 0
+    plain = torch_fattn.prefill(**given, return_lse=True)
+    for a, b in zip(attention(**leaves(given), return_lse=True), plain, strict=True):
+        assert torch.equal(a.detach(), b), "the results of prefill, bit for bit"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits(dtype: torch.dtype, device: str) -> None:
+    given = operands(device, dtype, is_causal=True, softcap=5.0)
+    exact = gradients(dense_attention, exactly(given))
+    mine = gradients(with_lse(attention), given)
+    assert all(mine[n].dtype == dtype for n in mine)
+    assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
+
+
+def test_gradients_in_token_major_layout(device: str) -> None:
+    """The layout of models: heads after rows in memory."""
+    given = operands(device, is_causal=True)
+    by_token = {n: v.transpose(1, 2).contiguous().transpose(1, 2) for n, v in given.items() if n in NAMES}
+    mine = gradients(lambda **o: attention(**o, token_major_out=True, return_lse=True), {**given, **by_token})
+    assert_same(mine, gradients(dense_attention, exactly(given)), 1e-5)
+
+
+def test_a_mask_map(device: str) -> None:
+    """It changes no bit, in the backward either."""
+    given = operands(device, attn_mask=MASK)
+    with_map = {**given, "mask_map": torch_fattn.mask_map(given["attn_mask"])}
+    mine, plain = (gradients(with_lse(attention), each) for each in (with_map, given))
+    assert all(torch.equal(mine[n], plain[n]) for n in mine)
+
+
+def test_results_without_a_backward_are_freed(device: str) -> None:
+    given = leaves(operands(device))
+    out = attention(**given)
+    freed = weakref.ref(out)
+    del out
+    gc.collect()
+    assert freed() is None
+
+
+CU_Q, CU_K = torch.tensor([0, 5, 5, 19], dtype=torch.int32), torch.tensor([0, 9, 13, 13], dtype=torch.int32)
+
+
+def packed(device: str) -> Operands:
+    """Three sequences, of which one has no row and one no key; two rows belong to none."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"query": (21, 4, 16), "key": (15, 2, 16), "value": (15, 2, 24)}
+    given: Operands = {n: torch.randn(size, generator=generator).to(device) for n, size in sizes.items()}
+    given |= {"cu_seqlens_q": CU_Q.to(device), "cu_seqlens_k": CU_K.to(device)}
+    return given | {"max_seqlen_q": 14, "max_seqlen_k": 9}
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window_left": 2, "window_right": 1}])
+def test_gradients_of_packed_sequences(options: dict[str, Any], device: str) -> None:
+    given = packed(device) | options
+    exact = gradients(dense_sequences, exactly(given), with_lse=False)
+    mine = gradients(with_lse(varlen_attention), given, with_lse=False)
+    assert_same(mine, exact, 1e-5)
+    assert not mine["query"][19:].any() and not mine["key"][13:].any(), "of no sequence"
+    plain = torch_fattn.varlen_prefill(**given)
+    assert torch.equal(varlen_attention(**leaves(given)).detach(), plain)
+
+
+def kept_by(call: Callable[[], Any]) -> list[Tensor]:
+    """The tensors that autograd keeps for the backward of a call."""
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        call()
+    return kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept(dtype: torch.dtype, device: str) -> None:
+    """The operands and lse; out only where it has not been rounded. Never a score."""
+    given = leaves(operands(device, dtype, is_causal=True))
+    kept = kept_by(lambda: attention(**given))
+    shapes = [tuple(t.shape) for t in kept]
+    wanted = [tuple(given[n].shape) for n in NAMES[:3]]
+    wanted += [(2, 4, 21, 24), (2, 4, 21)] if dtype == torch.float32 else [(2, 4, 21)]
+    assert shapes == wanted and all(t.dtype in (dtype, torch.float32) for t in kept)
+    composite = kept_by(lambda: dense_attention(**given))
+    assert any(t.shape[-2:] == (21, 29) for t in composite), "the control"
+
+
+def test_nothing_is_kept_without_gradients(device: str) -> None:
+    given = operands(device)
+    assert not kept_by(lambda: attention(**given))
+    with torch.no_grad():
+        assert not attention(**leaves(given)).requires_grad
+
+
+def test_memory_is_freed_by_the_backward(device: str) -> None:
+    given = leaves(operands(device))
+    query = given["query"] * 1.0
+    freed = weakref.ref(query)
+    out = attention(**{**given, "query": query})
+    del query
+    gc.collect()
+    assert freed() is not None, "the control"
+    out.sum().backward()
+    gc.collect()
+    assert freed() is None
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.sum().backward()
+
+
+def test_operands_that_have_changed_are_noticed(device: str) -> None:
+    given = leaves(operands(device))
+    scaled = given["query"] * 1.0
+    out = attention(**{**given, "query": scaled})
+    scaled.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_only_what_is_asked_for(device: str) -> None:
+    """As with adapters of the query alone."""
+    given = operands(device, is_causal=True)
+    everything = gradients(with_lse(attention), given, with_lse=False)
+    given["query"].requires_grad_()
+    generator = torch.Generator().manual_seed(7)
+    out = attention(**given)
+    (out * torch.randn(out.shape, generator=generator).to(out)).sum().backward()
+    assert torch.equal(given["query"].grad, everything["query"]) and given["key"].grad is None
+
+
+def test_the_same_bits_in_every_run(device: str) -> None:
+    given = operands(device, torch.bfloat16, is_causal=True, sinks=torch.zeros(4))
+    first, second = (gradients(with_lse(attention), given) for _ in range(2))
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+# ---- torch's transforms
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(use_reentrant: bool, device: str) -> None:
+    given = operands(device, is_causal=True)
+
+    def in_checkpoint(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        call = lambda *o: attention(*o, **options, return_lse=True)  # noqa: E731
+        return checkpoint(call, query, key, value, use_reentrant=use_reentrant)
+
+    mine, plain = (gradients(f, given) for f in (in_checkpoint, with_lse(attention)))
+    assert all(torch.equal(mine[n], plain[n]) for n in NAMES[:3])
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
+def test_compile(op: str, dynamic: bool, device: str) -> None:
+    assert_compiled_alike(op, dynamic, "aot_eager", device)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
+def test_compile_by_inductor(op: str) -> None:
+    """On mps it writes Metal of its own."""
+    assert_compiled_alike(op, True, "inductor", "cpu")
+
+
+def assert_compiled_alike(op: str, dynamic: bool, backend: str, device: str) -> None:
+    given = operands(device, is_causal=True) if op == "attention" else packed(device)
+    function = getattr(torch_fattn, op)
+
+    def scaled(query: Tensor, **others: Any) -> Any:
+        return function(query * 1.5, **others, return_lse=True)
+
+    torch.compiler.reset()
+    compiled = torch.compile(scaled, backend=backend, fullgraph=True, dynamic=dynamic)
+    is_dense = op == "attention"
+    mine, plain = (gradients(f, given, with_lse=is_dense) for f in (compiled, scaled))
+    assert all(torch.equal(mine[n], plain[n]) for n in mine)
+
+
+@pytest.mark.parametrize("op", ["attention", "varlen_attention", *BACKWARDS])
+def test_opcheck(op: str, device: str) -> None:
+    given = packed(device) if op.startswith("varlen") else operands(device, is_causal=True)
+    if op in BACKWARDS:
+        forward = getattr(torch_fattn, op.removesuffix("_backward"))
+        out, lse = forward(**given, return_lse=True)
+        given = {"grad_out": out, "lse": lse, "out": out} | given
+    elif device == "cpu":  # opcheck knows no gradients of "mps"
+        given = leaves(given)
+    overload = getattr(torch.ops.fattn, op).default
+    positional = tuple(given.pop(a.name, None) for a in overload._schema.arguments if not a.kwarg_only)
+    assert set(torch.library.opcheck(overload, positional, given).values()) == {"SUCCESS"}
+
+
+def square(**given: Any) -> Tensor:
+    return attention(**given).square().sum()
+
+
+def test_func_grad(device: str) -> None:
+    given = operands(device, is_causal=True, sinks=torch.ones(4))
+    names = [n for n in given if n in NAMES]
+    others = {n: v for n, v in given.items() if n not in NAMES}
+    mine = torch.func.grad(lambda of: square(**of, **others))({n: given[n] for n in names})
+    leaf = leaves(given)
+    square(**leaf).backward()
+    assert all(torch.equal(mine[n], leaf[n].grad) for n in names)
+
+
+VMAPS: dict[str, dict[str, Any]] = {
+    "batch": {},
+    "sinks": {"sinks": (3, 4)},
+    "one sinks": {"sinks": (4,)},
+    "slopes": {"alibi_slopes": (3, 4)},
+    "slopes of sequences": {"alibi_slopes": (3, 2, 4)},
+    "one slopes": {"alibi_slopes": (4,)},
+    "slopes and sinks": {"alibi_slopes": (2, 4), "sinks": (4,)},
+    "one key": {"key": (2, 2, 9, 16)},
+    "mask": {"attn_mask": (3, 7, 9)},
+    "mask of sequences": {"attn_mask": (3, 2, 1, 7, 9), "sinks": (4,)},
+    "one mask": {"attn_mask": (2, 4, 7, 9), "sinks": (3, 4)},
+    "one mask of rows": {"attn_mask": (7, 9)},
+}
+
+
+@pytest.mark.parametrize("sizes", VMAPS.values(), ids=VMAPS)
+def test_vmap(sizes: dict[str, tuple[int, ...]], device: str) -> None:
+    """Each call has its own gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {"query": (3, 2, 4, 7, 16), "key": (3, 2, 2, 9, 16)}
+    shapes |= {"value": (3, 2, 2, 9, 8)} | sizes
+    given: Operands = {n: torch.randn(s, generator=generator).to(device) for n, s in shapes.items()}
+    if "attn_mask" in given:
+        given["attn_mask"] = given["attn_mask"] > -0.5
+    dims = {n: 0 if s[0] == 3 else None for n, s in shapes.items()}
+
+    def of(i: int) -> Operands:
+        return {n: v if dims[n] is None else v[i] for n, v in given.items()}
+
+    def gradient(given: Operands) -> dict[str, Tensor]:
+        others = {n: v for n, v in given.items() if n not in NAMES}
+        return torch.func.grad(lambda of: square(**of, **others))({n: given[n] for n in given if n in NAMES})
+
+    out = torch.func.vmap(lambda g: attention(**g), in_dims=(dims,))(given)
+    found = torch.func.vmap(gradient, in_dims=(dims,))(given)
+    for i in range(3):
+        assert torch.allclose(out[i].cpu(), attention(**of(i)).cpu(), atol=1e-5)
+        for name, one in gradient(of(i)).items():
+            assert torch.allclose(found[name][i].cpu(), one.cpu(), atol=2e-4), name
+
+
+def test_vmap_of_other_dimensions_and_in_itself(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 5, 3, 4, 7, 16, generator=generator).to(device)
+    twice = torch.func.vmap(torch.func.vmap(lambda q: attention(q, q, q), in_dims=1, out_dims=2))(query)
+    for i in range(2):
+        for j in range(3):
+            one = query[i, :, j]
+            assert torch.allclose(twice[i, :, :, j].cpu(), attention(one, one, one).cpu(), atol=1e-5)
+
+
+def test_vmap_of_packed_sequences(device: str) -> None:
+    given = packed(device)
+    many = torch.stack([given["query"], given["query"].flip(0)])
+    others = {n: v for n, v in given.items() if n != "query"}
+
+    def gradient(query: Tensor) -> Tensor:
+        return torch.func.grad(lambda q: varlen_attention(q, **others).square().sum())(query)
+
+    found = torch.func.vmap(gradient)(many)
+    for i in range(2):
+        assert torch.allclose(found[i].cpu(), gradient(many[i]).cpu(), atol=1e-5)
+    lens = torch.stack([given["cu_seqlens_q"]] * 2)
+    with pytest.raises(NotImplementedError, match="cu_seqlens_q has a dimension of torch.func.vmap; pack"):
+        torch.func.vmap(lambda cu: varlen_attention(**{**given, "cu_seqlens_q": cu}))(lens)
+
+
+def test_autocast(device: str) -> None:
+    """The cast operands are kept, and gradients have the dtypes of the leaves."""
+    given = leaves(operands(device))
+    with torch.autocast(device, torch.bfloat16):
+        kept = kept_by(lambda: attention(**given))
+        out = attention(**given)
+    assert out.dtype == torch.bfloat16 and [t.dtype for t in kept[-4:-1]] == [torch.bfloat16] * 3
+    out.float().sum().backward()
+    assert given["query"].grad.dtype == torch.float32 and given["query"].grad.any()
+
+
+# ---- what is refused
+
+
+def test_a_mask_that_requires_grad_is_refused(device: str) -> None:
+    given = operands(device)
+    bias = torch.zeros(21, 29, device=device, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"attn_mask requires grad.*attn_mask\.detach\(\)"):
+        attention(**given, attn_mask=bias)
+    assert attention(**leaves(given), attn_mask=bias.detach()).requires_grad
+    with torch.no_grad():
+        attention(**given, attn_mask=bias)
+
+
+def test_wide_heads_are_refused(device: str) -> None:
+    wide = torch.randn(1, 1, 3, 264, device=device)
+    with pytest.raises(NotImplementedError, match="query has head_dim 264, and gradients .* at most 256"):
+        attention(wide.clone().requires_grad_(), wide, wide)
+    with pytest.raises(NotImplementedError, match="value has head_dim 264"):
+        attention(wide[..., :256].clone().requires_grad_(), wide[..., :256], wide)
+    attention(wide, wide, wide)
+    narrow = wide[..., :256].clone().requires_grad_()
+    attention(narrow, narrow, narrow).sum().backward()
+    assert narrow.grad is not None
+
+
+@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
+def test_second_derivatives_are_refused(op: str, device: str) -> None:
+    given = leaves(operands(device) if op == "attention" else packed(device))
+    out = getattr(torch_fattn, op)(**given)
+    (gradient,) = torch.autograd.grad(out.square().sum(), given["query"], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative; use .*scaled_dot_product_attention"):
+        gradient.sum().backward()
+
+
+def test_forward_mode_is_refused(device: str) -> None:
+    given = operands(device)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(given["query"], torch.ones_like(given["query"]))
+        with pytest.raises(NotImplementedError, match="fattn.attention: query has a forward-mode tangent"):
+            attention(**{**given, "query": dual})
+
+
+def test_errors_have_the_name_that_was_called(device: str) -> None:
+    given = operands(device)
+    with pytest.raises(TypeError, match="^fattn.attention: query is torch.float32, key torch.float16"):
+        attention(**{**given, "key": given["key"].half()})
+    with pytest.raises(ValueError, match="^fattn.attention: 3 query heads cannot share 2"):
+        attention(**{**given, "query": given["query"][:, :3]})

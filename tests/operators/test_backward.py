@@ -1,0 +1,275 @@
+"""The backwards at the edges of their contract: dominant keys, rows and keys that nothing sees, NaN, empty
+calls, and finite differences as a second oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.helpers import backward_problems, problems
+from tests.helpers.backward_problems import NAMES, BackwardCase, BackwardProblem
+from tests.helpers.gradient_accuracy import assert_gradients_close, errors_of, limits_of
+from torch_fattn import reference
+from torch_fattn.operators.backward import Gradients
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIXTEEN_BITS = DTYPES[1:]
+
+
+def run(case: BackwardCase, device: str, **changed: Any) -> Gradients:
+    arguments, _bases = case.arguments(device)
+    return on_cpu(getattr(torch_fattn, case.problem.op)(**{**arguments, **changed}))
+
+
+def on_cpu(gradients: Gradients) -> Gradients:
+    query, key, value, *parameters = gradients
+    sinks, slopes = (None if each is None else each.cpu() for each in parameters)
+    return query.cpu(), key.cpu(), value.cpu(), sinks, slopes
+
+
+# ---- rows with one dominant key, where dP - delta is small beside dP
+
+
+def dominated(dtype: torch.dtype, out: str) -> BackwardCase:
+    """Each row gives 0.1 % of its weight to other keys than its own."""
+    forward = problems.Problem(0, "prefill", dtype, 1, 4, 2, 48, 48, 64, 64, mask=torch.float32)
+    case = problems.build(forward)
+    mask = torch.full((1, 4, 48, 48), -11.0).masked_fill(torch.eye(48, dtype=torch.bool), 0.0)
+    case.clean["attn_mask"], case.operands["attn_mask"] = mask, problems.lay_out(mask, "contiguous")
+    return backward_problems.build(BackwardProblem(0, forward, out=out), forward=case)
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+@pytest.mark.parametrize("out", backward_problems.OUTS)
+def test_rows_with_one_dominant_key(dtype: torch.dtype, out: str, device: str) -> None:
+    case = dominated(dtype, out)
+    assert_gradients_close(case, run(case, device))
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+def test_a_rounded_result_would_be_noticed_there(dtype: torch.dtype, device: str) -> None:
+    """The control: the result in float32, but with the rounding errors of 16 bits."""
+    case = dominated(dtype, "float32")
+    arguments, _bases = case.arguments(device)
+    limits = limits_of(case)
+    errors = errors_of(case, run(case, device, out=arguments["out"].to(dtype).float()))
+    for name in ("query", "key"):
+        print(f"{name}: {errors[name] / limits[name]:.1f} times the limit")
+        assert errors[name] > 2 * limits[name], name
+
+
+# ---- what nothing sees
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_rows_that_see_no_key_neither_give_nor_get(dtype: torch.dtype, sinks: bool, device: str) -> None:
+    """Whatever their query and the gradient of their result hold."""
+    forward = problems.Problem(
+        1, "prefill", dtype, 1, 4, 2, 30, 11, 32, 32, causality="bottom_right", sinks=sinks
+    )
+    case = backward_problems.build(BackwardProblem(1, forward))
+    arguments, _bases = case.arguments(device)
+    expected = run(case, device)
+    assert_gradients_close(case, expected)
+    query, grad_out = arguments["query"].clone(), arguments["grad_out"].clone()
+    query[:, :, :19] = grad_out[:, :, :19] = torch.nan
+    found = run(case, device, query=query, grad_out=grad_out)
+    for name, before, after in zip(NAMES, expected, found, strict=True):
+        assert before is None or torch.equal(before, after), name
+    assert torch.all(found[0][:, :, :19] == 0)
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32], ids=str)
+def test_keys_that_no_row_sees_may_hold_anything(mask_dtype: torch.dtype, device: str) -> None:
+    forward = problems.Problem(2, "prefill", torch.float32, 1, 4, 2, 20, 40, 32, 32, mask=mask_dtype)
+    built = problems.build(forward)
+    hidden = torch.zeros(1, 1, 1, 40, dtype=torch.bool).index_fill(3, torch.arange(7, 19), True)
+    shown = ~hidden if mask_dtype == torch.bool else torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    built.clean["attn_mask"], built.operands["attn_mask"] = shown, problems.lay_out(shown, "contiguous")
+    built.visible = (~hidden).expand(1, 4, 20, 40)
+    case = backward_problems.build(BackwardProblem(2, forward), forward=built)
+    arguments, _bases = case.arguments(device)
+    expected = run(case, device)
+    key, value = arguments["key"].clone(), arguments["value"].clone()
+    key[:, :, 7:19], value[:, :, 7:19] = torch.nan, torch.inf
+    found = run(case, device, key=key, value=value)
+    assert all(torch.equal(a, b) for a, b in zip(expected[:3], found[:3], strict=True))
+    assert torch.all(found[1][:, :, 7:19] == 0) and torch.all(found[2][:, :, 7:19] == 0)
+    assert not found[0].isnan().any()
+
+
+@pytest.mark.parametrize("operand", ["key", "value"])
+def test_nan_in_a_key_that_is_seen_stays_in_its_sequence_and_head(operand: str, device: str) -> None:
+    forward = problems.Problem(3, "prefill", torch.float32, 2, 4, 2, 20, 20, 32, 32, causality="top_left")
+    case = backward_problems.build(BackwardProblem(3, forward))
+    arguments, _bases = case.arguments(device)
+    poisoned = arguments[operand].clone()
+    poisoned[0, 1, 4] = torch.nan
+
+    def gradients(**changed: Tensor) -> Gradients:
+        operands = {name: arguments[name] for name in NAMES[:3]} | changed
+        _out, lse = torch_fattn.prefill(**operands, is_causal=True, q_offset=0, return_lse=True)
+        return run(case, device, **operands, lse=lse)
+
+    expected, found = gradients(), gradients(**{operand: poisoned})
+    assert found[0][0, 2:, 4:].isnan().all(), "the rows that see it"
+    assert found[1][0, 1, 4].isnan().all(), "the key itself"
+    heads = torch.ones(2, 4, dtype=torch.bool)
+    heads[0, 2:] = False
+    assert torch.equal(found[0][heads], expected[0][heads])
+    for name, before, after in zip(("key", "value"), expected[1:3], found[1:3], strict=True):
+        assert torch.equal(before[1], after[1]) and torch.equal(before[0, 0], after[0, 0]), name
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "q_len", "kv_len"), [(0, 2, 5, 6), (1, 0, 5, 6), (1, 2, 0, 6), (1, 2, 5, 0)]
+)
+def test_empty_calls(batch: int, heads: int, q_len: int, kv_len: int, device: str) -> None:
+    query = torch.randn(batch, heads, q_len, 16, device=device)
+    key, value = torch.randn(2, batch, heads, kv_len, 16, device=device).unbind()
+    sinks = torch.randn(heads, device=device)
+    out, lse = torch_fattn.prefill(query, key, value, sinks=sinks, return_lse=True)
+    grads = torch_fattn.prefill_backward(
+        torch.ones_like(out), torch.ones_like(lse), query, key, value, None, lse, sinks=sinks
+    )
+    for operand, gradient in zip((query, key, value), grads[:3], strict=True):
+        assert gradient.shape == operand.shape and torch.all(gradient == 0)
+    rows = batch * q_len if kv_len == 0 else 0  # each has the logit of the sink as its lse
+    assert grads[3] is not None and torch.equal(grads[3].cpu(), torch.full((heads,), float(rows)))
+
+
+# ---- gradients of lse, of parameters by head and by sequence, and of what is absent
+
+
+def test_each_result_has_its_own_gradient(device: str) -> None:
+    forward = problems.Problem(
+        4, "prefill", torch.float32, 2, 4, 2, 20, 30, 32, 16, sinks=True, alibi_slopes=True, softcap=2.0
+    )
+    case = backward_problems.build(BackwardProblem(4, forward, grad_lse=True))
+    arguments, _bases = case.arguments(device)
+    together = run(case, device)
+    only_out = run(case, device, grad_lse=None)
+    only_lse = run(case, device, grad_out=torch.zeros_like(arguments["grad_out"]))
+    for name, both, a, b in zip(NAMES, together, only_out, only_lse, strict=True):
+        assert both is not None and a is not None and b is not None
+        torch.testing.assert_close(both, a + b, rtol=1e-4, atol=1e-4, msg=name)
+        assert name == "value" or b.abs().max() > 0.01, "the control"
+
+
+@pytest.mark.parametrize("by_sequence", [False, True])
+def test_slopes_have_the_gradient_of_their_shape(by_sequence: bool, device: str) -> None:
+    query, key, value, grad = torch.randn(
+        4, 2, 4, 20, 16, generator=torch.Generator().manual_seed(0)
+    ).unbind()
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]).expand(2, 4) if by_sequence else torch.arange(4) / 8
+    options = {"alibi_slopes": slopes, "is_causal": True}
+    _out, lse = reference.prefill(query, key, value, **options)
+    exact = reference.prefill_backward(grad, None, query, key, value, None, lse.float(), **options)
+    operands = [each.to(device) for each in (query, key, value)]
+    grads = torch_fattn.prefill_backward(
+        grad.to(device),
+        None,
+        *operands,
+        None,
+        lse.float().to(device),
+        alibi_slopes=slopes.to(device),
+        is_causal=True,
+    )
+    assert grads[3] is None and grads[4] is not None and grads[4].shape == slopes.shape
+    torch.testing.assert_close(grads[4].cpu().double(), exact[4], rtol=1e-4, atol=1e-4)
+
+
+# ---- finite differences, which know nothing of derivatives
+
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "causal": {"is_causal": True},
+    "beyond the keys": {"is_causal": True, "q_offset": 3},
+    "window": {"window_left": 3, "window_right": 1, "sink_tokens": 1},
+    "softcap": {"softcap": 1.5},
+    "slopes": {"alibi_slopes": torch.tensor([0.3, 0.1])},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0])},
+    "all": {
+        "is_causal": True,
+        "window_left": 4,
+        "softcap": 1.5,
+        "alibi_slopes": torch.tensor([0.3, 0.1]),
+        "sinks": torch.tensor([0.5, -1.0]),
+        "scale": 0.5,
+    },
+}
+
+
+def differences(loss: Any, operand: Tensor, step: float) -> Tensor:
+    """Central differences of a number by each element."""
+    gradient = torch.empty(operand.shape, dtype=torch.float64)
+    flat = operand.flatten()
+    for n in range(operand.numel()):
+        ends = []
+        for sign in (1, -1):
+            moved = flat.clone()
+            moved[n] += sign * step
+            ends.append(loss(moved.view(operand.shape)))
+        gradient.view(-1)[n] = (ends[0] - ends[1]) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_finite_differences(name: str, device: str) -> None:
+    """Differences of the float64 reference are the gradients of the operator in float32."""
+    options = DIFFERENCES[name]
+    generator = torch.Generator().manual_seed(5)
+    query, grad_out = torch.randn(2, 1, 2, 7, 8, generator=generator).unbind()
+    key, value = torch.randn(2, 1, 1, 6, 8, generator=generator).unbind()
+    grad_lse = torch.randn(1, 2, 7, generator=generator)
+    _out, lse = reference.prefill(query, key, value, **options)
+
+    def moved(**changed: Tensor) -> Tensor:
+        operands = {"query": query.double(), "key": key.double(), "value": value.double()}
+        out, lse = reference.prefill(**{**operands, **options, **changed})
+        return (out * grad_out).sum() + (lse.masked_fill(lse == -torch.inf, 0.0) * grad_lse).sum()
+
+    def on_device(each: Any) -> Any:
+        return each.to(device) if isinstance(each, Tensor) else each
+
+    grads = torch_fattn.prefill_backward(
+        *map(on_device, (grad_out, grad_lse, query, key, value, None, lse.float())),
+        **{name: on_device(each) for name, each in options.items()},
+    )
+    leaves = {"query": query, "key": key, "value": value, **options}
+    for what, found in zip(NAMES, grads, strict=True):
+        if found is None:
+            assert not isinstance(leaves.get(what), Tensor)
+            continue
+        by_steps = differences(lambda each, what=what: moved(**{what: each}), leaves[what].double(), 1e-5)
+        torch.testing.assert_close(found.cpu().double(), by_steps, rtol=1e-4, atol=2e-5, msg=what)
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_finite_differences_of_the_operator(name: str, device: str) -> None:
+    """And so are those of its forward in float32, along random directions."""
+    options = {
+        what: each.to(device) if isinstance(each, Tensor) else each
+        for what, each in DIFFERENCES[name].items()
+    }
+    generator = torch.Generator().manual_seed(6)
+    operands = [torch.randn(1, heads, n, 16, generator=generator) for heads, n in ((2, 9), (1, 8), (1, 8))]
+    grad_out = torch.randn(1, 2, 9, 16, generator=generator)
+    query, key, value = (each.to(device) for each in operands)
+    _out, lse = torch_fattn.prefill(query, key, value, return_lse=True, **options)
+    grads = torch_fattn.prefill_backward(grad_out.to(device), None, query, key, value, None, lse, **options)
+    for number, gradient in enumerate(grads[:3]):
+        direction = torch.randn(operands[number].shape, generator=generator)
+        step, ends = 2.0**-8, []
+        for sign in (1, -1):
+            moved = [each.to(device) for each in operands]
+            moved[number] = (operands[number] + sign * step * direction).to(device)
+            ends.append((torch_fattn.prefill(*moved, **options).cpu().double() * grad_out).sum().item())
+        slope = (ends[0] - ends[1]) / (2 * step)
+        along = (gradient.cpu().double() * direction).sum().item()
+        assert along == pytest.approx(slope, rel=2e-3, abs=2e-2), NAMES[number]

@@ -1,0 +1,422 @@
+"""Calls of torch's attention that need gradients: which run here, their gradients and their memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torch_fattn
+from tests.conftest import counted_launches, needs_emulator
+from tests.helpers.dense import dense_attention
+from tests.pytorch.test_sdpa import by_install, operands
+from torch_fattn.integrations import diffusers
+
+OURS = "FattnAttentionBackward"
+
+
+@pytest.fixture(autouse=True)
+def undone() -> Iterator[None]:
+    torch_fattn.reset_report()
+    yield
+    torch_fattn.uninstall()
+
+
+def leaves(tensors: list[Tensor]) -> list[Tensor]:
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+def gradients(attention: Callable[..., Tensor], tensors: list[Tensor], **options: Any) -> list[Tensor]:
+    given = leaves(tensors)
+    out = attention(*given, **options)
+    factors = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    (out * factors.to(out)).sum().backward()
+    return [t.grad for t in given if t.grad is not None]
+
+
+def assert_same(mine: list[Tensor], exact: list[Tensor], tolerance: float = 1e-5) -> None:
+    assert len(mine) == len(exact) == 3
+    for a, b in zip(mine, exact, strict=True):
+        assert a.shape == b.shape and (a.cpu().double() - b).abs().max() <= tolerance * b.abs().max()
+
+
+MASK = torch.rand(9, 9, generator=torch.Generator().manual_seed(2)) > 0.3
+CALLS: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
+    "plain": (((2, 4, 9, 16),) * 3, {}),
+    "causal": (((2, 4, 9, 16), (2, 4, 12, 16), (2, 4, 12, 16)), {"is_causal": True}),
+    "one row": (((2, 4, 1, 16), (2, 4, 12, 16), (2, 4, 12, 16)), {}),
+    "scale": (((2, 4, 9, 16),) * 3, {"scale": 0.7}),
+    "grouped heads": (((2, 4, 9, 16), (2, 2, 9, 16), (2, 2, 9, 16)), {"enable_gqa": True}),
+    "padded heads": (((2, 4, 9, 20), (2, 4, 9, 20), (2, 4, 9, 13)), {}),
+    "broadcast": (((2, 4, 9, 16), (1, 4, 9, 16), (2, 1, 9, 16)), {}),
+    "three dimensions": (((4, 9, 16),) * 3, {"is_causal": True}),
+    "two dimensions": (((9, 16),) * 3, {}),
+    "mask": (((2, 4, 9, 16),) * 3, {"attn_mask": MASK}),
+    "additive mask": (((2, 4, 9, 16),) * 3, {"attn_mask": torch.where(MASK, 0.5, -torch.inf)}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("attention", [torch_fattn.sdpa, F.scaled_dot_product_attention])
+def test_gradients(attention: Callable[..., Tensor], call: str) -> None:
+    shapes, options = CALLS[call]
+    tensors = operands(*shapes)
+    exact = gradients(F.scaled_dot_product_attention, [t.cpu().double() for t in tensors], **options)
+    options = {n: v.to("mps") if isinstance(v, Tensor) else v for n, v in options.items()}
+    torch_fattn.install(training="fused")
+    with counted_launches() as launches:
+        mine = gradients(attention, tensors, **options)
+    assert_same(mine, exact)
+    assert launches["fattn_prefill"] == 1 and torch_fattn.report().routed_by["training"] == 1
+    assert torch_fattn.report().fell_back == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits(dtype: torch.dtype) -> None:
+    tensors = operands(dtype=dtype)
+    exact = gradients(F.scaled_dot_product_attention, [t.cpu().double() for t in tensors], is_causal=True)
+    torch_fattn.install(training="fused")
+    mine = gradients(F.scaled_dot_product_attention, tensors, is_causal=True)
+    assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
+
+
+# ---- the rule
+
+
+@contextlib.contextmanager
+def way_of(training: Any = "auto") -> Iterator[Callable[..., str]]:
+    """A function that tells who runs a call of these sizes, without running it."""
+    torch_fattn.install(training=training)
+
+    def way(q_len: int, heads: int = 8, requires_grad: bool = True) -> str:
+        with FakeTensorMode():
+            query = torch.empty(1, heads, q_len, 64, device="mps", requires_grad=requires_grad)
+            out = F.scaled_dot_product_attention(query, query, query)
+        if out.grad_fn is None:
+            return "no gradient"
+        return "fattn" if out.grad_fn.name() == OURS else "torch"
+
+    yield way
+
+
+def test_the_rule() -> None:
+    """torch keeps a float32 matrix, 4 bytes for each head, row and key. Large ones are ours."""
+    limit = torch.mps.recommended_max_memory() // 256
+    longest = int((limit / 4 / 8) ** 0.5)
+    with way_of("auto") as way:
+        assert way(longest - 1) == "torch" and way(longest + 1) == "fattn"
+        assert way(longest // 2) == "torch" and way(longest // 2, heads=33) == "fattn"
+        assert way(9, requires_grad=False) == "no gradient"
+    with way_of("fused") as way:
+        assert way(9) == way(longest + 1) == "fattn"
+    with way_of("off") as way:
+        assert way(9) == way(longest + 1) == "torch"
+
+
+def test_the_choice_is_undone_with_the_installation() -> None:
+    for training in ("fused", "off"):
+        torch_fattn.install(training=training)  # type: ignore[arg-type]
+        assert torch.ops.fattn._training() == training
+        torch_fattn.uninstall()
+        assert torch.ops.fattn._training() == "auto"
+    with pytest.raises(ValueError, match='torch_fattn.install: training is "?\'?on.*pass "auto", "fused" or'):
+        torch_fattn.install(training="on")  # type: ignore[arg-type]
+    assert not torch_fattn.report().installed
+
+
+def test_the_report_tells_the_ways_and_the_memory() -> None:
+    tensors = leaves(operands((2, 4, 90, 16), (2, 4, 120, 16), (2, 4, 120, 16)))
+    torch_fattn.install()
+    F.scaled_dot_product_attention(*tensors)
+    torch_fattn.install(training="fused")
+    for _ in range(3):
+        F.scaled_dot_product_attention(*tensors)
+    torch_fattn.install(training="off")
+    F.scaled_dot_product_attention(*tensors)
+    report = torch_fattn.report()
+    assert report.routed_by["training"] == report.routed == 3
+    assert report.fallbacks_by_reason() == {"small_training": 1, "gradients": 1}
+    matrix, ours = 4 * 2 * 4 * 90 * 120, 4 * 2 * 4 * 90 * (1 + 16)
+    assert report.bytes_saved == 3 * (matrix - ours)
+    text = str(report)
+    assert "3  by fattn.attention, with gradients: torch's own would keep 0.00089 GB more" in text
+    assert f"torch keeps {matrix / 1e6:.1f} MB, the limit is " in text and 'install(training="off")' in text
+    torch_fattn.reset_report()
+    assert torch_fattn.report().bytes_saved == 0
+
+
+def test_what_stays_torchs() -> None:
+    """Dropout, wide heads, learned masks and torch's own switch."""
+    torch_fattn.install(training="fused")
+    tensors = leaves(operands())
+    F.scaled_dot_product_attention(*tensors, dropout_p=0.5)
+    F.scaled_dot_product_attention(*leaves(operands(*[(1, 1, 3, 264)] * 3)))
+    F.scaled_dot_product_attention(*tensors, attn_mask=torch.zeros(9, 9, device="mps", requires_grad=True))
+    with sdpa_kernel(SDPBackend.MATH):
+        F.scaled_dot_product_attention(*tensors)
+    reasons = ("dropout", "head_dim_gradient", "mask_gradient", "math_asked")
+    assert torch_fattn.report().fallbacks_by_reason() == dict.fromkeys(reasons, 1)
+    F.scaled_dot_product_attention(*tensors)
+    assert torch_fattn.report().routed == 1, "the control"
+
+
+def test_a_second_derivative_is_refused_with_a_way_out() -> None:
+    torch_fattn.install(training="fused")
+    query, key, value = leaves(operands())
+    (first,) = torch.autograd.grad(
+        F.scaled_dot_product_attention(query, key, value).square().sum(), query, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match=r"no second derivative; use .*sdpa_kernel\(SDPBackend.MATH\)"):
+        first.sum().backward()
+    with sdpa_kernel(SDPBackend.MATH):
+        out = F.scaled_dot_product_attention(query, key, value)
+    (first,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
+    first.sum().backward()
+
+
+def test_multihead_attention() -> None:
+    """A module of torch's, in training mode."""
+    torch.manual_seed(0)
+    layer, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 9, 32)
+    exact = nn.MultiheadAttention(32, 4, batch_first=True).double()
+    exact.load_state_dict(layer.state_dict())
+    layer.to("mps")
+    torch_fattn.install(training="fused")
+    for module, given in ((layer, x.to("mps")), (exact, x.double())):
+        module(given, given, given, need_weights=False)[0].square().sum().backward()
+    assert torch_fattn.report().routed_by["training"] == 1
+    for mine, theirs in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-5 * theirs.grad.abs().max()
+
+
+def test_diffusers_attention() -> None:
+    """Its backend, whose tensors are `[B, L, H, D]`."""
+    attention = diffusers._Attention(before=F.scaled_dot_product_attention)
+    tensors = operands(*[(2, 9, 4, 16)] * 3)
+
+    def exactly(*tensors: Tensor) -> Tensor:
+        heads_first = (t.transpose(1, 2) for t in tensors)
+        return F.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+
+    torch_fattn.install(training="fused")
+    mine = gradients(attention, tensors)
+    assert torch_fattn.report().routed_by["training"] == 1
+    assert_same(mine, gradients(exactly, [t.cpu().double() for t in tensors]))
+
+
+# ---- memory
+
+
+LENGTH = 256
+
+
+def large_in(kept: list[Tensor]) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in kept if t.numel() >= LENGTH * LENGTH]
+
+
+def test_no_matrix_of_scores_is_kept() -> None:
+    kept: list[Tensor] = []
+    tensors = leaves(operands(*[(1, 2, LENGTH, 16)] * 3))
+    torch_fattn.install(training="fused")
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        F.scaled_dot_product_attention(*tensors)
+        assert not large_in(kept)
+        torch_fattn.uninstall()
+        F.scaled_dot_product_attention(*tensors)
+    assert (1, 2, LENGTH, LENGTH) in large_in(kept), "the control"
+
+
+def planned_peak(heads: int, length: int, dtype: torch.dtype) -> tuple[int, int]:
+    """The bytes that the backward of a call needs by its plan, and those of its operands. It needs the
+    gradients of result and operands, scratch, lse, and a float32 result."""
+    query = torch.empty(1, heads, length, 64, dtype=dtype, device="meta")
+    lse = torch.empty(1, heads, length, device="meta")
+    out = query if dtype == torch.float32 else None
+    plan = torch_fattn.explain("prefill_backward", query, None, query, query, query, out, lse)
+    of_result = query.nbytes if out is None else 2 * query.nbytes
+    return of_result + lse.nbytes + 3 * query.nbytes + plan.data["scratch_bytes"], 3 * query.nbytes
+
+
+@needs_emulator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_peak_of_a_step(dtype: torch.dtype) -> None:
+    """The backward needs what its plan says, and the composite implementation several matrices of scores."""
+    import softmetal
+
+    tensors = leaves(operands(*[(1, 2, LENGTH, 64)] * 3, dtype=dtype))
+    planned, of_operands = planned_peak(2, LENGTH, dtype)
+    matrix = 4 * 2 * LENGTH * LENGTH
+    peaks = []
+    for training in ("fused", "off"):
+        torch_fattn.install(training=training)  # type: ignore[arg-type]
+        with softmetal.peak_memory() as peak:
+            F.scaled_dot_product_attention(*tensors).sum().backward()
+        peaks.append(peak.bytes)
+        for tensor in tensors:
+            tensor.grad = None
+    assert planned <= peaks[0] <= planned + 64 < 2 * of_operands
+    assert peaks[1] > 2 * matrix, "the control"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_peak_of_a_long_step(dtype: torch.dtype) -> None:
+    """It grows with the length: torch's matrix of this call is 2.1 GB."""
+    planned, of_operands = planned_peak(8, 8192, dtype)
+    assert of_operands < planned < 2 * of_operands <= 2 * 4 * 3 * 8 * 8192 * 64
+    short, _ = planned_peak(8, 4096, dtype)
+    assert planned <= 2 * short
+
+
+# ---- runs
+
+
+class UNetBlock(nn.Module):
+    """A transformer block of diffusers' UNets: attention to itself and to the text, and a gated feed-forward
+    layer; heads that split the last dimension, as diffusers' processor calls torch's function."""
+
+    def __init__(self, dim: int = 32, text: int = 24, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
+        self.own = nn.Linear(dim, 3 * dim, bias=False)
+        self.query, self.text = nn.Linear(dim, dim, bias=False), nn.Linear(text, 2 * dim, bias=False)
+        self.out = nn.ModuleList(nn.Linear(dim, dim) for _ in range(2))
+        self.gated, self.down = nn.Linear(dim, 8 * dim), nn.Linear(4 * dim, dim)
+
+    def attend(self, *tensors: Tensor) -> Tensor:
+        split = [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in tensors]
+        return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor, text: Tensor, _time: Tensor) -> Tensor:
+        x = x + self.out[0](self.attend(*self.own(self.norms[0](x)).chunk(3, -1)))
+        x = x + self.out[1](self.attend(self.query(self.norms[1](x)), *self.text(text).chunk(2, -1)))
+        value, gate = self.gated(self.norms[2](x)).chunk(2, -1)
+        return x + self.down(value * F.gelu(gate))
+
+
+class DiTBlock(nn.Module):
+    """A block of a diffusion transformer: text and image attend to each other (Flux), queries and keys are
+    normalised, and the time step scales, shifts and gates."""
+
+    def __init__(self, dim: int = 32, text: int = 24, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.text, self.time = nn.Linear(text, dim), nn.Linear(dim, 6 * dim)
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.norms = nn.ModuleList(nn.RMSNorm(dim // heads) for _ in range(2))
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU("tanh"), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor, text: Tensor, time: Tensor) -> Tensor:
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.time(F.silu(time))[:, None].chunk(6, -1)
+        both = torch.cat((self.text(text), x), 1)
+        parts = self.qkv(self.norm(both) * (1 + scale) + shift).unflatten(-1, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(self.norms[0](query), self.norms[1](key), value)
+        both = both + gate * self.out(out.transpose(1, 2).flatten(2))
+        both = both + gate_mlp * self.mlp(self.norm(both) * (1 + scale_mlp) + shift_mlp)
+        return both[:, text.shape[1] :]
+
+
+STEPS = 50
+
+
+def losses(
+    block: type[nn.Module],
+    training: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    attention: Callable[..., Tensor] | None = None,
+    run: Callable[[nn.Module], Callable[..., Tensor]] = lambda model: model,
+) -> list[float]:
+    """The losses of a run on fixed data, from fixed weights. `dtype`: that of autocast."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = ((2, 20, 32), (2, 7, 24), (2, 32), (2, 20, 32))
+    *inputs, target = (torch.randn(size, generator=generator).to("mps") for size in sizes)
+    torch.manual_seed(0)
+    model = block().to("mps").train()
+    torch_fattn.install(training=training)
+    step = run(model)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        if attention is not None:
+            patch.setattr(F, "scaled_dot_product_attention", attention)
+        for _ in range(STEPS):
+            with torch.autocast("mps", dtype or torch.float16, enabled=dtype is not None):
+                loss = F.mse_loss(step(*inputs).float(), target)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            found.append(loss.item())
+    torch_fattn.uninstall()
+    return found
+
+
+def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return dense_attention(query, key, value)[0]
+
+
+def assert_same_curves(mine: list[float], theirs: list[float], tolerance: float) -> None:
+    assert mine[-1] < 0.7 * mine[0], "it learns"
+    assert all(abs(a - b) <= tolerance * b for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("block", [UNetBlock, DiTBlock])
+def test_training_runs(block: type[nn.Module]) -> None:
+    """Fused, torch's composite and eager attention learn alike."""
+    fused = losses(block, "fused")
+    report = torch_fattn.report()
+    calls = STEPS * (2 if block is UNetBlock else 1)
+    assert report.routed_by["training"] == report.calls == calls
+    composite, by_hand = losses(block, "off"), losses(block, "off", attention=eager)
+    assert_same_curves(fused, composite, 1e-3)
+    assert_same_curves(by_hand, composite, 1e-3)
+
+
+def test_training_runs_under_autocast() -> None:
+    """bfloat16 has 8 bits: curves differ by its noise, fused and composite alike."""
+    exact = losses(DiTBlock, "off")
+    assert_same_curves(losses(DiTBlock, "fused", dtype=torch.bfloat16), exact, 0.05)
+    assert_same_curves(losses(DiTBlock, "off", dtype=torch.bfloat16), exact, 0.05)
+    assert torch_fattn.report().routed_by["training"] == STEPS
+
+
+def test_a_compiled_training_run() -> None:
+    torch.compiler.reset()
+    compiled = losses(
+        DiTBlock, "fused", run=lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)
+    )
+    assert torch_fattn.report().traced > 0
+    assert_same_curves(compiled, losses(DiTBlock, "fused"), 1e-5)
+
+
+def test_a_training_run_in_checkpoints() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def in_checkpoint(model: nn.Module) -> Callable[..., Tensor]:
+        return lambda *inputs: checkpoint(model, *inputs, use_reentrant=False)
+
+    mine = losses(UNetBlock, "fused", run=in_checkpoint)
+    assert torch_fattn.report().routed_by["training"] == 4 * STEPS, "each call runs twice"
+    assert mine == losses(UNetBlock, "fused"), "bit for bit"
+
+
+def test_sdpa_follows_the_choice() -> None:
+    tensors = leaves(operands())
+    for training, ways in (("auto", {"small_training": 1}), ("off", {"gradients": 1}), ("fused", {})):
+        torch_fattn.install(training=training)  # type: ignore[arg-type]
+        torch_fattn.reset_report()
+        with pytest.warns(UserWarning, match="training") if training == "off" else contextlib.nullcontext():
+            torch_fattn.sdpa(*tensors)
+        assert torch_fattn.report().fallbacks_by_reason() == ways
+    assert by_install(*tensors).grad_fn.name() == OURS  # type: ignore[union-attr]

@@ -1,0 +1,334 @@
+"""Training: gradients are eager's, whole runs learn as eager attention does, and no score is kept."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    Gemma2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StaticCache,
+    T5Config,
+    ViTConfig,
+)
+
+from tests.conftest import counted_launches, decodes
+from tests.transformers.tiny_models import (
+    COMMON,
+    DEVICE,
+    EXPERTS,
+    LAYERS,
+    MIXED,
+    TOLERANCE,
+    VOCAB,
+    WINDOW,
+    assert_same_gradients,
+    pair,
+    prompt,
+)
+from torch_fattn.integrations.transformers import register
+
+TRAINED: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
+    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
+}
+VIT = ViTConfig(
+    hidden_size=64, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, image_size=32,
+    patch_size=8, num_labels=5,
+)  # fmt: skip
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """No layer falls back."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fattn attention in")
+        yield
+
+
+def backward(model: PreTrainedModel, **inputs: Any) -> None:
+    on_device = {n: v.to(model.device) if isinstance(v, Tensor) else v for n, v in inputs.items()}
+    model.train()(**on_device).loss.backward()
+
+
+def attention_launches(launches: dict[str, int]) -> int:
+    return decodes(launches) + sum(n for kernel, n in launches.items() if kernel.startswith("fattn_prefill"))
+
+
+# ---- gradients
+
+
+@pytest.mark.parametrize("policy", ["error", "sdpa"])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients(name: str, padding: int, policy: Any, silent: None) -> None:
+    register(on_unsupported=policy)
+    ours, eager = pair(AutoModelForCausalLM, TRAINED[name])
+    ids, mask = prompt(padding=padding)
+    labels = ids.masked_fill(mask.roll(1, dims=1) == 0, -100)  # none that a padding token should predict
+    with counted_launches() as launches:
+        for model in (ours, eager):
+            backward(model, input_ids=ids, attention_mask=mask, labels=labels)
+    assert launches["fattn_prefill"] == LAYERS and attention_launches(launches) == LAYERS
+    assert_same_gradients(ours, eager)
+
+
+@pytest.mark.parametrize("length", [1, 5, 16])
+def test_few_rows(length: int, silent: None) -> None:
+    """Without gradients they are decode's, which has no backward."""
+    ours, eager = pair(AutoModelForCausalLM, TRAINED["gemma2"])
+    ids, mask = prompt(length=length, padding=length // 3)
+    with counted_launches() as launches:
+        for model in (ours, eager):
+            on_device = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+            model.train()(**on_device).logits[1].square().mean().backward()
+    assert launches["fattn_prefill"] == attention_launches(launches) == LAYERS
+    assert_same_gradients(ours, eager)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_over_a_static_cache(rows: int, silent: None) -> None:
+    """Only the device knows how many of its keys are filled."""
+    ours, eager = pair(AutoModelForCausalLM, TRAINED["mistral"])
+    ids, _ = prompt(length=rows)
+    for model in (ours, eager):
+        cache = StaticCache(model.config, max_cache_len=30)
+        logits = model(ids.to(model.device), past_key_values=cache).logits
+        logits.square().mean().backward()
+    assert_same_gradients(ours, eager)
+
+
+def test_in_eval_mode() -> None:
+    """Attributions need gradients of a model that does not train."""
+    ours, eager = pair(AutoModelForCausalLM, TRAINED["llama"])
+    for model in (ours, eager):
+        model.eval()(prompt()[0].to(model.device)).logits.square().mean().backward()
+    assert_same_gradients(ours, eager)
+
+
+def test_position_biases_that_learn_run_through_sdpa() -> None:
+    """T5 learns its bias, and a mask has no gradient here."""
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": LAYERS, "num_heads": 4}
+    config = T5Config(**sizes, vocab_size=VOCAB, decoder_start_token_id=0, dropout_rate=0.0)
+    ours, eager = pair(AutoModelForSeq2SeqLM, config)
+    ids, _ = prompt()
+    with pytest.warns(UserWarning, match="a position bias requires grad.*sdpa attention runs instead"):
+        backward(ours, input_ids=ids, labels=ids)
+    backward(eager, input_ids=ids, labels=ids)
+    assert_same_gradients(ours, eager)
+
+
+def test_wide_heads_train_through_sdpa() -> None:
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**{**COMMON, "head_dim": 264}))
+    ids, _ = prompt()
+    with pytest.warns(UserWarning, match="gradients of heads of 264 are not implemented; sdpa attention"):
+        backward(ours, input_ids=ids, labels=ids)
+    backward(eager, input_ids=ids, labels=ids)
+    assert_same_gradients(ours, eager)
+
+
+def test_no_score_is_kept() -> None:
+    """The graph of eager attention holds them."""
+    ours, _ = pair(AutoModelForCausalLM, TRAINED["llama"])
+    ids, length = prompt(length=48)[0].to(DEVICE), 48
+    kept: list[Tensor] = []
+    for implementation, has_scores in (("fattn", False), ("sdpa", True)):
+        ours.set_attn_implementation(implementation)
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+            ours.train()(ids, use_cache=False)
+        assert any(t.shape[-2:] == (length, length) and t.dim() == 4 for t in kept) == has_scores
+
+
+# ---- runs
+
+
+STEPS = 50
+
+
+class Adapter(nn.Module):
+    """LoRA: the layer stays, and two thin matrices learn."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.layer = layer
+        generator = torch.Generator().manual_seed(0)
+        self.down = nn.Parameter(torch.randn(rank, layer.in_features, generator=generator) * 0.1)
+        self.up = nn.Parameter(torch.zeros(layer.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + x @ self.down.mT @ self.up.mT  # type: ignore[no-any-return]
+
+
+def with_adapters(model: PreTrainedModel) -> None:
+    """Adapters of queries and values, as is usual; keys get no gradient of their own."""
+    model.requires_grad_(False)
+    for layer in model.model.layers:
+        for name in ("q_proj", "v_proj"):
+            setattr(layer.self_attn, name, Adapter(getattr(layer.self_attn, name)))
+
+
+def checkpointed(model: PreTrainedModel) -> None:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def text(**changes: Tensor) -> dict[str, Any]:
+    ids, mask = prompt(length=20, padding=3)
+    labels = ids.masked_fill(mask.roll(1, dims=1) == 0, -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, "use_cache": False} | changes
+
+
+def packed_text() -> dict[str, Any]:
+    """Two rows of three sequences each."""
+    ids, _ = prompt(length=24, batch=2)
+    positions = torch.cat([torch.arange(n) for n in (11, 4, 9)]).expand(2, -1)
+    return {"input_ids": ids, "position_ids": positions, "labels": ids, "use_cache": False}
+
+
+def images() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(4, 3, 32, 32, generator=generator)
+    return {"pixel_values": pixels, "labels": torch.randint(5, (4,), generator=generator)}
+
+
+def losses(
+    config: PreTrainedConfig,
+    implementation: str,
+    inputs: dict[str, Any],
+    *,
+    change: Callable[[PreTrainedModel], None] = lambda _: None,
+    autocast: torch.dtype | None = None,
+    compiled: bool = False,
+) -> list[float]:
+    """The losses of a run on fixed data, on DEVICE, from fixed weights."""
+    torch.manual_seed(0)
+    auto_class = AutoModelForImageClassification if config.model_type == "vit" else AutoModelForCausalLM
+    model = auto_class.from_config(copy.deepcopy(config), attn_implementation=implementation)
+    change(model)
+    model.to(DEVICE).train()
+    step = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    given = {n: v.to(DEVICE) if isinstance(v, Tensor) else v for n, v in inputs.items()}
+    learning = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(learning, lr=3e-3, foreach=False)
+    found = []
+    for _ in range(STEPS):
+        with torch.autocast(DEVICE, autocast or torch.float16, enabled=autocast is not None):
+            loss = step(**given).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        found.append(loss.item())
+    return found
+
+
+def assert_same_curves(mine: list[float], theirs: list[float], tolerance: float = 1e-3) -> None:
+    """Relative to the first loss: the last ones of a run are small."""
+    assert mine[-1] < 0.8 * mine[0], "it learns"
+    assert max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) <= tolerance * theirs[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_runs_of_language_models(name: str, silent: None) -> None:
+    with counted_launches() as launches:
+        mine = losses(TRAINED[name], "fattn", text())
+    assert launches["fattn_prefill"] == attention_launches(launches) == LAYERS * STEPS
+    assert_same_curves(mine, losses(TRAINED[name], "eager", text()))
+    if name == "llama":  # sdpa has neither a softcap nor sinks
+        assert_same_curves(mine, losses(TRAINED[name], "sdpa", text()))
+
+
+def test_a_run_of_a_vision_transformer(silent: None) -> None:
+    with counted_launches() as launches:
+        mine = losses(VIT, "fattn", images())
+    assert launches["fattn_prefill"] == LAYERS * STEPS
+    for other in ("eager", "sdpa"):
+        assert_same_curves(mine, losses(VIT, other, images()))
+
+
+def test_a_run_of_packed_sequences(silent: None) -> None:
+    config = TRAINED["mistral"]
+    assert_same_curves(losses(config, "fattn", packed_text()), losses(config, "eager", packed_text()))
+
+
+def test_a_run_in_checkpoints(silent: None) -> None:
+    """Which computes every layer twice, and changes no bit."""
+    with counted_launches() as launches:
+        mine = losses(TRAINED["llama"], "fattn", text(), change=checkpointed)
+    assert launches["fattn_prefill"] == 2 * LAYERS * STEPS
+    assert mine == losses(TRAINED["llama"], "fattn", text())
+
+
+def test_a_run_of_adapters(silent: None) -> None:
+    config = TRAINED["llama"]
+    mine = losses(config, "fattn", text(), change=with_adapters)
+    assert (
+        max(
+            abs(a - b)
+            for a, b in zip(mine, losses(config, "eager", text(), change=with_adapters), strict=True)
+        )
+        < 1e-3
+    )
+    assert mine[-1] < mine[0]
+
+
+def test_a_run_under_autocast(silent: None) -> None:
+    """bfloat16 has 8 bits; curves differ by its noise."""
+    config = TRAINED["llama"]
+    exact = losses(config, "eager", text())
+    for implementation in ("fattn", "sdpa"):
+        assert_same_curves(losses(config, implementation, text(), autocast=torch.bfloat16), exact, 0.05)
+
+
+@pytest.mark.parametrize("policy", ["error", "sdpa"])
+def test_compiled_training_and_inference(policy: Any) -> None:
+    """One graph each, whatever the policy."""
+    register(on_unsupported=policy)
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids = prompt()[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with counted_launches() as launches:
+        for model in (ours.train(), eager.train()):
+            run = compiled if model is ours else model
+            run(ids.to(model.device), labels=ids.to(model.device), use_cache=False).loss.backward()
+    assert launches["fattn_prefill"] == LAYERS
+    assert_same_gradients(ours, eager)
+    ours.eval()
+    with torch.no_grad(), counted_launches() as launches:
+        logits = compiled(ids.to(DEVICE), use_cache=False).logits.cpu()
+        assert (logits - eager(ids).logits).abs().max() < TOLERANCE
+    assert launches["fattn_prefill"] == LAYERS
+
+
+def test_a_compiled_run() -> None:
+    torch._dynamo.reset()
+    inputs = text()
+    del inputs["attention_mask"]
+    mine = losses(TRAINED["llama"], "fattn", inputs, compiled=True)
+    assert_same_curves(mine, losses(TRAINED["llama"], "fattn", inputs), 1e-5)
+
+
+def test_continuous_batching_does_not_train() -> None:
+    """It writes keys and values to a cache, through which no gradient goes."""
+    from torch_fattn.integrations.transformers import attend_paged
+
+    query = torch.randn(1, 4, 3, 16, device=DEVICE, requires_grad=True)
+    with pytest.raises(
+        NotImplementedError, match="continuous batching with gradients enabled has no backward"
+    ):
+        attend_paged(nn.Module().train(), query, query, query, None, cache=object())

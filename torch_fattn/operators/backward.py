@@ -1,0 +1,129 @@
+"""The gradients of the prefills as Python functions, documented."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+from .options import PrefillOptions, VarlenPrefillOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Gradients", "prefill_backward", "varlen_prefill_backward"]
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+@public("fattn.prefill_backward", options="prefill_backward")
+def prefill_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor | None,
+    lse: Tensor,
+    attn_mask: Tensor | None = None,
+    **options: Unpack[PrefillOptions],
+) -> Gradients:
+    """The gradients of `prefill`, from those of its results. No score matrix is stored: the scores are
+    computed again, tile by tile.
+
+    Args:
+        grad_out: the gradient of out, `[B, Hq, Lq, Dv]`, of the dtype of query; any strides.
+        grad_lse: that of lse, float32 `[B, Hq, Lq]`; None where lse was not used.
+        query, key, value: the operands of the forward. D and Dv are multiples of 8, 8 to 256.
+        out: the result of the forward, or None. It saves work if it is float32. A result that was rounded to
+            16 bits is not read: where one key has most of a row's weight, its error would be larger than what
+            remains of the gradient.
+        lse: the other result of the forward, with these options.
+        attn_mask: as in `prefill`; it has no gradient.
+        token_major_out: the layout of out in the forward; the gradients do not depend on it.
+
+    Returns:
+        The gradients of query, key, value, sinks and alibi_slopes, contiguous, each of the shape and dtype of
+        its tensor; None for sinks or slopes that are absent. Sums are float32. A row that sees no key has
+        gradient 0 and adds nothing to those of others, but its lse is the logit of the sink, which grad_lse
+        therefore reaches. A key that no row sees has gradient 0.
+
+    The operator `torch.ops.fattn.prefill_backward` returns a tensor of shape `[0]` instead of None.
+
+    Raises:
+        ValueError: shapes, strides or values that do not fit.
+        TypeError: dtypes.
+        NotImplementedError: not built.
+        RuntimeError: from `backward`; there are no second derivatives.
+
+    The method is FlashAttention's (Dao et al. 2022, 2023), in two passes, of which one owns rows and one
+    keys, so that nothing is added in an order that may change.
+    """
+    return _gradients(
+        torch.ops.fattn.prefill_backward(
+            grad_out, grad_lse, query, key, value, out, lse, attn_mask, **options
+        ),
+        options.get("sinks"),
+        options.get("alibi_slopes"),
+    )
+
+
+@public("fattn.varlen_prefill_backward", options="varlen_prefill_backward")
+def varlen_prefill_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor | None,
+    lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: Unpack[VarlenPrefillOptions],
+) -> Gradients:
+    """The gradients of `varlen_prefill`, from those of its results, as `prefill_backward` computes them.
+
+    Args:
+        grad_out: the gradient of out, `[Tq, Hq, Dv]`, of the dtype of query; any strides.
+        grad_lse: that of lse, float32 `[Hq, Tq]`; None where lse was not used.
+        query, key, value: the operands of the forward. D and Dv are multiples of 8, 8 to 256.
+        out, lse: the results of the forward, as in `prefill_backward`.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as in `varlen_prefill`.
+
+    Returns:
+        The gradients of query, key, value, sinks and alibi_slopes, as those of `prefill_backward`. Rows and
+        keys of no sequence have gradient 0, and what grad_out, grad_lse and lse hold there is not read.
+    """
+    return _gradients(
+        torch.ops.fattn.varlen_prefill_backward(
+            grad_out,
+            grad_lse,
+            query,
+            key,
+            value,
+            out,
+            lse,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            **options,
+        ),
+        options.get("sinks"),
+        options.get("alibi_slopes"),
+    )
+
+
+def _gradients(results: tuple[Tensor, ...], sinks: Tensor | None, alibi_slopes: Tensor | None) -> Gradients:
+    query, key, value, grad_sinks, grad_slopes = results
+    return (
+        query,
+        key,
+        value,
+        None if sinks is None else grad_sinks,
+        None if alibi_slopes is None else grad_slopes,
+    )

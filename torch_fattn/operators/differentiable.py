@@ -1,0 +1,161 @@
+"""The prefills with gradients. The node of the graph is in csrc/ops/differentiable.cpp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+from .options import PrefillOptions, VarlenPrefillOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["MAX_BACKWARD_HEAD_DIM", "attention", "needs_gradient", "varlen_attention"]
+
+MAX_BACKWARD_HEAD_DIM = 256  # of query, key and value
+
+
+def needs_gradient(*operands: Tensor | None) -> bool:
+    """Whether a result of these operands belongs to a graph."""
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands)
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[PrefillOptions],
+) -> Tensor: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PrefillOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    return_lse: bool,
+    **options: Unpack[PrefillOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.attention", options="attention")
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[PrefillOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`prefill` with gradients of query, key, value, sinks and alibi_slopes.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is a multiple of 8, up to 256 where gradients
+            are needed, else up to 576.
+        key: `[B, Hkv, Lk, D]` of the same dtype.
+        value: `[B, Hkv, Lk, Dv]` of the same dtype; Dv like D.
+        attn_mask: as in `prefill`, and without a gradient: one that requires grad is refused.
+        return_lse: also return lse, which has gradients too.
+
+    The graph keeps the operands and lse, 4 bytes for each row and head, and with float32 operands also out;
+    never a score. The backward recomputes the scores. It adds in a fixed order, so that gradients are equal
+    from run to run, bit for bit. Rows that see no key have gradient 0.
+
+    It works under torch.compile, in checkpoints (`torch.utils.checkpoint`), under torch.autocast, and in
+    `torch.func.grad` and `torch.func.vmap`. There is no second derivative and no forward-mode derivative.
+
+    Returns:
+        the results of `prefill`, bit for bit.
+    """
+    out, lse = torch.ops.fattn.attention(query, key, value, attn_mask, **options)
+    return (out, lse) if return_lse else out
+
+
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[VarlenPrefillOptions],
+) -> Tensor: ...
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenPrefillOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: bool,
+    **options: Unpack[VarlenPrefillOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("fattn.varlen_attention", options="varlen_attention")
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[VarlenPrefillOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`varlen_prefill` with gradients, as `attention` is `prefill` with gradients.
+
+    Args:
+        query: `[Tq, Hq, D]`, sequence after sequence.
+        key, value: `[Tk, Hkv, D]` and `[Tk, Hkv, Dv]`, likewise. Dtypes and head dims are those of
+            `attention`.
+        cu_seqlens_q, cu_seqlens_k: int32 `[B + 1]` on the device of query: sequence b has the rows from
+            `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise.
+        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence; they may be larger.
+        return_lse: also return lse, which has gradients too.
+
+    Rows and keys that belong to no sequence have gradient 0.
+
+    Returns:
+        the results of `varlen_prefill`, bit for bit.
+    """
+    out, lse = torch.ops.fattn.varlen_attention(
+        query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options
+    )
+    return (out, lse) if return_lse else out

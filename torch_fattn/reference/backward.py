@@ -1,0 +1,98 @@
+"""The gradients of the prefills in float64: what torch's autograd makes of `attention.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..operators.backward import Gradients
+from ..operators.options import PrefillOptions, VarlenPrefillOptions
+from ..runtime.signatures import public
+from .attention import differentiable_prefill, differentiable_varlen_prefill
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@public("torch_fattn.reference.prefill_backward", options="prefill_backward", refused_by="prefill_backward")
+def prefill_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor | None,
+    lse: Tensor,
+    attn_mask: Tensor | None = None,
+    **options: Unpack[PrefillOptions],
+) -> Gradients:
+    """The gradients of query, key, value, sinks and alibi_slopes; None for the last two if they are absent.
+    `out` and `lse` are computed again."""
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, own: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return differentiable_prefill(query, key, value, attn_mask, **{**options, **own})
+
+    return _gradients(forward, (query, key, value), options, grad_out, grad_lse)
+
+
+@public(
+    "torch_fattn.reference.varlen_prefill_backward",
+    options="varlen_prefill_backward",
+    refused_by="varlen_prefill_backward",
+)
+def varlen_prefill_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor | None,
+    lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    **options: Unpack[VarlenPrefillOptions],
+) -> Gradients:
+    """The same for packed sequences. Rows and keys of no sequence have gradient 0."""
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, own: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return differentiable_varlen_prefill(query, key, value, *packing, **{**options, **own})
+
+    return _gradients(forward, (query, key, value), options, grad_out, grad_lse)
+
+
+def _gradients(
+    forward: Callable[..., tuple[Tensor, Tensor]],
+    operands: tuple[Tensor, ...],
+    options: Any,
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+) -> Gradients:
+    parameters = {name: options[name] for name in ("sinks", "alibi_slopes") if options.get(name) is not None}
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [_leaf(operand) for operand in operands]
+        own = {name: _leaf(parameter) for name, parameter in parameters.items()}
+        results = forward(*leaves, own)
+    received = (grad_out, torch.zeros_like(results[1]) if grad_lse is None else grad_lse)
+    query, key, value, *others = torch.autograd.grad(
+        [result for result in results if result.requires_grad],
+        [*leaves, *own.values()],
+        [
+            each.detach().cpu().double()
+            for each, result in zip(received, results, strict=True)
+            if result.requires_grad
+        ],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    named = dict(zip(own, others, strict=True))
+    return query, key, value, named.get("sinks"), named.get("alibi_slopes")
+
+
+def _leaf(operand: Tensor) -> Tensor:
+    return operand.detach().cpu().double().clone().requires_grad_()
