@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.helpers import drawing, problems
 from tests.helpers.layouts import Operand, lay_out, packed, spread
-from tests.helpers.problems import LAYOUTS, TENSORS, Case, Problem, drawn_values
+from tests.helpers.problems import LAYOUTS, OPTIONS, TENSORS, Case, Problem, drawn_values
 from torch_fattn import reference
 from torch_fattn.operators.backward import Gradients
 
@@ -73,9 +73,10 @@ def draw(count: int, seed: int = 0) -> list[BackwardProblem]:
 def _with_gradients(problem: Problem, rng: random.Random) -> BackwardProblem:
     if max(problem.head_dim, problem.value_dim) > MOST_DIM:
         problem = replace(problem, head_dim=rng.choice((200, 256)), value_dim=rng.choice((24, 256)))
+    refused = {name: each.values[0] for name, each in OPTIONS.items() if not each.gradient}
     return BackwardProblem(
         index=problem.index,
-        forward=replace(problem, sharpness=rng.choice((1.0, 1.0, 1.0, SHARP))),
+        forward=replace(problem, sharpness=rng.choice((1.0, 1.0, 1.0, SHARP)), **refused),
         grad_lse=rng.random() < 0.4,
         out=rng.choice(OUTS),
         grad_layout=rng.choice(LAYOUTS),

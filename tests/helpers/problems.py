@@ -87,6 +87,7 @@ class Option:
     # What the argument makes of a score, in plain Python: tests/operators/test_reference.py applies it.
     rule: Rule | None
     refused: tuple[Any, ...]  # values that raise a ValueError
+    gradient: bool  # whether calls that need gradients take it
 
 
 def option(
@@ -97,8 +98,9 @@ def option(
     tensor: Callable[[Problem, torch.Generator], Tensor] | None = None,
     rule: Rule | None = None,
     refused: tuple[Any, ...] = (),
+    gradient: bool = True,
 ) -> Any:
-    each = Option(values, ops, shown, argument, tensor, rule, refused)
+    each = Option(values, ops, shown, argument, tensor, rule, refused, gradient)
     return field(default=values[0], metadata={"option": each})
 
 

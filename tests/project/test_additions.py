@@ -27,6 +27,7 @@ TESTS = {
     "tests/plan/test_plan.py": "float32_out",
     "tests/operators/test_random.py": "test_problem and limit0.5 and score_factors and sinks",
     "tests/operators/test_decode_options.py": "in_float32",
+    "tests/operators/test_attention.py": "option and (score_limit or score_factors)",
     "tests/operators/test_logits.py": "log_softmax and (padded or permuted or opcheck or bounded)",
     "tests/refusals/test_bad_input.py": "score_limit",
 }
