@@ -270,9 +270,8 @@ def count_peer(peer: ModuleType, call: Call, whole_rows: int = 0) -> tuple[Count
 
     case = replace(call.case(), whole_rows=whole_rows)
     launch = registry.launch(peer, case)
-    names = {value for step in launch.passes for value in step.arguments.values() if isinstance(value, str)}
     description = {**vars(case), "scale": case.scale}
-    operands = buffers.make(description, names, launch.scratch, "cpu", seed=0)
+    operands = buffers.make(description, launch.buffers, launch.scratch, "cpu", seed=0)
     dispatches = run_on_harness(launch, operands, "bytes,distinct")
     error, relative = buffers.errors(description, operands, launch.out_rows_first, "cpu")
     if not relative < buffers.TOLERANCE[case.dtype]:

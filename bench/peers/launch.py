@@ -34,3 +34,8 @@ class Launch:
     note: str = ""  # the choice of its launch rule
     # Launches for other chips, over the same buffers; the bench reports the fastest.
     alternatives: Sequence[Launch] = ()
+
+    @property
+    def buffers(self) -> set[str]:
+        """The buffers that the passes name."""
+        return {name for one in self.passes for name in one.arguments.values() if isinstance(name, str)}

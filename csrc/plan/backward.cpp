@@ -2,6 +2,7 @@
 // threadgroups walk keys, and a pass over the keys, whose threadgroups walk rows. A pass for sinks and one
 // for ALiBi slopes follow where they are given. A pass that makes a mask map comes first if it pays.
 #include "planners.h"
+#include "refuse.h"
 #include "slices.h"
 
 namespace fattn {
@@ -100,9 +101,31 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
   return pass;
 }
 
-// Limits the products of a dispatch. `walked`: the most rows or keys that a threadgroup walks.
-void limit_work(Pass& pass, const DeviceFacts& device, const Problem& p, const Tile& tile, int64_t walked) {
-  const double products = double(tile.rows()) * double(walked) * 2.5 * double(p.head_dim + p.value_dim);
+// The most rows or keys that a threadgroup walks.
+int64_t walked_by(const Tile& tile, const Problem& p) {
+  if (tile.kernel == Kernel::kBackwardQuery) return p.kv_len;
+  return (p.packed ? most_sequence_rows(p) : p.q_len) * (p.q_heads / std::max<int64_t>(p.kv_heads, 1));
+}
+
+// Products for each of them.
+double products_of_walked(const Tile& tile, const Problem& p) {
+  return double(tile.rows()) * 2.5 * double(p.head_dim + p.value_dim);
+}
+
+// Nothing divides a threadgroup's walk, and macOS kills a dispatch of some seconds.
+std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
+  const auto most = int64_t(4 * kMostProductsPerCore / products_of_walked(tile, p));
+  const int64_t walked = walked_by(tile, p);
+  if (walked <= most) return std::nullopt;
+  const bool of_keys = tile.kernel == Kernel::kBackwardQuery;
+  return refuse(Refusal::Kind::kNotImplemented, name_of(p.op), walked,
+                of_keys ? " keys" : " query rows of all heads that share keys", " are above ", most,
+                ", the most for the gradients of a sequence; use shorter sequences");
+}
+
+// Limits the products of a dispatch.
+void limit_work(Pass& pass, const DeviceFacts& device, const Problem& p, const Tile& tile) {
+  const double products = products_of_walked(tile, p) * double(walked_by(tile, p));
   const double most_groups = std::max(most_products(device) / products, double(cores_of(device)));
   if (most_groups < double(pass.groups())) cut_into_slices(pass, int64_t(most_groups));
 }
@@ -116,7 +139,7 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
   pass.spec.saved_out = p.has_float32_out;
   pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
-  limit_work(pass, device, p, tile, p.kv_len);
+  limit_work(pass, device, p, tile);
   if (p.has_grad_lse) pass.bind(kSlotGradLse);
   if (p.has_float32_out) pass.bind(kSlotSavedOut);
   pass.bind(kSlotLse);
@@ -131,8 +154,7 @@ void add_key_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const
   pass.spec.tile_keys = uint16_t(tile.owned * kFragment);
   pass.spec.step_rows = uint16_t(tile.walked);
   pass.grid = {uint32_t(key_tiles), uint32_t(p.kv_heads), uint32_t(p.packed ? 1 : p.batch)};
-  const int64_t rows = p.packed ? most_sequence_rows(p) : p.q_len;
-  limit_work(pass, device, p, tile, rows * (p.q_heads / p.kv_heads));
+  limit_work(pass, device, p, tile);
   pass.bind(kSlotGradKey);
   pass.bind(kSlotGradValue);
   pass.set_params(params);
@@ -168,13 +190,17 @@ void add_head_pass(Plan& plan, const Problem& p, Slot result, const NumberTensor
 
 }  // namespace
 
-Plan plan_backward(const Problem& problem, const DeviceFacts& device) {
+std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(problem)) return plan;
   Problem p = problem;
   const Tile rows = tile_of(Kernel::kBackwardQuery, p, device);
   const Tile keys = tile_of(Kernel::kBackwardKey, p, device);
+  for (const Tile& tile : {rows, keys}) {
+    if (auto refusal = check_walk(tile, p)) return *std::move(refusal);
+  }
   plan.tuning = rows.provenance;
+  plan.key_tuning = keys.provenance;
   if (pays_for_map(p, device)) add_mask_map(plan, p);
   plan.kept_bytes = kept_bytes(p);
   plan.scratch_row_floats = result_rows(p) * kRowStateFloats;

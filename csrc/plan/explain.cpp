@@ -255,7 +255,9 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats + plan.scratch_row_floats;
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   if (plan.kept_bytes > 0) json.field("kept_bytes", plan.kept_bytes);
-  json.field("tuning", plan.tuning);
+  const bool two_walks = *plan.key_tuning != '\0';
+  json.field("tuning", two_walks ? std::string("rows: ") + plan.tuning + "; keys: " + plan.key_tuning
+                                 : std::string(plan.tuning));
   if (*plan.launches != '\0') json.field("launches", plan.launches);
   json.close('}');
   return json.take();

@@ -149,6 +149,7 @@ struct Plan {
   int64_t scratch_row_floats = 0;  // backward: of the states of the query rows
   int64_t kept_bytes = 0;          // backward: of the forward's tensors that it reads
   const char* tuning = "";         // the source of the tile and chunk sizes
+  const char* key_tuning = "";     // backward: of those of the pass over keys
   const char* launches = "";       // decode: how many, and why
 
   Pass& add_pass() { return passes[pass_count++]; }

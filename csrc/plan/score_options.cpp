@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
 #include "planners.h"
 #include "refuse.h"
@@ -62,7 +63,9 @@ std::optional<Refusal> check_score_options(const Problem& p) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap, " is above ", kMaxSoftcap,
                   "; use 0 for none");
   }
-  if (options.softcap > 0.0 && !std::isfinite(static_cast<float>(p.scale / options.softcap))) {
+  // A GPU flushes subnormal numbers to 0, and the gradient divides by the cap.
+  const bool tiny = static_cast<float>(options.softcap) < std::numeric_limits<float>::min();
+  if (options.softcap > 0.0 && (tiny || !std::isfinite(static_cast<float>(p.scale / options.softcap)))) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap, " is too small for scale ", p.scale,
                   ", which is divided by it in float32; use a larger one, or 0 for none");
   }

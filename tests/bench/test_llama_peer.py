@@ -64,8 +64,7 @@ def launched(call: Call) -> Launch:
 def run(call: Call, launch: Launch, checks: str = "") -> float:
     """The largest error."""
     case = {**vars(call.case()), "scale": call.case().scale}
-    names = {name for step in launch.passes for name in step.arguments.values() if isinstance(name, str)}
-    operands = buffers.make(case, names, launch.scratch, "cpu", seed=0)
+    operands = buffers.make(case, launch.buffers, launch.scratch, "cpu", seed=0)
     counting.run_on_harness(launch, operands, checks)
     return buffers.errors(case, operands, launch.out_rows_first, "cpu")[0]
 

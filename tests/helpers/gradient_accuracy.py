@@ -6,8 +6,8 @@ The epsilon has three terms, because that layer can be exact by chance, in one r
 - half a unit in the last place of the largest element, by which any result of the dtype is rounded;
 - 2^-22 of the sum of the magnitudes of the terms, since each is rounded to float32 about four times: as an
   exponential, by the sum of the weights, as a product, in a sum. Terms can cancel, as dP - delta does in a
-  row with one dominant key. The weight of a score s counts 1 + |s| times, since the argument of its
-  exponential is rounded;
+  row with one dominant key. A weight counts 1 + t times, where t is the sum of the magnitudes of its score's
+  terms (the capped product, ALiBi, the mask), since each of them is rounded before the exponential;
 - the smallest normal float32 of the magnitudes without their weights: a GPU flushes smaller weights to 0.
 """
 
@@ -52,14 +52,17 @@ def eager_layer(case: BackwardCase, dtype: torch.dtype) -> Layer:
     scale = p.head_dim**-0.5 if p.scale is None else p.scale
     products = query.to(wide) @ key.to(wide).mT * scale
     scores = p.softcap * torch.tanh(products / p.softcap) if p.softcap > 0 else products
+    sizes = scores.detach().abs()
     rows = torch.tensor(p.first_positions)[:, None] + torch.arange(p.q_len)
     distances = torch.arange(p.kv_len) - rows[:, None, :, None]
     if "alibi_slopes" in leaves:
-        scores = scores + leaves["alibi_slopes"][..., None, None] * distances
+        bias = leaves["alibi_slopes"][..., None, None] * distances
+        scores, sizes = scores + bias, sizes + bias.detach().abs()
     visible, mask = case.forward.visible, clean.get("attn_mask")
     if mask is not None and mask.dtype != torch.bool:
         visible = visible & (mask != -torch.inf)
-        scores = scores + mask.to(wide).masked_fill(mask == -torch.inf, 0.0)
+        bias = mask.to(wide).masked_fill(mask == -torch.inf, 0.0)
+        scores, sizes = scores + bias, sizes + bias.abs()
     sinks = leaves.get("sinks", torch.full((p.q_heads,), -torch.inf, dtype=wide))
     sinks = sinks[:, None, None].expand(*scores.shape[:3], 1)
     logits = torch.cat([scores.masked_fill(~visible, -torch.inf), sinks], dim=-1)
@@ -74,7 +77,8 @@ def eager_layer(case: BackwardCase, dtype: torch.dtype) -> Layer:
     gradients = torch.autograd.grad(loss, [*leaves.values()])
 
     with torch.no_grad():
-        rounded = weights * (1 + logits.masked_fill(logits == -torch.inf, 0.0).abs())
+        sink_sizes = sinks.masked_fill(sinks == -torch.inf, 0.0).abs()
+        rounded = weights * (1 + torch.cat([sizes, sink_sizes], dim=-1))
         of_weights = case.grad_out.to(wide).abs() @ value.to(wide).abs().mT
         delta = (weights[..., :-1] * of_weights).sum(-1, keepdim=True)
         if case.grad_lse is not None:

@@ -89,7 +89,7 @@ def check_kept(
 def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor:
     """The argument of that name, in the dtype that needs no conversion."""
     blocks = -(-s.keys // s.block)
-    packed = op.startswith(("paged_prefill", "varlen_prefill"))
+    packed = op.startswith(("paged_prefill", "varlen_"))
     stored = columns(kv_format, DIM)
     shapes: dict[str, tuple[int, ...]] = {
         "query": (s.batch * s.rows, s.heads, DIM) if packed else (s.batch, s.heads, s.rows, DIM),
@@ -103,7 +103,7 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
         "x": (s.batch, s.rows, s.keys),
     }
     shapes |= {"out": shapes["query"], "grad_out": shapes["query"], "grad_lse": shapes["lse"]}
-    if op.startswith("varlen_prefill"):
+    if op.startswith("varlen_"):
         shapes["key"] = (s.batch * s.keys, s.heads, DIM)
     elif op == "cache_write":
         shapes["key"] = (s.batch * s.rows, s.heads, DIM)

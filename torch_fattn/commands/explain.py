@@ -11,22 +11,23 @@ import torch
 
 from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
 from ..inspection.sizes import SIZES, operands_of
-from ..operators import ATTENTION, DTYPES, OPERATORS
+from ..operators import ATTENTION, BACKWARDS, DTYPES, OPERATORS
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
 from ..operators.kv_formats import KV_FORMATS
 from .arguments import Parser, whole
 
 MOST = 2**31 - 1
 # Options that not every operator has; the others refuse them.
+_WITH_KEYS = (*ATTENTION, *BACKWARDS)
 USED_BY = {
-    "kv_heads": ATTENTION,
-    "kv_len": (*ATTENTION, "mask_map"),
-    "value_dim": ATTENTION,
+    "kv_heads": _WITH_KEYS,
+    "kv_len": (*_WITH_KEYS, "mask_map"),
+    "value_dim": _WITH_KEYS,
     "block_size": ("paged_decode", "paged_prefill"),
     "kv_format": ("decode", "paged_decode", "paged_prefill"),
     "parts": ("merge",),
-    "causal": ("prefill", "varlen_prefill"),
-    "mask": ("prefill", "mask_map"),
+    "causal": ("prefill", "varlen_prefill", *BACKWARDS),
+    "mask": ("prefill", "prefill_backward", "mask_map"),
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and always causal",
@@ -37,7 +38,7 @@ WHY_NOT = {
 
 def add_arguments(parser: Parser) -> None:
     size = whole(1, MOST)
-    parser.add_argument("op", choices=(*OPERATORS, "mask_map"))
+    parser.add_argument("op", choices=(*OPERATORS, *BACKWARDS, "mask_map"))
     parser.add_argument("--batch", type=size, default=1)
     parser.add_argument("--heads", type=size, default=32, help="query heads")
     parser.add_argument("--kv-heads", type=size, help="key-value heads; default: as many as query heads")
@@ -106,7 +107,7 @@ def _check_use(parser: Parser, options: argparse.Namespace) -> None:
             parser.refuse(f"{options.op} takes no {_option(name)}: {why}; leave it out")
     for name in ("head_dim", "value_dim"):
         dim = getattr(options, name)
-        if options.op in ATTENTION and dim is not None and dim % HEAD_STEP and dim < MAX_HEAD_DIM:
+        if options.op in _WITH_KEYS and dim is not None and dim % HEAD_STEP and dim < MAX_HEAD_DIM:
             parser.refuse(
                 f"{_option(name)} {dim} is not a multiple of {HEAD_STEP}; give {_option(name)} "
                 f"{dim + -dim % HEAD_STEP}, to which such heads are padded"

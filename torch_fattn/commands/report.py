@@ -40,6 +40,8 @@ def calls() -> Iterator[tuple[str, dict[str, Any]]]:
     for kv_format, dim in (("int8", 64), ("int8", 128), ("int4", 96), ("int4", 128)):
         sizes = {"heads": 32, "kv_heads": 8, "kv_len": 4096, "head_dim": dim}
         yield "decode", {**sizes, "kv_format": kv_format}
+    for dtype, dim in product(_DTYPES, (64, 80, 96, 128, 256)):
+        yield "prefill_backward", {"dtype": dtype, "heads": 8, "kv_len": 1024, "head_dim": dim}
 
 
 def plans(device: Mapping[str, Any]) -> Iterator[Explanation]:
@@ -49,9 +51,9 @@ def plans(device: Mapping[str, Any]) -> Iterator[Explanation]:
         yield explain(op, *operands, **options, **device)
 
 
-def attention_of(plan: Explanation) -> dict[str, Any]:
-    """The pass that reads keys."""
-    return next(one for one in plan.passes if _ATTENTION in one["macros"])
+def attention_of(plan: Explanation) -> list[dict[str, Any]]:
+    """The passes that multiply: one, or two of a backward."""
+    return [one for one in plan.passes if _ATTENTION in one["macros"]]
 
 
 def lines(gpu: Mapping[str, Any]) -> Iterator[str]:
@@ -62,9 +64,10 @@ def lines(gpu: Mapping[str, Any]) -> Iterator[str]:
     warmup(calls())
     device = {"device_name": gpu["name"], "family": gpu["family"], "cores": gpu["cores"]}
     chosen = zip(calls(), map(attention_of, plans(device)), strict=True)
-    rows = dict.fromkeys(
-        [_COLUMNS, *(_cells(launch, sizes.get("kv_format")) for (_, sizes), launch in chosen)]
+    cells = (
+        _cells(launch, sizes.get("kv_format")) for (_, sizes), launches in chosen for launch in launches
     )
+    rows = dict.fromkeys([_COLUMNS, *cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators import BACKWARDS
 from ..operators.kv_formats import KV_FORMATS
 
 PACKED = ("paged_prefill", "varlen_prefill")
@@ -33,10 +34,11 @@ def operands_of(
     parts: int = 2,
     seq_lens: bool = True,
     mask: torch.dtype | None = None,
-) -> tuple[list[Tensor], dict[str, Any]]:
+) -> tuple[list[Tensor | None], dict[str, Any]]:
     """Operands on "meta" and their keywords. Defaults: as many key-value heads as query heads, values as wide
     as keys, and one query row (prefills and maps: as many as keys). `mask` is the dtype of an attn_mask for
-    all heads."""
+    all heads. A backward has the `out` that `attention` keeps for it."""
+    is_backward, op = op in BACKWARDS, op.removesuffix("_backward")
     q_len = q_len or (kv_len if op.endswith(("prefill", "map")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
     masks = [_tensor("mask", mask or torch.bool, batch, 1, q_len, kv_len)] if mask or op == "mask_map" else []
@@ -81,6 +83,11 @@ def operands_of(
             shape, of_scales = KV_FORMATS[kv_format].scales(stored.shape[:-1], dim)
             keywords[name] = torch.empty(shape, dtype=of_scales, device="meta")
         keywords["kv_format"] = kv_format
+    if is_backward:
+        out = _tensor("out", dtype, *query_rows, value_dim)
+        lse = _tensor("lse", torch.float32, *(query_rows[::-1] if op in PACKED else query_rows))
+        kept = out if dtype == torch.float32 else None
+        operands = [torch.empty_like(out), None, *operands[:3], kept, lse, *operands[3:]]
     return operands + masks, keywords
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..operators import OPERATORS
+from ..operators import BACKWARDS, OPERATORS
 from ..operators.kv_formats import KV_FORMATS
 from ..runtime.signatures import SIGNATURES, public, shown
 from .compiled import CompiledKernel, compiled_kernels
@@ -109,7 +109,7 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
         signature.check_call(operands, options)
         yield Explanation(op, plan(*operands, **options, compile=True))
         return
-    if op not in (*OPERATORS, "mask_map"):
+    if op not in (*OPERATORS, *BACKWARDS, "mask_map"):
         raise ValueError(
             f"torch_fattn.warmup: {op} is not described by sizes; pass example tensors, which may be on "
             '"meta"'

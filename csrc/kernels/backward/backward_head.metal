@@ -15,8 +15,10 @@ inline float term_of(RowState row, float sink) {
   if (!fc_sinks) {
     return row.slope_grad;
   }
-  const float weight = row.lse == INFINITY ? 1.0f : weight_of(sink - row.lse) * row.inverse;
-  return -weight * row.delta;
+  if (row.lse == INFINITY) {  // no key has a weight
+    return sink == -INFINITY ? 0.0f : -row.delta;
+  }
+  return -weight_of(sink - row.lse) * row.inverse * row.delta;
 }
 
 }  // namespace fattn

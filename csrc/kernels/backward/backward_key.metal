@@ -74,6 +74,7 @@ struct KeyStep {
   const threadgroup TileElement* grads;
   const threadgroup SavedStepRow* rows;
   const device uchar* mask;
+  const device uchar* map;
   long mask_head;
   float slope;
 
@@ -183,6 +184,9 @@ using namespace fattn;
   if (fc_has_mask) {
     step.mask = attn_mask;
   }
+  if (fc_mask_map) {
+    step.map = mask_map;
+  }
 
   OwnedRows<kHeadDim, kKeyFragments> keys;
   OwnedRows<kValueDim, kKeyFragments> values;
@@ -222,7 +226,7 @@ using namespace fattn;
       step.slope = finite_score(slope, slope * forward.slope_scale);
     }
     for (int row = walked.begin / kStepRows * kStepRows; row < walked.end; row += kStepRows) {
-      step.cells.look_up(mask_map, tile, head.head, row, forward, lane);
+      step.cells.look_up(step.map, tile, head.head, row, forward, lane);
       if (step.cells.hide_all()) {
         continue;
       }
