@@ -125,13 +125,9 @@ PlainCall plain(const SdpaCall& call) {
 // The same where gradients are needed: an unknown length is long enough for our kernels.
 TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
   constexpr int64_t kLong = 1 << 20;
-  TrainingCall described;
-  described.batch = known(sizes.batch, 1);
-  described.q_heads = known(sizes.q_heads, 1);
+  TrainingCall described{plain(call), known(sizes.batch, 1), known(sizes.q_heads, 1)};
   described.q_len = known(size_of(call.query, 2), kLong);
   described.kv_len = known(size_of(call.key, 2), kLong);
-  described.value_dim = known(size_of(call.value, 3), 0);
-  described.dtype = plain(call.query.scalar_type());
   return described;
 }
 
@@ -170,7 +166,8 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   if (!gpu_has_kernels()) return Reason::kNoKernel;
   const DeviceFacts& facts = facts_of(at::kMPS);
   if (trains)  // torch's own kernels have no backward
-    return trains_here(training_call(call, *sizes), facts, training) ? Reason::kNone : Reason::kSmallTraining;
+    return training_route(training_call(call, *sizes), facts, training).to_torch ? Reason::kSmallTraining
+                                                                                 : Reason::kNone;
   if (route_of(plain(call), facts, policy).to_torch) return Reason::kTorchIsFaster;
   return Reason::kNone;
 }
@@ -344,10 +341,12 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
     const DeviceFacts& facts = facts_of(at::kMPS);
     if (reason == Reason::kTorchIsFaster)
       return text_of(call) + ": " + route_of(plain(call), facts, policy).provenance;
-    if (reason == Reason::kSmallTraining)
-      return text_of(call) + ": torch keeps " +
-             megabytes(bytes_kept_by_torch(training_call(call, *sizes_of(call)))) + ", the limit is " +
-             megabytes(facts.working_set_bytes / kTrainingShare);
+    if (reason == Reason::kSmallTraining) {
+      const TrainingCall described = training_call(call, *sizes_of(call));
+      return text_of(call) + ": torch keeps " + megabytes(bytes_kept_by_torch(described)) +
+             ", the limit is " + megabytes(facts.working_set_bytes / kTrainingShare) + "; " +
+             training_route(described, facts, training).provenance;
+    }
     return text_of(call);
   });
   return std::nullopt;

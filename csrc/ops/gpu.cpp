@@ -66,7 +66,10 @@ constexpr std::array<Named<Kernel>, 5> kKernels{{{"prefill", Kernel::kPrefill},
                                                  {"decode", Kernel::kDecode},
                                                  {"decode_wide", Kernel::kDecodeWide},
                                                  {"decode_vector", Kernel::kDecodeVector}}};
-constexpr std::array<Named<Op>, 2> kOps{{{"prefill", Op::kPrefill}, {"decode", Op::kDecode}}};
+constexpr std::array<Named<Routed>, 4> kRouted{{{"prefill", Routed::kPrefill},
+                                                {"decode", Routed::kDecode},
+                                                {"training", Routed::kTraining},
+                                                {"training_causal", Routed::kTrainingCausal}}};
 constexpr std::array<Named<DType>, 3> kDTypes{
     {{"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16}}};
 constexpr std::array<Named<bool>, 2> kTakers{{{"fattn", false}, {"torch", true}}};
@@ -127,7 +130,7 @@ std::vector<TunedRoute> routes_of(const Rows& named) {
   for (const Row row : named) {
     check_names(row, {"op", "dtype", "dim", "min_length", "max_length", "macos", "torch", "to"});
     const int64_t max_length = whole(row, "max_length", kMaxLength);
-    routes.push_back({.op = one_of(kOps, row, "op"),
+    routes.push_back({.op = one_of(kRouted, row, "op"),
                       .dtype = one_of(kDTypes, row, "dtype"),
                       .dim = whole(row, "dim", kMaxHeadDim),
                       .min_length = whole(row, "min_length", kMaxLength),

@@ -30,19 +30,28 @@ bool is_of(const TunedRoute& route, const DeviceFacts& device) {
   return route.macos == device.macos && route.torch == device.torch;
 }
 
-const TunedRoute* find(const PlainCall& call, const DeviceFacts& device) {
+const TunedRoute* find(Routed op, int64_t length, const PlainCall& call, const DeviceFacts& device) {
   // Only such calls were timed.
   const bool was_timed = call.mask_dtype == DType::kOther && call.head_dim == call.value_dim;
   if (device.tuned == nullptr || !was_timed) return nullptr;
-  const bool is_decode = call.q_len == 1 && !call.is_causal;
-  const int64_t length = is_decode ? call.kv_len : call.q_len;
   for (const TunedRoute& route : device.tuned->routes) {
-    if (is_of(route, device) && (route.op == Op::kDecode) == is_decode && route.dtype == call.dtype &&
-        route.dim == call.head_dim && length >= route.min_length && length <= route.max_length) {
+    if (is_of(route, device) && route.op == op && route.dtype == call.dtype && route.dim == call.head_dim &&
+        length >= route.min_length && length <= route.max_length) {
       return &route;
     }
   }
   return nullptr;
+}
+
+const TunedRoute* find(const PlainCall& call, const DeviceFacts& device) {
+  const bool is_decode = call.q_len == 1 && !call.is_causal;
+  return is_decode ? find(Routed::kDecode, call.kv_len, call, device)
+                   : find(Routed::kPrefill, call.q_len, call, device);
+}
+
+const TunedRoute* find(const TrainingCall& call, const DeviceFacts& device) {
+  return find(call.is_causal ? Routed::kTrainingCausal : Routed::kTraining, std::min(call.q_len, call.kv_len),
+              call, device);
 }
 
 }  // namespace
@@ -80,8 +89,9 @@ bool may_go_to_torch(const DeviceFacts& device, RoutePolicy policy) {
                        return row.to_torch && !row.padded&& device.family >= row.min_family && ways(row.ways);
                      }) ||
          (device.tuned != nullptr &&
-          std::any_of(device.tuned->routes.begin(), device.tuned->routes.end(),
-                      [&](const TunedRoute& route) { return route.to_torch && is_of(route, device); }));
+          std::any_of(device.tuned->routes.begin(), device.tuned->routes.end(), [&](const TunedRoute& route) {
+            return route.to_torch && !is_training(route.op) && is_of(route, device);
+          }));
 }
 
 int64_t bytes_kept_by_torch(const TrainingCall& call) {
@@ -93,9 +103,14 @@ int64_t bytes_kept(const TrainingCall& call) {
   return call.batch * call.q_heads * call.q_len * of_row;
 }
 
-bool trains_here(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy) {
-  if (policy != TrainingPolicy::kAuto) return policy == TrainingPolicy::kFused;
-  return bytes_kept_by_torch(call) >= device.working_set_bytes / kTrainingShare;
+Route training_route(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy) {
+  if (policy == TrainingPolicy::kFused) return {false, "training=\"fused\""};
+  if (policy == TrainingPolicy::kOff) return {true, "training=\"off\""};
+  if (bytes_kept_by_torch(call) >= device.working_set_bytes / kTrainingShare)
+    return {false, "torch would keep a large matrix"};
+  if (const TunedRoute* tuned = find(call, device))
+    return {tuned->to_torch, device.tuned->provenance.c_str()};
+  return {true, "torch may be faster: no timing on this GPU says otherwise"};
 }
 
 int macos_of_kernel(const std::string& name, const std::string& release) {

@@ -100,12 +100,17 @@ inline constexpr std::array<RouteRow, 7> kRoutes{{
      "GPU"},
 }};
 
+// What is timed against torch: plain calls, which are a prefill or, for one row, a decode of ours; and
+// forward and backward together.
+enum class Routed : uint8_t { kPrefill, kDecode, kTraining, kTrainingCausal };
+constexpr bool is_training(Routed op) { return op == Routed::kTraining || op == Routed::kTrainingCausal; }
+
 // A route that was timed on exactly this GPU, system and torch (tuned.h); precedes the table.
 struct TunedRoute {
-  Op op = Op::kPrefill;  // our op: prefill, or decode for one row
+  Routed op = Routed::kPrefill;
   DType dtype = DType::kFloat32;
   int64_t dim = 0;         // of keys and values
-  int64_t min_length = 0;  // rows of a prefill, keys of a decode
+  int64_t min_length = 0;  // rows of a prefill, keys of a decode, the fewer of both in training
   int64_t max_length = kAnyNumber;
   int macos = 0;
   int torch = 0;
@@ -117,14 +122,10 @@ enum class RoutePolicy : uint8_t { kAuto, kAlways };  // FATTN_ROUTE
 // What to do with calls that need gradients: install(training=...).
 enum class TrainingPolicy : uint8_t { kAuto, kFused, kOff };
 
-// The heads and lengths of a call that needs gradients.
-struct TrainingCall {
+// A call that needs gradients.
+struct TrainingCall : PlainCall {
   int64_t batch = 0;
   int64_t q_heads = 0;
-  int64_t q_len = 0;
-  int64_t kv_len = 0;
-  int64_t value_dim = 0;
-  DType dtype = DType::kFloat32;
 };
 
 // torch's own attention keeps the weights of a call until its backward, in float32 whatever the dtype.
@@ -132,21 +133,22 @@ int64_t bytes_kept_by_torch(const TrainingCall& call);
 // Ours keeps what it needs beside the operands, which both keep: lse, and a result in float32.
 int64_t bytes_kept(const TrainingCall& call);
 
-// torch's backward multiplies large matrices, which can be faster than computing the scores once more:
-// published for MLX on an M3 Max, a fused backward took 0.73 to 0.85 times as long in causal calls of heads
-// of 64 and 96, and 1.3 to 2.8 times as long in others. So torch has the call as long as memory is no
-// concern: with weights below this share of the working set, 32 layers keep less than an eighth of it.
-inline constexpr int64_t kTrainingShare = 256;
-bool trains_here(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy);
-
 struct Route {
   bool to_torch = false;
   const char* provenance = "";
 };
 
+// torch's backward multiplies large matrices, which can be faster than computing the scores once more:
+// published for MLX on an M3 Max, a fused backward took 0.73 to 0.85 times as long in causal calls of heads
+// of 64 and 96, and 1.3 to 2.8 times as long in others. So a call is ours from this share of the working set
+// on, whatever is faster. With smaller weights 32 layers keep less than an eighth of it, memory is no
+// concern, and the faster one has the call: by a tuned route, and without one torch.
+inline constexpr int64_t kTrainingShare = 256;
+Route training_route(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy);
+
 TorchWay torch_way(const PlainCall& call, const DeviceFacts& device);
 Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy policy);
-// Whether any call whose heads need no padding could go to torch on this device.
+// Whether any plain call whose heads need no padding could go to torch on this device.
 bool may_go_to_torch(const DeviceFacts& device, RoutePolicy policy);
 
 // The macOS of a kernel's name and release: 2602 for "Darwin" "25.2.0", 0 for other systems. Foundation names

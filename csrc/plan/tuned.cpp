@@ -154,9 +154,9 @@ std::string fault_of(const std::vector<TunedRoute>& routes) {
   for (size_t i = 0; i < routes.size(); ++i) {
     const TunedRoute& route = routes[i];
     const char* fault = nullptr;
-    if (route.op != Op::kPrefill && route.op != Op::kDecode) fault = "the op is not prefill or decode";
     if (!is_float(route.dtype)) fault = "the dtype is not float32, float16 or bfloat16";
-    if (route.dim < 1 || route.dim > kMaxHeadDim) fault = "the kernels do not support this head size";
+    const int64_t most_dim = is_training(route.op) ? kMaxBackwardHeadDim : kMaxHeadDim;
+    if (route.dim < 1 || route.dim > most_dim) fault = "the kernels do not support this head size";
     if (route.min_length < 1 || route.max_length < route.min_length)
       fault = "min_length is below 1 or above max_length";
     if (fault != nullptr) return "route " + std::to_string(i) + ": " + fault;

@@ -45,7 +45,7 @@ struct TunedRows {
 // threadgroup memory, and sums whose order would depend on lengths.
 std::string fault_of(const std::vector<TunedRow>& rows);
 
-// The same for routes that were timed against torch: kernels, sizes or lengths that no plain call has.
+// The same for routes that were timed against torch: sizes or lengths that no such call has.
 std::string fault_of(const std::vector<TunedRoute>& routes);
 
 // The row of the built-in table, or the sizes that were timed for such a call on this GPU.

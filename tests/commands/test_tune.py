@@ -19,7 +19,7 @@ from torch_fattn.tuning import timing
 from torch_fattn.tuning.candidates import Sizes, Subject, candidates, subjects
 from torch_fattn.tuning.choice import Seconds, Timed, against_torch, choose, confirmed
 from torch_fattn.tuning.timing import Stopwatch
-from torch_fattn.tuning.tuned_file import TunedRow, path_of
+from torch_fattn.tuning.tuned_file import TunedRoute, TunedRow, path_of
 
 __all__ = ["install"]
 
@@ -109,7 +109,11 @@ def test_faster_by_more_than_the_noise() -> None:
 def test_subjects_do_not_overlap() -> None:
     every = subjects()
     for one in every:
-        assert [s for s in every if s.is_of(one.row(candidates(one)[0]))] == [one]
+        if one.op == "training":
+            route = TunedRoute(one.kernel, one.dtype, one.dim, 64, None, "fattn", "26.2", "2.14")
+            assert [s for s in every if s.is_of(route)] == [one] and one.dim <= 256
+        else:
+            assert [s for s in every if s.is_of(one.row(candidates(one)[0]))] == [one]
 
 
 # ---- the command
@@ -124,12 +128,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install) ->
     return tmp_path / "cache"
 
 
-def made_up(monkeypatch: pytest.MonkeyPatch, factor: Factor, torchs: float = 1.0) -> None:
-    """Times, instead of measured ones: `factor` of the built-in ones', and those of torch's attention."""
+def made_up(
+    monkeypatch: pytest.MonkeyPatch, factor: Factor, torchs: float = 1.0, training: float = 1.0
+) -> None:
+    """Times, instead of measured ones: `factor` of the built-in ones', those of torch's attention, and those
+    of our forward and backward."""
 
     def one(subject: Subject, name: str, rows: list[TunedRow]) -> float:
         if name == timing.TORCH:
             return torchs
+        if subject.op == "training":
+            return training
         return factor(subject, tuple(rows[0].sizes.items())) if rows else 1.0
 
     def medians(
@@ -204,6 +213,23 @@ def test_torchs_attention_is_among_the_candidates(
     assert status_of(command_line.main, "tune --reset") == 0 and to() == "fattn"
 
 
+def test_a_much_slower_torch_is_a_result(monkeypatch: pytest.MonkeyPatch, install: Install) -> None:
+    """It is not timed for long. A candidate as slow is dropped."""
+    monkeypatch.setattr(Stopwatch, "_call", lambda _, subject, i, torchs=False: torchs)
+    torchs_turns = []
+
+    def batch_seconds(torchs: bool, calls: int) -> float:
+        torchs_turns.extend([calls] * torchs)
+        return 2.0 if torchs or plan_of("prefill", 40, 40, 64).data["tuning"] == timing.PROVENANCE else 1.0
+
+    monkeypatch.setattr(timing, "batch_seconds", batch_seconds)
+    stopwatch = Stopwatch(this_chip(), deadline=float("inf"))
+    slow = [PREFILL.row(candidates(PREFILL)[0])]
+    medians = stopwatch.medians(PREFILL, {"base": [], timing.TORCH: [], "0": slow})
+    assert medians == {"base": {0: 1.0, 1: 1.0}, timing.TORCH: {0: 2.0, 1: 2.0}}
+    assert len(torchs_turns) == 2 * 2, "once to compile and once for the clock, at each length"
+
+
 def test_earlier_rows_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,7 +276,7 @@ def test_it_stops_when_the_time_is_over(
     assert status_of(command_line.main, f"tune {ONE}") == 0
     message = capsys.readouterr().out
     assert (
-        "not reached  3, from prefill float16 D 1 to 64 on" in message and "timed        0 kinds" in message
+        "not reached  5, from prefill float16 D 1 to 64 on" in message and "timed        0 kinds" in message
     )
     assert "nothing: nothing was timed; give more --seconds" in message and "as fast as any" not in message
     assert "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]

@@ -229,6 +229,62 @@ void test_routes() {
   EXPECT(torch_way(call, m5) == TorchWay::kMatrices && !route_of(call, m5, RoutePolicy::kAuto).to_torch);
 }
 
+void test_training_routes() {
+  const char* place = "training routes";
+  DeviceFacts device = gpu(8, 10);
+  TrainingCall call;
+  call.dtype = DType::kFloat16;
+  call.head_dim = call.value_dim = 64;
+  call.batch = 1;
+  call.q_heads = 8;
+  const auto to_torch = [&](int64_t rows, int64_t keys, TrainingPolicy policy = TrainingPolicy::kAuto) {
+    call.q_len = rows;
+    call.kv_len = keys;
+    return training_route(call, device, policy).to_torch;
+  };
+  device.working_set_bytes = kTrainingShare * 4 * 8 * 600 * 600;
+  EXPECT(bytes_kept_by_torch(call) == 0 && to_torch(600, 599) && !to_torch(600, 600));
+  EXPECT(!to_torch(9, 9, TrainingPolicy::kFused) && to_torch(600, 600, TrainingPolicy::kOff));
+
+  TunedRows tuned{.rows = {}, .provenance = "timed here", .routes = {}};
+  const auto use = [&](Routed op, bool torch) {
+    tuned.routes = {{.op = op,
+                     .dtype = DType::kFloat16,
+                     .dim = 64,
+                     .min_length = 64,
+                     .max_length = 512,
+                     .macos = 0,
+                     .torch = 0,
+                     .to_torch = torch}};
+  };
+  device.tuned = &tuned;
+  use(Routed::kTraining, false);
+  EXPECT(fault_of(tuned.routes).empty() && !may_go_to_torch(device, RoutePolicy::kAuto));
+  EXPECT(!to_torch(64, 64) && to_torch(63, 63) && !to_torch(512, 512) && to_torch(513, 513));
+  EXPECT(!to_torch(4096, 77) && !to_torch(64, 4096) && to_torch(4096, 63));  // the fewer of rows and keys
+  EXPECT(to_torch(64, 64, TrainingPolicy::kOff));
+  (void)to_torch(64, 64);
+  EXPECT(std::string_view(training_route(call, device, TrainingPolicy::kAuto).provenance) == "timed here");
+  call.is_causal = true;
+  EXPECT(to_torch(64, 64));
+  use(Routed::kTrainingCausal, false);
+  EXPECT(!to_torch(64, 64));
+  call.mask_dtype = DType::kBool;
+  EXPECT(to_torch(64, 64));
+  call.mask_dtype = DType::kOther;
+  use(Routed::kPrefill, false);
+  EXPECT(to_torch(64, 64));
+
+  use(Routed::kTrainingCausal, true);  // memory decides first, and plain calls do not read it
+  EXPECT(to_torch(64, 64) && !to_torch(64, 6000) && !may_go_to_torch(device, RoutePolicy::kAuto));
+  use(Routed::kPrefill, true);
+  EXPECT(may_go_to_torch(device, RoutePolicy::kAuto));
+  tuned.routes[0].dim = kMaxBackwardHeadDim + 8;
+  EXPECT(fault_of(tuned.routes).empty());
+  tuned.routes[0].op = Routed::kTraining;
+  EXPECT(has(fault_of(tuned.routes), "route 0: the kernels do not support this head size"));
+}
+
 }  // namespace
 
 int main() {
@@ -239,5 +295,6 @@ int main() {
   test_explain();
   test_tuned_rows();
   test_routes();
+  test_training_routes();
   return failures == 0 ? 0 : 1;
 }

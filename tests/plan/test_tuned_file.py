@@ -129,10 +129,15 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
     "one length": (change_row(max_length=512), "not followed by one for the others"),
     "routes": (change(routes=None), "routes are not a list"),
     "field of a route": (change_route(dims=3), "unknown, fields: dims"),
+    "op of a route": (change_route(op="merge"), "route of 'merge' in 'float16' to 'torch' does not exist"),
     "taker": (change_route(to="mlx"), "route of 'prefill' in 'float16' to 'mlx' does not exist"),
     "system": (change_route(macos="new"), "'new' is not a version"),
     "head of a route": (change_route(dim=0), "route 0: the kernels do not support this head size"),
     "huge head of a route": (change_route(dim=577), "dim of a tuned row is 577"),
+    "head of a backward": (
+        change_route(op="training", dim=264),
+        "route 0: the kernels do not support this head size",
+    ),
     "lengths": (change_route(min_length=600), "min_length is below 1 or above max_length"),
     "order": (two_orders, "the order of a sum would depend on the length"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
 from tests.helpers.dense import dense_attention
-from tests.pytorch.test_sdpa import by_install, operands
+from tests.pytorch.test_sdpa import operands
 from torch_fattn.integrations import diffusers
 
 OURS = "FattnAttentionBackward"
@@ -87,69 +85,7 @@ def test_gradients_of_16_bits(dtype: torch.dtype) -> None:
     assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
 
 
-# ---- the rule
-
-
-@contextlib.contextmanager
-def way_of(training: Any = "auto") -> Iterator[Callable[..., str]]:
-    """A function that tells who runs a call of these sizes, without running it."""
-    torch_fattn.install(training=training)
-
-    def way(q_len: int, heads: int = 8, requires_grad: bool = True) -> str:
-        with FakeTensorMode():
-            query = torch.empty(1, heads, q_len, 64, device="mps", requires_grad=requires_grad)
-            out = F.scaled_dot_product_attention(query, query, query)
-        if out.grad_fn is None:
-            return "no gradient"
-        return "fattn" if out.grad_fn.name() == OURS else "torch"
-
-    yield way
-
-
-def test_the_rule() -> None:
-    """torch keeps a float32 matrix, 4 bytes for each head, row and key. Large ones are ours."""
-    limit = torch.mps.recommended_max_memory() // 256
-    longest = int((limit / 4 / 8) ** 0.5)
-    with way_of("auto") as way:
-        assert way(longest - 1) == "torch" and way(longest + 1) == "fattn"
-        assert way(longest // 2) == "torch" and way(longest // 2, heads=33) == "fattn"
-        assert way(9, requires_grad=False) == "no gradient"
-    with way_of("fused") as way:
-        assert way(9) == way(longest + 1) == "fattn"
-    with way_of("off") as way:
-        assert way(9) == way(longest + 1) == "torch"
-
-
-def test_the_choice_is_undone_with_the_installation() -> None:
-    for training in ("fused", "off"):
-        torch_fattn.install(training=training)  # type: ignore[arg-type]
-        assert torch.ops.fattn._training() == training
-        torch_fattn.uninstall()
-        assert torch.ops.fattn._training() == "auto"
-    with pytest.raises(ValueError, match='torch_fattn.install: training is "?\'?on.*pass "auto", "fused" or'):
-        torch_fattn.install(training="on")  # type: ignore[arg-type]
-    assert not torch_fattn.report().installed
-
-
-def test_the_report_tells_the_ways_and_the_memory() -> None:
-    tensors = leaves(operands((2, 4, 90, 16), (2, 4, 120, 16), (2, 4, 120, 16)))
-    torch_fattn.install()
-    F.scaled_dot_product_attention(*tensors)
-    torch_fattn.install(training="fused")
-    for _ in range(3):
-        F.scaled_dot_product_attention(*tensors)
-    torch_fattn.install(training="off")
-    F.scaled_dot_product_attention(*tensors)
-    report = torch_fattn.report()
-    assert report.routed_by["training"] == report.routed == 3
-    assert report.fallbacks_by_reason() == {"small_training": 1, "gradients": 1}
-    matrix, ours = 4 * 2 * 4 * 90 * 120, 4 * 2 * 4 * 90 * (1 + 16)
-    assert report.bytes_saved == 3 * (matrix - ours)
-    text = str(report)
-    assert "3  by fattn.attention, with gradients: torch's own would keep 0.00089 GB more" in text
-    assert f"torch keeps {matrix / 1e6:.1f} MB, the limit is " in text and 'install(training="off")' in text
-    torch_fattn.reset_report()
-    assert torch_fattn.report().bytes_saved == 0
+# ---- what remains torch's
 
 
 def test_what_stays_torchs() -> None:
@@ -409,14 +345,3 @@ def test_a_training_run_in_checkpoints() -> None:
     mine = losses(UNetBlock, "fused", run=in_checkpoint)
     assert torch_fattn.report().routed_by["training"] == 4 * STEPS, "each call runs twice"
     assert mine == losses(UNetBlock, "fused"), "bit for bit"
-
-
-def test_sdpa_follows_the_choice() -> None:
-    tensors = leaves(operands())
-    for training, ways in (("auto", {"small_training": 1}), ("off", {"gradients": 1}), ("fused", {})):
-        torch_fattn.install(training=training)  # type: ignore[arg-type]
-        torch_fattn.reset_report()
-        with pytest.warns(UserWarning, match="training") if training == "off" else contextlib.nullcontext():
-            torch_fattn.sdpa(*tensors)
-        assert torch_fattn.report().fallbacks_by_reason() == ways
-    assert by_install(*tensors).grad_fn.name() == OURS  # type: ignore[union-attr]

@@ -1,5 +1,6 @@
-"""`python -m torch_fattn tune`: times tile sizes and torch's own attention on this GPU, and keeps those that
-are faster than the built-in choice in a file of the user, which the planner reads."""
+"""`python -m torch_fattn tune`: times tile sizes and torch's own attention on this GPU, with and without its
+backward, and keeps what is faster than the built-in choice in a file of the user, which the planner reads.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +39,12 @@ from .progress import Progress
 
 DEFAULT_SECONDS = 170
 ACTIONS = ("reset", "show", "dry_run")
+CALLS = {
+    "prefill": "plain calls",
+    "decode": "plain calls",
+    "training": "dense calls with gradients",
+    "training_causal": "causal calls with gradients",
+}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -46,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
         type=whole(1, 3600),
         help=f"time limit; calls not reached keep the built-in sizes; default: {DEFAULT_SECONDS}",
     )
-    parser.add_argument("--op", choices=("prefill", "decode"), help="only these calls")
+    parser.add_argument("--op", choices=("prefill", "decode", "training"), help="only these calls")
     parser.add_argument("--dtype", choices=DTYPES, help="only this dtype")
     parser.add_argument(
         "--head-dim", type=whole(1, MAX_HEAD_DIM), help="only the range of head sizes that contains this one"
@@ -169,7 +176,8 @@ def time_all(stopwatch: Stopwatch, chosen: list[Subject]) -> Outcome:
             for number, subject in enumerate(chosen):
                 progress.step(str(subject))
                 try:
-                    outcome.rows[subject] = _tune(stopwatch, subject, outcome)
+                    tuned = _train if subject.op == "training" else _tune
+                    outcome.rows[subject] = tuned(stopwatch, subject, outcome)
                 except OutOfTimeError:
                     outcome.not_reached = chosen[number:]
                     break
@@ -190,6 +198,22 @@ def _tune(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[Tune
             subject, beside["base"], beside[TORCH], built_in, timed.noise, system_and_torch()
         )
     return rows
+
+
+def _train(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[TunedRow]:
+    """Times forward and backward with the sizes that were chosen so far; it has none of its own."""
+    rows = outcome.all_rows
+    try:
+        seconds = stopwatch.medians(subject, {"base": rows, "base again": rows, TORCH: []})
+    except RuntimeError as error:  # our backward was refused, or the memory is full
+        stopwatch.drop(subject, "fattn", error)
+        return []
+    if TORCH in seconds:
+        timed = Timed(seconds["base"], seconds["base again"], None, {})
+        outcome.routes[subject] = against_torch(
+            subject, timed.base, seconds[TORCH], {}, timed.noise, system_and_torch()
+        )
+    return []
 
 
 def _sizes(stopwatch: Stopwatch, subject: Subject, timed: Timed, outcome: Outcome) -> list[TunedRow]:
@@ -238,9 +262,9 @@ def _described(row: TunedRow) -> str:
 def _route_described(route: TunedRoute) -> str:
     faster, slower = ("torch", "fattn") if route.to == "torch" else ("fattn", "torch")
     most = "" if route.max_length is None else f" to {route.max_length}"
-    what = "rows" if route.op == "prefill" else "keys"
+    what = "keys" if route.op == "decode" else "rows"
     return (
-        f"plain calls of D {route.dim} and {route.min_length}{most or ' and more'} {what}: {faster} is "
+        f"{CALLS[route.op]} of D {route.dim} and {route.min_length}{most or ' and more'} {what}: {faster} is "
         f"{route.gain:.2f} times as fast as {slower} (macOS {route.macos}, torch {route.torch})"
     )
 

@@ -1,5 +1,5 @@
 """The candidates of `python -m torch_fattn tune`: kernels, dtypes and head sizes, with tile sizes for
-each."""
+each; and the calls that are only timed against torch's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..inspection.plans import Explanation, explain
+from ..operators.differentiable import MAX_BACKWARD_HEAD_DIM
 from .tuned_file import SIZES, TunedRoute, TunedRow, fault_of
 
 # Prefills of up to this many rows are timed and tuned separately.
@@ -28,21 +29,32 @@ class Calls:
     lengths: dict[str, tuple[tuple[int, int], ...]]
 
 
+# Training is timed where torch keeps matrices of 2 and 34 MB. Those of 46 MB and more, on a Mac of 16 GB, are
+# ours without a question (csrc/plan/route.h).
 FULL = Calls(
-    {"prefill": (8, 8), "decode": (32, 8)},
-    {"prefill": ((256, 256), (2048, 2048)), "decode": ((1, 1024), (1, 16384))},
+    {"prefill": (8, 8), "decode": (32, 8), "training": (8, 8)},
+    {
+        "prefill": ((256, 256), (2048, 2048)),
+        "decode": ((1, 1024), (1, 16384)),
+        "training": ((256, 256), (1024, 1024)),
+    },
 )
 TINY = Calls(
-    {"prefill": (2, 1), "decode": (6, 2)},
-    {"prefill": ((24, 24), (520, 520)), "decode": ((1, 96), (1, 300))},
+    {"prefill": (2, 1), "decode": (6, 2), "training": (2, 2)},
+    {
+        "prefill": ((24, 24), (520, 520)),
+        "decode": ((1, 96), (1, 300)),
+        "training": ((24, 24), (40, 40)),
+    },
 )
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Calls that are tuned together: one kernel, one dtype, and a range for the larger head size."""
+    """Calls that are tuned together: one kernel, one dtype, and a range for the larger head size. Training
+    has many kernels, of which no sizes are tuned."""
 
-    kernel: str
+    kernel: str  # or "training", "training_causal"
     dtype: str
     min_dim: int
     max_dim: int
@@ -53,13 +65,18 @@ class Subject:
         return self.kernel.split("_")[0]
 
     @property
+    def routed(self) -> str:
+        """The op of its routes."""
+        return self.kernel if self.op == "training" else self.op
+
+    @property
     def shares_keys(self) -> bool:
         """Whether query heads share key-value heads, as the routes are timed."""
         return self.kernel != "decode_vector"
 
     def __str__(self) -> str:
         heads = "" if self.shares_keys else ", no shared heads"
-        return f"{self.op} {self.dtype} D {self.min_dim} to {self.max_dim}{heads}"
+        return f"{self.routed.replace('_', ' ')} {self.dtype} D {self.min_dim} to {self.max_dim}{heads}"
 
     def row(self, sizes: Sizes, max_length: int | None = None, gain: float = 1.0) -> TunedRow:
         scope = (self.kernel, self.dtype, self.min_dim, self.max_dim)
@@ -67,7 +84,7 @@ class Subject:
 
     def is_of(self, row: TunedRow | TunedRoute) -> bool:
         if isinstance(row, TunedRoute):
-            return (row.op, row.dtype, row.dim) == (self.op, self.dtype, self.dim)
+            return (row.op, row.dtype, row.dim) == (self.routed, self.dtype, self.dim)
         return (row.kernel, row.dtype) == (self.kernel, self.dtype) and (
             row.min_dim <= self.max_dim and self.min_dim <= row.max_dim
         )
@@ -92,7 +109,7 @@ class Subject:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"is_causal": True} if self.op == "prefill" else {}
+        return {"is_causal": True} if self.routed in ("prefill", "training_causal") else {}
 
     def plan(self, calls: Calls, i: int) -> Explanation:
         """The plan of the call with length i on this GPU, with the current tuning."""
@@ -110,11 +127,12 @@ def subjects() -> list[Subject]:
     """All subjects, the most useful first."""
     ranges = {"": ((97, 128, 128), (1, 64, 64), (65, 96, 96)), "_wide": ((129, 256, 256), (257, 576, 512))}
     return [
-        Subject(f"{op}{kind}", dtype, *dims)
+        Subject(kernel, dtype, *dims)
         for kind, all_dims in ranges.items()
         for dtype in ("float16", "bfloat16", "float32")
         for dims in all_dims
-        for op in ("prefill", "decode")
+        for kernel in (f"prefill{kind}", f"decode{kind}", "training", "training_causal")
+        if not kernel.startswith("training") or dims[-1] <= MAX_BACKWARD_HEAD_DIM
     ] + [
         Subject("decode_vector", dtype, *dims)
         for dtype in ("float16", "bfloat16", "float32")

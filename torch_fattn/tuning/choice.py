@@ -11,12 +11,10 @@ from .candidates import SHORT_PREFILL, Sizes, Subject, order_of
 from .tuned_file import TunedRoute, TunedRow
 
 LEAST_GAIN = 0.03
-# The range that each timed length represents: rows of a prefill, without those below a tile of torch's
-# kernel, and keys of a decode.
-SCOPES: dict[str, tuple[tuple[int, int | None], ...]] = {
-    "prefill": ((64, SHORT_PREFILL), (SHORT_PREFILL + 1, None)),
-    "decode": ((1, 4096), (4097, None)),
-}
+# The range that each timed length represents: rows of a prefill or of training, without those below a tile of
+# torch's kernel, and keys of a decode.
+ROWS: tuple[tuple[int, int | None], ...] = ((64, SHORT_PREFILL), (SHORT_PREFILL + 1, None))
+SCOPES = {"prefill": ROWS, "decode": ((1, 4096), (4097, None)), "training": ROWS}
 
 Seconds = Mapping[int, float]  # seconds of a call, by the index of its length
 
@@ -102,13 +100,14 @@ def against_torch(
     noise: float,
     versions: tuple[str, str],
 ) -> list[TunedRoute]:
-    """Routes where the faster implementation, by more than the noise, is not that of the built-in table.
-    `versions` are those of macOS and torch."""
+    """Routes where the faster implementation, by more than the noise, is not that of the built-in table, if
+    it has one. `versions` are those of macOS and torch."""
     least_gain = max(LEAST_GAIN, 2 * noise)
     routes = []
     for i, scope in zip(sorted(ours), SCOPES[subject.op], strict=True):
         fast, slow, to = min((ours[i], torchs[i], "fattn"), (torchs[i], ours[i], "torch"))
-        if fast <= slow * (1 - least_gain) and to != built_in[i]:
+        if fast <= slow * (1 - least_gain) and to != built_in.get(i):
             gain = round(slow / fast, 3)
-            routes.append(TunedRoute(subject.op, subject.dtype, subject.dim, *scope, to, *versions, gain))
+            what = (subject.routed, subject.dtype, subject.dim)
+            routes.append(TunedRoute(*what, *scope, to, *versions, gain))
     return routes

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,8 +92,7 @@ class Stopwatch:
                     except RuntimeError as error:
                         if name.startswith("base"):
                             raise
-                        what = name if name == TORCH else rows
-                        self.dropped.append(f"{subject}, {what}: {str(error).splitlines()[0]}")
+                        self.drop(subject, name if name == TORCH else rows, error)
                         del left[name], samples[name]
                         continue
                     if turn == 0 and name == "base" and not self.tiny:
@@ -102,29 +102,40 @@ class Stopwatch:
             fastest = {i: min(statistics.median(samples[name][i]) for name in left) for i in runs}
             for name in [name for name in left if not name.startswith("base")]:
                 if all(statistics.median(samples[name][i]) > HOPELESS * fastest[i] for i in runs):
-                    del left[name], samples[name]
+                    del left[name]
+                    if name != TORCH:  # whose times so far say that ours is faster
+                        del samples[name]
         return {
             name: {i: statistics.median(times) for i, times in of_lengths.items()}
             for name, of_lengths in samples.items()
         }
 
+    def drop(self, subject: Subject, what: object, error: RuntimeError) -> None:
+        self.dropped.append(f"{subject}, {what}: {str(error).splitlines()[0]}")
+
     def _call(self, subject: Subject, i: int, torchs: bool = False) -> Callable[[], object]:
-        """Times calls over rotating copies of the operands, since each layer of a model has its own."""
+        """Times calls over rotating copies of the operands, since each layer of a model has its own. A call
+        of training is a forward and its backward."""
         first = subject.operands(self.calls, i, "mps")
         copies = max(1, min(16, ROTATED_BYTES // sum(t.nbytes for t in first)))
         rotating = cycle(
             [first, *([t.clone() for t in first] for _ in range(0 if self.tiny else copies - 1))]
         )
+        trains, options = subject.op == "training", subject.options
+        op: Callable[..., Any] = getattr(torch.ops.fattn, "attention" if trains else subject.op)
         if torchs:
-            options = subject.options | {"enable_gqa": first[0].shape[1] != first[1].shape[1]}
+            op = F.scaled_dot_product_attention
+            options = options | {"enable_gqa": first[0].shape[1] != first[1].shape[1]}
+        if not trains:
+            return lambda: op(*next(rotating), **options)
+        grad = torch.ones_like(first[0])
 
-            def run_torchs() -> torch.Tensor:
-                query, key, value = next(rotating)
-                return F.scaled_dot_product_attention(query, key, value, **options)
+        def step() -> object:
+            leaves = [t.detach().requires_grad_() for t in next(rotating)]
+            out = op(*leaves, **options)
+            return torch.autograd.grad(out if torchs else out[0], leaves, grad)
 
-            return run_torchs
-        op = getattr(torch.ops.fattn, subject.op)
-        return lambda: op(*next(rotating), **subject.options)
+        return step
 
     def error(self, subject: Subject, rows: list[TunedRow]) -> float:
         """The largest difference from the float64 reference, in out and lse, with these rows."""

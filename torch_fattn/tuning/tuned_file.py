@@ -30,7 +30,7 @@ SIZES = {
     "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
     "decode_vector": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
 }
-OPS = ("prefill", "decode")
+OPS = ("prefill", "decode", "training", "training_causal")
 TAKERS = ("fattn", "torch")
 
 Named = dict[str, str]  # a row in the form of csrc/ops/gpu.cpp
@@ -80,8 +80,8 @@ class TunedRow:
 
 @dataclass(frozen=True)
 class TunedRoute:
-    """The route of plain calls without a mask, for one dtype and head size and a range of rows (prefill) or
-    keys (decode), on this system and torch (csrc/plan/route.h)."""
+    """The route of calls without a mask, for one dtype and head size and a range of rows (prefill), keys
+    (decode) or the fewer of both (training), on this system and torch (csrc/plan/route.h)."""
 
     op: str
     dtype: str

@@ -17,8 +17,8 @@ REASONS = {
     "gradients": 'gradients are needed, and install(training="off") leaves such calls to torch',
     "mask_gradient": "attn_mask requires grad, and torch_fattn has no gradient of a mask",
     "head_dim_gradient": f"gradients are needed, and a head size is above {MAX_BACKWARD_HEAD_DIM}",
-    "small_training": "gradients are needed, and torch keeps little memory for them, where it may be faster "
-    '(install(training="fused") takes such calls)',
+    "small_training": "gradients are needed, and torch keeps little memory for them, where it may be faster: "
+    'python -m torch_fattn tune finds out (install(training="fused") takes such calls)',
     "forward_mode": "forward-mode gradients are needed, and torch_fattn has none",
     "dropout": "dropout is not implemented: model.eval() turns it off",
     "nested": "a nested tensor has no kernel: torch_fattn.varlen_prefill takes packed sequences",
