@@ -133,8 +133,21 @@ def test_the_plan_of_a_masked_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(command_line.main, ["explain", "prefill", "--kv-len", "64", "--mask", "float32"]) == 0
     message = capsys.readouterr().out
     assert "fattn_mask_map" not in message and "mask=2" in message
-    assert "it belongs to prefill, mask_map" in refusal_of(
+    assert "it belongs to prefill, prefill_backward, mask_map" in refusal_of(
         command_line.main, ["explain", "decode", "--mask", "bool"], capsys
+    )
+
+
+@pytest.mark.parametrize("op", ["prefill_backward", "varlen_prefill_backward"])
+def test_the_plan_of_a_backward(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["explain", op, "--causal", "--heads", "32", "--kv-heads", "1", "--kv-len"]
+    assert status_of(command_line.main, [*call, "200000"]) == 0
+    message = capsys.readouterr().out
+    assert "fattn_backward_query" in message and "fattn_backward_key" in message
+    kept = 2 * 200000 * 128 * (32 + 1 + 1) + 4 * 200000 * 32  # the operands, and lse
+    assert f"kept         {kept:,} bytes" in message
+    assert "8000000 query rows of all heads that share keys are above 7812500" in refusal_of(
+        command_line.main, [*call, "250000"], capsys
     )
 
 

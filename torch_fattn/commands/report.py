@@ -40,7 +40,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any]]]:
     for kv_format, dim in (("int8", 64), ("int8", 128), ("int4", 96), ("int4", 128)):
         sizes = {"heads": 32, "kv_heads": 8, "kv_len": 4096, "head_dim": dim}
         yield "decode", {**sizes, "kv_format": kv_format}
-    for dtype, dim in product(_DTYPES, (64, 80, 96, 128, 256)):
+    for dtype, dim in product(_DTYPES, (32, 64, 80, 96, 128, 256)):
         yield "prefill_backward", {"dtype": dtype, "heads": 8, "kv_len": 1024, "head_dim": dim}
 
 

@@ -54,6 +54,8 @@ class Explanation:
         if not self.passes:
             lines.append("  no launch    the result is empty")
         lines.append(f"  scratch      {self.data['scratch_bytes']:,} bytes")
+        if "kept_bytes" in self.data:
+            lines.append(f"  kept         {self.data['kept_bytes']:,} bytes from the forward")
         lines.append(f"  tuning       {self.data['tuning']}")
         if "launches" in self.data:
             lines.append(f"  launches     {self.data['launches']}")
