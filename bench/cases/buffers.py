@@ -110,6 +110,19 @@ def _lse(case: Case, buffers: Buffers) -> Tensor:
     return result
 
 
+def _forward_out(case: Case, buffers: Buffers) -> Tensor:
+    """The result of the forward that a backward belongs to."""
+    group = case["q_heads"] // case["kv_heads"]
+    result = torch.empty_like(buffers["query"])
+    for batch, head in itertools.product(range(case["batch"]), range(case["q_heads"])):
+        key, value = (buffers[name][batch, head // group].float() for name in ("key", "value"))
+        scores = buffers["query"][batch, head].float() @ key.T * case["scale"]
+        if case["causal"]:
+            scores += _hidden(case, buffers, batch)
+        result[batch, head] = (torch.softmax(scores, -1) @ value).to(result.dtype)
+    return result
+
+
 def _with_spare(elements: Tensor) -> Tensor:
     """Appends room for reads past the last row."""
     return torch.cat([elements.flatten(), elements.new_zeros(64)])
@@ -124,6 +137,8 @@ _DERIVED: dict[str, Callable[[Case, Buffers], Tensor]] = {
     "mask": _mask,
     "seen": _seen,
     "lse": _lse,
+    "lse_log2": lambda case, buffers: _lse(case, buffers) / math.log(2),
+    "forward_out": _forward_out,
 }
 
 

@@ -28,7 +28,7 @@ VERSION = "0.32.4"
 # MLX chooses passes and splits by the class of the chip: Ultra, Max, others; the largest first.
 CHIP_CLASSES = "dsg"
 _HOW = f"name a wheel of mlx-metal {VERSION}, or unset it"
-_KERNELS = "mlx/backend/metal/kernels"
+KERNELS = "mlx/backend/metal/kernels"
 _VECTOR_DIMS = (64, 96, 128, 256)
 _FULL_DIMS = (64, 72, 80, 96, 128)
 # MLX has kernels for other head sizes, but composes most of their calls from other operations. Its kernels
@@ -93,7 +93,7 @@ def version() -> str:
 def include_folder() -> Path | None:
     spec = importlib.util.find_spec("mlx")
     for place in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(place) / "include" / _KERNELS).is_dir():
+        if (Path(place) / "include" / KERNELS).is_dir():
             return Path(place) / "include"
     wheel = os.environ.get("MLX_METAL_WHEEL")
     if not wheel:
@@ -114,18 +114,18 @@ def include_folder() -> Path | None:
     return folder / "mlx" / "include"
 
 
-def _source(header: str, host_name: str, kernel: str) -> str:
-    """Returns `header` with one instantiation, and the type limits from MLX's utilities, the rest of which
-    needs Apple's compiler."""
+def instantiation(declarations: str, host_name: str, kernel: str) -> str:
+    """Returns `declarations` with one instantiation of a kernel, and the type limits from MLX's utilities,
+    the rest of which needs Apple's compiler."""
     folder = include_folder()
     assert folder is not None
-    utilities = (folder / _KERNELS / "utils.h").read_text()
+    utilities = (folder / KERNELS / "utils.h").read_text()
     begin = utilities.index("template <typename U>\nstruct Limits")
     end = utilities.index("template <>\nstruct Limits<bool>")
     return (
         "#include <metal_stdlib>\nusing namespace metal;\n"
         "typedef bfloat bfloat16_t;\ntypedef half float16_t;\n"
-        f'{utilities[begin:end]}\n#include "{_KERNELS}/{header}"\n'
+        f"{utilities[begin:end]}\n{declarations}\n"
         f'template [[host_name("{host_name}")]] [[kernel]] decltype({kernel}) {kernel};\n'
     )
 
@@ -135,7 +135,7 @@ def _pipeline(
 ) -> Pipeline:
     name = kernel.split("<")[0]
     return Pipeline(
-        source=_source(header, name, kernel),
+        source=instantiation(f'#include "{KERNELS}/{header}"', name, kernel),
         name=Path(header).name,
         kernel=name,
         max_threads=threads,

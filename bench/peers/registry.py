@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from ..cases.case import Case, UnsupportedCaseError
-from . import llama_metal, mlx_metal, torch_metal
+from . import llama_metal, mlx_metal, mlx_vjp, torch_metal
 from .launch import Launch
 
-PEERS = (torch_metal, mlx_metal, llama_metal)
+PEERS = (torch_metal, mlx_metal, llama_metal, mlx_vjp)
 
 
 def versions() -> dict[str, str]:
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
 
 def launch(peer: ModuleType, case: Case) -> Launch:
     """Returns the peer's launch of the case, or raises UnsupportedCaseError with the reason."""
-    if case.is_backward:
+    if case.is_backward and peer is not mlx_vjp:
         raise UnsupportedCaseError(f"{peer.IMPL} has no fused backward")
     chosen: Launch | None = peer.launch(case)
     if chosen is None:

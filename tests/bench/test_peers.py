@@ -23,7 +23,7 @@ from bench.cases import buffers
 from bench.cases.arguments import WrongArgumentError
 from bench.cases.calls import Call
 from bench.cases.case import Case, UnsupportedCaseError
-from bench.peers import fattn, llama_metal, llama_source, mlx_metal, registry, torch_metal
+from bench.peers import fattn, llama_metal, llama_source, mlx_metal, mlx_vjp, registry, torch_metal
 from softmetal.testing import KernelError
 from softmetal.testing.cuda import compile_pipeline
 from tests.conftest import needs_emulator
@@ -31,6 +31,7 @@ from tests.conftest import needs_emulator
 pytestmark = pytest.mark.host_only
 
 LONG = 8192
+FORWARDS = [peer for peer in registry.PEERS if peer is not mlx_vjp]
 
 
 def needs(peer: ModuleType) -> None:
@@ -102,7 +103,7 @@ def error_of_every_plan(peer: ModuleType, case: Case) -> float:
 # In one pass (70 keys; for MLX on small chips 1,100, too) and in two.
 @needs_emulator
 @pytest.mark.parametrize("keys", [70, 1100])
-@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", FORWARDS, ids=lambda peer: peer.IMPL)
 def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(peer)
     for rows in (1, 2, 4, 8):
@@ -169,6 +170,29 @@ def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
     assert error_of_every_plan(mlx_metal, case) < buffers.TOLERANCE[dtype]
     with pytest.raises(UnsupportedCaseError):
         counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
+
+
+@needs_emulator
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_fused_backward_of_mlx(head_dim: int, causal: bool) -> None:
+    needs(mlx_vjp)
+    for rows, keys, dtype in ((64, 64, "bfloat16"), (70, 90, "float16")):
+        case = Case("prefill_backward", 1, 2, 1, head_dim, rows, keys, causal, dtype)
+        assert error_of_every_plan(mlx_vjp, case) < buffers.TOLERANCE[dtype]
+
+
+def test_a_folder_without_the_backward_of_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLX_VJP_FOLDER", raising=False)
+    case = Case("prefill_backward", 1, 2, 1, 64, 64, 64)
+    with pytest.raises(UnsupportedCaseError, match="mlx-vjp is not installed"):
+        registry.launch(mlx_vjp, case)
+    monkeypatch.setenv("MLX_VJP_FOLDER", str(tmp_path))
+    with pytest.raises(WrongArgumentError, match=r"does not contain steel_attention_vjp_dq\.h"):
+        registry.launch(mlx_vjp, case)
+    (tmp_path / "steel_attention_vjp_dq.h").write_text("")
+    with pytest.raises(WrongArgumentError, match="an older state of the request"):
+        registry.launch(mlx_vjp, case)
 
 
 ROWS = [
@@ -254,7 +278,7 @@ FEATURES = {
 TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
 
-@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", FORWARDS, ids=lambda peer: peer.IMPL)
 def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
     needs(peer)
     assert registry.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
