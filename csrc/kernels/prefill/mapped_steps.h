@@ -17,10 +17,10 @@ static_assert(kCellRows % (kRowFragments * 8) == 0, "the rows of a simdgroup are
 static_assert(kCellKeys % kTileKeys == 0, "the keys of a step are of one column");
 
 // Bytes after look-up: all fragments of a hidden cell are hidden too, and a column may be hidden from all
-// rows of the tile, or whole for all of them.
+// rows of the tile, or whole for all of them: no cell has these bytes.
 FATTN_CONSTEXPR uint kHiddenCell = kCellHidden | kAllCellFragments << kCellKindBits;
 FATTN_CONSTEXPR uint kWholeColumn = kCellWhole + 1;
-FATTN_CONSTEXPR uint kHiddenColumn = kWholeColumn | kAllCellFragments << kCellKindBits;
+FATTN_CONSTEXPR uint kHiddenColumn = kCellHidden;
 inline bool is_whole(uint cell) { return cell == kCellWhole || cell == kWholeColumn; }
 
 // A cell's byte after look-up. A byte without meaning comes from a caller's map and counts as mixed.
