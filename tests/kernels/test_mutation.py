@@ -151,13 +151,13 @@ SLOW = {
     ),
     "prefill_takes_no_cell_as_whole": (
         "prefill-map",
-        changed("prefill_tile.h", "cell == kCellWhole &&", "cell == kCellWhole + 1 &&"),
+        changed(
+            "prefill_tile.h", "steps.own_cell() == kWholeColumn &&", "steps.own_cell() == kHiddenColumn &&"
+        ),
     ),
     "prefill_visits_what_the_map_hides": (
         "prefill-map",
-        changed(
-            "mapped_steps.h", "const bool ahead = byte_of(looked_up) != kHiddenCell &&", "const bool ahead ="
-        ),
+        changed("mapped_steps.h", "const bool ahead = byte != kHiddenColumn &&", "const bool ahead ="),
     ),
     "decode_visits_what_no_row_sees": (
         "decode-window",

@@ -127,7 +127,7 @@ def _mapped() -> Iterator[Trial]:
     half, dims = ("prefill", f16), (64, 32)
     causal: dict[str, Any] = {"causality": "bottom_right"}
     yield of_problem("prefill-map", *half, 2, 2, 1, 150, 420, *dims, mask=f16, **MAPPED, **causal)
-    yield of_problem("prefill-map-few-rows", *half, 1, 1, 1, 20, 300, *dims, mask=torch.bool, **MAPPED)
+    yield of_problem("prefill-map-few-rows", *half, 1, 1, 1, 20, 1180, *dims, mask=torch.bool, **MAPPED)
     yield of_problem(
         "prefill-map-window", *half, 1, 2, 1, 80, 700, *dims, mask=torch.bool, window_left=90, sink_tokens=40,
         **MAPPED, **causal,

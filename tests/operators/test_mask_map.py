@@ -85,6 +85,18 @@ def test_the_map_changes_no_bit(shape: str, option: str, checked: Checked) -> No
     assert torch.equal(out, without[0]) and torch.equal(lse, without[1])
 
 
+@pytest.mark.parametrize("shape", ["rows16", "rows8", "keys32-f32", "wide-8-rows"])
+def test_more_columns_of_cells_than_are_looked_up_at_once(shape: str, checked: Checked) -> None:
+    """32 columns have 1,024 keys. The rows see keys of the first, the third and the fourth 32."""
+    problem = replace(SHAPES[shape], batch=1, q_heads=1, kv_heads=1, q_len=70, kv_len=3210)
+    mask = torch.zeros(problem.q_len, problem.kv_len, dtype=torch.bool)
+    mask[:, 5:40] = mask[20:, 2250:2300] = mask[:50, 3000:] = True
+    case = with_mask(problem, mask)
+    with checked(order="reverse"):
+        out, lse = results(case, mapped=True)
+    assert_close(case, out, lse)
+
+
 @pytest.mark.parametrize("broadcast", range(16))
 def test_broadcast_masks(broadcast: int) -> None:
     dims = tuple(bool(broadcast >> d & 1) for d in range(4))

@@ -129,9 +129,12 @@ inline Gap gap_of(KeyRanges ranges, int unit) {
 
 // The first key of the step after the one at `key`, which may be -unit.
 inline int next_step(KeyRanges ranges, int key, int unit) {
+  if (!fc_window) {
+    return key + unit;
+  }
   const Gap gap = gap_of(ranges, unit);
   const int next = units_in(key + unit, unit);
-  return (fc_window && next >= gap.begin ? max(next, gap.end) : next) * unit;
+  return (next >= gap.begin ? max(next, gap.end) : next) * unit;
 }
 
 // The units that hold a key of the ranges, in order.

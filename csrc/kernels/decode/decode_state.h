@@ -5,8 +5,13 @@
 #include "decode_rows.h"
 #include "../common/saved.h"
 
+namespace fattn {
+// Whether packed steps read back which sequence they are of. An int4 cache has two more bases, those of its
+// scales; above 64 columns the step needs too many registers for it to matter.
+FATTN_CONSTEXPR bool kSavedSequence = kKvFormat == kKvInt4 && kHeadDim <= 64;
+}  // namespace fattn
 // Whether steps read back where K and V begin, because a mask or a block table takes too many registers.
-constant bool fc_saved_starts = fc_has_mask || fc_paged;
+constant bool fc_saved_starts = fc_has_mask || fc_paged || fattn::kSavedSequence;
 
 namespace fattn {
 
@@ -145,6 +150,9 @@ struct DecodeState {
       saved->starts.value = sequence.value.first;
       saved->starts.blocks = block_entry;
     }
+    if (kSavedSequence) {
+      saved->kv_head = int(sequence.key.head);  // of a short cache, it is saved nowhere else
+    }
   }
   long first_block_entry() const thread { return fc_paged ? saved->starts.blocks : 0; }
   void take_key_start(thread Sequence& sequence) const thread {
@@ -155,6 +163,14 @@ struct DecodeState {
   void take_value_start(thread Sequence& sequence) const thread {
     if (fc_saved_starts) {
       sequence.value.first = saved->starts.value;
+    }
+  }
+
+  // The batch and head whose scales the steps read.
+  void take_head(thread Sequence& sequence) const thread {
+    if (kSavedSequence) {
+      sequence.key.batch = sequence.value.batch = uint(saved->share_batch);
+      sequence.key.head = sequence.value.head = uint(saved->kv_head);
     }
   }
 

@@ -190,6 +190,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   state.take_key_start(sequence);
   if (kKvFormat != kKvFloat) {
     state.take_value_start(sequence);
+    state.take_head(sequence);
     present = stored.read<kWhole>(sequence, step, params, lane, at);
   }
   if (kRowScales && fc_scales) {

@@ -5,19 +5,23 @@
 
 #include "prefill_rows.h"
 
+// Whether whole steps can follow others. If not, they have a loop of their own, which needs fewer registers.
+constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
+
 namespace fattn {
 
-// Columns of cells that a simdgroup looks up at a time, one cell per lane.
-FATTN_CONSTEXPR int kColumns = kSimdWidth / kTileCells;
-FATTN_CONSTEXPR int kNoColumn = 0x7fffffff;
+FATTN_CONSTEXPR int kNoCell = 0x7fffffff;
 
 static_assert(kCellRows % kTileRows == 0 || kTileRows % kCellRows == 0, "tiles begin where cells do");
-static_assert(kSimdWidth % kTileCells == 0, "there are as many columns of each row of cells");
 static_assert(kCellRows % (kRowFragments * 8) == 0, "the rows of a simdgroup are of one cell");
 static_assert(kCellKeys % kTileKeys == 0, "the keys of a step are of one column");
 
-// The byte of a hidden cell after look-up: all of its fragments are hidden too.
+// Bytes after look-up: all fragments of a hidden cell are hidden too, and a column may be hidden from all
+// rows of the tile, or whole for all of them: no cell has these bytes.
 FATTN_CONSTEXPR uint kHiddenCell = kCellHidden | kAllCellFragments << kCellKindBits;
+FATTN_CONSTEXPR uint kWholeColumn = kCellWhole + 1;
+FATTN_CONSTEXPR uint kHiddenColumn = kCellHidden;
+inline bool is_whole(uint cell) { return cell == kCellWhole || cell == kWholeColumn; }
 
 // A cell's byte after look-up. A byte without meaning comes from a caller's map and counts as mixed.
 inline uint cell_of(uint byte) {
@@ -27,7 +31,8 @@ inline uint cell_of(uint byte) {
 
 struct TileSteps {
   KeyRanges ranges;  // of the tile
-  uint looked_up;    // lane row * kColumns + i: the cell's column times kCellBytes, plus its byte
+  uint looked_up;    // the column of lane 0 times kCellBytes, plus the byte of this lane's column
+  ushort cell;       // of the step found last
   TileState state;
 
   // `rows`: the tile's. Called by all threads, before the first look-up.
@@ -57,20 +62,10 @@ struct TileSteps {
     return fc_mask_map ? seen_from(next, params, mask_map, lane) : next;
   }
 
-  // The map's byte for this simdgroup's rows in the step at `key`. Call it before after(key).
-  uint own_cell(int key) const thread {
-    if (!fc_mask_map) {
-      return kCellWhole;
-    }
-    const int column = units_in(key, kCellKeys) - first_column();
-    return byte_of(simd_shuffle(looked_up, ushort(state.row / kCellRows * kColumns + column)));
-  }
+  // The map's byte for this simdgroup's rows in the step that first() or after() found last.
+  uint own_cell() const thread { return fc_mask_map ? uint(cell) : kWholeColumn; }
 
  private:
-  static uint byte_of(uint cell) { return cell % kCellBytes; }
-
-  int first_column() const thread { return int(simd_shuffle(looked_up, ushort(0)) / kCellBytes); }
-
   // The first step at or after the start of a column of cells that is not in the gap between the ranges.
   int step_of(int column) const thread {
     return next_step(ranges, column * kCellKeys - kTileKeys, kTileKeys);
@@ -79,13 +74,15 @@ struct TileSteps {
   // The first step at or after `key` that the map does not hide.
   int seen_from(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     while (key < ranges.end) {
-      const int column = int(looked_up / kCellBytes);
-      const bool ahead = byte_of(looked_up) != kHiddenCell && column >= units_in(key, kCellKeys);
-      const int seen = simd_min(ahead ? column : kNoColumn);
-      if (seen != kNoColumn) {
-        return max(key, step_of(seen));
+      const int first = int(looked_up / kCellBytes);
+      const uint byte = looked_up % kCellBytes;
+      const bool ahead = byte != kHiddenColumn && first + lane >= units_in(key, kCellKeys);
+      const int seen = simd_min(ahead ? int(lane * kCellBytes + byte) : kNoCell);
+      if (seen != kNoCell) {
+        cell = ushort(seen % kCellBytes);
+        return max(key, step_of(first + seen / kCellBytes));
       }
-      key = max(key, step_of(first_column() + kColumns));
+      key = max(key, step_of(first + kSimdWidth));
       if (key < ranges.end) {
         look_up(units_in(key, kCellKeys), params, mask_map, lane);
       }
@@ -93,14 +90,24 @@ struct TileSteps {
     return key;
   }
 
+  // Looks up a column of cells for each lane.
   void look_up(int first, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
-    const int column = first + lane % kColumns;
+    const int column = first + lane;
     const int key = column * kCellKeys;
-    uint byte = kCellHidden;
+    uint own = kHiddenColumn;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
-      byte = mask_map[state.saved->map_rows[lane / kColumns] + column * params.mask_map.key];
+      bool hidden = true;
+      bool whole = true;
+#pragma clang loop unroll(full)
+      for (int i = 0; i < kTileCells; i++) {
+        const uint byte = cell_of(mask_map[state.saved->map_rows[i] + column * params.mask_map.key]);
+        hidden = hidden && byte == kHiddenCell;
+        whole = whole && byte == kCellWhole;
+        own = i == state.row / kCellRows ? byte : own;
+      }
+      own = hidden ? kHiddenColumn : whole ? kWholeColumn : own;
     }
-    looked_up = uint(column) * kCellBytes + cell_of(byte);
+    looked_up = uint(first) * kCellBytes + own;
   }
 };
 

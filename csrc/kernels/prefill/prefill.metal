@@ -15,9 +15,6 @@
 #include "../common/query.h"
 #include "staging.h"
 
-// Whether whole steps can follow others. If not, they have a loop of their own, which needs fewer registers.
-constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
-
 namespace fattn {
 
 // Key fragments that a step with hidden keys skips together: a test for each would take longer than the
@@ -130,6 +127,21 @@ inline void prefill_step(thread OnlineAttention& attention, thread const QueryRe
   value_step(attention, tiles, sight.fragments, seen, at);
 }
 
+// A step that every row of the tile sees whole.
+inline void whole_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
+                       thread const ScoreModifiers& modifiers, thread const StepTiles& tiles,
+                       thread StepShare& next, thread PrefillTile& tile, int first_key, ushort thread_index) {
+  next.stage<true>(first_key, tiles, tile, thread_index);
+  if (fc_alternating) {
+    next.prefetch_after(first_key, tile, thread_index);
+  } else {
+    next.prefetch<true>(first_key + kTileKeys, tile, thread_index);
+  }
+  if (tile.state.own_ranges().end > 0) {
+    prefill_step<true>(attention, query, modifiers, tiles, tile, first_key, whole_sight(), tile.at);
+  }
+}
+
 }  // namespace fattn
 
 using namespace fattn;
@@ -172,25 +184,18 @@ using namespace fattn;
   next.prefetch<true>(first_key, tile, thread_index);
   // Steps that every row of the tile sees whole.
   for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
-    next.stage<true>(first_key, tiles, tile, thread_index);
-    next.prefetch<true>(first_key + kTileKeys, tile, thread_index);
-    if (tile.state.own_ranges().end > 0) {
-      prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
-    }
+    whole_step(attention, query_rows, modifiers, tiles, next, tile, first_key, thread_index);
   }
-  // Steps of which some row may not see a key.
+  // Steps of which some row may not see a key, and whole ones between them.
   for (; first_key < tile.ranges.end; first_key = tile.step_after(first_key)) {
-    if (!kEarlyLoads) {
-      next.look_up(tile, first_key);
+    if (fc_alternating && next.finds_whole(tile, first_key)) {
+      whole_step(attention, query_rows, modifiers, tiles, next, tile, first_key, thread_index);
+      continue;
     }
     next.stage<false>(first_key, tiles, tile, thread_index);
     const StepSight sight = tile.sight_of(first_key, next.existing());
-    if (kEarlyLoads) {
-      next.prefetch<false>(tile.step_after(first_key), tile, thread_index);
-    }
-    if (fc_alternating && sight.whole) {
-      prefill_step<true>(attention, query_rows, modifiers, tiles, tile, first_key, whole_sight(), at);
-    } else if (sight.fragments.any()) {
+    next.prefetch_after(first_key, tile, thread_index);
+    if (sight.fragments.any()) {
       prefill_step<false>(attention, query_rows, modifiers, tiles, tile, first_key, sight, at);
     }
   }

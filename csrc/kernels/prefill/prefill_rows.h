@@ -77,6 +77,16 @@ struct TileState {
     ranges.all_sink_end = first.sink_end;
     return in_whole_steps(ranges, kTileKeys);
   }
+  // Whether every row of the tile sees the step at `key` by its position.
+  bool all_see(int key) const thread {
+    const threadgroup SavedLimits& first = saved->limits[0];
+    KeyRanges ranges;
+    ranges.all_begin = saved->ranges[kTileRows / kOwnRows - 1].all_begin;
+    ranges.all_end = first.limit;
+    ranges.all_sink_end = first.sink_end;
+    ranges = in_whole_steps(ranges, kTileKeys);
+    return ranges.all_see(key, key + 1);
+  }
 
   // Saves row fragment r; called by one lane of each row.
   void put(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {

@@ -106,13 +106,20 @@ struct PrefillTile {
   int first_step() thread { return steps.first(first_key, *params, operands.mask_map, at.lane); }
   int step_after(int key) thread { return steps.after(key, *params, operands.mask_map, at.lane); }
 
+  // Whether every row of the tile sees all keys of the step at `key` that exist; call it before
+  // step_after(key).
+  bool sees_whole(int key) const thread {
+    const bool seen = fc_alternating ? state.all_see(key) : ranges.all_see(key, key + 1);
+    return steps.own_cell() == kWholeColumn && seen;
+  }
+
   // What the rows see of the step at `key`; call it before step_after(key). `exist`: see StepKeys.
   StepSight sight_of(int key, uint exist) const thread {
-    const uint cell = steps.own_cell(key);
+    const uint cell = steps.own_cell();
     const KeyRanges own_ranges = state.own_ranges();
     StepSight sight;
     sight.fragments = step_fragments(own_ranges, key, cell);
-    sight.whole = cell == kCellWhole && own_ranges.all_see(key, key + 1) && exist == kAllKeys;
+    sight.whole = is_whole(cell) && own_ranges.all_see(key, key + 1) && exist == kAllKeys;
     sight.present = present_keys(exist, at.pair);
     return sight;
   }

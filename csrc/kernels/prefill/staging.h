@@ -222,9 +222,16 @@ struct StepShare {
     }
   }
 
-  // Whether all keys of the step exist and every row of the tile sees them.
+  // Whether all keys of the step, which is looked up, exist and every row of the tile sees them.
   bool is_whole(thread const PrefillTile& tile, int first_key) const thread {
-    return tile.ranges.all_see(first_key, first_key + 1) && existing() == kAllKeys;
+    return tile.sees_whole(first_key) && existing() == kAllKeys;
+  }
+  // The same of a step that only early loads have looked up.
+  bool finds_whole(thread const PrefillTile& tile, int first_key) thread {
+    if (!kEarlyLoads) {
+      look_up(tile, first_key);
+    }
+    return is_whole(tile, first_key);
   }
 
   // Bit i: key i exists.
@@ -242,6 +249,13 @@ struct StepShare {
       fetch<true>(tile.source, *tile.params, first_key, thread_index);
     } else {
       fetch<false>(tile.source, *tile.params, first_key, thread_index);
+    }
+  }
+
+  // With early loads, loads the step after the one at `first_key`.
+  void prefetch_after(int first_key, thread PrefillTile& tile, ushort thread_index) thread {
+    if (kEarlyLoads) {
+      prefetch<false>(tile.step_after(first_key), tile, thread_index);
     }
   }
 
