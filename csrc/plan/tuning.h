@@ -102,9 +102,13 @@ struct BackwardRow {
 // operands and two gradients of its keys. For M1 and M2 these are the sizes with the fewest simulated cycles
 // per product among those whose steps need at most 232 of a lane's 256 half registers by Mesa's count,
 // without spills, and in 16 bits leave room for 384 threads on a core (table in bench/NOTES.md). There
-// bfloat16 is multiplied as float32. Nothing here was measured on an Apple GPU.
-inline constexpr std::array<BackwardRow, 6> kBackwardQueryTuning{{
-    {9, k16Bit, 64, 2, 4, 32, 4, "16-bit, D <= 64, M3 and later: 16 rows per simdgroup, 32 keys per step"},
+// bfloat16 is multiplied as float32. Sizes for later chips were chosen by time on an NVIDIA H100. Nothing
+// here was measured on an Apple GPU.
+inline constexpr std::array<BackwardRow, 7> kBackwardQueryTuning{{
+    {9, k16Bit, 96, 2, 4, 32, 4,
+     "16-bit, D <= 96, M3 and later: 16 rows per simdgroup, 32 keys per step (H100)"},
+    {9, k16Bit, 128, 2, 2, 16, 4,
+     "16-bit, D <= 128, M3 and later: 16 rows and 16 keys, columns over 2 of 4 simdgroups (H100)"},
     {kAnyFamily, k16Bit, 128, 1, 4, 32, 4,
      "16-bit, D <= 128: 8 rows per simdgroup, 32 keys per step (registers of M1/M2 as Mesa counts)"},
     {kAnyFamily, k16Bit, kAnyDim, 1, 2, 16, 8,
@@ -116,8 +120,12 @@ inline constexpr std::array<BackwardRow, 6> kBackwardQueryTuning{{
     {kAnyFamily, kAnyDType, kAnyDim, 1, 2, 8, 8,
      "baseline: 8 keys per step, columns over 4 simdgroups (registers of M1/M2 as Mesa counts)"},
 }};
-inline constexpr std::array<BackwardRow, 10> kBackwardKeyTuning{{
+inline constexpr std::array<BackwardRow, 12> kBackwardKeyTuning{{
     {9, k16Bit, 64, 2, 4, 32, 4, "16-bit, D <= 64, M3 and later: 16 keys per simdgroup, 32 rows per step"},
+    {9, k16Bit, 96, 1, 4, 32, 4,
+     "16-bit, D <= 96, M3 and later: 8 keys per simdgroup, 32 rows per step (H100)"},
+    {9, k16Bit, 128, 2, 4, 16, 8,
+     "16-bit, D <= 128, M3 and later: 16 keys and 16 rows, columns over 2 of 8 simdgroups (H100)"},
     {kAnyFamily, k16Bit, 80, 1, 4, 32, 4,
      "16-bit, D <= 80: 8 keys per simdgroup, 32 rows per step (registers of M1/M2 as Mesa counts)"},
     {kAnyFamily, k16Bit, 96, 1, 4, 16, 8,
