@@ -48,7 +48,8 @@ def prefill_backward(
         The gradients of query, key, value, sinks and alibi_slopes, contiguous, each of the shape and dtype of
         its tensor; None for sinks or slopes that are absent. Sums are float32. A row that sees no key has
         gradient 0 and adds nothing to those of others, but its lse is the logit of the sink, which grad_lse
-        therefore reaches. A key that no row sees has gradient 0.
+        therefore reaches. A key that no row sees has gradient 0. NaN in a query row or its grad_out makes the
+        gradients of other keys of its sequence and head undefined.
 
     The operator `torch.ops.fattn.prefill_backward` returns a tensor of shape `[0]` instead of None.
 
