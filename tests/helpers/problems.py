@@ -160,8 +160,7 @@ class Problem:
     spare_rows: int = 0  # packed rows, and packed keys, of no sequence
     sharpness: float = 1.0  # factor of the query: above 1, most rows have a dominant key
     kv_format: str = "float"
-    # The options: all that is drawn, passed, covered and refused of each is its line here. Their rules apply
-    # in this order.
+    # The options: all that is drawn, passed and refused of each is its line here. Rules apply in this order.
     window_left: int = option(-1, -1, -1, 0, 1, 5, 40, 200, 10**9, shown="window{}", refused=(-2,))
     window_right: int = option(-1, -1, 0, 3, shown="right{}", refused=(-7,))
     sink_tokens: int = option(0, 0, 1, 4, 40, 300, shown="first{}", refused=(-1,))
@@ -169,7 +168,6 @@ class Problem:
     softcap: float = option(0.0, 0.0, 2.0, 30.0, rule=_limited, refused=(-3.0, math.nan, math.inf, 1e39))
     alibi_slopes: bool = option(False, False, True, tensor=_slopes, rule=_sloped)
     scale: float | None = option(None, None, 0.0625, 0.3, refused=(math.nan, -math.inf, 1e39))
-    # A tree mask for all sequences, or one for each.
     tree: str | None = option(
         None, None, None, "shared", "each", ops=DECODES, argument="tree_mask", tensor=_tree
     )

@@ -64,9 +64,7 @@ def lines(gpu: Mapping[str, Any]) -> Iterator[str]:
     warmup(calls())
     device = {"device_name": gpu["name"], "family": gpu["family"], "cores": gpu["cores"]}
     chosen = zip(calls(), map(attention_of, plans(device)), strict=True)
-    cells = (
-        _cells(launch, sizes.get("kv_format")) for (_, sizes), launches in chosen for launch in launches
-    )
+    cells = (_cells(launch, sizes.get("kv_format")) for (_, sizes), launches in chosen for launch in launches)
     rows = dict.fromkeys([_COLUMNS, *cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

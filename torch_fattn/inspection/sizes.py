@@ -41,13 +41,16 @@ def operands_of(
     is_backward, op = op in BACKWARDS, op.removesuffix("_backward")
     q_len = q_len or (kv_len if op.endswith(("prefill", "map")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
-    masks = [_tensor("mask", mask or torch.bool, batch, 1, q_len, kv_len)] if mask or op == "mask_map" else []
+    masks: list[Tensor | None] = []
+    if mask or op == "mask_map":
+        masks = [_tensor("mask", mask or torch.bool, batch, 1, q_len, kv_len)]
     if op == "mask_map":
         return masks, {}
     if op == "merge":
         rows = (parts, batch, heads, q_len)
         return [_tensor("outs", dtype, *rows, head_dim), _tensor("lses", torch.float32, *rows)], {}
 
+    operands: list[Tensor | None]
     keywords: dict[str, Any] = {}
     query_rows = (batch * q_len, heads) if op in PACKED else (batch, heads, q_len)
     query = _tensor("query", dtype, *query_rows, head_dim)
