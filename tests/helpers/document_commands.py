@@ -137,4 +137,5 @@ COMMANDS: dict[str, Kind] = {
     "pip download mlx-metal==0.32.4 --no-deps --only-binary=:all: --platform macosx_14_0_arm64": FETCHED,
     "pip download llama-cpp-python==0.3.36 --no-deps --no-binary=:all:": FETCHED,
     "export MLX_METAL_WHEEL=mlx_metal-0.32.4-*.whl LLAMA_CPP_SDIST=llama_cpp_python-0.3.36.tar.gz": NVIDIA,
+    "export MLX_VJP_FOLDER=...": NVIDIA,
 }

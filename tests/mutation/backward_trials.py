@@ -67,6 +67,11 @@ def other_backward() -> Iterator[Trial]:
         mask_map=True,
     )  # fmt: skip
     yield _of("backward-later-bf16", 1, 2, 1, 43, 75, *DIMS, dtype=bf16, family=9, window_left=20, **CAUSAL)
+    yield _of("backward-later-96", 1, 2, 1, 43, 75, 96, 80, family=9, sinks=True, grad_lse=True, **CAUSAL)
+    yield _of(
+        "backward-later-128", 1, 2, 1, 70, 150, 128, 104, family=9, mask=torch.bool, mask_pattern="patches",
+        mask_map=True, **CAUSAL,
+    )  # fmt: skip
     yield _of("varlen-backward-wide", *MIXED_SIZES, 136, 136, op="varlen_prefill", **MIXED, **CAUSAL)
     yield _of(
         "varlen-backward-f32", *MIXED_SIZES, 40, 24, op="varlen_prefill", dtype=f32, sinks=True,
