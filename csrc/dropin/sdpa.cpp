@@ -251,12 +251,23 @@ int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
   return static_cast<int64_t>(why_not(call, Autograd::kHere));
 }
 
+std::string megabytes(int64_t bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) * 1e-6 << " MB";
+  return text.str();
+}
+
+std::string text_of(const Route& route, const TrainingCall& call, const DeviceFacts& facts) {
+  return "torch keeps " + megabytes(bytes_kept_by_torch(call)) + ", the limit is " +
+         megabytes(facts.working_set_bytes / kTrainingShare) + "; " + route.provenance;
+}
+
 // Whether a plain call of these shapes goes to torch, and why: on the GPU that holds them, or on one of this
 // family, system and torch.
 std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const std::optional<Tensor>& attn_mask, bool is_causal,
-                                              std::optional<int64_t> family, std::optional<int64_t> macos,
-                                              std::optional<int64_t> torch) {
+                                              bool needs_gradient, std::optional<int64_t> family,
+                                              std::optional<int64_t> macos, std::optional<int64_t> torch) {
   DeviceFacts facts = facts_of(query.device());
   if (family) {
     facts.family = static_cast<int>(*family);
@@ -264,19 +275,19 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   }
   if (macos) facts.macos = static_cast<int>(*macos);
   if (torch) facts.torch = static_cast<int>(*torch);
-  const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, false};
+  const bool shares_heads = query.size(1) != key.size(1);
+  const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, shares_heads};
+  if (needs_gradient) {
+    const TrainingCall described = training_call(call, *sizes_of(call));
+    const Route route = training_route(described, facts, training);
+    return {route.to_torch, text_of(route, described, facts)};
+  }
   const Route route = route_of(plain(call), facts, policy);
   return {route.to_torch, route.provenance};
 }
 
 // torch may append its whole table of kernels.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-std::string megabytes(int64_t bytes) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) * 1e-6 << " MB";
-  return text.str();
-}
 
 constexpr std::array<const char*, 3> kTrainingNames = {"auto", "fused", "off"};
 
@@ -343,9 +354,7 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
       return text_of(call) + ": " + route_of(plain(call), facts, policy).provenance;
     if (reason == Reason::kSmallTraining) {
       const TrainingCall described = training_call(call, *sizes_of(call));
-      return text_of(call) + ": torch keeps " + megabytes(bytes_kept_by_torch(described)) +
-             ", the limit is " + megabytes(facts.working_set_bytes / kTrainingShare) + "; " +
-             training_route(described, facts, training).provenance;
+      return text_of(call) + ": " + text_of(training_route(described, facts, training), described, facts);
     }
     return text_of(call);
   });
@@ -361,8 +370,9 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def(("_sdpa_and_reason(" + arguments + ") -> (Tensor, int)").c_str(), tags);
   library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
   library.def(
-      "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, int? family=None, "
-      "int? macos=None, int? torch=None) -> (bool, str)",
+      "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, bool "
+      "needs_gradient, "
+      "int? family=None, int? macos=None, int? torch=None) -> (bool, str)",
       explained_route);
   library.def("_may_go_to_torch() -> bool", [] { return may_go_to_torch(facts_of(at::kMPS), policy); });
   library.def("_set_training(str policy) -> ()", set_training);

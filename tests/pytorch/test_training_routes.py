@@ -136,6 +136,42 @@ def test_the_choice_is_undone_with_the_installation() -> None:
     assert not torch_fattn.report().installed
 
 
+@pytest.mark.host_only
+def test_explain_tells_the_route() -> None:
+    """That of calls with gradients, by the memory of an M1 with 8 GB."""
+    longest = int((5726630912 // 256 / 4 / 8) ** 0.5)
+
+    def route(length: int, grad_lse: Any = None, **options: Any) -> Any:
+        query, key = (torch.empty(1, heads, length, 64, device="meta") for heads in (8, 2))
+        operands = (query, grad_lse, query, key, key, None, query[..., 0])
+        return torch_fattn.explain("prefill_backward", *operands, **options).route
+
+    assert route(longest).to == "torch" and route(longest + 1).to == "fattn"
+    kept = 4 * 8 * longest**2 / 1e6
+    assert route(longest).why.startswith(f"torch keeps {kept:.1f} MB, the limit is 22.4 MB; torch may be")
+    assert route(longest + 1).why.endswith("; torch would keep a large matrix")
+    torch_fattn.install(training="off")
+    assert str(route(longest + 1)).startswith("left to torch's own kernels: torch keeps 2")
+    assert route(longest + 1).why.endswith('; training="off"')
+    torch_fattn.install(training="fused")
+    assert route(9).to == "fattn" and route(9, is_causal=True, scale=0.2).to == "fattn"
+    assert route(9, softcap=1.0) is None, "torch has no softcap"
+    assert route(9, grad_lse=torch.empty(1, 8, 9, device="meta")) is None, "nor does it return lse"
+    assert route(9, is_causal=True, q_offset=1) is None
+
+
+def test_the_route_is_that_of_the_call() -> None:
+    """On this GPU."""
+    longest = longest_of_torch()
+    for length in (longest - 1, longest + 1):
+        with way_of("auto") as way:
+            taken = way(length)
+        query = torch.empty(1, 8, length, 64, device="mps")
+        plan = torch_fattn.explain("prefill_backward", query, None, query, query, query, None, query[..., 0])
+        assert plan.route is not None and plan.route.to == taken
+        assert f"a plain call with gradients is {str(plan.route)[:5]}" in str(plan)
+
+
 def test_the_report_tells_the_ways_and_the_memory() -> None:
     tensors = leaves(operands((2, 4, 90, 16), (2, 4, 120, 16), (2, 4, 120, 16)))
     torch_fattn.install()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..integrations.pytorch.routing import Route, check_policy, is_torch_version, is_version, route_of
-from ..operators import PLANNED
+from ..operators import BACKWARDS, PLANNED
 from ..runtime.signatures import SIGNATURES, public, shown
 from .compiled import compiled_kernels
 
@@ -60,7 +60,8 @@ class Explanation:
         if "launches" in self.data:
             lines.append(f"  launches     {self.data['launches']}")
         if self.route is not None:
-            text = f"  route        a plain call is {self.route}"
+            call = "plain call with gradients" if self.op in BACKWARDS else "plain call"
+            text = f"  route        a {call} is {self.route}"
             lines.append(textwrap.fill(text, width=100, subsequent_indent=" " * 15))
         return "\n".join(lines)
 
@@ -191,7 +192,9 @@ def explain(
 
     `.route` of the result says whether `sdpa` and `install` run such a call or leave it to torch's own
     attention, and why. It is None for a call that torch's attention cannot express, such as one that returns
-    the log-sum-exp.
+    the log-sum-exp. That of "prefill_backward" is the route of calls that need gradients, under the
+    `training` of the last `install`. Its limit of memory is that of the GPU of this machine for tensors on
+    "mps", else that of an Apple M1 with 8 GB.
 
     A call that the operator refuses is refused here with the same error.
     """

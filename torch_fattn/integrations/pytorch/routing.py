@@ -138,17 +138,18 @@ def route_of(
     macos: str | None = None,
     torch_version: str | None = None,
 ) -> Route | None:
-    """The route of the plain call of torch's attention that is equivalent to this operator call; None if
-    there is none. The filled length of a cache counts as its capacity."""
+    """The route of the plain call of torch's attention that is equivalent to this operator call, or that has
+    these gradients; None if there is none. The filled length of a cache counts as its capacity."""
     names = {
         "prefill": ("query", "key", "value", "attn_mask"),
+        "prefill_backward": ("grad_out", "grad_lse", "query", "key", "value", "out", "lse", "attn_mask"),
         "decode": ("query", "key", "value", "seq_lens"),
     }
     if op not in names:
         return None
     call = dict(zip(names[op], operands, strict=False)) | options
     query, key, mask = call["query"], call["key"], call.get("attn_mask")
-    if not is_plain(call):
+    if not is_plain(call) or call.get("grad_lse") is not None:
         return None
     is_causal = bool(call.get("is_causal"))
     if op == "decode" and query.shape[2] > 1:  # causal, aligned to the lower right corner
@@ -164,6 +165,7 @@ def route_of(
         call["value"],
         mask,
         is_causal,
+        op == "prefill_backward",
         family,
         None if macos is None else version_number(macos),
         None if torch_version is None else version_number(torch_version),
