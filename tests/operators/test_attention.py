@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils.checkpoint import checkpoint
 
 import torch_fattn
 from tests.conftest import counted_launches
@@ -20,7 +19,6 @@ from tests.helpers.dense import dense_attention, dense_sequences
 from torch_fattn import attention, varlen_attention
 
 NAMES = ("query", "key", "value", "sinks", "alibi_slopes")
-BACKWARDS = ("prefill_backward", "varlen_prefill_backward")
 
 Operands = dict[str, Any]
 
@@ -241,155 +239,6 @@ def test_the_same_bits_in_every_run(device: str) -> None:
     given = operands(device, torch.bfloat16, is_causal=True, sinks=torch.zeros(4))
     first, second = (gradients(with_lse(attention), given) for _ in range(2))
     assert all(torch.equal(first[n], second[n]) for n in first)
-
-
-# ---- torch's transforms
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoint(use_reentrant: bool, device: str) -> None:
-    given = operands(device, is_causal=True)
-
-    def in_checkpoint(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        call = lambda *o: attention(*o, **options, return_lse=True)  # noqa: E731
-        return checkpoint(call, query, key, value, use_reentrant=use_reentrant)
-
-    mine, plain = (gradients(f, given) for f in (in_checkpoint, with_lse(attention)))
-    assert all(torch.equal(mine[n], plain[n]) for n in NAMES[:3])
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
-def test_compile(op: str, dynamic: bool, device: str) -> None:
-    assert_compiled_alike(op, dynamic, "aot_eager", device)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
-def test_compile_by_inductor(op: str) -> None:
-    """On mps it writes Metal of its own."""
-    assert_compiled_alike(op, True, "inductor", "cpu")
-
-
-def assert_compiled_alike(op: str, dynamic: bool, backend: str, device: str) -> None:
-    given = operands(device, is_causal=True) if op == "attention" else packed(device)
-    function = getattr(torch_fattn, op)
-
-    def scaled(query: Tensor, **others: Any) -> Any:
-        return function(query * 1.5, **others, return_lse=True)
-
-    torch.compiler.reset()
-    compiled = torch.compile(scaled, backend=backend, fullgraph=True, dynamic=dynamic)
-    is_dense = op == "attention"
-    mine, plain = (gradients(f, given, with_lse=is_dense) for f in (compiled, scaled))
-    assert all(torch.equal(mine[n], plain[n]) for n in mine)
-
-
-@pytest.mark.parametrize("op", ["attention", "varlen_attention", *BACKWARDS])
-def test_opcheck(op: str, device: str) -> None:
-    given = packed(device) if op.startswith("varlen") else operands(device, is_causal=True)
-    if op in BACKWARDS:
-        forward = getattr(torch_fattn, op.removesuffix("_backward"))
-        out, lse = forward(**given, return_lse=True)
-        given = {"grad_out": out, "lse": lse, "out": out} | given
-    elif device == "cpu":  # opcheck knows no gradients of "mps"
-        given = leaves(given)
-    overload = getattr(torch.ops.fattn, op).default
-    positional = tuple(given.pop(a.name, None) for a in overload._schema.arguments if not a.kwarg_only)
-    assert set(torch.library.opcheck(overload, positional, given).values()) == {"SUCCESS"}
-
-
-def square(**given: Any) -> Tensor:
-    return attention(**given).square().sum()
-
-
-def test_func_grad(device: str) -> None:
-    given = operands(device, is_causal=True, sinks=torch.ones(4))
-    names = [n for n in given if n in NAMES]
-    others = {n: v for n, v in given.items() if n not in NAMES}
-    mine = torch.func.grad(lambda of: square(**of, **others))({n: given[n] for n in names})
-    leaf = leaves(given)
-    square(**leaf).backward()
-    assert all(torch.equal(mine[n], leaf[n].grad) for n in names)
-
-
-VMAPS: dict[str, dict[str, Any]] = {
-    "batch": {},
-    "sinks": {"sinks": (3, 4)},
-    "one sinks": {"sinks": (4,)},
-    "slopes": {"alibi_slopes": (3, 4)},
-    "slopes of sequences": {"alibi_slopes": (3, 2, 4)},
-    "one slopes": {"alibi_slopes": (4,)},
-    "slopes and sinks": {"alibi_slopes": (2, 4), "sinks": (4,)},
-    "one key": {"key": (2, 2, 9, 16)},
-    "mask": {"attn_mask": (3, 7, 9)},
-    "mask of sequences": {"attn_mask": (3, 2, 1, 7, 9), "sinks": (4,)},
-    "one mask": {"attn_mask": (2, 4, 7, 9), "sinks": (3, 4)},
-    "one mask of rows": {"attn_mask": (7, 9)},
-}
-
-
-@pytest.mark.parametrize("sizes", VMAPS.values(), ids=VMAPS)
-def test_vmap(sizes: dict[str, tuple[int, ...]], device: str) -> None:
-    """Each call has its own gradients."""
-    generator = torch.Generator().manual_seed(0)
-    shapes: dict[str, tuple[int, ...]] = {"query": (3, 2, 4, 7, 16), "key": (3, 2, 2, 9, 16)}
-    shapes |= {"value": (3, 2, 2, 9, 8)} | sizes
-    given: Operands = {n: torch.randn(s, generator=generator).to(device) for n, s in shapes.items()}
-    if "attn_mask" in given:
-        given["attn_mask"] = given["attn_mask"] > -0.5
-    dims = {n: 0 if s[0] == 3 else None for n, s in shapes.items()}
-
-    def of(i: int) -> Operands:
-        return {n: v if dims[n] is None else v[i] for n, v in given.items()}
-
-    def gradient(given: Operands) -> dict[str, Tensor]:
-        others = {n: v for n, v in given.items() if n not in NAMES}
-        return torch.func.grad(lambda of: square(**of, **others))({n: given[n] for n in given if n in NAMES})
-
-    out = torch.func.vmap(lambda g: attention(**g), in_dims=(dims,))(given)
-    found = torch.func.vmap(gradient, in_dims=(dims,))(given)
-    for i in range(3):
-        assert torch.allclose(out[i].cpu(), attention(**of(i)).cpu(), atol=1e-5)
-        for name, one in gradient(of(i)).items():
-            assert torch.allclose(found[name][i].cpu(), one.cpu(), atol=2e-4), name
-
-
-def test_vmap_of_other_dimensions_and_in_itself(device: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 5, 3, 4, 7, 16, generator=generator).to(device)
-    twice = torch.func.vmap(torch.func.vmap(lambda q: attention(q, q, q), in_dims=1, out_dims=2))(query)
-    for i in range(2):
-        for j in range(3):
-            one = query[i, :, j]
-            assert torch.allclose(twice[i, :, :, j].cpu(), attention(one, one, one).cpu(), atol=1e-5)
-
-
-def test_vmap_of_packed_sequences(device: str) -> None:
-    given = packed(device)
-    many = torch.stack([given["query"], given["query"].flip(0)])
-    others = {n: v for n, v in given.items() if n != "query"}
-
-    def gradient(query: Tensor) -> Tensor:
-        return torch.func.grad(lambda q: varlen_attention(q, **others).square().sum())(query)
-
-    found = torch.func.vmap(gradient)(many)
-    for i in range(2):
-        assert torch.allclose(found[i].cpu(), gradient(many[i]).cpu(), atol=1e-5)
-    lens = torch.stack([given["cu_seqlens_q"]] * 2)
-    with pytest.raises(NotImplementedError, match="cu_seqlens_q has a dimension of torch.func.vmap; pack"):
-        torch.func.vmap(lambda cu: varlen_attention(**{**given, "cu_seqlens_q": cu}))(lens)
-
-
-def test_autocast(device: str) -> None:
-    """The cast operands are kept, and gradients have the dtypes of the leaves."""
-    given = leaves(operands(device))
-    with torch.autocast(device, torch.bfloat16):
-        kept = kept_by(lambda: attention(**given))
-        out = attention(**given)
-    assert out.dtype == torch.bfloat16 and [t.dtype for t in kept[-4:-1]] == [torch.bfloat16] * 3
-    out.float().sum().backward()
-    assert given["query"].grad.dtype == torch.float32 and given["query"].grad.any()
 
 
 # ---- what is refused
