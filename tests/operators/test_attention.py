@@ -275,6 +275,20 @@ def test_second_derivatives_are_refused(op: str, device: str) -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("option", ["scale", "softcap"])
+def test_numbers_that_require_grad_are_refused(option: str, device: str) -> None:
+    """torch would read the number, and its gradient would be lost."""
+    given = leaves(operands(device))
+    learned = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(
+        NotImplementedError, match=rf"fattn.attention: {option} is a tensor that requires grad"
+    ):
+        attention(**given, **{option: learned})
+    with torch.no_grad():
+        out = attention(**given, **{option: learned})
+    assert torch.equal(out, attention(**given, **{option: learned.item()}))
+
+
 def test_forward_mode_is_refused(device: str) -> None:
     given = operands(device)
     with forward_ad.dual_level():

@@ -313,10 +313,21 @@ class Signature:
     def _look_closer(self, what: str, value: Any) -> None:
         kind = self._kinds[what]
         if kind.takes(value):
+            is_number = isinstance(value, Tensor) and Tensor not in kind.parts
+            if is_number and value.requires_grad and torch.is_grad_enabled():
+                self._refuse_gradient(what)
             return
         if stranger := kind.stranger_in(value):
             raise TypeError(f"{self.name}: {what} holds {shown(stranger[0])}; pass {kind.words}")
         _refuse(self.name, what, value, kind.words)
+
+    def _refuse_gradient(self, what: str) -> NoReturn:
+        """torch would read the number and drop the gradient."""
+        other = ", or multiply the query by it and pass 1.0" if "scal" in what else ""
+        raise NotImplementedError(
+            f"{self.name}: {what} is a tensor that requires grad, and a number has no gradient; pass "
+            f"{what}.item(){other}"
+        )
 
     def _refuse_unknown(self, what: str) -> None:
         """Refuses an unknown keyword. Python does this itself unless the function takes any."""

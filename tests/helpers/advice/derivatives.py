@@ -54,6 +54,17 @@ def _by_torchs_math(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value)
 
 
+def _of_learned_scale(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        scale = torch.tensor(0.3, requires_grad=True)
+        key = heads(1, 2, 5, 8, seed=1)
+        attention(heads(1, 2, 3, 8), key, key, scale).square().sum().backward()
+        assert scale.grad is not None
+        return scale.grad
+
+    return call
+
+
 ROWS = heads(2, 3, 2, 8)
 LENGTHS = torch.tensor([[0, 1, 3], [0, 2, 3]], dtype=torch.int32)
 
@@ -127,6 +138,13 @@ ADVICE: list[Advice] = [
         _second_derivative(torch_fattn.attention),
         _second_derivative(_by_torchs_math),
         _second_derivative(_by_hand),
+    ),
+    Advice(
+        "pass {}.item()",
+        _of_learned_scale(lambda q, k, v, scale: torch_fattn.attention(q, k, v, scale=scale)),
+        _of_learned_scale(lambda q, k, v, scale: torch_fattn.attention(q * scale, k, v, scale=1.0)),
+        _of_learned_scale(lambda q, k, v, scale: (q @ k.mT * scale).softmax(-1) @ v),
+        message="pass scale.item(), or multiply the query by it and pass 1.0",
     ),
     Advice(
         "pack the sequences of all its calls into one call",
