@@ -125,9 +125,9 @@ def report() -> Report:
     """Counts the calls that ran on torch_fattn's kernels and those that fell back to torch, with the reasons.
 
     The report counts calls of `F.scaled_dot_product_attention` and of `torch.nn.attention.varlen` on mps
-    while installed, and all calls of `torch_fattn.sdpa`. It does not see calls under torch.func.vmap, nor
-    attention that a program computes from matrix products. `nn.MultiheadAttention` does that by default; with
-    `need_weights=False` it calls torch's function and is counted.
+    while installed, and all calls of `torch_fattn.sdpa`. It does not see calls in transforms of torch.func,
+    which run on torch, nor attention that a program computes from matrix products. `nn.MultiheadAttention`
+    does that by default; with `need_weights=False` it calls torch's function and is counted.
     """
     routed = dict(torch.ops.fattn._routed())
     examples = dict(torch.ops.fattn._fallback_examples())
