@@ -9,11 +9,13 @@
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
 #include "../plan/problem.h"
@@ -40,18 +42,25 @@ class RefuseBackward : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    const auto refuse =
-        c10::Dispatcher::singleton().findSchemaOrThrow(refusal_, "").typed<Tensor(const Tensor&)>();
     const auto grad = std::find_if(grads.begin(), grads.end(), [](const Tensor& g) { return g.defined(); });
-    const Tensor refused = refuse.call(*grad).sum();
+    const Tensor refused = refuse(*grad).sum();
     variable_list input_grads;
     for (const auto& sizes : input_sizes_) input_grads.push_back(refused.expand_symint(sizes));
     return input_grads;
   }
 
+  // Compiled autograd collects the nodes of a backward that is to run now.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { refuse(at::zeros({})); }
+
   std::string name() const override { return "FattnRefuseBackward"; }
 
  private:
+  Tensor refuse(const Tensor& grad) const {
+    const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(refusal_, "").typed<Tensor(const Tensor&)>();
+    return op.call(grad);
+  }
+
   const char* refusal_;
   std::vector<std::vector<c10::SymInt>> input_sizes_;
 };

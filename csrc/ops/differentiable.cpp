@@ -12,11 +12,13 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
 #include "../describe/arguments.h"
@@ -34,11 +36,38 @@ using torch::autograd::variable_list;
 // The operands with a gradient, in the order of the backward operator's results.
 constexpr std::array<const char*, 5> kDifferentiable = {"query", "key", "value", "sinks", "alibi_slopes"};
 
-// An argument of a call: a number, or a tensor that autograd keeps.
-struct Kept {
-  const char* name;
-  c10::IValue number;
-  SavedVariable tensor;
+// A call of a backward operator without its tensors, which compiled autograd passes through a graph.
+struct BackwardInvocation {
+  const c10::OperatorHandle* op;
+  std::vector<std::pair<const char*, c10::IValue>> numbers;
+  std::vector<const char*> names;  // of the tensors
+  std::array<bool, kDifferentiable.size()> needed;
+
+  variable_list gradients(const variable_list& grads, at::ArrayRef<c10::IValue> tensors) const {
+    Invocation call(*op);
+    for (const auto& [name, number] : numbers) call.set(name, number);
+    Tensor query, value;
+    for (size_t i = 0; i < names.size(); ++i) {
+      call.set(names[i], tensors[i]);
+      if (std::string_view(names[i]) == "query") query = tensors[i].toTensor();
+      if (std::string_view(names[i]) == "value") value = tensors[i].toTensor();
+    }
+    call.set("grad_out", grads[0].defined() ? grads[0] : zeros_of_result(query, value));
+    if (grads[1].defined()) call.set("grad_lse", grads[1]);
+    const torch::jit::Stack results = std::move(call).call();
+    variable_list gradients(needed.size());
+    for (size_t i = 0; i < needed.size(); ++i) {
+      if (needed[i]) gradients[i] = results[i].toTensor();
+    }
+    return gradients;
+  }
+
+ private:
+  static Tensor zeros_of_result(const Tensor& query, const Tensor& value) {
+    c10::SymDimVector sizes(query.sym_sizes());
+    sizes.back() = value.sym_size(-1);
+    return query.new_zeros_symint(sizes);
+  }
 };
 
 class AttentionBackward : public torch::autograd::Node {
@@ -53,9 +82,9 @@ class AttentionBackward : public torch::autograd::Node {
       if (value.isNone()) continue;
       const char* name = arguments[i].name().c_str();  // the schema lives as long as the process
       if (value.isTensor()) {
-        kept_.push_back({name, {}, SavedVariable(value.toTensor(), /*is_output=*/false)});
+        keep(name, value.toTensor(), /*is_output=*/false);
       } else {
-        kept_.push_back({name, value, {}});
+        numbers_.emplace_back(name, value);
       }
     }
   }
@@ -63,42 +92,86 @@ class AttentionBackward : public torch::autograd::Node {
   // After set_history: the results of the call are outputs of this node. An `out` that was rounded to 16 bits
   // is of no use: its product with the gradient cancels in rows with one dominant key.
   void keep_results(const Tensor& out, const Tensor& lse) {
-    if (out.scalar_type() == at::kFloat) out_ = SavedVariable(out, /*is_output=*/true);
-    lse_ = SavedVariable(lse, /*is_output=*/true);
+    if (out.scalar_type() == at::kFloat) keep("out", out, /*is_output=*/true);
+    keep("lse", lse, /*is_output=*/true);
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
-    Invocation call(backward_);
+    return backward_call().gradients(grads, unpacked());
+  }
+
+  // The two functions of compiled autograd: what a graph depends on, and a call of the backward in a graph
+  // whose inputs are the tensors. Numbers are constants of the graph.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(backward_.schema().name());
+    for (const auto& [name, number] : numbers_) {
+      args.collect(std::string(name));
+      args.collect(number, /*nested=*/true);
+    }
     for (const Kept& kept : kept_) {
-      call.set(kept.name, kept.number.isNone() ? c10::IValue(kept.tensor.unpack()) : kept.number);
+      args.collect(std::string(kept.name));
+      args.collect(kept.tensor, kept.is_output);
     }
-    const auto self = c10::intrusive_ptr<Node>::reclaim_copy(this);
-    call.set("lse", lse_.unpack(self));
-    if (const Tensor out = out_.unpack(self); out.defined()) call.set("out", out);
-    call.set("grad_out", grads[0].defined() ? grads[0] : input_metadata(0).zeros_like());
-    if (grads[1].defined()) call.set("grad_lse", grads[1]);
-    const torch::jit::Stack results = std::move(call).call();
-    variable_list gradients(kDifferentiable.size());
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      if (task_should_compute_output(i)) gradients[i] = results[i].toTensor();
-    }
+  }
+
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    using torch::dynamo::autograd::IValuePacker;
+    for (Kept& kept : kept_) saved.before(kept.tensor);
+    const auto run = [call = backward_call()](const variable_list& inputs,
+                                              const std::vector<c10::IValue>& tensors) {
+      return call.gradients(inputs, tensors);
+    };
+    const auto& python = torch::dynamo::autograd::getPyCompilerInterface();
+    const std::string bound = python->bind_function(
+        saved.get_py_compiler(), name(), run, std::vector<at::TypePtr>(kept_.size(), at::TensorType::get()),
+        /*is_custom_function=*/true, /*is_traceable=*/true);
+    const auto results = IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        torch::dynamo::autograd::get_input_metadata(next_edges()));
+    variable_list gradients =
+        python->call_function(saved.get_py_compiler(), "apply_functional", bound, grads, unpacked(), results);
+    for (Kept& kept : kept_) saved.after(kept.tensor);
     return gradients;
   }
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
     for (Kept& kept : kept_) kept.tensor.reset_data();
-    out_.reset_data();
-    lse_.reset_data();
   }
 
   std::string name() const override { return "FattnAttentionBackward"; }
 
  private:
+  struct Kept {
+    const char* name;
+    bool is_output;  // of this node
+    SavedVariable tensor;
+  };
+
+  void keep(const char* name, const Tensor& tensor, bool is_output) {
+    kept_.push_back({name, is_output, SavedVariable(tensor, is_output)});
+  }
+
+  std::vector<c10::IValue> unpacked() {
+    const auto self = c10::intrusive_ptr<Node>::reclaim_copy(this);
+    std::vector<c10::IValue> tensors;
+    for (const Kept& kept : kept_) {
+      tensors.emplace_back(kept.tensor.unpack(kept.is_output ? self : c10::intrusive_ptr<Node>()));
+    }
+    return tensors;
+  }
+
+  BackwardInvocation backward_call() const {
+    BackwardInvocation call{&backward_, numbers_, {}, {}};
+    for (const Kept& kept : kept_) call.names.push_back(kept.name);
+    for (size_t i = 0; i < call.needed.size(); ++i) call.needed[i] = task_should_compute_output(i);
+    return call;
+  }
+
   const c10::OperatorHandle& backward_;
+  std::vector<std::pair<const char*, c10::IValue>> numbers_;
   std::vector<Kept> kept_;
-  SavedVariable out_, lse_;
 };
 
 // What has no gradient is refused now, as a refusal in the backward would come too late for another choice.

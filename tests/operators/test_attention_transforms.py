@@ -1,18 +1,21 @@
-"""attention() and varlen_attention() in torch's transforms: checkpoints, torch.compile, torch.func
-and autocast."""
+"""attention() and varlen_attention() in torch's transforms: checkpoints, torch.compile, compiled autograd,
+torch.func and autocast."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.compiled_autograd import _enable
 from torch.utils.checkpoint import checkpoint
 
 import torch_fattn
 from tests.operators.test_attention import (
     NAMES,
+    SLOPES,
     Operands,
     gradients,
     kept_by,
@@ -63,6 +66,61 @@ def assert_compiled_alike(op: str, dynamic: bool, backend: str, device: str) -> 
     is_dense = op == "attention"
     mine, plain = (gradients(f, given, with_lse=is_dense) for f in (compiled, scaled))
     assert all(torch.equal(mine[n], plain[n]) for n in mine)
+
+
+@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
+def test_compiled_autograd(op: str, device: str) -> None:
+    """Each combination of options, results in use and needed gradients has a graph of its own."""
+    function = getattr(torch_fattn, op)
+    given = packed(device) if op == "varlen_attention" else operands(device)
+    graphs: list[Any] = []
+
+    def compiler(graph: Any) -> Any:
+        graphs.append(graph)
+        return torch.compile(graph, backend="aot_eager", fullgraph=True)
+
+    def gradients_of(out: Tensor, lse: Tensor, leaf: Operands) -> dict[str, Tensor | None]:
+        total = sum(r.square().sum() for r in (out, lse) if r.isfinite().all())
+        total.backward()
+        return {n: leaf[n].grad for n in NAMES if n in leaf}
+
+    torch.compiler.reset()
+    calls: list[dict[str, Any]] = [{}, {}, {"is_causal": True, "window_left": 4}, {"softcap": 2.0}]
+    calls += [{"softcap": 3.0}, {"sinks": torch.ones(4).to(device), "alibi_slopes": SLOPES.to(device)}]
+    for options in calls:
+        for frozen in ((), ("key",)):
+            found = []
+            for compiled in (False, True):
+                leaf = leaves(given | options)
+                leaf |= {n: leaf[n].detach() for n in frozen}
+                results = function(**leaf, return_lse=True)
+                with _enable(compiler) if compiled else contextlib.nullcontext():
+                    found.append(gradients_of(*results, leaf))
+            for name, eager in found[0].items():
+                assert (eager is None) == (name in frozen), name
+                assert eager is None or torch.equal(eager, found[1][name]), (options, name)
+    assert len(graphs) == 2 * (len(calls) - 1), "the first two calls have the same graph"
+
+
+def test_compiled_autograd_of_one_result(device: str) -> None:
+    """The other one has no gradient, which is not a tensor of the graph."""
+    torch.compiler.reset()
+    for result in (0, 1):
+        found = []
+        for compiled in (False, True):
+            leaf = leaves(operands(device, torch.bfloat16, is_causal=True))
+            total = attention(**leaf, return_lse=True)[result].float().square().sum()
+            with _enable(torch.compile(backend="aot_eager")) if compiled else contextlib.nullcontext():
+                total.backward()
+            found.append([leaf[n].grad for n in NAMES[:3]])
+        assert all(map(torch.equal, *found)) and found[0][0].any()
+
+
+def test_compiled_autograd_refuses_what_has_no_gradient(device: str) -> None:
+    out = torch_fattn.prefill(**leaves(operands(device)))
+    with _enable(torch.compile(backend="aot_eager")):
+        with pytest.raises(RuntimeError, match="fattn has no backward here; use torch_fattn.attention"):
+            out.sum().backward()
 
 
 @pytest.mark.parametrize("op", ["attention", "varlen_attention", *BACKWARDS])
