@@ -144,7 +144,7 @@ def test_heads_that_would_be_padded() -> None:
 
     def to_torch(q_len: int, kv_len: int, dim: int) -> bool:
         query, key = (torch.empty(1, 8, n, dim, device="meta") for n in (q_len, kv_len))
-        found: bool = torch.ops.fattn._route(query, key, key, None, False)[0]
+        found: bool = torch.ops.fattn._route(query, key, key, None, False, False)[0]
         return found
 
     assert to_torch(1, 256, 60) and to_torch(8, 4096, 60)
@@ -378,7 +378,7 @@ def test_a_timed_route_may_be_ours() -> None:
     """A tuned route overrides a row of the table that goes to torch: few rows of padded heads."""
     query, key, value = operands(dim=60, length=256)
     versions = routing.system_and_torch()
-    call = (query[:, :, :1], key, value, None, False)
+    call = (query[:, :, :1], key, value, None, False, False)
     assert torch.ops.fattn._route(*call)[0]
     ours = TunedRoute("decode", "float32", 60, 1, None, "fattn", *versions)
     tuned_file.install(this_chip(), [], PROVENANCE, [ours])
