@@ -68,38 +68,58 @@ def assert_compiled_alike(op: str, dynamic: bool, backend: str, device: str) -> 
     assert all(torch.equal(mine[n], plain[n]) for n in mine)
 
 
-@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
-def test_compiled_autograd(op: str, device: str) -> None:
-    """Each combination of options, results in use and needed gradients has a graph of its own."""
-    function = getattr(torch_fattn, op)
-    given = packed(device) if op == "varlen_attention" else operands(device)
-    graphs: list[Any] = []
+COMPILED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"is_causal": True, "window_left": 4},
+    "sinks and slopes": {"sinks": torch.ones(4), "alibi_slopes": SLOPES},
+}
 
-    def compiler(graph: Any) -> Any:
-        graphs.append(graph)
+
+def backward_of(op: str, given: Operands, compiler: Any = None, frozen: str = "") -> dict[str, Tensor | None]:
+    """The gradients of a call, from a backward in compiled autograd if there is a compiler."""
+    leaf = leaves(given)
+    if frozen:
+        leaf[frozen].requires_grad_(False)
+    results = getattr(torch_fattn, op)(**leaf, return_lse=True)
+    total = sum(each.square().sum() for each in results if each.isfinite().all())
+    with contextlib.nullcontext() if compiler is None else _enable(compiler):
+        total.backward()
+    return {n: leaf[n].grad for n in NAMES if n in leaf}
+
+
+class Graphs:
+    """A compiler of compiled autograd's that keeps what it is given."""
+
+    def __init__(self) -> None:
+        torch.compiler.reset()
+        self.found: list[Any] = []
+
+    def __call__(self, graph: Any) -> Any:
+        self.found.append(graph)
         return torch.compile(graph, backend="aot_eager", fullgraph=True)
 
-    def gradients_of(out: Tensor, lse: Tensor, leaf: Operands) -> dict[str, Tensor | None]:
-        total = sum(r.square().sum() for r in (out, lse) if r.isfinite().all())
-        total.backward()
-        return {n: leaf[n].grad for n in NAMES if n in leaf}
 
-    torch.compiler.reset()
-    calls: list[dict[str, Any]] = [{}, {}, {"is_causal": True, "window_left": 4}, {"softcap": 2.0}]
-    calls += [{"softcap": 3.0}, {"sinks": torch.ones(4).to(device), "alibi_slopes": SLOPES.to(device)}]
-    for options in calls:
-        for frozen in ((), ("key",)):
-            found = []
-            for compiled in (False, True):
-                leaf = leaves(given | options)
-                leaf |= {n: leaf[n].detach() for n in frozen}
-                results = function(**leaf, return_lse=True)
-                with _enable(compiler) if compiled else contextlib.nullcontext():
-                    found.append(gradients_of(*results, leaf))
-            for name, eager in found[0].items():
-                assert (eager is None) == (name in frozen), name
-                assert eager is None or torch.equal(eager, found[1][name]), (options, name)
-    assert len(graphs) == 2 * (len(calls) - 1), "the first two calls have the same graph"
+@pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
+@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
+def test_compiled_autograd(op: str, options: dict[str, Any], device: str) -> None:
+    """The second call has the graph of the first, and one without a gradient of keys its own."""
+    given = packed(device) if op == "varlen_attention" else operands(device)
+    given |= {n: v.to(device) if isinstance(v, Tensor) else v for n, v in options.items()}
+    graphs = Graphs()
+    for frozen, count in (("", 1), ("", 1), ("key", 2)):
+        eager, mine = backward_of(op, given, frozen=frozen), backward_of(op, given, graphs, frozen)
+        for name, gradient in eager.items():
+            assert (gradient is None) == (name == frozen), name
+            assert gradient is None or torch.equal(gradient, mine[name]), name
+        assert len(graphs.found) == count
+
+
+def test_numbers_are_constants_of_compiled_autograd(device: str) -> None:
+    graphs = Graphs()
+    for softcap, count in ((2.0, 1), (3.0, 2), (2.0, 2)):
+        given = operands(device, softcap=softcap)
+        eager, mine = backward_of("attention", given), backward_of("attention", given, graphs)
+        assert torch.equal(eager["query"], mine["query"]) and len(graphs.found) == count
 
 
 def test_compiled_autograd_of_one_result(device: str) -> None:
