@@ -42,6 +42,7 @@ SWEEPS = {
 # In `test` whatever they take: every operator with every option, every check with its faults, the types.
 ALWAYS = (
     "tests/operators/test_random.py::test_problem",
+    "tests/operators/test_backward_random.py::test_problem",
     "tests/operators/test_shared_prefix.py::test_random",
     "tests/operators/test_cache_write.py::test_problem",
     "tests/operators/test_logits.py::test_problem",
