@@ -18,6 +18,7 @@ from typing import Any
 
 from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
+from softmetal.msl.language import DEFAULT
 from softmetal.paths import RUNTIME_LIBRARY
 
 _MAX_BUFFERS = 31
@@ -199,6 +200,7 @@ class Library:
         only: str | None = None,
         arithmetic: Arithmetic | None = None,
         cache: Path | None = None,
+        std: str = DEFAULT,
     ) -> None:
         is_text = isinstance(source, str) and "\n" in source
         self._program = Program(
@@ -208,6 +210,7 @@ class Library:
             include=tuple(str(folder) for folder in include),
             only=only,
             arithmetic=arithmetic or Arithmetic(),
+            std=std,
         )
         self._mode = mode
         self._cache = cache
