@@ -1,10 +1,11 @@
-// How matmul2d is computed: the last thread of its scope gathers the operands from memory, or from the parts
-// of all threads, multiplies, and hands out the result. Sums are chains of fused multiply-adds in float (int
-// for integers) that begin with what is accumulated; they are rounded once, to the destination's type.
+// The computation of matmul2d: the last thread of the scope that arrives gathers the operands from memory, or
+// from the parts of all threads, multiplies, and stores the result. A sum is a chain of fused multiply-adds
+// in float (int for integers) that begins with the accumulated value; it is rounded once, to the
+// destination's type.
 //
-// Operands in memory are checked where a thread brings its frame: which thread reads what is up to Metal, so
-// two read each row, and the bytes count once. Of two readers one is not the writer that a barrier should
-// have kept apart.
+// The accesses of operands in memory are reported by the threads. Which thread reads what is up to Metal, so
+// two threads read each row (its bytes count once): at least one of them is not the thread that wrote the
+// row, and a missing barrier is found.
 #pragma once
 #pragma clang system_header
 #include "cooperative_tensor.h"
