@@ -12,7 +12,9 @@ _LIBRARY_TEMPLATES = re.compile(
     r"(is|has|add|remove|make|enable|integral|bool|numeric|atomic|simdgroup|texture|depth|packed)_\w+"
     r"|conditional(_t)?|underlying_type(_t)?|decay(_t)?|declval|forward|move|rank|extent|common_type(_t)?"
     r"|(texture|depth)(1d|2d|3d|cube|buffer)\w*|_?atomic|packed_vec|vec|matrix|array|array_ref|uniform"
-    r"|(visible_function|intersection_function)_table|mesh|interpolant|tensor\w*|d?extents|cooperative_tensor|rgba?\w*norm"
+    r"|(visible_function|intersection_function)_table|mesh|interpolant|rgba?\w*norm"
+    r"|tensor\w*|d?extents|cooperative_tensor\w*|matmul2d|execution_(threads|simdgroups)"
+    r"|get_\w+_cooperative_tensor|reduction_operation_identity|dynamic_length_v|slice"
 )
 _OPENING = {"(", "[", "{"}
 _CLOSING = {")", "]", "}"}

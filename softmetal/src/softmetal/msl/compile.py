@@ -61,7 +61,8 @@ _MODE_FLAGS = {
         "-fno-slp-vectorize", "-fno-builtin",
         # Forbids speculative loads. All other parts of AddressSanitizer are off.
         "-fsanitize=kernel-address", "-mllvm=-asan-instrument-reads=0", "-mllvm=-asan-instrument-writes=0",
-        "-mllvm=-asan-instrument-atomics=0", "-mllvm=-asan-stack=0", "-mllvm=-asan-globals=0",
+        "-mllvm=-asan-instrument-atomics=0", "-mllvm=-asan-instrument-byval=0", "-mllvm=-asan-stack=0",
+        "-mllvm=-asan-globals=0",
     ],
 }  # fmt: skip
 MODES = tuple(_MODE_FLAGS)

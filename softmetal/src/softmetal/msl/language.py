@@ -24,6 +24,10 @@ class Language:
         return self.version >= 320
 
     @property
+    def has_tensors(self) -> bool:
+        return self.version >= 400
+
+    @property
     def has_generic_pointers(self) -> bool:
         """Whether pointers and references without an address space point to any memory except constant."""
         return self.version >= 410

@@ -45,7 +45,12 @@ def preprocess(
         "-I",
         str(STUB_HEADERS),
     ]
-    command += [f"-D{macro}" for macro in (language.version_macro, *_PREDEFINED, *macros)]
+    predefined = (
+        language.version_macro,
+        *_PREDEFINED,
+        *(["__HAVE_TENSOR__"] if language.has_tensors else []),
+    )
+    command += [f"-D{macro}" for macro in (*predefined, *macros)]
     for folder in include:
         command += ["-I", folder]
     done = subprocess.run(

@@ -216,9 +216,15 @@ std::string barrier_missed_message(const Worker& worker, const Fiber& me) {
   std::string missing = waiting == &me ? std::to_string(worker.threads - worker.alive) + " of its " +
                                              std::to_string(worker.threads) + " threads have returned before"
                                        : "thread " + to_string(me.position) + " has returned without it";
-  return prefix(worker, "divergence") + "the threadgroup_barrier at " +
+  const char* what = worker.in_operation ? "threadgroup's operation" : "threadgroup_barrier";
+  return prefix(worker, "divergence") + "the " + what + " at " +
          source_of(worker.dispatch->module, *waiting) + " was reached by " + thread_name(worker, *waiting) +
          ", but " + missing;
+}
+
+std::string tensor_message(const Worker& worker, const Fiber& fiber, const std::string& what) {
+  return prefix(worker, "tensor") + what + ": " + source_of(worker.dispatch->module, fiber) + " by " +
+         thread_name(worker, fiber);
 }
 
 std::string threadgroup_memory_message(const Worker& worker, const char* name, int line) {

@@ -1,4 +1,6 @@
-// Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_THREADS, SOFTMETAL_WATCHDOG.
+// Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_TENSOR_LAYOUT,
+// SOFTMETAL_THREADS, SOFTMETAL_WATCHDOG.
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +56,30 @@ void parse_order(const char* text, softmetal_settings& s) {
   }
 }
 
+constexpr uint32_t kFamilyOfM5 = 10;
+
+// Reads "random:SEED".
+bool is_random(const char* text, uint64_t& seed) {
+  if (strncmp(text, "random:", 7) || !isdigit(text[7])) return false;
+  char* end;
+  const uint64_t number = strtoull(text + 7, &end, 10);
+  if (*end) return false;
+  seed = number;
+  return true;
+}
+
+void parse_layout(const char* text, softmetal_settings& s) {
+  if (!strcmp(text, "m5")) {
+    s.tensor_layout = SOFTMETAL_LAYOUT_M5;
+  } else if (!strcmp(text, "blocks8")) {
+    s.tensor_layout = SOFTMETAL_LAYOUT_BLOCKS8;
+  } else if (is_random(text, s.tensor_seed)) {
+    s.tensor_layout = SOFTMETAL_LAYOUT_RANDOM;
+  } else if (*text) {
+    fprintf(stderr, "softmetal: SOFTMETAL_TENSOR_LAYOUT is '%s'; use m5, blocks8 or random:SEED\n", text);
+  }
+}
+
 constexpr uint32_t kWatchdogSeconds = 60;
 
 uint32_t parse_watchdog(const char* text) {
@@ -70,6 +96,10 @@ softmetal_settings from_environment() {
   if (const char* text = getenv("SOFTMETAL_WATCHDOG")) s.watchdog_ms = parse_watchdog(text);
   if (const char* text = getenv("SOFTMETAL_CHECK")) s.checks = parse_checks(text);
   if (const char* text = getenv("SOFTMETAL_ORDER")) parse_order(text, s);
+  const char* family = getenv("SOFTMETAL_GPU_FAMILY");
+  const bool is_m5 = family && strtoul(family, nullptr, 10) >= kFamilyOfM5;
+  s.tensor_layout = is_m5 ? SOFTMETAL_LAYOUT_M5 : SOFTMETAL_LAYOUT_BLOCKS8;
+  if (const char* text = getenv("SOFTMETAL_TENSOR_LAYOUT")) parse_layout(text, s);
   if (const char* text = getenv("SOFTMETAL_THREADS"))
     s.threads = static_cast<uint32_t>(strtoul(text, nullptr, 10));
   return s;

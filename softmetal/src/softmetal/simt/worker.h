@@ -10,6 +10,7 @@
 #include "arena.h"
 #include "fiber.h"
 #include "stacks.h"
+#include "tensor_layouts.h"
 
 namespace softmetal {
 
@@ -61,6 +62,7 @@ struct Worker : softmetal_threadgroup {
   // Called on fibers.
   void rendezvous(Fiber* me);
   void threadgroup_barrier(Fiber* me, int flags);
+  void threadgroup_operation(Fiber* me, softmetal_simd_function);
   void* variable(int id, size_t size, size_t align, const char* name, int line);
   void* argument(uint32_t index);
   [[noreturn]] void finish(Fiber* me);
@@ -74,6 +76,7 @@ struct Worker : softmetal_threadgroup {
   uint32_t watched_threadgroup = 0, ticks = 0;  // of the watchdog
   uint32_t alive = 0, barrier_count = 0;
   uint64_t barrier_path = 0;
+  bool in_operation = false;  // the barrier is an operation of the threadgroup
   uint32_t threadgroup_epoch = 0,
            device_epoch = 0;     // barriers passed that order threadgroup or device memory
   uint32_t execution_epoch = 0;  // all of them
@@ -86,6 +89,8 @@ struct Worker : softmetal_threadgroup {
   std::vector<Fiber> fibers;
   Stacks stacks;
   Arena arena;
+  TensorPlaces places;
+  std::vector<char> scratch;  // of tensor operations
 
  private:
   void reset_threads();
@@ -98,7 +103,9 @@ struct Worker : softmetal_threadgroup {
   void block(Fiber* me);
   bool complete(Simdgroup&, uint32_t lanes, Needs, Fiber* representative);
   bool complete_part(Simdgroup&);
-  void release_barrier();
+  bool arrive_at_barrier(Fiber* me);
+  void leave_barrier(Fiber* me);
+  void pass_barrier();
   uint64_t random();
 
   void* main_sp_ = nullptr;

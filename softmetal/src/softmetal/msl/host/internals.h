@@ -83,6 +83,9 @@ SOFTMETAL_INLINE float __metal_ldexp(float x, int exponent, bool) { return metal
 SOFTMETAL_INLINE float __metal_frexp(float x, int* exponent) { return metal::frexp(x, *exponent); }
 SOFTMETAL_INLINE float __metal_simd_xor(float x) { return as_type<float>(metal::simd_xor(as_type<uint>(x))); }
 SOFTMETAL_INLINE ushort __metal_get_simdgroup_size(ushort) { return SOFTMETAL_SIMD_WIDTH; }
+SOFTMETAL_INLINE ushort __metal_get_thread_index_in_simdgroup(ushort) {
+  return softmetal_current_lane()->lane;
+}
 
 #define SOFTMETAL_SIMD_INTERNAL(NAME)                         \
   template <class... A>                                       \
