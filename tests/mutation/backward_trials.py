@@ -54,7 +54,8 @@ def other_backward() -> Iterator[Trial]:
         "backward-wide-map", 1, 2, 1, 40, 100, 136, 136, mask=f16, mask_pattern="patches", mask_map=True,
     )  # fmt: skip
     yield _of("backward-96", 1, 2, 1, 40, 50, 96, 88, softcap=2.0, **CAUSAL)
-    yield _of("backward-128", 1, 2, 1, 40, 50, 128, 64, window_left=9, sink_tokens=3, **CAUSAL)
+    # The last row that sees a tile's keys ends a step.
+    yield _of("backward-128", 1, 2, 1, 40, 50, 128, 64, window_left=10, sink_tokens=3, **CAUSAL)
     yield _of("backward-f32", 1, 2, 1, 43, 45, 40, 24, dtype=f32, mask=f32, grad_lse=True, **CAUSAL)
     yield _of("backward-f32-out", 1, 2, 1, 43, 45, 24, 32, dtype=f32, out="float32", alibi_slopes=True)
     yield _of("backward-f32-96", 1, 2, 1, 20, 30, 96, 88, dtype=f32, grad_lse=True, **CAUSAL)
@@ -63,7 +64,7 @@ def other_backward() -> Iterator[Trial]:
     yield _of("backward-later", 1, 2, 1, 70, 90, *DIMS, family=9, grad_lse=True, sinks=True, **CAUSAL)
     yield _of("backward-later-out", 1, 2, 1, 70, 80, 40, 64, family=9, out="float32", alibi_slopes=True)
     yield _of(
-        "backward-later-map", 1, 2, 1, 70, 150, *DIMS, family=9, mask=torch.bool, mask_pattern="patches",
+        "backward-later-map", 1, 2, 1, 70, 160, *DIMS, family=9, mask=torch.bool, mask_pattern="patches",
         mask_map=True,
     )  # fmt: skip
     yield _of("backward-later-bf16", 1, 2, 1, 43, 75, *DIMS, dtype=bf16, family=9, window_left=20, **CAUSAL)
@@ -82,28 +83,41 @@ def other_backward() -> Iterator[Trial]:
 def _masked() -> Iterator[Trial]:
     """Masks of either kind, broadcast and not, and maps of masks in patches."""
     mapped: dict[str, Any] = {"mask_pattern": "patches", "mask_map": True}
-    yield _of("backward-bool-mask", 1, 4, 2, 33, 64, *DIMS, mask=torch.bool, grad_lse=True, **CAUSAL)
+    # No row sees some keys between those that rows see.
+    yield _of(
+        "backward-bool-mask", 1, 4, 2, 33, 64, *DIMS, mask=torch.bool, grad_lse=True,
+        mask_broadcast=(False, True, True, False), **CAUSAL,
+    )  # fmt: skip
     yield _of(
         "backward-mask", 2, 2, 1, 40, 70, *DIMS, mask=f16, mask_layout="padded_rows", out="float32",
         mask_broadcast=(False, True, False, False),
     )  # fmt: skip
     yield _of("backward-mask-f32", 1, 2, 1, 40, 50, *DIMS, mask=f32, softcap=2.0, sinks=True, grad_lse=True)
-    yield _of("backward-map", 1, 2, 1, 90, 150, *DIMS, mask=torch.bool, **mapped)
-    yield _of("backward-map-causal", 2, 2, 1, 70, 100, *DIMS, mask=f16, grad_lse=True, **mapped, **CAUSAL)
+    # Half of the last step's cells are past the rows.
+    yield _of("backward-map", 1, 2, 1, 80, 150, *DIMS, mask=torch.bool, **mapped)
+    yield _of(
+        "backward-map-causal", 2, 2, 1, 70, 100, *DIMS, mask=f16, mask_layout="every_other", grad_lse=True,
+        **mapped, **CAUSAL,
+    )  # fmt: skip
     yield _unlikely()
 
 
 def _options() -> Iterator[Trial]:
     """Windows with a gap before them, sinks, and what modifies scores."""
+    # The last row of a step alone does not see the first of a group's keys.
     yield _of(
-        "backward-window", 1, 2, 1, 80, 150, *DIMS, window_left=30, sink_tokens=20, sinks=True, grad_lse=True,
+        "backward-window", 1, 2, 1, 80, 150, *DIMS, window_left=44, sink_tokens=20, sinks=True, grad_lse=True,
         **CAUSAL,
     )  # fmt: skip
-    yield _of("backward-window-right", 1, 2, 1, 90, 100, *DIMS, window_left=9, window_right=11, sink_tokens=3)
-    yield _of("backward-right", 1, 1, 1, 70, 100, *DIMS, window_right=11, sink_tokens=40, out="float32")
-    # Rows so far behind the keys that their window has none, and their sinks have all weight.
+    # The last row that sees a tile's keys begins a step.
     yield _of(
-        "backward-sinks-alone", 1, 2, 1, 40, 40, *DIMS, causality="offset", q_offset=20, window_left=5,
+        "backward-window-right", 1, 2, 1, 90, 100, *DIMS, window_left=11, window_right=11, sink_tokens=3
+    )
+    yield _of("backward-right", 1, 1, 1, 70, 100, *DIMS, window_right=11, sink_tokens=40, out="float32")
+    # Rows so far behind the keys that their window has none, and their sinks have all weight; more of them
+    # than threads that add up the sinks' gradients.
+    yield _of(
+        "backward-sinks-alone", 1, 2, 1, 300, 40, *DIMS, causality="offset", q_offset=20, window_left=5,
         sinks=True, grad_lse=True,
     )  # fmt: skip
     yield _of(
@@ -115,6 +129,8 @@ def _options() -> Iterator[Trial]:
     yield _of("backward-sequence-slopes", 3, 4, 2, 40, 30, *DIMS, alibi_slopes=True, index=1)
     yield _of("backward-softcap", 1, 2, 1, 40, 50, *DIMS, softcap=2.0, out="float32")
     yield _of("backward-sharp", 1, 2, 1, 40, 50, *DIMS, sharpness=8.0, sinks=True)
+    yield _steep()
+    yield _nan()
     yield _every_option("prefill", 2, 4, 2, 40, 70, *DIMS, mask=f16, **CAUSAL)
     yield _every_option("varlen_prefill", *MIXED_SIZES, *DIMS, **MIXED, **CAUSAL)
 
@@ -132,9 +148,17 @@ def _packed() -> Iterator[Trial]:
     many = [(n + 1) % 3 for n in range(39)]
     yield _of(
         "varlen-backward-many", 40, 2, 1, 40, 50, *DIMS, op="varlen_prefill", q_lens=(*many, 40),
-        seq_lens=(*(n + 2 for n in many), 50), spare_rows=3, **CAUSAL,
+        seq_lens=(*(1 + 2 * (n // 2) for n in many), 50), spare_rows=3, **CAUSAL,
     )  # fmt: skip
-    yield _strange_starts()
+    yield _strange_starts(
+        "varlen-backward-strange-keys", [3, 9, 20, 50, 80], [-5, 70, 2**31 - 1, 20, -(2**31)], 60,
+        is_causal=True,
+    )  # fmt: skip
+    # The most keys of a sequence end before the last of a group.
+    yield _strange_starts(
+        "varlen-backward-strange-rows", [-4, 9, 20, 50, 1000], [0, 70, 70, 75, 80], 63,
+        alibi_slopes=randn(f32, 4, 2) / 50,
+    )  # fmt: skip
 
 
 def _of(
@@ -193,7 +217,9 @@ def _of_arguments(
     return Trial(name, plan, prepare)
 
 
-def _of_operands(name: str, op: str, tolerance: float, grad_out: Tensor, **arguments: Any) -> Trial:
+def _of_operands(
+    name: str, op: str, tolerance: float, grad_out: Tensor, with_out: bool = False, **arguments: Any
+) -> Trial:
     """With a gradient of lse; the operands have no memory that must not be read."""
     out, lse = getattr(reference, op)(**arguments)
     grad_lse = randn(f32, *lse.shape)
@@ -206,7 +232,8 @@ def _of_operands(name: str, op: str, tolerance: float, grad_out: Tensor, **argum
                 assert result is not None
                 torch.testing.assert_close(result.double(), wanted, rtol=4e-3, atol=tolerance)
 
-    return _of_arguments(name, f"{op}_backward", {**given, "out": None, "lse": lse.float()}, check)
+    results = {"out": out.float() if with_out else None, "lse": lse.float()}
+    return _of_arguments(name, f"{op}_backward", {**given, **results}, check)
 
 
 def _every_option(op: str, *sizes: int, **fields: Any) -> Trial:
@@ -224,21 +251,58 @@ def _in_slices(plan: Plan) -> None:
 
 
 def _unlikely() -> Trial:
-    """Every key has a score far below 0, in some rows of 1,000 below the others."""
-    mask = torch.full((1, 2, 3, 70), -1000.0)
+    """Every key has a score far below 0, in some rows of 1,000 below the others. One row sees no key."""
+    mask = torch.full((1, 2, 4, 70), -1000.0)
     mask[:, :, 1, :40] = -2000.0
+    mask[:, :, 3] = -torch.inf
+    query = randn(f16, 1, 2, 4, 64)
+    query[:, :, 3] = torch.nan
     return _of_operands(
-        "backward-unlikely", "prefill", 2e-3, randn(f16, 1, 2, 3, 32),
-        query=randn(f16, 1, 2, 3, 64), key=randn(f16, 1, 1, 70, 64), value=randn(f16, 1, 1, 70, 32),
-        attn_mask=mask,
+        "backward-unlikely", "prefill", 2e-3, randn(f16, 1, 2, 4, 32),
+        query=query, key=randn(f16, 1, 1, 70, 64), value=randn(f16, 1, 1, 70, 32), attn_mask=mask,
     )  # fmt: skip
 
 
-def _strange_starts() -> Trial:
+def _steep() -> Trial:
+    """Scores of some hundreds, in rows before and after a step's end. The first rows see no key, and the sink
+    of one head has no weight."""
     return _of_operands(
-        "varlen-backward-strange-starts", "varlen_prefill", 4e-3, randn(f16, 90, 2, 32),
+        "backward-steep", "prefill", 4e-3, randn(f16, 1, 2, 43, 32), with_out=True,
+        query=randn(f16, 1, 2, 43, 64), key=randn(f16, 1, 1, 20, 64), value=randn(f16, 1, 1, 20, 32),
+        is_causal=True, q_offset=-10, alibi_slopes=torch.tensor([-16.0, -16.0]),
+        sinks=torch.tensor([-torch.inf, 0.5]),
+    )  # fmt: skip
+
+
+def _nan() -> Trial:
+    """The first row is NaN: so are the gradients of the keys that it sees, but not of those that no row sees.
+    Rows that see no key are NaN too, which changes nothing."""
+    seen, others = slice(7, 13), slice(0, 7)
+    query, grad_out = randn(f16, 1, 2, 60, 64), randn(f16, 1, 2, 60, 32)
+    query[:, :, 0] = query[:, :, 33:] = grad_out[:, :, 33:] = torch.nan
+    arguments = {
+        "query": query, "key": randn(f16, 1, 1, 40, 64), "value": randn(f16, 1, 1, 40, 32), "q_offset": 12,
+        "window_left": 5, "window_right": 0,
+    }  # fmt: skip
+    _, lse = reference.prefill(**arguments)
+    given = {"grad_out": grad_out, "grad_lse": None, "out": None, "lse": lse.float(), **arguments}
+
+    def check(found: Gradients) -> None:
+        of_query, of_key, of_value, *_ = found
+        for each in (of_key, of_value):
+            assert each[:, :, seen].isnan().all() and not each[:, :, others].any()
+            assert each[:, :, 32:].isfinite().all() and each[:, :, 32:].any()
+        assert of_query[:, :, 0].isnan().all() and of_query[:, :, 1:].isfinite().all()
+        assert not of_query[:, :, 33:].any()
+
+    return _of_arguments("backward-nan", "prefill_backward", given, check)
+
+
+def _strange_starts(name: str, rows: list[int], keys: list[int], most_keys: int, **options: Any) -> Trial:
+    return _of_operands(
+        name, "varlen_prefill", 4e-3, randn(f16, 90, 2, 32),
         query=randn(f16, 90, 2, 64), key=randn(f16, 80, 1, 64), value=randn(f16, 80, 1, 32),
-        cu_seqlens_q=torch.tensor([3, 9, 20, 50, 80], dtype=torch.int32),
-        cu_seqlens_k=torch.tensor([-5, 70, 2**31 - 1, 20, -(2**31)], dtype=torch.int32),
-        max_seqlen_q=40, max_seqlen_k=60, is_causal=True,
+        cu_seqlens_q=torch.tensor(rows, dtype=torch.int32),
+        cu_seqlens_k=torch.tensor(keys, dtype=torch.int32),
+        max_seqlen_q=40, max_seqlen_k=most_keys, **options,
     )  # fmt: skip

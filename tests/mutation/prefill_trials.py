@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+import torch_fattn.reference as reference
 from tests.helpers import direct_launch
 
 from .special_trials import hidden_nan, huge_sinks, unlikely
@@ -127,7 +128,7 @@ def _mapped() -> Iterator[Trial]:
     half, dims = ("prefill", f16), (64, 32)
     causal: dict[str, Any] = {"causality": "bottom_right"}
     yield of_problem("prefill-map", *half, 2, 2, 1, 150, 420, *dims, mask=f16, **MAPPED, **causal)
-    yield of_problem("prefill-map-few-rows", *half, 1, 1, 1, 20, 1180, *dims, mask=torch.bool, **MAPPED)
+    yield of_problem("prefill-map-few-rows", *half, 1, 4, 1, 20, 1180, *dims, mask=torch.bool, **MAPPED)
     yield of_problem(
         "prefill-map-window", *half, 1, 2, 1, 80, 700, *dims, mask=torch.bool, window_left=90, sink_tokens=40,
         **MAPPED, **causal,
@@ -136,6 +137,8 @@ def _mapped() -> Iterator[Trial]:
         "prefill-map-broadcast", *half, 1, 2, 1, 40, 100, *dims, mask=torch.bool, mask_map=True,
         mask_broadcast=(True, True, False, True), **causal,
     )  # fmt: skip
+    yield _strange_map()
+    yield _last_row_in_a_map()
 
 
 def _parts() -> Iterator[Trial]:
@@ -220,11 +223,12 @@ def _packed() -> Iterator[Trial]:
         "packed-many", "paged_prefill", f16, 40, 2, 1, 70, 96, 64, 32, q_lens=(*many[:39], 70),
         seq_lens=(*(n + 5 for n in many[:39]), 90), block_size=32, spare_rows=3, **causal,
     )  # fmt: skip
-    # With the spare rows, one sequence more than a simdgroup has lanes.
-    yield of_problem(
-        "packed-31", "paged_prefill", f16, 31, 2, 1, 9, 48, 64, 32, q_lens=(9,) * 31, seq_lens=(48,) * 31,
-        block_size=16, spare_rows=3, **causal,
-    )  # fmt: skip
+    # With the spare rows, as many sequences as a simdgroup has lanes, and one more.
+    for count in (30, 31):
+        yield of_problem(
+            f"packed-{count}", "paged_prefill", f16, count, 2, 1, 9, 48, 64, 32, q_lens=(9,) * count,
+            seq_lens=(48,) * count, block_size=16, spare_rows=3, **causal,
+        )  # fmt: skip
     yield _strange_bounds()
     yield _no_keys()
     yield _three_keys_in_a_mask()
@@ -252,6 +256,36 @@ def _packed_keys() -> Iterator[Trial]:
         max_seqlen_q=40,
         max_seqlen_k=60,
         is_causal=True,
+    )
+
+
+def _strange_map() -> Trial:
+    """No byte of the map has a meaning, though their parts have: every cell counts as mixed."""
+    hidden_with_fragments, neither = 0b111100, 3
+    cells = torch.tensor([hidden_with_fragments, neither, 255], dtype=torch.uint8)
+    return of_operands(
+        "prefill-map-strange",
+        "prefill",
+        query=randn(f16, 1, 1, 40, 64),
+        key=randn(f16, 1, 1, 90, 64),
+        value=randn(f16, 1, 1, 90, 32),
+        attn_mask=randn(f32, 1, 1, 40, 90) > -1.0,
+        mask_map=cells.expand(1, 1, 3, 3).contiguous(),
+    )
+
+
+def _last_row_in_a_map() -> Trial:
+    """The last row of a tile has its own cells, and alone sees the first keys."""
+    mask = torch.ones(1, 1, 33, 90, dtype=torch.bool)
+    mask[:, :, :32, :64] = False
+    return of_operands(
+        "prefill-map-last-row",
+        "prefill",
+        query=randn(f16, 1, 1, 33, 64),
+        key=randn(f16, 1, 1, 90, 64),
+        value=randn(f16, 1, 1, 90, 32),
+        attn_mask=mask,
+        mask_map=reference.mask_map(mask).to(torch.uint8),
     )
 
 

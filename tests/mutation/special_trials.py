@@ -79,14 +79,14 @@ def huge_sinks(op: str, dtype: torch.dtype, head_dim: int, value_dim: int) -> Tr
     """Sinks and a slope that score units do not hold, and infinite ones; some rows see no key."""
     largest = torch.finfo(torch.float32).max
     rows, length = (40, 37) if op == "prefill" else (3, 70)
-    sinks = torch.tensor([largest, -largest, 0.5, torch.inf, -torch.inf, -1.0])
+    sinks = torch.tensor([0.5, -largest, largest, torch.inf, -torch.inf, -1.0])
     options: dict[str, Any] = {"is_causal": True} if op == "prefill" else {"seq_lens": lengths(0, 70)}
     return of_operands(
         f"{op}-huge-sinks-{head_dim}", op,
         query=randn(dtype, 2, 6, rows, head_dim),
         key=randn(dtype, 2, 2, length, head_dim), value=randn(dtype, 2, 2, length, value_dim),
         sinks=torch.stack((sinks, torch.zeros(6)), 1)[:, 0],
-        alibi_slopes=torch.tensor([0.1, 0.1, largest, 0.1, 0.1, 0.1]),
+        alibi_slopes=torch.tensor([largest, 0.1, 0.1, 0.1, 0.1, 0.1]),
         **options,
     )  # fmt: skip
 

@@ -58,10 +58,15 @@ def other_vector() -> Iterator[Trial]:
         "vector-f32", "decode", f32, 2, 2, 1, 1, 75, 136, 200, seq_lens=(75, 32), mask=torch.bool
     )
     yield of_problem("vector-f32-one-row", "decode", f32, 1, 2, 2, 1, 75, 72, 24, seq_lens=(75,))
-    # Quantised: lanes past the end of a key and of a value, chunks narrower than 16 bytes, groups.
-    for kv_format, dims in (("int8", (80, 72)), ("fp8_e4m3", (40, 80)), ("int4", (96, 160))):
+    # Quantised: lanes past the end of a key and of a value, chunks narrower than 16 bytes, groups, of which a
+    # simdgroup takes several steps.
+    for kv_format, dims, length in (
+        ("int8", (80, 72), 75),
+        ("fp8_e4m3", (40, 80), 75),
+        ("int4", (96, 160), 1290),
+    ):
         yield of_problem(
-            f"vector-{kv_format}", "decode", f16, 2, 4, 2, 1, 96, *dims, seq_lens=(75, 32),
+            f"vector-{kv_format}", "decode", f16, 2, 4, 2, 1, length + 21, *dims, seq_lens=(length, 32),
             kv_format=kv_format,
         )  # fmt: skip
         yield of_problem(

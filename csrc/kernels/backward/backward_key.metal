@@ -6,8 +6,6 @@
 //
 // backward_query has left what is known of the rows (RowState). A row that sees no key is staged as zeros,
 // whatever its operands hold.
-#define FATTN_STAGED 1
-#define FATTN_PAIRED_KEYS false
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "gradients.h"
@@ -123,7 +121,6 @@ struct KeyStep {
     visible.sink_end[0] = saved.limits.sink_end;
     visible.mask_row[0] = mask_head + row * params.mask.row;
     visible.mask_key_stride = params.mask.key;
-    visible.mask_keys = params.kv_len;
     return visible;
   }
 };
@@ -190,15 +187,14 @@ using namespace fattn;
 
   OwnedRows<kHeadDim, kKeyFragments> keys;
   OwnedRows<kValueDim, kKeyFragments> values;
-  const long batch = fc_packed ? 0 : tile.batch;
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     const int own = step.first_key + k * 8;
     const bool exists = own < tile.stored;
-    const device Element* of_key = key + (batch * forward.key.batch + tile.kv_head * forward.key.head +
+    const device Element* of_key = key + (tile.batch * forward.key.batch + tile.kv_head * forward.key.head +
                                           (tile.key_row + own) * forward.key.row);
     const device Element* of_value =
-        value + (batch * forward.value.batch + tile.kv_head * forward.value.head +
+        value + (tile.batch * forward.value.batch + tile.kv_head * forward.value.head +
                  (tile.key_row + own) * forward.value.row);
     keys.load(k, exists ? of_key : nullptr, share, at);
     values.load(k, exists ? of_value : nullptr, share, at);
@@ -246,10 +242,7 @@ using namespace fattn;
       step.first_row = row;
       step.fragments.begin = max(own_rows.begin - row, 0) / 8;
       step.fragments.end = min((own_rows.end - row + 7) / 8, kStepRows / 8);
-      RowRange of_step;
-      of_step.begin = max(row, own_rows.begin / 8 * 8);
-      of_step.end = min(row + kStepRows, tile.q_len);
-      step.all_seen = tile.all_seen(group_key, group_key + kGroupKeys - 1, of_step, forward);
+      step.all_seen = tile.all_seen(group_key, group_key + kGroupKeys - 1, row, row + kStepRows - 1, forward);
       KeyBlocks blocks;
 #pragma clang loop unroll(disable)
       for (int n = step.fragments.begin; n < step.fragments.end; n++) {
@@ -285,9 +278,9 @@ using namespace fattn;
     const int own = step.first_key + k * 8;
     const bool seen = row_sum_of(sums.weight_sum[k]) != 0.0f;
     if (own < tile.stored) {
-      const long of_key = batch * params.grad_key.batch + tile.kv_head * params.grad_key.head +
+      const long of_key = tile.batch * params.grad_key.batch + tile.kv_head * params.grad_key.head +
                           (tile.key_row + own) * params.grad_key.row;
-      const long of_value = batch * params.grad_value.batch + tile.kv_head * params.grad_value.head +
+      const long of_value = tile.batch * params.grad_value.batch + tile.kv_head * params.grad_value.head +
                             (tile.key_row + own) * params.grad_value.row;
       store_gradient<kHeadDim>(sums.keys, k, grad_key + of_key, seen ? params.grad_scale : 0.0f, share, at);
       store_gradient<kValueDim>(sums.values, k, grad_value + of_value, seen ? 1.0f : 0.0f, share, at);

@@ -4,7 +4,6 @@
 // Each row needs delta (gradients.h) before its first gradient of a score. If the forward's result is given
 // in float32, delta is the product of this result and its gradient. Else the keys are walked twice: first for
 // the sums of P and P * dP by online softmax, which read no rounded number, then for the gradients.
-#define FATTN_STAGED 1
 #define FATTN_PAIRED_KEYS false
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
@@ -118,33 +117,30 @@ struct QueryRows {
     for (int r = 0; r < kRowFragments; r++) {
       const QueryRow own = row(r);
       state.lse[r] = -INFINITY;
-      if (fc_saved_out) {
-        state.lse[r] = has(own) ? lse_in_units(tile.operands.lse[tile.state.lse(r)]) : INFINITY;
-      }
       float sum = 0.0f;
       if (fc_saved_out && has(own)) {
+        state.lse[r] = lse_in_units(tile.operands.lse[tile.state.lse(r)]);
         const device float* out = gradients.saved_out + tile.rows.row_offset(own, params.saved_out);
         const device Element* grad = gradients.grad_out + tile.rows.row_offset(own, params.grad_out);
         for (int column = tile.at.pair; column < kValueDim; column += 4) {
           sum = fma(out[column], float(grad[column]), sum);
         }
       }
-      state.delta[r] = fc_saved_out ? delta_of(row_sum_of(sum), r, gradients) : 0.0f;
+      if (fc_saved_out) {
+        state.delta[r] = delta_of(row_sum_of(sum), r, gradients);
+      }
     }
   }
 
-  // After the first walk: the origin of weights becomes the row's largest logit.
+  // After the first walk: the origin of weights becomes the largest score of the row. Beside a sink whose
+  // weight from there is infinite, no key has a weight.
   void finish_sums(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
       const float of_lane = state.lse[r];
-      float largest = row_max_of(of_lane);
-      if (fc_sinks && row(r).exists) {
-        largest = fmax(largest, sink_score(tile.sink(r)));
-      }
-      const float origin = largest == -INFINITY ? 0.0f : largest;
-      const float shrink = of_lane == largest ? 1.0f : weight_of(of_lane - origin);
-      state.lse[r] = largest == -INFINITY ? INFINITY : largest;
+      const float largest = row_max_of(of_lane);
+      const float shrink = of_lane == largest ? 1.0f : weight_of(of_lane - largest);
+      state.lse[r] = largest;
       state.weight_sum[r] *= shrink;
       const float sum = row_sum_of(state.other_sum[r] * shrink);
       state.delta[r] = delta_of(sum * inverse(state, r), r, gradients);

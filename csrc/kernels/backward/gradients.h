@@ -15,10 +15,9 @@
 
 namespace fattn {
 
-// The natural log-sum-exp of a row in score units; +inf for a row that sees no key.
+// The natural log-sum-exp of a row in score units.
 inline float lse_in_units(float natural) {
-  const float lse = fc_additive_mask ? natural : finite_score(natural, natural * M_LOG2E_F);
-  return natural == -INFINITY ? INFINITY : lse;
+  return fc_additive_mask ? natural : finite_score(natural, natural * M_LOG2E_F);
 }
 
 // The score of a key in a row; -inf if the row does not see it. Without `edge`, it does.

@@ -94,9 +94,7 @@ struct OwnedRows {
 // Elements of a staged row that are read at a time.
 template <int kDim>
 struct RunOfShare {
-  typedef HeadShare<kDim> Share;
-  static constant constexpr int kMost = chunk_of(Share::kRun, 16);
-  static constant constexpr int kElements = kMost < Share::kRunChunk ? Share::kRunChunk : kMost;
+  static constant constexpr int kElements = chunk_of(HeadShare<kDim>::kRun, 16);
 };
 
 // Adds the products of blocks of scores with a staged row: of this lane, at the first column of the share.

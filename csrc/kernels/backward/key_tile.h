@@ -40,14 +40,14 @@ struct KeyTile {
     }
     RowRange rows;
     rows.begin = int(clamp(begin, 0L, long(q_len)));
-    rows.end = int(clamp(end, 0L, long(q_len)));
+    rows.end = int(end);
     return rows;
   }
 
-  // Whether each of `rows` sees all keys of [first, last] by position.
-  bool all_seen(int first, int last, RowRange rows, constant PrefillParams& params) const thread {
-    const long first_row = long(first_position) + rows.begin;
-    const long last_row = long(first_position) + rows.end - 1;
+  // Whether each row of [row, other] sees all keys of [first, last] by position.
+  bool all_seen(int first, int last, int row, int other, constant PrefillParams& params) const thread {
+    const long first_row = long(first_position) + row;
+    const long last_row = long(first_position) + other;
     bool all = last < length;
     if (fc_causal) {
       all = all && first_row >= last;

@@ -36,10 +36,6 @@ inline LanePosition lane_position(ushort lane) {
   return at;
 }
 
-inline ushort lane_at(ushort row, ushort pair) {
-  return ((row & 4) << 2) | ((pair & 2) << 2) | ((row & 3) << 1) | (pair & 1);
-}
-
 // The four lanes of a row differ in bits 0 and 3 of the lane number.
 inline float row_max_of(float x) {
   x = fmax(x, simd_shuffle_xor(x, ushort(1)));

@@ -47,25 +47,28 @@ struct ChunkSum {
   // row, and a lane a chunk.
   void weigh(const threadgroup SavedWork* saved, int round, ushort simdgroup_index, ushort lane) const
       thread {
-    SavedSinks sinks;
-    sinks.saved = saved;
-    for (int row = simdgroup_index; row < kPackedRows; row += kChunks * kSimdgroups) {
-      if (lane < kChunks) {
-        const int state = state_of(lane, 0, row);
-        StateWeights<kGroups> states;
-        states.set(row_max + state, row_sum + state, kPackedRows);
+    static_assert(kChunks == 1 || kPackedRows <= kChunks * kSimdgroups, "a simdgroup has one row");
+    const int row = simdgroup_index;
+    if (row >= kPackedRows) {
+      return;
+    }
+    if (lane < kChunks) {
+      const int state = state_of(lane, 0, row);
+      StateWeights<kGroups> states;
+      states.set(row_max + state, row_sum + state, kPackedRows);
 #pragma clang loop unroll(full)
-        for (int g = 0; g < kGroups; g++) {
-          row_max[state + g * kPackedRows] = states.weights[g];
-        }
-        sinks.own_row = row;
-        put_triple(weights, kChunkRows, (round * kChunks + lane) * kPackedRows + row,
-                   row_sum_with_sink(states.largest, states.sum, sinks, 0));
+      for (int g = 0; g < kGroups; g++) {
+        row_max[state + g * kPackedRows] = states.weights[g];
       }
-      if (round == kChunkRounds - 1) {
-        simdgroup_barrier(mem_flags::mem_threadgroup);  // the sums of all chunks have been put
-        weigh_chunks(row, lane);
-      }
+      SavedSinks sinks;
+      sinks.saved = saved;
+      sinks.own_row = row;
+      put_triple(weights, kChunkRows, (round * kChunks + lane) * kPackedRows + row,
+                 row_sum_with_sink(states.largest, states.sum, sinks, 0));
+    }
+    if (round == kChunkRounds - 1) {
+      simdgroup_barrier(mem_flags::mem_threadgroup);  // the sums of all chunks have been put
+      weigh_chunks(row, lane);
     }
   }
 

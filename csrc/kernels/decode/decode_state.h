@@ -15,15 +15,12 @@ constant bool fc_saved_starts = fc_has_mask || fc_paged || fattn::kSavedSequence
 
 namespace fattn {
 
-// The learned logits of the heads of this lane's rows, from the saved state of all simdgroups.
+// The learned logit of the head of this lane's row, from the saved state of all simdgroups.
 struct SavedSinks {
   const threadgroup SavedWork* saved;
   int own_row;  // see ResultRows
 
-  float sink(int r) const thread {
-    const int row = own_row + r * 8;
-    return saved[row / 8].rows[row % 8].sink;
-  }
+  float sink(int) const thread { return saved[own_row / 8].rows[own_row % 8].sink; }
 };
 
 struct DecodeState {

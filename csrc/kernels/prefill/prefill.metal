@@ -35,9 +35,8 @@ inline void read_two_keys(const threadgroup TileElement* row, int c, LanePositio
     read_key(row + kKeyPitch, c * kKeyChunk, true, at, second);
     return;
   }
-  constexpr int kChunk = 2 * kKeyChunk < kTileChunk ? 2 * kKeyChunk : kTileChunk;
   Operand both[2 * kKeyChunk];
-  read_chunks<kChunk>(row + at.row * (2 * kKeyChunk), c * 16 * kKeyChunk, kChunk, true, both);
+  read_chunks<2 * kKeyChunk>(row + at.row * (2 * kKeyChunk), c * 16 * kKeyChunk, 0, true, both);
 #pragma clang loop unroll(full)
   for (int i = 0; i < kKeyChunk; i++) {
     first[i] = both[2 * i];

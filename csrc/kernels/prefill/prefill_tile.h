@@ -14,11 +14,10 @@ struct StepSight {
   uint present;  // the existing keys, for hide_scores()
 };
 
+// A step that every row sees whole: nothing reads the other members.
 inline StepSight whole_sight() {
   StepSight sight;
   sight.fragments = all_fragments();
-  sight.whole = true;
-  sight.present = ~0u;
   return sight;
 }
 
@@ -137,12 +136,11 @@ struct PrefillTile {
 
   // Marks this part, which has no keys, as empty in every row of the tile. merge then ignores its output.
   void put_empty_part(ushort thread_index) const thread {
-    const RowSum nothing = row_sum_of_no_keys();
-    for (int i = thread_index; i < kTileRows; i += kThreads) {
-      const QueryRow row = rows.row(rows.tile.begin + i, *params);
-      if (row.exists) {
-        operands.partial_sum[rows.lse_of(row, part, *params)] = nothing.of_part(log2_per_score());
-      }
+    static_assert(kTileRows <= kThreads, "a thread has one row");
+    const QueryRow row = rows.row(rows.tile.begin + thread_index, *params);
+    if (thread_index < kTileRows && row.exists) {
+      const RowSum nothing = row_sum_of_no_keys();
+      operands.partial_sum[rows.lse_of(row, part, *params)] = nothing.of_part(log2_per_score());
     }
   }
 };
