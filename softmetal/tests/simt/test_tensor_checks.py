@@ -84,7 +84,8 @@ kernel void past_the_capacity(ARGUMENTS) {
 kernel void inner_stride(ARGUMENTS) {
   OPERANDS
   Operand spread(a, dextents<int, 2>(16, 16), array<int, 2>{STRIDE, 16});
-  multiply.run(spread, right, out);
+  Result result(c, dextents<int, 2>(32, 16), array<int, 2>{RESULT_STRIDE, 32});
+  multiply.run(spread, right, result);
 }
 
 kernel void part(ARGUMENTS) {
@@ -96,7 +97,8 @@ kernel void part(ARGUMENTS) {
 )
 QUIET = {
     "MODE": "multiply", "LEFT_COLUMNS": 16, "RIGHT_ROWS": 16, "COPIED": 256, "CLEARED": "true", "FAR": 512,
-    "SLOT": 15, "STRIDE": 1, "COLUMN": 0, "BEFORE": "simdgroup_barrier(mem_flags::mem_threadgroup);",
+    "SLOT": 15, "STRIDE": 1, "RESULT_STRIDE": 1, "COLUMN": 0,
+    "BEFORE": "simdgroup_barrier(mem_flags::mem_threadgroup);",
     "AFTER": "simdgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);",
 }  # fmt: skip
 FAULTS = {
@@ -123,6 +125,8 @@ MISUSES = {
     "slice that promises more than there is": (
         "part", {"COLUMN": 4}, "multiplies 16 along K, but its left operand has 12"),
     "inner stride": ("inner_stride", {"STRIDE": 2}, "elements 2 apart in its inner dimension"),
+    "inner stride of the result": (
+        "inner_stride", {"RESULT_STRIDE": 3}, "elements 3 apart in its inner dimension"),
 }  # fmt: skip
 
 
