@@ -1,6 +1,6 @@
-"""The self-test of Metal 4's tensor operations on a simulated M5: it picks the variant, each failure that can be
-simulated ends in right results with the next lower one and a reason, and the verdict is kept. Every run checks
-its results against float64; a fault's hits show that it reached the kernels."""
+"""The self-test of Metal 4's tensor operations on a simulated M5: it picks the variant, each failure that can
+be simulated ends in right results with the next lower one and a reason, and the verdict is kept. Every run
+checks its results against float64; a fault's hits show that it reached the kernels."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too many registers": (
         {"kernel": TENSOR, "max_threads": 96},
-        "registers: fattn_prefill_tensor needs 128 threads per threadgroup and this GPU runs it with at most 96",
+        "registers: fattn_prefill_tensor needs 128 threads per threadgroup and this GPU runs it with at most "
+        "96",
     ),
     "wrong probe": (
         {"kernel": PROBE, "flip": {"slot": OUT, "bits": 1, "byte": 32}},  # the column of the first element

@@ -292,7 +292,7 @@ def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
 
 
 def _launches(kernel: str) -> int:
-    """Of the kernel and its variants, such as fattn_prefill_tensor of fattn_prefill."""
+    """The launches of the kernel and its variants, such as fattn_prefill_tensor of fattn_prefill."""
     return sum(count for name, count in launch_counts().items() if name.startswith(kernel))
 
 

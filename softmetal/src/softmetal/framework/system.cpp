@@ -15,7 +15,7 @@ std::string environment(const char* name, const char* otherwise) {
   return value && *value ? value : otherwise;
 }
 
-// The release of Darwin in this macOS: 24.6.0 in 15.6, 25.2.0 in 26.2. Empty for text that is no version.
+// The release of Darwin in this macOS: 24.6.0 in 15.6, 25.2.0 in 26.2. Empty for text that is not a version.
 std::string darwin_release(const std::string& macos) {
   int major = 0, minor = 0;
   if (sscanf(macos.c_str(), "%d.%d", &major, &minor) != 2) return "";
