@@ -118,7 +118,15 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
     facts.tensors = {};
   }
   if (tensor) facts.tensors.set_all(tensor_state(*tensor));
-  const Plan plan = plan_or_raise(call.problem, facts);
+  Plan plan = plan_or_raise(call.problem, facts);
+#ifdef FATTN_WITH_METAL
+  std::string why;
+  if constexpr (std::is_same_v<AnyCall, Call>) {
+    const bool is_here = !device_name && !family && !cores && !tensor && *plan.tensor != '\0';
+    if (is_here) why = why_tensors(call.problem);
+    if (!why.empty()) plan.tensor = (why = plan.tensor + (": " + why)).c_str();
+  }
+#endif
   if (compiles) compile(plan);
   return to_json(plan, facts);
 }

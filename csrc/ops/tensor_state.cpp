@@ -185,6 +185,16 @@ void test_tensors_for(TensorSize size) {
   settle(size, test_tensors(size, gpu, setting));
 }
 
+std::string why_tensors(const Problem& problem) {
+  const auto size = tensor_size(problem);
+  if (!size) return "";
+  const DeviceFacts& gpu = gpu_facts();
+  Sizes& all = sizes();
+  std::lock_guard lock(all.mutex);
+  const auto verdict = all.find(*size, gpu);
+  return verdict ? verdict->why : "";
+}
+
 bool tensors_compile(const Problem& problem, const Plan& plan) {
   const auto is_of_tensors = [](const Pass& pass) { return is_tensor(pass.spec.kernel); };
   const auto* end = plan.passes.begin() + plan.pass_count;

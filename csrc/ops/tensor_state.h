@@ -2,6 +2,8 @@
 // plan/tensor_gate.h and the self-test of tensor_test.h.
 #pragma once
 
+#include <string>
+
 #include "../plan/device.h"
 #include "../plan/plan.h"
 #include "../plan/problem.h"
@@ -17,6 +19,9 @@ TensorStates tensor_states(const DeviceFacts& gpu);
 // real tensors at hand. Raises ValueError for a wrong FATTN_TENSOR, and nothing else.
 void test_tensors_for(const Problem& problem);
 void test_tensors_for(TensorSize size);
+
+// What decided the state that the plan of this problem follows; "" if nothing has.
+std::string why_tensors(const Problem& problem);
 
 // Whether the pipelines of this plan compile, if it has tensor operations: options such as masks have
 // pipelines of their own, which the self-test does not run. If not, tensor operations of its size are off

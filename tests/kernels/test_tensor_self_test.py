@@ -122,10 +122,10 @@ def test_a_fault_of_both_leaves_the_simdgroup_kernels(machines: Machines, tmp_pa
 
 
 def test_a_slow_compiler(machines: Machines, tmp_path: Path) -> None:
-    run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "delay": 10.5}]))
+    run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "delay": 20.5}]))
     assert run.hits == [1]
     assert run.state == "threadgroup"
-    assert "registers: it took 1" in run.why and "s to compile (at most 10)" in run.why
+    assert "registers: it took 2" in run.why and "s to compile (at most 20)" in run.why
     assert run.used_tensors
 
 
