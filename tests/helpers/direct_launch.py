@@ -72,10 +72,10 @@ def run(
     return buffers["out"], buffers["lse"]
 
 
-def plan_of(op: str, arguments: Mapping[str, Any], family: int = 7) -> dict[str, Any]:
+def plan_of(op: str, arguments: Mapping[str, Any], family: int = 7, **device: Any) -> dict[str, Any]:
     # Small prefills fill one core, and have the tiles of calls that fill the GPU.
     cores = 1 if op.endswith("prefill") else 8
-    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=family, cores=cores).data
+    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=family, cores=cores, **device).data
     return plan
 
 
@@ -115,7 +115,8 @@ def backward_buffers(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]
 def _library(text: str, macros: tuple[tuple[str, str], ...], mode: str, cache: Path | None) -> Library:
     from softmetal.testing import Library
 
-    return Library(text, defines=dict(macros), mode=mode, cache=cache)
+    language = "metal4.0" if "<metal_tensor>" in text else "metal3.1"
+    return Library(text, defines=dict(macros), mode=mode, cache=cache, std=language)
 
 
 def launch(
