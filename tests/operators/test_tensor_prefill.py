@@ -53,7 +53,9 @@ def test_random_problems(number: int) -> None:
             raise
 
 
-@pytest.mark.parametrize(("layout", "expected"), [("m5", 2), ("random:2", 2), ("random:1", 1), ("random:0", 1)])
+@pytest.mark.parametrize(
+    ("layout", "expected"), [("m5", 2), ("random:2", 2), ("random:1", 1), ("random:0", 1)]
+)
 def test_states_that_a_layout_allows(layout: str, expected: int) -> None:
     problem = Problem(0, "prefill", torch.float16, 1, 2, 1, 40, 70, 64, 64)
     assert run_and_check(problem, layout, 0) == expected
@@ -83,7 +85,9 @@ def test_edges(problem: Problem) -> None:
 
 def test_parts_and_slices() -> None:
     """Keys cut into parts, and a grid cut into dispatches."""
-    problem = Problem(0, "prefill", torch.float16, 1, 2, 1, 150, 300, 64, 64, causality="bottom_right", sinks=True)
+    problem = Problem(
+        0, "prefill", torch.float16, 1, 2, 1, 150, 300, 64, 64, causality="bottom_right", sinks=True
+    )
     case = problems.build(problem, 2)
     arguments, _ = case.arguments("cpu")
     for state in STATES:

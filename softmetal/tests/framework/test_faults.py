@@ -72,8 +72,19 @@ def test_a_result_is_wrong(kit: ModuleType) -> None:
     assert other.hits == 0, "of another kernel"
 
 
+def test_a_dispatch_stops(kit: ModuleType) -> None:
+    with softmetal.fault("answer", stops=True) as fault:
+        with pytest.raises(RuntimeError, match="an injected fault stopped kernel 'answer'"):
+            run(kit, 8)
+    assert fault.hits == 1
+    assert run(kit, 8) == [8] * 8, "the fault has ended"
+
+
 def test_a_fault_has_a_kind() -> None:
-    with pytest.raises(ValueError, match="give fails, delay, max_threads or flip"), softmetal.fault("answer"):
+    with (
+        pytest.raises(ValueError, match="give fails, stops, delay, max_threads or flip"),
+        softmetal.fault("answer"),
+    ):
         pass
 
 
