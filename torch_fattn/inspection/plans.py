@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..integrations.pytorch.routing import Route, check_policy, is_torch_version, is_version, route_of
+from ..integrations.pytorch.routing import Route, check_settings, is_torch_version, is_version, route_of
 from ..operators import PLANNED
 from ..runtime.signatures import SIGNATURES, public, shown
 from .compiled import compiled_kernels
@@ -211,7 +211,7 @@ def explain(
         torch_version,
         default="the GPU of this machine" if on_mps else "an Apple M1",
     )
-    check_policy()
+    check_settings()
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
     SIGNATURES[f"fattn.{op}"].check_call(operands, options)

@@ -68,9 +68,20 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
 }
 @end
 
+@implementation MTLArchitecture
+// Generations: 13 in M1, of family 7, to 15 in M3; 17 in M5, of family 10.
+- (NSString*)name {
+  const unsigned family = softmetal::apple_family();
+  return [NSString stringWithFormat:@"applegpu_g%ug", family + (family < 10 ? 6 : 7)];
+}
+@end
+
 @implementation SMDevice
 - (NSString*)name {
   return softmetal::to_ns(softmetal::device_name());
+}
+- (MTLArchitecture*)architecture {
+  return [[[MTLArchitecture alloc] init] autorelease];
 }
 - (uint64_t)registryID {
   return 1;
@@ -103,7 +114,7 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
   const unsigned apple = softmetal::apple_family();
   return (family >= MTLGPUFamilyApple1 && family < MTLGPUFamilyApple1 + NSInteger(apple)) ||
          family == MTLGPUFamilyMac2 || (family >= MTLGPUFamilyCommon1 && family <= MTLGPUFamilyCommon3) ||
-         (family == MTLGPUFamilyMetal3 && apple >= 7);
+         ((family == MTLGPUFamilyMetal3 || family == MTLGPUFamilyMetal4) && apple >= 7);
 }
 
 - (id<MTLCommandQueue>)newCommandQueue {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "buffer.h"
+#include "faults.h"
 #include "launches.h"
 #include "validation.h"
 
@@ -111,7 +112,11 @@ void run(const Dispatch& dispatch) {
   int failed = softmetal_run(&launch, settings, &counters, &error);
   log_launch(
       {dispatch.pipeline->_name, dispatch.grid, dispatch.threads, dispatch.threadgroup_bytes, counters});
-  if (!failed) return;
+  if (!failed) {
+    fault_results(dispatch.pipeline->_name, dispatch.pipeline->_pipeline->macros(), counters.threadgroups,
+                  dispatch.arguments);
+    return;
+  }
   std::string findings = error ? error : "kernel '" + dispatch.pipeline->_name + "' failed";
   free(error);
   throw std::runtime_error(findings);

@@ -26,8 +26,13 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
   MTLGPUFamilyMetal4 = 5002,
 };
 
+@interface MTLArchitecture : NSObject
+@property(readonly) NSString* name;
+@end
+
 @protocol MTLDevice <NSObject>
 @property(readonly) NSString* name;
+@property(readonly) MTLArchitecture* architecture;
 @property(readonly) uint64_t registryID;
 @property(readonly) MTLSize maxThreadsPerThreadgroup;
 @property(readonly) NSUInteger maxThreadgroupMemoryLength;
