@@ -22,8 +22,8 @@ ALLOWED = {
         "const int row = tile.at.lane;",
         "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
         "tile.at.lane = lane;",
-        "step.look_up(tile.source.blocks(), first_key, lane);",
-        "const uint exist = step.exist(tile.source.table, lane);",
+        "step.look_up(table, first_key, lane);",
+        "const uint exist = step.exist(table, lane);",
     },
     "tensor_probe.metal": {
         "inline long list_elements(thread Tensor& held, device int* facts, long place, long most, ushort lane) {",

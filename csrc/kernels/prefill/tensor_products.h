@@ -59,6 +59,6 @@ typedef tensor<threadgroup float, dextents<int, 2>, tensor_inline> SharedWeights
 #endif
 
 // The elements of a cooperative tensor that this lane holds.
-#define FATTN_EACH_ELEMENT(i, held)                  \
-  for (ushort i = 0; i < (held).get_capacity(); i++) \
-    if ((held).is_valid_element(i))
+#define FATTN_EACH_ELEMENT(i, held)                                                \
+  _Pragma("clang loop unroll(full)") for (ushort i = 0; i < (held).get_capacity(); \
+                                          i++) if ((held).is_valid_element(i))
