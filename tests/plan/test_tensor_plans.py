@@ -68,7 +68,7 @@ def _aligned(elements: int) -> list[torch.Tensor]:
         (operands(dim=112), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
         (operands(dim=40), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
         (operands(dim=512), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
-        (operands(rows=15), "the call has fewer than 16 rows"),
+        (operands(rows=3), "fewer than 16 rows share keys"),
         (_aligned(132), "the rows of query, key and value do not start on 16-byte boundaries"),
         (_aligned(65536), "rows of key or value are 65,536 elements apart, or more"),
     ],
@@ -80,10 +80,17 @@ def test_not_taken(tensors: list[torch.Tensor], why: str) -> None:
     assert explained.data["tensor"] == why
 
 
-@pytest.mark.parametrize("tensors", [operands(rows=16), _aligned(136), _aligned(65528)])
+@pytest.mark.parametrize("tensors", [operands(rows=4), _aligned(136), _aligned(65528)])
 def test_just_taken(tensors: list[torch.Tensor]) -> None:
     """The controls of the limits above."""
     assert plan(*tensors).passes[0]["kernel"] == KERNEL
+
+
+def test_rows_under_a_mask() -> None:
+    """Heads do not share a tile then."""
+    for rows, kernel in ((15, "fattn_prefill"), (16, KERNEL)):
+        mask = torch.empty(1, 1, rows, 512, dtype=torch.bool, device="meta")
+        assert plan(*operands(rows=rows), attn_mask=mask).passes[-1]["kernel"] == kernel
 
 
 def test_quantised_caches_are_not_taken() -> None:
