@@ -1,5 +1,5 @@
-"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the kernels
-do not take falls to those of simdgroup matrices."""
+"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the
+kernels do not take falls to those of simdgroup matrices."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def test_taken(dtype: torch.dtype, dim: int, state: str) -> None:
     assert "tensors      used; scores " in str(explained)
 
 
-@pytest.mark.parametrize(
-    ("state", "why"), [("off", None), ("untested", "not tested yet on this GPU")]
-)
+@pytest.mark.parametrize(("state", "why"), [("off", None), ("untested", "not tested yet on this GPU")])
 def test_not_trusted(state: str, why: str | None) -> None:
     explained = plan(*operands(), tensor=state)
     assert explained.passes[0]["kernel"] == "fattn_prefill"
@@ -118,5 +116,7 @@ def test_routes() -> None:
 
 
 def test_an_unknown_state() -> None:
-    with pytest.raises(ValueError, match="tensor 'on' is not a state of tensor operations; use off, untested"):
+    with pytest.raises(
+        ValueError, match="tensor 'on' is not a state of tensor operations; use off, untested"
+    ):
         plan(*operands(), tensor="on")
