@@ -5,7 +5,7 @@
 
 namespace fattn::metal {
 
-// A fact of the kernel by name, such as "kern.osversion", the build of macOS; "" if it has none of that name.
-std::string kernel_fact(const char* name);
+// The build of macOS, such as "25C56"; "" on other systems.
+std::string system_build();
 
 }  // namespace fattn::metal

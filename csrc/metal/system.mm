@@ -4,10 +4,10 @@
 
 namespace fattn::metal {
 
-std::string kernel_fact(const char* name) {
-  char text[256];
+std::string system_build() {
+  char text[64];
   size_t size = sizeof text;
-  return sysctlbyname(name, text, &size, nullptr, 0) == 0 ? text : "";
+  return sysctlbyname("kern.osversion", text, &size, nullptr, 0) == 0 ? text : "";
 }
 
 }  // namespace fattn::metal

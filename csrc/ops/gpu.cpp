@@ -3,6 +3,8 @@
 // timed on.
 #include "gpu.h"
 
+#include <sys/utsname.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -28,7 +30,6 @@
 
 #ifdef FATTN_WITH_METAL
 #include "../metal/executor.h"
-#include "../metal/system.h"
 #include "tensor_state.h"
 #endif
 
@@ -177,9 +178,9 @@ std::tuple<std::string, int64_t, int64_t> this_gpu() {
 }
 
 void add_system_and_torch(DeviceFacts& device) {
-#ifdef FATTN_WITH_METAL
-  device.macos = macos_of_kernel(metal::kernel_fact("kern.ostype"), metal::kernel_fact("kern.osrelease"));
-#endif
+  utsname system{};
+  uname(&system);
+  device.macos = macos_of_kernel(system.sysname, system.release);
   device.torch = TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR;
   const char* language = std::getenv("PYTORCH_MPS_METAL_VERSION");
   device.torch_metal4 = language == nullptr || language[0] != '3';

@@ -23,7 +23,7 @@ std::string heading(TensorSize size, const DeviceFacts& device) {
   return "torch_fattn: self-test of tensor operations, format 1\nsize " + std::string(name_of(size.dtype)) +
          " " + std::to_string(size.dim) + "\ngpu " + device.name + ", family " +
          std::to_string(device.family) + ", " + std::to_string(device.cores) + " cores\nsystem " +
-         metal::kernel_fact("kern.osversion") + "\nsources " + metal::source_digest() + "\n";
+         metal::system_build() + "\nsources " + metal::source_digest() + "\n";
 }
 
 std::string ending(const std::string& text) { return "end " + hash_of(text) + "\n"; }

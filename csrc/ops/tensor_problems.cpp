@@ -232,7 +232,7 @@ std::string summary_of(const std::string& error) {
   std::string text = error.substr(0, end);
   if (const size_t at = error.find("error: "); end != std::string::npos && at != std::string::npos)
     text += " " + error.substr(at, error.find('\n', at) - at);
-  constexpr size_t kMost = 300;
+  constexpr size_t kMost = 600;
   return text.substr(0, kMost);
 }
 

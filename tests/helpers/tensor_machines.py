@@ -24,8 +24,9 @@ TOLERANCE = {"float16": 4e-3, "bfloat16": 3.2e-2, "float32": 1e-5}
 @dataclass
 class Run:
     """What a process does: `calls` of prefill, of these rows (and 16 keys more), checked against float64.
-    `python` runs before them, with `torch`, `torch_fattn` and `softmetal` at hand; what it puts into `found`
-    is returned. `faults`: arguments of softmetal.fault, `flip` as those of softmetal.Flip."""
+    `python` runs before them, without faults, with `torch`, `torch_fattn` and `softmetal` at hand; what it
+    puts into `found` is returned. `faults`: arguments of softmetal.fault, `flip` as those of
+    softmetal.Flip."""
 
     calls: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -119,6 +120,8 @@ def _outcome(run: dict[str, Any]) -> dict[str, Any]:
     tensor_units.use_setting()
     tensor_units.use_folder()
     found: dict[str, Any] = {}
+    exec(run["python"], {"torch": torch, "torch_fattn": torch_fattn, "softmetal": softmetal, "found": found})
+    torch_fattn.reset_launch_counts()
     with contextlib.ExitStack() as stack:
         faults = []
         for fault in run["faults"]:
@@ -128,11 +131,6 @@ def _outcome(run: dict[str, Any]) -> dict[str, Any]:
                 **fault, macro=macro and tuple(macro), flip=flip and softmetal.Flip(**flip)
             )
             faults.append(stack.enter_context(injected))
-        exec(
-            run["python"],
-            {"torch": torch, "torch_fattn": torch_fattn, "softmetal": softmetal, "found": found},
-        )
-        torch_fattn.reset_launch_counts()
         for call in run["calls"]:
             _prefill(call)
         torch.mps.synchronize()

@@ -15,6 +15,7 @@ class _Fault(ctypes.Structure):  # softmetal_fault in framework/faults.h
         ("kernel", ctypes.c_char_p),
         ("macro", ctypes.c_char_p),
         ("fails", ctypes.c_uint32),
+        ("stops", ctypes.c_uint32),
         ("delay_ms", ctypes.c_uint32),
         ("max_threads", ctypes.c_uint32),
         ("slot", ctypes.c_int32),
@@ -60,6 +61,7 @@ def fault(
     *,
     macro: tuple[str, str] | None = None,
     fails: bool = False,
+    stops: bool = False,
     delay: float = 0.0,
     max_threads: int = 0,
     flip: Flip | None = None,
@@ -69,14 +71,15 @@ def fault(
 
     `fails`: its library does not compile. `delay`: its library takes that many seconds longer. `max_threads`:
     its pipelines report at most so many threads per threadgroup. Libraries and pipelines that exist already
-    are not affected by these three. `flip`: its dispatches have a wrong result.
+    are not affected by these three. `stops`: its dispatches end in an error. `flip`: they have a wrong result.
     """
-    if not (fails or delay or max_threads or flip):
-        raise ValueError(f"fault({kernel!r}): give fails, delay, max_threads or flip.")
+    if not (fails or stops or delay or max_threads or flip):
+        raise ValueError(f"fault({kernel!r}): give fails, stops, delay, max_threads or flip.")
     given = _Fault(
         kernel=kernel.encode(),
         macro="=".join(macro).encode() if macro else b"",
         fails=fails,
+        stops=stops,
         delay_ms=round(delay * 1000),
         max_threads=max_threads,
         slot=flip.slot if flip else -1,

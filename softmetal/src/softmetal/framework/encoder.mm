@@ -106,6 +106,7 @@ std::shared_ptr<Dispatch> make_dispatch(SMComputePipelineState* pipeline, const 
 void run(const Dispatch& dispatch) {
   const softmetal_settings* settings = softmetal_current_settings();
   const softmetal_kernel& kernel = dispatch.pipeline->_pipeline->kernel(current_mode());
+  fault_dispatch(dispatch.pipeline->_name, dispatch.pipeline->_pipeline->macros());
   softmetal_launch launch{&kernel, &dispatch.arguments, dispatch.grid, dispatch.threads};
   softmetal_counters counters{};
   char* error = nullptr;

@@ -55,6 +55,15 @@ void fault_compilation(const std::string& kernel, const Macros& macros) {
   if (fails) throw CompileError("program_source: error: an injected fault of kernel '" + kernel + "'");
 }
 
+void fault_dispatch(const std::string& kernel, const Macros& macros) {
+  bool stops = false;
+  for_each(kernel, macros, [&](const softmetal_fault& fault) {
+    stops |= fault.stops != 0;
+    return fault.stops != 0;
+  });
+  if (stops) throw std::runtime_error("an injected fault stopped kernel '" + kernel + "'");
+}
+
 uint32_t faulty_max_threads(const std::string& kernel, const Macros& macros, uint32_t threads) {
   for_each(kernel, macros, [&](const softmetal_fault& fault) {
     if (!fault.max_threads || fault.max_threads >= threads) return false;

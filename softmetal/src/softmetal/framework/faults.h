@@ -12,6 +12,7 @@ struct softmetal_fault {
   const char* kernel;
   const char* macro;      // "NAME=VALUE", or "" for any library
   uint32_t fails;         // 1: its library does not compile
+  uint32_t stops;         // 1: a dispatch ends in an error, and writes nothing
   uint32_t delay_ms;      // its library takes that much longer to compile
   uint32_t max_threads;   // what its pipeline reports at most; 0: no limit
   int32_t slot;           // a dispatch flips bits in the buffer of this slot; -1: in none
@@ -29,6 +30,8 @@ namespace softmetal {
 
 // Delays the compilation of a kernel's library, and throws CompileError if it fails.
 void fault_compilation(const std::string& kernel, const Macros& macros);
+// Throws std::runtime_error if a dispatch ends in an error.
+void fault_dispatch(const std::string& kernel, const Macros& macros);
 uint32_t faulty_max_threads(const std::string& kernel, const Macros& macros, uint32_t threads);
 void fault_results(const std::string& kernel, const Macros& macros, uint64_t groups,
                    const softmetal_arguments& arguments);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "faults.h"
+#include "system.h"
 #include "validation.h"
 
 NSString* const MTLLibraryErrorDomain = @"MTLLibraryErrorDomain";
@@ -21,11 +22,15 @@ Macros read_macros(MTLCompileOptions* options) {
   return macros;
 }
 
+std::string version_text(NSUInteger version) {
+  return std::to_string(version >> 16) + "." + std::to_string(version & 0xffff);
+}
+
 // Versions older than the compiler supports are compiled as its oldest.
 std::string language_of(MTLCompileOptions* options) {
   const NSUInteger version = options.languageVersion;
   if (version <= MTLLanguageVersion3_1) return "metal3.1";
-  return "metal" + std::to_string(version >> 16) + "." + std::to_string(version & 0xffff);
+  return "metal" + version_text(version);
 }
 
 CompileOptions read_options(MTLCompileOptions* given) {
@@ -47,6 +52,13 @@ void report(NSError** error, MTLLibraryError code, const std::string& text) {
 
 id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError** error) {
   if (!source) violated("newLibraryWithSource: the source is nil");
+  if (const NSUInteger version = options.languageVersion;
+      !supports_language(version >> 16, version & 0xffff)) {
+    report(error, MTLLibraryErrorUnsupported,
+           "This library is using language version " + version_text(version) +
+               " which is not supported on this OS.");
+    return nil;
+  }
   try {
     auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_options(options),
                                              current_mode());

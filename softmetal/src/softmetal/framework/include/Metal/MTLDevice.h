@@ -26,7 +26,9 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
   MTLGPUFamilyMetal4 = 5002,
 };
 
-@interface MTLArchitecture : NSObject
+@interface MTLArchitecture : NSObject <NSCopying> {
+  NSString* _name;
+}
 @property(readonly) NSString* name;
 @end
 
