@@ -1,5 +1,5 @@
-"""Calls and GPUs for the kernels on tensor operations: problems that they take, layouts of cooperative tensors,
-and what tensor_probe says of a layout."""
+"""Calls and GPUs for the kernels on tensor operations: problems that they take, layouts of cooperative
+tensors, and what tensor_probe says of a layout."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The kernels on tensor operations assume no layout of cooperative tensors: their text has no arithmetic on lanes,
-and tensor_probe shows whether every element of a tile is held once."""
+"""The kernels on tensor operations assume no layout of cooperative tensors: their text has no arithmetic on
+lanes, and tensor_probe shows whether every element of a tile is held once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ ALLOWED = {
         "const uint exist = step.exist(table, lane);",
     },
     "tensor_probe.metal": {
-        "inline long list_elements(thread Tensor& held, device int* facts, long place, long most, ushort lane) {",
+        "inline long list_elements(thread Tensor& held, device int* facts, long place, long most, "
+        "ushort lane) {",
         "const long here = place + lane * count + 2 * i;",
         "ushort lane [[thread_index_in_simdgroup]]) {",
         "if (lane == 0) {",
@@ -87,7 +88,9 @@ def test_a_layout_is_noticed(name: str, line: str) -> None:
 def probe(layout: str, dim: int, *, registers: bool = True) -> Probe:
     operands = [torch.empty(1, 1, 64, dim, dtype=torch.float16, device="meta")] * 3
     state = "registers" if registers else "threadgroup"
-    plan = tensor_kernels.plan_of("prefill", dict(zip(("query", "key", "value"), operands, strict=True)), state)
+    plan = tensor_kernels.plan_of(
+        "prefill", dict(zip(("query", "key", "value"), operands, strict=True)), state
+    )
     return tensor_kernels.probe(plan["passes"][0], layout, registers=registers)
 
 

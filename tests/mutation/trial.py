@@ -21,7 +21,8 @@ from tests.helpers.problems import Problem
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
 _COUNTED = (
-    *("products", "simd_reductions", "shuffles", "threadgroup_barriers", "simdgroup_barriers", "exps"),
+    *("products", "tensor_products", "simd_reductions", "shuffles"),
+    *("threadgroup_barriers", "simdgroup_barriers", "exps"),
     *("device_loads", "device_stores"),
 )
 _SPACES = ("device", "threadgroup")

@@ -1,5 +1,5 @@
-"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the kernels
-do not take falls to those of simdgroup matrices."""
+"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the
+kernels do not take falls to those of simdgroup matrices."""
 
 from __future__ import annotations
 

@@ -191,8 +191,8 @@ def explain(
             cores it is called "an Apple GPU", unless you name it. A name needs both figures.
         macos, torch_version: the versions, such as "26.2" and "2.15" or `torch.__version__`, on which
             `.route` depends. The default is those of this machine.
-        tensor: the state of the GPU's tensor operations, of Metal 4: "registers", "threadgroup", "untested" or
-            "off". The default is that of this machine's GPU, and "off" for another GPU.
+        tensor: the state of the GPU's tensor operations, of Metal 4: "registers", "threadgroup", "untested"
+            or "off". The default is that of this machine's GPU, and "off" for another GPU.
 
     `.route` of the result says whether `sdpa` and `install` run such a call or leave it to torch's own
     attention, and why. It is None for a call that torch's attention cannot express, such as one that returns
