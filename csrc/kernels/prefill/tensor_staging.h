@@ -63,7 +63,8 @@ inline bool is_in_place(thread const PrefillTile& tile, int key, uint exist) {
 inline CacheTensor tensor_in_place(StoredOperand operand, constant Strides3& strides, KeyPlace first,
                                    int column, int columns) {
   const StoredRow row = operand.row_at(first, strides, strides);
-  return CacheTensor((device Element*)row.floats() + column, dextents<int, 2>(columns, kTileKeys),
+  const device Element* rows = row.floats() + column;
+  return CacheTensor((device Element*)rows, dextents<int, 2>(columns, kTileKeys),
                      array<int, 2>{1, int(strides.row)});
 }
 inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int columns, int count) {
