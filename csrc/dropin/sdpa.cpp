@@ -22,6 +22,7 @@
 #include <torch/library.h>
 
 #include "../ops/gpu.h"
+#include "../ops/tensor_state.h"
 #include "../ops/torch_errors.h"
 #include "../plan/check.h"
 #include "../plan/route.h"
@@ -131,6 +132,30 @@ TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
   return described;
 }
 
+// The size whose self-test has not run and decides where this call goes, if there is one.
+std::optional<TensorSize> deciding_size(const PlainCall& call, const DeviceFacts& facts) {
+  const auto size = tensor_size(call.dtype, call.head_dim, call.value_dim);
+  if (!size || facts.tensors.of(*size) != TensorState::kUntested) return std::nullopt;
+  DeviceFacts passed = facts;
+  passed.tensors.set(*size, TensorState::kRegisters);
+  const bool decides = route_of(call, facts, policy).to_torch && !route_of(call, passed, policy).to_torch;
+  return decides ? size : std::nullopt;
+}
+
+// Runs the self-test that decides. A traced call is ours instead, so that the operator runs the test when the
+// graph first runs.
+bool torch_is_faster(const SdpaCall& call, const DeviceFacts& facts) {
+  const PlainCall described = plain(call);
+#ifdef FATTN_WITH_METAL
+  if (const auto size = deciding_size(described, facts)) {
+    if (is_traced() || any_operand(call, is_subclass)) return false;
+    test_tensors_for(*size);
+    return route_of(described, gpu_facts(), policy).to_torch;
+  }
+#endif
+  return route_of(described, facts, policy).to_torch;
+}
+
 // Each check relies on those before it.
 Reason why_not(const SdpaCall& call, Autograd autograd) {
   const auto &q = call.query, &k = call.key, &v = call.value;
@@ -168,7 +193,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   if (trains)  // torch's own kernels have no backward
     return training_route(training_call(call, *sizes), facts, training).to_torch ? Reason::kSmallTraining
                                                                                  : Reason::kNone;
-  if (route_of(plain(call), facts, policy).to_torch) return Reason::kTorchIsFaster;
+  if (torch_is_faster(call, facts)) return Reason::kTorchIsFaster;
   return Reason::kNone;
 }
 
@@ -267,14 +292,17 @@ std::string text_of(const Route& route, const TrainingCall& call, const DeviceFa
 std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const std::optional<Tensor>& attn_mask, bool is_causal,
                                               bool needs_gradient, std::optional<int64_t> family,
-                                              std::optional<int64_t> macos, std::optional<int64_t> torch) {
+                                              std::optional<int64_t> macos, std::optional<int64_t> torch,
+                                              std::optional<std::string_view> tensor) {
   DeviceFacts facts = facts_of(query.device());
   if (family) {
     facts.family = static_cast<int>(*family);
-    facts.tuned = nullptr;  // applies only to the GPU of this process
+    facts.tuned = nullptr;  // these apply only to the GPU of this process
+    facts.tensors = {};
   }
   if (macos) facts.macos = static_cast<int>(*macos);
   if (torch) facts.torch = static_cast<int>(*torch);
+  if (tensor) facts.tensors.set_all(tensor_state(*tensor));
   const bool shares_heads = query.size(1) != key.size(1);
   const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, shares_heads};
   if (needs_gradient) {
@@ -283,7 +311,9 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
     return {route.to_torch, text_of(route, described, facts)};
   }
   const Route route = route_of(plain(call), facts, policy);
-  return {route.to_torch, route.provenance};
+  std::string why = route.provenance;
+  if (deciding_size(plain(call), facts)) why += "; the first call runs the self-test, which may change this";
+  return {route.to_torch, why};
 }
 
 // torch may append its whole table of kernels.
@@ -371,8 +401,7 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
   library.def(
       "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, bool "
-      "needs_gradient, "
-      "int? family=None, int? macos=None, int? torch=None) -> (bool, str)",
+      "needs_gradient, int? family=None, int? macos=None, int? torch=None, str? tensor=None) -> (bool, str)",
       explained_route);
   library.def("_may_go_to_torch() -> bool", [] { return may_go_to_torch(facts_of(at::kMPS), policy); });
   library.def("_set_training(str policy) -> ()", set_training);

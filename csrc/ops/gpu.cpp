@@ -30,6 +30,7 @@
 
 #ifdef FATTN_WITH_METAL
 #include "../metal/executor.h"
+#include "tensor_state.h"
 #endif
 
 namespace fattn {
@@ -204,6 +205,11 @@ std::string source_digest() {
 
 }  // namespace
 
+void forget_gpu_facts() {
+  std::lock_guard lock(mutex);
+  facts = nullptr;
+}
+
 #ifdef FATTN_WITH_METAL
 const DeviceFacts& gpu_facts() {
   if (const DeviceFacts* known = facts.load(std::memory_order_acquire)) return *known;
@@ -211,6 +217,7 @@ const DeviceFacts& gpu_facts() {
   std::lock_guard lock(mutex);
   auto* found = new DeviceFacts(device);  // kept, as callers hold references
   add_system_and_torch(*found);
+  found->tensors = tensor_states(*found);
   for (const Tuning* tuning : tunings()) {
     const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
     if (tuning->same_gpu(device) && says_something) found->tuned = &tuning->rows;
@@ -219,6 +226,16 @@ const DeviceFacts& gpu_facts() {
   return *found;
 }
 #endif
+
+TensorState tensor_state(std::string_view name) {
+  for (const TensorState state :
+       {TensorState::kOff, TensorState::kUntested, TensorState::kThreadgroup, TensorState::kRegisters}) {
+    if (name == name_of(state)) return state;
+  }
+  TORCH_CHECK_VALUE(false, "tensor '", name,
+                    "' is not a state of tensor operations; use off, untested, "
+                    "threadgroup or registers");
+}
 
 const DeviceFacts& facts_of([[maybe_unused]] const c10::Device& device) {
 #ifdef FATTN_WITH_METAL

@@ -1,5 +1,5 @@
 // The query rows of a prefill tile: which keys they see, and where their operands and results are. Shared by
-// prefill.metal and prefill_wide.metal.
+// the prefill kernels.
 #pragma once
 
 #include "packed.h"
@@ -112,6 +112,17 @@ struct TileState {
     }
     visible.mask_key_stride = params.mask.key;
     visible.mask_keys = params.kv_len;
+    return visible;
+  }
+  // The same of the lane's first row alone.
+  Visibility visible_row(constant PrefillParams& params) const thread {
+    const threadgroup SavedLimits& limits = saved->limits[row];
+    Visibility visible;
+    visible.limit[0] = limits.limit;
+    visible.window_begin[0] = limits.window_begin;
+    visible.sink_end[0] = limits.sink_end;
+    visible.mask_row[0] = saved->places[row].mask_row;
+    visible.mask_key_stride = params.mask.key;
     return visible;
   }
   // The first element of the row's result; -1 if the row does not exist.

@@ -1,4 +1,4 @@
-// The prologue and epilogue of both prefill kernels: from the kernel's arguments to rows, keys and attention
+// The prologue and epilogue of the prefill kernels: from the kernel's arguments to rows, keys and attention
 // state, and from the state to results.
 #pragma once
 
@@ -128,12 +128,12 @@ struct PrefillTile {
   long sum_place(int r) const thread { return state.lse(r); }
   float sink(int r) const thread { return sink_of(own_row(r * 8 + at.row)); }
 
- private:
   // The learned logit of a row's head.
   float sink_of(QueryRow row) const thread {
     return float_at(operands.sinks, row.head * params->sinks_stride, fc_sinks_kind);
   }
 
+ private:
   // Marks this part, which has no keys, as empty in every row of the tile. merge then ignores its output.
   void put_empty_part(ushort thread_index) const thread {
     static_assert(kTileRows <= kThreads, "a thread has one row");

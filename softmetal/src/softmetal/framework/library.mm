@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "faults.h"
 #include "system.h"
 #include "validation.h"
 
@@ -61,6 +62,7 @@ id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError
   try {
     auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_options(options),
                                              current_mode());
+    for (const std::string& kernel : program->kernel_names()) fault_compilation(kernel, program->macros());
     SMLibrary* library = [[SMLibrary alloc] init];
     library->_program = std::move(program);
     library->_maxThreads = options.maxTotalThreadsPerThreadgroup;
@@ -87,6 +89,7 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     for (NSUInteger asked :
          {NSUInteger(kernel.max_threads), function->_maxThreads, descriptor.maxTotalThreadsPerThreadgroup})
       if (asked) limit = std::min(limit, asked);
+    limit = faulty_max_threads(function->_name, pipeline->macros(), uint32_t(limit));
     SMComputePipelineState* state = [[SMComputePipelineState alloc] init];
     state->_staticThreadgroupBytes = kernel.threadgroup_bytes;
     state->_pipeline = std::move(pipeline);

@@ -1,10 +1,14 @@
 #include "system.h"
 
+#include <sys/sysctl.h>
 #include <sys/utsname.h>
 #undef uname
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <string>
 
 namespace softmetal {
 namespace {
@@ -18,6 +22,11 @@ unsigned parse_macos(const char* text) {
   if (is_read && major * 100 + minor >= kOldest && minor < 100) return major * 100 + minor;
   if (*text) std::fprintf(stderr, "softmetal: SOFTMETAL_MACOS is '%s'; use a version such as 26.2\n", text);
   return 0;
+}
+
+std::string macos_build() {
+  const char* text = std::getenv("SOFTMETAL_MACOS_BUILD");
+  return text && *text ? text : "25C56";
 }
 
 // Apple skipped the versions from 16 to 25; Darwin counts on.
@@ -52,5 +61,21 @@ extern "C" int softmetal_uname(struct utsname* system) {
   std::snprintf(system->sysname, sizeof system->sysname, "Darwin");
   std::snprintf(system->release, sizeof system->release, "%u.%u.0", softmetal::darwin_of(macos / 100),
                 macos % 100);
+  return 0;
+}
+
+extern "C" int sysctlbyname(const char* name, void* value, size_t* size, void*, size_t) {
+  if (!softmetal::macos_version() || std::strcmp(name, "kern.osversion") != 0) {
+    errno = ENOENT;
+    return -1;
+  }
+  const std::string build = softmetal::macos_build();
+  const size_t needed = build.size() + 1;
+  if (value && *size < needed) {
+    errno = ENOMEM;
+    return -1;
+  }
+  if (value) std::memcpy(value, build.c_str(), needed);
+  *size = needed;
   return 0;
 }
