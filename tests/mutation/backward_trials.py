@@ -254,7 +254,7 @@ def _in_slices(plan: Plan) -> None:
 
 
 def _whole_map(name: str, **options: Any) -> Trial:
-    """Nothing reads a mask that hides no key, but in the steps of which a row may not see a key by position."""
+    """A mask that hides no key is read only in steps of which a row may not see a key by position."""
     mask = torch.ones(1, 2, 70, 96, dtype=torch.bool)
     return _of_operands(
         name, "prefill", 4e-3, randn(f16, 1, 2, 70, 32),
@@ -293,7 +293,7 @@ def _nan() -> Trial:
     seen, others = slice(7, 13), slice(0, 7)
     query, grad_out = randn(f16, 1, 2, 60, 64), randn(f16, 1, 2, 60, 32)
     query[:, :, 0] = query[:, :, 33:] = grad_out[:, :, 33:] = torch.nan
-    arguments = {
+    arguments: dict[str, Any] = {
         "query": query, "key": randn(f16, 1, 1, 40, 64), "value": randn(f16, 1, 1, 40, 32), "q_offset": 12,
         "window_left": 5, "window_right": 0,
     }  # fmt: skip
