@@ -99,6 +99,9 @@ def _masked() -> Iterator[Trial]:
         "backward-map-causal", 2, 2, 1, 70, 100, *DIMS, mask=f16, mask_layout="every_other", grad_lse=True,
         **mapped, **CAUSAL,
     )  # fmt: skip
+    # The last key that a step's first row sees ends a group, and the first that its last row sees begins one.
+    yield _whole_map("backward-whole-map-causal", is_causal=True)
+    yield _whole_map("backward-whole-map-window", window_left=46, window_right=16)
     yield _unlikely()
 
 
@@ -250,6 +253,16 @@ def _in_slices(plan: Plan) -> None:
         direct_launch.cut_into_slices(step, 3)
 
 
+def _whole_map(name: str, **options: Any) -> Trial:
+    """A mask that hides no key is read only in steps of which a row may not see a key by position."""
+    mask = torch.ones(1, 2, 70, 96, dtype=torch.bool)
+    return _of_operands(
+        name, "prefill", 4e-3, randn(f16, 1, 2, 70, 32),
+        query=randn(f16, 1, 2, 70, 64), key=randn(f16, 1, 1, 96, 64), value=randn(f16, 1, 1, 96, 32),
+        attn_mask=mask, mask_map=reference.mask_map(mask).to(torch.uint8), q_offset=7, **options,
+    )  # fmt: skip
+
+
 def _unlikely() -> Trial:
     """Every key has a score far below 0, in some rows of 1,000 below the others. One row sees no key."""
     mask = torch.full((1, 2, 4, 70), -1000.0)
@@ -280,7 +293,7 @@ def _nan() -> Trial:
     seen, others = slice(7, 13), slice(0, 7)
     query, grad_out = randn(f16, 1, 2, 60, 64), randn(f16, 1, 2, 60, 32)
     query[:, :, 0] = query[:, :, 33:] = grad_out[:, :, 33:] = torch.nan
-    arguments = {
+    arguments: dict[str, Any] = {
         "query": query, "key": randn(f16, 1, 1, 40, 64), "value": randn(f16, 1, 1, 40, 32), "q_offset": 12,
         "window_left": 5, "window_right": 0,
     }  # fmt: skip
