@@ -60,6 +60,22 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
 };
 #undef SOFTMETAL_ELEMENT_ACCESS
 
+// Longer vectors are in no public header of Metal, but MLX's kernels have them.
+template <typename T, int N>
+  requires(N > 4)
+struct vec<T, N> {
+  T elements[N];
+
+  vec() = default;
+  template <softmetal::Scalar A>
+  SOFTMETAL_INLINE constexpr vec(A s) {
+#pragma unroll
+    for (T& element : elements) element = T(s);
+  }
+  SOFTMETAL_INLINE constexpr T& operator[](int i) { return elements[i]; }
+  SOFTMETAL_INLINE constexpr const T& operator[](int i) const { return elements[i]; }
+};
+
 #define SOFTMETAL_VECTOR_OPERATOR(op)                                          \
   template <typename T, int N>                                                 \
   SOFTMETAL_INLINE constexpr vec<T, N> operator op(vec<T, N> a, vec<T, N> b) { \
