@@ -27,6 +27,9 @@ _INSTRUCTIONS = {
     "uint own_cuda_lane()": "return warps::lane();",
     "uint shuffle_word(uint word, uint lane)": "return warps::shuffle(word, lane);",
     "uint to_tf32(float x)": "return warps::to_tf32(x);",
+    "uint rounded_pair(float first, float second)": (
+        "return uint(constant_bfloat(first)) | uint(constant_bfloat(second)) << 16;"
+    ),
     "uint transposed_word(uint word)": "return warps::movmatrix(word);",
     "void multiply_16(Sums c, const uint (&a)[4], const uint (&b)[2], half)": (
         f"warps::multiply_half({_SUMS}, a, b);"

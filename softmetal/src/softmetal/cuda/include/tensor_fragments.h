@@ -50,6 +50,13 @@ SOFTMETAL_INLINE void multiply_8(Sums c, const uint* a, const uint* b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Two floats, rounded to bfloats in one instruction.
+SOFTMETAL_INLINE uint rounded_pair(float first, float second) {
+  uint word;
+  asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(word) : "f"(first), "f"(second));
+  return word;
+}
+
 // How a 16x8x16 product of elements A and B is computed. Operands of one 16-bit type are multiplied as they
 // are. A float32 operand beside bfloat is split into bfloats: two, which have more bits than relaxed
 // precision keeps, or three, which have all of them. Otherwise, operands are tf32, in which 16-bit types are
@@ -77,14 +84,15 @@ struct Multiplier {
       Quad<float> rest[2] = {upper, lower};
 #pragma unroll
       for (int part = 0; part < kLeftParts; ++part) {
-        Quad<bfloat> rounded[2];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          float& x = rest[i / 4][i % 4];
-          rounded[i / 4][i % 4] = bfloat(x);
-          x -= float(rounded[i / 4][i % 4]);
+        for (int word = 0; word < 4; ++word) {
+          float& first = rest[word % 2][word / 2 * 2];
+          float& second = rest[word % 2][word / 2 * 2 + 1];
+          const uint both = rounded_pair(first, second);
+          first -= __builtin_bit_cast(float, both << 16);
+          second -= __builtin_bit_cast(float, both & 0xffff0000u);
+          a.words[part][word] = both;
         }
-        pack(a.words[part], rounded[0], rounded[1]);
       }
     } else {
 #pragma unroll
@@ -154,55 +162,76 @@ struct Multiplier {
 
 // ---- exchanges between lanes, for operands that are cooperative tensors ------------------------------------
 
+// A quad as words of 32 bits, in which lanes exchange.
 template <typename T>
-SOFTMETAL_INLINE Quad<T> from_lane(const Quad<T>& own, uint lane) {
-  Quad<T> got;
-  constexpr int words = sizeof(Quad<T>) / 4;
-  uint sent[words], received[words];
-  __builtin_memcpy(sent, &own, sizeof own);
-#pragma unroll
-  for (int i = 0; i < words; ++i) received[i] = shuffle_word(sent[i], lane);
-  __builtin_memcpy(&got, received, sizeof got);
-  return got;
-}
-template <typename T>
-SOFTMETAL_INLINE Quad<T> chosen(bool condition, const Quad<T>& yes, const Quad<T>& no) {
-  Quad<T> result;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) result[i] = condition ? yes[i] : no[i];
-  return result;
-}
+struct QuadWords {
+  static constexpr int kCount = sizeof(Quad<T>) / 4;
+  uint words[kCount];
 
-// Rows g and g + 8 (lower) become rows 4(g / 2) + g % 2 and that + 2 (lower).
+  SOFTMETAL_INLINE explicit QuadWords(const Quad<T>& quad) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        words[i] = short_word(quad[2 * i], quad[2 * i + 1]);
+      } else {
+        words[i] = as_type<uint>(quad[i]);
+      }
+    }
+  }
+  QuadWords() = default;
+  SOFTMETAL_INLINE Quad<T> quad() const {
+    Quad<T> result;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        result[i] = as_type<T>(ushort(words[i / 2] >> (i % 2 * 16)));
+      } else {
+        result[i] = as_type<T>(words[i]);
+      }
+    }
+    return result;
+  }
+};
+
+// Rows g and g + 8 (lower) become rows 4(g / 2) + g % 2 and that + 2 (lower). Each lane sends and receives two
+// rows, with different partners.
 template <typename T>
 SOFTMETAL_INLINE void exchange_rows(Quad<T>& upper, Quad<T>& lower) {
   const uint g = lane_group();
-  const uint first = ((g & 2) << 1) | (g & 1);  // the group that holds the new upper row
-  const bool sends_lower = g & 2, is_low = g < 4;
-  const Quad<T> one = from_lane(chosen(sends_lower, lower, upper), (is_low ? first : first + 2) * 4 + lane_quad());
-  const Quad<T> other = from_lane(chosen(sends_lower, upper, lower), (is_low ? first + 2 : first) * 4 + lane_quad());
-  upper = chosen(is_low, one, other);
-  lower = chosen(is_low, other, one);
+  const uint first = (g & 2) << 1 | (g & 1);  // the group that holds the new upper row
+  const bool is_low = g < 4, sends_lower_first = g & 2;
+  const uint one_source = (is_low ? first : first + 2) * 4 + lane_quad();
+  const uint other_source = (is_low ? first + 2 : first) * 4 + lane_quad();
+  QuadWords<T> rows[2] = {QuadWords<T>(upper), QuadWords<T>(lower)};
+#pragma unroll
+  for (int i = 0; i < QuadWords<T>::kCount; ++i) {
+    uint &high = rows[0].words[i], &low = rows[1].words[i];
+    const uint one = shuffle_word(sends_lower_first ? low : high, one_source);
+    const uint other = shuffle_word(sends_lower_first ? high : low, other_source);
+    high = is_low ? one : other;
+    low = is_low ? other : one;
+  }
+  upper = rows[0].quad();
+  lower = rows[1].quad();
 }
 
-// Columns 4t to 4t + 3 become columns 2t, 2t + 1, 2t + 8, 2t + 9.
+// Columns 4t to 4t + 3 become columns 2t, 2t + 1, 2t + 8, 2t + 9: pairs 2t and 2t + 1 become t and t + 4.
 template <typename T>
 SOFTMETAL_INLINE Quad<T> exchange_columns(const Quad<T>& own) {
   const uint t = lane_quad(), base = own_cuda_lane() & ~3u;
   const bool sends_first = t < 2, is_odd = t & 1;
-  Quad<T> result;
-  constexpr int words = sizeof(Quad<T>) / 8;  // of two columns
-  uint pairs[2][words], received[2][words];
-  __builtin_memcpy(pairs, &own, sizeof own);
+  const uint one_source = base + t / 2 + (is_odd ? 2 : 0), other_source = base + t / 2 + (is_odd ? 0 : 2);
+  QuadWords<T> pairs(own);
+  constexpr int kWords = QuadWords<T>::kCount / 2;  // of a pair
 #pragma unroll
-  for (int i = 0; i < words; ++i) {
-    const uint one = shuffle_word(sends_first ? pairs[0][i] : pairs[1][i], base + t / 2 + (is_odd ? 2 : 0));
-    const uint other = shuffle_word(sends_first ? pairs[1][i] : pairs[0][i], base + t / 2 + (is_odd ? 0 : 2));
-    received[0][i] = is_odd ? other : one;
-    received[1][i] = is_odd ? one : other;
+  for (int i = 0; i < kWords; ++i) {
+    uint &first = pairs.words[i], &second = pairs.words[i + kWords];
+    const uint one = shuffle_word(sends_first ? first : second, one_source);
+    const uint other = shuffle_word(sends_first ? second : first, other_source);
+    first = is_odd ? other : one;
+    second = is_odd ? one : other;
   }
-  __builtin_memcpy(&result, received, sizeof result);
-  return result;
+  return pairs.quad();
 }
 
 // Of a fragment of B with rows k: the lane's columns n = 4(g / 2) + g % 2 and that + 2, rows 2t, 2t + 1, 2t + 8

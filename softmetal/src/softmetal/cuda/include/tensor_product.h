@@ -13,23 +13,18 @@ namespace softmetal {
 template <bool whole, int steps, typename Tensor, typename T>
 SOFTMETAL_INLINE void load_row(const Tensor& tensor, int row, int column, Quad<T> (&quads)[steps]) {
   const T* place = tensor.data + row * tensor.stride[1] + column;
-  if constexpr (whole) {
-#ifdef SOFTMETAL_ALIGNED_RUNS
-    if constexpr (sizeof(quads) == 16) {
-      const uint4 words = *reinterpret_cast<const uint4*>(place);
-      __builtin_memcpy(quads, &words, 16);
-      return;
-    } else if constexpr (sizeof(quads) == 8) {
-      const uint2 words = *reinterpret_cast<const uint2*>(place);
-      __builtin_memcpy(quads, &words, 8);
-      return;
-    }
-#endif
-  }
+  if constexpr (whole && kAlignedRuns && sizeof(quads) == 16) {
+    const uint4 words = load_words(reinterpret_cast<const uint4*>(place));
+    __builtin_memcpy(quads, &words, 16);
+  } else if constexpr (whole && kAlignedRuns && sizeof(quads) == 8) {
+    const uint2 words = load_words(reinterpret_cast<const uint2*>(place));
+    __builtin_memcpy(quads, &words, 8);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 4 * steps; ++i) {
-    const bool is_inside = whole || (row < tensor.size[1] && column + i < tensor.size[0]);
-    quads[i / 4][i % 4] = is_inside ? place[i] : T(0);
+    for (int i = 0; i < 4 * steps; ++i) {
+      const bool is_inside = whole || (row < tensor.size[1] && column + i < tensor.size[0]);
+      quads[i / 4][i % 4] = is_inside ? place[i] : T(0);
+    }
   }
 }
 
