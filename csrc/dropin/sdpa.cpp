@@ -256,14 +256,17 @@ int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
 std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const std::optional<Tensor>& attn_mask, bool is_causal,
                                               std::optional<int64_t> family, std::optional<int64_t> macos,
-                                              std::optional<int64_t> torch) {
+                                              std::optional<int64_t> torch,
+                                              std::optional<std::string_view> tensor) {
   DeviceFacts facts = facts_of(query.device());
   if (family) {
     facts.family = static_cast<int>(*family);
-    facts.tuned = nullptr;  // applies only to the GPU of this process
+    facts.tuned = nullptr;  // these apply only to the GPU of this process
+    facts.tensors = {};
   }
   if (macos) facts.macos = static_cast<int>(*macos);
   if (torch) facts.torch = static_cast<int>(*torch);
+  if (tensor) facts.tensors.set_all(tensor_state(*tensor));
   const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, false};
   const Route route = route_of(plain(call), facts, policy);
   return {route.to_torch, route.provenance};
@@ -362,7 +365,7 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
   library.def(
       "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, int? family=None, "
-      "int? macos=None, int? torch=None) -> (bool, str)",
+      "int? macos=None, int? torch=None, str? tensor=None) -> (bool, str)",
       explained_route);
   library.def("_may_go_to_torch() -> bool", [] { return may_go_to_torch(facts_of(at::kMPS), policy); });
   library.def("_set_training(str policy) -> ()", set_training);

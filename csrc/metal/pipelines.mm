@@ -109,9 +109,12 @@ std::string text_of(NSError* error) {
 
 NSString* to_nsstring(const std::string& text) { return [NSString stringWithUTF8String:text.c_str()]; }
 
-MTLCompileOptions* compile_options(const Macros& macros) {
+// Apple's SDKs name it from macOS 26 on.
+constexpr auto kLanguageVersion4_0 = static_cast<MTLLanguageVersion>(4 << 16);
+
+MTLCompileOptions* compile_options(Kernel kernel, const Macros& macros) {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
-  options.languageVersion = MTLLanguageVersion3_1;
+  options.languageVersion = is_tensor(kernel) ? kLanguageVersion4_0 : MTLLanguageVersion3_1;
   NSMutableDictionary* values = [NSMutableDictionary dictionaryWithCapacity:macros.size()];
   for (const auto& [name, value] : macros) [values setObject:to_nsstring(value) forKey:to_nsstring(name)];
   options.preprocessorMacros = values;
@@ -135,7 +138,7 @@ id<MTLLibrary> new_library(const KernelSpec& spec, const Macros& macros, bool li
   NSError* error = nil;
   const std::string text = std::string(limited ? "" : kUnlimited) + source_text(source_name(spec.kernel));
   id<MTLLibrary> library = [metal_device() newLibraryWithSource:to_nsstring(text)
-                                                        options:compile_options(macros)
+                                                        options:compile_options(spec.kernel, macros)
                                                           error:&error];
   TORCH_CHECK(library != nil, "the Metal compiler rejected ", describe(spec, macros), ":\n", text_of(error));
   return library;

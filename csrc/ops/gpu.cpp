@@ -187,6 +187,18 @@ void add_system_and_torch(DeviceFacts& device) {
   device.torch_prefill = disabled == nullptr || std::string_view(disabled) == "0";
 }
 
+// Tensor operations that this GPU and system have. FATTN_TENSOR=0, threadgroup or registers decides instead
+// of a self-test.
+void add_tensors(DeviceFacts& device) {
+  if (device.family < kMinTensorFamily || device.macos < kMinTensorMacos) return;
+  const char* variable = std::getenv("FATTN_TENSOR");
+  const std::string_view requested = variable == nullptr ? "" : variable;
+  device.tensors.set_all(requested == "registers"     ? TensorState::kRegisters
+                         : requested == "threadgroup" ? TensorState::kThreadgroup
+                         : requested == "0"           ? TensorState::kOff
+                                                      : TensorState::kUntested);
+}
+
 // The versions of macOS and torch in this process, to which tuned routes belong.
 std::tuple<int64_t, int64_t> system_and_torch() {
   DeviceFacts device;
@@ -211,6 +223,7 @@ const DeviceFacts& gpu_facts() {
   std::lock_guard lock(mutex);
   auto* found = new DeviceFacts(device);  // kept, as callers hold references
   add_system_and_torch(*found);
+  add_tensors(*found);
   for (const Tuning* tuning : tunings()) {
     const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
     if (tuning->same_gpu(device) && says_something) found->tuned = &tuning->rows;
@@ -219,6 +232,16 @@ const DeviceFacts& gpu_facts() {
   return *found;
 }
 #endif
+
+TensorState tensor_state(std::string_view name) {
+  for (const TensorState state :
+       {TensorState::kOff, TensorState::kUntested, TensorState::kThreadgroup, TensorState::kRegisters}) {
+    if (name == name_of(state)) return state;
+  }
+  TORCH_CHECK_VALUE(false, "tensor '", name,
+                    "' is not a state of tensor operations; use off, untested, "
+                    "threadgroup or registers");
+}
 
 const DeviceFacts& facts_of([[maybe_unused]] const c10::Device& device) {
 #ifdef FATTN_WITH_METAL

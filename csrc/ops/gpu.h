@@ -1,6 +1,8 @@
 // The GPU, system and torch of this process for the planner, with the sizes that were timed on that GPU.
 #pragma once
 
+#include <string_view>
+
 #include <c10/core/Device.h>
 
 #include "../plan/device.h"
@@ -13,5 +15,8 @@ const DeviceFacts& gpu_facts();
 
 // The facts of the GPU that holds a tensor; for other devices those of the smallest supported GPU.
 const DeviceFacts& facts_of(const c10::Device& device);
+
+// The state of tensor operations of this name; raises if there is none.
+TensorState tensor_state(std::string_view name);
 
 }  // namespace fattn

@@ -86,15 +86,21 @@ std::string resources_without_limit([[maybe_unused]] std::vector<int64_t> number
 #endif
 }
 
-// The plan of a call, for its device or for another one. `compiles`: compiles it for the GPU of this process.
+// The plan of a call, for its device or for another one. `tensor`: the state of all its tensor operations.
+// `compiles`: compiles it for the GPU of this process.
 template <typename AnyCall>
 std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
-                      std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
+                      std::optional<int64_t> family, std::optional<int64_t> cores,
+                      std::optional<std::string_view> tensor, bool compiles) {
   DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
   if (device_name) facts.name = *device_name;
   if (family) facts.family = static_cast<int>(*family);
   if (cores) facts.cores = static_cast<int>(*cores);
-  if (device_name || family || cores) facts.tuned = nullptr;  // they belong to the GPU of this process
+  if (device_name || family || cores) {  // these belong to the GPU of this process
+    facts.tuned = nullptr;
+    facts.tensors = {};
+  }
+  if (tensor) facts.tensors.set_all(tensor_state(*tensor));
   const Plan plan = plan_or_raise(call.problem, facts);
   if (compiles) compile(plan);
   return to_json(plan, facts);
@@ -113,8 +119,9 @@ struct OpOf<describe> {
   }
 
   static std::string explain(Args... args, std::optional<std::string_view> device_name,
-                             std::optional<int64_t> family, std::optional<int64_t> cores, bool compiles) {
-    return explained(describe(args...), device_name, family, cores, compiles);
+                             std::optional<int64_t> family, std::optional<int64_t> cores,
+                             std::optional<std::string_view> tensor, bool compiles) {
+    return explained(describe(args...), device_name, family, cores, tensor, compiles);
   }
 };
 
@@ -137,10 +144,12 @@ struct AttentionOf {
   static void explain(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const Arguments arguments(op, *stack);
     const auto name = arguments.get<std::optional<std::string>>("device_name");
-    return_results(op, stack,
-                   std::tuple(explained(
-                       describe(arguments), name, arguments.get<std::optional<int64_t>>("family"),
-                       arguments.get<std::optional<int64_t>>("cores"), arguments.get<bool>("compile"))));
+    const auto tensor = arguments.get<std::optional<std::string>>("tensor");
+    return_results(
+        op, stack,
+        std::tuple(explained(describe(arguments), name, arguments.get<std::optional<int64_t>>("family"),
+                             arguments.get<std::optional<int64_t>>("cores"), tensor,
+                             arguments.get<bool>("compile"))));
   }
 
  private:
@@ -242,7 +251,7 @@ const std::string kMaskMapArguments = "Tensor attn_mask";
 const std::string kRowOpArguments = "Tensor scores, *, float softcap=0.0";
 const std::string kElementOpArguments = "Tensor x, float cap";
 const std::string kDeviceArguments =
-    "str? device_name=None, int? family=None, int? cores=None, bool compile=False";
+    "str? device_name=None, int? family=None, int? cores=None, str? tensor=None, bool compile=False";
 const std::string kGradients =
     " -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_sinks, Tensor grad_alibi)";
 const std::string kResults = " -> (Tensor out, Tensor lse)";

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tensor.h"
+
 namespace fattn {
 
 struct TunedRows;
@@ -15,6 +17,7 @@ struct DeviceFacts {
   int64_t max_threadgroup_bytes = 32768;
   int64_t working_set_bytes = 5726630912;  // recommendedMaxWorkingSetSize; this is that of 8 GB
   const TunedRows* tuned = nullptr;        // for exactly this GPU (tuned.h); lives as long as the process
+  TensorStates tensors;                    // Metal 4's tensor operations
 
   // The system and torch, whose own attention is the alternative (route.h).
   int macos = 0;              // 26.2 as 2602; 0: another system

@@ -121,14 +121,15 @@ class JsonWriter {
 };
 
 // The structs of parameters, each with its list of fields.
-#define FATTN_PARAMS(X)                         \
-  X(PrefillParams, FATTN_PREFILL_PARAMS)        \
-  X(DecodeParams, FATTN_DECODE_PARAMS)          \
-  X(MergeParams, FATTN_MERGE_PARAMS)            \
-  X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS) \
-  X(LogitsParams, FATTN_LOGITS_PARAMS)          \
-  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)       \
-  X(BackwardParams, FATTN_BACKWARD_PARAMS)      \
+#define FATTN_PARAMS(X)                           \
+  X(PrefillParams, FATTN_PREFILL_PARAMS)          \
+  X(DecodeParams, FATTN_DECODE_PARAMS)            \
+  X(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS) \
+  X(MergeParams, FATTN_MERGE_PARAMS)              \
+  X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS)   \
+  X(LogitsParams, FATTN_LOGITS_PARAMS)            \
+  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)         \
+  X(BackwardParams, FATTN_BACKWARD_PARAMS)        \
   X(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS)
 
 #define FATTN_WRITE(type, name) json.field(#name, params.name);
@@ -259,6 +260,7 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   json.field("tuning", two_walks ? std::string("rows: ") + plan.tuning + "; keys: " + plan.key_tuning
                                  : std::string(plan.tuning));
   if (*plan.launches != '\0') json.field("launches", plan.launches);
+  if (*plan.tensor != '\0') json.field("tensor", plan.tensor);
   json.close('}');
   return json.take();
 }

@@ -18,16 +18,18 @@
 namespace fattn {
 
 // X(enumerator, name, source, parameters): the function is fattn_<name>, in <source>.metal.
-#define FATTN_KERNELS(X)                                      \
-  X(Prefill, prefill, prefill, PrefillParams)                 \
-  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams)   \
-  X(Decode, decode, decode, DecodeParams)                     \
-  X(DecodeWide, decode_wide, decode_wide, DecodeParams)       \
-  X(DecodeVector, decode_vector, decode_vector, DecodeParams) \
-  X(Merge, merge, merge, MergeParams)                         \
-  X(CacheWrite, cache_write, cache, CacheWriteParams)         \
-  FATTN_LOGITS_OPS(X)                                         \
-  X(MaskMap, mask_map, mask_map, MaskMapParams)               \
+#define FATTN_KERNELS(X)                                          \
+  X(Prefill, prefill, prefill, PrefillParams)                     \
+  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams)       \
+  X(PrefillTensor, prefill_tensor, prefill_tensor, PrefillParams) \
+  X(TensorProbe, tensor_probe, tensor_probe, TensorProbeParams)   \
+  X(Decode, decode, decode, DecodeParams)                         \
+  X(DecodeWide, decode_wide, decode_wide, DecodeParams)           \
+  X(DecodeVector, decode_vector, decode_vector, DecodeParams)     \
+  X(Merge, merge, merge, MergeParams)                             \
+  X(CacheWrite, cache_write, cache, CacheWriteParams)             \
+  FATTN_LOGITS_OPS(X)                                             \
+  X(MaskMap, mask_map, mask_map, MaskMapParams)                   \
   FATTN_BACKWARD_KERNELS(X)
 #define FATTN_BACKWARD_KERNELS(X)                                  \
   X(BackwardQuery, backward_query, backward_query, BackwardParams) \
@@ -51,7 +53,12 @@ inline bool is_backward(Kernel kernel) {
   return false FATTN_BACKWARD_KERNELS(FATTN_IS);
 #undef FATTN_IS
 }
+// The prefills of simdgroup matrices.
 inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
+// The kernels of tensor operations, whose libraries need MSL 4.0.
+inline bool is_tensor(Kernel kernel) {
+  return kernel == Kernel::kPrefillTensor || kernel == Kernel::kTensorProbe;
+}
 
 // The function constants of a pipeline.
 struct Features {
@@ -80,6 +87,7 @@ struct KernelSpec : Features {
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
+  bool registers = false;       // tensors: scores stay in registers
   uint16_t step_rows = 0;       // backward_key: query rows per step
   uint16_t row_simdgroups = 1;  // softmax: per row
   uint16_t vectors = 1;         // softmax: per thread
@@ -151,6 +159,7 @@ struct Plan {
   const char* tuning = "";         // the source of the tile and chunk sizes
   const char* key_tuning = "";     // backward: of those of the pass over keys
   const char* launches = "";       // decode: how many, and why
+  const char* tensor = "";         // prefill, on a GPU with tensor operations: what it multiplies on, and why
 
   Pass& add_pass() { return passes[pass_count++]; }
 };
@@ -166,6 +175,10 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
+
+// The pass that asks the GPU how it lays out the tensors of prefill_tensor: kSlotTensorFacts
+// (kernels/prefill/tensor_probe.metal).
+Plan plan_tensor_probe(TensorSize size, bool registers);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);

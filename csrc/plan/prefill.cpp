@@ -36,7 +36,8 @@ struct Tile {
   int64_t simdgroups;
   bool early_loads;
   const char* provenance;
-  bool tuned;  // by rows that were timed on this machine
+  bool tuned;              // by rows that were timed on this machine
+  bool registers = false;  // tensors: scores stay in registers
 
   int64_t rows() const { return row_groups * row_fragments * kFragment; }
 };
@@ -49,9 +50,44 @@ DType tile_dtype(const Problem& p, const DeviceFacts& device) {
   return p.dtype;
 }
 
+// Off also for calls that cannot use them.
+TensorState tensor_state(const Problem& p, const DeviceFacts& device) {
+  const auto size = tensor_size(p);
+  return size ? device.tensors.of(*size) : TensorState::kOff;
+}
+
+// For explain.
+const char* why_tensors(const Problem& p, const DeviceFacts& device) {
+  if (!device.tensors.any()) return "";
+  if (const char* reason = why_no_tensors(p)) return reason;
+  switch (tensor_state(p, device)) {
+    case TensorState::kOff:
+      return "off for this dtype and head size";
+    case TensorState::kUntested:
+      return "not tested yet on this GPU";
+    case TensorState::kThreadgroup:
+      return "used; scores pass through threadgroup memory";
+    case TensorState::kRegisters:
+      return "used; scores stay in registers";
+  }
+}
+
 // Selects from the tables of tuning.h. Each simdgroup has whole rows (prefill.metal) or some columns of its
 // rows (prefill_wide.metal).
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
+  if (const auto state = tensor_state(p, device); is_on(state)) {
+    const bool registers = state == TensorState::kRegisters;
+    const PrefillTensorRow& row = tensor_row(p.head_dim, registers);
+    return {Kernel::kPrefillTensor,
+            kTensorRows / kFragment,
+            row.row_groups,
+            row.tile_keys,
+            row.simdgroups,
+            false,
+            row.provenance,
+            false,
+            registers};
+  }
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   if (dim > kMaxRowDim) {
     const PrefillWideRow& built_in = tuning_row(kPrefillWideTuning, device, p.dtype, dim);
@@ -94,6 +130,22 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   const int64_t product_bytes =
       2 * fragments * sum_shares * kFragment * tile.tile_keys * int64_t(sizeof(float));
   return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
+}
+
+// The query, one staged operand of a step, slopes and positions of rows, the keys that each simdgroup sees;
+// without registers also the scores of a step and a factor of each row.
+int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
+  const int64_t dim = tensor_size(p)->dim;
+  const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);
+  const int64_t row_bytes =
+      tile.rows() * int64_t(sizeof(SavedModifiers)) + tile.simdgroups * int64_t(sizeof(uint32_t));
+  const int64_t score_bytes = tile.simdgroups * kTensorRows * (tile.tile_keys + 1) * int64_t(sizeof(float));
+  return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
+}
+
+int64_t bytes_of(const Problem& p, const Tile& tile) {
+  if (tile.kernel == Kernel::kPrefillTensor) return bytes_of_tensors(p, tile);
+  return tile.kernel == Kernel::kPrefillWide ? bytes_of_columns(p, tile) : bytes_of_rows(p, tile);
 }
 
 // Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed tiles do. It
@@ -149,6 +201,7 @@ int64_t held_by(const DeviceFacts& device, const Tile& tile) {
 // threadgroups, with too few keys to cut into parts, leave cores idle; smaller tiles read the keys more often
 // instead.
 bool halve(Tile& tile) {
+  if (tile.kernel == Kernel::kPrefillTensor) return false;  // its pipelines are the tested ones
   if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kFewestSimdgroups) {
     tile.simdgroups /= 2;
     tile.row_groups = tile.simdgroups;
@@ -216,6 +269,26 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 
 }  // namespace
 
+Plan plan_tensor_probe(TensorSize size, bool registers) {
+  Plan plan;
+  const PrefillTensorRow& row = tensor_row(size.dim, registers);
+  plan.tuning = row.provenance;
+  Pass& pass = plan.add_pass();
+  pass.spec.kernel = Kernel::kTensorProbe;
+  pass.spec.dtype = pass.spec.out_dtype = size.dtype;
+  pass.spec.head_dim = pass.spec.value_dim = size.dim;
+  pass.spec.row_groups = row.row_groups;
+  pass.spec.tile_keys = row.tile_keys;
+  pass.spec.simdgroups = row.simdgroups;
+  pass.spec.row_fragments = kTensorRows / kFragment;
+  pass.spec.registers = registers;
+  pass.grid = {1, 1, 1};
+  pass.threads = {kSimdWidth, 1, 1};
+  pass.bind(kSlotTensorFacts, kSlotOut);
+  pass.set_params(TensorProbeParams{kMostTensorFacts});
+  return plan;
+}
+
 int64_t saved_tile_bytes(int64_t rows, int64_t own_rows) {
   return rows * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts)) +
          ceil_div(rows, kCellRows) * int64_t(sizeof(int64_t)) +
@@ -251,6 +324,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Problem p = problem;
   Tile tile = tile_of(p, device);
   plan.tuning = tile.provenance;
+  plan.tensor = why_tensors(p, device);
   const int64_t most_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
   const bool grouped = pays_to_group(p, most_rows);
@@ -258,7 +332,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   // If one fragment of each group holds all rows of a sequence, a second would stay empty. No bit of a result
   // depends on the rows of a tile.
   const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
-  if (rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
+  const bool tensors = tile.kernel == Kernel::kPrefillTensor;
+  if (!tensors && rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
 
   int64_t q_tiles = most_tiles(p, grouped, tile.rows());
@@ -272,10 +347,11 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(tile.kernel, p, device);
   pass.spec.row_fragments = uint16_t(tile.row_fragments);
-  pass.spec.row_groups = uint16_t(wide ? tile.row_groups : 1);
+  pass.spec.row_groups = uint16_t(wide || tensors ? tile.row_groups : 1);
   pass.spec.tile_keys = uint16_t(tile.tile_keys);
   pass.spec.simdgroups = uint16_t(tile.simdgroups);
   pass.spec.early_loads = tile.early_loads;
+  pass.spec.registers = tile.registers;
   pass.spec.causal = p.is_causal;
   pass.spec.window = has_window(p);
   pass.spec.grouped = grouped;
@@ -291,8 +367,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
     cut_into_slices(pass, int64_t(most_groups));
   }
   pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
-  const int64_t bytes = wide ? bytes_of_columns(p, tile) : bytes_of_rows(p, tile);
-  pass.threadgroup_bytes = uint32_t(ceil_div(bytes, 16) * 16);
+  pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile), 16) * 16);
 
   bind_attention(pass, p);
   const bool merged = parts.count > 1;

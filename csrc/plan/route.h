@@ -60,7 +60,8 @@ inline constexpr std::array<TorchKernelRow, 4> kTorchKernels{{
 struct RouteRow {
   uint8_t ways;  // as bits 1 << TorchWay
   int min_family;
-  bool padded;  // only calls whose heads our kernels need padded
+  bool padded;      // only calls whose heads our kernels need padded
+  bool no_tensors;  // only calls that our kernels do not multiply on tensor units
   int64_t min_rows;
   int64_t max_rows;
   int64_t min_keys;
@@ -72,30 +73,32 @@ inline constexpr uint8_t kAnyWay = 0xff;
 
 // No row was measured with our kernels on an Apple GPU. The H200 ran the same Metal sources, translated.
 // Published figures are those of other kernels of the same design.
-inline constexpr std::array<RouteRow, 7> kRoutes{{
-    {set_of(TorchWay::kTensor), 10, false, 64, kAnyNumber, 1, true,
+inline constexpr std::array<RouteRow, 8> kRoutes{{
+    {set_of(TorchWay::kTensor), 10, false, true, 64, kAnyNumber, 1, true,
      "torch's prefill runs on the tensor units of M5 and ours does not; kernels on them are published at 1.5 "
      "to "
      "3.6 times the rate of simdgroup matrices (mtlattn and vllm-metal on M5 Pro, xwen on M5 Max)"},
-    {set_of(TorchWay::kTensor), 10, false, 0, kAnyNumber, 0, false,
+    {set_of(TorchWay::kTensor), 10, false, false, 64, kAnyNumber, 1, false,
+     "both run on the tensor units of M5; ours was not compared with torch's"},
+    {set_of(TorchWay::kTensor), 10, false, false, 0, kAnyNumber, 0, false,
      "torch's tile has 64 rows; for 12 rows, MLX's of that size took twice as long as a kernel for few rows "
      "(published, M5 Max, MLX pull request 3838)"},
-    {set_of(TorchWay::kTensor), kAnyFamily, false, 0, kAnyNumber, 0, false,
+    {set_of(TorchWay::kTensor), kAnyFamily, false, false, 0, kAnyNumber, 0, false,
      "before M5, torch's matmul2d has no units of its own: mtlattn's kernel with it made 1.9 TFLOP/s where "
      "MPSGraph made 3.1 (published, M4); torch's was not compared with ours"},
-    {set_of(TorchWay::kVector), kAnyFamily, false, 0, kAnyNumber, 0, false,
+    {set_of(TorchWay::kVector), kAnyFamily, false, false, 0, kAnyNumber, 0, false,
      "torch's decode took 1.3 to 4.3 times as long on an H200 where heads share 4,096 keys or more, 0.98 "
      "where "
      "none do, 0.85 at 256 keys; not compared on an Apple GPU"},
-    {set_of(TorchWay::kScores), kAnyFamily, true, 0, 8, 256, true,
+    {set_of(TorchWay::kScores), kAnyFamily, true, false, 0, 8, 256, true,
      "our kernels would need the heads padded: for so few rows, the copy of all keys and values moves more "
      "bytes "
      "than torch's scores (by count)"},
-    {set_of(TorchWay::kScores), kAnyFamily, false, 0, kAnyNumber, 0, false,
+    {set_of(TorchWay::kScores), kAnyFamily, false, false, 0, kAnyNumber, 0, false,
      "torch holds all scores in memory here, which took 1.1 to 44 times as long as its own kernels that do "
      "not "
      "(published, pytorch pull requests 181575 and 181852)"},
-    {kAnyWay, kAnyFamily, false, 0, kAnyNumber, 0, false,
+    {kAnyWay, kAnyFamily, false, false, 0, kAnyNumber, 0, false,
      "baseline: torch's simdgroup prefill took 1.6 to 3.2 times as long on an H200; not compared on an Apple "
      "GPU"},
 }};

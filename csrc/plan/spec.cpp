@@ -80,6 +80,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_VECTORS", std::to_string(spec.vectors));
     return macros;
   }
+  if (is_tensor(spec.kernel)) macros.emplace_back("FATTN_REGISTERS", spec.registers ? "1" : "0");
   macros.emplace_back("FATTN_HEAD_DIM", std::to_string(spec.head_dim));
   macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
   if (spec.kernel == Kernel::kCacheWrite) {
@@ -118,6 +119,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
     for (const FunctionConstant index : declared) values.push_back(all[index]);
     return values;
   };
+  if (spec.kernel == Kernel::kTensorProbe) return {};
   if (spec.kernel == Kernel::kCacheWrite) return only({kConst_vector_loads, kConst_scales});
   if (is_logits(spec.kernel)) return only({kConst_vector_loads, kConst_softcap, kConst_sliced});
   return {std::begin(all), std::end(all)};

@@ -87,6 +87,37 @@ inline constexpr std::array<PrefillWideRow, 5> kPrefillWideTuning{{
      "baseline: 8 rows, columns over 8 simdgroups (registers of M1/M2 as Mesa counts)"},
 }};
 
+struct PrefillTensorRow {
+  uint16_t max_dim;
+  bool registers;
+  uint16_t row_groups;  // of 16 rows; the simdgroups of a group divide the columns of the values
+  uint16_t tile_keys;
+  uint16_t simdgroups;
+  const char* provenance;
+};
+
+// Query, a staged step and, without registers, the scores of all rows take at most 31 KB of threadgroup
+// memory. Output and scores of a simdgroup take 80 floats per lane at most, as in kernels that run on M5
+// (published, xwen). Rows, keys and simdgroups are those of MLX's and xwen's kernels for heads of 128.
+// Nothing here was measured on an Apple GPU.
+inline constexpr int64_t kTensorRows = 16;  // of a product
+inline constexpr std::array<PrefillTensorRow, 5> kPrefillTensorTuning{{
+    {128, true, 4, 32, 4,
+     "tensors: 4 simdgroups of 16 rows, 32 keys per step (published, MLX and xwen on M5)"},
+    {96, false, 4, 32, 4, "tensors through threadgroup memory: 4 simdgroups of 16 rows, 32 keys per step"},
+    {128, false, 2, 32, 2, "tensors through threadgroup memory: 2 simdgroups of 16 rows, 32 keys per step"},
+    {kAnyDim, true, 2, 16, 4, "tensors: 16 keys per step, columns over 2 of 4 simdgroups"},
+    {kAnyDim, false, 2, 16, 4,
+     "tensors through threadgroup memory: 16 keys per step, columns over 2 of 4 simdgroups"},
+}};
+
+inline const PrefillTensorRow& tensor_row(int64_t dim, bool registers) {
+  for (const auto& row : kPrefillTensorTuning) {
+    if (dim <= row.max_dim && row.registers == registers) return row;
+  }
+  return kPrefillTensorTuning.back();
+}
+
 struct BackwardRow {
   int min_family;
   uint8_t dtypes;  // in which operands are multiplied

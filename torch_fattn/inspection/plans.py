@@ -57,6 +57,8 @@ class Explanation:
         if "kept_bytes" in self.data:
             lines.append(f"  kept         {self.data['kept_bytes']:,} bytes from the forward")
         lines.append(f"  tuning       {self.data['tuning']}")
+        if "tensor" in self.data:
+            lines.append(f"  tensors      {self.data['tensor']}")
         if "launches" in self.data:
             lines.append(f"  launches     {self.data['launches']}")
         if self.route is not None:
@@ -175,6 +177,7 @@ def explain(
     cores: int | None = None,
     macos: str | None = None,
     torch_version: str | None = None,
+    tensor: str | None = None,
     **options: Any,
 ) -> Explanation:
     """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
@@ -188,6 +191,8 @@ def explain(
             cores it is called "an Apple GPU", unless you name it. A name needs both figures.
         macos, torch_version: the versions, such as "26.2" and "2.15" or `torch.__version__`, on which
             `.route` depends. The default is those of this machine.
+        tensor: the state of the GPU's tensor operations, of Metal 4: "registers", "threadgroup", "untested" or
+            "off". The default is that of this machine's GPU, and "off" for another GPU.
 
     `.route` of the result says whether `sdpa` and `install` run such a call or leave it to torch's own
     attention, and why. It is None for a call that torch's attention cannot express, such as one that returns
@@ -212,9 +217,9 @@ def explain(
     SIGNATURES[f"fattn.{op}"].check_call(operands, options)
     with_lse = options.pop("return_lse", False)  # this option changes no plan
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
-    text = plan(*operands, **options, device_name=device_name, family=family, cores=cores)
+    text = plan(*operands, **options, device_name=device_name, family=family, cores=cores, tensor=tensor)
     plan_family = json.loads(text)["device"]["family"] if device_name is not None else None
-    route = None if with_lse else route_of(op, operands, options, plan_family, macos, torch_version)
+    route = None if with_lse else route_of(op, operands, options, plan_family, macos, torch_version, tensor)
     return Explanation(op, text, route)
 
 

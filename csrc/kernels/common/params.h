@@ -47,7 +47,8 @@ namespace fattn {
   OTHER(GradValue, device Element*, grad_value)                                                  \
   OTHER(GradQuery, device Element*, grad_query) /* written to the slot of out */                 \
   OTHER(GradSinks, device Element*, grad_sinks) /* likewise */                                   \
-  OTHER(GradAlibi, device Element*, grad_alibi) /* likewise */
+  OTHER(GradAlibi, device Element*, grad_alibi) /* likewise */                                   \
+  OTHER(TensorFacts, device int*, tensor_facts) /* of tensor_probe; likewise */
 
 #define FATTN_ENUMERATOR(slot, ...) kSlot##slot,
 enum Slot {
@@ -236,6 +237,11 @@ struct DecodeParams {
   FATTN_DECODE_PARAMS(FATTN_FIELD)
 };
 
+#define FATTN_TENSOR_PROBE_PARAMS(X) X(fattn_i64, most_facts) /* integers that the result has room for */
+struct TensorProbeParams {
+  FATTN_TENSOR_PROBE_PARAMS(FATTN_FIELD)
+};
+
 #define FATTN_MERGE_PARAMS(X)       \
   X(fattn_i64, rows) /* per part */ \
   X(fattn_i32, parts)               \
@@ -309,6 +315,7 @@ FATTN_CHECK_PARAMS(BackwardParams, FATTN_BACKWARD_PARAMS);
 FATTN_CHECK_PARAMS(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS);
 FATTN_CHECK_PARAMS(CausalSpan, FATTN_CAUSAL_SPAN);
 FATTN_CHECK_PARAMS(DecodeParams, FATTN_DECODE_PARAMS);
+FATTN_CHECK_PARAMS(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS);
 FATTN_CHECK_PARAMS(MergeParams, FATTN_MERGE_PARAMS);
 FATTN_CHECK_PARAMS(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS);
 FATTN_CHECK_PARAMS(MaskMapParams, FATTN_MASK_MAP_PARAMS);

@@ -62,6 +62,16 @@ constexpr int state_columns(int chunks) { return chunks == 1 ? 64 : 32; }
 constexpr int chunk_sum_floats(int chunks, int rows) {
   return chunks == 1 ? 0 : (3 * (chunks + 1) * rows + 3) / 4 * 4;
 }
+// What tensor_probe tells of a GPU: capacities of scores, row reduction and output; whether the rows of
+// scores and output can be matched to those of the reduction, and scores can be a left operand; then {column,
+// row} of each element, lane by lane, of the scores and of the output, {-1, -1} for one that is not valid.
+FATTN_CONSTEXPR int kTensorHeadFacts = 8;
+// Most elements of a lane that prefill_tensor has bits for.
+FATTN_CONSTEXPR int kMostScoreElements = 32;
+FATTN_CONSTEXPR int kMostOutElements = 64;
+FATTN_CONSTEXPR int kMostReducedRows = 2;
+FATTN_CONSTEXPR int kMostTensorFacts =
+    kTensorHeadFacts + 2 * kSimdWidth * (2 * kMostScoreElements + 2 * kMostOutElements);
 // Padding of the rows of a staged K or V tile, so that the addresses that a simdgroup reads together (tile.h)
 // are in different banks: for K, 16 bytes in each of eight rows; for V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;

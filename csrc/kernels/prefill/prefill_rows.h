@@ -114,6 +114,17 @@ struct TileState {
     visible.mask_keys = params.kv_len;
     return visible;
   }
+  // The same of the lane's first row alone.
+  Visibility visible_row(constant PrefillParams& params) const thread {
+    const threadgroup SavedLimits& limits = saved->limits[row];
+    Visibility visible;
+    visible.limit[0] = limits.limit;
+    visible.window_begin[0] = limits.window_begin;
+    visible.sink_end[0] = limits.sink_end;
+    visible.mask_row[0] = saved->places[row].mask_row;
+    visible.mask_key_stride = params.mask.key;
+    return visible;
+  }
   // The first element of the row's result; -1 if the row does not exist.
   long out(int r) const thread { return saved->places[row + r * 8].out; }
   long lse(int r) const thread { return saved->places[row + r * 8].lse; }

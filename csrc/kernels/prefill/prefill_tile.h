@@ -129,12 +129,12 @@ struct PrefillTile {
   long sum_place(int r) const thread { return state.lse(r); }
   float sink(int r) const thread { return sink_of(own_row(r * 8 + at.row)); }
 
- private:
   // The learned logit of a row's head.
   float sink_of(QueryRow row) const thread {
     return float_at(operands.sinks, row.head * params->sinks_stride, fc_sinks_kind);
   }
 
+ private:
   // Marks this part, which has no keys, as empty in every row of the tile. merge then ignores its output.
   void put_empty_part(ushort thread_index) const thread {
     const RowSum nothing = row_sum_of_no_keys();

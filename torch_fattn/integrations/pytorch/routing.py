@@ -137,6 +137,7 @@ def route_of(
     family: int | None = None,
     macos: str | None = None,
     torch_version: str | None = None,
+    tensor: str | None = None,
 ) -> Route | None:
     """The route of the plain call of torch's attention that is equivalent to this operator call; None if
     there is none. The filled length of a cache counts as its capacity."""
@@ -167,5 +168,6 @@ def route_of(
         family,
         None if macos is None else version_number(macos),
         None if torch_version is None else version_number(torch_version),
+        tensor,
     )
     return Route("torch" if to_torch else "fattn", why)

@@ -1,0 +1,189 @@
+// Prefill on Metal 4's tensor operations, for GPUs with units for them.
+//
+// Inputs, outputs and the packing of rows are those of prefill.metal. A simdgroup has 16 rows: scores and
+// output are cooperative tensors (tensor_products.h). With wide heads, the simdgroups of a row group divide
+// the columns of the output and compute the same scores. A step:
+//
+//   all          keys, and below values, -> threadgroup memory, if they cannot be read where they are
+//   each         query x keys -> scores -> weights; weights x values of its columns
+//
+// The query is in threadgroup memory, where every step reads it: of all that was tried on M5 Max, this made
+// the largest difference (published, xwen).
+#define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
+#define FATTN_EARLY_LOADS false
+
+#include "tensor_rows.h"
+#include "tensor_staging.h"
+// An include in a branch is written out there alone, so these two include nothing.
+#if FATTN_REGISTERS
+#include "tensor_registers.h"
+#else
+#include "tensor_threadgroup.h"
+#endif
+
+namespace fattn {
+
+static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
+
+// Saves what the rows of this simdgroup see, where their results go, and what modifies their scores.
+inline void save_rows(thread const PrefillTile& tile, threadgroup SavedModifiers* modifiers) {
+  if (tile.at.lane == 0) {
+    tile.state.put_ranges(tile.rows.ranges_of(tile.first_row, kOwnRows, *tile.params));
+  }
+  const int row = tile.at.lane;
+  if (row < kOwnRows) {
+    const QueryRow at = tile.own_row(row);
+    TileState state = tile.state;
+    state.row = ushort(tile.state.row + row);
+    tile.rows.save(0, at, tile.part, *tile.params, state);
+    ScoreModifiers of_row;
+    tile.rows.set_modifiers(0, at, tile.operands, *tile.params, of_row);
+    modifiers[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
+    modifiers[row].position = of_row.position[0];
+  }
+}
+
+// The products of a step become scores: -inf where a row does not see a key. Returns the keys that some row
+// sees, by bits. `modifiers`: of the rows of this simdgroup. `exist`: see StepKeys.
+template <class Scores>
+inline uint modify_products(thread Scores& scores, thread const PrefillTile& tile,
+                            const threadgroup SavedModifiers* modifiers, int first_key, bool whole,
+                            uint exist) {
+  uint seen = 0;
+  FATTN_EACH_ELEMENT(i, scores) {
+    const auto at = scores.get_multidimensional_index(i);
+    const int key = first_key + at[0];
+    ScoreModifiers of_row;
+    set_uniform(of_row, *tile.params);
+    if (fc_alibi) {
+      of_row.slope[0] = modifiers[at[1]].slope;
+      of_row.position[0] = modifiers[at[1]].position;
+    }
+    float score = modified_score(scores[i], of_row, 0, key);
+    if (!whole) {
+      TileState state = tile.state;
+      state.row = ushort(tile.state.row + at[1]);
+      const Visibility visible = state.visible_row(*tile.params);
+      const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, key, (exist >> at[0]) & 1);
+      score = sees ? score : -INFINITY;
+    }
+    scores[i] = score;
+    seen |= uint(score != -INFINITY) << at[0];
+  }
+  return fc_hides_any ? simd_or(seen) : kAllKeys;
+}
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_tensor(
+    FATTN_ATTENTION_ARGUMENTS(PrefillParams)) {
+  threadgroup uint4 query_storage[kTileRows * kRowChunks];
+  threadgroup uint4 step_storage[kStepChunks];
+  threadgroup SavedTile saved;
+  threadgroup SavedModifiers saved_modifiers[kTileRows];
+  threadgroup uint seen_by[2][kSimdgroups];  // the keys of a step, in two steps
+#if !FATTN_REGISTERS
+  threadgroup float shared_scores[kSimdgroups * kTensorRows * kTileKeys];
+  threadgroup float shared_factors[kSimdgroups * kTensorRows];
+#endif
+  FATTN_TENSOR_PRODUCTS
+
+  const ushort thread_index = thread_in_group(simdgroup_index, lane);
+  const ushort share = simdgroup_index % kColumnShares;
+  const int row = simdgroup_index / kColumnShares * kOwnRows;  // this simdgroup's first row in the tile
+  const int column = share * kShareDim;                        // and column of the output
+  PrefillTile tile;
+  FATTN_TAKE_ARGUMENTS(tile.operands);
+  tile.params = &params;
+  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel has not
+  tile.at.lane = lane;
+  if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
+    return;
+  }
+  if (share == 0) {
+    save_rows(tile, saved_modifiers + row);
+  }
+  stage_query(query_storage, tile, thread_index);
+  TensorRows rows;
+#if !FATTN_REGISTERS
+  rows.scores_of_rows = shared_scores + simdgroup_index * (kTensorRows * kTileKeys);
+  rows.factors = shared_factors + simdgroup_index * kTensorRows;
+#endif
+  rows.begin(scores, reduced, output, tile);
+  FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
+  SharedTensor query_rows = staged_tensor(query_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query are saved
+
+  ushort turn = 0;
+  for (int first_key = tile.first_step(); first_key < tile.ranges.end;
+       first_key = tile.step_after(first_key)) {
+    StepKeys step;
+    step.look_up(tile.source.blocks(), first_key, lane);
+    const KeyPlace first = step.find(tile.source.table, 0);
+    const uint exist = step.exist(tile.source.table, lane);
+    const StepSight sight = tile.sight_of(first_key, exist);
+    const bool active = sight.fragments.any();
+    const bool in_place = is_in_place(tile, first_key, exist);
+    if (!in_place) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // the step before was read
+      stage_step(step_storage, tile.source.keys(), params.key, tile, step, kAllKeys, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    uint seen = 0;
+    if (active) {
+      if (in_place) {
+        CacheTensor keys = tensor_in_place(tile.source.keys(), params.key, first, 0, kTensorDim);
+        score_product.run(query_rows, keys, scores);
+      } else {
+        SharedTensor keys = staged_tensor(step_storage, 0, kTensorDim, kTileKeys);
+        score_product.run(query_rows, keys, scores);
+      }
+      seen = modify_products(scores, tile, saved_modifiers + row, first_key, sight.whole, exist);
+    }
+    if (fc_hides_any && !tile.sees_whole(first_key)) {
+      seen_by[turn][simdgroup_index] = seen;
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (int i = 0; i < kSimdgroups; i++) {
+        seen |= seen_by[turn][i];
+      }
+      turn ^= 1;
+    } else {
+      seen = kAllKeys;
+    }
+    const bool values_in_place = in_place && seen == kAllKeys;
+    if (!values_in_place) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // the keys, or a step before, were read
+      stage_step(step_storage, tile.source.values(), params.value, tile, step, seen, thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    if (active) {
+      rows.weigh(scores, reduced, output);
+#if FATTN_REGISTERS
+      auto weights = output_product.template get_left_input_cooperative_tensor<float, Element, float>(scores);
+#else
+      SharedWeights weights = rows.weights();
+#endif
+      if (values_in_place) {
+        CacheTensor values = tensor_in_place(tile.source.values(), params.value, first, column, kShareDim);
+        output_product.run(weights, values, output);
+      } else {
+        SharedTensor values = staged_tensor(step_storage, column, kShareDim, kTileKeys);
+        output_product.run(weights, values, output);
+      }
+    }
+  }
+  if (share == 0) {
+    rows.store_sums(scores, tile);
+  }
+  rows.finish();
+  FATTN_EACH_ELEMENT(i, output) {
+    const auto at = output.get_multidimensional_index(i);
+    const long place = places_of(tile, at[1]).out;
+    if (place >= 0 && column + at[0] < kValueDim) {
+      put_result(tile.operands, place + column + at[0],
+                 scaled_result(float(output[i]), rows.factor(i, at[1])));
+    }
+  }
+}

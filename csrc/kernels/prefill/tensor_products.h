@@ -1,0 +1,61 @@
+// The two products of a step on Metal 4's tensor operations: scores = query keys^T and output += weights
+// values, for the 16 rows of a simdgroup. Which lane holds which element of a cooperative tensor is the GPU's
+// own affair and may differ with descriptor and dtype: the kernels ask for the coordinates of each element.
+//
+// No operand is read past its extents: Metal does not define what a product then does. An operand is in the
+// cache, where all its rows exist, or it was copied to threadgroup memory, padded with zeros.
+#pragma once
+
+#include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+
+#include "../common/config.h"
+
+using namespace mpp::tensor_ops;
+
+namespace fattn {
+
+FATTN_CONSTEXPR int kTensorRows = 16;
+FATTN_CONSTEXPR int kTensorDim = (kHeadDim + 31) / 32 * 32;  // heads of 72 and 80 are padded
+FATTN_CONSTEXPR int kShareDim = kTensorDim / kColumnShares;  // of the output, of a simdgroup
+FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
+
+// Tensor operations take no const elements.
+typedef tensor<device Element, dextents<int, 2>, tensor_inline> CacheTensor;
+typedef tensor<threadgroup Element, dextents<int, 2>, tensor_inline> SharedTensor;
+typedef tensor<threadgroup float, dextents<int, 2>, tensor_inline> SharedWeights;
+
+}  // namespace fattn
+
+// Descriptors are local to a function, as in all public code. Metal's default mode differs between versions,
+// so it is named.
+#define FATTN_TENSOR_PRODUCTS                                                                             \
+  constexpr auto scores_of = matmul2d_descriptor(kTensorRows, kTileKeys, kTensorDim, false, true, false,  \
+                                                 matmul2d_descriptor::mode::multiply);                    \
+  constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kTileKeys, false, false, true,   \
+                                                 matmul2d_descriptor::mode::multiply_accumulate);         \
+  typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                          \
+  typedef matmul2d<output_of, execution_simdgroup> OutputProduct;                                         \
+  ScoreProduct score_product;                                                                             \
+  OutputProduct output_product;                                                                           \
+  FATTN_TENSOR_WEIGHTS                                                                                    \
+  auto scores =                                                                                           \
+      score_product.template get_destination_cooperative_tensor<SharedTensor, CacheTensor, float>();      \
+  auto reduced =                                                                                          \
+      score_product                                                                                       \
+          .template get_row_reduction_destination_cooperative_tensor<SharedTensor, CacheTensor, float>(); \
+  auto output = output_product.template get_destination_cooperative_tensor<Weights, CacheTensor, float>();
+
+// With registers, the scores become the left operand of the second product where they are; otherwise that is
+// in threadgroup memory, and no cooperative operand is named: systems that do not know them compile this too.
+#if FATTN_REGISTERS
+#define FATTN_TENSOR_WEIGHTS \
+  typedef typename OutputProduct::template cooperative_tensor_left_input_t<float, Element, float> Weights;
+#else
+#define FATTN_TENSOR_WEIGHTS typedef SharedWeights Weights;
+#endif
+
+// The elements of a cooperative tensor that this lane holds.
+#define FATTN_EACH_ELEMENT(i, held)                  \
+  for (ushort i = 0; i < (held).get_capacity(); i++) \
+    if ((held).is_valid_element(i))

@@ -1,0 +1,91 @@
+// The rows of a simdgroup of prefill_tensor whose scores stay in registers. Metal reduces the rows of scores,
+// tells which row each element of scores and output is of, and takes the weights as a left operand as they
+// are. A lane's elements are of at most two rows: a bit per element tells which. The self-test has checked
+// all of this.
+#pragma once
+
+namespace fattn {
+
+struct TensorRows {
+  RowState states[kMostReducedRows];
+  float factors[kMostReducedRows];
+  uint rows_of_scores;
+  ulong rows_of_output;
+
+  template <class Scores, class Reduced, class Output>
+  void begin(thread Scores& scores, thread Reduced& reduced, thread Output& output,
+             thread const PrefillTile& tile) thread {
+    // The number of a row is the largest of equal numbers.
+    FATTN_EACH_ELEMENT(i, scores) { scores[i] = scores.get_multidimensional_index(i)[1]; }
+    reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
+    for (ushort j = 0; j < kMostReducedRows; j++) {
+      states[j] = first_state(tile, has_row(reduced, j) ? int(reduced[j]) : 0);
+      factors[j] = 1.0f;
+    }
+    for (ushort j = 0; j < reduced.get_capacity(); j++) {
+      reduced[j] = j;
+    }
+    rows_of_scores = 0;
+    auto score = scores.begin();
+    for (ushort i = 0; i < scores.get_capacity(); i++, ++score) {
+      if (scores.is_valid_element(i)) {
+        rows_of_scores |= uint(*reduced.map_iterator(score) == 1.0f) << i;
+      }
+    }
+    rows_of_output = 0;
+    auto element = output.begin();
+    for (ushort i = 0; i < output.get_capacity(); i++, ++element) {
+      if (output.is_valid_element(i)) {
+        rows_of_output |= ulong(*reduced.map_iterator(element) == 1.0f) << i;
+      }
+    }
+  }
+
+  // Turns scores into weights, and scales the output to the new maxima.
+  template <class Scores, class Reduced, class Output>
+  void weigh(thread Scores& scores, thread Reduced& reduced, thread Output& output) thread {
+    reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
+    for (ushort j = 0; j < kMostReducedRows; j++) {
+      if (has_row(reduced, j)) {
+        factors[j] = states[j].grow(reduced[j]);
+      }
+    }
+    FATTN_EACH_ELEMENT(i, scores) {
+      scores[i] = weight_of(scores[i] - states[(rows_of_scores >> i) & 1].origin());
+    }
+    reduce_rows(scores, reduced, reduction_operation::sum, 0.0f);
+    for (ushort j = 0; j < kMostReducedRows; j++) {
+      if (has_row(reduced, j)) {
+        states[j].sum += reduced[j];
+      }
+    }
+    FATTN_EACH_ELEMENT(i, output) { output[i] *= factors[(rows_of_output >> i) & 1]; }
+  }
+
+  // After the last step: the lane with the first score of a row stores its sum.
+  template <class Scores>
+  void store_sums(thread Scores& scores, thread const PrefillTile& tile) const thread {
+    FATTN_EACH_ELEMENT(i, scores) {
+      const auto at = scores.get_multidimensional_index(i);
+      if (at[0] == 0) {
+        store_sum(states[(rows_of_scores >> i) & 1], at[1], tile);
+      }
+    }
+  }
+
+  // From here on, factor() is that of results.
+  void finish() thread {
+    for (ushort j = 0; j < kMostReducedRows; j++) {
+      factors[j] = result_scale(states[j].sum);
+    }
+  }
+  float factor(ushort element, int) const thread { return factors[(rows_of_output >> element) & 1]; }
+
+ private:
+  template <class Reduced>
+  static bool has_row(thread Reduced& reduced, ushort j) {
+    return j < reduced.get_capacity() && reduced.is_valid_element(j);
+  }
+};
+
+}  // namespace fattn

@@ -1,0 +1,68 @@
+// A row of prefill_tensor: its online softmax (softmax.h), and its sum in the result.
+#pragma once
+
+#include "prefill_tile.h"
+
+namespace fattn {
+
+struct RowState {
+  float largest;  // score
+  float sum;      // of the weights
+
+  void clear() thread {
+    largest = -INFINITY;
+    sum = 0.0f;
+  }
+
+  // Adds a learned logit, as AttentionState::add_sink() does.
+  void add_sink(float logit) thread {
+    largest = logit;
+    sum = logit < INFINITY ? 1.0f : NAN;
+  }
+
+  // Takes the largest score of a step. Returns the factor of what was summed before: exactly 1 if the maximum
+  // stays, because fast::exp2(0) may be inexact.
+  float grow(float of_step) thread {
+    const float before = largest;
+    largest = fmax(before, of_step);
+    const float factor = largest == before ? 1.0f : weight_of(before - origin());
+    sum *= factor;
+    return factor;
+  }
+
+  // What scores are compared with: until the row sees a key its maximum is -inf, and (-inf) - (-inf) is NaN.
+  float origin() const thread { return largest == -INFINITY ? 0.0f : largest; }
+};
+
+inline RowState first_state(thread const PrefillTile& tile, int row) {
+  RowState state;
+  state.clear();
+  const QueryRow at = tile.own_row(row);
+  if (fc_sinks && tile.part == 0 && at.exists) {
+    state.add_sink(sink_score(tile.sink_of(at)));
+  }
+  return state;
+}
+
+// The learned logit of a row, for row_sum_with_sink().
+struct RowSink {
+  float logit;
+
+  float sink(int) const thread { return logit; }
+};
+
+// Where the results of a row of this simdgroup go; nowhere if `out` is negative.
+inline const threadgroup SavedPlaces& places_of(thread const PrefillTile& tile, int row) {
+  return tile.state.saved->places[tile.state.row + row];
+}
+
+inline void store_sum(RowState state, int row, thread const PrefillTile& tile) {
+  const threadgroup SavedPlaces& places = places_of(tile, row);
+  if (places.out >= 0) {
+    RowSink sink;
+    sink.logit = fc_sinks ? tile.sink_of(tile.own_row(row)) : 0.0f;
+    put_sum(tile.operands, places.lse, row_sum_with_sink(state.largest, state.sum, sink, 0));
+  }
+}
+
+}  // namespace fattn

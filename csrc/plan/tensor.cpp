@@ -1,0 +1,74 @@
+// Which calls can use tensor operations.
+#include "tensor.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace fattn {
+namespace {
+
+// Operands whose rows are further apart have failed on an M5 Max (published, llama.cpp issue 27064).
+constexpr int64_t kRowStrideLimit = 65536;
+// Fewest rows of a dense call: those of a product. Packed calls have no limit, since the rest of a batch may
+// not decide how a sequence is computed.
+constexpr int64_t kLeastTensorRows = 16;
+
+uint16_t padded(int64_t dim) {
+  const auto* found =
+      std::find_if(kTensorDims.begin(), kTensorDims.end(), [&](uint16_t size) { return dim <= size; });
+  return found == kTensorDims.end() ? 0 : *found;
+}
+
+// Heads that are padded in the kernel.
+bool is_padded_size(int64_t dim) { return dim == 72 || dim == 80; }
+
+}  // namespace
+
+const char* name_of(TensorState state) {
+  static constexpr const char* kNames[] = {"off", "untested", "threadgroup", "registers"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+bool TensorStates::any() const {
+  return std::any_of(states_.begin(), states_.end(),
+                     [](TensorState state) { return state != TensorState::kOff; });
+}
+
+size_t TensorStates::index(TensorSize size) {
+  const auto* dim = std::find(kTensorDims.begin(), kTensorDims.end(), size.dim);
+  const size_t kind = size.dtype == DType::kBFloat16 ? 1 : 0;
+  return kind * kTensorDims.size() + size_t(std::distance(kTensorDims.begin(), dim));
+}
+
+const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim) {
+  if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) return "they are for float16 and bfloat16";
+  if (head_dim != value_dim) return "they are for values as wide as keys";
+  const uint16_t dim = padded(head_dim);
+  if (dim != head_dim && !is_padded_size(head_dim))
+    return "they are for heads of 64, 72, 80, 96, 128, 192, 256";
+  return nullptr;
+}
+
+const char* why_no_tensors(const Problem& p) {
+  const bool is_prefill = p.op == Op::kPrefill || p.op == Op::kPagedPrefill || p.op == Op::kVarlenPrefill;
+  if (!is_prefill) return "they are for prefills";
+  if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
+  if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
+  if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
+  if (p.key.row >= kRowStrideLimit || p.value.row >= kRowStrideLimit)
+    return "rows of key or value are 65,536 elements apart, or more";
+  if (!p.packed && p.q_len < kLeastTensorRows) return "the call has fewer than 16 rows";
+  return nullptr;
+}
+
+std::optional<TensorSize> tensor_size(DType dtype, int64_t head_dim, int64_t value_dim) {
+  if (why_no_tensors(dtype, head_dim, value_dim) != nullptr) return std::nullopt;
+  return TensorSize{dtype, padded(head_dim)};
+}
+
+std::optional<TensorSize> tensor_size(const Problem& p) {
+  if (why_no_tensors(p) != nullptr) return std::nullopt;
+  return tensor_size(p.dtype, p.head_dim, p.value_dim);
+}
+
+}  // namespace fattn

@@ -1,0 +1,60 @@
+// Metal 4's tensor operations (matmul2d). From M5 on a GPU has units for them, which multiply several times
+// as fast as simdgroup matrices. How a GPU lays out their operands is not documented, so a self-test on the
+// user's machine decides whether the kernels may use them, for each dtype and head size.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "problem.h"
+
+namespace fattn {
+
+enum class TensorState : uint8_t {
+  kOff,          // the GPU or the system has none, or they failed the self-test
+  kUntested,     // until the self-test has run; planned as kOff
+  kThreadgroup,  // scores pass through threadgroup memory
+  kRegisters,    // scores stay in registers
+};
+inline bool is_on(TensorState state) { return state >= TensorState::kThreadgroup; }
+const char* name_of(TensorState state);
+
+// The first GPUs and system with tensor units.
+inline constexpr int kMinTensorFamily = 10;
+inline constexpr int kMinTensorMacos = 2602;
+
+// The head sizes of the kernels; smaller heads are padded to one of them.
+inline constexpr std::array<uint16_t, 5> kTensorDims{64, 96, 128, 192, 256};
+
+// What the state depends on: the dtype, float16 or bfloat16, and the padded head size.
+struct TensorSize {
+  DType dtype = DType::kFloat16;
+  uint16_t dim = 0;
+
+  bool operator==(const TensorSize&) const = default;
+};
+
+class TensorStates {
+ public:
+  TensorState of(TensorSize size) const { return states_[index(size)]; }
+  void set(TensorSize size, TensorState state) { states_[index(size)] = state; }
+  void set_all(TensorState state) { states_.fill(state); }
+  bool any() const;  // is not off
+
+ private:
+  static size_t index(TensorSize size);
+
+  std::array<TensorState, 2 * kTensorDims.size()> states_{};
+};
+
+// Why calls of these sizes cannot use tensor operations on any GPU; null if they can.
+const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim);
+// The same for a call. A plan follows this rule, and the state of its size.
+const char* why_no_tensors(const Problem& problem);
+// The size whose state decides; none where there is a reason above.
+std::optional<TensorSize> tensor_size(DType dtype, int64_t head_dim, int64_t value_dim);
+std::optional<TensorSize> tensor_size(const Problem& problem);
+
+}  // namespace fattn
