@@ -70,7 +70,8 @@ kernel void product(device A* a [[buffer(0)]], device B* b [[buffer(1)]], device
     out[at[1] * N + at[0]] = sums[i];
   }
 #else
-  tensor<device float, dextents<int, 2>, tensor_inline> sums(out, dextents<int, 2>(N, M), array<int, 2>{1, N});
+  dextents<int, 2> sizes_of_sums(N, M);
+  tensor<device float, dextents<int, 2>, tensor_inline> sums(out, sizes_of_sums, array<int, 2>{1, N});
   op.run(left, right, sums);
 #endif
 }
@@ -119,7 +120,10 @@ def product(
     macros = {name: str(int(value)) for name, value in flags.items()}
     macros |= {"M": str(m), "N": str(n), "A": left, "B": right}
     macros["K"] = "dynamic_length_v<int>" if is_dynamic else str(k)
-    macros |= {"LEFT_STRIDE": str(m if transpose_left else k), "RIGHT_STRIDE": str(k if transpose_right else n)}
+    macros |= {
+        "LEFT_STRIDE": str(m if transpose_left else k),
+        "RIGHT_STRIDE": str(k if transpose_right else n),
+    }
     return Pipeline(PRODUCT, "product", 32, macros=macros, std="metal4.0", aligned_runs=aligned)
 
 
@@ -166,9 +170,9 @@ def named(options: dict[str, object]) -> str:
 def test_products_are_right_wherever_the_operands_are(
     places: dict[str, bool], elements: tuple[str, str], tmp_path: Path
 ) -> None:
-    for number, (m, n, k) in enumerate([(16, 32, 32), (32, 16, 16), (16, 48, 32)]):
-        pipeline = product(m, n, k, *elements, **places)  # type: ignore[arg-type]
-        assert error_of(pipeline, m, n, k, tmp_path / str(number)) < 1e-6
+    for n in (16, 32):  # both widths of a block
+        pipeline = product(32, n, 32, *elements, **places)  # type: ignore[arg-type]
+        assert error_of(pipeline, 32, n, 32, tmp_path / str(n)) < 1e-6
 
 
 @needs_gcc
@@ -189,13 +193,65 @@ def test_relaxed_precision_is_less_precise(tmp_path: Path) -> None:
 
 
 @needs_gcc
-def test_a_wrong_layout_is_noticed(tmp_path: Path) -> None:
-    places = {"right_held": True, "transpose_right": True}
-    pipeline = product(16, 32, 16, **places)  # type: ignore[arg-type]
-    wrong = replace(pipeline, source=pipeline.source.replace("right.load(", "right[0] = right[1]; right.load("))
-    assert error_of(wrong, 16, 32, 16, tmp_path / "overwritten") < 1e-6
-    wrong = replace(
-        pipeline, source=pipeline.source.replace("right.load(right_memory);", "right.load(right_memory); "
-                                                 "right[0] = right[1];")
-    )
-    assert error_of(wrong, 16, 32, 16, tmp_path / "wrong") > 1e-3
+def test_an_element_in_a_wrong_place_is_noticed(tmp_path: Path) -> None:
+    pipeline = product(16, 32, 16, right_held=True, transpose_right=True)
+    load = "right.load(right_memory);"
+    wrong = replace(pipeline, source=pipeline.source.replace(load, f"{load} right[0] = right[1];"))
+    assert error_of(wrong, 16, 32, 16, tmp_path) > 1e-3
+
+
+@needs_nvcc
+@pytest.mark.parametrize("places", PLACES, ids=named)
+def test_nvcc_keeps_fragments_in_registers(places: dict[str, bool], tmp_path: Path) -> None:
+    pipeline = product(16, 64, 64, "float", "half", relaxed=True, **places)  # type: ignore[arg-type]
+    cubin = tmp_path / compile_pipeline(pipeline, tmp_path)
+    resources = json.loads(cubin.with_suffix(".json").read_text())
+    assert resources["stack_bytes"] == resources["spill_bytes"] == 0
+
+
+REDUCTION = (
+    PRELUDE
+    + """
+typedef tensor<device half, dextents<int, 2>, tensor_inline> Memory;
+kernel void reduction(device half* a [[buffer(0)]], device float* out [[buffer(1)]],
+                      device int* facts [[buffer(2)]], ushort lane [[thread_index_in_simdgroup]]) {
+  constexpr auto d = matmul2d_descriptor(32, 32, 16);
+  constexpr auto next = matmul2d_descriptor(32, 16, 32);
+  matmul2d<d, execution_simdgroup> op;
+  matmul2d<next, execution_simdgroup> next_op;
+  auto tile = op.template get_destination_cooperative_tensor<Memory, Memory, float>();
+  auto rows = op.template get_row_reduction_destination_cooperative_tensor<Memory, Memory, float>();
+#pragma clang loop unroll(full)
+  for (ushort i = 0; i < tile.get_capacity(); ++i) {
+    const auto at = tile.get_multidimensional_index(i);
+    tile[i] = a[at[1] * 32 + at[0]];
+  }
+  reduce_rows(tile, rows, reduction_operation::OPERATION, IDENTITY);
+  auto it = tile.begin();
+#pragma clang loop unroll(full)
+  for (ushort i = 0; i < tile.get_capacity(); ++i, ++it) {
+    const auto at = tile.get_multidimensional_index(i);
+    out[at[1] * 32 + at[0]] = *rows.map_iterator(it);
+  }
+  if (lane == 0) {
+    facts[0] = is_iterator_compatible(tile, rows);
+    facts[1] = next_op.template is_compatible_as_left_input<float, half, float>(tile);
+    facts[2] = op.template is_compatible_as_left_input<float, half, float>(tile);  // of another shape
+  }
+}
+"""
+)
+
+
+@needs_gcc
+@pytest.mark.parametrize(("operation", "identity"), [("sum", "0.0f"), ("max", "-INFINITY"), ("min", "0.5f")])
+def test_rows_are_reduced_and_found_by_iterators(operation: str, identity: str, tmp_path: Path) -> None:
+    macros = {"OPERATION": operation, "IDENTITY": identity}
+    pipeline = Pipeline(REDUCTION, "reduction", 32, macros=macros, std="metal4.0")
+    tile = np.random.default_rng(1).standard_normal((32, 32)).astype(np.float16)
+    out, facts = np.zeros((32, 32), np.float32), np.full(3, -1, np.int32)
+    CpuKernel(pipeline, tmp_path).run({0: tile, 1: out, 2: facts}, (1, 1, 1), (32, 1, 1))
+    wide = tile.astype(np.float32)
+    want = {"sum": wide.sum(1), "max": wide.max(1), "min": np.minimum(wide.min(1), 0.5)}[operation]
+    assert np.abs(out - want[:, None]).max() < 1e-5
+    assert facts.tolist() == [1, 1, 0]

@@ -96,7 +96,7 @@ inline void run(dim3 groups, dim3 threads, const std::function<void()>& kernel) 
     block_barrier = Barrier();
     for (unsigned i = 0; i < count; ++i) {
       auto fiber = std::make_unique<Fiber>();
-      fiber->stack.resize(256 << 10);
+      fiber->stack.resize(1 << 20);
       fiber->index = i;
       fiber->place = {i % threads.x, i / threads.x % threads.y, i / threads.x / threads.y};
       getcontext(&fiber->context);
@@ -117,7 +117,8 @@ inline void run(dim3 groups, dim3 threads, const std::function<void()>& kernel) 
   }
 }
 
-// ---- instructions -------------------------------------------------------------------------------------------
+// ---- instructions
+// -------------------------------------------------------------------------------------------
 
 inline float of_half(unsigned short bits) {
   _Float16 x;

@@ -72,7 +72,7 @@ class CpuKernel:
         _headers(folder)
         shutil.copy(Path(__file__).with_name("warps.h"), folder)
         (folder / "kernel.cpp").write_text('#include "warps.h"\n' + translated(pipeline) + _ENTRY)
-        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", "-ffp-contract=off", f"-I{folder}"]
+        flags = ["-std=c++20", "-O0", "-shared", "-fPIC", "-w", "-ffp-contract=off", f"-I{folder}"]
         flags += ["-DSOFTMETAL_ALIGNED_RUNS"] if pipeline.aligned_runs else []
         command = ["g++", *flags, "-o", str(folder / "kernel.so"), str(folder / "kernel.cpp")]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -67,7 +67,9 @@ class Compiled:
 def translated(pipeline: Pipeline) -> str:
     try:
         macros = [f"{name}={value}" for name, value in pipeline.macros.items()]
-        text = preprocess(pipeline.source, pipeline.name, macros, list(pipeline.include), LANGUAGES[pipeline.std])
+        text = preprocess(
+            pipeline.source, pipeline.name, macros, list(pipeline.include), LANGUAGES[pipeline.std]
+        )
         return translate(
             text,
             pipeline.kernel,

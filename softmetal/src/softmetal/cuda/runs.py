@@ -156,19 +156,28 @@ def _statement_end(tokens: TokenList, i: int) -> int:
 
 
 def _declare(tokens: TokenList, name: int, loop: _Loop, function: str) -> None:
-    """p[a + j] -> run<N>(p + (a))[j], if j is the last term and p[...] is only read."""
+    """p[a + j] -> run<N>(p + (a))[j], if j is the last term and p[...] is only read. In run_of_any, it may be
+    a function of j, as the places of a lane's elements are in torch's tensor kernel."""
     opening, closing = name + 1, tokens.closing(name + 1)
-    if tokens.text(closing - 1) != loop.variable or tokens.text(closing + 1) in _ASSIGNMENTS:
+    last = closing - 1
+    if (
+        function == "run_of_any"
+        and tokens.join(closing - 3, closing).replace(" ", "") == f"({loop.variable})"
+    ):
+        last = closing - 4  # the function's name
+    elif tokens.text(last) != loop.variable:
         return
-    if any(tokens.text(k) == loop.variable for k in range(opening, closing - 1)):
+    if tokens.text(closing + 1) in _ASSIGNMENTS:
+        return
+    if any(tokens.text(k) == loop.variable for k in range(opening, last)):
         return
     if tokens.text(name - 1) in (".", "->", "::"):
         return
-    if closing - 1 == opening + 1:
+    if last == opening + 1:
         tokens.overwrite(opening, ")[")
-    elif tokens.text(closing - 2) == "+":
+    elif tokens.text(last - 1) == "+":
         tokens.overwrite(opening, " + (")
-        tokens.overwrite(closing - 2, "))[")
+        tokens.overwrite(last - 1, "))[")
     else:
         return
     tokens.overwrite(name, f"::softmetal::{function}<({loop.bound})>({tokens.text(name)}")

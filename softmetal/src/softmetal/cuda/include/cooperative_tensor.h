@@ -11,11 +11,16 @@ namespace softmetal {
 // rows x columns elements, columns inner.
 template <int rows_, int columns_, typename Operation_>
 struct TileLayout {
-  static_assert(rows_ % 16 == 0 && columns_ % 16 == 0, "a cooperative tensor consists of 16x16 fragments here");
+  static_assert(rows_ % 16 == 0 && columns_ % 16 == 0,
+                "a cooperative tensor consists of 16x16 fragments here");
   using Operation = Operation_;
   static constexpr int rows = rows_, columns = columns_, rank = 2, capacity = rows * columns / 32;
-  SOFTMETAL_INLINE static int row(int i) { return i / 8 / (columns / 16) * 16 + i % 8 / 4 * 8 + int(lane_group()); }
-  SOFTMETAL_INLINE static int column(int i) { return i / 8 % (columns / 16) * 16 + int(lane_quad()) * 4 + i % 4; }
+  SOFTMETAL_INLINE static int row(int i) {
+    return i / 8 / (columns / 16) * 16 + i % 8 / 4 * 8 + int(lane_group());
+  }
+  SOFTMETAL_INLINE static int column(int i) {
+    return i / 8 % (columns / 16) * 16 + int(lane_quad()) * 4 + i % 4;
+  }
   // The slot of the lane's row in a reduction of the rows.
   static constexpr int row_slot(int i) { return i / 8 / (columns / 16) * 2 + i % 8 / 4; }
 };
@@ -89,7 +94,8 @@ class cooperative_tensor {
   template <typename Other>
   SOFTMETAL_INLINE iterator map_iterator(Other other) {
     using Source = std::remove_cvref_t<decltype(*other.owner)>;
-    static_assert(Layout::rank == 1 && Source::layout::rank == 2, "map_iterator maps a tile onto a reduction");
+    static_assert(Layout::rank == 1 && Source::layout::rank == 2,
+                  "map_iterator maps a tile onto a reduction");
     static_assert(Source::layout::rows == Layout::rows, "the tile and the reduction differ in their rows");
     static_assert(std::is_same_v<typename Source::value_type, T>, "their element types differ");
     return {this, Source::layout::row_slot(other.index)};

@@ -2,10 +2,11 @@
 // in the layout of an M5: the lane of group g and quad t (CUDA's lane / 4 and lane % 4: simdgroup.h) holds
 // columns 4t to 4t + 3 of rows g and g + 8.
 //
-// One mma.m16n8k16 sums k = 2t, 2t + 1, 2t + 8, 2t + 9 in lane t. The order of k is free if it is the same for
-// both operands: with k = 4t to 4t + 3 in their place, the layout of a left operand is that of a fragment of A,
-// and needs no exchange between lanes. A lane's part of B is four k of one column n. Which n each lane takes
-// decides which columns a lane gets in C: tensor_product.h chooses them so that they are those of the layout.
+// One mma.m16n8k16 sums k = 2t, 2t + 1, 2t + 8, 2t + 9 in lane t. The order of k is free if it is the same
+// for both operands: with k = 4t to 4t + 3 in their place, the layout of a left operand is that of a fragment
+// of A, and needs no exchange between lanes. A lane's part of B is four k of one column n. Which n each lane
+// takes decides which columns a lane gets in C: tensor_product.h chooses them so that they are those of the
+// layout.
 #pragma once
 
 #include "simdgroup_matrix.h"
@@ -66,7 +67,10 @@ struct Multiplier {
   static constexpr bool kShort = Short<A> && std::is_same_v<A, B>;
   static constexpr bool kBfloats = std::is_same_v<A, float> && std::is_same_v<B, bfloat>;
   static constexpr int kWords = kShort || kBfloats ? 1 : 2;  // per two elements
-  static constexpr int kLeftParts = !std::is_same_v<A, float> ? 1 : kBfloats ? (relaxed ? 2 : 3) : relaxed ? 1 : 2;
+  static constexpr int kLeftParts = !std::is_same_v<A, float> ? 1
+                                    : kBfloats                ? (relaxed ? 2 : 3)
+                                    : relaxed                 ? 1
+                                                              : 2;
   static constexpr int kRightParts = std::is_same_v<B, float> && !relaxed ? 2 : 1;
 
   struct Left {
@@ -160,7 +164,8 @@ struct Multiplier {
   }
 };
 
-// ---- exchanges between lanes, for operands that are cooperative tensors ------------------------------------
+// ---- exchanges between lanes, for operands that are cooperative tensors
+// ------------------------------------
 
 // A quad as words of 32 bits, in which lanes exchange.
 template <typename T>
@@ -193,8 +198,8 @@ struct QuadWords {
   }
 };
 
-// Rows g and g + 8 (lower) become rows 4(g / 2) + g % 2 and that + 2 (lower). Each lane sends and receives two
-// rows, with different partners.
+// Rows g and g + 8 (lower) become rows 4(g / 2) + g % 2 and that + 2 (lower). Each lane sends and receives
+// two rows, with different partners.
 template <typename T>
 SOFTMETAL_INLINE void exchange_rows(Quad<T>& upper, Quad<T>& lower) {
   const uint g = lane_group();
@@ -234,8 +239,8 @@ SOFTMETAL_INLINE Quad<T> exchange_columns(const Quad<T>& own) {
   return pairs.quad();
 }
 
-// Of a fragment of B with rows k: the lane's columns n = 4(g / 2) + g % 2 and that + 2, rows 2t, 2t + 1, 2t + 8
-// and 2t + 9 of each.
+// Of a fragment of B with rows k: the lane's columns n = 4(g / 2) + g % 2 and that + 2, rows 2t, 2t + 1, 2t +
+// 8 and 2t + 9 of each.
 template <typename T>
 SOFTMETAL_INLINE void transpose_fragment(const Quad<T>& upper, const Quad<T>& lower, Quad<T> (&columns)[2]) {
 #pragma unroll

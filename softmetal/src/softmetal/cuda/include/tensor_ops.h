@@ -16,7 +16,8 @@ struct matmul2d_descriptor {
   bool transpose_left, transpose_right, relaxed_precision;
   mode matmul_mode;
 
-  SOFTMETAL_INLINE constexpr matmul2d_descriptor(int rows, int columns, int inner = int(metal::dynamic_extent),
+  SOFTMETAL_INLINE constexpr matmul2d_descriptor(int rows, int columns,
+                                                 int inner = int(metal::dynamic_extent),
                                                  bool transposed_left = false, bool transposed_right = false,
                                                  bool relaxed = false, mode how = mode::multiply)
       : m(rows),
@@ -41,7 +42,8 @@ struct reduction_operation_identity {
 
 template <matmul2d_descriptor D, typename Scope, typename... Arguments>
 class matmul2d {
-  static_assert(std::is_same_v<Scope, metal::execution_simdgroup>, "only execution_simdgroup is supported here");
+  static_assert(std::is_same_v<Scope, metal::execution_simdgroup>,
+                "only execution_simdgroup is supported here");
   typedef metal::dextents<int, 2> Extents;
   template <typename L, typename R>
   struct Operation;  // only a name: what a destination's layout and a reduction have in common
@@ -103,16 +105,17 @@ class matmul2d {
 
  private:
   template <typename Input, typename T, typename Layout>
-  static constexpr bool is_same_tile = std::is_same_v<typename Input::value_type, T> &&
-                                       Input::layout::rows == Layout::rows &&
-                                       Input::layout::columns == Layout::columns;
+  static constexpr bool is_same_tile =
+      std::is_same_v<typename Input::value_type, T> && Input::layout::rows == Layout::rows &&
+      Input::layout::columns == Layout::columns;
 };
 
 // Each row's element is held by the four lanes that hold the row.
 template <typename T, typename X, typename Y, typename Source, typename Rows>
 SOFTMETAL_INLINE void reduce_rows(metal::cooperative_tensor<T, X, Source>& source,
                                   metal::cooperative_tensor<T, Y, Rows>& rows,
-                                  reduction_operation operation = reduction_operation::sum, T identity = T(0)) {
+                                  reduction_operation operation = reduction_operation::sum,
+                                  T identity = T(0)) {
   static_assert(std::is_same_v<typename Source::Operation, typename Rows::Operation>,
                 "source and reduction belong to different operations");
   const auto combined = [operation](T a, T b) {

@@ -41,7 +41,8 @@ struct MatrixProduct {
   typedef typename R::value_type B;
   typedef Multiplier<A, B, D.relaxed_precision> Multiply;
   static constexpr int M = D.m, N = D.n, K = D.is_dynamic() ? 0 : D.k;
-  static constexpr bool kLeftHeld = is_cooperative<L>, kRightHeld = is_cooperative<R>, kOutHeld = is_cooperative<O>;
+  static constexpr bool kLeftHeld = is_cooperative<L>, kRightHeld = is_cooperative<R>,
+                        kOutHeld = is_cooperative<O>;
   static_assert(M % 16 == 0 && N % 16 == 0 && K % 16 == 0, "M, N and K are multiples of 16 here");
   static_assert(!(kLeftHeld && D.transpose_left), "a cooperative left operand is not transposed here");
   // Summed elements of a lane in a step of 16: 2t, 2t + 1, 2t + 8 and 2t + 9, else 4t to 4t + 3; of two steps
@@ -82,7 +83,8 @@ struct MatrixProduct {
   SOFTMETAL_INLINE static bool is_whole(const L& left, const R& right) {
     const int k = inner(left, right);
     bool whole = k % 16 == 0;
-    if constexpr (!kLeftHeld) whole = whole && left.size[D.transpose_left] >= k && left.size[!D.transpose_left] >= M;
+    if constexpr (!kLeftHeld)
+      whole = whole && left.size[D.transpose_left] >= k && left.size[!D.transpose_left] >= M;
     if constexpr (!kRightHeld)
       whole = whole && right.size[!D.transpose_right] >= k && right.size[D.transpose_right] >= N;
     return whole;
@@ -121,8 +123,9 @@ struct MatrixProduct {
           const typename Multiply::Right column = Multiply::right(b[tile][s]);
 #pragma unroll
           for (int m = 0; m < M / 16; ++m) {
-            Multiply::accumulate({sum(m, n, tile, 0), sum(m, n, tile, 1), sum(m, n, tile, 2), sum(m, n, tile, 3)},
-                                 a[m][s], column);
+            Multiply::accumulate(
+                {sum(m, n, tile, 0), sum(m, n, tile, 1), sum(m, n, tile, 2), sum(m, n, tile, 3)}, a[m][s],
+                column);
           }
         }
       }
@@ -145,8 +148,8 @@ struct MatrixProduct {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = k + (kPairs ? 2 * t + i / 2 * 8 + i % 2 : 4 * t + i);
-        quads[0][i] =
-            D.transpose_left ? load_element<whole>(left, column, row) : load_element<whole>(left, row, column);
+        quads[0][i] = D.transpose_left ? load_element<whole>(left, column, row)
+                                       : load_element<whole>(left, row, column);
       }
     } else {
       load_row<whole>(left, row, k + 4 * kSteps * t, quads);
