@@ -239,8 +239,8 @@ SOFTMETAL_INLINE Quad<T> exchange_columns(const Quad<T>& own) {
   return pairs.quad();
 }
 
-// Of a fragment of B with rows k: the lane's columns n = 4(g / 2) + g % 2 and that + 2, rows 2t, 2t + 1, 2t +
-// 8 and 2t + 9 of each.
+// Columns n = 4(g / 2) + g % 2 and that + 2 of a fragment of B whose rows are k: rows 2t, 2t + 1, 2t + 8 and
+// 2t + 9 of each.
 template <typename T>
 SOFTMETAL_INLINE void transpose_fragment(const Quad<T>& upper, const Quad<T>& lower, Quad<T> (&columns)[2]) {
 #pragma unroll
