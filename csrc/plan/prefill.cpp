@@ -132,13 +132,14 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
 }
 
-// The query, one staged operand of a step, slopes and positions of rows, the keys that each simdgroup sees;
+// The query, one staged operand of a step, slopes and positions of rows, the keys that each simdgroup saw in
+// two steps;
 // without registers also the scores of a step and a factor of each row.
 int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   const int64_t dim = tensor_size(p)->dim;
   const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);
   const int64_t row_bytes =
-      tile.rows() * int64_t(sizeof(SavedModifiers)) + tile.simdgroups * int64_t(sizeof(uint32_t));
+      tile.rows() * int64_t(sizeof(SavedModifiers)) + 2 * tile.simdgroups * int64_t(sizeof(uint32_t));
   const int64_t score_bytes = tile.simdgroups * kTensorRows * (tile.tile_keys + 1) * int64_t(sizeof(float));
   return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
 }

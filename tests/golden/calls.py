@@ -14,6 +14,8 @@ from torch_fattn.operators.kv_formats import KV_FORMATS
 
 M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
 M2_MAX: dict[str, Any] = {"device_name": "Apple M2 Max", "family": 8, "cores": 38}
+M5: dict[str, Any] = {"device_name": "Apple M5", "family": 10, "cores": 10}
+TENSORS = M5 | {"tensor": "registers"}
 
 f32, f16, bf16 = problems.DTYPES
 
@@ -141,6 +143,14 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         seq_lens=(1000, 900, 0, 17), q_lens=(1, 900, 3, 0), window_left=1023, sinks=True, **CAUSAL),
     "varlen_prefill_top_left": _call("varlen_prefill", f16, (2, 16, 16, 70, 90, 64, 64), causality="top_left",
         q_offset=0, seq_lens=(90, 9), q_lens=(70, 70)),
+    # On tensor operations, and a call that they do not take.
+    "prefill_tensor": _call("prefill", f16, (1, 32, 8, 2000, 2000, 128, 128), TENSORS, **CAUSAL),
+    "prefill_tensor_threadgroup": _call("prefill", bf16, (1, 32, 8, 2000, 2000, 128, 128),
+        M5 | {"tensor": "threadgroup"}, **CAUSAL),
+    "prefill_tensor_wide": _call("prefill", bf16, (1, 4, 4, 100, 9000, 256, 256), TENSORS, mask=torch.bool),
+    "prefill_tensor_f32": _call("prefill", f32, (1, 32, 8, 2000, 2000, 128, 128), TENSORS, **CAUSAL),
+    "paged_prefill_tensor": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 80, 80), TENSORS,
+        **CHUNK_AND_TOKEN),
     "paged_prefill_tokens": _call("paged_prefill", f16, (3, 8, 2, 3, 512, 64, 64), seq_lens=(400, 9, 3),
         block_size=32, q_lens=(1, 3, 3), **CAUSAL),
 }

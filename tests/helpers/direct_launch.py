@@ -54,11 +54,13 @@ def run(
     checks: str = ALL_CHECKS,
     order: str = "forward",
     plan: dict[str, Any] | None = None,
+    tensor_layout: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """out and lse of a problem.
 
     `mutate` changes the text of kernels by name; `drop_offset_of` binds that operand at the start of its
-    storage; `plan` is another one than the extension makes for the smallest GPU.
+    storage; `plan` is another one than the extension makes for the smallest GPU. `tensor_layout` is that of
+    cooperative tensors (softmetal.checks).
     """
     arguments, bases = case.arguments("cpu")
     if drop_offset_of is not None:
@@ -68,14 +70,15 @@ def run(
         plan = plan_of(case.problem.op, arguments)
     buffers = buffers_of(case.problem.op, arguments, plan)
     for step in plan["passes"]:
-        launch(step, buffers, (mutate or {}).get(step["kernel"]), checks=checks, order=order)
+        changed = (mutate or {}).get(step["kernel"])
+        launch(step, buffers, changed, checks=checks, order=order, tensor_layout=tensor_layout)
     return buffers["out"], buffers["lse"]
 
 
-def plan_of(op: str, arguments: Mapping[str, Any], family: int = 7) -> dict[str, Any]:
+def plan_of(op: str, arguments: Mapping[str, Any], family: int = 7, **device: Any) -> dict[str, Any]:
     # Small prefills fill one core, and have the tiles of calls that fill the GPU.
     cores = 1 if op.endswith("prefill") else 8
-    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=family, cores=cores).data
+    plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=family, cores=cores, **device).data
     return plan
 
 
@@ -115,7 +118,8 @@ def backward_buffers(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]
 def _library(text: str, macros: tuple[tuple[str, str], ...], mode: str, cache: Path | None) -> Library:
     from softmetal.testing import Library
 
-    return Library(text, defines=dict(macros), mode=mode, cache=cache)
+    language = "metal4.0" if "<metal_tensor>" in text else "metal3.1"
+    return Library(text, defines=dict(macros), mode=mode, cache=cache, std=language)
 
 
 def launch(
@@ -127,9 +131,19 @@ def launch(
     order: str = "forward",
     watchdog: float = 60,
     cache: Path | None = None,
+    tensor_layout: str | None = None,
 ) -> Counters:
     """Runs one pass of a plan and returns the emulator's counters, of its last dispatch."""
-    *_, counters = launches(step, buffers, mutate, checks=checks, order=order, watchdog=watchdog, cache=cache)
+    *_, counters = launches(
+        step,
+        buffers,
+        mutate,
+        checks=checks,
+        order=order,
+        watchdog=watchdog,
+        cache=cache,
+        tensor_layout=tensor_layout,
+    )
     return counters
 
 
@@ -142,6 +156,7 @@ def launches(
     order: str = "forward",
     watchdog: float = 60,
     cache: Path | None = None,
+    tensor_layout: str | None = None,
 ) -> Iterator[Counters]:
     """Runs one pass of a plan, and yields the emulator's counters of each dispatch. `cache` is where a
     changed kernel is kept."""
@@ -160,7 +175,15 @@ def launches(
     for first, groups in dispatches(step):
         if "slice" in step:
             bound[step["bindings"]["slice"]] = struct.pack("<q2i", first, *step["grid"][:2])
-        yield pipeline.run(bound, groups, step["threads"], checks=checks, order=order, watchdog=watchdog)
+        yield pipeline.run(
+            bound,
+            groups,
+            step["threads"],
+            checks=checks,
+            order=order,
+            watchdog=watchdog,
+            tensor_layout=tensor_layout,
+        )
 
 
 def dispatches(step: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:

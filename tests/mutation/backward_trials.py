@@ -16,7 +16,7 @@ from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.problems import Problem
 from torch_fattn.operators.backward import Gradients
 
-from .trial import Plan, Prepared, Trial, bf16, f16, f32, randn
+from .trial import Device, Plan, Prepared, Trial, bf16, f16, f32, randn
 
 PADDED = ("padded_rows", "padded_rows", "padded_rows")  # no row on a 16-byte boundary
 OFF = ("offset", "offset", "token_major")
@@ -180,8 +180,8 @@ def _of_arguments(
     family: int = 7,
     change: Callable[[Plan], None] = lambda plan: None,
 ) -> Trial:
-    def plan() -> Plan:
-        made = direct_launch.plan_of(op, arguments, family)
+    def plan(device: Device) -> Plan:
+        made = device.plan_of(op, arguments)
         change(made)
         return made
 
@@ -190,7 +190,7 @@ def _of_arguments(
         query, key, value, sinks, slopes = (buffers[name] for name in direct_launch.GRADIENTS)
         return buffers, lambda: check((query, key, value, sinks, slopes))
 
-    return Trial(name, plan, prepare)
+    return Trial(name, plan, prepare, device=Device(family))
 
 
 def _of_operands(name: str, op: str, tolerance: float, grad_out: Tensor, **arguments: Any) -> Trial:

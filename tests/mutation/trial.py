@@ -34,11 +34,27 @@ Prepared = tuple[Mapping[str, Tensor], Callable[[], None]]
 
 
 @dataclass(frozen=True)
+class Device:
+    """The GPU that a trial is planned for: by default the smallest."""
+
+    family: int = 7
+    tensor: str | None = None  # the state of its tensor operations
+    tensor_layout: str | None = None  # of its cooperative tensors
+
+    def plan_of(self, op: str, arguments: Mapping[str, Any]) -> Plan:
+        return direct_launch.plan_of(op, arguments, self.family, tensor=self.tensor)
+
+
+@dataclass(frozen=True)
 class Trial:
     name: str
-    plan: Callable[[], Plan]
+    plan_for: Callable[[Device], Plan]
     prepare: Callable[[Plan], Prepared]
     counted: bool = True  # has bounds of its counts
+    device: Device = Device()
+
+    def plan(self) -> Plan:
+        return self.plan_for(self.device)
 
     def kernels(self) -> set[str]:
         """The sources that it launches."""
@@ -51,7 +67,13 @@ class Trial:
         counts: Counts = dict.fromkeys([*_COUNTED, *(f"{space}_bytes" for space in _SPACES)], 0)
         for step in plan["passes"]:
             counters = direct_launch.launch(
-                step, buffers, mutate, checks=CHECKS, watchdog=WATCHDOG, cache=cache
+                step,
+                buffers,
+                mutate,
+                checks=CHECKS,
+                watchdog=WATCHDOG,
+                cache=cache,
+                tensor_layout=self.device.tensor_layout,
             )
             for name in _COUNTED:
                 counts[name] += counters[name]
@@ -70,8 +92,8 @@ def of_call(
 ) -> Trial:
     """`check` is given out and lse; `change` is made to the plan."""
 
-    def plan() -> Plan:
-        made = direct_launch.plan_of(op, arguments)
+    def plan(device: Device) -> Plan:
+        made = device.plan_of(op, arguments)
         change(made)
         return made
 
@@ -124,12 +146,14 @@ def _lengthened(cache: Tensor) -> Tensor:
     return torch.cat((cache, torch.full_like(cache, torch.nan).repeat(1, 1, 4, 1)), dim=2)
 
 
-def every_option(op: str, **fields: Any) -> Trial:
+def every_option(
+    op: str, sizes: tuple[int, ...] = (2, 4, 2, 3, 70, 64, 32), **fields: Any
+) -> Trial:
     """Every option of the op at once, with parameters of layers in float16 and slopes of each sequence. Not
     counted, because a new option may change the counts."""
     options = {name: each.values[-1] for name, each in problems.OPTIONS.items() if op in each.ops}
     options |= {"window_left": 20, "sink_tokens": 4, **fields}
-    trial = of_problem(f"{op}-every-option", op, f16, 2, 4, 2, 3, 70, 64, 32, index=1, **options)
+    trial = of_problem(f"{op}-every-option", op, f16, *sizes, index=1, **options)
     return replace(trial, counted=False)
 
 
@@ -156,7 +180,7 @@ def of_write(kv_format: str, dtype: torch.dtype, *sizes: int, name: str = "", **
 
     arguments, _ = case.arguments("cpu")
     return Trial(
-        name or f"write-{kv_format}", lambda: direct_launch.plan_of("cache_write", arguments), prepare
+        name or f"write-{kv_format}", lambda device: device.plan_of("cache_write", arguments), prepare
     )
 
 
@@ -172,9 +196,9 @@ def of_logits(
     """A trial of softmax or softcap, in dispatches of `slice_size` threadgroups if it is given."""
     problem = LogitsProblem(7, op, dtype, shape, layout, cap)
 
-    def plan() -> Plan:
+    def plan(device: Device) -> Plan:
         operand = logits_problems.build(problem).operand
-        made = direct_launch.plan_of(op, problem.call(operand.of(operand.base)))
+        made = device.plan_of(op, problem.call(operand.of(operand.base)))
         change(made)
         if slice_size:
             (step,) = made["passes"]
@@ -200,8 +224,8 @@ def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0, layout: str = "p
         mask[0, 0, :16, :32], mask[0, 0, 16:32, :32] = -5.0, 0.0
         mask[0, 0, 31, :32] = -torch.inf
 
-    def plan() -> Plan:
-        made = direct_launch.plan_of("mask_map", {"attn_mask": mask})
+    def plan(device: Device) -> Plan:
+        made = device.plan_of("mask_map", {"attn_mask": mask})
         if slice_size:
             direct_launch.cut_into_slices(made["passes"][0], slice_size)
         return made

@@ -17,6 +17,7 @@ from .backward_trials import backward, other_backward
 from .decode_trials import decode, other_decode
 from .prefill_trials import other_prefill, prefill
 from .prefill_wide_trials import other_prefill_wide, prefill_wide
+from .tensor_trials import tensor
 from .trial import Plan, Trial, bf16, f16, f32, of_logits, of_map, of_operands, of_write, randn
 from .vector_trials import other_vector, vector
 from .wide_trials import other_wide, wide
@@ -90,7 +91,7 @@ def _maps() -> Iterator[Trial]:
 @cache
 def all_trials() -> tuple[Trial, ...]:
     return (
-        *(*decode(), *wide(), *vector(), *prefill(), *prefill_wide(), *backward()),
+        *(*decode(), *wide(), *vector(), *prefill(), *prefill_wide(), *tensor(), *backward()),
         *(*_merge(), *_write(), *_logits(), *_maps()),
         *(*other_decode(), *other_wide(), *other_vector(), *other_prefill(), *other_prefill_wide()),
         *other_backward(),

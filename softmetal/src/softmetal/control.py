@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .paths import LIBRARY, RUNTIME_LIBRARY
+from .tensor_layouts import number_and_seed
 
 _ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 _RACE, _BOUNDS, _UNINIT, _COUNT_BYTES, _COUNT_DISTINCT = 1, 2, 4, 8, 16
@@ -30,6 +31,9 @@ class _Settings(ctypes.Structure):  # softmetal_settings in simt/abi.h
         ("order", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("checks", ctypes.c_uint32),
+        ("watchdog_ms", ctypes.c_uint32),
+        ("tensor_layout", ctypes.c_uint32),
+        ("tensor_seed", ctypes.c_uint64),
     ]
 
 
@@ -76,19 +80,23 @@ def checks(
     order: str | None = None,
     seed: int | None = None,
     threads: int | None = None,
+    tensor_layout: str | None = None,
 ) -> Iterator[None]:
     """Run the kernels launched in this context with these checks; a finding raises RuntimeError, on exit at
     the latest.
 
     `order` is the order of the threads in a threadgroup: "forward", "reverse" or "random" (with `seed`).
+    `tensor_layout` is the layout of cooperative tensors: "m5", "blocks8" or "random:SEED", where SEED % 4 chooses
+    what is compatible (0: nothing; 1: reductions; 2: everything; 3: everything, with slots that hold no element).
     Checked kernels are compiled at their first use. `count_distinct` counts each byte that a threadgroup
     reads once, however often it is loaded.
     """
     if order is not None and order not in _ORDERS:
         raise ValueError(f"checks(order={order!r}): use one of {', '.join(_ORDERS)}.")
+    layout = None if tensor_layout is None else number_and_seed(tensor_layout)
     settings = load().softmetal_current_settings().contents
     _finish_stream()
-    saved = (settings.threads, settings.order, settings.seed, settings.checks)
+    saved = {name: getattr(settings, name) for name, _ in _Settings._fields_}
     checks = {_RACE: race, _BOUNDS: bounds, _UNINIT: uninit, _COUNT_BYTES: count_bytes}
     settings.checks = sum(bit for bit, on in checks.items() if on) | count_distinct * _COUNT_DISTINCT
     if order is not None:
@@ -97,11 +105,14 @@ def checks(
         settings.seed = seed
     if threads is not None:
         settings.threads = threads
+    if layout is not None:
+        settings.tensor_layout, settings.tensor_seed = layout
     try:
         yield
         _finish_stream()
     finally:
-        settings.threads, settings.order, settings.seed, settings.checks = saved
+        for name, value in saved.items():
+            setattr(settings, name, value)
 
 
 @contextmanager

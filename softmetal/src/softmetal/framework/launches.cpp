@@ -38,6 +38,7 @@ constexpr Field kFields[] = {
     {"simdgroup_barriers", &softmetal_counters::simdgroup_barriers},
     {"exps", &softmetal_counters::exps},
     {"threadgroups", &softmetal_counters::threadgroups},
+    {"tensor_products", &softmetal_counters::tensor_products},
     {"device_loads", &softmetal_counters::device_loads},
     {"device_stores", &softmetal_counters::device_stores},
 };

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SOFTMETAL_ABI_VERSION 3
+#define SOFTMETAL_ABI_VERSION 4
 #define SOFTMETAL_MAX_BUFFERS 31
 #define SOFTMETAL_MAX_THREADGROUP_BYTES 32768
 #define SOFTMETAL_SIMD_WIDTH 32
@@ -57,7 +57,8 @@ struct softmetal_simdgroup {
   uint32_t active;                               // lanes in the current operation
   // Lanes that read an inactive lane in a shuffle, and one such inactive lane.
   uint32_t undefined, undefined_source;
-  uint32_t index;  // in the threadgroup
+  uint32_t index;             // in the threadgroup
+  softmetal_simdgroup* next;  // of the threadgroup; null for the last one
 };
 
 struct softmetal_arguments {
@@ -90,6 +91,9 @@ void softmetal_rendezvous(softmetal_simd_function function, int line);
 // Like softmetal_rendezvous, for an operation that needs all 32 lanes (simdgroup_matrix products): fewer
 // lanes are an error in every mode.
 void softmetal_rendezvous_all(softmetal_simd_function function, int line);
+// Like softmetal_rendezvous_all, for an operation of all threads of the threadgroup: `function` gets the
+// first simdgroup.
+void softmetal_rendezvous_threadgroup(softmetal_simd_function function, int line);
 void softmetal_threadgroup_barrier(int mem_flags, int line);
 void softmetal_simdgroup_barrier(int mem_flags, int line);
 // Storage of a `threadgroup` variable: same address for every thread of the threadgroup. `id` is unique in
@@ -107,7 +111,9 @@ enum softmetal_access_kind {  // bits 8 to 15: log2 of the alignment that the co
   SOFTMETAL_ACCESS_WRITE = 1,
   SOFTMETAL_ACCESS_ATOMIC = 2,
   SOFTMETAL_ACCESS_UPDATE = 4,  // reads what it overwrites
-  SOFTMETAL_ACCESS_COPY = 8     // a read that moves the value, defined or not
+  SOFTMETAL_ACCESS_COPY = 8,    // a read that moves the value, defined or not
+  SOFTMETAL_ACCESS_AGAIN = 16,  // another thread has counted the bytes
+  SOFTMETAL_ACCESS_LATER = 32   // a write that happens when other threads arrive
 };
 // Returns the host address of the bytes at the kernel's address.
 void* softmetal_access(void* address, uint64_t size, uint32_t kind);
@@ -125,10 +131,51 @@ void softmetal_index(void* array, int64_t index, uint64_t count, const char* nam
 // An index is outside a vector in any memory; the name is "" for an unnamed vector.
 void softmetal_component(int64_t index, uint64_t count, const char* name);
 
+// ---- cooperative tensors (MSL 4.0)
+
+enum softmetal_tensor_layout {
+  SOFTMETAL_LAYOUT_M5 = 0,
+  SOFTMETAL_LAYOUT_BLOCKS8 = 1,
+  SOFTMETAL_LAYOUT_RANDOM = 2
+};
+enum softmetal_tensor_role {
+  SOFTMETAL_TENSOR_LEFT = 0,
+  SOFTMETAL_TENSOR_RIGHT = 1,
+  SOFTMETAL_TENSOR_DESTINATION = 2,
+  SOFTMETAL_TENSOR_ROW_REDUCTION = 3,
+  SOFTMETAL_TENSOR_COLUMN_REDUCTION = 4
+};
+struct softmetal_tensor_placement {
+  uint32_t capacity;  // slots of each thread
+  const int32_t* at;  // by thread and slot: row * columns + column of the element, or -1
+};
+// Where the elements of a tile of rows x columns (columns inner) are, under the layout of this dispatch. Of a
+// reduction: where its rows or columns are.
+const softmetal_tensor_placement* softmetal_tensor_place(uint32_t role, uint32_t rows, uint32_t columns,
+                                                         uint32_t threads);
+// What a product reads where an operand has no element: 0, or NaN under a random layout.
+float softmetal_tensor_outside(void);
+void softmetal_tensor_poison(void* elements, uint64_t size);
+// This thread's valid slots of a cooperative tensor are accessed; an index is outside its capacity.
+void softmetal_tensor_access(void* elements, uint64_t element_size, const softmetal_tensor_placement*,
+                             uint32_t thread, uint32_t kind);
+void softmetal_tensor_slot(int64_t index, uint64_t capacity);
+// Memory for the duration of one operation.
+void* softmetal_scratch(uint64_t size);
+enum softmetal_tensor_misuse {
+  SOFTMETAL_TENSOR_SHORT_LEFT = 0,   // K, and the operand's extent along it
+  SOFTMETAL_TENSOR_SHORT_RIGHT = 1,  // the same
+  SOFTMETAL_TENSOR_STRIDE = 2,       // the stride of the inner dimension
+  SOFTMETAL_TENSOR_SCOPE = 3         // simdgroups of the operation, and of the threadgroup
+};
+// Ends the dispatch, and does not return.
+void softmetal_tensor_fail(uint32_t misuse, int64_t found, int64_t other, int line);
+
 // Counts of the dispatch on this OS thread, updated by the runtime and by the operations. An operation of a
 // simdgroup or threadgroup counts once, exps once per thread.
 struct softmetal_counters {
   uint64_t products, simd_reductions, shuffles, threadgroup_barriers, simdgroup_barriers, exps, threadgroups;
+  uint64_t tensor_products;  // of tensor operations, in 8x8x8 products
   // Accesses of device memory of any width; like bytes, counted in checked mode.
   uint64_t device_loads, device_stores;
   // Bytes by address space (other, device, constant, threadgroup), counted in modules compiled in checked
@@ -216,8 +263,10 @@ struct softmetal_settings {
   uint32_t threads;  // OS threads, 0 = one per core; checks run on one
   uint32_t order;    // softmetal_order
   uint64_t seed;
-  uint32_t checks;       // softmetal_check bits; any bit needs a module compiled in checked mode
-  uint32_t watchdog_ms;  // limit of a threadgroup's processor time, 0 = none
+  uint32_t checks;         // softmetal_check bits; any bit needs a module compiled in checked mode
+  uint32_t watchdog_ms;    // limit of a threadgroup's processor time, 0 = none
+  uint32_t tensor_layout;  // softmetal_tensor_layout
+  uint64_t tensor_seed;    // of a random layout
 };
 softmetal_settings* softmetal_current_settings(void);  // process-wide, from the environment at first use
 

@@ -20,6 +20,7 @@ from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.msl.language import DEFAULT
 from softmetal.paths import RUNTIME_LIBRARY
+from softmetal.tensor_layouts import number_and_seed
 
 _MAX_BUFFERS = 31
 _CHECKS = {"race": 1, "bounds": 2, "uninit": 4, "bytes": 8, "distinct": 16}
@@ -33,6 +34,7 @@ _COUNTS = (
     "simdgroup_barriers",
     "exps",
     "threadgroups",
+    "tensor_products",
     "device_loads",
     "device_stores",
 )
@@ -115,6 +117,8 @@ class _Settings(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("checks", ctypes.c_uint32),
         ("watchdog_ms", ctypes.c_uint32),
+        ("tensor_layout", ctypes.c_uint32),
+        ("tensor_seed", ctypes.c_uint64),
     ]
 
 
@@ -147,6 +151,7 @@ def _runtime() -> ctypes.CDLL:
     library.softmetal_table.restype = ctypes.POINTER(_Table)
     library.softmetal_table.argtypes = [ctypes.c_void_p]
     library.softmetal_unload.argtypes = [ctypes.c_void_p]
+    library.softmetal_current_settings.restype = ctypes.POINTER(_Settings)
     return library
 
 
@@ -188,7 +193,7 @@ class Library:
     """A .metal file, or source text if it contains a newline, compiled on demand in each mode.
 
     `include` lists folders of headers; `only` is a regular expression of the kernels to export; `cache`
-    replaces the usual cache folder.
+    replaces the usual cache folder, and `std` is the version of the language, such as metal4.0.
     """
 
     def __init__(
@@ -302,12 +307,13 @@ class Pipeline:
         checks: str | Iterable[str] = (),
         os_threads: int = 0,
         watchdog: float = 60,
+        tensor_layout: str | None = None,
     ) -> dict[str, Any]:
         """Launches `grid` threadgroups of `threads` threads and returns the counters.
 
         `checks` (race, bounds, uninit, bytes, distinct) run the checked variant of the kernel.
         `order` is forward, reverse or random:SEED. `watchdog` limits the seconds of a threadgroup (0: no
-        limit).
+        limit). `tensor_layout` is m5, blocks8 or random:SEED, by default that of the simulated GPU.
         """
         wanted = [c for c in checks.split(",") if c] if isinstance(checks, str) else list(checks)
         mask = sum(_CHECKS[c] for c in set(wanted))
@@ -318,7 +324,11 @@ class Pipeline:
         for i, size in (threadgroup_memory or {}).items():
             arguments.threadgroup_length[i] = size
         kind, _, seed = order.partition(":")
-        settings = _Settings(os_threads, _ORDERS[kind], int(seed or 0), mask, int(watchdog * 1000))
+        usual = _runtime().softmetal_current_settings().contents
+        layout = (usual.tensor_layout, usual.tensor_seed)
+        if tensor_layout is not None:
+            layout = number_and_seed(tensor_layout)
+        settings = _Settings(os_threads, _ORDERS[kind], int(seed or 0), mask, int(watchdog * 1000), *layout)
         kernel = self._kernel("checked" if mask else self._mode)
         launch = _Launch(ctypes.pointer(kernel), ctypes.pointer(arguments), _Uint3(*grid), _Uint3(*threads))
         counters, error = _Counters(), ctypes.c_void_p()

@@ -221,6 +221,11 @@ std::string barrier_missed_message(const Worker& worker, const Fiber& me) {
          ", but " + missing;
 }
 
+std::string tensor_message(const Worker& worker, const Fiber& fiber, const std::string& what) {
+  return prefix(worker, "tensor") + what + ": " + source_of(worker.dispatch->module, fiber) + " by " +
+         thread_name(worker, fiber);
+}
+
 std::string threadgroup_memory_message(const Worker& worker, const char* name, int line) {
   return prefix(worker, "limit") + "threadgroup variable '" + name + "' (line " + std::to_string(line) +
          ") brings threadgroup memory to " + std::to_string(worker.arena.total()) + " bytes; the limit is " +

@@ -34,6 +34,7 @@ std::string barrier_mismatch_message(const Worker&, const Fiber& late);
 // A thread waits at a barrier that others never reach: either `me` returned, or `me` waits and others
 // returned.
 std::string barrier_missed_message(const Worker&, const Fiber& me);
+std::string tensor_message(const Worker&, const Fiber&, const std::string& what);
 std::string threadgroup_memory_message(const Worker&, const char* name, int line);
 
 }  // namespace softmetal

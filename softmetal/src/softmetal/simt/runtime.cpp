@@ -72,6 +72,13 @@ void softmetal_rendezvous_all(softmetal_simd_function function, int line) {
   arrive(current_fiber, function, line, Needs::all);
 }
 
+void softmetal_rendezvous_threadgroup(softmetal_simd_function function, int line) {
+  Fiber* me = current_fiber;
+  me->line = line;
+  note_caller(me);
+  worker_of(me).threadgroup_operation(me, function);
+}
+
 void softmetal_threadgroup_barrier(int mem_flags, int line) {
   Fiber* me = current_fiber;
   Worker& worker = worker_of(me);

@@ -1,4 +1,5 @@
-// Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_THREADS, SOFTMETAL_WATCHDOG.
+// Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_TENSOR_LAYOUT,
+// SOFTMETAL_THREADS, SOFTMETAL_WATCHDOG.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,21 @@ void parse_order(const char* text, softmetal_settings& s) {
   }
 }
 
+constexpr uint32_t kFamilyOfM5 = 10;
+
+void parse_layout(const char* text, softmetal_settings& s) {
+  if (!strcmp(text, "m5")) {
+    s.tensor_layout = SOFTMETAL_LAYOUT_M5;
+  } else if (!strcmp(text, "blocks8")) {
+    s.tensor_layout = SOFTMETAL_LAYOUT_BLOCKS8;
+  } else if (!strncmp(text, "random:", 7) && text[7]) {
+    s.tensor_layout = SOFTMETAL_LAYOUT_RANDOM;
+    s.tensor_seed = strtoull(text + 7, nullptr, 10);
+  } else if (*text) {
+    fprintf(stderr, "softmetal: SOFTMETAL_TENSOR_LAYOUT is '%s'; use m5, blocks8 or random:SEED\n", text);
+  }
+}
+
 constexpr uint32_t kWatchdogSeconds = 60;
 
 uint32_t parse_watchdog(const char* text) {
@@ -70,6 +86,10 @@ softmetal_settings from_environment() {
   if (const char* text = getenv("SOFTMETAL_WATCHDOG")) s.watchdog_ms = parse_watchdog(text);
   if (const char* text = getenv("SOFTMETAL_CHECK")) s.checks = parse_checks(text);
   if (const char* text = getenv("SOFTMETAL_ORDER")) parse_order(text, s);
+  const char* family = getenv("SOFTMETAL_GPU_FAMILY");
+  const bool is_m5 = family && strtoul(family, nullptr, 10) >= kFamilyOfM5;
+  s.tensor_layout = is_m5 ? SOFTMETAL_LAYOUT_M5 : SOFTMETAL_LAYOUT_BLOCKS8;
+  if (const char* text = getenv("SOFTMETAL_TENSOR_LAYOUT")) parse_layout(text, s);
   if (const char* text = getenv("SOFTMETAL_THREADS"))
     s.threads = static_cast<uint32_t>(strtoul(text, nullptr, 10));
   return s;

@@ -66,6 +66,7 @@ void Worker::prepare(Dispatch& d) {
   for (uint32_t g = 0; g < group_count; g++) {
     groups[g].index = g;
     groups[g].fibers = &fibers[g * SOFTMETAL_SIMD_WIDTH];
+    groups[g].next = g + 1 < group_count ? &groups[g + 1] : nullptr;
   }
   arena.begin_dispatch(checker != nullptr);
 }
@@ -286,33 +287,48 @@ bool Worker::complete_part(Simdgroup& group) {
 // ---- barriers
 
 void Worker::threadgroup_barrier(Fiber* me, int flags) {
+  barrier_flags_ = flags;
+  if (!arrive_at_barrier(me)) return;
+  pass_barrier();
+  leave_barrier(me);
+}
+
+// Orders no memory and is no barrier: what it reads and writes races like what the threads do themselves.
+void Worker::threadgroup_operation(Fiber* me, softmetal_simd_function function) {
+  if (!arrive_at_barrier(me)) return;
+  function(&groups[0]);
+  leave_barrier(me);
+}
+
+// Returns whether all threads have arrived; otherwise waits for them.
+bool Worker::arrive_at_barrier(Fiber* me) {
   Simdgroup& group = me->group();
   if (barrier_count && barrier_path != me->path) fail(me, barrier_mismatch_message(*this, *me));
   if (alive != threads) fail(me, barrier_missed_message(*this, *me));
   barrier_path = me->path;
-  barrier_flags_ = flags;
   group.runnable &= ~me->bit();
   group.at_barrier |= me->bit();
-  if (++barrier_count != alive) {
-    block(me);
-    return;
-  }
-  release_barrier();
-  Fiber* to = first();
-  if (!to) stop(me);
-  if (to != me) switch_to(me, to);
+  if (++barrier_count == alive) return true;
+  block(me);
+  return false;
 }
 
-void Worker::release_barrier() {
+void Worker::pass_barrier() {
   softmetal_thread_counters()->threadgroup_barriers++;
   execution_epoch++;
   if (barrier_flags_ & SOFTMETAL_MEM_THREADGROUP) threadgroup_epoch++;
   if (barrier_flags_ & SOFTMETAL_MEM_DEVICE) device_epoch++;
+}
+
+void Worker::leave_barrier(Fiber* me) {
   barrier_count = 0;
   for (uint32_t g = 0; g < simdgroups; g++) {
     groups[g].runnable = groups[g].at_barrier;
     groups[g].at_barrier = 0;
   }
+  Fiber* to = first();
+  if (!to) stop(me);
+  if (to != me) switch_to(me, to);
 }
 
 // ---- threadgroup memory

@@ -10,6 +10,7 @@
 #include "arena.h"
 #include "fiber.h"
 #include "stacks.h"
+#include "tensor_layouts.h"
 
 namespace softmetal {
 
@@ -61,6 +62,7 @@ struct Worker : softmetal_threadgroup {
   // Called on fibers.
   void rendezvous(Fiber* me);
   void threadgroup_barrier(Fiber* me, int flags);
+  void threadgroup_operation(Fiber* me, softmetal_simd_function);
   void* variable(int id, size_t size, size_t align, const char* name, int line);
   void* argument(uint32_t index);
   [[noreturn]] void finish(Fiber* me);
@@ -86,6 +88,8 @@ struct Worker : softmetal_threadgroup {
   std::vector<Fiber> fibers;
   Stacks stacks;
   Arena arena;
+  TensorPlaces places;
+  std::vector<char> scratch;  // of tensor operations
 
  private:
   void reset_threads();
@@ -98,7 +102,9 @@ struct Worker : softmetal_threadgroup {
   void block(Fiber* me);
   bool complete(Simdgroup&, uint32_t lanes, Needs, Fiber* representative);
   bool complete_part(Simdgroup&);
-  void release_barrier();
+  bool arrive_at_barrier(Fiber* me);
+  void leave_barrier(Fiber* me);
+  void pass_barrier();
   uint64_t random();
 
   void* main_sp_ = nullptr;

@@ -26,4 +26,4 @@
 #include "logging.h"
 #include "binding.h"
 #include "internals.h"
-#include "tensor_ops.h"
+#include "tensor_reductions.h"

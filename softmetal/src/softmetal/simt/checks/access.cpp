@@ -140,8 +140,9 @@ void* Checker::access(Fiber& fiber, void* pointer, uint64_t size, uint32_t kind,
     if (place.space == Space::device) (written ? counters.device_stores : counters.device_loads)++;
     if (place.region) (written ? counters.buffer_written : counters.buffer_read)[place.region->index] += size;
   };
-  count(write);
-  if (kind & SOFTMETAL_ACCESS_UPDATE) count(false);
+  const bool is_counted = !(kind & SOFTMETAL_ACCESS_AGAIN);
+  if (is_counted) count(write);
+  if (is_counted && kind & SOFTMETAL_ACCESS_UPDATE) count(false);
   const uint32_t checks = dispatch_.settings.checks;
   const bool read = !write || kind & SOFTMETAL_ACCESS_UPDATE;
   if (checks & SOFTMETAL_COUNT_DISTINCT && read && place.region && place.valid)

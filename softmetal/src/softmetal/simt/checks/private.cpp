@@ -102,7 +102,7 @@ void Checker::report_index(Fiber& f, const char* what, int64_t index, uint64_t c
   if (!(dispatch_.settings.checks & SOFTMETAL_CHECK_BOUNDS)) return;
   add("bounds", date(f, Space::other, pc - dispatch_.module->base, 0), {},
       "index " + std::to_string(index) + " of " +
-          (*name ? std::string(what) + " '" + name + "'" : "a vector") + ", where it has " +
+          (*name ? std::string(what) + " '" + name + "'" : std::string("a ") + what) + ", where it has " +
           std::to_string(count) + (count == 1 ? " element" : " elements"),
       "");
   worker_->stop(&f);

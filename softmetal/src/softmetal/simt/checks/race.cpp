@@ -114,7 +114,8 @@ void Checker::check_order(const Fiber& fiber, const Place& place, uint32_t size,
   };
   if (uninitialised)
     add("uninitialised", now, {}, "read of " + bytes(size) + " at " + describe(place), "");
-  else if (race && now.write && other.write && !now.atomic && !other.atomic)
+  else if (race && now.write && other.write && !now.atomic && !other.atomic &&
+           !(kind & SOFTMETAL_ACCESS_LATER))
     hold(place, size, now, other);
   else if (race)
     add("race", now, other, word(now) + " of " + bytes(size) + " at " + describe(place),

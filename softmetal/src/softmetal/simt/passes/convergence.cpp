@@ -29,7 +29,8 @@ namespace softmetal {
 namespace {
 
 constexpr const char* kOperations[] = {"softmetal_rendezvous", "softmetal_rendezvous_all",
-                                       "softmetal_threadgroup_barrier", "softmetal_simdgroup_barrier"};
+                                       "softmetal_rendezvous_threadgroup", "softmetal_threadgroup_barrier",
+                                       "softmetal_simdgroup_barrier"};
 
 // Well-mixed odd numbers that are the same in every compilation (splitmix64).
 uint64_t scrambled(uint64_t n) {

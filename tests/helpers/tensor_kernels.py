@@ -1,0 +1,92 @@
+"""Calls and GPUs for the kernels on tensor operations: problems that they take, layouts of cooperative tensors,
+and what tensor_probe says of a layout."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.helpers import direct_launch, drawing
+from tests.helpers.problems import PACKED, Problem
+
+OPS = ("prefill", "paged_prefill", "varlen_prefill")
+DTYPES = (torch.float16, torch.bfloat16)
+DIMS = (64, 72, 80, 96, 128, 192, 256)
+STATES = ("registers", "threadgroup")
+KERNEL = "fattn_prefill_tensor"
+# Those in which all rows start on 16-byte boundaries.
+ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
+LEAST_ROWS = 16  # of a dense call
+# kTensorHeadFacts and the most elements of a lane (sizes.h).
+HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2
+
+
+def problems(count: int, seed: int) -> Iterator[Problem]:
+    """Random problems, changed so that the kernels take them."""
+    rng = random.Random(seed)
+    for problem in drawing.draw(count, seed, ops=("prefill", *OPS), of=4):
+        dim = rng.choice(DIMS)
+        yield replace(
+            problem,
+            dtype=rng.choice(DTYPES),
+            head_dim=dim,
+            value_dim=dim,
+            layouts=tuple(rng.choice(ALIGNED) for _ in range(3)),  # type: ignore[arg-type]
+            kv_format="float",
+            q_len=problem.q_len if problem.op in PACKED else max(problem.q_len, LEAST_ROWS),
+        )
+
+
+def layouts(seed: int) -> tuple[str, ...]:
+    """Twelve: that of M5, that of 8x8 blocks, and random ones of every compatibility."""
+    rng = random.Random(seed)
+    return ("m5", "blocks8", *(f"random:{rng.randrange(2**32) * 4 + i % 4}" for i in range(10)))
+
+
+def plan_of(op: str, arguments: Mapping[str, Any], state: str) -> dict[str, Any]:
+    return direct_launch.plan_of(op, arguments, family=10, tensor=state)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a GPU says of the cooperative tensors of a pipeline."""
+
+    capacities: tuple[int, int, int]  # of scores, row reduction and output
+    matches: tuple[bool, bool, bool]  # rows of scores and of output, scores as left operand
+    scores: Tensor  # {column, row} of the valid elements
+    output: Tensor
+
+    @property
+    def allows_registers(self) -> bool:
+        scores, rows, output = self.capacities
+        return (
+            all(self.matches) and scores <= MOST_SCORES and rows <= MOST_ROWS and output <= MOST_OUTPUTS
+        )
+
+
+def probe(prefill: Mapping[str, Any], tensor_layout: str, *, registers: bool = True) -> Probe:
+    """Runs tensor_probe for the pipeline of this pass."""
+    facts = torch.full((2**16,), -7, dtype=torch.int32)
+    step = {
+        "kernel": "fattn_tensor_probe",
+        "source": "tensor_probe.metal",
+        "macros": {**prefill["macros"], "FATTN_REGISTERS": str(int(registers))},
+        "constants": {},
+        "grid": [1, 1, 1],
+        "threads": [32, 1, 1],
+        "bindings": {"tensor_facts": direct_launch.SLOTS["out"], "params": direct_launch.SLOTS["params"]},
+        "params_bytes": struct.pack("<q", facts.numel()).hex(),
+    }
+    direct_launch.launch(step, {"tensor_facts": facts}, tensor_layout=tensor_layout)
+    numbers = facts.tolist()
+    scores, rows, output = numbers[:3]
+    first, second = HEAD_FACTS, HEAD_FACTS + 64 * scores
+    listed = [facts[a:b].reshape(-1, 2) for a, b in ((first, second), (second, second + 64 * output))]
+    valid = [pairs[pairs[:, 0] >= 0] for pairs in listed]
+    return Probe((scores, rows, output), tuple(map(bool, numbers[3:6])), *valid)  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+"""Trials of prefill_tensor.metal, with scores in registers and through threadgroup memory, under a layout of
+cooperative tensors that each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .prefill_trials import MIXED, in_parts, in_slices
+from .special_trials import hidden_nan, huge_sinks
+from .trial import Device, Trial, bf16, every_option, f16, of_problem
+
+# random:2 differs from every known layout, and reductions match; under random:0 nothing does.
+LAYOUT_OF = {"registers": "random:2", "threadgroup": "random:0"}
+
+
+def tensor() -> Iterator[Trial]:
+    for state, layout in LAYOUT_OF.items():
+        device = Device(10, state, layout)
+        for trial in (*_dense(), *_packed()):
+            yield replace(trial, name=f"tensor-{state}-{trial.name}", device=device)
+
+
+def _dense() -> Iterator[Trial]:
+    half = ("prefill", f16)
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem("causal", *half, 1, 4, 2, 80, 150, 64, 64, **causal)
+    yield of_problem("full", *half, 2, 2, 1, 70, 75, 64, 64, scale=0.3, token_major_out=True)
+    yield of_problem("bool-mask", *half, 1, 2, 1, 33, 64, 64, 64, mask=torch.bool, **causal)
+    yield of_problem("offset", *half, 1, 2, 1, 150, 130, 64, 64, causality="offset", q_offset=-40)
+    yield of_problem(
+        "map", *half, 1, 1, 1, 150, 420, 64, 64, mask=f16, mask_pattern="patches", mask_map=True, **causal
+    )
+    yield of_problem(
+        "window", *half, 1, 2, 1, 80, 300, 64, 64, window_left=70, sink_tokens=40, sinks=True, **causal
+    )
+    yield of_problem(
+        "modifiers", *half, 2, 4, 2, 40, 70, 64, 64, mask=f16, softcap=2.0, alibi_slopes=True, sinks=True,
+        **causal,
+    )  # fmt: skip
+    yield hidden_nan("prefill", f16, 64, 64)
+    yield huge_sinks("prefill", f16, 64, 64)
+    yield every_option("prefill", (2, 4, 2, 18, 70, 64, 64), **causal)
+    yield of_problem("slices", *half, 2, 3, 1, 150, 70, 64, 64, change=in_slices, **causal)
+    yield of_problem("parts", *half, 1, 2, 1, 70, 260, 64, 64, sinks=True, change=in_parts, **causal)
+    yield of_problem("padded", "prefill", bf16, 1, 2, 1, 40, 75, 72, 72, **causal)
+    yield of_problem("wide", "prefill", f16, 1, 2, 1, 50, 75, 256, 256, sinks=True, **causal)
+
+
+def _packed() -> Iterator[Trial]:
+    for block_size in (64, 24):
+        yield of_problem(
+            f"packed-{block_size}", "paged_prefill", f16, 4, 6, 2, 50, 144, 64, 64, block_size=block_size,
+            causality="bottom_right", **MIXED,
+        )  # fmt: skip
+    yield of_problem(
+        "varlen", "varlen_prefill", f16, 3, 4, 2, 70, 120, 64, 64, q_lens=(70, 1, 20), seq_lens=(113, 65, 0),
+        spare_rows=2, causality="offset", q_offset=11,
+    )  # fmt: skip

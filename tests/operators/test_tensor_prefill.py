@@ -1,0 +1,95 @@
+"""Prefill on tensor operations, launched on the emulator's runtime: random problems under many layouts of
+cooperative tensors, scores in registers and through threadgroup memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.conftest import needs_emulator
+from tests.helpers import direct_launch, problems, tensor_kernels
+from tests.helpers.accuracy import assert_close
+from tests.helpers.problems import Problem
+from tests.helpers.tensor_kernels import KERNEL, STATES
+
+pytestmark = needs_emulator
+
+LAYOUTS, PROBLEMS = 12, 6
+ORDERS = ("forward", "reverse", "random:3")
+
+
+def states_of(prefill: dict[str, object], layout: str) -> tuple[str, ...]:
+    """What the self-test would allow."""
+    return STATES if tensor_kernels.probe(prefill, layout).allows_registers else STATES[1:]
+
+
+def run_and_check(problem: Problem, layout: str, seed: int) -> int:
+    """Runs it in every allowed state; returns how many those are."""
+    case = problems.build(problem, seed)
+    arguments, _ = case.arguments("cpu")
+    order = ORDERS[problem.index % len(ORDERS)]
+    plan = tensor_kernels.plan_of(problem.op, arguments, "registers")
+    states = states_of(next(step for step in plan["passes"] if step["kernel"] == KERNEL), layout)
+    for state in states:
+        plan = tensor_kernels.plan_of(problem.op, arguments, state)
+        assert KERNEL in [step["kernel"] for step in plan["passes"]], plan["tensor"]
+        out, lse = direct_launch.run(case, plan=plan, order=order, tensor_layout=layout)
+        assert_close(case, out, lse)
+    return len(states)
+
+
+@pytest.mark.parametrize("number", range(LAYOUTS))
+def test_random_problems(number: int) -> None:
+    """Under a layout, with new problems and a new seed of the layout in every run."""
+    seed = random.SystemRandom().randrange(2**32)
+    layout = tensor_kernels.layouts(seed)[number]
+    for problem in tensor_kernels.problems(PROBLEMS, seed):
+        try:
+            run_and_check(problem, layout, seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}, layout {layout}: {problem}")
+            raise
+
+
+@pytest.mark.parametrize(("layout", "expected"), [("m5", 2), ("random:2", 2), ("random:1", 1), ("random:0", 1)])
+def test_states_that_a_layout_allows(layout: str, expected: int) -> None:
+    problem = Problem(0, "prefill", torch.float16, 1, 2, 1, 40, 70, 64, 64)
+    assert run_and_check(problem, layout, 0) == expected
+
+
+# fmt: off
+EDGES = (
+    Problem(0, "prefill", torch.float16, 1, 2, 1, 16, 1, 64, 64),
+    Problem(1, "prefill", torch.bfloat16, 1, 2, 1, 65, 31, 128, 128, causality="bottom_right"),
+    Problem(2, "prefill", torch.float16, 2, 2, 2, 64, 32, 96, 96, causality="top_left", q_offset=0),
+    Problem(3, "prefill", torch.float16, 1, 2, 1, 17, 33, 256, 256, causality="offset", q_offset=-9),
+    Problem(4, "prefill", torch.float16, 1, 2, 1, 70, 140, 192, 192, window_left=9, window_right=11, sink_tokens=3),
+    Problem(5, "paged_prefill", torch.float16, 2, 4, 2, 33, 96, 64, 64, q_lens=(1, 33), seq_lens=(96, 50),
+        block_size=32, causality="bottom_right"),
+    Problem(6, "paged_prefill", torch.bfloat16, 2, 4, 2, 33, 96, 80, 80, q_lens=(33, 0), seq_lens=(70, 50),
+        block_size=24),
+)
+# fmt: on
+
+
+@pytest.mark.parametrize("problem", EDGES, ids=str)
+def test_edges(problem: Problem) -> None:
+    """One key, fewer keys than a step, tiles and steps that end where rows and keys do."""
+    for layout in ("m5", "random:4"):
+        run_and_check(problem, layout, 1)
+
+
+def test_parts_and_slices() -> None:
+    """Keys cut into parts, and a grid cut into dispatches."""
+    problem = Problem(0, "prefill", torch.float16, 1, 2, 1, 150, 300, 64, 64, causality="bottom_right", sinks=True)
+    case = problems.build(problem, 2)
+    arguments, _ = case.arguments("cpu")
+    for state in STATES:
+        parts = tensor_kernels.plan_of("prefill", arguments, state)
+        direct_launch.cut_prefill(parts, 3, 2)
+        slices = tensor_kernels.plan_of("prefill", arguments, state)
+        direct_launch.cut_into_slices(slices["passes"][0], 2)
+        for plan in (parts, slices):
+            assert_close(case, *direct_launch.run(case, plan=plan))

@@ -1,0 +1,115 @@
+"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the kernels
+do not take falls to those of simdgroup matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torch_fattn
+from tests.helpers.tensor_kernels import DIMS, DTYPES, KERNEL, STATES
+
+pytestmark = pytest.mark.host_only
+
+M5: dict[str, Any] = {"device_name": "Apple M5", "family": 10, "cores": 10}
+SIMDGROUP_KERNELS = ("fattn_prefill", "fattn_prefill_wide")
+
+
+def operands(
+    dtype: torch.dtype = torch.float16, dim: int = 128, value_dim: int | None = None, rows: int = 512
+) -> list[torch.Tensor]:
+    sizes = ((8, rows, dim), (2, 512, dim), (2, 512, value_dim or dim))
+    return [torch.empty(1, *size, dtype=dtype, device="meta") for size in sizes]
+
+
+def plan(*tensors: torch.Tensor, op: str = "prefill", tensor: str = "registers", **options: Any) -> Any:
+    return torch_fattn.explain(op, *tensors, **M5, tensor=tensor, **options)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_taken(dtype: torch.dtype, dim: int, state: str) -> None:
+    explained = plan(*operands(dtype, dim), tensor=state)
+    (step,) = explained.passes
+    assert step["kernel"] == KERNEL and step["threadgroup_bytes"] <= 32768
+    assert step["macros"]["FATTN_REGISTERS"] == str(int(state == "registers"))
+    assert explained.data["tensor"].startswith("used; scores ")
+    assert "tensors      used; scores " in str(explained)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"), [("off", None), ("untested", "not tested yet on this GPU")]
+)
+def test_not_trusted(state: str, why: str | None) -> None:
+    explained = plan(*operands(), tensor=state)
+    assert explained.passes[0]["kernel"] == "fattn_prefill"
+    assert explained.data.get("tensor") == why
+
+
+def test_no_older_gpu_has_them() -> None:
+    for family in (7, 9, 10):
+        explained = torch_fattn.explain("prefill", *operands(), family=family, cores=10)
+        assert explained.passes[0]["kernel"] == "fattn_prefill" and "tensor" not in explained.data
+
+
+def _aligned(elements: int) -> list[torch.Tensor]:
+    """Keys and values that lie so many elements apart."""
+    query, key, value = operands(rows=64)
+    apart = torch.empty(1, 2, 512, elements, dtype=key.dtype, device="meta")[..., : key.shape[-1]]
+    return [query, apart, apart]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        (operands(torch.float32), "they are for float16 and bfloat16"),
+        (operands(dim=128, value_dim=64), "they are for values as wide as keys"),
+        (operands(dim=112), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
+        (operands(dim=40), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
+        (operands(dim=512), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
+        (operands(rows=15), "the call has fewer than 16 rows"),
+        (_aligned(132), "the rows of query, key and value do not start on 16-byte boundaries"),
+        (_aligned(65536), "rows of key or value are 65,536 elements apart, or more"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_not_taken(tensors: list[torch.Tensor], why: str) -> None:
+    explained = plan(*tensors)
+    assert explained.passes[0]["kernel"] in SIMDGROUP_KERNELS
+    assert explained.data["tensor"] == why
+
+
+@pytest.mark.parametrize("tensors", [operands(rows=16), _aligned(136), _aligned(65528)])
+def test_just_taken(tensors: list[torch.Tensor]) -> None:
+    """The controls of the limits above."""
+    assert plan(*tensors).passes[0]["kernel"] == KERNEL
+
+
+def test_quantised_caches_are_not_taken() -> None:
+    query = torch.empty(70, 4, 128, dtype=torch.float16, device="meta")
+    bounds = torch.empty(3, dtype=torch.int32, device="meta")
+    tables = torch.empty(2, 8, dtype=torch.int32, device="meta")
+    for stored, kernel in ((torch.float16, KERNEL), (torch.int8, "fattn_prefill")):
+        pool = torch.empty(8, 16, 2, 128, dtype=stored, device="meta")
+        scales = torch.empty(8, 16, 2, dtype=torch.float32, device="meta")
+        both = {"key_scales": scales, "value_scales": scales} if stored == torch.int8 else {}
+        explained = plan(
+            query, pool, pool, tables, bounds[1:], bounds, max_seqlen_q=70, op="paged_prefill", **both
+        )  # fmt: skip
+        assert explained.passes[0]["kernel"] == kernel
+
+
+def test_routes() -> None:
+    """torch's own prefill on tensor units has a call only if ours does not run on them."""
+    on_torch = {"macos": "26.2", "torch_version": "2.15"}
+    taken = [plan(*operands(), tensor=state, **on_torch).route.to for state in ("off", "untested", *STATES)]
+    assert taken == ["torch", "torch", "fattn", "fattn"]
+    assert plan(*operands(torch.float16, 256), **on_torch).route.to == "fattn"
+
+
+def test_an_unknown_state() -> None:
+    with pytest.raises(ValueError, match="tensor 'on' is not a state of tensor operations; use off, untested"):
+        plan(*operands(), tensor="on")
