@@ -232,6 +232,7 @@ def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = 
             mode="checked" if checks else "fast",
             include=pipeline.include,
             only=pipeline.kernel,
+            std=pipeline.std,
         )
         index_of = library.function_constants() if pipeline.constants else {}
         constants = {index_of[name]: value for name, value in pipeline.constants.items()}
