@@ -426,6 +426,15 @@ def test_torch_kernels_have_no_stack_on_nvidia(case: Case, tmp_path: Path) -> No
     assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_kernels_on_tensor_operations_have_no_stack_on_nvidia(head_dim: int, tmp_path: Path) -> None:
+    found, _ = build.tensor_launches(Case("prefill", 1, 1, 1, head_dim, 64, 64, dtype="bfloat16"), cores=132)
+    for launch in found:
+        cubin = tmp_path / compile_pipeline(launch.passes[0].pipeline, tmp_path)
+        assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
+
+
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.2", "0.33.0"])
 def test_another_mlx_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("decode", 1, 2, 1, 72, 1, 64)  # a head size without a kernel: nothing is read from headers
