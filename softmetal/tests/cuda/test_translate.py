@@ -87,6 +87,7 @@ def test_overloads_that_only_address_spaces_tell_apart_become_one() -> None:
     text = translated(program(OVERLOADS))
     assert text.count("float first(") == 1
     assert "__shared__ float tile[64]" in text
+    assert "__shared__ __align__(16) float tile[64]" in translated(program(OVERLOADS, aligned_runs=True))
 
 
 def test_overloads_that_differ_stay() -> None:

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -19,6 +21,7 @@
 #define __constant__
 #define __launch_bounds__(...)
 #define __shared__ static
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct uint2 {
   unsigned x, y;
@@ -146,6 +149,18 @@ inline unsigned to_tf32(float x) {
   uint32_t word;
   std::memcpy(&word, &x, 4);
   return std::isfinite(x) ? (word + 0x1000u) & ~0x1fffu : word;
+}
+
+// A GPU refuses a load whose address is no multiple of its size.
+template <typename Words>
+inline Words load_aligned(const Words* address) {
+  if (uintptr_t(address) % sizeof(Words) != 0) {
+    std::fprintf(stderr, "misaligned load of %zu bytes\n", sizeof(Words));
+    std::abort();
+  }
+  Words words;
+  std::memcpy(&words, address, sizeof words);
+  return words;
 }
 
 inline unsigned shuffle(unsigned word, unsigned from) { return exchange(word)[from & 31]; }

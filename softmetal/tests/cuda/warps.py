@@ -30,6 +30,8 @@ _INSTRUCTIONS = {
     "uint rounded_pair(float first, float second)": (
         "return uint(constant_bfloat(first)) | uint(constant_bfloat(second)) << 16;"
     ),
+    "uint2 load_words(const uint2* address)": "return warps::load_aligned(address);",
+    "uint4 load_words(const uint4* address)": "return warps::load_aligned(address);",
     "uint transposed_word(uint word)": "return warps::movmatrix(word);",
     "void multiply_16(Sums c, const uint (&a)[4], const uint (&b)[2], half)": (
         f"warps::multiply_half({_SUMS}, a, b);"
@@ -72,7 +74,16 @@ class CpuKernel:
         _headers(folder)
         shutil.copy(Path(__file__).with_name("warps.h"), folder)
         (folder / "kernel.cpp").write_text('#include "warps.h"\n' + translated(pipeline) + _ENTRY)
-        flags = ["-std=c++20", "-O0", "-shared", "-fPIC", "-w", "-ffp-contract=off", f"-I{folder}"]
+        flags = [
+            "-std=c++20",
+            "-O0",
+            "-shared",
+            "-fPIC",
+            "-w",
+            "-fno-gnu-unique",
+            "-ffp-contract=off",
+            f"-I{folder}",
+        ]
         flags += ["-DSOFTMETAL_ALIGNED_RUNS"] if pipeline.aligned_runs else []
         command = ["g++", *flags, "-o", str(folder / "kernel.so"), str(folder / "kernel.cpp")]
         done = subprocess.run(command, capture_output=True, text=True)
