@@ -307,36 +307,6 @@ def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
     assert early == ["true", "false"]
 
 
-def test_the_build_has_our_plans_on_tensor_operations() -> None:
-    case = Case("prefill", 1, 2, 2, 64, 128, 128, causal=True)
-    found, refused = build.tensor_launches(case, cores=132)
-    assert [launch.impl for launch in found[:2]] == ["fattn-tensor", "fattn-tensor-threadgroup"]
-    pipelines = [launch.passes[0].pipeline for launch in found]
-    assert [one.macros["FATTN_REGISTERS"] for one in pipelines[:2]] == ["1", "0"]
-    assert {one.std for one in pipelines} == {"metal4.0"}
-    assert {launch.impl for launch in found} | refused.keys() == set(build.TENSOR_IMPLS)
-    found, refused = build.tensor_launches(replace(case, dtype="float32"), cores=132)
-    assert not found and refused.keys() == set(build.TENSOR_IMPLS)
-    usual, _ = build.launches(case, cores=132)
-    assert not {launch.impl for launch in usual} & set(build.TENSOR_IMPLS)
-
-
-@pytest.mark.parametrize("peer", registry.TENSOR_PEERS, ids=lambda peer: peer.IMPL)
-def test_peers_on_tensor_operations_take_what_their_dispatch_takes(peer: ModuleType) -> None:
-    needs(peer)
-    case = Case("prefill", 1, 4, 2, 128, 128, 128, causal=True)
-    launch = registry.launch(peer, case)
-    assert launch.passes[0].grid == (2, 4, 1)
-    for other in (
-        replace(case, q_len=8),
-        replace(case, head_dim=80),
-        replace(case, dtype="float32"),
-        Case("decode", 1, 4, 2, 128, 1, 128),
-    ):
-        with pytest.raises(UnsupportedCaseError, match=f"{peer.IMPL} has no fused kernel"):
-            registry.launch(peer, other)
-
-
 @pytest.mark.parametrize("version", ["2.12.1", "2.16.0", "2.1.5+cpu", "3.0"])
 def test_another_torch_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("prefill", 1, 2, 1, 64, 64, 64)
@@ -424,15 +394,6 @@ def test_torch_needs_its_barriers(header: str) -> None:
 def test_torch_kernels_have_no_stack_on_nvidia(case: Case, tmp_path: Path) -> None:
     cubin = tmp_path / compile_pipeline(registry.launch(torch_metal, case).passes[0].pipeline, tmp_path)
     assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_kernels_on_tensor_operations_have_no_stack_on_nvidia(head_dim: int, tmp_path: Path) -> None:
-    found, _ = build.tensor_launches(Case("prefill", 1, 1, 1, head_dim, 64, 64, dtype="bfloat16"), cores=132)
-    for launch in found:
-        cubin = tmp_path / compile_pipeline(launch.passes[0].pipeline, tmp_path)
-        assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.2", "0.33.0"])

@@ -151,7 +151,7 @@ inline unsigned to_tf32(float x) {
   return std::isfinite(x) ? (word + 0x1000u) & ~0x1fffu : word;
 }
 
-// A GPU refuses a load whose address is no multiple of its size.
+// A GPU refuses a load whose address is not a multiple of its size.
 template <typename Words>
 inline Words load_aligned(const Words* address) {
   if (uintptr_t(address) % sizeof(Words) != 0) {
