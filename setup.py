@@ -133,7 +133,8 @@ def extension(torch: Any) -> CppExtension:
             configure_macos()
             link_args += ["-framework", "Metal", "-framework", "Foundation"]
     else:
-        sources.remove(ROOT / "csrc" / "ops" / "launch.cpp")
+        for name in ("launch", "tensor_file", "tensor_problems", "tensor_test"):
+            sources.remove(ROOT / "csrc" / "ops" / f"{name}.cpp")
     return torch.utils.cpp_extension.CppExtension(
         "torch_fattn._C",
         [str(source.relative_to(ROOT)) for source in sources],

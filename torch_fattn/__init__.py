@@ -43,6 +43,7 @@ from .operators.mask_map import mask_map
 from .operators.shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
 from .runtime import archives as _archives
 from .runtime import extension as _extension
+from .runtime import tensor_units as _tensor_units
 from .runtime import versions as _versions
 from .tuning import tuned_file as _tuned_file
 
@@ -54,6 +55,8 @@ _install.register()
 _routing.use_policy()
 _tuned_file.load_all(__version__)
 _archives.use_folder(__version__)
+_tensor_units.use_setting()
+_tensor_units.use_folder()
 
 __all__ = [
     "CacheFullError",

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import __version__, built_for_torch
 from .commands import explain, tune
 from .commands.arguments import ArgumentError, Parser, whole
-from .integrations.pytorch.routing import check_policy
+from .integrations.pytorch.routing import check_settings
 from .operators import DTYPES
 
 MOST_TOKENS = 1_000_000  # more positions than any model has
@@ -37,7 +37,7 @@ def _run(arguments: list[str]) -> int:
     parser, commands = _parsers()
     if not {"-h", "--help", "--version"} & {*arguments}:
         try:
-            check_policy(asker="")
+            check_settings(asker="")
         except ValueError as refusal:
             parser.refuse(str(refusal))
     if arguments[:1] == ["bench"]:

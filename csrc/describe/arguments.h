@@ -86,6 +86,8 @@ class Invocation {
     return *this;
   }
 
+  Arguments arguments() const { return {op_, stack_}; }
+
   // Returns the results.
   torch::jit::Stack call() && {
     op_.callBoxed(&stack_);

@@ -22,6 +22,7 @@
 #include <torch/library.h>
 
 #include "../ops/gpu.h"
+#include "../ops/tensor_state.h"
 #include "../ops/torch_errors.h"
 #include "../plan/check.h"
 #include "../plan/route.h"
@@ -131,6 +132,25 @@ TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
   return described;
 }
 
+// Where the self-test of tensor operations decides and has not run, it runs now. A traced call is ours
+// instead, so that the operator runs the test when the graph first runs.
+bool torch_is_faster(const SdpaCall& call, const DeviceFacts& facts) {
+  const PlainCall described = plain(call);
+  if (!route_of(described, facts, policy).to_torch) return false;
+#ifdef FATTN_WITH_METAL
+  const auto size = tensor_size(described.dtype, described.head_dim, described.value_dim);
+  if (size && facts.tensors.of(*size) == TensorState::kUntested) {
+    DeviceFacts passed = facts;
+    passed.tensors.set(*size, TensorState::kRegisters);
+    if (route_of(described, passed, policy).to_torch) return true;
+    if (is_traced() || any_operand(call, is_subclass)) return false;
+    test_tensors_for(*size);
+    return route_of(described, gpu_facts(), policy).to_torch;
+  }
+#endif
+  return true;
+}
+
 // Each check relies on those before it.
 Reason why_not(const SdpaCall& call, Autograd autograd) {
   const auto &q = call.query, &k = call.key, &v = call.value;
@@ -168,7 +188,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   if (trains)  // torch's own kernels have no backward
     return training_route(training_call(call, *sizes), facts, training).to_torch ? Reason::kSmallTraining
                                                                                  : Reason::kNone;
-  if (route_of(plain(call), facts, policy).to_torch) return Reason::kTorchIsFaster;
+  if (torch_is_faster(call, facts)) return Reason::kTorchIsFaster;
   return Reason::kNone;
 }
 

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cctype>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -15,6 +14,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "hash.h"
 #include "mps_bridge.h"
 
 namespace fattn::metal {
@@ -23,15 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEnding = ".metalarchive";
-
-// FNV-1a.
-std::string hash_of(std::string_view bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
-  return digits;
-}
 
 std::string hash_of_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -11,7 +11,8 @@
 namespace fattn::metal {
 namespace {
 
-constexpr int kNewestFamily = 20;  // leaves room for newer GPUs
+constexpr int kNewestFamily = 20;                                // leaves room for newer GPUs
+constexpr auto kFamilyMetal4 = static_cast<MTLGPUFamily>(5002);  // older SDKs do not name it
 
 int apple_family(id<MTLDevice> device) {
   int family = kNewestFamily;
@@ -19,6 +20,11 @@ int apple_family(id<MTLDevice> device) {
     --family;
   }
   return family;
+}
+
+std::string architecture_of(id<MTLDevice> device) {
+  if (@available(macOS 14.0, *)) return [[[device architecture] name] UTF8String];
+  return "";
 }
 
 DeviceFacts read_device_facts() {
@@ -29,7 +35,9 @@ DeviceFacts read_device_facts() {
             .family = apple_family(device),
             .cores = gpu_core_count(),
             .max_threadgroup_bytes = static_cast<int64_t>([device maxThreadgroupMemoryLength]),
-            .working_set_bytes = static_cast<int64_t>([device recommendedMaxWorkingSetSize])};
+            .working_set_bytes = static_cast<int64_t>([device recommendedMaxWorkingSetSize]),
+            .metal4 = static_cast<bool>([device supportsFamily:kFamilyMetal4]),
+            .architecture = architecture_of(device)};
   }
 }
 
@@ -76,6 +84,9 @@ const Pipeline* prepare_pass(const Pass& pass) {
   const uint32_t threads = pass.threads[0] * pass.threads[1] * pass.threads[2];
   TORCH_CHECK(threads <= pipeline.max_threads, function_name(pass.spec.kernel), " needs ", threads,
               " threads per threadgroup and this GPU runs it with at most ", pipeline.max_threads);
+  TORCH_CHECK(pipeline.execution_width == kSimdWidth, function_name(pass.spec.kernel),
+              " is for simdgroups of ", kSimdWidth, " threads and this GPU runs it with ",
+              pipeline.execution_width);
   return &pipeline;
 }
 

@@ -9,7 +9,8 @@ namespace fattn::metal {
 
 struct Pipeline {
   id<MTLComputePipelineState> state = nil;
-  uint32_t max_threads = 0;  // per threadgroup, as Metal reports it
+  uint32_t max_threads = 0;      // per threadgroup, as Metal reports it
+  uint32_t execution_width = 0;  // threads of a simdgroup
 };
 
 // Thread-safe. Raises a RuntimeError with the Metal compiler's text if the kernel does not compile.

@@ -202,7 +202,8 @@ Pipeline* build_pipeline(const KernelSpec& spec) {
     }
     compiled.pipeline_seconds = watch.seconds();
     record().add(compiled);
-    return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup])};
+    return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup]),
+                        static_cast<uint32_t>([state threadExecutionWidth])};
   }
 }
 

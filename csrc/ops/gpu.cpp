@@ -30,6 +30,7 @@
 
 #ifdef FATTN_WITH_METAL
 #include "../metal/executor.h"
+#include "tensor_state.h"
 #endif
 
 namespace fattn {
@@ -187,18 +188,6 @@ void add_system_and_torch(DeviceFacts& device) {
   device.torch_prefill = disabled == nullptr || std::string_view(disabled) == "0";
 }
 
-// Tensor operations that this GPU and system have. FATTN_TENSOR=0, threadgroup or registers decides instead
-// of a self-test.
-void add_tensors(DeviceFacts& device) {
-  if (device.family < kMinTensorFamily || device.macos < kMinTensorMacos) return;
-  const char* variable = std::getenv("FATTN_TENSOR");
-  const std::string_view requested = variable == nullptr ? "" : variable;
-  device.tensors.set_all(requested == "registers"     ? TensorState::kRegisters
-                         : requested == "threadgroup" ? TensorState::kThreadgroup
-                         : requested == "0"           ? TensorState::kOff
-                                                      : TensorState::kUntested);
-}
-
 // The versions of macOS and torch in this process, to which tuned routes belong.
 std::tuple<int64_t, int64_t> system_and_torch() {
   DeviceFacts device;
@@ -216,6 +205,11 @@ std::string source_digest() {
 
 }  // namespace
 
+void forget_gpu_facts() {
+  std::lock_guard lock(mutex);
+  facts = nullptr;
+}
+
 #ifdef FATTN_WITH_METAL
 const DeviceFacts& gpu_facts() {
   if (const DeviceFacts* known = facts.load(std::memory_order_acquire)) return *known;
@@ -223,7 +217,7 @@ const DeviceFacts& gpu_facts() {
   std::lock_guard lock(mutex);
   auto* found = new DeviceFacts(device);  // kept, as callers hold references
   add_system_and_torch(*found);
-  add_tensors(*found);
+  found->tensors = tensor_states(*found);
   for (const Tuning* tuning : tunings()) {
     const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
     if (tuning->same_gpu(device) && says_something) found->tuned = &tuning->rows;

@@ -12,6 +12,8 @@ namespace fattn {
 #ifdef FATTN_WITH_METAL
 const DeviceFacts& gpu_facts();
 #endif
+// Call this after something that they depend on has changed; references stay valid.
+void forget_gpu_facts();
 
 // The facts of the GPU that holds a tensor; for other devices those of the smallest supported GPU.
 const DeviceFacts& facts_of(const c10::Device& device);

@@ -21,6 +21,7 @@
 
 #ifdef FATTN_WITH_METAL
 #include "launch.h"
+#include "tensor_state.h"
 #include "../metal/executor.h"
 #endif
 
@@ -40,7 +41,18 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
 // Returns the results of the op: (out, lse), gradients, one tensor, or none. For `may_wait`, see fallback.h.
 template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
-  [[maybe_unused]] const Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
+#ifdef FATTN_WITH_METAL
+  if constexpr (std::is_same_v<AnyCall, Call>) {
+    if (call.device().is_mps()) test_tensors_for(call.problem);
+  }
+#endif
+  [[maybe_unused]] Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
+#ifdef FATTN_WITH_METAL
+  if constexpr (std::is_same_v<AnyCall, Call>) {
+    if (call.device().is_mps() && !tensors_compile(call.problem, plan))
+      plan = plan_or_raise(call.problem, gpu_facts());
+  }
+#endif
   if constexpr (requires { check_device_data_if_enabled(call); }) check_device_data_if_enabled(call);
 #ifdef FATTN_WITH_METAL
   if (call.device().is_mps()) {
@@ -92,6 +104,11 @@ template <typename AnyCall>
 std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
                       std::optional<int64_t> family, std::optional<int64_t> cores,
                       std::optional<std::string_view> tensor, bool compiles) {
+#ifdef FATTN_WITH_METAL
+  if constexpr (std::is_same_v<AnyCall, Call>) {
+    if (compiles) test_tensors_for(call.problem);
+  }
+#endif
   DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
   if (device_name) facts.name = *device_name;
   if (family) facts.family = static_cast<int>(*family);
@@ -101,7 +118,15 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
     facts.tensors = {};
   }
   if (tensor) facts.tensors.set_all(tensor_state(*tensor));
-  const Plan plan = plan_or_raise(call.problem, facts);
+  Plan plan = plan_or_raise(call.problem, facts);
+#ifdef FATTN_WITH_METAL
+  std::string why;
+  if constexpr (std::is_same_v<AnyCall, Call>) {
+    const bool is_here = !device_name && !family && !cores && !tensor && *plan.tensor != '\0';
+    if (is_here) why = why_tensors(call.problem);
+    if (!why.empty()) plan.tensor = (why = plan.tensor + (": " + why)).c_str();
+  }
+#endif
   if (compiles) compile(plan);
   return to_json(plan, facts);
 }

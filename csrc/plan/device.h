@@ -16,6 +16,8 @@ struct DeviceFacts {
   int cores = 8;   // 0: unknown, as in a virtual machine
   int64_t max_threadgroup_bytes = 32768;
   int64_t working_set_bytes = 5726630912;  // recommendedMaxWorkingSetSize; this is that of 8 GB
+  bool metal4 = false;                     // of MTLGPUFamilyMetal4
+  std::string architecture;                // "applegpu_g13g"; "": unknown
   const TunedRows* tuned = nullptr;        // for exactly this GPU (tuned.h); lives as long as the process
   TensorStates tensors;                    // Metal 4's tensor operations
 

@@ -9,8 +9,8 @@ namespace {
 
 // Operands whose rows are further apart have failed on an M5 Max (published, llama.cpp issue 27064).
 constexpr int64_t kRowStrideLimit = 65536;
-// Fewest rows of a dense call: those of a product. Packed calls have no limit, since the rest of a batch may
-// not decide how a sequence is computed.
+// Fewest rows that share keys in a dense call: those of a product. Packed calls have no limit, since the rest
+// of a batch may not decide how a sequence is computed.
 constexpr int64_t kLeastTensorRows = 16;
 
 uint16_t padded(int64_t dim) {
@@ -57,7 +57,9 @@ const char* why_no_tensors(const Problem& p) {
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
   if (p.key.row >= kRowStrideLimit || p.value.row >= kRowStrideLimit)
     return "rows of key or value are 65,536 elements apart, or more";
-  if (!p.packed && p.q_len < kLeastTensorRows) return "the call has fewer than 16 rows";
+  // Under a mask, a tile has rows of one head.
+  const int64_t heads = p.mask_dtype == DType::kOther && p.kv_heads > 0 ? p.q_heads / p.kv_heads : 1;
+  if (!p.packed && p.q_len * heads < kLeastTensorRows) return "fewer than 16 rows share keys";
   return nullptr;
 }
 

@@ -90,6 +90,7 @@ COMMANDS: dict[str, Kind] = {
     "python -m tests.third_party.run out/third_party-2.13.0 --markdown": FETCHED,
     "python -m pytest softmetal/tests": SUITE,
     "python -m torch_fattn doctor": DOCTOR,
+    "python -m torch_fattn doctor --report": ByTest("tests/commands/test_report.py::test_the_report"),
     "python -m torch_fattn demo --dtype float16 --new-tokens 64": DEMO,
     "python -m torch_fattn explain paged_decode --batch 8 --heads 32 --kv-heads 8 --kv-len 4096 --family 9 "
     "--cores 40": Run(),

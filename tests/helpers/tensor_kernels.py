@@ -1,5 +1,5 @@
-"""Calls and GPUs for the kernels on tensor operations: problems that they take, layouts of cooperative tensors,
-and what tensor_probe says of a layout."""
+"""Calls and GPUs for the kernels on tensor operations: problems that they take, layouts of cooperative
+tensors, and what tensor_probe says of a layout."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ class Probe:
     @property
     def allows_registers(self) -> bool:
         scores, rows, output = self.capacities
-        return (
-            all(self.matches) and scores <= MOST_SCORES and rows <= MOST_ROWS and output <= MOST_OUTPUTS
-        )
+        return all(self.matches) and scores <= MOST_SCORES and rows <= MOST_ROWS and output <= MOST_OUTPUTS
 
 
 def probe(prefill: Mapping[str, Any], tensor_layout: str, *, registers: bool = True) -> Probe:

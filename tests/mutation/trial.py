@@ -21,7 +21,8 @@ from tests.helpers.problems import Problem
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
 _COUNTED = (
-    *("products", "simd_reductions", "shuffles", "threadgroup_barriers", "simdgroup_barriers", "exps"),
+    *("products", "tensor_products", "simd_reductions", "shuffles"),
+    *("threadgroup_barriers", "simdgroup_barriers", "exps"),
     *("device_loads", "device_stores"),
 )
 _SPACES = ("device", "threadgroup")
@@ -146,9 +147,7 @@ def _lengthened(cache: Tensor) -> Tensor:
     return torch.cat((cache, torch.full_like(cache, torch.nan).repeat(1, 1, 4, 1)), dim=2)
 
 
-def every_option(
-    op: str, sizes: tuple[int, ...] = (2, 4, 2, 3, 70, 64, 32), **fields: Any
-) -> Trial:
+def every_option(op: str, sizes: tuple[int, ...] = (2, 4, 2, 3, 70, 64, 32), **fields: Any) -> Trial:
     """Every option of the op at once, with parameters of layers in float16 and slopes of each sequence. Not
     counted, because a new option may change the counts."""
     options = {name: each.values[-1] for name, each in problems.OPTIONS.items() if op in each.ops}

@@ -53,7 +53,9 @@ def test_random_problems(number: int) -> None:
             raise
 
 
-@pytest.mark.parametrize(("layout", "expected"), [("m5", 2), ("random:2", 2), ("random:1", 1), ("random:0", 1)])
+@pytest.mark.parametrize(
+    ("layout", "expected"), [("m5", 2), ("random:2", 2), ("random:1", 1), ("random:0", 1)]
+)
 def test_states_that_a_layout_allows(layout: str, expected: int) -> None:
     problem = Problem(0, "prefill", torch.float16, 1, 2, 1, 40, 70, 64, 64)
     assert run_and_check(problem, layout, 0) == expected
@@ -65,7 +67,8 @@ EDGES = (
     Problem(1, "prefill", torch.bfloat16, 1, 2, 1, 65, 31, 128, 128, causality="bottom_right"),
     Problem(2, "prefill", torch.float16, 2, 2, 2, 64, 32, 96, 96, causality="top_left", q_offset=0),
     Problem(3, "prefill", torch.float16, 1, 2, 1, 17, 33, 256, 256, causality="offset", q_offset=-9),
-    Problem(4, "prefill", torch.float16, 1, 2, 1, 70, 140, 192, 192, window_left=9, window_right=11, sink_tokens=3),
+    Problem(4, "prefill", torch.float16, 1, 2, 1, 70, 140, 192, 192, window_left=9, window_right=11,
+        sink_tokens=3),
     Problem(5, "paged_prefill", torch.float16, 2, 4, 2, 33, 96, 64, 64, q_lens=(1, 33), seq_lens=(96, 50),
         block_size=32, causality="bottom_right"),
     Problem(6, "paged_prefill", torch.bfloat16, 2, 4, 2, 33, 96, 80, 80, q_lens=(33, 0), seq_lens=(70, 50),
@@ -83,7 +86,9 @@ def test_edges(problem: Problem) -> None:
 
 def test_parts_and_slices() -> None:
     """Keys cut into parts, and a grid cut into dispatches."""
-    problem = Problem(0, "prefill", torch.float16, 1, 2, 1, 150, 300, 64, 64, causality="bottom_right", sinks=True)
+    problem = Problem(
+        0, "prefill", torch.float16, 1, 2, 1, 150, 300, 64, 64, causality="bottom_right", sinks=True
+    )
     case = problems.build(problem, 2)
     arguments, _ = case.arguments("cpu")
     for state in STATES:

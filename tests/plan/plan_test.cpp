@@ -12,6 +12,7 @@
 #include "plan/plan.h"
 #include "plan/route.h"
 #include "plan/supported.h"
+#include "plan/tensor_gate.h"
 #include "plan/tuned.h"
 
 namespace {
@@ -229,6 +230,46 @@ void test_routes() {
   EXPECT(torch_way(call, m5) == TorchWay::kMatrices && !route_of(call, m5, RoutePolicy::kAuto).to_torch);
 }
 
+void test_tensor_gates() {
+  const char* place = "gates of tensor operations";
+  DeviceFacts m5 = gpu(10, 10);
+  m5.macos = 2602;
+  m5.metal4 = true;
+  m5.architecture = "applegpu_g17g";
+  const auto why = [](const DeviceFacts& device, TensorSetting setting = TensorSetting::kAuto) {
+    return why_tensors_are_off(device, setting);
+  };
+  EXPECT(why(m5).empty());
+  EXPECT(why(m5, TensorSetting::kOff) == "FATTN_TENSOR=0");
+
+  DeviceFacts other = m5;
+  other.macos = 2601;
+  EXPECT(why(other) == "macOS 26.1 is not macOS 26.2 or newer");
+  EXPECT(!why(other, TensorSetting::kThreadgroup).empty());  // not by hand either
+  other.macos = 0;
+  EXPECT(why(other) == "this system is not macOS 26.2 or newer");
+  EXPECT(why(other, TensorSetting::kRegisters).empty());
+  other = m5;
+  other.macos = 2700;
+  EXPECT(why(other).empty());
+
+  other = m5;
+  other.family = 9;
+  EXPECT(has(why(other), "this is of Apple family 9") && why(other, TensorSetting::kThreadgroup).empty());
+  other = m5;
+  other.metal4 = false;
+  EXPECT(why(other) == "the GPU does not support Metal 4");
+  other = m5;
+  for (const char* architecture : {"applegpu_g16s", "applegpu_g17p", "applegpu_g", "g17s", ""}) {
+    other.architecture = architecture;
+    EXPECT(has(why(other), "the GPU's architecture, '" + std::string(architecture) + "'"));
+  }
+  for (const char* architecture : {"applegpu_g17s", "applegpu_g18p", "applegpu_g20d"}) {
+    other.architecture = architecture;
+    EXPECT(why(other).empty());
+  }
+}
+
 void test_training_routes() {
   const char* place = "training routes";
   DeviceFacts device = gpu(8, 10);
@@ -295,6 +336,7 @@ int main() {
   test_explain();
   test_tuned_rows();
   test_routes();
+  test_tensor_gates();
   test_training_routes();
   return failures == 0 ? 0 : 1;
 }

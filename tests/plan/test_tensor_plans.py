@@ -1,5 +1,5 @@
-"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the kernels
-do not take falls to those of simdgroup matrices."""
+"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the
+kernels do not take falls to those of simdgroup matrices."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def test_taken(dtype: torch.dtype, dim: int, state: str) -> None:
     assert "tensors      used; scores " in str(explained)
 
 
-@pytest.mark.parametrize(
-    ("state", "why"), [("off", None), ("untested", "not tested yet on this GPU")]
-)
+@pytest.mark.parametrize(("state", "why"), [("off", None), ("untested", "not tested yet on this GPU")])
 def test_not_trusted(state: str, why: str | None) -> None:
     explained = plan(*operands(), tensor=state)
     assert explained.passes[0]["kernel"] == "fattn_prefill"
@@ -70,7 +68,7 @@ def _aligned(elements: int) -> list[torch.Tensor]:
         (operands(dim=112), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
         (operands(dim=40), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
         (operands(dim=512), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
-        (operands(rows=15), "the call has fewer than 16 rows"),
+        (operands(rows=3), "fewer than 16 rows share keys"),
         (_aligned(132), "the rows of query, key and value do not start on 16-byte boundaries"),
         (_aligned(65536), "rows of key or value are 65,536 elements apart, or more"),
     ],
@@ -82,10 +80,17 @@ def test_not_taken(tensors: list[torch.Tensor], why: str) -> None:
     assert explained.data["tensor"] == why
 
 
-@pytest.mark.parametrize("tensors", [operands(rows=16), _aligned(136), _aligned(65528)])
+@pytest.mark.parametrize("tensors", [operands(rows=4), _aligned(136), _aligned(65528)])
 def test_just_taken(tensors: list[torch.Tensor]) -> None:
     """The controls of the limits above."""
     assert plan(*tensors).passes[0]["kernel"] == KERNEL
+
+
+def test_rows_under_a_mask() -> None:
+    """Heads do not share a tile then."""
+    for rows, kernel in ((15, "fattn_prefill"), (16, KERNEL)):
+        mask = torch.empty(1, 1, rows, 512, dtype=torch.bool, device="meta")
+        assert plan(*operands(rows=rows), attn_mask=mask).passes[-1]["kernel"] == kernel
 
 
 def test_quantised_caches_are_not_taken() -> None:
@@ -111,5 +116,7 @@ def test_routes() -> None:
 
 
 def test_an_unknown_state() -> None:
-    with pytest.raises(ValueError, match="tensor 'on' is not a state of tensor operations; use off, untested"):
+    with pytest.raises(
+        ValueError, match="tensor 'on' is not a state of tensor operations; use off, untested"
+    ):
         plan(*operands(), tensor="on")

@@ -221,7 +221,12 @@ print(route.to, route.why)
 
 
 def in_a_new_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    names = ("FATTN_ROUTE", "PYTORCH_MPS_METAL_VERSION", "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION")
+    names = (
+        "FATTN_ROUTE",
+        "FATTN_TENSOR",
+        "PYTORCH_MPS_METAL_VERSION",
+        "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION",
+    )
     kept = {name: value for name, value in os.environ.items() if name not in names}
     command = [sys.executable, *(arguments or ("-c", SCRIPT))]
     return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True)
@@ -244,13 +249,20 @@ def test_the_environment(name: str, value: str, message: str) -> None:
 
 
 @pytest.mark.host_only
-def test_another_policy() -> None:
+@pytest.mark.parametrize(
+    ("name", "must"),
+    [
+        ("FATTN_ROUTE", "must be one of auto, always; unset it for auto"),
+        ("FATTN_TENSOR", "must be 0, threadgroup or registers; unset it for what the self-test finds"),
+    ],
+)
+def test_another_policy(name: str, must: str) -> None:
     """Refused where it is needed, and by every command."""
-    message = "FATTN_ROUTE is 'never' and must be one of auto, always; unset it for auto"
-    asked = in_a_new_process(FATTN_ROUTE="never")
+    message = f"{name} is 'never' and {must}"
+    asked = in_a_new_process(**{name: "never"})
     assert asked.returncode == 1 and asked.stderr.endswith(f"ValueError: torch_fattn: {message}\n")
     for arguments in (("explain", "merge"), ("bench", "--shapes", "qwen3-0.6b")):
-        done = in_a_new_process("-m", "torch_fattn", *arguments, FATTN_ROUTE="never")
+        done = in_a_new_process("-m", "torch_fattn", *arguments, **{name: "never"})
         assert (done.returncode, done.stderr) == (
             2,
             f"python -m torch_fattn: {message}\n",

@@ -18,7 +18,7 @@ from .. import reference
 from ..inspection.compiled import compile_summary
 from ..inspection.plans import Explanation, explain, launch_counts
 from ..operators import BACKWARDS, LOGITS_OPERATORS, PLANNED
-from ..runtime import extension, versions
+from ..runtime import extension, tensor_units, versions
 from ..runtime.signatures import shown
 from . import report
 
@@ -133,6 +133,8 @@ def main(report_kernels: bool = False) -> int:
     advice = [*report_versions(), *advice_about_environment(), *report_device()]
     on_gpu = not advice_about_device()
     advice += self_test("mps" if on_gpu else "cpu")
+    if on_gpu:
+        advice += report_tensors(test_all=report_kernels)
     print(f"\ncompiled      {compile_summary()}\n")
     if report_kernels and on_gpu:
         advice += print_report()
@@ -216,6 +218,26 @@ def report_device() -> list[str]:
     return []
 
 
+def report_tensors(test_all: bool) -> list[str]:
+    """Prints whether the kernels use Metal 4's tensor operations, for each dtype and head size."""
+    if why := tensor_units.why_off():
+        print(f"\ntensor operations  off: {why}")
+        return []
+    if test_all:
+        tensor_units.test_all()
+    print("\ntensor operations, by dtype and head size")
+    advice = []
+    for size in tensor_units.states():
+        name = f"{size.dtype} {size.dim}"
+        why = size.why or "the first prefill of this size runs the self-test"
+        print(f"  {name:<24}{size.state:<12} {why}")
+        if size.state == "off":
+            advice.append(
+                f"tensor operations of {name} failed the self-test: please report it with this output"
+            )
+    return advice
+
+
 def this_gpu() -> dict[str, Any]:
     """Its name, family and number of cores."""
     device = _plan_for_this_gpu().data["device"]
@@ -252,7 +274,7 @@ def self_test(device: str) -> list[str]:
 def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
     """The verdict, OK or a fault, and the line to print."""
     kernel = KERNEL_OF[case.op]
-    launched = launch_counts()[kernel]
+    launched = _launches(kernel)
     start = time.perf_counter()
     results = case.run(device)
     middle = time.perf_counter()
@@ -264,9 +286,14 @@ def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
         return "a wrong result", line
     if not all(map(torch.equal, results, again)):
         return "results that differ from run to run", line
-    if device == "mps" and launch_counts()[kernel] == launched:
+    if device == "mps" and _launches(kernel) == launched:
         return "no launch of the kernel", line
     return OK, line
+
+
+def _launches(kernel: str) -> int:
+    """The launches of the kernel and its variants, such as fattn_prefill_tensor of fattn_prefill."""
+    return sum(count for name, count in launch_counts().items() if name.startswith(kernel))
 
 
 def _random(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..integrations.pytorch.routing import Route, check_policy, is_torch_version, is_version, route_of
+from ..integrations.pytorch.routing import Route, check_settings, is_torch_version, is_version, route_of
 from ..operators import PLANNED
 from ..runtime.signatures import SIGNATURES, public, shown
 from .compiled import compiled_kernels
@@ -191,8 +191,8 @@ def explain(
             cores it is called "an Apple GPU", unless you name it. A name needs both figures.
         macos, torch_version: the versions, such as "26.2" and "2.15" or `torch.__version__`, on which
             `.route` depends. The default is those of this machine.
-        tensor: the state of the GPU's tensor operations, of Metal 4: "registers", "threadgroup", "untested" or
-            "off". The default is that of this machine's GPU, and "off" for another GPU.
+        tensor: the state of the GPU's tensor operations, of Metal 4: "registers", "threadgroup", "untested"
+            or "off". The default is that of this machine's GPU, and "off" for another GPU.
 
     `.route` of the result says whether `sdpa` and `install` run such a call or leave it to torch's own
     attention, and why. It is None for a call that torch's attention cannot express, such as one that returns
@@ -211,7 +211,7 @@ def explain(
         torch_version,
         default="the GPU of this machine" if on_mps else "an Apple M1",
     )
-    check_policy()
+    check_settings()
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
     SIGNATURES[f"fattn.{op}"].check_call(operands, options)

@@ -1,4 +1,4 @@
-// The signature that the four attention kernels share.
+// The signature that the attention kernels share.
 #pragma once
 
 #include "keys.h"

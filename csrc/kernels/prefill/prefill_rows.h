@@ -1,5 +1,5 @@
 // The query rows of a prefill tile: which keys they see, and where their operands and results are. Shared by
-// prefill.metal and prefill_wide.metal.
+// the prefill kernels.
 #pragma once
 
 #include "packed.h"

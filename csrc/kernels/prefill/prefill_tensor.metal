@@ -33,9 +33,8 @@ inline void save_rows(thread const PrefillTile& tile, threadgroup SavedModifiers
   const int row = tile.at.lane;
   if (row < kOwnRows) {
     const QueryRow at = tile.own_row(row);
-    TileState state = tile.state;
-    state.row = ushort(tile.state.row + row);
-    tile.rows.save(0, at, tile.part, *tile.params, state);
+    const TileState saved = saved_of(tile, row);
+    tile.rows.save(0, at, tile.part, *tile.params, saved);
     ScoreModifiers of_row;
     tile.rows.set_modifiers(0, at, tile.operands, *tile.params, of_row);
     modifiers[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
@@ -61,9 +60,8 @@ inline uint modify_products(thread Scores& scores, thread const PrefillTile& til
     }
     float score = modified_score(scores[i], of_row, 0, key);
     if (!whole) {
-      TileState state = tile.state;
-      state.row = ushort(tile.state.row + at[1]);
-      const Visibility visible = state.visible_row(*tile.params);
+      const TileState saved = saved_of(tile, at[1]);
+      const Visibility visible = saved.visible_row(*tile.params);
       const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, key, (exist >> at[0]) & 1);
       score = sees ? score : -INFINITY;
     }
@@ -120,9 +118,10 @@ using namespace fattn;
   for (int first_key = tile.first_step(); first_key < tile.ranges.end;
        first_key = tile.step_after(first_key)) {
     StepKeys step;
-    step.look_up(tile.source.blocks(), first_key, lane);
-    const KeyPlace first = step.find(tile.source.table, 0);
-    const uint exist = step.exist(tile.source.table, lane);
+    const KeyTable table = tile.source.blocks();
+    step.look_up(table, first_key, lane);
+    const KeyPlace first = step.find(table, 0);
+    const uint exist = step.exist(table, lane);
     const StepSight sight = tile.sight_of(first_key, exist);
     const bool active = sight.fragments.any();
     const bool in_place = is_in_place(tile, first_key, exist);
@@ -180,7 +179,8 @@ using namespace fattn;
   rows.finish();
   FATTN_EACH_ELEMENT(i, output) {
     const auto at = output.get_multidimensional_index(i);
-    const long place = places_of(tile, at[1]).out;
+    const TileState of_row = saved_of(tile, at[1]);
+    const long place = of_row.out(0);
     if (place >= 0 && column + at[0] < kValueDim) {
       put_result(tile.operands, place + column + at[0],
                  scaled_result(float(output[i]), rows.factor(i, at[1])));

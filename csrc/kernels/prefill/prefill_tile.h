@@ -1,4 +1,4 @@
-// The prologue and epilogue of both prefill kernels: from the kernel's arguments to rows, keys and attention
+// The prologue and epilogue of the prefill kernels: from the kernel's arguments to rows, keys and attention
 // state, and from the state to results.
 #pragma once
 

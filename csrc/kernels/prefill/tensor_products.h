@@ -19,6 +19,9 @@ FATTN_CONSTEXPR int kTensorRows = 16;
 FATTN_CONSTEXPR int kTensorDim = (kHeadDim + 31) / 32 * 32;  // heads of 72 and 80 are padded
 FATTN_CONSTEXPR int kShareDim = kTensorDim / kColumnShares;  // of the output, of a simdgroup
 FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
+// Whether weights may lose bits below the tenth on their way into a product. The error is then that of half,
+// which is too much for a result in half.
+FATTN_CONSTEXPR bool kRelaxed = is_same_v<Element, bfloat>;
 
 // Tensor operations take no const elements.
 typedef tensor<device Element, dextents<int, 2>, tensor_inline> CacheTensor;
@@ -29,21 +32,21 @@ typedef tensor<threadgroup float, dextents<int, 2>, tensor_inline> SharedWeights
 
 // Descriptors are local to a function, as in all public code. Metal's default mode differs between versions,
 // so it is named.
-#define FATTN_TENSOR_PRODUCTS                                                                             \
-  constexpr auto scores_of = matmul2d_descriptor(kTensorRows, kTileKeys, kTensorDim, false, true, false,  \
-                                                 matmul2d_descriptor::mode::multiply);                    \
-  constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kTileKeys, false, false, true,   \
-                                                 matmul2d_descriptor::mode::multiply_accumulate);         \
-  typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                          \
-  typedef matmul2d<output_of, execution_simdgroup> OutputProduct;                                         \
-  ScoreProduct score_product;                                                                             \
-  OutputProduct output_product;                                                                           \
-  FATTN_TENSOR_WEIGHTS                                                                                    \
-  auto scores =                                                                                           \
-      score_product.template get_destination_cooperative_tensor<SharedTensor, CacheTensor, float>();      \
-  auto reduced =                                                                                          \
-      score_product                                                                                       \
-          .template get_row_reduction_destination_cooperative_tensor<SharedTensor, CacheTensor, float>(); \
+#define FATTN_TENSOR_PRODUCTS                                                                               \
+  constexpr auto scores_of = matmul2d_descriptor(kTensorRows, kTileKeys, kTensorDim, false, true, false,    \
+                                                 matmul2d_descriptor::mode::multiply);                      \
+  constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kTileKeys, false, false, kRelaxed, \
+                                                 matmul2d_descriptor::mode::multiply_accumulate);           \
+  typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                            \
+  typedef matmul2d<output_of, execution_simdgroup> OutputProduct;                                           \
+  ScoreProduct score_product;                                                                               \
+  OutputProduct output_product;                                                                             \
+  FATTN_TENSOR_WEIGHTS                                                                                      \
+  auto scores =                                                                                             \
+      score_product.template get_destination_cooperative_tensor<SharedTensor, CacheTensor, float>();        \
+  auto reduced =                                                                                            \
+      score_product                                                                                         \
+          .template get_row_reduction_destination_cooperative_tensor<SharedTensor, CacheTensor, float>();   \
   auto output = output_product.template get_destination_cooperative_tensor<Weights, CacheTensor, float>();
 
 // With registers, the scores become the left operand of the second product where they are; otherwise that is
@@ -56,6 +59,6 @@ typedef tensor<threadgroup float, dextents<int, 2>, tensor_inline> SharedWeights
 #endif
 
 // The elements of a cooperative tensor that this lane holds.
-#define FATTN_EACH_ELEMENT(i, held)                  \
-  for (ushort i = 0; i < (held).get_capacity(); i++) \
-    if ((held).is_valid_element(i))
+#define FATTN_EACH_ELEMENT(i, held)                                                \
+  _Pragma("clang loop unroll(full)") for (ushort i = 0; i < (held).get_capacity(); \
+                                          i++) if ((held).is_valid_element(i))

@@ -18,15 +18,18 @@ struct TensorRows {
     // The number of a row is the largest of equal numbers.
     FATTN_EACH_ELEMENT(i, scores) { scores[i] = scores.get_multidimensional_index(i)[1]; }
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
+#pragma clang loop unroll(full)
     for (ushort j = 0; j < kMostReducedRows; j++) {
       states[j] = first_state(tile, has_row(reduced, j) ? int(reduced[j]) : 0);
       factors[j] = 1.0f;
     }
+#pragma clang loop unroll(full)
     for (ushort j = 0; j < reduced.get_capacity(); j++) {
       reduced[j] = j;
     }
     rows_of_scores = 0;
     auto score = scores.begin();
+#pragma clang loop unroll(full)
     for (ushort i = 0; i < scores.get_capacity(); i++, ++score) {
       if (scores.is_valid_element(i)) {
         rows_of_scores |= uint(*reduced.map_iterator(score) == 1.0f) << i;
@@ -34,6 +37,7 @@ struct TensorRows {
     }
     rows_of_output = 0;
     auto element = output.begin();
+#pragma clang loop unroll(full)
     for (ushort i = 0; i < output.get_capacity(); i++, ++element) {
       if (output.is_valid_element(i)) {
         rows_of_output |= ulong(*reduced.map_iterator(element) == 1.0f) << i;
@@ -45,21 +49,24 @@ struct TensorRows {
   template <class Scores, class Reduced, class Output>
   void weigh(thread Scores& scores, thread Reduced& reduced, thread Output& output) thread {
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
+#pragma clang loop unroll(full)
     for (ushort j = 0; j < kMostReducedRows; j++) {
       if (has_row(reduced, j)) {
         factors[j] = states[j].grow(reduced[j]);
       }
     }
+    const float first_origin = states[0].origin(), second_origin = states[1].origin();
     FATTN_EACH_ELEMENT(i, scores) {
-      scores[i] = weight_of(scores[i] - states[(rows_of_scores >> i) & 1].origin());
+      scores[i] = weight_of(scores[i] - (is_second_of_scores(i) ? second_origin : first_origin));
     }
     reduce_rows(scores, reduced, reduction_operation::sum, 0.0f);
+#pragma clang loop unroll(full)
     for (ushort j = 0; j < kMostReducedRows; j++) {
       if (has_row(reduced, j)) {
         states[j].sum += reduced[j];
       }
     }
-    FATTN_EACH_ELEMENT(i, output) { output[i] *= factors[(rows_of_output >> i) & 1]; }
+    FATTN_EACH_ELEMENT(i, output) { output[i] *= factor(i, 0); }
   }
 
   // After the last step: the lane with the first score of a row stores its sum.
@@ -68,20 +75,28 @@ struct TensorRows {
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
       if (at[0] == 0) {
-        store_sum(states[(rows_of_scores >> i) & 1], at[1], tile);
+        RowState state;
+        state.largest = is_second_of_scores(i) ? states[1].largest : states[0].largest;
+        state.sum = is_second_of_scores(i) ? states[1].sum : states[0].sum;
+        store_sum(state, at[1], tile);
       }
     }
   }
 
-  // From here on, factor() is that of results.
+  // From here on, the factors are those of results.
   void finish() thread {
+#pragma clang loop unroll(full)
     for (ushort j = 0; j < kMostReducedRows; j++) {
       factors[j] = result_scale(states[j].sum);
     }
   }
-  float factor(ushort element, int) const thread { return factors[(rows_of_output >> element) & 1]; }
+  // Selected, not indexed: registers have no addresses.
+  float factor(ushort element, int) const thread {
+    return (rows_of_output >> element) & 1 ? factors[1] : factors[0];
+  }
 
  private:
+  bool is_second_of_scores(ushort element) const thread { return (rows_of_scores >> element) & 1; }
   template <class Reduced>
   static bool has_row(thread Reduced& reduced, ushort j) {
     return j < reduced.get_capacity() && reduced.is_valid_element(j);

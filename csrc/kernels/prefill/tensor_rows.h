@@ -51,17 +51,19 @@ struct RowSink {
   float sink(int) const thread { return logit; }
 };
 
-// Where the results of a row of this simdgroup go; nowhere if `out` is negative.
-inline const threadgroup SavedPlaces& places_of(thread const PrefillTile& tile, int row) {
-  return tile.state.saved->places[tile.state.row + row];
+// What is saved of a row of this simdgroup.
+inline TileState saved_of(thread const PrefillTile& tile, int row) {
+  TileState state = tile.state;
+  state.row = ushort(tile.state.row + row);
+  return state;
 }
 
 inline void store_sum(RowState state, int row, thread const PrefillTile& tile) {
-  const threadgroup SavedPlaces& places = places_of(tile, row);
-  if (places.out >= 0) {
+  const TileState saved = saved_of(tile, row);
+  if (saved.out(0) >= 0) {
     RowSink sink;
     sink.logit = fc_sinks ? tile.sink_of(tile.own_row(row)) : 0.0f;
-    put_sum(tile.operands, places.lse, row_sum_with_sink(state.largest, state.sum, sink, 0));
+    put_sum(tile.operands, saved.lse(0), row_sum_with_sink(state.largest, state.sum, sink, 0));
   }
 }
 

@@ -12,6 +12,7 @@ FATTN_CONSTEXPR int kChunk = 16 / sizeof(Element);  // elements of a copy
 FATTN_CONSTEXPR int kRowChunks = kTensorDim / kChunk;
 FATTN_CONSTEXPR int kStepChunks = kTileKeys * kRowChunks;
 static_assert(kHeadDim % kChunk == 0, "a chunk is of the head, or all padding");
+FATTN_CONSTEXPR int kStepRounds = kStepChunks / kThreads;
 static_assert(kStepChunks % kThreads == 0, "all lanes look up keys together");
 
 inline uint4 chunk_at(const device Element* row, int column) {
@@ -33,7 +34,9 @@ inline void stage_query(threadgroup uint4* to, thread const PrefillTile& tile, u
 inline void stage_step(threadgroup uint4* to, StoredOperand operand, constant Strides3& strides,
                        thread const PrefillTile& tile, thread const StepKeys& step, uint kept,
                        ushort thread_index) {
-  for (int c = thread_index; c < kStepChunks; c += kThreads) {
+#pragma clang loop unroll(full)
+  for (int round = 0; round < kStepRounds; round++) {
+    const int c = round * kThreads + thread_index;
     const int key = c / kRowChunks;
     const int column = c % kRowChunks * kChunk;
     const KeyPlace place = step.find(tile.source.table, key);

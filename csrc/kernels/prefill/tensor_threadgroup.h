@@ -33,11 +33,13 @@ struct TensorRows {
     simdgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float* own = scores_of_rows + row * kTileKeys + half_row * kLaneScores;
     float largest = own[0];
+#pragma clang loop unroll(full)
     for (int k = 1; k < kLaneScores; k++) {
       largest = fmax(largest, own[k]);
     }
     const float factor = state.grow(fmax(largest, simd_shuffle_xor(largest, ushort(1))));
     float sum = 0.0f;
+#pragma clang loop unroll(full)
     for (int k = 0; k < kLaneScores; k++) {
       own[k] = weight_of(own[k] - state.origin());
       sum += own[k];
@@ -55,7 +57,7 @@ struct TensorRows {
     }
   }
 
-  // From here on, factor() is that of results.
+  // From here on, the factors are those of results.
   void finish() thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the factors of the last step were read
     put_factor(result_scale(state.sum));

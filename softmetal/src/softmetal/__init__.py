@@ -15,11 +15,15 @@ from .control import (
     record,
     reset_counters,
 )
+from .faults import Fault, Flip, fault
 
 __all__ = [
+    "Fault",
+    "Flip",
     "SoftmetalMissingError",
     "checks",
     "counters",
+    "fault",
     "launches",
     "live_objects",
     "peak_memory",

@@ -63,7 +63,7 @@ def _json(function: str) -> Any:
         load().softmetal_free(text)
 
 
-def _finish_stream() -> None:
+def finish_stream() -> None:
     """Run the encoded commands under the settings that were current when they were encoded."""
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -95,7 +95,7 @@ def checks(
         raise ValueError(f"checks(order={order!r}): use one of {', '.join(_ORDERS)}.")
     layout = None if tensor_layout is None else number_and_seed(tensor_layout)
     settings = load().softmetal_current_settings().contents
-    _finish_stream()
+    finish_stream()
     saved = {name: getattr(settings, name) for name, _ in _Settings._fields_}
     checks = {_RACE: race, _BOUNDS: bounds, _UNINIT: uninit, _COUNT_BYTES: count_bytes}
     settings.checks = sum(bit for bit, on in checks.items() if on) | count_distinct * _COUNT_DISTINCT
@@ -109,7 +109,7 @@ def checks(
         settings.tensor_layout, settings.tensor_seed = layout
     try:
         yield
-        _finish_stream()
+        finish_stream()
     finally:
         for name, value in saved.items():
             setattr(settings, name, value)
@@ -123,29 +123,29 @@ def record() -> Iterator[list[dict[str, Any]]]:
     The list is filled on exit.
     """
     launched: list[dict[str, Any]] = []
-    _finish_stream()
+    finish_stream()
     load().softmetal_start_recording()
     try:
         yield launched
-        _finish_stream()
+        finish_stream()
     finally:
         launched.extend(_json("stop_recording"))
 
 
 def counters() -> dict[str, Any]:
     """Sums over all dispatches since the start or the last reset_counters()."""
-    _finish_stream()
+    finish_stream()
     return dict(_json("totals")["counters"])
 
 
 def launches() -> dict[str, int]:
     """The number of launches of each kernel since the start or the last reset_counters()."""
-    _finish_stream()
+    finish_stream()
     return dict(_json("totals")["launches"])
 
 
 def reset_counters() -> None:
-    _finish_stream()
+    finish_stream()
     load().softmetal_reset_totals()
 
 
@@ -159,18 +159,18 @@ class PeakMemory:
 def peak_memory() -> Iterator[PeakMemory]:
     """Measure the memory of the buffers in this context; the result is filled in on exit. Contexts do not
     nest."""
-    _finish_stream()
+    finish_stream()
     peak = PeakMemory()
     before = load().softmetal_allocated_bytes()
     load().softmetal_restart_peak()
     yield peak
-    _finish_stream()
+    finish_stream()
     peak.bytes = load().softmetal_peak_bytes() - before
 
 
 def live_objects() -> dict[str, int]:
     """The number of live Metal objects, by class."""
-    _finish_stream()
+    finish_stream()
     return dict(_json("live_objects"))
 
 

@@ -7,11 +7,8 @@ repository.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,23 +116,9 @@ def apple_api(folder: Path) -> Api:
 
 
 @pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Api:
-    cache = Path(os.environ.get("SOFTMETAL_CACHE", Path.home() / ".cache" / "softmetal")) / "metal-cpp"
-    wheels = list(cache.glob("mlx_metal-*.whl"))
-    if not wheels:
-        command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:"]
-        command += ["--platform", "macosx_14_0_arm64", "--quiet", "--disable-pip-version-check"]
-        command += ["-d", str(cache)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-        except (subprocess.SubprocessError, OSError) as error:
-            detail = [*(getattr(error, "stderr", "") or str(error)).strip().splitlines(), "no message"]
-            pytest.skip(f"cannot download {REQUIREMENT} (for Apple's metal-cpp headers): {detail[-2]}")
-        wheels = list(cache.glob("mlx_metal-*.whl"))
-    target = tmp_path_factory.mktemp("metal-cpp")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extractall(target, [n for n in wheel.namelist() if "/metal_cpp/Metal/" in n])
-    return apple_api(next(target.rglob("MTLHeaderBridge.hpp")).parent)
+def truth(unpacked: Callable[[str, str], Path]) -> Api:
+    folder = unpacked(REQUIREMENT, "/metal_cpp/Metal/")
+    return apple_api(next(folder.rglob("MTLHeaderBridge.hpp")).parent)
 
 
 def test_stand_in_headers_are_true(truth: Api) -> None:

@@ -23,7 +23,7 @@ from torch.nn.attention import (
 
 from ...runtime.signatures import public, shown
 from ...runtime.versions import VERSION
-from .routing import check_policy
+from .routing import check_settings
 
 __all__ = ["Training", "install", "installed", "uninstall"]
 
@@ -52,7 +52,7 @@ class _Handle:
 
 
 def _activate() -> _Handle:
-    check_policy()
+    check_settings()
     torch.ops.fattn._install()
     _tag_caches()
     return _Handle()
@@ -90,7 +90,7 @@ def install(training: Training = "auto") -> None:
     Calling it again changes nothing but `training`.
     """
     global _by_install
-    check_policy()
+    check_settings()
     if not isinstance(training, str) or training not in get_args(Training):
         raise ValueError(f'torch_fattn.install: training is {shown(training)}; pass "auto", "fused" or "off"')
     with _lock:
@@ -115,7 +115,7 @@ def uninstall() -> None:
 def installed() -> Iterator[None]:
     """`install()` for the duration of a block, in all threads. Blocks may nest and overlap."""
     global _by_contexts, _by_install
-    check_policy()
+    check_settings()
     with _lock:
         if _followed and current_flash_attention_impl() != NAME:  # turned off by torch's own switch
             _by_install = False

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...operators.head_padding import HEAD_STEP
 from ...runtime.options import defaults_of
+from ...runtime.tensor_units import check_setting as check_tensor_setting
 
 POLICIES = ("auto", "always")
 # Arguments that a plain call of torch's attention can express, or that change no result.
@@ -48,7 +49,9 @@ def use_policy() -> None:
     forget()
 
 
-def check_policy(asker: str = "torch_fattn: ") -> None:
+def check_settings(asker: str = "torch_fattn: ") -> None:
+    """Refuses wrong values of FATTN_ROUTE and FATTN_TENSOR."""
+    check_tensor_setting(asker)
     if _wrong_policy:
         raise ValueError(
             f"{asker}FATTN_ROUTE is {_wrong_policy!r} and must be one of {', '.join(POLICIES)}; unset it for "
@@ -104,7 +107,7 @@ def torchs(
     Causal masks are aligned to the lower right corner, which torch supports only for as many rows as keys."""
     if query.device.type != "mps" or not query.dim() == key.dim() == 4:
         return None
-    check_policy()
+    check_settings()
     compiling = torch.compiler.is_compiling()
     padded = query.shape[-1] % HEAD_STEP or value.shape[-1] % HEAD_STEP
     if not (_some_are_torchs() or (padded and not compiling)):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...runtime.signatures import public
 from .report import REASONS
-from .routing import check_policy
+from .routing import check_settings
 
 __all__ = ["sdpa"]
 
@@ -43,7 +43,7 @@ def sdpa(
         return torch.ops.fattn.sdpa(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    check_policy()
+    check_settings()
     # A subclass may override torch's function, which it recognises by identity.
     operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if any(type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter for tensor in operands):

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "library.h"
+#include "system.h"
 #include "validation.h"
 
 namespace softmetal {
@@ -134,7 +135,7 @@ ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Prog
     ++softmetal::live_count(softmetal::MetalClass::kCompileOptions);
     _fastMathEnabled = YES;
     _mathMode = MTLMathModeFast;
-    _languageVersion = MTLLanguageVersion3_2;
+    _languageVersion = softmetal::supports_language(3, 2) ? MTLLanguageVersion3_2 : MTLLanguageVersion3_1;
   }
   return self;
 }

@@ -8,6 +8,7 @@
 #include "host.h"
 #include "library.h"
 #include "objects.h"
+#include "system.h"
 #include "validation.h"
 
 namespace softmetal {
@@ -20,6 +21,14 @@ std::string cpu_model() {
   for (std::string line; std::getline(info, line);)
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
   return "this CPU";
+}
+
+// The name of the base model's GPU, as in applegpu_g17g of M5.
+std::string architecture_name() {
+  const unsigned family = apple_family();
+  if (family < 7) return "applegpu_g" + std::to_string(family + 6) + "p";
+  const unsigned generation = family == 9 ? 15 : family >= 10 ? family + 7 : family + 6;
+  return "applegpu_g" + std::to_string(generation) + "g";
 }
 
 }  // namespace
@@ -68,9 +77,29 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
 }
 @end
 
+@implementation MTLArchitecture
+- (NSString*)name {
+  return _name;
+}
+- (instancetype)init {
+  if ((self = [super init])) _name = [softmetal::to_ns(softmetal::architecture_name()) retain];
+  return self;
+}
+- (id)copyWithZone:(NSZone*)zone {
+  return [self retain];
+}
+- (void)dealloc {
+  [_name release];
+  [super dealloc];
+}
+@end
+
 @implementation SMDevice
 - (NSString*)name {
   return softmetal::to_ns(softmetal::device_name());
+}
+- (MTLArchitecture*)architecture {
+  return [[[MTLArchitecture alloc] init] autorelease];
 }
 - (uint64_t)registryID {
   return 1;
@@ -103,7 +132,8 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
   const unsigned apple = softmetal::apple_family();
   return (family >= MTLGPUFamilyApple1 && family < MTLGPUFamilyApple1 + NSInteger(apple)) ||
          family == MTLGPUFamilyMac2 || (family >= MTLGPUFamilyCommon1 && family <= MTLGPUFamilyCommon3) ||
-         (family == MTLGPUFamilyMetal3 && apple >= 7);
+         (family == MTLGPUFamilyMetal3 && apple >= 7) ||
+         (family == MTLGPUFamilyMetal4 && apple >= 7 && softmetal::supports_language(4, 0));
 }
 
 - (id<MTLCommandQueue>)newCommandQueue {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "buffer.h"
+#include "faults.h"
 #include "launches.h"
 #include "validation.h"
 
@@ -105,13 +106,18 @@ std::shared_ptr<Dispatch> make_dispatch(SMComputePipelineState* pipeline, const 
 void run(const Dispatch& dispatch) {
   const softmetal_settings* settings = softmetal_current_settings();
   const softmetal_kernel& kernel = dispatch.pipeline->_pipeline->kernel(current_mode());
+  fault_dispatch(dispatch.pipeline->_name, dispatch.pipeline->_pipeline->macros());
   softmetal_launch launch{&kernel, &dispatch.arguments, dispatch.grid, dispatch.threads};
   softmetal_counters counters{};
   char* error = nullptr;
   int failed = softmetal_run(&launch, settings, &counters, &error);
   log_launch(
       {dispatch.pipeline->_name, dispatch.grid, dispatch.threads, dispatch.threadgroup_bytes, counters});
-  if (!failed) return;
+  if (!failed) {
+    fault_results(dispatch.pipeline->_name, dispatch.pipeline->_pipeline->macros(), counters.threadgroups,
+                  dispatch.arguments);
+    return;
+  }
   std::string findings = error ? error : "kernel '" + dispatch.pipeline->_name + "' failed";
   free(error);
   throw std::runtime_error(findings);

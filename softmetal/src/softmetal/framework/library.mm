@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "faults.h"
+#include "system.h"
 #include "validation.h"
 
 NSString* const MTLLibraryErrorDomain = @"MTLLibraryErrorDomain";
@@ -20,11 +22,15 @@ Macros read_macros(MTLCompileOptions* options) {
   return macros;
 }
 
+std::string version_text(NSUInteger version) {
+  return std::to_string(version >> 16) + "." + std::to_string(version & 0xffff);
+}
+
 // Versions older than the compiler supports are compiled as its oldest.
 std::string language_of(MTLCompileOptions* options) {
   const NSUInteger version = options.languageVersion;
   if (version <= MTLLanguageVersion3_1) return "metal3.1";
-  return "metal" + std::to_string(version >> 16) + "." + std::to_string(version & 0xffff);
+  return "metal" + version_text(version);
 }
 
 CompileOptions read_options(MTLCompileOptions* given) {
@@ -46,9 +52,17 @@ void report(NSError** error, MTLLibraryError code, const std::string& text) {
 
 id<MTLLibrary> new_library(NSString* source, MTLCompileOptions* options, NSError** error) {
   if (!source) violated("newLibraryWithSource: the source is nil");
+  if (const NSUInteger version = options.languageVersion;
+      !supports_language(version >> 16, version & 0xffff)) {
+    report(error, MTLLibraryErrorUnsupported,
+           "This library is using language version " + version_text(version) +
+               " which is not supported on this OS.");
+    return nil;
+  }
   try {
     auto program = std::make_shared<Program>(to_std(source), read_macros(options), read_options(options),
                                              current_mode());
+    for (const std::string& kernel : program->kernel_names()) fault_compilation(kernel, program->macros());
     SMLibrary* library = [[SMLibrary alloc] init];
     library->_program = std::move(program);
     library->_maxThreads = options.maxTotalThreadsPerThreadgroup;
@@ -75,6 +89,7 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     for (NSUInteger asked :
          {NSUInteger(kernel.max_threads), function->_maxThreads, descriptor.maxTotalThreadsPerThreadgroup})
       if (asked) limit = std::min(limit, asked);
+    limit = faulty_max_threads(function->_name, pipeline->macros(), uint32_t(limit));
     SMComputePipelineState* state = [[SMComputePipelineState alloc] init];
     state->_staticThreadgroupBytes = kernel.threadgroup_bytes;
     state->_pipeline = std::move(pipeline);

@@ -40,6 +40,7 @@ class Program {
   Program(std::string source, Macros macros, CompileOptions options, Mode mode);
   const std::string& module_path(Mode mode);
   Mode first_mode() const { return first_mode_; }
+  const Macros& macros() const { return macros_; }
   const std::vector<std::string>& kernel_names() const { return kernel_names_; }
   struct Constant {
     std::string name;
@@ -68,6 +69,7 @@ class Pipeline {
   const softmetal_kernel& kernel(Mode mode);
   // For properties that are equal in both modes: arguments and limits.
   const softmetal_kernel& kernel() { return kernel(program_->first_mode()); }
+  const Macros& macros() const { return program_->macros(); }
 
  private:
   std::shared_ptr<Program> program_;

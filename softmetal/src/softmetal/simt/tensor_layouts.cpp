@@ -1,7 +1,9 @@
 // Apple does not document which thread holds which element of a cooperative tensor, and GPUs differ. A kernel
 // must ask, so it is run under several layouts:
 //   m5        16x16 fragments, as MLX's kernels for M5 address them
-//   blocks8   8x8 blocks as simdgroup_matrix has them, reported for M1 to M4
+//   blocks8   8x8 blocks as simdgroup_matrix has them, as torch's kernels for M1 to M4 address them; a
+//   transposed
+//             input lies as the matrix that is multiplied, not as the one in memory
 //   random:N  a permutation. N % 4 chooses what fits together:
 //     0  nothing: a reduction does not map to its source, a destination is no left input
 //     1  reductions map, as every thread holds all of one; a destination is no left input
@@ -74,6 +76,18 @@ std::pair<uint32_t, uint32_t> in_block8(uint32_t lane, uint32_t i) {
   return {(quad & 4) + lane / 2 % 4, (quad & 2) * 2 + lane % 2 * 2 + i};
 }
 
+bool is_transposed(uint32_t role) {
+  return role == SOFTMETAL_TENSOR_LEFT_TRANSPOSED || role == SOFTMETAL_TENSOR_RIGHT_TRANSPOSED;
+}
+
+Slots transposed_blocks(const TensorShape& t) {
+  Slots slots = by_squares({t.role, t.columns, t.rows, t.threads}, 8, 2, in_block8);
+  const auto rows = static_cast<int32_t>(t.rows), columns = static_cast<int32_t>(t.columns);
+  for (auto& mine : slots)
+    for (int32_t& at : mine) at = at % rows * columns + at / rows;
+  return slots;
+}
+
 Slots in_turn(const TensorShape& t, std::vector<int32_t> order) {
   Slots slots(t.threads);
   for (size_t i = 0; i < order.size(); i++) slots[i % t.threads].push_back(order[i]);
@@ -124,7 +138,8 @@ Slots place_tile(uint32_t layout, uint64_t seed, const TensorShape& t) {
     return own_rows ? by_rows(t, seed, seed % 4 == 3) : scattered(t, seed);
   }
   if (layout == SOFTMETAL_LAYOUT_M5 && is_divided_by(16)) return by_squares(t, 16, 8, in_fragment16);
-  if (layout == SOFTMETAL_LAYOUT_BLOCKS8 && is_divided_by(8)) return by_squares(t, 8, 2, in_block8);
+  if (layout == SOFTMETAL_LAYOUT_BLOCKS8 && is_divided_by(8))
+    return is_transposed(t.role) ? transposed_blocks(t) : by_squares(t, 8, 2, in_block8);
   return in_turn(t, count_up(t.rows * t.columns));
 }
 

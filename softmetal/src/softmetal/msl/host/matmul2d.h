@@ -61,11 +61,13 @@ class matmul2d {
   template <class A, class B, class C, class Index = int>
   using cooperative_tensor_left_input_t = metal::cooperative_tensor<
       A, metal::dextents<Index, 2>,
-      layout<SOFTMETAL_TENSOR_LEFT, d.transpose_left ? d.k : d.m, d.transpose_left ? d.m : d.k, A, B>>;
+      layout<d.transpose_left ? SOFTMETAL_TENSOR_LEFT_TRANSPOSED : SOFTMETAL_TENSOR_LEFT,
+             d.transpose_left ? d.k : d.m, d.transpose_left ? d.m : d.k, A, B>>;
   template <class A, class B, class C, class Index = int>
   using cooperative_tensor_right_input_t = metal::cooperative_tensor<
       B, metal::dextents<Index, 2>,
-      layout<SOFTMETAL_TENSOR_RIGHT, d.transpose_right ? d.n : d.k, d.transpose_right ? d.k : d.n, A, B>>;
+      layout<d.transpose_right ? SOFTMETAL_TENSOR_RIGHT_TRANSPOSED : SOFTMETAL_TENSOR_RIGHT,
+             d.transpose_right ? d.n : d.k, d.transpose_right ? d.k : d.n, A, B>>;
   template <class Left, class Right, class C, class Index = int>
   using cooperative_tensor_destination_t =
       metal::cooperative_tensor<C, metal::dextents<Index, 2>,

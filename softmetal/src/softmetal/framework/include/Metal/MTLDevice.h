@@ -26,8 +26,15 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
   MTLGPUFamilyMetal4 = 5002,
 };
 
+@interface MTLArchitecture : NSObject <NSCopying> {
+  NSString* _name;
+}
+@property(readonly) NSString* name;
+@end
+
 @protocol MTLDevice <NSObject>
 @property(readonly) NSString* name;
+@property(readonly) MTLArchitecture* architecture;
 @property(readonly) uint64_t registryID;
 @property(readonly) MTLSize maxThreadsPerThreadgroup;
 @property(readonly) NSUInteger maxThreadgroupMemoryLength;

@@ -1,0 +1,11 @@
+// The operating system, which Metal's compiler is a part of.
+#pragma once
+
+#include <string>
+
+namespace fattn::metal {
+
+// The build of macOS, such as "25C56"; "" on other systems.
+std::string system_build();
+
+}  // namespace fattn::metal

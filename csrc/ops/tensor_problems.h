@@ -1,0 +1,62 @@
+// The problems of the self-test of tensor operations. Compiled only with Metal.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "../plan/plan.h"
+#include "../plan/tensor.h"
+
+namespace fattn {
+
+struct TensorProblem {
+  const char* what;
+  int64_t q_heads;
+  int64_t kv_heads;
+  int64_t q_len;
+  int64_t kv_len;
+  int64_t q_offset;
+  bool is_causal;
+  bool is_padded;  // with the smallest heads that the kernel pads; only for sizes that have such
+};
+
+// Lengths that fill no tile; rows that see no key, and keys that no row sees; and one that is large, as a
+// wrong layout may show only there (published, a fork of llama.cpp: 64 x 512 was right and 1024 x 2048
+// wrong).
+inline constexpr std::array<TensorProblem, 4> kTensorProblems{{
+    {"a causal problem of 83 rows", 4, 2, 83, 117, -5, true, false},
+    {"a problem of 90 rows and 117 keys", 2, 1, 90, 117, 0, false, false},
+    {"a problem with padded heads", 2, 1, 83, 117, 34, true, true},
+    {"a problem of 1,024 rows and 2,048 keys", 1, 1, 1024, 2048, 0, false, false},
+}};
+
+// Largest differences from the simdgroup kernels, for values below 1. Both round results and weights to the
+// dtype; relaxed products cut weights to 10 bits.
+constexpr double most_out_error(DType dtype) { return dtype == DType::kFloat16 ? 4e-3 : 3.2e-2; }
+inline constexpr double kMostLseError = 1e-3;
+
+// Metal's compiler takes about 0.2 s for such a kernel (published, M4 Pro).
+inline constexpr double kMostCompileSeconds = 20.0;
+
+struct CompileFault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The first line of an error and, of a compiler's, the first that says what is wrong.
+std::string summary_of(const std::string& error);
+
+// Compiles the pipelines of a plan. Raises CompileFault if one does not compile, or not for its threads, or
+// if they take long.
+void compile_or_raise(const Plan& plan);
+
+// Whether a size has such a problem.
+bool has_problem(TensorSize size, const TensorProblem& problem);
+
+// Compiles the kernels of this variant for the problem, and runs it unless `only_compile`, also with the
+// simdgroup kernels. Returns what is wrong, "" if nothing. Raises CompileFault.
+std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
+                             const DeviceFacts& gpu, bool only_compile);
+
+}  // namespace fattn

@@ -1,0 +1,225 @@
+#include "tensor_state.h"
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "../plan/tensor_gate.h"
+#include "gpu.h"
+
+#ifdef FATTN_WITH_METAL
+#include "../metal/executor.h"
+#include "tensor_problems.h"
+#include "tensor_test.h"
+#endif
+
+namespace fattn {
+namespace {
+
+constexpr std::array<std::pair<const char*, TensorSetting>, 4> kSettings{
+    {{"", TensorSetting::kAuto},
+     {"0", TensorSetting::kOff},
+     {"threadgroup", TensorSetting::kThreadgroup},
+     {"registers", TensorSetting::kRegisters}}};
+
+struct Sizes {
+  std::mutex mutex;  // of the members below; not held while a test runs
+  TensorSetting setting = TensorSetting::kAuto;
+  std::string wrong_setting;  // what is wrong with it
+  std::string folder;         // of verdicts; "": they are not kept
+#ifdef FATTN_WITH_METAL
+  std::vector<std::pair<TensorSize, TensorVerdict>> verdicts;
+  std::mutex testing;  // held while a test runs
+
+  // The verdict of this process or, without a setting by hand, of an earlier one.
+  std::optional<TensorVerdict> find(TensorSize size, const DeviceFacts& gpu) {
+    for (const auto& [known, verdict] : verdicts) {
+      if (known == size) return verdict;
+    }
+    if (setting != TensorSetting::kAuto || !wrong_setting.empty()) return std::nullopt;
+    const auto kept = read_verdict(folder, size, gpu);
+    if (kept) verdicts.emplace_back(size, *kept);
+    return kept;
+  }
+#endif
+};
+Sizes& sizes() {
+  static auto& all = *new Sizes;
+  return all;
+}
+
+// Changes what verdicts depend on, and forgets them.
+template <typename Change>
+void change(const Change& make) {
+  {
+    Sizes& all = sizes();
+    std::lock_guard lock(all.mutex);
+    make(all);
+#ifdef FATTN_WITH_METAL
+    all.verdicts.clear();
+#endif
+  }
+  forget_gpu_facts();
+}
+
+std::vector<TensorSize> all_sizes() {
+  std::vector<TensorSize> all;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const uint16_t dim : kTensorDims) all.push_back({dtype, dim});
+  }
+  return all;
+}
+
+// Returns what is wrong with the setting, "" if nothing; a wrong one raises at the first call that it is for.
+std::string set_tensor_setting(const std::string& given) {
+  const auto* found = std::find_if(kSettings.begin(), kSettings.end(),
+                                   [&](const auto& known) { return given == known.first; });
+  const bool is_known = found != kSettings.end();
+  const std::string fault =
+      is_known ? ""
+               : "FATTN_TENSOR is '" + given +
+                     "' and must be 0, threadgroup or registers; unset it for what the self-test finds";
+  change([&](Sizes& all) {
+    all.setting = is_known ? found->second : TensorSetting::kAuto;
+    all.wrong_setting = fault;
+  });
+  return fault;
+}
+
+void set_tensor_folder(std::string folder) {
+  change([&](Sizes& all) { all.folder = std::move(folder); });
+}
+
+using Row = c10::Dict<std::string, std::string>;
+
+// dtype, dim, state and reason of each size; without units for tensor operations, no rows.
+c10::List<Row> rows_of_states() {
+  c10::List<Row> rows;
+#ifdef FATTN_WITH_METAL
+  const DeviceFacts& gpu = gpu_facts();
+  Sizes& all = sizes();
+  std::lock_guard lock(all.mutex);
+  if (!why_tensors_are_off(gpu, all.setting).empty()) return rows;
+  for (const TensorSize size : all_sizes()) {
+    const TensorVerdict verdict = all.find(size, gpu).value_or(TensorVerdict{});
+    Row row;
+    row.insert("dtype", name_of(size.dtype));
+    row.insert("dim", std::to_string(size.dim));
+    row.insert("state", name_of(verdict.state));
+    row.insert("why", verdict.why);
+    rows.push_back(row);
+  }
+#endif
+  return rows;
+}
+
+// Why no size of this GPU uses tensor operations, whatever its self-test; "" if there is no such reason.
+std::string why_all_are_off() {
+#ifdef FATTN_WITH_METAL
+  const DeviceFacts& gpu = gpu_facts();
+  Sizes& all = sizes();
+  std::lock_guard lock(all.mutex);
+  return why_tensors_are_off(gpu, all.setting);
+#else
+  return "torch_fattn was built without Metal";
+#endif
+}
+
+#ifdef FATTN_WITH_METAL
+// Keeps a verdict, in this process and, if it does not depend on a setting by hand, in a file.
+void settle(TensorSize size, const TensorVerdict& verdict) {
+  const DeviceFacts& gpu = gpu_facts();
+  {
+    Sizes& all = sizes();
+    std::lock_guard lock(all.mutex);
+    std::erase_if(all.verdicts, [&](const auto& known) { return known.first == size; });
+    all.verdicts.emplace_back(size, verdict);
+    if (verdict.lasting && all.setting == TensorSetting::kAuto) write_verdict(all.folder, size, gpu, verdict);
+  }
+  forget_gpu_facts();
+}
+#endif
+
+void test_all_tensors() {
+#ifdef FATTN_WITH_METAL
+  for (const TensorSize size : all_sizes()) test_tensors_for(size);
+#endif
+}
+
+}  // namespace
+
+#ifdef FATTN_WITH_METAL
+TensorStates tensor_states(const DeviceFacts& gpu) {
+  TensorStates states;
+  Sizes& all = sizes();
+  std::lock_guard lock(all.mutex);
+  if (!why_tensors_are_off(gpu, all.setting).empty()) return states;
+  for (const TensorSize size : all_sizes()) {
+    const auto verdict = all.find(size, gpu);
+    states.set(size, verdict ? verdict->state : TensorState::kUntested);
+  }
+  return states;
+}
+
+void test_tensors_for(TensorSize size) {
+  if (gpu_facts().tensors.of(size) != TensorState::kUntested) return;
+  Sizes& all = sizes();
+  std::lock_guard one_at_a_time(all.testing);
+  const DeviceFacts& gpu = gpu_facts();
+  if (gpu.tensors.of(size) != TensorState::kUntested) return;
+  TensorSetting setting;
+  {
+    std::lock_guard lock(all.mutex);
+    TORCH_CHECK_VALUE(all.wrong_setting.empty(), all.wrong_setting);
+    setting = all.setting;
+  }
+  settle(size, test_tensors(size, gpu, setting));
+}
+
+std::string why_tensors(const Problem& problem) {
+  const auto size = tensor_size(problem);
+  if (!size) return "";
+  const DeviceFacts& gpu = gpu_facts();
+  Sizes& all = sizes();
+  std::lock_guard lock(all.mutex);
+  const auto verdict = all.find(*size, gpu);
+  return verdict ? verdict->why : "";
+}
+
+bool tensors_compile(const Problem& problem, const Plan& plan) {
+  const auto is_of_tensors = [](const Pass& pass) { return is_tensor(pass.spec.kernel); };
+  const auto* end = plan.passes.begin() + plan.pass_count;
+  if (std::none_of(plan.passes.begin(), end, is_of_tensors)) return true;
+  try {
+    metal::prepare(plan);
+    return true;
+  } catch (const c10::Error& error) {
+    settle(*tensor_size(problem), {TensorState::kOff, summary_of(error.what_without_backtrace())});
+    return false;
+  }
+}
+
+void test_tensors_for(const Problem& problem) {
+  if (!gpu_facts().tensors.any()) return;
+  if (const auto size = tensor_size(problem)) test_tensors_for(*size);
+}
+#endif
+
+TORCH_LIBRARY_FRAGMENT(fattn, library) {
+  library.def("_set_tensor_setting(str setting) -> str", set_tensor_setting);
+  library.def("_set_tensor_folder(str folder) -> ()", set_tensor_folder);
+  library.def("_tensor_states() -> Dict(str, str)[]", rows_of_states);
+  library.def("_why_tensors_are_off() -> str", why_all_are_off);
+  library.def("_test_all_tensors() -> ()", test_all_tensors);
+}
+
+}  // namespace fattn

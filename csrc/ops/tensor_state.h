@@ -1,0 +1,32 @@
+// Which calls use Metal 4's tensor operations on this machine: by dtype and head size, after the gates of
+// plan/tensor_gate.h and the self-test of tensor_test.h.
+#pragma once
+
+#include <string>
+
+#include "../plan/device.h"
+#include "../plan/plan.h"
+#include "../plan/problem.h"
+#include "../plan/tensor.h"
+
+namespace fattn {
+
+#ifdef FATTN_WITH_METAL
+// What is known of this GPU; untested sizes stay so.
+TensorStates tensor_states(const DeviceFacts& gpu);
+
+// Runs the self-test if the plan of this problem depends on it and it has not run. Call before a plan, with
+// real tensors at hand. Raises ValueError for a wrong FATTN_TENSOR, and nothing else.
+void test_tensors_for(const Problem& problem);
+void test_tensors_for(TensorSize size);
+
+// What decided the state that the plan of this problem follows; "" if nothing has.
+std::string why_tensors(const Problem& problem);
+
+// Whether the pipelines of this plan compile, if it has tensor operations: options such as masks have
+// pipelines of their own, which the self-test does not run. If not, tensor operations of its size are off
+// from now on, and the call needs another plan.
+bool tensors_compile(const Problem& problem, const Plan& plan);
+#endif
+
+}  // namespace fattn

@@ -1,0 +1,16 @@
+// The self-test of tensor operations: how a GPU lays out their operands is not documented, so the kernels may
+// use them only where they were seen to be right. Compiled only with Metal.
+#pragma once
+
+#include "../plan/tensor_gate.h"
+#include "tensor_file.h"
+
+namespace fattn {
+
+// Tests the kernels of a size on the current stream, and waits for it: that they compile, soon and for all
+// their threads; what the probe says of the layout; and results of problems against those of the simdgroup
+// kernels. Registers come first, then threadgroup memory; if both fail, the verdict is off. A setting by hand
+// leaves only the compiler. Never raises.
+TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSetting setting);
+
+}  // namespace fattn

@@ -1,0 +1,46 @@
+#include "tensor_gate.h"
+
+#include <cstdio>
+
+#include "tensor.h"
+
+namespace fattn {
+namespace {
+
+// As MLX has it: "applegpu_g17s" is an M5 of some size, and "p" a phone, whose first generation with the
+// units is one later.
+bool has_units(const std::string& architecture) {
+  int generation = 0;
+  char size = 0;
+  if (std::sscanf(architecture.c_str(), "applegpu_g%d%c", &generation, &size) != 2) return false;
+  constexpr int kFirst = 17;
+  return generation >= (size == 'p' ? kFirst + 1 : kFirst);
+}
+
+std::string version_text(int version) {
+  return std::to_string(version / 100) + "." + std::to_string(version % 100);
+}
+
+std::string why_system_is_not(const DeviceFacts& device) {
+  const std::string needed = "macOS " + version_text(kMinTensorMacos) + " or newer";
+  if (device.macos == 0) return "this system is not " + needed;
+  return "macOS " + version_text(device.macos) + " is not " + needed;
+}
+
+}  // namespace
+
+std::string why_tensors_are_off(const DeviceFacts& device, TensorSetting setting) {
+  if (setting == TensorSetting::kOff) return "FATTN_TENSOR=0";
+  const bool by_hand = setting != TensorSetting::kAuto;
+  if (device.macos < kMinTensorMacos && !(by_hand&& device.macos == 0)) return why_system_is_not(device);
+  if (by_hand) return "";
+  if (device.family < kMinTensorFamily)
+    return "GPUs before M5 have no units for them: this is of Apple family " + std::to_string(device.family) +
+           ", an M5 of " + std::to_string(kMinTensorFamily);
+  if (!device.metal4) return "the GPU does not support Metal 4";
+  if (!has_units(device.architecture))
+    return "the GPU's architecture, '" + device.architecture + "', is not that of an M5 or newer";
+  return "";
+}
+
+}  // namespace fattn

@@ -1,0 +1,183 @@
+"""Runs calls on simulated machines with tensor units. GPU, system and compiled kernels belong to a process,
+so each run is a process of its own: forked from one that has imported torch_fattn, which takes 2 seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+M5 = {
+    "SOFTMETAL_GPU_FAMILY": "10",
+    "SOFTMETAL_MACOS": "26.2",
+    "SOFTMETAL_TENSOR_LAYOUT": "m5",
+    "FATTN_TENSOR": "",
+}
+TOLERANCE = {"float16": 4e-3, "bfloat16": 3.2e-2, "float32": 1e-5}
+
+
+@dataclass
+class Run:
+    """What a process does: `calls` of prefill, of these rows (and 16 keys more), checked against float64.
+    `python` runs before them, without faults, with `torch`, `torch_fattn` and `softmetal` at hand; what it
+    puts into `found` is returned. `faults`: arguments of softmetal.fault, `flip` as those of
+    softmetal.Flip."""
+
+    calls: list[dict[str, Any]] = field(default_factory=lambda: [{}])
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    python: str = ""
+
+
+@dataclass
+class Outcome:
+    """`state` and `why` of the size of the first call; launches by the calls, and by all in the process;
+    `hits`: how often each fault took effect."""
+
+    state: str
+    why: str
+    off: str
+    launches: dict[str, int]
+    all_launches: dict[str, int]
+    hits: list[int]
+    doctor: str
+    found: dict[str, Any]
+
+    @property
+    def used_tensors(self) -> bool:
+        return "fattn_prefill_tensor" in self.launches
+
+
+class Machines:
+    """Starts a process for each run."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "FATTN_ARCHIVE": "0", "FATTN_TUNING": "0"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, cache: Path, run: Run) -> Outcome:
+        """`cache`: the folder of what the self-test found."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        environment = {**M5, "FATTN_CACHE": str(cache), **run.environment}
+        self._process.stdin.write(json.dumps({**asdict(run), "environment": environment}) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return Outcome(**answer)
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _prefill(call: dict[str, Any]) -> None:
+    """Runs one call and checks its results."""
+    import torch
+
+    import torch_fattn
+
+    sizes = {"dtype": "float16", "dim": 64, "rows": 70, "is_causal": True, **call}
+    dtype, dim, rows = getattr(torch, sizes["dtype"]), sizes["dim"], sizes["rows"]
+    generator = torch.Generator().manual_seed(rows)
+    query, key, value = (
+        torch.randn(1, heads, length, dim, generator=generator).to(dtype)
+        for heads, length in ((4, rows), (2, rows + 16), (2, rows + 16))
+    )
+    options = {"is_causal": sizes["is_causal"]} | sizes.get("options", {})
+    on_gpu = [t.to("mps") for t in (query, key, value)]
+    if "sdpa" in sizes:  # torch's function, under install()
+        with torch_fattn.installed():
+            out = torch.nn.functional.scaled_dot_product_attention(*on_gpu, enable_gqa=True)
+        exact = torch_fattn.reference.prefill(query, key, value)[0]
+    else:
+        out = torch_fattn.prefill(*on_gpu, **options)
+        exact = torch_fattn.reference.prefill(query, key, value, **options)[0]
+    error = (out.cpu().double() - exact).abs().max().item()
+    assert error <= TOLERANCE[sizes["dtype"]], f"{sizes}: the result is wrong by {error}"
+
+
+def _outcome(run: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    import softmetal
+    import torch_fattn
+    from torch_fattn.commands import doctor
+    from torch_fattn.runtime import tensor_units
+
+    os.environ.update(run["environment"])
+    tensor_units.use_setting()
+    tensor_units.use_folder()
+    found: dict[str, Any] = {}
+    exec(run["python"], {"torch": torch, "torch_fattn": torch_fattn, "softmetal": softmetal, "found": found})
+    torch_fattn.reset_launch_counts()
+    with contextlib.ExitStack() as stack:
+        faults = []
+        for fault in run["faults"]:
+            flip = fault.pop("flip", None)
+            macro = fault.pop("macro", None)
+            injected = softmetal.fault(
+                **fault, macro=macro and tuple(macro), flip=flip and softmetal.Flip(**flip)
+            )
+            faults.append(stack.enter_context(injected))
+        for call in run["calls"]:
+            _prefill(call)
+        torch.mps.synchronize()
+    first = {"dtype": "float16", "dim": 64, **(run["calls"] or [{}])[0]}
+    states = {(each.dtype, each.dim): each for each in tensor_units.states()}
+    mine = states.get((first["dtype"], first["dim"]))
+    printed = doctor_lines(doctor)
+    return {
+        "state": mine.state if mine else "",
+        "why": mine.why if mine else "",
+        "off": tensor_units.why_off(),
+        "launches": {name: count for name, count in torch_fattn.launch_counts().items() if count},
+        "all_launches": softmetal.launches(),
+        "hits": [fault.hits for fault in faults],
+        "doctor": printed,
+        "found": found,
+    }
+
+
+def doctor_lines(doctor: Any) -> str:
+    """What doctor prints of tensor operations, and its advice."""
+    import io
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        advice = doctor.report_tensors(test_all=False)
+    return text.getvalue() + "".join(f"-> {line}\n" for line in advice)
+
+
+def _serve() -> None:
+    """Runs of standard input in forked processes, one at a time; outcomes go to standard output."""
+    import traceback
+
+    import softmetal  # noqa: F401
+    import torch_fattn  # noqa: F401
+
+    for line in sys.stdin:
+        if os.fork() == 0:
+            try:
+                answer = _outcome(json.loads(line))
+            except BaseException:
+                answer = {"error": traceback.format_exc()}
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+        os.wait()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,121 @@
+"""The kernels on tensor operations assume no layout of cooperative tensors: their text has no arithmetic on
+lanes, and tensor_probe shows whether every element of a tile is held once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import needs_emulator
+from tests.helpers import tensor_kernels
+from tests.helpers.tensor_kernels import Probe
+
+FOLDER = Path(__file__).resolve().parents[2] / "csrc" / "kernels" / "prefill"
+FILES = sorted(path.name for path in FOLDER.glob("*tensor*"))
+# What lanes are counted for: rows of threadgroup memory and of the tile, look-ups, one lane that writes.
+ALLOWED = {
+    "prefill_tensor.metal": {
+        "if (tile.at.lane == 0) {",
+        "const int row = tile.at.lane;",
+        "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
+        "tile.at.lane = lane;",
+        "step.look_up(table, first_key, lane);",
+        "const uint exist = step.exist(table, lane);",
+    },
+    "tensor_probe.metal": {
+        "inline long list_elements(thread Tensor& held, device int* facts, long place, long most, "
+        "ushort lane) {",
+        "const long here = place + lane * count + 2 * i;",
+        "ushort lane [[thread_index_in_simdgroup]]) {",
+        "if (lane == 0) {",
+        "const long place = list_elements(scores, facts, kTensorHeadFacts, params.most_facts, lane);",
+        "list_elements(output, facts, place, params.most_facts, lane);",
+    },
+    "tensor_threadgroup.h": {
+        "row = tile.at.lane / kRowLanes;",
+        "half_row = tile.at.lane % kRowLanes;",
+    },
+}
+# The elements of cooperative tensors by their own numbers, which mean nothing.
+ELEMENT = re.compile(r"\b(?:scores|reduced|output|held)\[(?!i\]|j\])")
+
+
+def code_of(name: str) -> list[str]:
+    """The lines of a file, without comments."""
+    return [re.sub(r"\s*//.*", "", line).strip() for line in (FOLDER / name).read_text().splitlines()]
+
+
+def layouts_assumed(name: str, lines: list[str]) -> list[str]:
+    """The lines that tell elements of cooperative tensors, or lanes, from others."""
+    allowed = ALLOWED.get(name, set())
+    return [
+        line
+        for line in lines
+        if ELEMENT.search(line) or (re.search(r"\blane\b", line) and line not in allowed)
+    ]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("name", FILES)
+def test_no_arithmetic_on_lanes(name: str) -> None:
+    assert layouts_assumed(name, code_of(name)) == []
+
+
+@pytest.mark.host_only
+def test_every_allowed_line_is_there() -> None:
+    assert {name: allowed - set(code_of(name)) for name, allowed in ALLOWED.items()} == dict.fromkeys(
+        ALLOWED, set()
+    )
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("prefill_tensor.metal", "const int key = first_key + ((lane >> 2 & 2) | (lane & 1)) * 4 + i % 4;"),
+        ("tensor_registers.h", "scores[2 * i] = 0.0f;"),
+        ("tensor_threadgroup.h", "largest = fmax(largest, output[lane]);"),
+    ],
+)
+def test_a_layout_is_noticed(name: str, line: str) -> None:
+    """The controls."""
+    assert layouts_assumed(name, [*code_of(name), line]) == [line]
+
+
+def probe(layout: str, dim: int, *, registers: bool = True) -> Probe:
+    operands = [torch.empty(1, 1, 64, dim, dtype=torch.float16, device="meta")] * 3
+    state = "registers" if registers else "threadgroup"
+    plan = tensor_kernels.plan_of(
+        "prefill", dict(zip(("query", "key", "value"), operands, strict=True)), state
+    )
+    return tensor_kernels.probe(plan["passes"][0], layout, registers=registers)
+
+
+@needs_emulator
+@pytest.mark.parametrize("registers", [True, False])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("layout", tensor_kernels.layouts(0))
+def test_every_element_is_held_once(layout: str, dim: int, registers: bool) -> None:
+    found = probe(layout, dim, registers=registers)
+    keys, columns = (32, dim) if dim <= 128 else (16, dim // 2)
+    for elements, width in ((found.scores, keys), (found.output, columns)):
+        numbers = elements[:, 1] * width + elements[:, 0]
+        assert torch.equal(numbers.sort().values, torch.arange(16 * width, dtype=numbers.dtype))
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("layout", "matches"),
+    [
+        ("m5", (True, True, True)),
+        ("random:4", (False, False, False)),
+        ("random:5", (True, True, False)),
+        ("random:6", (True, True, True)),
+    ],
+)
+def test_what_a_layout_allows(layout: str, matches: tuple[bool, bool, bool]) -> None:
+    assert probe(layout, 128).matches == matches
+    assert probe(layout, 128, registers=False).matches[2] is False, "it names no cooperative operand"

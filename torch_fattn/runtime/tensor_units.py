@@ -1,0 +1,60 @@
+"""Metal 4's tensor operations on this machine: the setting FATTN_TENSOR, the folder of what the self-test
+found, and the state of each dtype and head size. csrc/ops/tensor_state.cpp decides."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from .cache_folder import cache_folder
+
+_wrong_setting = ""
+
+
+@dataclass(frozen=True)
+class TensorState:
+    """`state`: "registers", "threadgroup", "off" or "untested". `why` is empty for "untested"."""
+
+    dtype: str
+    dim: int
+    state: str
+    why: str
+
+
+def use_setting() -> None:
+    """Reads FATTN_TENSOR. A wrong value is refused on first use, so that the import succeeds."""
+    global _wrong_setting
+    _wrong_setting = torch.ops.fattn._set_tensor_setting(os.environ.get("FATTN_TENSOR", ""))
+
+
+def use_folder() -> None:
+    """Sets the folder of verdicts, which are valid for one build of the system and of the kernels."""
+    try:
+        folder = str(cache_folder())
+    except RuntimeError:  # no home folder
+        folder = ""
+    torch.ops.fattn._set_tensor_folder(folder)
+
+
+def check_setting(asker: str = "torch_fattn: ") -> None:
+    if _wrong_setting:
+        raise ValueError(asker + _wrong_setting)
+
+
+def why_off() -> str:
+    """Why this machine has no tensor operations for the kernels, whatever the self-test; "" if it decides."""
+    why: str = torch.ops.fattn._why_tensors_are_off()
+    return why
+
+
+def states() -> list[TensorState]:
+    """One for each dtype and head size, as far as it is known. None where `why_off` has a reason."""
+    rows = torch.ops.fattn._tensor_states()
+    return [TensorState(row["dtype"], int(row["dim"]), row["state"], row["why"]) for row in rows]
+
+
+def test_all() -> None:
+    """Runs the self-tests that have not run."""
+    torch.ops.fattn._test_all_tensors()
