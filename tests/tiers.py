@@ -39,10 +39,12 @@ SWEEPS = {
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }
-# In `test` whatever they take: every operator with every option, every check with its faults, the types.
+# In `test` whatever they take: every operator with every option, every kind of layout of cooperative tensors,
+# every check with its faults, the types.
 ALWAYS = (
     "tests/operators/test_random.py::test_problem",
     "tests/operators/test_shared_prefix.py::test_random",
+    "tests/operators/test_tensor_prefill.py::test_random_problems",
     "tests/operators/test_cache_write.py::test_problem",
     "tests/operators/test_logits.py::test_problem",
     "tests/kernels/test_mutants.py::test_mutant_is_reported",

@@ -44,7 +44,8 @@ ATTENTION = re.compile(
     re.IGNORECASE,
 )
 NOT_OURS = re.compile(
-    r"\w*scaled_dot_product_attention\w*|\battn_mask\b|\b(?:Prefill|Decode)Attention\.h\b|\bsteel/attn\b"
+    r"\w*scaled_dot_product_attention\w*|\battn_mask\b|\b(?:Prefill|Decode|Mpp)Attention\.h\b|\bsteel/attn\b"
+    r"|\bsteel_attention_nax\.h\b|\battention_nax\b|\bprefill_attention_mpp_"
 )
 # Tests and tools use only softmetal's public modules.
 EMULATOR_USERS = ("tests", "bench", "tools", "examples", "conftest.py", "setup.py")

@@ -132,23 +132,28 @@ TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
   return described;
 }
 
-// Where the self-test of tensor operations decides and has not run, it runs now. A traced call is ours
-// instead, so that the operator runs the test when the graph first runs.
+// The size whose self-test has not run and decides where this call goes, if there is one.
+std::optional<TensorSize> deciding_size(const PlainCall& call, const DeviceFacts& facts) {
+  const auto size = tensor_size(call.dtype, call.head_dim, call.value_dim);
+  if (!size || facts.tensors.of(*size) != TensorState::kUntested) return std::nullopt;
+  DeviceFacts passed = facts;
+  passed.tensors.set(*size, TensorState::kRegisters);
+  const bool decides = route_of(call, facts, policy).to_torch && !route_of(call, passed, policy).to_torch;
+  return decides ? size : std::nullopt;
+}
+
+// Runs the self-test that decides. A traced call is ours instead, so that the operator runs the test when the
+// graph first runs.
 bool torch_is_faster(const SdpaCall& call, const DeviceFacts& facts) {
   const PlainCall described = plain(call);
-  if (!route_of(described, facts, policy).to_torch) return false;
 #ifdef FATTN_WITH_METAL
-  const auto size = tensor_size(described.dtype, described.head_dim, described.value_dim);
-  if (size && facts.tensors.of(*size) == TensorState::kUntested) {
-    DeviceFacts passed = facts;
-    passed.tensors.set(*size, TensorState::kRegisters);
-    if (route_of(described, passed, policy).to_torch) return true;
+  if (const auto size = deciding_size(described, facts)) {
     if (is_traced() || any_operand(call, is_subclass)) return false;
     test_tensors_for(*size);
     return route_of(described, gpu_facts(), policy).to_torch;
   }
 #endif
-  return true;
+  return route_of(described, facts, policy).to_torch;
 }
 
 // Each check relies on those before it.
@@ -289,7 +294,9 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   if (tensor) facts.tensors.set_all(tensor_state(*tensor));
   const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, false};
   const Route route = route_of(plain(call), facts, policy);
-  return {route.to_torch, route.provenance};
+  std::string why = route.provenance;
+  if (deciding_size(plain(call), facts)) why += "; the first call runs the self-test, which may change this";
+  return {route.to_torch, why};
 }
 
 // torch may append its whole table of kernels.

@@ -51,6 +51,7 @@ const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim) {
 
 const char* why_no_tensors(const Problem& p) {
   const bool is_prefill = p.op == Op::kPrefill || p.op == Op::kPagedPrefill || p.op == Op::kVarlenPrefill;
+  // Not decodes: no bit of a result may depend on the capacity of its cache, but the parts of a prefill do.
   if (!is_prefill) return "they are for prefills";
   if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";

@@ -25,6 +25,7 @@ ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
 LEAST_ROWS = 16  # of a dense call
 # kTensorHeadFacts and the most elements of a lane (sizes.h).
 HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2
+ROOM = 2**16  # integers of a probe
 
 
 def problems(count: int, seed: int) -> Iterator[Problem]:
@@ -68,10 +69,9 @@ class Probe:
         return all(self.matches) and scores <= MOST_SCORES and rows <= MOST_ROWS and output <= MOST_OUTPUTS
 
 
-def probe(prefill: Mapping[str, Any], tensor_layout: str, *, registers: bool = True) -> Probe:
-    """Runs tensor_probe for the pipeline of this pass."""
-    facts = torch.full((2**16,), -7, dtype=torch.int32)
-    step = {
+def probe_step(prefill: Mapping[str, Any], *, registers: bool = True, room: int = ROOM) -> dict[str, Any]:
+    """The pass of tensor_probe for the pipeline of this pass; `room` is that of its result."""
+    return {
         "kernel": "fattn_tensor_probe",
         "source": "tensor_probe.metal",
         "macros": {**prefill["macros"], "FATTN_REGISTERS": str(int(registers))},
@@ -79,12 +79,22 @@ def probe(prefill: Mapping[str, Any], tensor_layout: str, *, registers: bool = T
         "grid": [1, 1, 1],
         "threads": [32, 1, 1],
         "bindings": {"tensor_facts": direct_launch.SLOTS["out"], "params": direct_launch.SLOTS["params"]},
-        "params_bytes": struct.pack("<q", facts.numel()).hex(),
+        "params_bytes": struct.pack("<q", room).hex(),
     }
-    direct_launch.launch(step, {"tensor_facts": facts}, tensor_layout=tensor_layout)
-    numbers = facts.tolist()
-    scores, rows, output = numbers[:3]
+
+
+def probe_of(facts: Tensor) -> Probe:
+    """What tensor_probe wrote."""
+    scores, rows, output, *matches = facts[:6].tolist()
     first, second = HEAD_FACTS, HEAD_FACTS + 64 * scores
     listed = [facts[a:b].reshape(-1, 2) for a, b in ((first, second), (second, second + 64 * output))]
-    valid = [pairs[pairs[:, 0] >= 0] for pairs in listed]
-    return Probe((scores, rows, output), tuple(map(bool, numbers[3:6])), *valid)  # type: ignore[arg-type]
+    valid = [pairs[(pairs != -1).any(1)] for pairs in listed]
+    return Probe((scores, rows, output), tuple(map(bool, matches)), *valid)  # type: ignore[arg-type]
+
+
+def probe(prefill: Mapping[str, Any], tensor_layout: str, *, registers: bool = True) -> Probe:
+    """Runs tensor_probe for the pipeline of this pass."""
+    facts = torch.full((ROOM,), -7, dtype=torch.int32)
+    step = probe_step(prefill, registers=registers)
+    direct_launch.launch(step, {"tensor_facts": facts}, tensor_layout=tensor_layout)
+    return probe_of(facts)

@@ -58,6 +58,7 @@ class Machines:
 
     def __init__(self) -> None:
         environment = {**os.environ, "FATTN_ARCHIVE": "0", "FATTN_TUNING": "0"}
+
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             env=environment,
@@ -96,7 +97,7 @@ def _prefill(call: dict[str, Any]) -> None:
         for heads, length in ((4, rows), (2, rows + 16), (2, rows + 16))
     )
     options = {"is_causal": sizes["is_causal"]} | sizes.get("options", {})
-    on_gpu = [t.to("mps") for t in (query, key, value)]
+    on_gpu = (query.to("mps"), key.to("mps"), value.to("mps"))
     if "sdpa" in sizes:  # torch's function, under install()
         with torch_fattn.installed():
             out = torch.nn.functional.scaled_dot_product_attention(*on_gpu, enable_gqa=True)

@@ -18,10 +18,18 @@ pytest.importorskip("softmetal.testing", reason="the language is checked by soft
 
 import softmetal
 from softmetal.testing import compile_errors
-from tests.helpers import problems
+from tests.helpers import problems, tensor_kernels
 from tests.helpers.direct_launch import kernel_text
 from tests.helpers.documents import ROOT
-from tests.kernels.test_offline_compiler import KERNELS, LANGUAGE, NEWER, Pipeline, pipelines, plans
+from tests.kernels.test_offline_compiler import (
+    KERNELS,
+    LANGUAGE,
+    NEWER,
+    TENSOR_LANGUAGE,
+    Pipeline,
+    pipelines,
+    plans,
+)
 
 pytestmark = pytest.mark.host_only
 
@@ -48,7 +56,8 @@ def test_every_tuning_is_read(standard: str) -> None:
     found = one_of_each()
     assert {("FATTN_CHUNKS=4", "decode.metal"), ("FATTN_KV_FORMAT=3", "decode_vector.metal")} <= found.keys()
     for name, macros in set(found.values()):
-        assert refusals(kernel_text(name), macros, standard) == "", macros
+        if name != "prefill_tensor.metal" or standard >= TENSOR_LANGUAGE:
+            assert refusals(kernel_text(name), macros, standard) == "", macros
 
 
 def others() -> Iterator[Pipeline]:
@@ -68,6 +77,31 @@ def test_the_other_kernels_are_read(standard: str) -> None:
     for name, macros in others():
         named = tuple(macro.removeprefix("-D") for macro in macros)
         assert refusals(kernel_text(name), named, standard) == "", (name, macros)
+
+
+def tensor_pipelines(state: str) -> list[Pipeline]:
+    """Kernel and probe for padded, narrow and wide heads."""
+    found = [p for dtype in tensor_kernels.DTYPES for p in pipelines("prefill_tensor", dtype)]
+    assert len(found) == 2 * 2 * len(tensor_kernels.DIMS) * len(tensor_kernels.DTYPES)
+    requested = f"-DFATTN_REGISTERS={int(state == 'registers')}"
+    heads = {f"-DFATTN_HEAD_DIM={dim}" for dim in (72, 128, 256)}
+    return [
+        (name, tuple(macro.removeprefix("-D") for macro in macros))
+        for name, macros in found
+        if requested in macros and heads & set(macros)
+    ]
+
+
+@pytest.mark.parametrize("state", tensor_kernels.STATES)
+@pytest.mark.parametrize("standard", [s for s in (LANGUAGE, *NEWER) if s >= TENSOR_LANGUAGE])
+def test_tensor_kernels_are_read(standard: str, state: str) -> None:
+    for name, macros in tensor_pipelines(state):
+        assert refusals(kernel_text(name), macros, standard) == "", (name, macros)
+
+
+def test_tensor_kernels_need_their_version() -> None:
+    (name, macros), *_ = tensor_pipelines("registers")
+    assert "tensor" in refusals(kernel_text(name), macros, LANGUAGE)
 
 
 def test_versions_are_read_differently() -> None:

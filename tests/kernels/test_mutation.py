@@ -18,7 +18,7 @@ from tests.mutation.judge import Judge, Verdict, load_counts
 from tests.mutation.operators import Key, Mutant, mutants_of
 from tests.mutation.pool import verdicts
 from tests.mutation.source import Source, kernel_sources
-from tests.mutation.trial import Trial
+from tests.mutation.trial import Device, Trial
 from tests.mutation.trials import all_trials
 
 SAMPLE, SEED = 4, 4
@@ -93,7 +93,7 @@ def test_a_modifier_that_is_off_changes_no_count(name: str, monkeypatch: pytest.
         return text
 
     def counts(is_on: bool) -> dict[str, int]:
-        def plan() -> dict[str, Any]:
+        def plan(_device: Device) -> dict[str, Any]:
             made = kept.plan()
             step = made["passes"][0]
             params = bytearray.fromhex(step["params_bytes"])
@@ -103,7 +103,7 @@ def test_a_modifier_that_is_off_changes_no_count(name: str, monkeypatch: pytest.
             step["constants"]["doubled"] = is_on
             return made
 
-        return replace(kept, plan=plan).run(mutate)
+        return replace(kept, plan_for=plan).run(mutate)
 
     assert counts(False) == kept.run()
     with pytest.raises(AssertionError):

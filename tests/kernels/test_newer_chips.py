@@ -4,6 +4,7 @@ a GPU in a separate process."""
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 import torch_fattn
 from tests.conftest import needs_emulator
+from tests.helpers.tensor_kernels import STATES
+from tests.helpers.tensor_machines import M5
 
 NATIVE = "FATTN_NATIVE_BFLOAT"
 # Says which GPU it is, and runs the tests that its arguments name.
@@ -50,6 +53,25 @@ def test_counts_of_long_prefills() -> None:
     """The bounds that M1 keeps, of tiles that are larger here."""
     files = ["tests/kernels/test_counts.py", "tests/operators/test_varlen_prefill.py"]
     run_on_a_newer_chip([*files, "-k", "long_prefills or (no_work_on_padding and causal and 64)"], "6 passed")
+
+
+@needs_emulator
+@pytest.mark.parametrize("state", STATES)
+def test_prefills_on_tensor_operations(state: str) -> None:
+    """Through the operators, on an M5 whose cooperative tensors have a new layout in every run."""
+    seed = random.SystemRandom().randrange(2**30)
+    compatible = 2 if state == "registers" else 0
+    environment = M5 | {"FATTN_TENSOR": state, "SOFTMETAL_TENSOR_LAYOUT": f"random:{4 * seed + compatible}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.tensor_calls", str(seed), "6"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "6 calls launched fattn_prefill_tensor\n", (
+        f"seed {seed}\n{done.stdout}{done.stderr}"
+    )
 
 
 def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dtype | None = None) -> Any:

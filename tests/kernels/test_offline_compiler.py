@@ -23,7 +23,7 @@ import torch
 
 import torch_fattn
 from tests.golden.calls import on_meta
-from tests.helpers import problems
+from tests.helpers import problems, tensor_kernels
 from tests.helpers.direct_launch import INTERFACE, kernel_text
 from tests.helpers.problems import Problem
 from torch_fattn.operators.kv_formats import KV_FORMATS
@@ -38,7 +38,15 @@ KERNELS = (
     *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
     *("merge", "cache", "logits", "mask_map"),
     *("backward_query", "backward_key", "backward_head"),
+    "prefill_tensor",
 )
+# The version of the kernels on tensor operations, and of the libraries that have them.
+TENSOR_LANGUAGE = "metal4.0"
+VERSIONS = [
+    (standard, kernel)
+    for standard, kernel in itertools.product((LANGUAGE, *NEWER), KERNELS)
+    if kernel != "prefill_tensor" or standard >= TENSOR_LANGUAGE
+]
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
 VECTOR_HEAD_DIMS = [*HEAD_DIMS, *((dim, dim) for dim in range(136, 257, 40)), (192, 128), (256, 256)]
@@ -89,6 +97,12 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         return
     if kernel == "cache":
         yield from _cache_plans(dtype)
+        return
+    if kernel == "prefill_tensor":
+        if dtype in tensor_kernels.DTYPES:
+            for dim, state in itertools.product(tensor_kernels.DIMS, tensor_kernels.STATES):
+                rows = [torch.empty(1, 2, 64, dim, dtype=dtype, device="meta")] * 3
+                yield torch_fattn.explain("prefill", *rows, family=10, cores=10, tensor=state)
         return
     if kernel == "mask_map":
         yield torch_fattn.explain("mask_map", torch.empty(3, 3, dtype=dtype, device="meta"))
@@ -175,7 +189,9 @@ def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
 
 @cache
 def pipelines(kernel: str, dtype: torch.dtype) -> list[Pipeline]:
-    launches = (launch for plan in plans(kernel, dtype) for launch in plan.passes)
+    launches = [launch for plan in plans(kernel, dtype) for launch in plan.passes]
+    if kernel == "prefill_tensor":
+        launches += [launch | {"source": "tensor_probe.metal"} for launch in launches]
     return sorted(
         {
             (launch["source"], tuple(f"-D{name}={value}" for name, value in launch["macros"].items()))
@@ -211,8 +227,7 @@ def need_compiler(standard: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
+@pytest.mark.parametrize(("standard", "kernel"), VERSIONS)
 def test_compiles(standard: str, kernel: str, dtype: torch.dtype, tmp_path: Path) -> None:
     need_compiler(standard)
     for name, macros in pipelines(kernel, dtype):

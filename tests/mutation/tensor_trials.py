@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from tests.helpers import tensor_kernels
+
 from .prefill_trials import MIXED, in_parts, in_slices
 from .special_trials import hidden_nan, huge_sinks
-from .trial import Device, Trial, bf16, every_option, f16, of_problem
+from .trial import Device, Plan, Prepared, Trial, bf16, every_option, f16, of_problem, randn
 
 # random:2 differs from every known layout, and reductions match; under random:0 nothing does.
 LAYOUT_OF = {"registers": "random:2", "threadgroup": "random:0"}
@@ -22,6 +24,43 @@ def tensor() -> Iterator[Trial]:
         device = Device(10, state, layout)
         for trial in (*_dense(), *_packed()):
             yield replace(trial, name=f"tensor-{state}-{trial.name}", device=device)
+    yield from _probes()
+
+
+def _probes() -> Iterator[Trial]:
+    """What is said of several layouts, with room for all elements and for a part of them."""
+    operands = {name: randn(f16, 1, 1, 64, 64) for name in ("query", "key", "value")}
+    for layout, registers, room, matches in (
+        ("random:2", True, tensor_kernels.ROOM, (True, True, True)),
+        ("random:2", False, tensor_kernels.ROOM, (True, True, False)),
+        ("random:3", True, tensor_kernels.ROOM, (True, True, True)),
+        ("random:4", True, 502, (False, False, False)),
+    ):
+
+        def plan(device: Device, registers: bool = registers, room: int = room) -> Plan:
+            (prefill,) = device.plan_of("prefill", operands)["passes"]
+            return {"passes": [tensor_kernels.probe_step(prefill, registers=registers, room=room)]}
+
+        def prepare(_plan: Plan, room: int = room, matches: tuple[bool, ...] = matches) -> Prepared:
+            facts = torch.full((room,), -7, dtype=torch.int32)
+            return {"tensor_facts": facts}, lambda: _check(facts, matches)
+
+        device = Device(10, "registers", layout)
+        yield Trial(f"tensor-probe-{layout}-{registers}-{room}", plan, prepare, device=device)
+
+
+def _check(facts: torch.Tensor, matches: tuple[bool, ...]) -> None:
+    if len(facts) < tensor_kernels.ROOM:
+        assert tuple(map(bool, facts[3:6])) == matches
+        assert torch.all(facts[tensor_kernels.HEAD_FACTS :] != -7), "as many as there is room for"
+        return
+    found = tensor_kernels.probe_of(facts)
+    assert found.matches == matches and 0 < found.capacities[1] <= 2
+    for elements, columns in ((found.scores, 32), (found.output, 64)):
+        places = (elements[:, 1] * columns + elements[:, 0]).sort().values
+        assert torch.equal(places, torch.arange(16 * columns, dtype=places.dtype)), "each element once"
+    lists = tensor_kernels.HEAD_FACTS + 64 * (found.capacities[0] + found.capacities[2])
+    assert torch.all(facts[lists:] == -7) and torch.all(facts[tensor_kernels.HEAD_FACTS : lists] != -7)
 
 
 def _dense() -> Iterator[Trial]:

@@ -26,7 +26,10 @@ PROBLEMS = drawing.draw(600)
 ORDERS = ("forward", "reverse", "random")  # of the threads
 
 
-def kernel_of(problem: problems.Problem) -> str:
+def kernel_of(problem: problems.Problem, tensors: bool = False) -> str:
+    """`tensors`: whether the plan is on tensor operations, as FATTN_TENSOR may request."""
+    if tensors:
+        return "fattn_prefill_tensor"
     if not problem.is_decode:
         wide = max(problem.head_dim, problem.value_dim) > 128
         return "fattn_prefill_wide" if wide else "fattn_prefill"
@@ -48,7 +51,8 @@ def run_and_check(problem: problems.Problem, seed: int, checked: Checked, device
     tiles = tiles_of_large_calls(problem) if problem.index % 2 else contextlib.nullcontext()
     with tiles, checked(order=order, seed=problem.index), counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
-    assert launches.pop(kernel_of(problem), 0) == (device == "mps")
+    tensors = "used" in torch_fattn.explain(problem.op, **arguments).data.get("tensor", "")
+    assert launches.pop(kernel_of(problem, tensors), 0) == (device == "mps")
     assert launches == {} or (problem.op not in PACKED and launches == {"fattn_merge": 1})
     assert_close(case, out.cpu(), lse.cpu())
     for name, base in bases.items():

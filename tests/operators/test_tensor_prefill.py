@@ -16,7 +16,7 @@ from tests.helpers.tensor_kernels import KERNEL, STATES
 
 pytestmark = needs_emulator
 
-LAYOUTS, PROBLEMS = 12, 6
+LAYOUTS, PROBLEMS = 12, 4
 ORDERS = ("forward", "reverse", "random:3")
 
 

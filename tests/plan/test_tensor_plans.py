@@ -110,8 +110,14 @@ def test_quantised_caches_are_not_taken() -> None:
 def test_routes() -> None:
     """torch's own prefill on tensor units has a call only if ours does not run on them."""
     on_torch = {"macos": "26.2", "torch_version": "2.15"}
-    taken = [plan(*operands(), tensor=state, **on_torch).route.to for state in ("off", "untested", *STATES)]
-    assert taken == ["torch", "torch", "fattn", "fattn"]
+    routes = [plan(*operands(), tensor=state, **on_torch).route for state in ("off", "untested", *STATES)]
+    assert [route.to for route in routes] == ["torch", "torch", "fattn", "fattn"]
+    assert ["the first call runs the self-test" in route.why for route in routes] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     assert plan(*operands(torch.float16, 256), **on_torch).route.to == "fattn"
 
 

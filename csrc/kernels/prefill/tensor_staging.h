@@ -42,7 +42,8 @@ inline void stage_step(threadgroup uint4* to, StoredOperand operand, constant St
     const KeyPlace place = step.find(tile.source.table, key);
     uint4 chunk = uint4(0);
     if (place.exists && ((kept >> key) & 1) && column < kHeadDim) {
-      chunk = chunk_at(operand.row_at(place, strides, strides).floats(), column);
+      const StoredRow row = operand.row_at(place, strides, strides);
+      chunk = chunk_at(row.floats(), column);
     }
     to[c] = chunk;
   }
@@ -61,7 +62,8 @@ inline bool is_in_place(thread const PrefillTile& tile, int key, uint exist) {
 // The columns from `column` on of the keys or values of a step that is in place, or that was staged.
 inline CacheTensor tensor_in_place(StoredOperand operand, constant Strides3& strides, KeyPlace first,
                                    int column, int columns) {
-  const device Element* rows = operand.row_at(first, strides, strides).floats() + column;
+  const StoredRow row = operand.row_at(first, strides, strides);
+  const device Element* rows = row.floats() + column;
   return CacheTensor((device Element*)rows, dextents<int, 2>(columns, kTileKeys),
                      array<int, 2>{1, int(strides.row)});
 }

@@ -86,8 +86,9 @@ def checks(
     the latest.
 
     `order` is the order of the threads in a threadgroup: "forward", "reverse" or "random" (with `seed`).
-    `tensor_layout` is the layout of cooperative tensors: "m5", "blocks8" or "random:SEED", where SEED % 4 chooses
-    what is compatible (0: nothing; 1: reductions; 2: everything; 3: everything, with slots that hold no element).
+    `tensor_layout` is the layout of cooperative tensors: "m5", "blocks8" or "random:SEED", where SEED % 4
+    chooses what is compatible (0: nothing; 1: reductions; 2: everything; 3: everything, and some slots are
+    empty). By default it is that of the simulated GPU.
     Checked kernels are compiled at their first use. `count_distinct` counts each byte that a threadgroup
     reads once, however often it is loaded.
     """
@@ -96,7 +97,7 @@ def checks(
     layout = None if tensor_layout is None else number_and_seed(tensor_layout)
     settings = load().softmetal_current_settings().contents
     finish_stream()
-    saved = {name: getattr(settings, name) for name, _ in _Settings._fields_}
+    saved = {field[0]: getattr(settings, field[0]) for field in _Settings._fields_}
     checks = {_RACE: race, _BOUNDS: bounds, _UNINIT: uninit, _COUNT_BYTES: count_bytes}
     settings.checks = sum(bit for bit, on in checks.items() if on) | count_distinct * _COUNT_DISTINCT
     if order is not None:

@@ -71,7 +71,8 @@ def fault(
 
     `fails`: its library does not compile. `delay`: its library takes that many seconds longer. `max_threads`:
     its pipelines report at most so many threads per threadgroup. Libraries and pipelines that exist already
-    are not affected by these three. `stops`: its dispatches end in an error. `flip`: they have a wrong result.
+    are not affected by these three. `stops`: its dispatches end in an error. `flip`: they have a wrong
+    result.
     """
     if not (fails or stops or delay or max_threads or flip):
         raise ValueError(f"fault({kernel!r}): give fails, stops, delay, max_threads or flip.")

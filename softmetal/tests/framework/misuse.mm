@@ -1,5 +1,6 @@
 // One violation of Metal's API rules per name.
 #include <ATen/mps/MPSStream.h>
+#include <sys/utsname.h>
 
 #include <map>
 
@@ -196,13 +197,19 @@ std::vector<std::string> facts() {
     auto number = [](const char* name, NSUInteger value) {
       return std::string(name) + "=" + std::to_string(value);
     };
+    struct utsname system;
+    uname(&system);
     std::string names = [[[bench.compiled.functionNames sortedArrayUsingSelector:@selector(compare:)]
         componentsJoinedByString:@","] UTF8String];
     return {std::string("name=") + [d.name UTF8String],
             number("apple7", [d supportsFamily:MTLGPUFamilyApple7]),
             number("apple8", [d supportsFamily:MTLGPUFamilyApple8]),
             number("apple9", [d supportsFamily:MTLGPUFamilyApple9]),
+            number("apple10", [d supportsFamily:MTLGPUFamilyApple10]),
             number("metal3", [d supportsFamily:MTLGPUFamilyMetal3]),
+            number("metal4", [d supportsFamily:MTLGPUFamilyMetal4]),
+            std::string("architecture=") + [d.architecture.name UTF8String],
+            std::string("system=") + system.sysname + " " + system.release,
             number("threadgroup memory", d.maxThreadgroupMemoryLength),
             number("threads", d.maxThreadsPerThreadgroup.width),
             number("width", bench.add.threadExecutionWidth),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,11 +92,15 @@ def test_chained_with_ops_of_torch(kit: ModuleType) -> None:
 def test_facts(kit: ModuleType) -> None:
     facts = dict(line.split("=", 1) for line in kit.facts())
     assert facts.pop("name").startswith("Software Metal on ")
+    assert facts.pop("system") == f"{platform.system()} {platform.release()}"
     assert facts == {
         "apple7": "1",
         "apple8": "1",
         "apple9": "0",
+        "apple10": "0",
         "metal3": "1",
+        "metal4": "1",
+        "architecture": "applegpu_g14g",
         "threadgroup memory": "32768",
         "threads": "1024",
         "width": "32",

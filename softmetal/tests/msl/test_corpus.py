@@ -62,13 +62,26 @@ def test_headers_are_found_below_the_folder(tmp_path: Path) -> None:
     assert "kernels/two.h" in missing.failures[0].cause
 
 
-def test_metal_4_is_put_aside(tmp_path: Path) -> None:
+TENSORS = """
+kernel void tensors(device half* a, device float* c) {
+  tensor<device half, dextents<int, 2>, tensor_inline> A(a, dextents<int, 2>(16, 16));
+  tensor<device float, dextents<int, 2>, tensor_inline> C(c, dextents<int, 2>(16, 16));
+  mpp::tensor_ops::matmul2d<mpp::tensor_ops::matmul2d_descriptor(16, 16, 16), execution_simdgroup> multiply;
+  multiply.run(A, A, C);
+}
+"""
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_sources_with_tensors_are_of_4_0(guard: bool, tmp_path: Path) -> None:
     header = "#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>\n"
-    result = tried(tmp_path, header + GOOD)
-    assert "Metal 4" in result.aside
-    text = summary([result, tried(tmp_path, GOOD)])
-    assert "1 of 1 kernel functions compile" in text
-    assert "not counted: 1 source" in text
+    whole = header + TENSORS
+    source = f"#if defined(__HAVE_TENSOR__)\n{whole}#endif\n" if guard else whole
+    result = tried(tmp_path, source + GOOD)
+    assert (result.kernels, result.compiled) == (2, 2)
+    text = summary([result, tried(tmp_path, TENSORS + GOOD)])
+    assert "3 of 4 kernel functions compile" in text
+    assert "in 2 sources; 1 of them whole" in text
 
 
 def test_command(tmp_path: Path) -> None:

@@ -28,10 +28,12 @@ Matrix<T> over(device T* data, constant Sizes& s) {
   return Matrix<T>(data, dextents<int, 2>(s.columns, s.rows), array<int, 2>{1, s.stride});
 }
 
-template <class A, class B, class C, int M, int N, int K, bool TL, bool TR, bool RELAXED, bool ADD, bool IN_MEMORY>
+template <class A, class B, class C, int M, int N, int K, bool TL, bool TR, bool RELAXED, bool ADD,
+          bool IN_MEMORY>
 kernel void product(device A* a [[buffer(0)]], device B* b [[buffer(1)]], device C* c [[buffer(2)]],
                     constant Sizes* sizes [[buffer(3)]]) {
-  constexpr auto mode = ADD ? matmul2d_descriptor::mode::multiply_accumulate : matmul2d_descriptor::mode::multiply;
+  constexpr auto mode =
+      ADD ? matmul2d_descriptor::mode::multiply_accumulate : matmul2d_descriptor::mode::multiply;
   constexpr auto of = matmul2d_descriptor(M, N, K, TL, TR, RELAXED, mode);
   matmul2d<of, execution_simdgroup> multiply;
   Matrix<A> left = over(a, sizes[0]);
@@ -84,9 +86,7 @@ class Product:
         flags = [str(flag).lower() for flag in (*self.transposed, self.relaxed, self.add, self.in_memory)]
         kind = f"product<{', '.join([*types, str(self.m), str(self.n), k, *flags])}>"
         buffers = ", ".join(f"device {kind}*" for kind in types)
-        return (
-            f'template [[host_name("{self.name}")]] kernel void {kind}({buffers}, constant Sizes*);\n'
-        )
+        return f'template [[host_name("{self.name}")]] kernel void {kind}({buffers}, constant Sizes*);\n'
 
 
 def library(products: Sequence[Product], mode: str = "fast") -> Library:
@@ -100,7 +100,11 @@ class Case:
     def __init__(self, product: Product, m: int, n: int, k: int, seed: int = 0) -> None:
         self.product, self.m, self.n, self.k = product, m, n, k
         generator = torch.Generator().manual_seed(seed)
-        shapes = [(k, m) if product.transposed[0] else (m, k), (n, k) if product.transposed[1] else (k, n), (m, n)]
+        shapes = [
+            (k, m) if product.transposed[0] else (m, k),
+            (n, k) if product.transposed[1] else (k, n),
+            (m, n),
+        ]
         dtypes = (product.left, product.right, product.out)
         self.whole, self.operands = [], []
         for shape, dtype in zip(shapes, dtypes, strict=True):
@@ -131,8 +135,8 @@ class Case:
         result, expected = self.operands[2].double(), self.expected()
         unit = 2.0 ** (1 - _EXACT_BITS[self.product.out])
         scale = expected.abs().clamp(min=1)
-        relaxed = self.k * 4 * 2.0**-10 if self.product.relaxed and torch.float32 in (
-            self.product.left, self.product.right) else 0.0
+        cuts_floats = self.product.relaxed and torch.float32 in (self.product.left, self.product.right)
+        relaxed = self.k * 4 * 2.0**-10 if cuts_floats else 0.0
         error = ((result - expected).abs() / (scale * unit + relaxed + self.k * 2.0**-20)).max().item()
         assert error <= 1, f"{self.product.name}, {note}: {error} of the tolerance"
         untouched = self.whole[2].clone()

@@ -1,7 +1,7 @@
-"""Kernels on tensor operations that other projects tested on hardware: MLX's steel/attn and torch's MppAttention.h.
+"""Kernels on tensor operations that other projects run on hardware: MLX's steel/attn, torch's MppAttention.h.
 
-Both fill cooperative tensors slot by slot, by the layout of a GPU. So they are right under that layout and wrong
-under every other, which checks the layouts as well as the arithmetic. Under the right one the checks are quiet.
+Both fill cooperative tensors slot by slot, by the layout of a GPU. They must be right under that layout, with
+the checks quiet, and wrong under every other, which tests the layouts as well as the arithmetic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MLX = "mlx-metal==0.32.4"
 MLX_SOURCE = """#include <metal_stdlib>
 #include "mlx/backend/metal/kernels/utils.h"
 #include "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention_nax.h"
-template [[host_name("k")]] [[kernel]] decltype(attention_nax<{type}, 64, 32, {dim}, {dim}, 4, 1, float, float>)
+template [[host_name("k")]] [[kernel]]
+  decltype(attention_nax<{type}, 64, 32, {dim}, {dim}, 4, 1, float, float>)
   attention_nax<{type}, 64, 32, {dim}, {dim}, 4, 1, float, float>;
 """
 TORCH = "torch==2.15.0"
@@ -58,7 +59,9 @@ class Problem:
 
     @property
     def strides(self) -> bytes:
-        return struct.pack("<12q", *(s for one in (self.q, self.k, self.v, self.out) for s in one.stride()[:3]))
+        return struct.pack(
+            "<12q", *(s for one in (self.q, self.k, self.v, self.out) for s in one.stride()[:3])
+        )
 
     def is_right(self, first_seen: int) -> bool:
         """Row i sees the keys up to i + first_seen."""

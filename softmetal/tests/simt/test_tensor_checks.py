@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from tensor_programs import DYNAMIC, PROLOGUE, Case, Product, layouts, library
@@ -85,7 +84,8 @@ kernel void past_the_capacity(ARGUMENTS) {
 kernel void inner_stride(ARGUMENTS) {
   OPERANDS
   Operand spread(a, dextents<int, 2>(16, 16), array<int, 2>{STRIDE, 16});
-  multiply.run(spread, right, out);
+  Result result(c, dextents<int, 2>(32, 16), array<int, 2>{RESULT_STRIDE, 32});
+  multiply.run(spread, right, result);
 }
 
 kernel void part(ARGUMENTS) {
@@ -97,20 +97,21 @@ kernel void part(ARGUMENTS) {
 )
 QUIET = {
     "MODE": "multiply", "LEFT_COLUMNS": 16, "RIGHT_ROWS": 16, "COPIED": 256, "CLEARED": "true", "FAR": 512,
-    "SLOT": 15, "STRIDE": 1, "COLUMN": 0, "BEFORE": "simdgroup_barrier(mem_flags::mem_threadgroup);",
+    "SLOT": 15, "STRIDE": 1, "RESULT_STRIDE": 1, "COLUMN": 0,
+    "BEFORE": "simdgroup_barrier(mem_flags::mem_threadgroup);",
     "AFTER": "simdgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);",
 }  # fmt: skip
 FAULTS = {
     "device operand past its buffer": ("in_device", {}, (255, 512, 512), "bounds: .*read of .*buffer 0 'a'"),
     "result past its buffer": ("in_device", {}, (256, 512, 500), "bounds: .*write of .*buffer 2 'c'"),
-    "no barrier before": ("in_threadgroup", {"BEFORE": ""}, None, "race: .*read of .*threadgroup array 'tile'"),
-    "no barrier behind": ("in_threadgroup", {"AFTER": ""}, None, "race: .*write of .*threadgroup array 'tile'"),
+    "no barrier before": ("in_threadgroup", {"BEFORE": ""}, None, "race: .*read of .*array 'tile'"),
+    "no barrier behind": ("in_threadgroup", {"AFTER": ""}, None, "race: .*write of .*array 'tile'"),
     "half of the tile is filled": ("in_threadgroup", {"COPIED": 128}, None, "uninitialised: .*array 'tile'"),
     "two results in one place": ("twice", {"FAR": 0}, None, "race: .*write of .*buffer 2 'c'"),
     "result read at once": ("written", {"AFTER": ""}, None, "race: .*read of 4 bytes .*buffer 2 'c'"),
     "accumulator not cleared": (
         "accumulated", {"MODE": "multiply_accumulate", "CLEARED": "false"}, None, "uninitialised: .*'sums'"),
-    "element without a value": ("unwritten", {"CLEARED": "false"}, None, "uninitialised: .*read of 4 bytes .*'sums'"),
+    "element without a value": ("unwritten", {"CLEARED": "false"}, None, "uninitialised: .*'sums'"),
     "slot past the capacity": (
         "past_the_capacity", {"SLOT": 16}, None,
         "bounds: .*index 16 of a cooperative tensor, where it has 16 elements"),
@@ -124,6 +125,8 @@ MISUSES = {
     "slice that promises more than there is": (
         "part", {"COLUMN": 4}, "multiplies 16 along K, but its left operand has 12"),
     "inner stride": ("inner_stride", {"STRIDE": 2}, "elements 2 apart in its inner dimension"),
+    "inner stride of the result": (
+        "inner_stride", {"RESULT_STRIDE": 3}, "elements 3 apart in its inner dimension"),
 }  # fmt: skip
 
 
@@ -132,7 +135,8 @@ def run(
     layout: str = "m5", order: str = "forward",
 ) -> torch.Tensor:  # fmt: skip
     defines = {**QUIET, **faults}
-    built = Library(SOURCE, defines=defines, mode="checked" if checks else "fast", std="metal4.0", only=f"^{kernel}$")
+    mode = "checked" if checks else "fast"
+    built = Library(SOURCE, defines=defines, mode=mode, std="metal4.0", only=f"^{kernel}$")
     a, b, c = sizes or (512, 512, 1024)
     buffers = [torch.ones(a).half(), torch.ones(b).half(), torch.zeros(c)]
     threads = 64 if kernel == "twice" else 32

@@ -51,7 +51,8 @@ kernel void elements(device int* out [[buffer(0)]], constant int& capacity [[buf
 kernel void chain(device half* a [[buffer(0)]], device half* b [[buffer(1)]], device half* c [[buffer(2)]],
                   device float* out [[buffer(3)]], device float* sums [[buffer(4)]]) {
   OPERATIONS
-  Operand left(a, dextents<int, 2>(16, 16)), right(b, dextents<int, 2>(32, 16)), last(c, dextents<int, 2>(64, 32));
+  Operand left(a, dextents<int, 2>(16, 16)), right(b, dextents<int, 2>(32, 16));
+  Operand last(c, dextents<int, 2>(64, 32));
   Result result(out, dextents<int, 2>(64, 16));
   first.run(left, right, s);
   auto weights = second.get_left_input_cooperative_tensor<float, half, float>(s);
@@ -60,8 +61,9 @@ kernel void chain(device half* a [[buffer(0)]], device half* b [[buffer(1)]], de
   product.store(result);
 }
 
-kernel void reductions(device half* a [[buffer(0)]], device half* b [[buffer(1)]], device float* out [[buffer(2)]],
-                       constant float& identity [[buffer(3)]], constant int& operation [[buffer(4)]]) {
+kernel void reductions(device half* a [[buffer(0)]], device half* b [[buffer(1)]],
+                       device float* out [[buffer(2)]], constant float& identity [[buffer(3)]],
+                       constant int& operation [[buffer(4)]]) {
   OPERATIONS
   Operand left(a, dextents<int, 2>(16, 16)), right(b, dextents<int, 2>(32, 16));
   first.run(left, right, s);
@@ -74,7 +76,8 @@ kernel void reductions(device half* a [[buffer(0)]], device half* b [[buffer(1)]
 }
 
 // Each element minus the sum of its row, found through an iterator.
-kernel void mapped(device half* a [[buffer(0)]], device half* b [[buffer(1)]], device float* out [[buffer(2)]]) {
+kernel void mapped(device half* a [[buffer(0)]], device half* b [[buffer(1)]],
+                   device float* out [[buffer(2)]]) {
   OPERATIONS
   Operand left(a, dextents<int, 2>(16, 16)), right(b, dextents<int, 2>(32, 16));
   Result result(out, dextents<int, 2>(32, 16));
@@ -115,7 +118,10 @@ def facts(library: Library, layout: str) -> dict[str, int]:
 
 def operands(seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(-8, 9, shape, generator=generator).half() / 4 for shape in ((16, 16), (16, 32), (32, 64))]
+    return [
+        torch.randint(-8, 9, shape, generator=generator).half() / 4
+        for shape in ((16, 16), (16, 32), (32, 64))
+    ]
 
 
 def test_every_element_is_held_once(chain: Library) -> None:

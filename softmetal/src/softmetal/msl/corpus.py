@@ -3,9 +3,9 @@
 It counts the definitions of kernel functions in each .metal file and the headers that it includes; a template
 counts once, with all its instantiations. A kernel compiles if its program, without the kernels that fail,
 translates to C++ that clang accepts with every explicit instantiation. The program is tried as MSL 3.1 and
-3.2; the version that compiles more kernels is used. No code is generated. Sources that include Metal 4's
-tensor headers are skipped. A source that needs macros or a prelude from its host counts as a failure with
-that cause.
+3.2; the version that compiles more kernels is used. A source that includes Metal 4's tensor headers is tried
+as MSL 4.0. No code is generated. A source that needs macros or a prelude from its host counts as a failure
+with that cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import signal
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -31,7 +31,9 @@ from .structure import Function, Outline, outline
 from .translate import translate
 from .usage import names_reached
 
-_METAL_4 = ("MetalPerformancePrimitives", "metal_tensor", "metal_cooperative_tensor")
+_TENSOR_HEADER = re.compile(
+    r'^# \d+ "[^"\n]*/(?:MetalPerformancePrimitives/|metal_(?:cooperative_)?tensor\b)', re.MULTILINE
+)
 _KERNEL = re.compile(r"^[^/\n]*?(?:\bkernel\s+void\b|\[\[\s*kernel\s*\]\]\s*void\b)", re.MULTILINE)
 _ERROR = re.compile(r"(?P<file>[^\n:]+):(?P<line>\d+): error: (?P<text>[^\n]*)")
 _UNDECLARED = re.compile(
@@ -39,6 +41,7 @@ _UNDECLARED = re.compile(
     r"(?P<other>.*metal::)?"
 )
 _NEWER = "metal3.2"
+_WITH_TENSORS = "metal4.0"
 _MOST_ROUNDS = 40
 
 Place = tuple[str, int]
@@ -56,7 +59,6 @@ class Result:
     path: str
     kernels: int
     failures: list[Failure] = field(default_factory=list)
-    aside: str = ""  # why the source is not counted
 
     @property
     def compiled(self) -> int:
@@ -79,10 +81,14 @@ def try_source(path: Path, root: Path, seconds: int) -> Result:
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
     try:
-        trial = _Trial(_read(source, path, root, LANGUAGES[DEFAULT]), LANGUAGES[DEFAULT])
+        text = _read(source, path, root, LANGUAGES[_WITH_TENSORS])
+        language = LANGUAGES[_WITH_TENSORS if _TENSOR_HEADER.search(text) else DEFAULT]
+        if language.name == DEFAULT:
+            text = _read(source, path, root, language)
+        trial = _Trial(text, language)
         result.kernels = len(trial.kernels)
         trial.run(result.failures)
-        if result.failures:
+        if result.failures and language.name == DEFAULT:
             newer = _Trial(_read(source, path, root, LANGUAGES[_NEWER]), LANGUAGES[_NEWER])
             tried = Result(result.path, len(newer.kernels))
             if len(newer.compile()) < trial.errors:
@@ -91,10 +97,7 @@ def try_source(path: Path, root: Path, seconds: int) -> Result:
     except _OutOfTimeError:
         _fail_all(result, path.name, f"not done within {seconds} s")
     except MissingHeaderError as error:
-        if any(name in error.header for name in _METAL_4):
-            result.aside = "Metal 4 (tensor headers)"
-        else:
-            _fail_all(result, path.name, f"the header '{error.header}' is not there")
+        _fail_all(result, path.name, f"the header '{error.header}' is not there")
     except TranslationError as error:
         match = _ERROR.match(str(error))
         _fail_all(result, path.name, match["text"] if match else str(error))
@@ -273,16 +276,13 @@ def try_folder(root: Path, jobs: int, seconds: int) -> Iterator[Result]:
 
 def summary(results: Iterable[Result]) -> str:
     results = list(results)
-    counted = [r for r in results if not r.aside]
-    kernels, compiled = sum(r.kernels for r in counted), sum(r.compiled for r in counted)
+    kernels, compiled = sum(r.kernels for r in results), sum(r.compiled for r in results)
     lines = [
         f"{compiled} of {kernels} kernel functions compile ({100 * compiled / max(kernels, 1):.1f} %), "
-        f"in {len(counted)} sources; {sum(r.compiled == r.kernels for r in counted)} of them whole"
+        f"in {len(results)} sources; {sum(r.compiled == r.kernels for r in results)} of them whole"
     ]
-    for reason, number in Counter(r.aside for r in results if r.aside).items():
-        lines.append(f"not counted: {number} sources: {reason}")
     by_cause: dict[str, list[tuple[Result, Failure]]] = defaultdict(list)
-    for result in counted:
+    for result in results:
         for failure in result.failures:
             by_cause[_pattern(failure.cause)].append((result, failure))
     ranked = sorted(by_cause.values(), key=lambda found: -sum(len(f.kernels) for _, f in found))
@@ -300,7 +300,7 @@ def _pattern(cause: str) -> str:
 
 
 def details(result: Result) -> str:
-    lines = [f"{result.path}: {result.aside or f'{result.compiled} of {result.kernels}'}"]
+    lines = [f"{result.path}: {result.compiled} of {result.kernels}"]
     for failure in result.failures:
         lines.append(f"    {failure.where}: {failure.cause} [{', '.join(failure.kernels[:4])}]")
     return "\n".join(lines)

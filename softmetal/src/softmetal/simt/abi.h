@@ -151,8 +151,8 @@ struct softmetal_tensor_placement {
   uint32_t capacity;  // slots of each thread
   const int32_t* at;  // by thread and slot: row * columns + column of the element, or -1
 };
-// Where the elements of a tile of rows x columns (columns inner) are, under the layout of this dispatch. Of a
-// reduction: where its rows or columns are.
+// Where the elements of a tile of rows x columns (columns inner) are, under the layout of this dispatch; for
+// a reduction, where the tile's rows or columns are.
 const softmetal_tensor_placement* softmetal_tensor_place(uint32_t role, uint32_t rows, uint32_t columns,
                                                          uint32_t threads);
 // What a product reads where an operand has no element: 0, or NaN under a random layout.

@@ -216,7 +216,8 @@ std::string barrier_missed_message(const Worker& worker, const Fiber& me) {
   std::string missing = waiting == &me ? std::to_string(worker.threads - worker.alive) + " of its " +
                                              std::to_string(worker.threads) + " threads have returned before"
                                        : "thread " + to_string(me.position) + " has returned without it";
-  return prefix(worker, "divergence") + "the threadgroup_barrier at " +
+  const char* what = worker.in_operation ? "threadgroup's operation" : "threadgroup_barrier";
+  return prefix(worker, "divergence") + "the " + what + " at " +
          source_of(worker.dispatch->module, *waiting) + " was reached by " + thread_name(worker, *waiting) +
          ", but " + missing;
 }

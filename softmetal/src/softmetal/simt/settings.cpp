@@ -1,5 +1,6 @@
 // Settings from the environment: SOFTMETAL_CHECK, SOFTMETAL_ORDER, SOFTMETAL_TENSOR_LAYOUT,
 // SOFTMETAL_THREADS, SOFTMETAL_WATCHDOG.
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,14 +58,23 @@ void parse_order(const char* text, softmetal_settings& s) {
 
 constexpr uint32_t kFamilyOfM5 = 10;
 
+// Reads "random:SEED".
+bool is_random(const char* text, uint64_t& seed) {
+  if (strncmp(text, "random:", 7) || !isdigit(text[7])) return false;
+  char* end;
+  const uint64_t number = strtoull(text + 7, &end, 10);
+  if (*end) return false;
+  seed = number;
+  return true;
+}
+
 void parse_layout(const char* text, softmetal_settings& s) {
   if (!strcmp(text, "m5")) {
     s.tensor_layout = SOFTMETAL_LAYOUT_M5;
   } else if (!strcmp(text, "blocks8")) {
     s.tensor_layout = SOFTMETAL_LAYOUT_BLOCKS8;
-  } else if (!strncmp(text, "random:", 7) && text[7]) {
+  } else if (is_random(text, s.tensor_seed)) {
     s.tensor_layout = SOFTMETAL_LAYOUT_RANDOM;
-    s.tensor_seed = strtoull(text + 7, nullptr, 10);
   } else if (*text) {
     fprintf(stderr, "softmetal: SOFTMETAL_TENSOR_LAYOUT is '%s'; use m5, blocks8 or random:SEED\n", text);
   }

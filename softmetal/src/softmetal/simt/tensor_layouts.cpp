@@ -1,16 +1,16 @@
-// Apple does not document which thread holds which element of a cooperative tensor, and GPUs differ. A kernel
-// must ask, so it is run under several layouts:
-//   m5        16x16 fragments, as MLX's kernels for M5 address them
-//   blocks8   8x8 blocks as simdgroup_matrix has them, as torch's kernels for M1 to M4 address them; a
-//   transposed
-//             input lies as the matrix that is multiplied, not as the one in memory
-//   random:N  a permutation. N % 4 chooses what fits together:
-//     0  nothing: a reduction does not map to its source, a destination is no left input
-//     1  reductions map, as every thread holds all of one; a destination is no left input
-//     2  everything: a thread owns whole parts of the same rows in every tile of that height
-//     3  like 2, with slots that hold no element
-// Where a known layout does not divide a tile, and where no source describes it (several simdgroups), the
-// elements go to the threads in turn.
+// The layouts of cooperative tensors: which thread holds which element. Apple does not document it, and GPUs
+// differ, so a kernel must query it, and is tested under several layouts:
+//   m5        16x16 fragments, as MLX's and torch's kernels for M5 address them
+//   blocks8   8x8 blocks as in simdgroup_matrix, as torch's kernels for M1 to M4 address them; the blocks of
+//   a
+//             transposed input are those of the matrix that is multiplied
+//   random:N  a permutation. N % 4 chooses what is compatible:
+//     0  nothing: reductions do not map to their source, and a destination is not a left input
+//     1  reductions, because every thread holds all of one; a destination is not a left input
+//     2  everything: a thread owns parts of the same rows in every tile of that height
+//     3  everything, as in 2, but some slots hold no element
+// Tiles that a known layout does not divide, and operations of several simdgroups, whose layout no source
+// describes, give their elements to the threads in turn.
 #include "tensor_layouts.h"
 
 #include <algorithm>

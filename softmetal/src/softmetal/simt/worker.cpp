@@ -288,6 +288,7 @@ bool Worker::complete_part(Simdgroup& group) {
 
 void Worker::threadgroup_barrier(Fiber* me, int flags) {
   barrier_flags_ = flags;
+  in_operation = false;
   if (!arrive_at_barrier(me)) return;
   pass_barrier();
   leave_barrier(me);
@@ -295,6 +296,7 @@ void Worker::threadgroup_barrier(Fiber* me, int flags) {
 
 // Orders no memory and is no barrier: what it reads and writes races like what the threads do themselves.
 void Worker::threadgroup_operation(Fiber* me, softmetal_simd_function function) {
+  in_operation = true;
   if (!arrive_at_barrier(me)) return;
   function(&groups[0]);
   leave_barrier(me);

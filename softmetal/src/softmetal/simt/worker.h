@@ -76,6 +76,7 @@ struct Worker : softmetal_threadgroup {
   uint32_t watched_threadgroup = 0, ticks = 0;  // of the watchdog
   uint32_t alive = 0, barrier_count = 0;
   uint64_t barrier_path = 0;
+  bool in_operation = false;  // the barrier is an operation of the threadgroup
   uint32_t threadgroup_epoch = 0,
            device_epoch = 0;     // barriers passed that order threadgroup or device memory
   uint32_t execution_epoch = 0;  // all of them

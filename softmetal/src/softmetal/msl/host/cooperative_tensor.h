@@ -1,7 +1,7 @@
-// <metal_cooperative_tensor>: tensors whose elements the threads of an operation hold together. Which thread
-// holds what is asked of the runtime (simt/tensor_layouts.cpp). From MSL 4.0 on.
+// <metal_cooperative_tensor>: tensors whose elements the threads of an operation hold together. The runtime
+// says which thread holds what (simt/tensor_layouts.cpp). From MSL 4.0 on.
 //
-// A new one holds bytes of ones: NaN in every float type. To the uninit check its elements are without a
+// A new one holds bytes of ones, NaN in every float type, and the uninit check knows that no element has a
 // value.
 #pragma once
 #pragma clang system_header
@@ -11,8 +11,8 @@
 #if __METAL_VERSION__ >= 400
 namespace softmetal {
 
-// What a cooperative tensor is to which operation: its type. `Operation_` tells apart the descriptors and
-// operand types that Apple's reductions compare.
+// The role of a cooperative tensor in an operation, and its tile. Apple's reductions compare `Operation_`: a
+// descriptor and the types of its operands.
 template <uint32_t role_, int rows_, int columns_, int threads_, class Operation_>
 struct TensorLayout {
   using Operation = Operation_;

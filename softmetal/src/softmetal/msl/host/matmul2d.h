@@ -143,7 +143,7 @@ class matmul2d {
                               line.number);
     }
     using Product = ::softmetal::TensorProduct<number, threads, Left, Right, Out>;
-    const int k = Product::inner_length(left, right, line);
+    const int k = Product::inner_length(left, right, out, line);
     typename Product::Frame frame = Product::bring(left, right, out, k);
     ::softmetal::run_together<Product, threads>(frame, line);
   }

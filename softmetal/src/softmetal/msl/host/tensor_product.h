@@ -1,10 +1,11 @@
-// How matmul2d is computed: the last thread of its scope gathers the operands from memory, or from the parts
-// of all threads, multiplies, and hands out the result. Sums are chains of fused multiply-adds in float (int
-// for integers) that begin with what is accumulated; they are rounded once, to the destination's type.
+// The computation of matmul2d: the last thread of the scope that arrives gathers the operands from memory, or
+// from the parts of all threads, multiplies, and stores the result. A sum is a chain of fused multiply-adds
+// in float (int for integers) that begins with the accumulated value; it is rounded once, to the
+// destination's type.
 //
-// Operands in memory are checked where a thread brings its frame: which thread reads what is up to Metal, so
-// two read each row, and the bytes count once. Of two readers one is not the writer that a barrier should
-// have kept apart.
+// The accesses of operands in memory are reported by the threads. Which thread reads what is up to Metal, so
+// two threads read each row (its bytes count once): at least one of them is not the thread that wrote the
+// row, and a missing barrier is found.
 #pragma once
 #pragma clang system_header
 #include "cooperative_tensor.h"
@@ -53,12 +54,12 @@ SOFTMETAL_INLINE Sum operand_value(T x) {
 }
 
 // Element (r, c) of an operand, r its outer dimension, goes to to[r * row_step + c * column_step].
-struct Destination {
+struct Packing {
   int rows, columns, row_step, column_step;
 };
 
 template <class Sum, bool relaxed, class Tensor>
-SOFTMETAL_UNCHECKED void gather_memory(Sum* to, Destination d, const Tensor& t, long shift) {
+SOFTMETAL_UNCHECKED void gather_memory(Sum* to, Packing d, const Tensor& t, long shift) {
   using T = typename Tensor::value_type;
   const Sum outside = Sum(softmetal_tensor_outside());
   for (int r = 0; r < d.rows; ++r)
@@ -71,8 +72,7 @@ SOFTMETAL_UNCHECKED void gather_memory(Sum* to, Destination d, const Tensor& t, 
 }
 
 template <class Sum, bool relaxed, class Frame, class Tensor>
-SOFTMETAL_UNCHECKED void gather_parts(Sum* to, Destination d, Frames<Frame> frames,
-                                      Tensor* Frame::* operand) {
+SOFTMETAL_UNCHECKED void gather_parts(Sum* to, Packing d, Frames<Frame> frames, Tensor* Frame::* operand) {
   for (int t = 0; t < Tensor::layout::threads; ++t) {
     const Tensor& part = *(frames[t].*operand);
     for (int i = 0; i < capacity_of(part.placement); ++i) {
@@ -125,9 +125,9 @@ struct TensorProduct {
     long left_shift, right_shift, out_shift;
   };
 
-  // The length of the sums. A static K that an operand in memory does not have is undefined, and so is an
-  // inner stride other than 1: both end the dispatch.
-  SOFTMETAL_INLINE static int inner_length(const Left& left, const Right& right, Line line) {
+  // The length of the sums. An operand in memory that is shorter is undefined behaviour, and so is an inner
+  // stride other than 1: both end the dispatch.
+  SOFTMETAL_INLINE static int inner_length(const Left& left, const Right& right, const Out& out, Line line) {
     int k = d.k;
     if constexpr (d.k == 0 && !is_cooperative_v<Left>)
       k = left.sizes[d.transpose_left ? 1 : 0];
@@ -137,11 +137,16 @@ struct TensorProduct {
       require(left, k, d.transpose_left ? 1 : 0, SOFTMETAL_TENSOR_SHORT_LEFT, line);
     if constexpr (!is_cooperative_v<Right>)
       require(right, k, d.transpose_right ? 0 : 1, SOFTMETAL_TENSOR_SHORT_RIGHT, line);
+    if constexpr (!is_cooperative_v<Out>) require_rows(out, line);
     return k;
   }
   template <class Tensor>
   SOFTMETAL_INLINE static void require(const Tensor& t, int k, int dimension, uint32_t misuse, Line line) {
+    require_rows(t, line);
     if (t.reach(dimension) < k) softmetal_tensor_fail(misuse, k, t.reach(dimension), line.number);
+  }
+  template <class Tensor>
+  SOFTMETAL_INLINE static void require_rows(const Tensor& t, Line line) {
     if (t.strides[0] != 1) softmetal_tensor_fail(SOFTMETAL_TENSOR_STRIDE, t.strides[0], 0, line.number);
   }
 
@@ -178,8 +183,8 @@ struct TensorProduct {
     Sum *b = a + m * k, *c = b + k * n;
     for (int i = 0; i < m * k + k * n + m * n; ++i) a[i] = 0;
 
-    const Destination to_a = d.transpose_left ? Destination{k, d.m, 1, k} : Destination{d.m, k, k, 1};
-    const Destination to_b = d.transpose_right ? Destination{d.n, k, 1, n} : Destination{k, d.n, n, 1};
+    const Packing to_a = d.transpose_left ? Packing{k, d.m, 1, k} : Packing{d.m, k, k, 1};
+    const Packing to_b = d.transpose_right ? Packing{d.n, k, 1, n} : Packing{k, d.n, n, 1};
     if constexpr (is_cooperative_v<Left>)
       gather_parts<Sum, d.relaxed_precision>(a, to_a, frames, &Frame::left);
     else

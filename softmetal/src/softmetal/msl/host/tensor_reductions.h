@@ -70,7 +70,8 @@ SOFTMETAL_INLINE void reduce_rows(metal::cooperative_tensor<T, X, SourceLayout>&
                                   metal::cooperative_tensor<T, Y, ResultLayout>& result,
                                   reduction_operation operation = reduction_operation::sum, T identity = T(0),
                                   ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())) {
-  static_assert(ResultLayout::role == SOFTMETAL_TENSOR_ROW_REDUCTION, "the result is no reduction of rows");
+  static_assert(ResultLayout::role == SOFTMETAL_TENSOR_ROW_REDUCTION,
+                "the result must be a reduction of rows");
   ::softmetal::reduce_tensor(source, result, operation, identity, line);
 }
 template <class T, class X, class Y, class SourceLayout, class ResultLayout>
@@ -80,7 +81,7 @@ SOFTMETAL_INLINE void reduce_columns(metal::cooperative_tensor<T, X, SourceLayou
                                      T identity = T(0),
                                      ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())) {
   static_assert(ResultLayout::role == SOFTMETAL_TENSOR_COLUMN_REDUCTION,
-                "the result is no reduction of columns");
+                "the result must be a reduction of columns");
   ::softmetal::reduce_tensor(source, result, operation, identity, line);
 }
 

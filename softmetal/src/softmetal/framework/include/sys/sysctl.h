@@ -2,8 +2,8 @@
 #pragma once
 #include <stddef.h>
 
-// Reads "kern.osversion", the build of the simulated macOS (SOFTMETAL_MACOS_BUILD). Without SOFTMETAL_MACOS, as
-// for other names, it returns -1 with ENOENT.
+// Reads "kern.osversion", the build of the simulated macOS (SOFTMETAL_MACOS_BUILD). Without SOFTMETAL_MACOS,
+// as for other names, it returns -1 with ENOENT.
 #ifdef __cplusplus
 extern "C"
 #endif

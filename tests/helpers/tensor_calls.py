@@ -1,0 +1,44 @@
+"""Random prefills through the operators, in a process whose GPU has tensor operations and whose FATTN_TENSOR
+turns them on:
+
+python -m tests.helpers.tensor_calls SEED COUNT
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import torch_fattn
+from tests.helpers import problems, tensor_kernels
+from tests.helpers.accuracy import assert_close
+from tests.helpers.tensor_kernels import KERNEL
+from tests.helpers.tensors import same_bits
+
+ORDERS = ("forward", "reverse", "random")
+
+
+def main(seed: int, count: int) -> None:
+    import softmetal
+
+    launched = 0
+    for problem in tensor_kernels.problems(count, seed):
+        case = problems.build(problem, seed)
+        arguments, bases = case.arguments("mps")
+        torch_fattn.reset_launch_counts()
+        order = ORDERS[problem.index % len(ORDERS)]
+        with softmetal.checks(race=True, bounds=True, uninit=True, order=order, seed=seed):
+            out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
+            torch.mps.synchronize()
+        counts = torch_fattn.launch_counts()
+        assert counts.get("fattn_prefill", 0) + counts.get("fattn_prefill_wide", 0) == 0, problem
+        launched += counts[KERNEL] > 0
+        assert_close(case, out.cpu(), lse.cpu())
+        for name, base in bases.items():
+            assert same_bits(base.cpu(), case.operands[name].base), f"{name} was written"
+    print(f"{launched} calls launched {KERNEL}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
