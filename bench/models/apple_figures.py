@@ -19,8 +19,8 @@ L2_BYTES = 32.0
 ALU_FMAS = 128.0
 PRODUCT_CYCLES = 18  # of a scheduler, of which a core has four
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
-# Of tensor operations in 16 bits, per GPU core and cycle: by a microbenchmark of an A19, whose cores are
-# those of M5 (7,500 GFLOP/s of 5 cores; Zakharko). The clock of every M5 is the one that its author assumes
+# Tensor operations in 16 bits, per GPU core and cycle: by a microbenchmark of an A19, whose cores are those
+# of M5 (7,500 GFLOP/s of 5 cores; Zakharko). The clock of every M5 is the one that its author assumes
 # for an M5 Max.
 TENSOR_FLOPS = 1024.0
 M5_GIGAHERTZ = 1.75

@@ -63,7 +63,7 @@ def test_without_a_mask_nothing_is_done_twice(state: str, head_dim: int) -> None
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_causal_steps_are_those_that_a_row_sees(state: str, head_dim: int) -> None:
-    """Of a simdgroup's 16 rows, in steps of 32 keys."""
+    """A simdgroup of 16 rows takes the steps of 32 keys that one of them sees."""
     call, _ = bounds.TENSOR_CASES[f"tensor-{state}-causal-D{head_dim}"]
     steps = sum(-(-(first + 16) // KEYS) for first in range(0, call.q_len, 16))
     of_step = 2 * (16 // 8) * (KEYS // 8) * (head_dim // 8)
