@@ -1,6 +1,7 @@
 """Counts a call exactly on softmetal: bytes by operand, 8x8x8 products, barriers and the like, per dispatch.
 
-Every lane's load counts, even if 31 others read the same address: caches and broadcasts are not modelled.
+Products of tensor operations are counted in 8x8x8 products too. Every lane's load counts, even if 31 others
+read the same address: caches and broadcasts are not modelled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..cases import buffers
 from ..cases.calls import Call
 
 if TYPE_CHECKING:
+    from ..cases.case import Case
     from ..peers.launch import Launch
 
 # The operands whose traffic a call cannot avoid; "partial": partial results, from one dispatch to the next;
@@ -41,7 +43,8 @@ class Dispatch:
     kernel: str
     grid: tuple[int, ...]
     threads: tuple[int, ...]
-    products: int
+    products: int  # 8x8x8, those of tensor operations included
+    tensor_products: int  # of tensor operations alone
     simd_reductions: int
     shuffles: int
     threadgroup_barriers: int
@@ -74,7 +77,8 @@ def _dispatch(
         kernel=kernel,
         grid=tuple(grid),
         threads=tuple(threads),
-        products=counters["products"],
+        products=counters["products"] + counters["tensor_products"],
+        tensor_products=counters["tensor_products"],
         simd_reductions=counters["simd_reductions"],
         shuffles=counters["shuffles"],
         threadgroup_barriers=counters["threadgroup_barriers"],
@@ -232,6 +236,7 @@ def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = 
             mode="checked" if checks else "fast",
             include=pipeline.include,
             only=pipeline.kernel,
+            std=pipeline.std,
         )
         index_of = library.function_constants() if pipeline.constants else {}
         constants = {index_of[name]: value for name, value in pipeline.constants.items()}
@@ -249,13 +254,26 @@ def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = 
     return tuple(dispatches)
 
 
+def count_on_tensors(call: Call, state: str) -> Counts:
+    """Counts our plan for a GPU with tensor units in this state, "registers" or "threadgroup", as one of a
+    call with many heads: a GPU of one core needs no split. The result is checked."""
+    from ..peers import fattn
+    from ..peers.launch import OURS_ON_TENSORS
+
+    case = call.case()
+    launch = fattn.launch(case, cores=1, family=fattn.TENSOR_FAMILY, tensor=state)
+    if launch.impl != OURS_ON_TENSORS[state]:
+        raise NotImplementedError(f"fattn.{call.op} {call} does not take tensor operations")
+    return _count_launch(call, case, launch)[0]
+
+
 _DERIVED_FROM_CACHE = re.compile(r"(key|value)_(q8_0|with_spare)")
 
 
 def _role(buffer: str) -> str:
     """Returns the role of a buffer of cases/buffers.py; all scratch is partial results."""
     buffer = _DERIVED_FROM_CACHE.sub(r"\1", buffer).removesuffix("_float32")
-    if buffer in ("seq_lens", "block_tables", "mask", "seen"):
+    if buffer in ("seq_lens", "block_tables", "mask", "seen", "lse"):
         return "other"
     return _ROLE_OF_BINDING.get(buffer, "partial")
 
@@ -270,10 +288,15 @@ def count_peer(peer: ModuleType, call: Call, whole_rows: int = 0) -> tuple[Count
 
     case = replace(call.case(), whole_rows=whole_rows)
     launch = registry.launch(peer, case)
+    counts, error = _count_launch(call, case, launch)
+    return counts, error, launch.note
+
+
+def _count_launch(call: Call, case: Case, launch: Launch) -> tuple[Counts, float]:
     description = {**vars(case), "scale": case.scale}
     operands = buffers.make(description, launch.buffers, launch.scratch, "cpu", seed=0)
     dispatches = run_on_harness(launch, operands, "bytes,distinct")
     error, relative = buffers.errors(description, operands, launch.out_rows_first, "cpu")
     if not relative < buffers.TOLERANCE[case.dtype]:
-        raise NotImplementedError(f"{peer.IMPL} computes {call} wrongly: relative error {relative:.1e}")
-    return Counts(call, dispatches), error, launch.note
+        raise NotImplementedError(f"{launch.impl} computes {call} wrongly: relative error {relative:.1e}")
+    return Counts(call, dispatches), error

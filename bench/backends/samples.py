@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..cases.calls import Call
-from .counting import ROLES, Counts, Dispatch
+from .counting import ROLES, Counts, Dispatch, count_on_tensors
 
 SAMPLES = 4
 PERIOD = 128  # a multiple of all tiles, ours and the peers'
@@ -55,6 +55,17 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
     if len(lengths) < min(SAMPLES, len(candidates)):
         raise RuntimeError(f"{call}: among {candidates} rows, only {lengths} take the same kernels")
     return _scaled(call, sequences, lengths)
+
+
+def count_prefill_on_tensors(call: Call) -> Counts:
+    """The same of our kernel on tensor operations, with scores in registers. Its exponentials are left out:
+    how often the maximum of a row grows depends on the data."""
+
+    def count(one: Call) -> Counts:
+        counts = count_on_tensors(one, "registers")
+        return replace(counts, dispatches=tuple(replace(each, exps=0) for each in counts.dispatches))
+
+    return count_prefill(call, count)
 
 
 def _for_all_heads(one: Sequence[Dispatch], two: Sequence[Dispatch] | None, heads: int) -> list[Dispatch]:

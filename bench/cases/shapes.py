@@ -79,6 +79,18 @@ def _prefill() -> list[Call]:
     return lengths + short + one + _with(wide, model="wide heads")
 
 
+def _tensor() -> list[Call]:
+    """Prefills on tensor operations: head sizes and lengths that MLX's and torch's kernels have too."""
+    prompt = Call("prefill", 32, 32, 128, 0, 0, model="H32")
+    return [
+        call
+        for dtype in ("float16", "bfloat16")
+        for head_dim in (64, 128)
+        for causal in (True, False)
+        for call in _prefills(replace(prompt, dtype=dtype, head_dim=head_dim, causal=causal), 2048, 8192)
+    ]
+
+
 def _chunked() -> list[Call]:
     """Few rows over many keys: drafts of a speculative decode, chunks of a prompt, and few heads."""
     chunk = Call("prefill", 32, 8, 128, 0, 0, causal=True, model="32/8")
@@ -136,6 +148,7 @@ SHAPES: dict[str, list[Call]] = {
     "decode": _decode(),
     "prefill": _prefill(),
     "chunked": _chunked(),
+    "tensor": _tensor(),
     "unshared": _unshared(),
     "training": _training(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),

@@ -1,7 +1,8 @@
 """Published figures of Apple GPUs, for roofline.py. This project measured none of them.
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
-databases (clocks of later chips). Every figure is a limit of the hardware (units times clock), not the rate
+databases (clocks of later chips), tzakharko.github.io/apple-neural-accelerators-benchmark (the units of M5
+for matrix products). Every figure is a limit of the hardware (units times clock), not the rate
 of a program, which another program may exceed. tests/bench/test_apple_bounds.py compares each with the
 measurements in published.csv.
 """
@@ -18,6 +19,11 @@ L2_BYTES = 32.0
 ALU_FMAS = 128.0
 PRODUCT_CYCLES = 18  # of a scheduler, of which a core has four
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
+# Tensor operations in 16 bits, per GPU core and cycle: by a microbenchmark of an A19, whose cores are those
+# of M5 (7,500 GFLOP/s of 5 cores; Zakharko). The clock of every M5 is the one that its author assumes
+# for an M5 Max.
+TENSOR_FLOPS = 1024.0
+M5_GIGAHERTZ = 1.75
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,11 @@ class Chip:
     ram_gb_s: float | None  # None: not published
     gigahertz: float | None = None  # None: not published; there are no limits per core and cycle
     alu_gigahertz: float | None = None  # the clock, if the share of the ALUs that products use is unknown
+    tensor_gigahertz: float | None = (
+        None  # the clock of the units for tensor operations; None: there are none
+    )
+    # TFLOP/s of the fastest attention on simdgroup products that is published, where their limit is not.
+    simdgroup_attention: float | None = None
     family: int = 7  # Metal's GPU family, for the planner
     note: str = ""
 
@@ -38,6 +49,13 @@ class Chip:
         if self.alu_gigahertz is not None:
             return 2 * ALU_FMAS * self.cores * self.alu_gigahertz * 1e9
         return None
+
+    @property
+    def tensor_operations(self) -> float | None:
+        """The limit of tensor operations in 16 bits, in FLOP/s."""
+        if self.tensor_gigahertz is None:
+            return None
+        return TENSOR_FLOPS * self.cores * self.tensor_gigahertz * 1e9
 
     def per_cycle(self, amount: float) -> float | None:
         """Converts a figure per core and cycle to one per second for the whole GPU."""
@@ -78,25 +96,33 @@ CHIPS = (
         "M5",
         10,
         153,
+        tensor_gigahertz=M5_GIGAHERTZ,
         family=10,
-        note="bandwidth from the specification; 10 cores assumed, which only affects the number of splits",
+        note="bandwidth from the specification; 10 cores assumed, for tensor units and the number of splits",
     ),
     Chip(
         "M5 Pro",
         20,
         307,
+        tensor_gigahertz=M5_GIGAHERTZ,
+        simdgroup_attention=7.1,
         family=10,
         note="bandwidth from the specification: MLX's decode reads 282 GB/s (mlx#4076), more than a copy "
-        "(269, mtlattn); products: a loop of float32 products reaches 32.0 TFLOP/s, one of 16-bit products "
-        "21.5, both without matmul2d (mtlattn); the hardware limit is not published",
+        "(269, mtlattn). Simdgroup products: attention reaches 7.1 TFLOP/s (torch 2.13, by mtlattn), a loop "
+        "of float32 products 32.0, one of 16-bit products 21.5 (mtlattn), more than ALUs do by Zakharko's "
+        "figures; the limit is not published. Tensor operations: a matrix product reaches 32.2 (pie), MLX's "
+        "attention 17 (pie)",
     ),
     Chip(
         "M5 Max",
         40,
         614,
+        tensor_gigahertz=M5_GIGAHERTZ,
+        simdgroup_attention=13.1,
         family=10,
-        note="bandwidth from the specification, 530 GB/s measured (mlx#3837); no rate of simdgroup products "
-        "is published",
+        note="bandwidth from the specification, 530 GB/s measured (mlx#3837). Simdgroup products: attention "
+        "reaches 13.1 TFLOP/s (xwen); the limit is not published. Tensor operations: MLX's attention reaches "
+        "50 (mlx#3943), a matrix product 57 (mlx#3838) and about 60 (Draw Things)",
     ),
 )
 UNPUBLISHED = "M3, M3 Pro, M3 Max, M4 Pro, M4 Max"

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..backends import counting
 from ..cases.arguments import Parser
 from ..cases.calls import Call
+from ..peers.launch import OURS_ON_TENSORS
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "kernels" / "counts_bounds.json"
 
@@ -56,8 +57,30 @@ def _cases() -> dict[str, Call]:
     return cases
 
 
+def _tensor_cases() -> dict[str, tuple[Call, str]]:
+    """Calls on tensor operations, and where their scores are."""
+    cases = {}
+    for state in OURS_ON_TENSORS:
+        for head_dim in (64, 128):
+            causal = Call("prefill", 2, 1, head_dim, 256, 256, causal=True)
+            cases[f"tensor-{state}-causal-D{head_dim}"] = causal, state
+            cases[f"tensor-{state}-full-D{head_dim}"] = replace(causal, causal=False), state
+        # Staged: keys and values are padded, and the last step is partly empty.
+        cases[f"tensor-{state}-ragged"] = Call("prefill", 2, 1, 80, 100, 230, causal=True), state
+        cases[f"tensor-{state}-wide-D256"] = Call("prefill", 2, 1, 256, 64, 128, causal=True), state
+    return cases
+
+
 CASES = _cases()
+TENSOR_CASES = _tensor_cases()
+NAMES = (*CASES, *TENSOR_CASES)
 Bounds = dict[str, dict[str, int]]  # by case, then by count
+
+
+def count(name: str) -> counting.Counts:
+    if name in TENSOR_CASES:
+        return counting.count_on_tensors(*TENSOR_CASES[name])
+    return counting.count_ours(CASES[name])
 
 
 def summary(counts: counting.Counts) -> dict[str, int]:
@@ -107,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--allow-raise needs --update")
 
     old = load(FILE)
-    counted = {name: summary(counting.count_ours(call)) for name, call in CASES.items()}
+    counted = {name: summary(count(name)) for name in NAMES}
     risen = [
         f"{name}: {sentence}"
         for name, now in counted.items()

@@ -1,7 +1,8 @@
 """Published measurements on Apple GPUs (published.csv), none by this project, to compare with the bounds.
 
 The rate of a prefill counts the operations on visible pairs (half of a causal square), that of a decode the
-bytes of keys and values, once per key-value head. `products` are 8x8x8 simdgroup products, `read` is memory.
+bytes of keys and values, once per key-value head. `products` are 8x8x8 simdgroup products, `tensor` those of
+tensor operations, `read` is memory.
 
 `timing` says what a time holds: "queued" (many calls without a wait), "waited" (one call, and the wait for
 it) or "difference" (of two times of a program, so no launch). `unusable` says why a row cannot check the
@@ -23,7 +24,7 @@ from .apple_figures import Chip
 
 FILE = Path(__file__).parent / "published.csv"
 OF_MEMORY = ("decode", "read")
-KINDS = ("prefill", "products", *OF_MEMORY)
+KINDS = ("prefill", "products", "tensor", *OF_MEMORY)
 TIMINGS = ("queued", "waited", "difference")
 _CALL = re.compile(
     r"B(\d+) (\d+)/(\d+)x(\d+) (?:(?P<rows>\d+)x(?P<all>\d+)|(?:q=(?P<last>\d+) )?N=(?P<keys>\d+))( causal)?"
@@ -84,6 +85,16 @@ def read_share(chips: Iterable[Chip]) -> float:
     return median(shares)
 
 
+def _figure(chip: Chip, kind: str) -> float | None:
+    """What a measurement of this kind cannot exceed. A prefill may use the units of tensor operations."""
+    if kind in OF_MEMORY:
+        return chip.ram_gb_s
+    limit = chip.products
+    if kind != "products" and chip.tensor_operations:
+        limit = chip.tensor_operations
+    return limit / 1e12 if limit else None
+
+
 def beaten(chips: Iterable[Chip], measurements: Iterable[Measurement]) -> Iterator[str]:
     """Yields a message for each figure that a measurement exceeds."""
     known = {chip.name: chip for chip in chips}
@@ -91,7 +102,7 @@ def beaten(chips: Iterable[Chip], measurements: Iterable[Measurement]) -> Iterat
         chip = known.get(measured.chip)
         if chip is None:
             continue
-        figure = chip.ram_gb_s if measured.kind in OF_MEMORY else chip.products and chip.products / 1e12
+        figure = _figure(chip, measured.kind)
         if figure is not None and measured.rate > figure:
             yield (
                 f"{chip.name}: {figure:.1f} {measured.unit} is not a bound: {measured.library} reaches "

@@ -10,11 +10,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+import torch_fattn
+
 from ..backends import counting
-from ..backends.samples import count_prefill, polynomial
+from ..backends.samples import count_prefill, count_prefill_on_tensors, polynomial
 from ..cases.arguments import Parser
 from ..cases.calls import Call
 from . import model
@@ -39,7 +42,8 @@ CALLS = (
 class Work:
     """The work of a call, without the partial results of a split, which depend on the GPU."""
 
-    products: float
+    products: float  # of simdgroups
+    tensor_products: float  # of tensor operations
     exps: float
     on_core: float  # bytes that the lanes load from and store to threadgroup and device memory
     device: float  # bytes that the lanes load from and store to device memory
@@ -51,7 +55,8 @@ def _work_of(counts: counting.Counts) -> Work:
     written = sum(dispatch.written["partial"] for dispatch in counts.dispatches)
     read = sum(dispatch.read["partial"] for dispatch in counts.dispatches)
     return Work(
-        products=counts.total("products"),
+        products=counts.total("products") - counts.total("tensor_products"),
+        tensor_products=counts.total("tensor_products"),
         exps=counts.total("exps"),
         on_core=device + counts.threadgroup_bytes,
         device=device,
@@ -59,11 +64,11 @@ def _work_of(counts: counting.Counts) -> Work:
     )
 
 
-def work(call: Call) -> Work:
+def work(call: Call, on_tensors: bool = False) -> Work:
     """Counts small lengths and extrapolates: counts are polynomials of the length."""
     call = replace(call, model="")
     if not call.is_decode:
-        return _work_of(count_prefill(call, _count))
+        return _work_of(count_prefill_on_tensors(call) if on_tensors else count_prefill(call, _count))
     points = [_work_of(_count(replace(call, kv_len=n))) for n in DECODE_LENGTHS]
 
     def at_length(amounts: Iterable[float]) -> float:
@@ -71,6 +76,7 @@ def work(call: Call) -> Work:
 
     return Work(
         products=at_length(point.products for point in points),
+        tensor_products=0,
         exps=at_length(point.exps for point in points),
         on_core=at_length(point.on_core for point in points),
         device=at_length(point.device for point in points),
@@ -83,10 +89,27 @@ def _count(call: Call) -> counting.Counts:
     return counting.count_ours(call)
 
 
+@functools.cache
+def _takes_tensors(call: Call) -> bool:
+    """Whether the plan for a GPU with tensor units, whose self-test passed, takes them."""
+    tensors = call.operands(torch.device("meta")).values()
+    options: dict[str, Any] = {"is_causal": call.causal} if call.op == "prefill" else {}
+    plan = torch_fattn.explain(call.op, *tensors, family=10, cores=10, tensor="registers", **options)
+    return any(step["kernel"] == "fattn_prefill_tensor" for step in plan.passes)
+
+
+def _works(calls: Iterable[Call]) -> dict[tuple[Call, bool], Work]:
+    """The work of each call, on GPUs without tensor operations and with them."""
+    done = {}
+    for call in calls:
+        done[call, False] = done[call, True] = work(call)
+        if _takes_tensors(call):
+            done[call, True] = work(call, on_tensors=True)
+    return done
+
+
 def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
     """Returns the traffic of the partial results of the plan for this chip."""
-    import torch_fattn
-
     tensors = call.operands(torch.device("meta")).values()
     plan = torch_fattn.explain(call.op, *tensors, family=chip.family, cores=chip.cores)
     return float(plan.data["scratch_bytes"]) * (1 + reads)
@@ -102,10 +125,13 @@ def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
     amounts = {
         "memory": (call.least_bytes + partial, (chip.ram_gb_s or 0) * 1e9),
         "products": (done.products * PRODUCT_FLOPS, chip.products),
+        "tensor units": (done.tensor_products * PRODUCT_FLOPS, chip.tensor_operations),
         "L2": (done.device, chip.per_cycle(L2_BYTES)),
         "on-core data": (done.on_core, chip.per_cycle(ON_CORE_BYTES)),
         "exp2": (done.exps, chip.per_cycle(EXPS)),
     }
+    if not done.tensor_products:
+        del amounts["tensor units"]
     return {name: amount / rate for name, (amount, rate) in amounts.items() if rate}
 
 
@@ -116,7 +142,8 @@ def describe(call: Call) -> str:
 def _bound(call: Call, done: Work, chip: Chip) -> tuple[float, str] | None:
     """The longest of the limits and its name, or None if the figure of the binding one is not published."""
     seconds = limits(call, done, chip)
-    if ("memory" if call.is_decode else "products") not in seconds:
+    bound_by = "memory" if call.is_decode else "tensor units" if done.tensor_products else "products"
+    if bound_by not in seconds:
         return None
     binding = max(seconds, key=lambda name: seconds[name])
     return seconds[binding], binding
@@ -134,6 +161,15 @@ def _predicted_cell(call: Call, done: Work, chip: Chip) -> str:
     return f"{_milliseconds(found[0])} ({found[0] / bound[0]:.2f})"
 
 
+def _two_times(call: Call, done: Work, chip: Chip) -> Iterator[str]:
+    """The least time by the tensor units, and the time at the rate of the fastest published attention on
+    simdgroup products, for the operations of the visible pairs."""
+    bound = _bound(call, done, chip)
+    yield _milliseconds(bound[0]) if bound and bound[1] == "tensor units" else "–"
+    rate = chip.simdgroup_attention
+    yield _milliseconds(call.flops / rate / 1e12) if rate else "–"
+
+
 def _milliseconds(seconds: float) -> str:
     ms = seconds * 1e3
     return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
@@ -147,18 +183,26 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def page() -> str:
-    done = {call: work(call) for call in CALLS}
+    works = _works(CALLS)
+    done = {(call, chip): works[call, chip.tensor_operations is not None] for call in CALLS for chip in CHIPS}
     m1 = CHIPS[0]
     shares = []
     for call in CALLS:
-        seconds = limits(call, done[call], m1)
+        seconds = limits(call, done[call, m1], m1)
         longest = max(seconds.values())
         shares.append([describe(call), *(f"{value / longest:.0%}" for value in seconds.values())])
-    names = list(limits(CALLS[0], done[CALLS[0]], m1))
-    bests = [[describe(call), *(_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS]
+    names = list(limits(CALLS[0], done[CALLS[0], m1], m1))
+    bests = [[describe(call), *(_cell(call, done[call, chip], chip) for chip in CHIPS)] for call in CALLS]
     likely = [
-        [describe(call), *(_predicted_cell(call, done[call], chip) for chip in CHIPS)] for call in CALLS
+        [describe(call), *(_predicted_cell(call, done[call, chip], chip) for chip in CHIPS)] for call in CALLS
     ]
+    with_units = [chip for chip in CHIPS if chip.tensor_operations]
+    ceilings = [
+        [describe(call), *(cell for chip in with_units for cell in _two_times(call, done[call, chip], chip))]
+        for call in CALLS
+        if not call.is_decode
+    ]
+    ceiling_names = [f"{chip.name}, {what}" for chip in with_units for what in ("tensor", "simdgroup")]
     errors, times = (
         list(rows(model.checks(), model.figures())) for rows in (model.error_rows, model.published_rows)
     )
@@ -171,6 +215,7 @@ def page() -> str:
         "times": "\n".join(_table(times[0], times[1:])),
         "left_out": "\n".join(_table(left_out[0], left_out[1:])),
         "band": model.BAND,
+        "ceilings": "\n".join(_table(["call", *ceiling_names], ceilings)),
         "shares": "\n".join(_table(["call", *names], shares)),
         "chips": figures(),
         "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
@@ -186,6 +231,7 @@ def figures() -> str:
             str(chip.cores),
             f"{chip.ram_gb_s:.0f}" if chip.ram_gb_s else "not in our sources",
             f"{chip.products / 1e12:.1f}" if chip.products else "not published",
+            f"{chip.tensor_operations / 1e12:.1f}" if chip.tensor_operations else "none",
             chip.note,
         ]
         for chip in CHIPS
@@ -193,7 +239,7 @@ def figures() -> str:
     return "\n".join(_table(_CHIP_COLUMNS, chips))
 
 
-_CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "note")
+_CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "tensor TFLOP/s", "note")
 _PAGE = """# The kernels' times on Apple GPUs: bounds and predictions
 
 **Nothing on this page was measured on an Apple GPU by this project.** The bounds are arithmetic: the work of
@@ -218,12 +264,28 @@ limits reaches neither.
 
 - memory: the least bytes (each visible key and value once per key-value head, the query, the output) and the
   partial results of a split, as planned for that chip. Repeated reads are charged to L2.
+- tensor units (M5 only): products of tensor operations, counted in 8x8x8 products.
 - products: 8x8x8 simdgroup products; on M1 and M2 102.5 FMAs per core and cycle, 80 % of the ALUs.
 - L2: every byte that the lanes load from or store to device memory, at 32 B per core and cycle.
 - on-core data: the same and all traffic of threadgroup memory, at 64 B per core and cycle.
 - exp2: 32 per core and cycle.
 - Not modelled: other arithmetic (scaling, maxima, masks, addresses), latency, launch overhead, uneven
-  threadgroups. These kernels do not use the matrix units of M5.
+  threadgroups.
+
+## The two ceilings of M5
+
+M5's prefills above are those on [tensor operations](../docs/tensor.md), as planned once the self-test has
+passed with the scores in registers. This kernel was emulated and has never run on an M5. Its bound is the
+rate of the units: 1,024 operations per core and cycle in 16 bits, by a microbenchmark of an A19, at 1.75
+GHz, which its author assumes for an M5 Max
+([Zakharko](https://tzakharko.github.io/apple-neural-accelerators-benchmark)). Whether products of float32
+weights and 16-bit values run at that rate is not published; if not, times are longer.
+
+Without tensor operations the limit is that of simdgroup products, which is not published for M5. In its
+place stands the time at the rate of the fastest attention on simdgroup products that is published for the
+chip: what a program reached, no bound.
+
+{ceilings}
 
 Decodes were counted at {decode_lengths} keys, prefills at up to some hundred rows and keys of one head. The
 counts of longer calls are extrapolated: they are polynomials of the length (linear, quadratic).
@@ -263,9 +325,9 @@ was known:
 
 {chips}
 
-M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications. The tests check that no published
-measurement in bench/models/published.csv exceeds the figures of its chip. No figures are published for
-{unpublished}.
+M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications; tensor units: Zakharko's benchmark
+of an A19, in 16 bits. The tests check that no published measurement in bench/models/published.csv exceeds
+the figures of its chip. No figures are published for {unpublished}.
 """
 
 

@@ -14,7 +14,7 @@ import torch_fattn
 from softmetal.testing.cuda import Pipeline
 
 from ..cases.case import METAL_TYPES, PREFILLS, Case
-from .launch import OURS, OURS_ON_M1, Launch, Pass
+from .launch import OURS, OURS_ON_M1, OURS_ON_TENSORS, Launch, Pass
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -25,11 +25,19 @@ FAMILY = 9  # Apple GPUs from M3 on; their rows of the tuning table were chosen 
 # M1 and M2 (families 7 and 8) have fewer registers, and separate rows.
 OLDER_IMPL = OURS_ON_M1
 OLDER_FAMILY = 7
+TENSOR_FAMILY = 10  # M5, the first with tensor units
 _FORMATS = json.loads(torch.ops.fattn._kernel_interface())["kv_formats"]
 KV_INT4 = str(_FORMATS["int4"]["number"])  # as a macro
 
 
-def launch(case: Case, cores: int, family: int = FAMILY) -> Launch:
+def tensor_launches(case: Case, cores: int) -> list[Launch]:
+    """The launches on tensor operations; empty if there is no such kernel for the case."""
+    states = OURS_ON_TENSORS if case.op in PREFILLS and not case.is_backward else {}
+    launches = [launch(case, cores, TENSOR_FAMILY, tensor) for tensor in states]
+    return [one for one in launches if one.impl in OURS_ON_TENSORS.values()]
+
+
+def launch(case: Case, cores: int, family: int = FAMILY, tensor: str = "off") -> Launch:
     dtype = getattr(torch, case.dtype)
 
     def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
@@ -54,8 +62,16 @@ def launch(case: Case, cores: int, family: int = FAMILY) -> Launch:
     if case.op == "prefill_backward":
         lse = empty(*query.shape[:-1], of=torch.float32)
         operands = [torch.empty_like(query), None, query, key, value, None, lse]
-    plan = torch_fattn.explain(case.op, *operands, device_name="CUDA", family=family, cores=cores, **options)
-    return from_plan(case, plan.data, IMPL if family == FAMILY else OLDER_IMPL)
+    plan = torch_fattn.explain(
+        case.op, *operands, device_name="CUDA", family=family, cores=cores, tensor=tensor, **options
+    )
+    if any(_is_on_tensors(one) for one in plan.data["passes"]):
+        return from_plan(case, plan.data, OURS_ON_TENSORS[tensor])
+    return from_plan(case, plan.data, OLDER_IMPL if family == OLDER_FAMILY else IMPL)
+
+
+def _is_on_tensors(plan: dict[str, Any]) -> bool:
+    return "FATTN_REGISTERS" in plan["macros"]
 
 
 def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
@@ -93,6 +109,7 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
         # Operands of an int4 cache are float32: the minimum plus a multiple of the scale, unrounded.
         widened_from="float" if plan["macros"].get("FATTN_KV_FORMAT") == KV_INT4 else METAL_TYPES[dtype],
         aligned_runs=plan["constants"].get("vector_loads", True),
+        std="metal4.0" if _is_on_tensors(plan) else "metal3.1",
     )
     return Pass(pipeline, tuple(plan["grid"]), tuple(plan["threads"]), arguments)
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 OURS = "fattn"
 OURS_ON_M1 = "fattn-m1"  # our plans for M1 and M2, where those for later chips differ
+# Our plans for a GPU with tensor units, by where scores are.
+OURS_ON_TENSORS = {"registers": "fattn-tensor", "threadgroup": "fattn-tensor-threadgroup"}
 
 
 @dataclass(frozen=True)

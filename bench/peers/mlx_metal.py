@@ -43,13 +43,8 @@ _SHARED_FROM = 8192  # keys
 
 def launch(case: Case) -> Launch | None:
     """Returns None if MLX composes this case from other operations, or if its headers are missing."""
-    if include_folder() is None:
+    if not is_known_version():
         return None
-    if version() != VERSION:
-        raise NotImplementedError(
-            f"{IMPL}: the kernels of MLX {version()} are not launched as those of {VERSION}, which this "
-            f"adapter knows; install mlx-metal=={VERSION}, or name its wheel in MLX_METAL_WHEEL"
-        )
     case.refuse_features(IMPL)
     if case.q_len > 8:
         tiles = dict.fromkeys(_tile_keys(case, chip) for chip in CHIP_CLASSES) if _has_full(case) else {}
@@ -62,6 +57,18 @@ def launch(case: Case) -> Launch | None:
     largest = max((one.scratch for one in launches), key=lambda scratch: sum(scratch.values()))
     first, *others = (replace(one, scratch=largest) for one in launches)
     return replace(first, alternatives=others)
+
+
+def is_known_version() -> bool:
+    """Whether there are headers; raises if they are of another version."""
+    if include_folder() is None:
+        return False
+    if version() != VERSION:
+        raise NotImplementedError(
+            f"{IMPL}: the kernels of MLX {version()} are not launched as those of {VERSION}, which this "
+            f"adapter knows; install mlx-metal=={VERSION}, or name its wheel in MLX_METAL_WHEEL"
+        )
+    return True
 
 
 def _has_full(case: Case) -> bool:
@@ -251,16 +258,22 @@ def _full(case: Case, tile_keys: int) -> Launch:
     kernel = f"attention<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, {halves}, {element}, float>"
     threads = (32, 4, halves)
     pipeline = _pipeline(case, "steel/attn/kernels/steel_attention.h", kernel, 128 * halves, constants)
-    q, kv, h = case.q_len * d, case.kv_len * d, case.q_heads
-    whole_rows, whole_keys = case.q_len // tile_rows, case.kv_len // tile_keys
-    params = struct.pack(
+    params = full_params(case, tile_rows, tile_keys)
+    arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params}
+    grid = (-(-case.q_len // tile_rows), case.q_heads, case.batch)
+    note = f"{tile_rows} rows, {tile_keys} keys, {4 * halves} simdgroups"
+    return Launch(IMPL, [Pass(pipeline, grid, threads, arguments)], out_rows_first=True, note=note)
+
+
+def full_params(case: Case, tile_rows: int, tile_keys: int) -> bytes:
+    """Packs AttnParams."""
+    d, h = case.head_dim, case.q_heads
+    q, kv = case.q_len * d, case.kv_len * d
+    return struct.pack(
         "6if7i12q",
         *(case.batch, h, d, case.q_len, case.kv_len, case.group_size, case.scale),
-        *(-(-case.q_len // tile_rows), -(-case.kv_len // tile_keys), whole_rows, whole_keys),
+        *(-(-case.q_len // tile_rows), -(-case.kv_len // tile_keys)),
+        *(case.q_len // tile_rows, case.kv_len // tile_keys),
         *(case.q_len % tile_rows, case.kv_len % tile_keys, case.kv_len - case.q_len),
         *(h * q, q, d, *[case.kv_heads * kv, kv, d] * 2, h * q, d, h * d),
     )
-    arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params}
-    grid = (-(-case.q_len // tile_rows), h, case.batch)
-    note = f"{tile_rows} rows, {tile_keys} keys, {4 * halves} simdgroups"
-    return Launch(IMPL, [Pass(pipeline, grid, threads, arguments)], out_rows_first=True, note=note)

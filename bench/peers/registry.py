@@ -9,15 +9,16 @@ from __future__ import annotations
 from types import ModuleType
 
 from ..cases.case import Case, UnsupportedCaseError
-from . import llama_metal, mlx_metal, mlx_vjp, torch_metal
+from . import llama_metal, mlx_metal, mlx_nax, mlx_vjp, torch_metal, torch_mpp
 from .launch import Launch
 
 PEERS = (torch_metal, mlx_metal, llama_metal, mlx_vjp)
+TENSOR_PEERS = (mlx_nax, torch_mpp)  # on tensor operations: in the set of shapes "tensor" only
 
 
 def versions() -> dict[str, str]:
     """Returns the version of each installed peer. Raises WrongArgumentError for an unreadable archive."""
-    installed = {peer.IMPL: peer.version() for peer in PEERS}
+    installed = {peer.IMPL: peer.version() for peer in (*PEERS, *TENSOR_PEERS)}
     return {impl: version for impl, version in installed.items() if version != "not installed"}
 
 

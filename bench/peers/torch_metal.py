@@ -20,7 +20,8 @@ from .launch import Launch, Pass
 IMPL = "torch-metal"
 VERSIONS = ("2.13", "2.14", "2.15")
 INCLUDE = Path(torch.__file__).parent / "include"
-_SOURCE = """#include <metal_stdlib>
+PREFILL_HEADER = "ATen/native/mps/kernels/PrefillAttention.h"
+SOURCE = """#include <metal_stdlib>
 using namespace metal;
 #include <c10/metal/common.h>
 #include <c10/metal/utils.h>
@@ -62,7 +63,7 @@ def needs_mask(case: Case) -> bool:
 
 
 @functools.cache
-def params_format(header: Path = INCLUDE / "ATen/native/mps/kernels/PrefillAttention.h") -> str:
+def params_format(header: Path = INCLUDE / PREFILL_HEADER) -> str:
     """Returns the `struct` format of PrefillAttnParams in the wheel's header."""
     text = re.sub(r"//.*", "", header.read_text())
     declared = re.search(r"struct PrefillAttnParams \{(.*?)\};", text, re.DOTALL)
@@ -78,7 +79,7 @@ def params_format(header: Path = INCLUDE / "ATen/native/mps/kernels/PrefillAtten
 
 def _pipeline(case: Case, header: str, kernel: str, threads: int) -> Pipeline:
     return Pipeline(
-        source=_SOURCE.format(header=header),
+        source=SOURCE.format(header=header),
         name=header,
         kernel=kernel,
         max_threads=threads,
@@ -161,10 +162,7 @@ def _prefill(case: Case) -> Launch:
         f"prefill_attention_{case.dtype}_bq{tile_rows}_bk{tile_keys}_bd{case.head_dim}_wm{simdgroups}_wn1"
         f"_{kind}"
     )
-    d, q, kv = case.head_dim, case.q_len * case.head_dim, case.kv_len * case.head_dim
-    strides = [case.q_heads * q, q, d, *[case.kv_heads * kv, kv, d] * 2, case.q_heads * q, q, d]
-    shape = [case.batch, case.q_heads, d, case.q_len, case.kv_len, case.group_size]
-    params = struct.pack(params_format(), *shape, case.scale, 1.0, *strides)
+    params = prefill_params(case, params_format())
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params, 5: bytes(16)}
     if masked:
         arguments |= {5: struct.pack(f"4{params_format()[-1]}", 0, 0, case.kv_len, 1), 6: SEEN}
@@ -173,3 +171,11 @@ def _prefill(case: Case) -> Launch:
     grid = (-(-case.q_len // tile_rows), case.q_heads, case.batch)
     note = f"{tile_rows} rows, {tile_keys} keys, {simdgroups} simdgroups"
     return Launch(IMPL, [Pass(pipeline, grid, (threads, 1, 1), arguments)], note=note)
+
+
+def prefill_params(case: Case, layout: str) -> bytes:
+    """Packs PrefillAttnParams of this format."""
+    d, q, kv = case.head_dim, case.q_len * case.head_dim, case.kv_len * case.head_dim
+    strides = [case.q_heads * q, q, d, *[case.kv_heads * kv, kv, d] * 2, case.q_heads * q, q, d]
+    shape = [case.batch, case.q_heads, d, case.q_len, case.kv_len, case.group_size]
+    return struct.pack(layout, *shape, case.scale, 1.0, *strides)

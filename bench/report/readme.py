@@ -7,6 +7,8 @@ python -m bench readme --update
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "bench" / "results" / "nvidia-h200.json"
-BEGIN = "<!-- MEASURED: written by python -m bench readme --update -->"
-END = "<!-- /MEASURED -->"
+TENSOR_RESULTS = ROOT / "bench" / "results" / "nvidia-h200-tensor.json"
 # One or two calls of each kind, and those where a peer is faster.
 IN_THE_README = (
     "decode B1 32/8x128 N=256",
@@ -32,6 +33,12 @@ IN_THE_README = (
     "prefill B1 16/16x256 8192x8192 causal",
     "prefill B1 32/8x128 16x32768 causal",
 )
+TENSOR_IMPLS = {
+    "fattn-tensor": "fattn, registers",
+    "fattn-tensor-threadgroup": "fattn, threadgroup",
+    "mlx-nax": "MLX 0.32 NAX",
+    "torch-mpp": "torch 2.15 MPP",
+}
 PEERS = {"torch-metal": "torch 2.13 Metal", "mlx-metal": "MLX 0.32 Metal", "llama-metal": "llama.cpp Metal"}
 
 
@@ -81,10 +88,52 @@ def _beside(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str:
     return f"{peer['ms_median']:.3f} ms ({peer['ms_median'] / ours['ms_median']:.2f}x)"
 
 
-def render(text: str, only: tuple[str, ...] = ()) -> str:
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{table(read(RESULTS), only)}\n{END}{tail}"
+def tensor_table(results: dict[str, Any]) -> str:
+    """Returns one line per call on tensor operations: our time and rate, then the other times."""
+    calls: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in (row for row in results["rows"] if "refused" not in row):
+        call = f"{row['call'].removesuffix(' ' + row['dtype'])} {row['dtype']}"
+        calls.setdefault(call, {})[row["impl"]] = row
+    first, *others = TENSOR_IMPLS
+    titles = ["prefill", TENSOR_IMPLS[first], "rate", *(TENSOR_IMPLS[impl] for impl in others)]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for call, rows in calls.items():
+        ours = rows[first]
+        cells = [f"{ours['ms_median']:.3f} ms", f"{ours['rate']:,.0f} {ours['rate_unit']}"]
+        cells += [_beside(rows.get(impl), ours) for impl in others]
+        lines.append("| " + " | ".join([call, *cells]) + " |")
+    lines += ["", f"{results['machine']}; {results['date']}, commit {results['versions']['commit']}."]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table in a document, between two lines with the name."""
+
+    page: Path
+    name: str
+    text: Callable[[], str]
+
+    @property
+    def begin(self) -> str:
+        return f"<!-- {self.name}: written by python -m bench readme --update -->"
+
+    @property
+    def end(self) -> str:
+        return f"<!-- /{self.name} -->"
+
+    def render(self, page: str) -> str:
+        """Returns the page with the table of today's results."""
+        head, rest = page.split(self.begin)
+        tail = rest.split(self.end)[1]
+        return f"{head}{self.begin}\n{self.text()}\n{self.end}{tail}"
+
+
+BLOCKS = (
+    Block(README, "MEASURED", lambda: table(read(RESULTS), IN_THE_README)),
+    Block(MEASURED, "MEASURED", lambda: table(read(RESULTS))),
+    Block(MEASURED, "TENSOR", lambda: tensor_table(read(TENSOR_RESULTS))),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,16 +142,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="write the tables and the pictures")
     options = parser.parse_args(arguments)
     status = 0
-    for path, only in ((README, IN_THE_README), (MEASURED, ())):
-        current = path.read_text()
-        if current.count(BEGIN) != 1 or current.count(END) != 1:
-            parser.refuse(f"{path.name} must contain one line {BEGIN} and one {END}; put them back")
-        correct = render(current, only)
+    for block in BLOCKS:
+        current = block.page.read_text()
+        if current.count(block.begin) != 1 or current.count(block.end) != 1:
+            parser.refuse(
+                f"{block.page.name} must contain one line {block.begin} and one {block.end}; put them back"
+            )
+        correct = block.render(current)
         if options.update:
-            path.write_text(correct)
+            block.page.write_text(correct)
         elif correct != current:
             print(
-                f"{path.name} differs from bench/results: run python -m bench readme --update",
+                f"{block.page.name} differs from bench/results: run python -m bench readme --update",
                 file=sys.stderr,
             )
             status = 1

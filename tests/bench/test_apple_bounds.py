@@ -14,7 +14,7 @@ from bench.models.published import KINDS, OF_MEMORY
 pytestmark = pytest.mark.host_only
 
 MEASUREMENTS = published.load()
-_BOUND = re.compile(r"([\d.]+) (memory|products|L2|on-core data|exp2)")
+_BOUND = re.compile(r"([\d.]+) (memory|products|tensor units|L2|on-core data|exp2)")
 
 
 def rates_of_page(text: str) -> dict[tuple[str, str], float]:
@@ -63,6 +63,8 @@ def test_no_figure_is_passed_by_a_measurement() -> None:
         ("M3 Ultra", {"alu_gigahertz": 0.85}),  # 17.4 TFLOP/s, reached by the matrix products of a program
         ("M5 Pro", {"ram_gb_s": 269}),  # as a copy measured it
         ("M1 Max", {"gigahertz": 1.2}),
+        ("M5 Max", {"tensor_gigahertz": 1.2}),  # 49 TFLOP/s, below MLX's attention
+        ("M5 Pro", {"tensor_gigahertz": 1.5}),  # 30.7, below a matrix product
     ],
 )
 def test_a_figure_that_is_too_low_is_noticed(chip: str, too_low: dict[str, float]) -> None:
@@ -86,6 +88,15 @@ def test_a_bound_that_is_beaten_is_noticed() -> None:
         "M4 prefill: 2.91 TFLOP/s",
         "M4 prefill: 3.1 TFLOP/s",
     ]
+
+
+def test_prefills_of_m5_are_bounded_by_its_tensor_units() -> None:
+    """At most their rate, and little less: few products of the kernel are of hidden pairs."""
+    rates = rates_of_page(roofline.PAGE.read_text())
+    for chip in CHIPS:
+        if chip.tensor_operations:
+            units = chip.tensor_operations / 1e12
+            assert 0.9 * units < rates[chip.name, "prefill"] <= units
 
 
 def test_shares_of_the_page_are_shares() -> None:

@@ -146,10 +146,10 @@ def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None
 def test_readme_without_its_markers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = tmp_path / "README.md"
-    monkeypatch.setattr(readme, "README", copy)
-    text = (readme.ROOT / "README.md").read_text()
-    copy.write_text(text.replace(readme.END, ""))
+    block = dataclasses.replace(readme.BLOCKS[0], page=tmp_path / "README.md")
+    monkeypatch.setattr(readme, "BLOCKS", (block,))
+    copy, text = block.page, readme.README.read_text()
+    copy.write_text(text.replace(block.end, ""))
     assert "put them back" in refusal_of(readme.main, "--update", capsys)
     copy.write_text(text)
     assert status_of(readme.main, "") == 0

@@ -2,6 +2,7 @@
 
     MLX_METAL_WHEEL=... LLAMA_CPP_SDIST=... python -m bench cuda-build --out bench/_cuda [--cores 132]
     python -m bench cuda-build --out bench/_cuda --shapes prefill --impls fattn llama-metal     # less
+    TORCH_MACOS_WHEEL=... python -m bench cuda-build --out bench/_cuda --shapes tensor    # tensor operations
 
 run.py needs this folder, softmetal and torch with CUDA, but not torch_fattn.
 """
@@ -23,7 +24,7 @@ from ...cases.arguments import Parser, WrongArgumentError, positive
 from ...cases.case import Case, UnsupportedCaseError
 from ...cases.shapes import SHAPES
 from ...peers import fattn, registry
-from ...peers.launch import Launch
+from ...peers.launch import OURS_ON_TENSORS, Launch
 from . import FOLDER
 
 CEILINGS = Path(__file__).parents[1] / "ceilings.metal"
@@ -33,6 +34,7 @@ H200_CORES = 132
 # kept.
 GROUPS = (0, 1, 3)
 IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS))
+TENSOR_IMPLS = (*OURS_ON_TENSORS.values(), *(peer.IMPL for peer in registry.TENSOR_PEERS))
 
 # The shapes in the README, and those with an aim (models/aims.py).
 TIMED = ("standard", "decode", "prefill", "chunked")
@@ -86,6 +88,20 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
     except NotImplementedError as refusal:
         refused |= dict.fromkeys((fattn.IMPL, fattn.OLDER_IMPL), str(refusal))
     for peer in registry.PEERS:
+        try:
+            runs.append(registry.launch(peer, case))
+        except UnsupportedCaseError as refusal:
+            refused[peer.IMPL] = str(refusal)
+    return runs, refused
+
+
+def tensor_launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
+    """The same on tensor operations."""
+    runs = fattn.tensor_launches(case, cores)
+    refused = {}
+    if not runs:
+        refused = dict.fromkeys(OURS_ON_TENSORS.values(), "there is no kernel on tensor operations for this")
+    for peer in registry.TENSOR_PEERS:
         try:
             runs.append(registry.launch(peer, case))
         except UnsupportedCaseError as refusal:
@@ -156,6 +172,9 @@ def build(
     refusals: list[dict[str, Any]] = []
     for case, purpose in [*((case, "time") for case in cases), *((case, "check") for case in checks)]:
         runs, refused = launches(case, cores)
+        if not set(TENSOR_IMPLS).isdisjoint(impls):
+            more, also_refused = tensor_launches(case, cores)
+            runs, refused = runs + more, refused | also_refused
         rows += [(case, launch, purpose) for launch in runs if launch.impl in impls]
         if purpose == "time":
             left = {impl: why for impl, why in refused.items() if impl in impls}
@@ -205,11 +224,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--cores", type=positive, default=H200_CORES, help="multiprocessors of the GPU")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=TIMED, metavar="SET")
-    parser.add_argument("--impls", nargs="+", choices=IMPLS, default=IMPLS, metavar="IMPL")
+    parser.add_argument("--impls", nargs="+", choices=(*IMPLS, *TENSOR_IMPLS), metavar="IMPL")
     arguments = parser.parse_args(argv)
+    impls = arguments.impls or (*IMPLS, *(TENSOR_IMPLS if "tensor" in arguments.shapes else ()))
     try:
         cases = timed(arguments.shapes)
-        manifest = build(cases, CORRECTNESS, arguments.cores, arguments.out, arguments.impls)
+        manifest = build(cases, CORRECTNESS, arguments.cores, arguments.out, impls)
     except (NotImplementedError, WrongArgumentError) as refusal:  # a peer of another version, or no wheel
         parser.refuse(str(refusal))
     spilling = [

@@ -87,6 +87,7 @@ def test_overloads_that_only_address_spaces_tell_apart_become_one() -> None:
     text = translated(program(OVERLOADS))
     assert text.count("float first(") == 1
     assert "__shared__ float tile[64]" in text
+    assert "__shared__ __align__(16) float tile[64]" in translated(program(OVERLOADS, aligned_runs=True))
 
 
 def test_overloads_that_differ_stay() -> None:
@@ -128,6 +129,36 @@ def test_other_loops_are_no_runs(old: str, new: str) -> None:
     text = RUN.replace(old, new)
     assert text != RUN
     assert "softmetal::run" not in translated(program(text, aligned_runs=True))
+
+
+RUN_OF_ANY = """
+template <typename P>
+inline float sum(P p, int at) {
+  constexpr int N = 4;
+  float total = 0;
+  for (short j = 0; j < N; j++) total += p[at + j];
+  return total;
+}
+kernel void f(device float* out [[buffer(0)]], const device half* in [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  threadgroup float own[256];
+  for (int j = 0; j < 4; ++j) own[i * 4 + j] = in[i * 4 + j];
+  out[i] = sum(in, i * 4) + sum(own, i * 4);
+}
+"""
+
+
+def test_runs_of_pointers_of_any_type(tmp_path: Path) -> None:
+    pipeline = program(RUN_OF_ANY, aligned_runs=True)
+    assert "total += ::softmetal::run_of_any<(N)>(p + (at ))[ j]" in flat(translated(pipeline))
+    assert "run_of_any" not in translated(program(RUN_OF_ANY))
+    called = RUN_OF_ANY.replace("p[at + j]", "p[at + place(j)]").replace(
+        "template", "inline short place(short j) { return j; }\ntemplate", 1
+    )
+    assert "(p + (at ))[ place(j)]" in flat(translated(program(called, aligned_runs=True)))
+    if shutil.which("nvcc"):
+        for text in (RUN_OF_ANY, called):
+            assert resources(program(text, aligned_runs=True), tmp_path)["stack_bytes"] == 0
 
 
 MEMBERS = """

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from softmetal.msl.language import DEFAULT, LANGUAGES
 from softmetal.msl.lexer import TranslationError
 from softmetal.msl.preprocess import PreprocessorError, preprocess
 
@@ -48,6 +49,7 @@ class Pipeline:
     widened_from: str = "float"
     aligned_runs: bool = False  # the caller's promise about the data: see runs.py
     min_groups: int = 0  # threadgroups per multiprocessor for which ptxas allocates registers; 0: it chooses
+    std: str = DEFAULT  # the language version; tensors need metal4.0
     name: str = "program_source"
 
 
@@ -65,7 +67,9 @@ class Compiled:
 def translated(pipeline: Pipeline) -> str:
     try:
         macros = [f"{name}={value}" for name, value in pipeline.macros.items()]
-        text = preprocess(pipeline.source, pipeline.name, macros, list(pipeline.include))
+        text = preprocess(
+            pipeline.source, pipeline.name, macros, list(pipeline.include), LANGUAGES[pipeline.std]
+        )
         return translate(
             text,
             pipeline.kernel,

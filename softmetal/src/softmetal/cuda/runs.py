@@ -4,7 +4,8 @@ pointer p.
 An Apple GPU loads up to four neighbours in one instruction at any alignment; CUDA's compiler joins loads only
 if it knows that the address is aligned. If the caller promises that every such run starts on a multiple of
 its size (up to 16 bytes), and that no kernel writes data that it reads as a run, this pass marks the runs in
-the program. Kernels with scalar loads are then not slower.
+the program. Kernels with scalar loads are then not slower. A pointer whose type is a template parameter may
+be to any memory: its runs are aligned too, but may be written.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def declare_runs(tokens: TokenList, program: Outline, generic: Sequence[tuple[in
     """Must run before address spaces are dropped. Skips the functions in `generic`, which serve several
     spaces."""
     constants = _constant_names(tokens)
+    type_parameters = _type_parameters(tokens)
     outside = set(range(len(tokens)))
     for function in program.functions:
         outside -= set(range(function.parameters[0], (function.body or function.parameters)[1]))
@@ -39,16 +41,22 @@ def declare_runs(tokens: TokenList, program: Outline, generic: Sequence[tuple[in
         if function.body is None or any(first <= function.begin < last for first, last in generic):
             continue
         begin, end = function.parameters[0], function.body[1]
-        parameters = {
-            tokens.text(_name_of(tokens, *span)) for span in tokens.split(begin + 1, function.parameters[1])
+        spans = [span for span in tokens.split(begin + 1, function.parameters[1]) if span[0] < span[1]]
+        parameters = {tokens.text(_name_of(tokens, *span)) for span in spans}
+        of_any_type = {
+            tokens.text(_name_of(tokens, *span)) for span in spans if tokens.text(span[0]) in type_parameters
         }
         own = _const_pointers(tokens, range(begin, end))
         arrays = _arrays(tokens, range(begin, end))
         pointers = (own | (shared - parameters)) - arrays
         for loop in _loops(tokens, *function.body, constants):
             for i in range(*loop.body):
-                if tokens.kind(i) == "name" and tokens.text(i) in pointers and tokens.text(i + 1) == "[":
-                    _declare(tokens, i, loop)
+                if tokens.kind(i) != "name" or tokens.text(i + 1) != "[":
+                    continue
+                if tokens.text(i) in pointers:
+                    _declare(tokens, i, loop, "run")
+                elif tokens.text(i) in of_any_type:
+                    _declare(tokens, i, loop, "run_of_any")
 
 
 def _constant_names(tokens: TokenList) -> set[str]:
@@ -66,6 +74,15 @@ def _constant_names(tokens: TokenList) -> set[str]:
                 equals = next((k for k in range(_, end) if tokens.text(k) == "="), end)
                 names.add(tokens.text(equals - 1))
     return names
+
+
+def _type_parameters(tokens: TokenList) -> set[str]:
+    """Names of template parameters that are types."""
+    return {
+        tokens.text(i + 1)
+        for i in range(len(tokens))
+        if tokens.text(i) in ("typename", "class") and tokens.text(i + 2) in (",", ">", "=")
+    }
 
 
 def _const_pointers(tokens: TokenList, places: Sequence[int]) -> set[str]:
@@ -138,20 +155,29 @@ def _statement_end(tokens: TokenList, i: int) -> int:
     return i
 
 
-def _declare(tokens: TokenList, name: int, loop: _Loop) -> None:
-    """p[a + j] -> run<N>(p + (a))[j], if j is the last term and p[...] is only read."""
+def _declare(tokens: TokenList, name: int, loop: _Loop, function: str) -> None:
+    """p[a + j] -> run<N>(p + (a))[j], if j is the last term and p[...] is only read. In run_of_any, it may be
+    a function of j, as the places of a lane's elements are in torch's tensor kernel."""
     opening, closing = name + 1, tokens.closing(name + 1)
-    if tokens.text(closing - 1) != loop.variable or tokens.text(closing + 1) in _ASSIGNMENTS:
+    last = closing - 1
+    if (
+        function == "run_of_any"
+        and tokens.join(closing - 3, closing).replace(" ", "") == f"({loop.variable})"
+    ):
+        last = closing - 4  # the function's name
+    elif tokens.text(last) != loop.variable:
         return
-    if any(tokens.text(k) == loop.variable for k in range(opening, closing - 1)):
+    if tokens.text(closing + 1) in _ASSIGNMENTS:
+        return
+    if any(tokens.text(k) == loop.variable for k in range(opening, last)):
         return
     if tokens.text(name - 1) in (".", "->", "::"):
         return
-    if closing - 1 == opening + 1:
+    if last == opening + 1:
         tokens.overwrite(opening, ")[")
-    elif tokens.text(closing - 2) == "+":
+    elif tokens.text(last - 1) == "+":
         tokens.overwrite(opening, " + (")
-        tokens.overwrite(closing - 2, "))[")
+        tokens.overwrite(last - 1, "))[")
     else:
         return
-    tokens.overwrite(name, f"::softmetal::run<({loop.bound})>({tokens.text(name)}")
+    tokens.overwrite(name, f"::softmetal::{function}<({loop.bound})>({tokens.text(name)}")

@@ -80,7 +80,7 @@ def translate(
     if aligned_runs:
         declare_runs(tokens, program, twins)
     _place_variables(tokens, program, constants)
-    _place_threadgroup_variables(tokens, program)
+    _place_threadgroup_variables(tokens, program, aligned_runs)
     drop_attributes(tokens)
     translate_members(tokens, annotate=False)
     _qualify_functions(tokens, program)
@@ -207,14 +207,16 @@ def _translate_queries(tokens: TokenList, constants: ConstantValues) -> None:
 # ---- functions --------------------------------------------------------------------------------------------
 
 
-def _place_threadgroup_variables(tokens: TokenList, program: Outline) -> None:
-    """`threadgroup T x[8];` in a kernel's body, not a pointer: the word becomes __shared__."""
+def _place_threadgroup_variables(tokens: TokenList, program: Outline, aligned_runs: bool) -> None:
+    """`threadgroup T x[8];` in a kernel's body, not a pointer: the word becomes __shared__. The promise of
+    aligned runs holds for them, too."""
+    word = "__shared__ __align__(16)" if aligned_runs else "__shared__"
     for function in program.functions:
         if not function.is_kernel or function.body is None:
             continue
         for i in range(*function.body):
             if tokens.kind(i) == "name" and tokens.text(i) == "threadgroup" and _declares_storage(tokens, i):
-                tokens.overwrite(i, "__shared__")
+                tokens.overwrite(i, word)
 
 
 def _declares_storage(tokens: TokenList, i: int) -> bool:

@@ -1,7 +1,14 @@
-// The part of Metal's standard library that matrix and reduction kernels use, for programs that
+// The part of Metal's standard library that matrix, tensor and reduction kernels use, for programs that
 // softmetal.cuda translated to CUDA C++20.
 #pragma once
 
 #include "binding.h"
 #include "matrices.h"
 #include "packed.h"
+#include "tensor_ops.h"
+#include "uniform.h"
+
+// Of Metal's own headers; MLX's kernels use it.
+SOFTMETAL_INLINE ushort __metal_get_thread_index_in_simdgroup(ushort) {
+  return ushort(softmetal::own_metal_lane());
+}

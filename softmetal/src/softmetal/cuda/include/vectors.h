@@ -60,6 +60,22 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
 };
 #undef SOFTMETAL_ELEMENT_ACCESS
 
+// Longer vectors are in no public header of Metal, but MLX's kernels have them.
+template <typename T, int N>
+  requires(N > 4)
+struct vec<T, N> {
+  T elements[N];
+
+  vec() = default;
+  template <softmetal::Scalar A>
+  SOFTMETAL_INLINE constexpr vec(A s) {
+#pragma unroll
+    for (T& element : elements) element = T(s);
+  }
+  SOFTMETAL_INLINE constexpr T& operator[](int i) { return elements[i]; }
+  SOFTMETAL_INLINE constexpr const T& operator[](int i) const { return elements[i]; }
+};
+
 #define SOFTMETAL_VECTOR_OPERATOR(op)                                          \
   template <typename T, int N>                                                 \
   SOFTMETAL_INLINE constexpr vec<T, N> operator op(vec<T, N> a, vec<T, N> b) { \
@@ -138,6 +154,12 @@ SOFTMETAL_VECTOR_NAMES(float)
 
 namespace softmetal {
 
+#ifdef SOFTMETAL_ALIGNED_RUNS  // the caller's promise (runs.py)
+constexpr bool kAlignedRuns = true;
+#else
+constexpr bool kAlignedRuns = false;
+#endif
+
 // Loads chunks of read-only memory. Not volatile: the compiler merges equal loads.
 template <int bytes>
 struct Chunk;
@@ -196,6 +218,55 @@ struct Run {
 template <int n, typename T>
 SOFTMETAL_INLINE Run<n, T> run(const T* start) {
   return {start};
+}
+
+// One instruction: an empty one that needs all words keeps the compiler from loading parts.
+SOFTMETAL_INLINE uint2 load_words(const uint2* address) {
+  uint2 words = *address;
+  asm("" : "+r"(words.x), "+r"(words.y));
+  return words;
+}
+SOFTMETAL_INLINE uint4 load_words(const uint4* address) {
+  uint4 words = *address;
+  asm("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+  return words;
+}
+
+// The same in memory of any kind, which may be written.
+template <int n, typename T>
+struct RunOfAny {
+  const T* start;
+
+  SOFTMETAL_INLINE T operator[](int i) const {
+    constexpr int run_bytes = (n & -n) * int(sizeof(T));
+    if constexpr (run_bytes >= 16) {
+      return element<uint4>(i);
+    } else if constexpr (run_bytes == 8) {
+      return element<uint2>(i);
+    } else {
+      return start[i];
+    }
+  }
+
+ private:
+  template <typename Words>
+  SOFTMETAL_INLINE T element(int i) const {
+    constexpr int elements = sizeof(Words) / sizeof(T);
+    const Words words = load_words(reinterpret_cast<const Words*>(start) + i / elements);
+    T chunk[elements];
+    __builtin_memcpy(chunk, &words, sizeof words);
+    return chunk[i % elements];
+  }
+};
+
+template <int n, typename T>
+SOFTMETAL_INLINE RunOfAny<n, std::remove_const_t<T>> run_of_any(T* start) {
+  return {start};
+}
+template <int n, typename T>
+  requires(!std::is_pointer_v<T>)
+SOFTMETAL_INLINE T& run_of_any(T& indexed) {
+  return indexed;
 }
 
 }  // namespace softmetal

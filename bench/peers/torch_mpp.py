@@ -1,0 +1,81 @@
+"""torch 2.15's attention on tensor operations, from MppAttention.h in its macOS wheel.
+
+It is launched as Attention.mm does from macOS 26.2 on, for the layout of an M5. The wheel for Linux has no
+such header: TORCH_MACOS_WHEEL names one of macOS.
+    pip download torch==2.15.0 --no-deps --only-binary=:all: --platform macosx_14_0_arm64
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tempfile
+import zipfile
+from pathlib import Path
+
+from softmetal.testing.cuda import Pipeline
+
+from ..cases.arguments import WrongArgumentError
+from ..cases.case import Case
+from . import torch_metal
+from .launch import Launch, Pass
+
+IMPL = "torch-mpp"
+_HEADER = "ATen/native/mps/kernels/MppAttention.h"
+_DIMS = (64, 96, 128, 256)
+_TILE_ROWS, _TILE_KEYS = 64, 32
+
+
+@functools.cache
+def include_folder() -> Path | None:
+    wheel = os.environ.get("TORCH_MACOS_WHEEL")
+    if not wheel:
+        return None
+    folder = Path(tempfile.gettempdir()) / Path(wheel).stem
+    places = ("torch/include/ATen/native/mps/", "torch/include/c10/metal/")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            headers = [name for name in archive.namelist() if name.startswith(places)]
+            archive.extractall(folder, headers)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise WrongArgumentError(f"TORCH_MACOS_WHEEL={wheel!r} is not a readable wheel; unset it") from error
+    if not (folder / "torch/include" / _HEADER).is_file():
+        raise WrongArgumentError(f"TORCH_MACOS_WHEEL={wheel!r} has no MppAttention.h; name one of torch 2.15")
+    return folder / "torch/include"
+
+
+def version() -> str:
+    if include_folder() is None:
+        return "not installed"
+    found = re.search(r"torch-([\d.]+)", os.environ["TORCH_MACOS_WHEEL"])
+    return found[1] if found else "unknown"
+
+
+def launch(case: Case) -> Launch | None:
+    """Returns None if torch runs this case otherwise, or if its header is missing."""
+    include = include_folder()
+    if include is None:
+        return None
+    case.refuse_features(IMPL)
+    is_taken = case.q_len > 8 and case.head_dim in _DIMS and case.dtype != "float32"
+    if not is_taken or torch_metal.needs_mask(case):
+        return None
+    name = (
+        f"prefill_attention_mpp_a10_{case.dtype}_bq{_TILE_ROWS}_bk{_TILE_KEYS}_bd{case.head_dim}_wm4_wn1"
+        f"_hm0_dc{int(case.hides_keys)}_mask{case.dtype}"
+    )
+    pipeline = Pipeline(
+        source=torch_metal.SOURCE.format(header="MppAttention.h"),
+        name="MppAttention.h",
+        kernel=name,
+        max_threads=128,
+        include=(str(include),),
+        aligned_runs=True,
+        std="metal4.0",
+    )
+    params = torch_metal.prefill_params(case, torch_metal.params_format(include / torch_metal.PREFILL_HEADER))
+    arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params, 5: bytes(32)}
+    grid = (-(-case.q_len // _TILE_ROWS), case.q_heads, case.batch)
+    note = f"{_TILE_ROWS} rows, {_TILE_KEYS} keys, 4 simdgroups"
+    return Launch(IMPL, [Pass(pipeline, grid, (128, 1, 1), arguments)], note=note)

@@ -1,0 +1,60 @@
+"""Kernels on Metal 4's tensor operations in the bench for an NVIDIA GPU: ours, MLX's and torch's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
+
+from bench.backends.cuda import build
+from bench.cases.case import Case, UnsupportedCaseError
+from bench.peers import registry
+from softmetal.testing.cuda import compile_pipeline
+
+pytestmark = pytest.mark.host_only
+
+
+def test_the_build_has_our_plans_on_tensor_operations() -> None:
+    case = Case("prefill", 1, 2, 2, 64, 128, 128, causal=True)
+    found, refused = build.tensor_launches(case, cores=132)
+    assert [launch.impl for launch in found[:2]] == ["fattn-tensor", "fattn-tensor-threadgroup"]
+    pipelines = [launch.passes[0].pipeline for launch in found]
+    assert [one.macros["FATTN_REGISTERS"] for one in pipelines[:2]] == ["1", "0"]
+    assert {one.std for one in pipelines} == {"metal4.0"}
+    assert {launch.impl for launch in found} | refused.keys() == set(build.TENSOR_IMPLS)
+    found, refused = build.tensor_launches(replace(case, dtype="float32"), cores=132)
+    assert not found and refused.keys() == set(build.TENSOR_IMPLS)
+    usual, _ = build.launches(case, cores=132)
+    assert not {launch.impl for launch in usual} & set(build.TENSOR_IMPLS)
+
+
+@pytest.mark.parametrize("peer", registry.TENSOR_PEERS, ids=lambda peer: peer.IMPL)
+def test_peers_on_tensor_operations_take_what_their_dispatch_takes(peer: ModuleType) -> None:
+    if peer.version() == "not installed":
+        pytest.skip(f"no wheel with the headers of {peer.IMPL} is named")
+    case = Case("prefill", 1, 4, 2, 128, 128, 128, causal=True)
+    launch = registry.launch(peer, case)
+    assert launch.passes[0].grid == (2, 4, 1)
+    for other in (
+        replace(case, q_len=8),
+        replace(case, head_dim=80),
+        replace(case, dtype="float32"),
+        Case("decode", 1, 4, 2, 128, 1, 128),
+    ):
+        with pytest.raises(UnsupportedCaseError, match=f"{peer.IMPL} has no fused kernel"):
+            registry.launch(peer, other)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_kernels_on_tensor_operations_have_no_stack_on_nvidia(head_dim: int, tmp_path: Path) -> None:
+    found, _ = build.tensor_launches(Case("prefill", 1, 1, 1, head_dim, 64, 64, dtype="bfloat16"), cores=132)
+    for launch in found:
+        cubin = tmp_path / compile_pipeline(launch.passes[0].pipeline, tmp_path)
+        assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
