@@ -20,7 +20,7 @@ pytestmark = needs_emulator
 
 PROBE, TENSOR, SIMDGROUP = "fattn_tensor_probe", "fattn_prefill_tensor", "fattn_prefill"
 OUT, LSE, PARTIAL_OUT = 3, 4, 9  # slots of kernels/common/params.h
-REGISTERS, THREADGROUP = ("FATTN_REGISTERS", "1"), ("FATTN_REGISTERS", "0")
+REGISTERS = ("FATTN_REGISTERS", "1")
 WRONG_OUT = {"slot": OUT, "bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
 WRONG_LSE = {"slot": LSE, "bits": 1 << 30, "byte": 128}
 # Only the large problem has so few tiles, for so many keys, that they are cut into parts.
