@@ -20,7 +20,7 @@ pytestmark = needs_emulator
 
 PROBE, TENSOR, SIMDGROUP = "fattn_tensor_probe", "fattn_prefill_tensor", "fattn_prefill"
 OUT, LSE, PARTIAL_OUT = 3, 4, 9  # slots of kernels/common/params.h
-REGISTERS, THREADGROUP = ("FATTN_REGISTERS", "1"), ("FATTN_REGISTERS", "0")
+REGISTERS = ("FATTN_REGISTERS", "1")
 WRONG_OUT = {"slot": OUT, "bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
 WRONG_LSE = {"slot": LSE, "bits": 1 << 30, "byte": 128}
 # Only the large problem has so few tiles, for so many keys, that they are cut into parts.
@@ -214,63 +214,6 @@ def test_a_fault_of_the_gpu_is_not_kept(machines: Machines, tmp_path: Path) -> N
     assert "registers: " in run.why and "an injected fault stopped kernel 'fattn_prefill_tensor'" in run.why
     assert not verdicts(tmp_path)
     assert machines.run(tmp_path, Run()).state == "registers"
-
-
-@pytest.mark.parametrize(
-    ("environment", "off"),
-    [
-        ({"SOFTMETAL_MACOS": ""}, "this system is not macOS 26.2 or newer"),
-        ({"SOFTMETAL_MACOS": "26.1"}, "macOS 26.1 is not macOS 26.2 or newer"),
-        ({"SOFTMETAL_GPU_FAMILY": "9"}, "GPUs before M5 have no units for them: this is of Apple family 9"),
-        ({"FATTN_TENSOR": "0"}, "FATTN_TENSOR=0"),
-        ({"FATTN_TENSOR": "registers", "SOFTMETAL_MACOS": "26.1"}, "macOS 26.1 is not macOS 26.2 or newer"),
-    ],
-)
-def test_gates(machines: Machines, tmp_path: Path, environment: dict[str, str], off: str) -> None:
-    run = machines.run(tmp_path, Run(environment=environment))
-    assert run.off.startswith(off)
-    assert f"tensor operations  off: {off}" in run.doctor
-    assert run.launches == {SIMDGROUP: 1}
-    assert not {PROBE, TENSOR} & {*run.all_launches}, "behind a closed gate nothing is compiled or launched"
-    assert not verdicts(tmp_path)
-
-
-@pytest.mark.parametrize("variant", ["threadgroup", "registers"])
-@pytest.mark.parametrize("machine", [{}, {"SOFTMETAL_GPU_FAMILY": "8", "SOFTMETAL_MACOS": ""}])
-def test_a_variant_by_hand(machines: Machines, tmp_path: Path, variant: str, machine: dict[str, str]) -> None:
-    run = machines.run(tmp_path, Run(environment={"FATTN_TENSOR": variant, **machine}))
-    assert (run.state, run.why) == (variant, "FATTN_TENSOR, without a self-test")
-    assert run.launches == {TENSOR: 1} and run.all_launches == {TENSOR: 1}
-    assert not verdicts(tmp_path), "it says nothing about other runs"
-
-
-def test_a_variant_by_hand_that_does_not_compile(machines: Machines, tmp_path: Path) -> None:
-    environment = {"FATTN_TENSOR": "registers"}
-    fault = {"kernel": TENSOR, "fails": True}
-    run = machines.run(tmp_path, Run(environment=environment, faults=[{**fault, "macro": REGISTERS}]))
-    assert run.hits[0] > 0 and run.state == "threadgroup" and run.launches == {TENSOR: 1}
-    assert "registers: the Metal compiler rejected prefill_tensor.metal" in run.why
-    run = machines.run(tmp_path, Run(environment=environment, faults=[fault]))
-    assert run.hits[0] > 0 and run.state == "off" and run.launches == {SIMDGROUP: 1}
-
-
-def test_a_wrong_setting(machines: Machines, tmp_path: Path) -> None:
-    python = """
-query = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
-for call in ("prefill(query, query, query)", "explain('prefill', query, query, query)", "install()"):
-    try:
-        eval("torch_fattn." + call)
-    except ValueError as error:
-        found[call] = str(error).splitlines()[0]
-found["decode"] = list(torch_fattn.decode(query[:, :, :1], query, query).shape)
-"""
-    run = machines.run(tmp_path, Run(calls=[], python=python, environment={"FATTN_TENSOR": "1"}))
-    fault = (
-        "FATTN_TENSOR is '1' and must be 0, threadgroup or registers; unset it for what the self-test finds"
-    )
-    assert run.found.pop("decode") == [1, 2, 1, 64]
-    assert len(run.found) == 3
-    assert all(text.endswith(fault) for text in run.found.values()), run.found
 
 
 # Calls and traces that do not run the self-test.
