@@ -22,6 +22,7 @@ ORDERS = ("forward", "reverse", "random")
 def main(seed: int, count: int) -> None:
     import softmetal
 
+    torch.ops.fattn._test_all_tensors()  # steps of generation do not wait for their size
     launched = 0
     for problem in tensor_kernels.problems(count, seed):
         case = problems.build(problem, seed)
