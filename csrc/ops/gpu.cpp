@@ -232,9 +232,7 @@ TensorState tensor_state(std::string_view name) {
        {TensorState::kOff, TensorState::kUntested, TensorState::kThreadgroup, TensorState::kRegisters}) {
     if (name == name_of(state)) return state;
   }
-  TORCH_CHECK_VALUE(false, "tensor '", name,
-                    "' is not a state of tensor operations; use off, untested, "
-                    "threadgroup or registers");
+  TORCH_INTERNAL_ASSERT(false, "no state of tensor operations: ", name);
 }
 
 const DeviceFacts& facts_of([[maybe_unused]] const c10::Device& device) {

@@ -14,6 +14,7 @@ import torch
 from ..integrations.pytorch.routing import Route, check_settings, is_torch_version, is_version, route_of
 from ..operators import BACKWARDS, PLANNED
 from ..runtime.signatures import SIGNATURES, public, shown
+from ..runtime.tensor_units import STATES
 from .compiled import compiled_kernels
 
 __all__ = ["Explanation", "explain", "launch_counts", "reset_launch_counts"]
@@ -215,6 +216,11 @@ def explain(
         default="the GPU of this machine" if on_mps else "an Apple M1",
     )
     check_settings()
+    if tensor is not None and tensor not in STATES:
+        raise ValueError(
+            f"torch_fattn.explain: tensor {shown(tensor)} is not a state of tensor operations; use one of "
+            f"{', '.join(STATES)}"
+        )
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
     SIGNATURES[f"fattn.{op}"].check_call(operands, options)

@@ -10,12 +10,14 @@ import torch
 
 from .cache_folder import cache_folder
 
+STATES = ("off", "untested", "threadgroup", "registers")
+
 _wrong_setting = ""
 
 
 @dataclass(frozen=True)
 class TensorState:
-    """`state`: "registers", "threadgroup", "off" or "untested". `why` is empty for "untested"."""
+    """`state` is one of STATES. `why` is empty for "untested"."""
 
     dtype: str
     dim: int
