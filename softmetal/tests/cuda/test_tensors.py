@@ -177,7 +177,7 @@ def test_products_are_right_wherever_the_operands_are(
 
 @needs_gcc
 @pytest.mark.parametrize("relaxed", [False, True])
-@pytest.mark.parametrize("elements", itertools.product(BITS, BITS), ids="-".join)
+@pytest.mark.parametrize("elements", list(itertools.product(BITS, BITS)), ids="-".join)
 def test_products_keep_what_the_descriptor_asks_for(
     elements: tuple[str, str], relaxed: bool, tmp_path: Path
 ) -> None:
