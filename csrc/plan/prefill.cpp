@@ -132,9 +132,8 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
 }
 
-// The query, one staged operand of a step, slopes and positions of rows, the keys that each simdgroup saw in
-// two steps;
-// without registers also the scores of a step and a factor of each row.
+// The query, one staged operand of a step, slopes and positions of rows, and the keys that each simdgroup saw
+// in two steps. Without registers also the scores of a step and a factor of each row.
 int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   const int64_t dim = tensor_size(p)->dim;
   const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);

@@ -18,6 +18,12 @@ PROLOGUE = """#include <metal_stdlib>
 using namespace metal;
 using namespace mpp::tensor_ops;
 """
+# Half operands in both memories, and a float result.
+HALF_OPERANDS = """
+typedef tensor<device half, dextents<int, 2>, tensor_inline> Operand;
+typedef tensor<threadgroup half, dextents<int, 2>, tensor_inline> Shared;
+typedef tensor<device float, dextents<int, 2>, tensor_inline> Result;
+"""
 # The extents and the row stride of each operand come with the call.
 PRODUCT = """
 struct Sizes { int columns, rows, stride; };

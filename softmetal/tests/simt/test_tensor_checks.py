@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensor_programs import DYNAMIC, PROLOGUE, Case, Product, layouts, library
+from tensor_programs import DYNAMIC, HALF_OPERANDS, PROLOGUE, Case, Product, layouts, library
 
 from softmetal.testing import KernelError, Library
 
 CHECKS = "race,bounds,uninit"
 SOURCE = (
     PROLOGUE
+    + HALF_OPERANDS
     + """
-typedef tensor<device half, dextents<int, 2>, tensor_inline> Operand;
-typedef tensor<threadgroup half, dextents<int, 2>, tensor_inline> Shared;
-typedef tensor<device float, dextents<int, 2>, tensor_inline> Result;
 #define K 16
 #define OPERANDS                                                                              \\
   constexpr auto of = matmul2d_descriptor(16, 32, K, false, false, false,                     \\

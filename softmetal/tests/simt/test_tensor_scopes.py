@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensor_programs import PROLOGUE, layouts
+from tensor_programs import HALF_OPERANDS, PROLOGUE, layouts
 
 from softmetal.testing import KernelError, Library
 
 CHECKS = "race,bounds,uninit"
 SOURCE = (
     PROLOGUE
+    + HALF_OPERANDS
     + """
-typedef tensor<device half, dextents<int, 2>, tensor_inline> Operand;
-typedef tensor<threadgroup half, dextents<int, 2>, tensor_inline> Shared;
-typedef tensor<device float, dextents<int, 2>, tensor_inline> Result;
 #define OPERANDS                                                                    \\
   constexpr auto of = matmul2d_descriptor(64, 32, 32, false, true);                 \\
   matmul2d<of, SCOPE> multiply;                                                     \\
