@@ -1,0 +1,15 @@
+"""Attention over keys that several processes share, on torch.distributed: sequences that do not fit one
+machine.
+
+    out = torch_fattn.distributed.decode(query, own_key, own_value, seq_lens, group=group, shards=shards)
+
+Every rank keeps a part of the positions (`Shards`) and attends to it; the ranks then exchange partial results
+or keys. All transfers are torch.distributed's: gloo between Macs, NCCL between NVIDIA GPUs.
+"""
+
+from __future__ import annotations
+
+from .decode import decode, paged_decode
+from .shards import Shards
+
+__all__ = ["Shards", "decode", "paged_decode"]
