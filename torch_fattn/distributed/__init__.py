@@ -10,6 +10,7 @@ or keys. All transfers are torch.distributed's: gloo between Macs, NCCL between 
 from __future__ import annotations
 
 from .decode import decode, paged_decode
+from .prefill import prefill
 from .shards import Shards
 
-__all__ = ["Shards", "decode", "paged_decode"]
+__all__ = ["Shards", "decode", "paged_decode", "prefill"]

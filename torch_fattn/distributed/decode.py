@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS
-from ..operators.kv_formats import head_dim
 from ..operators.options import DecodeOptions
 from ..operators.parts import merge_parts, result_dtype
 from ..runtime.signatures import public
+from .call import check_ranks
 from .exchange import Exchange, Facts
 from .facts import facts_of, refuse_gradients
 from .local_decode import LocalKeys, attend
@@ -173,15 +172,20 @@ def _run(
     def prepare() -> tuple[Facts, tuple[Tensor, Tensor]]:
         _check(name, query, keys, seq_lens, options)
         placed = shards or Shards.sizes([keys.capacity] * exchange.ranks)
-        _check_shards(name, placed, exchange, keys)
+        check_ranks(name, "shards", placed, exchange.ranks)
+        if keys.block_tables is None and keys.capacity < (own := placed.count(exchange.rank)):
+            raise ValueError(
+                f"{name}: key has room for {keys.capacity} positions and shards give {own} to rank "
+                f"{exchange.rank}; pass a key with room for them"
+            )
         lengths = seq_lens
         if lengths is None:
             lengths = torch.full((query.shape[0],), placed.length, dtype=torch.int32, device=query.device)
         part = attend(query, keys, placed, exchange.rank, lengths, dict(options))
         kv_heads = keys.key.shape[1 if keys.block_tables is None else 2]
-        return facts_of(name, query, kv_heads, part[0].shape[-1], keys.capacity, options, placed), part
+        return facts_of(name, query, query.shape[2], kv_heads, part[0].shape[-1], options, placed), part
 
-    (out, sums), _ = exchange.agree(prepare)
+    out, sums = exchange.agree(prepare)
     if exchange.ranks > 1:
         gathered = exchange.gather(torch.cat((out, sums), -1))
         outs, every = gathered[..., :-4], gathered[..., -4:]
@@ -204,17 +208,3 @@ def _check(name: str, query: Tensor, keys: LocalKeys, seq_lens: Tensor | None, o
 
 def _on_meta(options: dict[str, Any]) -> dict[str, Any]:
     return {k: v.detach().to("meta") if isinstance(v, Tensor) else v for k, v in options.items()}
-
-
-def _check_shards(name: str, shards: Shards, exchange: Exchange, keys: LocalKeys) -> None:
-    if shards.ranks != exchange.ranks:
-        raise ValueError(
-            f"{name}: shards are for {shards.ranks} ranks and the group has {exchange.ranks}; make them for "
-            f"{exchange.ranks}"
-        )
-    own = shards.count(exchange.rank)
-    if keys.block_tables is None and keys.capacity < own:
-        raise ValueError(
-            f"{name}: key has room for {keys.capacity} positions and shards give {own} to rank "
-            f"{exchange.rank}; pass a key with room for them"
-        )

@@ -27,7 +27,7 @@ from ..runtime.signatures import shown
 __all__ = ["HEADER_BYTES", "Exchange", "Facts"]
 
 _Result = TypeVar("_Result")
-Facts = Mapping[str, Any]  # what every rank must pass alike, and "keys", its own number
+Facts = Mapping[str, Any]  # what every rank must pass alike: _FIELDS
 
 _FIELDS = (
     *("call", "dtype", "batch size", "query heads", "key-value heads", "query rows", "head_dim"),
@@ -35,7 +35,7 @@ _FIELDS = (
 )
 # Compared by a checksum: the words name them, the number says nothing.
 _BY_CHECKSUM = {"call", "dtype", "options", "shards"}
-_HEADER = 2 + len(_FIELDS)  # int64: whether the rank takes part, its keys, and the fields
+_HEADER = 1 + len(_FIELDS)  # int64: whether the rank takes part, and the fields
 HEADER_BYTES = 8 * _HEADER
 
 
@@ -69,24 +69,21 @@ class Exchange:
 
     # ---- agreement
 
-    def agree(self, prepare: Callable[[], tuple[Facts, _Result]]) -> tuple[_Result, list[int]]:
+    def agree(self, prepare: Callable[[], tuple[Facts, _Result]]) -> _Result:
         """Runs `prepare` on this rank, and compares its facts with those of the other ranks. Returns its
-        result, and the keys of each rank. Raises on every rank if it raised on one, or if facts differ."""
+        result. Raises on every rank if it raised on one, or if facts differ."""
         refusal: Exception | None = None
         words = [0] * _HEADER
         try:
             facts, result = prepare()
-            words = [1, facts["keys"], *(_number(facts[field]) for field in _FIELDS)]
+            words = [1, *(_number(facts[field]) for field in _FIELDS)]
         except Exception as error:
             refusal = error
-        if self.ranks > 1:
-            headers = self.gather(torch.tensor(words)).tolist()
-        else:
-            headers = [words]
+        headers = self.gather(torch.tensor(words)).tolist() if self.ranks > 1 else []
         if refusal is not None:
             raise refusal
         self._compare(headers)
-        return result, [keys for _, keys, *_ in headers]
+        return result
 
     def _compare(self, headers: list[list[int]]) -> None:
         for rank, header in enumerate(headers):
@@ -95,7 +92,7 @@ class Exchange:
                     f"{self.name}: rank {rank} refused its own arguments; see the error on that rank"
                 )
         for rank, header in enumerate(headers[1:], start=1):
-            for field, first, own in zip(_FIELDS, headers[0][2:], header[2:], strict=True):
+            for field, first, own in zip(_FIELDS, headers[0][1:], header[1:], strict=True):
                 if first == own:
                     continue
                 if field == "call":
@@ -144,8 +141,8 @@ class Exchange:
 
     def shift(self, leaving: Tensor | None, arriving: int, like: Tensor) -> Transfer:
         """Begins to send `leaving`, which is on the wire, to the next rank, and to receive `arriving` numbers
-        from the one before."""
-        buffer = like.new_empty(arriving) if arriving else None
+        of the dtype of `like` from the one before."""
+        buffer = like.new_empty(arriving, device=self._wire_of(like.device)) if arriving else None
         transfers = []
         if leaving is not None and leaving.numel():
             transfers.append(self._with_peer(dist.isend, leaving, self.rank + 1))

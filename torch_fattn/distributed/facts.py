@@ -14,9 +14,10 @@ __all__ = ["facts_of", "refuse_gradients"]
 
 
 def facts_of(
-    name: str, query: Tensor, kv_heads: int, value_dim: int, keys: int, options: Any, *shards: Any
+    name: str, query: Tensor, rows: int, kv_heads: int, value_dim: int, options: Any, *shards: Any
 ) -> Facts:
-    batch, heads, rows, head_dim = query.shape
+    """`rows`: of all ranks."""
+    batch, heads, _, head_dim = query.shape
     return {
         "call": name,
         "dtype": query.dtype,
@@ -28,7 +29,6 @@ def facts_of(
         "value head_dim": value_dim,
         "options": sorted((key, _told(value)) for key, value in options.items() if value is not None),
         "shards": shards,
-        "keys": keys,
     }
 
 
