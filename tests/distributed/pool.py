@@ -32,7 +32,7 @@ class Failure:
     trace: str
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """A rank ended instead of answering."""
 
 
@@ -74,12 +74,12 @@ class Pool:
         for rank, result in enumerate(results):
             if isinstance(result, Failure):
                 raise AssertionError(f"rank {rank} of {ranks}: {result.trace}")
-            if isinstance(result, Ended):
+            if isinstance(result, EndedError):
                 raise result
         return results
 
     def outcomes(self, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The same, with a Failure or Ended in the place of a missing result."""
+        """The same, with a Failure or an EndedError in the place of a missing result."""
         message = pickle.dumps((function, ranks, arguments))
         for pipe in self._pipes[:ranks]:
             pipe.send_bytes(message)
@@ -92,7 +92,7 @@ class Pool:
                 raise AssertionError(f"rank {rank} did not answer within {PATIENCE} seconds")
             return pickle.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
-            return Ended(f"rank {rank} ended")
+            return EndedError(f"rank {rank} ended")
 
     def close(self) -> None:
         for pipe in self._pipes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from tests.helpers.problems import Case, Problem
 from torch_fattn import distributed
 from torch_fattn.distributed import Shards
 
-OPS = ("decode", "paged_decode", "prefill")
+OPS = ("decode", "paged_decode", "prefill", "varlen_prefill")
 MOST_RANKS = 4
 WORK = 2e6  # multiply-adds of a problem
 OF_COLUMNS = ("key", "value", "key_scales", "value_scales")  # with the keys in dimension 2
@@ -32,6 +32,7 @@ class Sharded:
     shards: Shards
     rows: Shards | None = None
     method: str = "auto"
+    of_sequences: tuple[tuple[Shards, Shards], ...] = ()  # varlen_prefill: keys and rows of each
 
     def __str__(self) -> str:
         runs = [[count for _, count in runs] for runs in self.shards.runs]
@@ -49,6 +50,10 @@ def _sharded(problem: Problem, rng: random.Random, most_ranks: int) -> Sharded:
         blocks = _shards(problem.kv_len // problem.block_size, ranks, rng)
         return Sharded(problem, _times(blocks, problem.block_size))
     shards = _shards(problem.kv_len, ranks, rng)
+    if problem.op == "varlen_prefill":
+        pairs = zip(problem.lengths, problem.rows, strict=True)
+        each = tuple((_shards(keys, ranks, rng), _shards(rows, ranks, rng)) for keys, rows in pairs)
+        return Sharded(replace(problem, spare_rows=0), shards, of_sequences=each)
     if problem.op == "decode" or rng.random() < 0.3:
         return Sharded(problem, shards)
     rows = shards if problem.q_len == problem.kv_len else _shards(problem.q_len, ranks, rng)
@@ -105,6 +110,8 @@ def own_arguments(arguments: dict[str, Any], sharded: Sharded, rank: int) -> dic
     """The arguments of this rank, of those of the operator over all keys."""
     problem, shards, rows = sharded.problem, sharded.shards, sharded.rows
     own = {name: value for name, value in arguments.items() if name != "mask_map"}
+    if sharded.of_sequences:
+        return _own_packed(own, sharded, rank)
     if problem.op == "paged_decode":
         blocks = _times_inverse(shards, problem.block_size)
         own["block_tables"] = blocks.take(own["block_tables"], 1, rank)
@@ -121,6 +128,16 @@ def own_arguments(arguments: dict[str, Any], sharded: Sharded, rank: int) -> dic
     if problem.op == "prefill":
         own |= {"query_shards": "replicated" if rows is None else rows, "method": sharded.method}
     return own
+
+
+def _own_packed(own: dict[str, Any], sharded: Sharded, rank: int) -> dict[str, Any]:
+    own = {name: value for name, value in own.items() if not name.startswith(("cu_seqlens", "max_seqlen"))}
+    keys, rows = zip(*sharded.of_sequences, strict=True)
+    for name, shards in (("query", rows), ("key", keys), ("value", keys)):
+        whole = own[name].split([each.length for each in shards])
+        taken = [each.take(part, 0, rank) for each, part in zip(shards, whole, strict=True)]
+        own[name] = torch.cat(taken)
+    return own | {"shards": keys, "query_shards": rows}
 
 
 def _times_inverse(shards: Shards, factor: int) -> Shards:
@@ -158,6 +175,12 @@ def check(pool: Pool, sharded: Sharded, *, checked: bool = False) -> int:
 
 
 def _whole(case: Case, sharded: Sharded, results: list[Result]) -> tuple[Tensor, Tensor]:
+    if sharded.of_sequences:
+        rows = [each for _, each in sharded.of_sequences]
+        parts = [result.out.split([each.count(r) for each in rows]) for r, result in enumerate(results)]
+        lses = [result.lse.split([each.count(r) for each in rows], 1) for r, result in enumerate(results)]
+        out = [each.join([part[b] for part in parts], 0) for b, each in enumerate(rows)]
+        return torch.cat(out), torch.cat([e.join([lse[b] for lse in lses], 1) for b, e in enumerate(rows)], 1)
     if sharded.rows is None:
         first = results[0]
         for rank, result in enumerate(results[1:], start=1):

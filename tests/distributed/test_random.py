@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.distributed.pool import Pool, pool
-from tests.distributed.random_problems import MOST_RANKS, check, draw
+from tests.distributed.random_problems import MOST_RANKS, OPS, check, draw
 
 PROBLEMS = 300
 CHUNKS = 10
-ON_GPU = 24
+ON_GPU = 6
+GPU_RANKS = 2  # each compiles its kernels
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def ranks() -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def gpu_ranks() -> Iterator[Pool]:
-    with pool(MOST_RANKS, device="mps") as made:
+    with pool(GPU_RANKS, device="mps") as made:
         yield made
 
 
@@ -50,7 +51,14 @@ def test_prefill(ranks: Pool, chunk: int) -> None:
     _check_chunk(ranks, "prefill", chunk)
 
 
-@pytest.mark.parametrize("op", ["decode", "paged_decode", "prefill"])
+@pytest.mark.host_only
+@pytest.mark.parametrize("chunk", range(3))
+def test_varlen_prefill(ranks: Pool, chunk: int) -> None:
+    for sharded in draw("varlen_prefill", 90)[chunk::3]:
+        check(ranks, sharded)
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_on_gpu(gpu_ranks: Pool, op: str) -> None:
-    launches = [check(gpu_ranks, sharded, checked=True) for sharded in draw(op, ON_GPU)]
+    launches = [check(gpu_ranks, sharded, checked=True) for sharded in draw(op, ON_GPU, GPU_RANKS)]
     assert all(launches), "each problem launches the kernels"

@@ -12,5 +12,6 @@ from __future__ import annotations
 from .decode import decode, paged_decode
 from .prefill import prefill
 from .shards import Shards
+from .varlen import varlen_prefill
 
-__all__ = ["Shards", "decode", "paged_decode", "prefill"]
+__all__ = ["Shards", "decode", "paged_decode", "prefill", "varlen_prefill"]

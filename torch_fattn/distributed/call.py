@@ -72,8 +72,8 @@ def prefill_call(
     for what, operand in (("query", query), ("key", key)):
         if operand.dim() != 4:
             raise ValueError(
-                f"{name}: {what} of shape {list(operand.shape)} must have 4 dimensions [batch, heads, length, "
-                "head_dim]"
+                f"{name}: {what} of shape {list(operand.shape)} must have 4 dimensions [batch, heads, "
+                "length, head_dim]"
             )
     placed = shards or Shards.sizes([key.shape[2]] * ranks)
     check_ranks(name, "shards", placed, ranks)

@@ -179,11 +179,12 @@ class Exchange:
 
 def _process_group(name: str, group: Any) -> Any:
     if not dist.is_available():
-        raise NotImplementedError(f"{name}: this torch was built without torch.distributed; install one with it")
+        raise NotImplementedError(
+            f"{name}: this torch was built without torch.distributed; install another build"
+        )
     if not dist.is_initialized():
         raise RuntimeError(
-            f"{name}: there is no process group; call torch.distributed.init_process_group first, as torchrun "
-            "expects"
+            f"{name}: there is no process group; call torch.distributed.init_process_group first"
         )
     if group is None:
         return dist.group.WORLD
@@ -191,8 +192,8 @@ def _process_group(name: str, group: Any) -> Any:
         if group.ndim != 1:
             names = group.mesh_dim_names or ()
             raise ValueError(
-                f"{name}: the mesh has {group.ndim} dimensions {names}; pass the one that shards the sequence, "
-                'such as mesh["cp"]'
+                f"{name}: the mesh has {group.ndim} dimensions {names}; pass the one over which "
+                'the sequence is sharded, such as mesh["cp"]'
             )
         return group.get_group()
     if group is not dist.GroupMember.NON_GROUP_MEMBER and not isinstance(group, dist.ProcessGroup):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .exchange import Facts
-from .shards import Shards
 
 __all__ = ["facts_of", "refuse_gradients"]
 

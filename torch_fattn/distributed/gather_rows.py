@@ -1,11 +1,10 @@
-"""The rows of all ranks pass to all keys: they are gathered, attended to on every rank, and each rank gets the
-partial results of its own rows back. Pays where rows are few and keys many."""
+"""Rows travel in place of keys: every rank attends to its keys with the rows of all ranks, and sends each
+rank the partial results of its rows. It pays where rows are few and keys many."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
 import torch
+from torch import Tensor
 
 from ..operators.parts import added_parts
 from .call import PrefillCall

@@ -51,9 +51,7 @@ def _all_positions(call: PrefillCall) -> list[Tensor]:
         [piece.view(shape) for piece, shape in zip(both.split(size), of_rank, strict=True)]
         for both, size, of_rank in zip(arrived, sizes, shapes, strict=True)
     ]
-    return [
-        shards.join([of_rank[n] for of_rank in pieces], 2) for n, (_, shards) in enumerate(operands)
-    ]
+    return [shards.join([of_rank[n] for of_rank in pieces], 2) for n, (_, shards) in enumerate(operands)]
 
 
 def _own_rows(call: PrefillCall, result: Tensor) -> Tensor:

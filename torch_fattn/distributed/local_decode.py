@@ -50,8 +50,8 @@ def attend(
     if slopes is not None:
         last = torch.where(own > 0, positions[(own.long() - 1).clamp(min=0)], 0) if keys.capacity else lengths
         distance = slopes.float()[..., None] * (row_at - last[:, None])[:, None]  # [B, Hq, Lq]
-        # Then distances between keys are not those of their indices. All ranks do alike, for the sums of a part
-        # are in other units under an additive mask.
+        # A rank's keys may then be further apart than their indices. All ranks do alike: under an additive
+        # mask, the sums of a part have other units.
         if any(len(runs) > 1 for runs in shards.runs):
             bias = slopes.float()[..., None, None] * (positions - last[:, None])[:, None, None]
             mask = bias if mask is None else _added(mask, bias)
@@ -68,9 +68,7 @@ def attend(
         slopes = None if slopes is None else slopes.repeat_interleave(rows, -1)
     tables = () if keys.block_tables is None else (keys.block_tables,)
     part = getattr(torch.ops.fattn, keys.op).part
-    out, sums = part(
-        query, keys.key, keys.value, *tables, own, attn_mask=mask, alibi_slopes=slopes, **every
-    )
+    out, sums = part(query, keys.key, keys.value, *tables, own, attn_mask=mask, alibi_slopes=slopes, **every)
     out, sums = (x.reshape(batch, heads, rows, x.shape[-1]) for x in (out, sums))
     if distance is not None:
         sums = shifted(sums, distance)

@@ -36,10 +36,16 @@ class Scores:
     @staticmethod
     def of(options: dict[str, Any], rows: Sequence[Sequence[Run]], keys: Sequence[Sequence[Run]]) -> Scores:
         """`rows` and `keys`: the runs of every rank."""
-        names = ("is_causal", "window_left", "window_right", "sink_tokens", "sinks", "alibi_slopes")
-        pointwise = {name: options[name] for name in ("softcap", "scale")}
-        calls = max(map(len, rows)) * max(map(len, keys))
-        return Scores(*(options[name] for name in names), pointwise, calls > MOST_CALLS)
+        return Scores(
+            is_causal=options["is_causal"],
+            window_left=options["window_left"],
+            window_right=options["window_right"],
+            sink_tokens=options["sink_tokens"],
+            sinks=options["sinks"],
+            alibi_slopes=options["alibi_slopes"],
+            pointwise={name: options[name] for name in ("softcap", "scale")},
+            by_mask=max(map(len, rows)) * max(map(len, keys)) > MOST_CALLS,
+        )
 
 
 def sees(rows: Run, keys: Run, scores: Scores) -> bool:
@@ -68,7 +74,7 @@ def attend(
     """Returns out and sums for `merge_parts`. `rows` and `keys` are the positions of the rows of query and of
     key; the mask has these rows and columns. `with_sinks`: whether the sinks count here."""
     sinks = scores.sinks if with_sinks else None
-    done = []
+    done: list[tuple[Tensor, Tensor]] = []
     for own, row in _parts(rows):
         query_part, mask_part = query[:, :, own], _cut(mask, -2, own)
         if scores.by_mask:

@@ -69,9 +69,7 @@ class Sizes:
 
     def needs(self, rank: int, source: int) -> bool:
         """Whether a row of `rank` sees a key of `source`."""
-        return any(
-            sees(row, run, self.scores) for row in self.rows[rank] for run in self.keys[source]
-        )
+        return any(sees(row, run, self.scores) for row in self.rows[rank] for run in self.keys[source])
 
     @cached_property
     def hops(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`prefill` over keys that the ranks of a group share, whose rows are shared too, or the same on all ranks."""
+"""`prefill` over keys that the ranks of a group share."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def prefill(
         query: this rank's rows, `[B, Hq, own Lq, D]`; or all rows, with query_shards "replicated".
         key, value: this rank's keys and values, `[B, Hkv, own Lk, D]` and `[B, Hkv, own Lk, Dv]`, in the
             order of their positions.
-        attn_mask: this rank's rows and the keys of all ranks in the order of their positions, broadcastable to
-            `[B, Hq, own Lq, Lk]`; with query_shards "replicated" all rows and this rank's keys, broadcastable
+        attn_mask: this rank's rows and the keys of all ranks in the order of their positions, broadcastable
+            to `[B, Hq, own Lq, Lk]`; with query_shards "replicated" all rows and this rank's keys, likewise
             to `[B, Hq, Lq, own Lk]`. Of one dtype on all ranks.
         group: a process group, a DeviceMesh of one dimension, or None for the default group.
         shards: which positions each rank holds. Default: rank r has the r-th run of as many positions as key
@@ -140,7 +140,7 @@ def prefill(
     elif prepared == "heads":
         out, lse = exchange_heads(call, return_lse)
     else:
-        part = (ring if prepared == "ring" else gather_rows)(call)
+        part = ring([call])[0] if prepared == "ring" else gather_rows(call)
         out, lse = merge_parts([part[0]], [part[1]], result_dtype(query))
     if token_major_out:
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
@@ -152,9 +152,7 @@ def _own_part(call: PrefillCall) -> tuple[Tensor, Tensor]:
     keys = call.shards.runs[rank]
     rows = call.rows_of(rank)
     with_sinks = rank == 0  # a sink counts once
-    return attend(
-        call.query, rows, call.key, call.value, keys, call.mask, call.scores, with_sinks=with_sinks
-    )
+    return attend(call.query, rows, call.key, call.value, keys, call.mask, call.scores, with_sinks=with_sinks)
 
 
 def _merged(call: PrefillCall, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,9 +165,7 @@ def _merged(call: PrefillCall, out: Tensor, sums: Tensor) -> tuple[Tensor, Tenso
 
 def _method(call: PrefillCall, method: str) -> str:
     if method not in METHODS:
-        raise ValueError(
-            f"{NAME}: method is {shown(method)}; use one of {', '.join(map(repr, METHODS))}"
-        )
+        raise ValueError(f"{NAME}: method is {shown(method)}; use one of {', '.join(map(repr, METHODS))}")
     plan = plan_of(call.sizes)
     if method == "auto":
         return plan.method

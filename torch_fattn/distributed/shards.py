@@ -28,14 +28,14 @@ class Shards:
     runs: tuple[tuple[Run, ...], ...]  # of each rank, ascending
 
     @staticmethod
-    @public("torch_fattn.distributed.Shards.contiguous")
+    @public("Shards.contiguous")
     def contiguous(length: int, ranks: int) -> Shards:
         """One run for each rank, as equal as possible."""
         _check("contiguous", length=(length, 0), ranks=(ranks, 1))
         return Shards.sizes([_cut(length, n + 1, ranks) - _cut(length, n, ranks) for n in range(ranks)])
 
     @staticmethod
-    @public("torch_fattn.distributed.Shards.sizes")
+    @public("Shards.sizes")
     def sizes(sizes: Sequence[int]) -> Shards:
         """One run for each rank, of these sizes, in the order of the ranks. A size may be 0."""
         _check("sizes", ranks=(len(sizes), 1), **{f"sizes[{n}]": (size, 0) for n, size in enumerate(sizes)})
@@ -43,7 +43,7 @@ class Shards:
         return Shards(tuple(_joined([run]) for run in zip(firsts, map(int, sizes), strict=True)))
 
     @staticmethod
-    @public("torch_fattn.distributed.Shards.round_robin")
+    @public("Shards.round_robin")
     def round_robin(length: int, ranks: int, block_size: int) -> Shards:
         """Blocks of `block_size` positions, dealt to the ranks in turn: a cache that grows fills all ranks
         alike. The last block may be shorter."""
@@ -51,7 +51,7 @@ class Shards:
         return _dealt(length, ranks, block_size)
 
     @staticmethod
-    @public("torch_fattn.distributed.Shards.zigzag")
+    @public("Shards.zigzag")
     def zigzag(length: int, ranks: int) -> Shards:
         """`2 * ranks` chunks, as equal as possible; rank r has chunk r and, counted from the end, chunk r.
         Under a causal mask all ranks then have the same work."""
@@ -74,12 +74,12 @@ class Shards:
         """The positions of this rank."""
         return sum(count for _, count in self.runs[rank])
 
-    @public("torch_fattn.distributed.Shards.take")
+    @public("Shards.take")
     def take(self, whole: Tensor, dim: int, rank: int) -> Tensor:
         """The part of a tensor over all positions that this rank holds; a view if it is one run."""
         if whole.dim() == 0 or whole.shape[dim] != self.length:
             raise ValueError(
-                f"torch_fattn.distributed.Shards.take: dimension {dim} of shape {list(whole.shape)} does not "
+                f"Shards.take: dimension {dim} of shape {list(whole.shape)} does not "
                 f"have the {self.length} positions of these shards; pass the whole tensor"
             )
         parts = [whole.narrow(dim, first, count) for first, count in self.runs[rank]]
@@ -87,12 +87,12 @@ class Shards:
             return parts[0]
         return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
 
-    @public("torch_fattn.distributed.Shards.join")
+    @public("Shards.join")
     def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
         """Undoes `take`: the whole tensor of the parts of all ranks."""
         if len(parts) != self.ranks:
             raise ValueError(
-                f"torch_fattn.distributed.Shards.join: {len(parts)} parts are not one for each of "
+                f"Shards.join: {len(parts)} parts are not one for each of "
                 f"{self.ranks} ranks; pass those of all ranks in order"
             )
         positions = torch.cat([positions_of(self, rank, parts[0].device) for rank in range(self.ranks)])
@@ -132,6 +132,4 @@ def _cut(length: int, part: int, parts: int) -> int:
 def _check(method: str, **sizes: tuple[int, int]) -> None:
     for what, (size, least) in sizes.items():
         if size < least:
-            raise ValueError(
-                f"torch_fattn.distributed.Shards.{method}: {what} is {size} and must be at least {least}"
-            )
+            raise ValueError(f"Shards.{method}: {what} is {size} and must be at least {least}")
