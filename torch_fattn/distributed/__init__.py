@@ -9,9 +9,21 @@ or keys. All transfers are torch.distributed's: gloo between Macs, NCCL between 
 
 from __future__ import annotations
 
+from .context import context_parallel, unshard
 from .decode import decode, paged_decode
+from .explain import Explanation, explain
 from .prefill import prefill
 from .shards import Shards
 from .varlen import varlen_prefill
 
-__all__ = ["Shards", "decode", "paged_decode", "prefill", "varlen_prefill"]
+__all__ = [
+    "Explanation",
+    "Shards",
+    "context_parallel",
+    "decode",
+    "explain",
+    "paged_decode",
+    "prefill",
+    "unshard",
+    "varlen_prefill",
+]

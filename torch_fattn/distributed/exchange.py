@@ -67,6 +67,13 @@ class Exchange:
         if self.rank < 0:
             raise ValueError(f"{name}: this process is not in the group; call it on the group's ranks only")
 
+    @classmethod
+    def planned(cls, name: str, ranks: int) -> Exchange:
+        """Rank 0 of a group that need not exist, for plans."""
+        exchange = cls.__new__(cls)
+        exchange.name, exchange.group, exchange.rank, exchange.ranks = name, None, 0, ranks
+        return exchange
+
     # ---- agreement
 
     def agree(self, prepare: Callable[[], tuple[Facts, _Result]]) -> _Result:

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import torch
+
 from .exchange import HEADER_BYTES
 from .local_prefill import Scores, sees
 from .shards import Run
 
-__all__ = ["METHODS", "Method", "Plan", "Sizes", "plan_of"]
+__all__ = ["METHODS", "Method", "Plan", "Sizes", "plan_of", "work_of"]
 
 Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
 
 FLOAT = 4  # bytes of a number of a partial result
 SUMS = 4  # numbers of a row beside its columns
+FAR = 2**62  # beyond every position
 
 
 @dataclass(frozen=True)
@@ -162,3 +165,30 @@ def _heads(sizes: Sizes) -> Costs:
         whole = (all_rows * (sizes.row_bytes + sizes.out_bytes) + all_keys * sizes.key_bytes) // ranks
         costs.append((operands + results, 2 * whole))
     return costs
+
+
+def work_of(sizes: Sizes) -> tuple[float, ...]:
+    """Each rank's share of the scores that are not hidden by position."""
+    ranks = range(sizes.ranks)
+    if sizes.is_replicated:
+        scores = [_scores(sizes, sizes.rows[rank], sizes.keys[rank]) for rank in ranks]
+    else:
+        scores = [sum(_scores(sizes, sizes.rows[rank], keys) for keys in sizes.keys) for rank in ranks]
+    return tuple(count / max(sum(scores), 1) for count in scores)
+
+
+def _scores(sizes: Sizes, rows: tuple[Run, ...], keys: tuple[Run, ...]) -> int:
+    """Pairs of a row and a key that it sees."""
+    seen, count = sizes.scores, 0
+    for first_row, row_count in rows:
+        row = torch.arange(first_row, first_row + row_count)
+        for first, key_count in keys:
+            end = (row + 1 if seen.is_causal else row.new_tensor(FAR)).clamp(first, first + key_count)
+            left = row - seen.window_left if seen.window_left >= 0 else row.new_tensor(first)
+            right = row + seen.window_right + 1 if seen.window_right >= 0 else row.new_tensor(FAR)
+            left, right = (left.clamp(first, first + key_count), torch.minimum(right, end))
+            sinks = row.new_tensor(seen.sink_tokens).clamp(first, first + key_count)
+            before = torch.minimum(sinks, end) - first
+            inside = right - torch.maximum(left, torch.minimum(sinks, end))
+            count += int((before + inside.clamp(min=0)).expand(row.shape).sum())
+    return count

@@ -12,6 +12,7 @@ from ..operators.parts import merge_parts, result_dtype
 from ..runtime.options import with_defaults
 from ..runtime.signatures import public, shown
 from .call import PrefillCall, prefill_call
+from .dtensor import is_dtensor, placed
 from .exchange import Exchange, Facts
 from .facts import facts_of, refuse_gradients
 from .gather_rows import gather_rows
@@ -74,7 +75,9 @@ def prefill(
     """`torch_fattn.prefill` over keys of which every rank of `group` holds a part of the positions.
 
     Args:
-        query: this rank's rows, `[B, Hq, own Lq, D]`; or all rows, with query_shards "replicated".
+        query: this rank's rows, `[B, Hq, own Lq, D]`; or all rows, with query_shards "replicated". Query, key
+            and value may be DTensors on one mesh of one dimension: key and value placed as Shard(2), query
+            as Shard(2) or Replicate(). They need no group or shards, and the result is placed as query.
         key, value: this rank's keys and values, `[B, Hkv, own Lk, D]` and `[B, Hkv, own Lk, Dv]`, in the
             order of their positions.
         attn_mask: this rank's rows and the keys of all ranks in the order of their positions, broadcastable
@@ -111,6 +114,17 @@ def prefill(
     in place of keys: Yang et al. 2024 ("Context parallelism for scalable million-token inference"). Exchange
     of heads: Jacobs et al. 2023 ("DeepSpeed Ulysses").
     """
+    if is_dtensor(query) or is_dtensor(key) or is_dtensor(value):
+        if group is not None or shards is not None or query_shards != "keys":
+            raise ValueError(
+                f"{NAME}: group, shards or query_shards are given for DTensors; their placements say it"
+            )
+        local = placed(NAME, query, key, value, attn_mask)
+        over = {"group": local.mesh, "shards": local.shards, "query_shards": local.query_shards}
+        results = prefill(*local.operands, attn_mask, method=method, return_lse=True, **over, **options)
+        out, lse = local.whole(*results)
+        return (out, lse) if return_lse else out
+
     exchange = Exchange(NAME, group)
     every: dict[str, Any] = {**with_defaults("prefill", options)}
     token_major_out = every.pop("token_major_out")

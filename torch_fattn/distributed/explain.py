@@ -1,0 +1,99 @@
+"""What a call across ranks would send, and keep, without a process group."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..operators.kv_formats import head_dim
+from ..runtime.options import with_defaults
+from ..runtime.signatures import public, shown
+from .call import prefill_call
+from .exchange import HEADER_BYTES, Exchange
+from .planner import FLOAT, SUMS, Plan, plan_of, work_of
+from .shards import Shards
+
+__all__ = ["Explanation", "explain"]
+
+NAME = "torch_fattn.distributed.explain"
+OPS = ("prefill", "decode", "paged_decode")
+
+
+class Explanation:
+    """The plan of a call across ranks. `str()` is for reading, `.data` for programs."""
+
+    def __init__(self, op: str, plan: Plan, work: tuple[float, ...]) -> None:
+        self.op = op
+        self.data: dict[str, Any] = {
+            "ranks": len(work),
+            "method": plan.method,
+            "sent_bytes": plan.sent,
+            "memory_bytes": plan.memory,
+            "why_not": plan.why_not,
+            "work": work,
+        }
+
+    def __str__(self) -> str:
+        data = self.data
+        lines = [f"torch_fattn.distributed.{self.op} on {data['ranks']} ranks: {data['method']}"]
+        for name, sent in data["sent_bytes"].items():
+            why = data["why_not"].get(name)
+            cost = (
+                f"a rank sends up to {max(sent):,} bytes, and keeps up to {max(data['memory_bytes'][name]):,}"
+            )
+            lines.append(f"  {name:<6} {cost if why is None else f'does not fit: {why}'}")
+        shares = "  ".join(f"{share:.0%}" for share in data["work"])
+        lines.append(f"  work   {shares} of all scores, by rank")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Explanation of torch_fattn.distributed.{self.op}: {self.data['method']}>"
+
+
+@public(NAME)
+def explain(
+    op: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    ranks: int,
+    shards: Shards | None = None,
+    query_shards: Shards | Literal["keys", "replicated"] = "keys",
+    return_lse: bool = False,
+    **options: Any,
+) -> Explanation:
+    """What a call of `op`, "prefill", "decode" or "paged_decode", would send on `ranks` ranks, and what it
+    would keep, by each method.
+
+    Args:
+        query, key, value: the operands of rank 0 (pools for "paged_decode"); tensors on "meta" will do.
+        ranks: the size of the group. No process group is needed.
+        shards, query_shards, return_lse, options: those of the function.
+
+    The bytes sent are those of one call to all other ranks, headers included. Bytes kept are beside operands
+    and result. The work of a rank is its share of the scores that some row sees.
+    """
+    if op not in OPS:
+        raise ValueError(f"{NAME}: {shown(op)} is not a function across ranks; use one of {', '.join(OPS)}")
+    if ranks < 1:
+        raise ValueError(f"{NAME}: ranks is {ranks} and must be at least 1")
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        raise ValueError(
+            f"{NAME}: query, key and value must have 4 dimensions, as torch_fattn.{op} takes them"
+        )
+    if op == "prefill":
+        every = {**with_defaults("prefill", options)}
+        mask = every.pop("attn_mask")
+        every.pop("token_major_out")
+        place = Exchange.planned(NAME, ranks)
+        call = prefill_call(place, query, key, value, mask, shards, query_shards, every, return_lse)
+        return Explanation(op, plan_of(call.sizes), work_of(call.sizes))
+    kv_format = options.get("kv_format") if value.dtype == torch.uint8 else None
+    part = query.shape[:3].numel() * (head_dim(value.shape[3], kv_format) + SUMS) * FLOAT
+    sent = (ranks - 1) * (part + HEADER_BYTES)
+    plan = Plan("parts", {"parts": (sent,) * ranks}, {"parts": ((ranks + 1) * part,) * ranks}, {})
+    counts = [1] * ranks if shards is None else [shards.count(rank) for rank in range(shards.ranks)]
+    return Explanation(op, plan, tuple(count / max(sum(counts), 1) for count in counts))
