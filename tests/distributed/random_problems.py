@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.distributed.pool import Pool, World
 from tests.helpers import drawing, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Case, Problem
+from tests.helpers.tensors import same_bits
 from torch_fattn import distributed
 from torch_fattn.distributed import Shards
 
@@ -95,7 +98,7 @@ class Result:
     is_in_memory: bool  # whether out is contiguous in the layout that was asked for
 
 
-def run(world: World, sharded: Sharded, checked: bool) -> Result:
+def run(world: World, sharded: Sharded, checked: bool = False) -> Result:
     arguments, _ = problems.build(sharded.problem).arguments(world.device)
     own = own_arguments(arguments, sharded, world.rank)
     function = getattr(distributed, sharded.problem.op)
@@ -152,8 +155,6 @@ def _launches() -> int:
 
 
 def _checks(wanted: bool) -> Any:
-    import contextlib
-
     if not (wanted and EMULATED):
         return contextlib.nullcontext()
     import softmetal
@@ -164,9 +165,9 @@ def _checks(wanted: bool) -> Any:
 # ---- in the test
 
 
-def check(pool: Pool, sharded: Sharded, *, checked: bool = False) -> int:
-    """Runs the problem on its ranks, and returns the launches of all ranks."""
-    results = pool.run(sharded.shards.ranks, run, sharded, checked)
+def check(pool: Pool, sharded: Sharded, *arguments: Any, function: Callable[..., Result] = run) -> int:
+    """Runs the problem on its ranks, by `function`, and returns the launches of all ranks."""
+    results = pool.run(sharded.shards.ranks, function, sharded, *arguments)
     case = problems.build(sharded.problem)
     assert all(result.is_in_memory for result in results)
     out, lse = _whole(case, sharded, results)
@@ -184,14 +185,10 @@ def _whole(case: Case, sharded: Sharded, results: list[Result]) -> tuple[Tensor,
     if sharded.rows is None:
         first = results[0]
         for rank, result in enumerate(results[1:], start=1):
-            assert _same_bits(result.out, first.out), f"out of rank {rank} has other bits"
-            assert _same_bits(result.lse, first.lse), f"lse of rank {rank} has other bits"
+            assert same_bits(result.out, first.out), f"out of rank {rank} has other bits"
+            assert same_bits(result.lse, first.lse), f"lse of rank {rank} has other bits"
         return first.out, first.lse
     out = sharded.rows.join([result.out for result in results], 2)
     if case.problem.token_major_out:
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
     return out, sharded.rows.join([result.lse for result in results], 2)
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -3,29 +3,21 @@ rule, and the same bits on every rank. Some of them on "mps", with the checks of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from unittest import mock
 
 import pytest
+import torch
+from torch import Tensor
 
-from tests.distributed.pool import Pool, pool
-from tests.distributed.random_problems import MOST_RANKS, OPS, check, draw
+from tests.distributed.pool import Pool, World
+from tests.distributed.random_problems import OPS, Result, Sharded, check, draw, run
+from torch_fattn.distributed import Shards
+from torch_fattn.distributed.exchange import Exchange
 
 PROBLEMS = 300
 CHUNKS = 10
 ON_GPU = 6
-GPU_RANKS = 2  # each compiles its kernels
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    with pool(MOST_RANKS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def gpu_ranks() -> Iterator[Pool]:
-    with pool(GPU_RANKS, device="mps") as made:
-        yield made
 
 
 def _check_chunk(made: Pool, op: str, chunk: int) -> None:
@@ -60,5 +52,27 @@ def test_varlen_prefill(ranks: Pool, chunk: int) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_on_gpu(gpu_ranks: Pool, op: str) -> None:
-    launches = [check(gpu_ranks, sharded, checked=True) for sharded in draw(op, ON_GPU, GPU_RANKS)]
+    launches = [check(gpu_ranks, sharded, True) for sharded in draw(op, ON_GPU, 2)]
     assert all(launches), "each problem launches the kernels"
+
+
+def without_exchange(world: World, sharded: Sharded) -> Result:
+    """The same of ranks that take their own part for those of all."""
+    gather = Exchange.gather
+
+    def own(self: Exchange, tensor: Tensor) -> Tensor:
+        return gather(self, tensor) if tensor.dtype == torch.int64 else torch.stack([tensor] * self.ranks)
+
+    with mock.patch.object(Exchange, "gather", own):
+        return run(world, sharded)
+
+
+@pytest.mark.host_only
+def test_control(ranks: Pool) -> None:
+    drawn = (each for each in draw("decode", 20) if each.problem.seq_lens is None and each.shards.ranks > 1)
+    sharded = next(each for each in drawn if all(each.shards.runs))
+    check(ranks, sharded)
+    with pytest.raises(AssertionError, match="has other bits"):
+        check(ranks, sharded, function=without_exchange)
+    alone = dataclasses.replace(sharded, shards=Shards.sizes([sharded.shards.length]))
+    check(ranks, alone, function=without_exchange)

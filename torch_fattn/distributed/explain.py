@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from ..runtime.options import with_defaults
 from ..runtime.signatures import public, shown
 from .call import prefill_call
 from .exchange import HEADER_BYTES, Exchange
-from .planner import FLOAT, SUMS, Plan, plan_of, work_of
+from .planner import FLOAT, SUMS, Method, Plan, chosen_method, plan_of, work_of
 from .shards import Shards
 
 __all__ = ["Explanation", "explain"]
@@ -62,6 +63,7 @@ def explain(
     ranks: int,
     shards: Shards | None = None,
     query_shards: Shards | Literal["keys", "replicated"] = "keys",
+    method: Method = "auto",
     return_lse: bool = False,
     **options: Any,
 ) -> Explanation:
@@ -71,26 +73,27 @@ def explain(
     Args:
         query, key, value: the operands of rank 0 (pools for "paged_decode"); tensors on "meta" will do.
         ranks: the size of the group. No process group is needed.
-        shards, query_shards, return_lse, options: those of the function.
+        shards, query_shards, method, return_lse, options: those of the function.
 
-    The bytes sent are those of one call to all other ranks, headers included. Bytes kept are beside operands
-    and result. The work of a rank is its share of the scores that some row sees.
+    The bytes sent are those of one call to all other ranks, headers included. Beside operands and result,
+    a rank keeps about as many bytes as it says. The work of a rank is its share of the scores.
     """
     if op not in OPS:
         raise ValueError(f"{NAME}: {shown(op)} is not a function across ranks; use one of {', '.join(OPS)}")
     if ranks < 1:
         raise ValueError(f"{NAME}: ranks is {ranks} and must be at least 1")
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
-        raise ValueError(
-            f"{NAME}: query, key and value must have 4 dimensions, as torch_fattn.{op} takes them"
-        )
+        raise ValueError(f"{NAME}: query, key and value must have 4 dimensions; see torch_fattn.{op}")
     if op == "prefill":
         every = {**with_defaults("prefill", options)}
         mask = every.pop("attn_mask")
         every.pop("token_major_out")
         place = Exchange.planned(NAME, ranks)
         call = prefill_call(place, query, key, value, mask, shards, query_shards, every, return_lse)
-        return Explanation(op, plan_of(call.sizes), work_of(call.sizes))
+        plan = plan_of(call.sizes)
+        if not call.is_replicated:
+            plan = replace(plan, method=chosen_method(NAME, plan, method))
+        return Explanation(op, plan, work_of(call.sizes))
     kv_format = options.get("kv_format") if value.dtype == torch.uint8 else None
     part = query.shape[:3].numel() * (head_dim(value.shape[3], kv_format) + SUMS) * FLOAT
     sent = (ranks - 1) * (part + HEADER_BYTES)

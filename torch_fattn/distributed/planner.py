@@ -8,11 +8,12 @@ from typing import Literal
 
 import torch
 
+from ..runtime.signatures import shown
 from .exchange import HEADER_BYTES
 from .local_prefill import Scores, sees
 from .shards import Run
 
-__all__ = ["METHODS", "Method", "Plan", "Sizes", "plan_of", "work_of"]
+__all__ = ["METHODS", "Method", "Plan", "Sizes", "chosen_method", "plan_of", "work_of"]
 
 Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
@@ -108,6 +109,17 @@ def plan_of(sizes: Sizes) -> Plan:
     return Plan(min(fitting, key=lambda name: max(sent[name])), sent, memory, why_not)
 
 
+def chosen_method(name: str, plan: Plan, method: str) -> str:
+    """Raises for a method that is not one, or does not fit."""
+    if method not in METHODS:
+        raise ValueError(f"{name}: method is {shown(method)}; use one of {', '.join(map(repr, METHODS))}")
+    if method == "auto":
+        return plan.method
+    if why := plan.why_not.get(method):
+        raise NotImplementedError(f"{name}: method {method!r} does not fit: {why}; use method='ring'")
+    return method
+
+
 def _refusals(sizes: Sizes) -> dict[str, str]:
     refusals = {}
     for heads, kind in ((sizes.kv_heads, "key-value heads"), (sizes.q_heads, "query heads")):
@@ -135,8 +147,8 @@ def _ring(sizes: Sizes) -> Costs:
         shards = [sizes.key_count((rank - step) % ranks) * sizes.key_bytes for step in range(ranks)]
         passed = [shard for step, shard in enumerate(shards) if hops[(rank - step) % ranks] > step]
         part = sizes.row_count(rank) * sizes.part_bytes
-        most = max((a + b for a, b in zip(shards, shards[1:], strict=False)), default=0)
-        costs.append((sum(passed), most + 2 * part))
+        most = max(shards)  # one leaves while the other arrives
+        costs.append((sum(passed), 2 * most + 4 * part))
     return costs
 
 
@@ -147,7 +159,7 @@ def _rows(sizes: Sizes) -> Costs:
     costs = []
     for count in counts:
         returned = (sum(counts) - count) * sizes.part_bytes
-        memory = ranks * gathered + (sum(counts) + ranks * count) * sizes.part_bytes
+        memory = (ranks + 1) * gathered + 2 * (sum(counts) + ranks * count) * sizes.part_bytes
         costs.append(((ranks - 1) * gathered + returned, memory))
     return costs
 

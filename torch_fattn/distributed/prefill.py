@@ -10,7 +10,7 @@ from torch import Tensor
 from ..operators.options import PrefillOptions
 from ..operators.parts import merge_parts, result_dtype
 from ..runtime.options import with_defaults
-from ..runtime.signatures import public, shown
+from ..runtime.signatures import public
 from .call import PrefillCall, prefill_call
 from .dtensor import is_dtensor, placed
 from .exchange import Exchange, Facts
@@ -18,7 +18,7 @@ from .facts import facts_of, refuse_gradients
 from .gather_rows import gather_rows
 from .heads import exchange_heads
 from .local_prefill import attend
-from .planner import METHODS, Method, plan_of
+from .planner import Method, chosen_method, plan_of
 from .ring import ring
 from .shards import Shards
 
@@ -134,7 +134,9 @@ def prefill(
         call = prefill_call(
             *(exchange, query, key, value, attn_mask, shards, query_shards, every, return_lse)
         )
-        chosen = "parts" if call.is_replicated else _method(call, method)
+        chosen = "parts"
+        if not call.is_replicated:
+            chosen = chosen_method(NAME, plan_of(call.sizes), method)
         facts = facts_of(
             f"{NAME} by {chosen}",
             query,
@@ -175,14 +177,3 @@ def _merged(call: PrefillCall, out: Tensor, sums: Tensor) -> tuple[Tensor, Tenso
         return merge_parts([out], [sums], result_dtype(call.query))
     gathered = call.exchange.gather(torch.cat((out, sums), -1))
     return merge_parts(list(gathered[..., :-4]), list(gathered[..., -4:]), result_dtype(call.query))
-
-
-def _method(call: PrefillCall, method: str) -> str:
-    if method not in METHODS:
-        raise ValueError(f"{NAME}: method is {shown(method)}; use one of {', '.join(map(repr, METHODS))}")
-    plan = plan_of(call.sizes)
-    if method == "auto":
-        return plan.method
-    if why := plan.why_not.get(method):
-        raise NotImplementedError(f"{NAME}: method {method!r} does not fit: {why}; use method='ring'")
-    return method

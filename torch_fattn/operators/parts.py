@@ -50,11 +50,11 @@ def added_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
     score = scores.amax(0)
     weights = torch.exp2((scores - score.masked_fill(score == -math.inf, 0.0)) * units)
     totals = torch.stack([sums[..., 2] for _, sums in parts])
-    # A part without keys may hold anything.
-    counts = (totals != 0)[..., None]
-    weighed = torch.stack([out for out, _ in parts]) * weights[..., None]
     logit = torch.stack([sums[..., 1] for _, sums in parts]).amax(0)
-    out = weighed.where(counts, 0.0).sum(0)
+    out = torch.zeros_like(parts[0][0])
+    for (own, _), weight, total in zip(parts, weights, totals, strict=True):
+        # A part without keys may hold anything.
+        out += (own * weight[..., None]).where(total[..., None] != 0, 0.0)
     return out, torch.stack((score, logit, (totals * weights).sum(0), units), -1)
 
 
