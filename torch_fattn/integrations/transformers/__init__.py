@@ -32,6 +32,7 @@ try:
     from .masks import make_mask
     from .paged import attend_paged
     from .registration import register, unregister
+    from .sharded import SHARDED_NAME, ShardedCache
     from .support import FLASH_NAME, NAME, PAGED_NAME
 except ImportError as error:
     raise ImportError(
@@ -43,6 +44,8 @@ __all__ = [
     "FLASH_NAME",
     "NAME",
     "PAGED_NAME",
+    "SHARDED_NAME",
+    "ShardedCache",
     "attend",
     "attend_paged",
     "make_mask",
