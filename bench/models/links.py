@@ -43,9 +43,10 @@ CALLS = (
 )
 _CHIPS = {chip.name.replace(" ", ""): chip for chip in CHIPS}
 NOTES = """\
-The times are of attention alone, in one layer. A decode waits for the parts; its headers travel while
-the GPU is busy. A prefill is a ring of zigzag shards whose transfers overlap with its attention. Copies between GPU and host, and what a
-network achieves of its rate, are not modelled: real times are longer."""
+The times are of attention alone, in one layer. A decode waits for the parts of all ranks; its headers travel
+while the GPU is busy. A prefill is a ring of zigzag shards, whose transfers overlap with its attention.
+Copies between GPU and host, and what a network achieves of its rate, are not modelled: real times are
+longer."""
 
 
 def seconds(call: Call, macs: int, link: Link, chip: Chip) -> float | None:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
 from tests.helpers import cache_problems, wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
+from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
 from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS
 
@@ -23,11 +25,14 @@ Arguments = dict[str, Any]
 # Modules whose public names are those of torch_fattn.
 INNER = tuple(
     f"torch_fattn.{room}"
-    for room in ("commands", "inspection", "integrations.pytorch", "operators", "runtime", "tuning")
+    for room in (
+        *("commands", "distributed.", "inspection", "integrations.pytorch", "operators", "runtime"),
+        "tuning",
+    )
 )
 CACHES = {"PagedKVCache", "StaticKVCache"}
 # Classes that only the library instantiates.
-MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Warmup"}
+MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Shards", "Warmup"}
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,13 @@ def _transformers() -> Arguments:
     return {"module": module, "query": x, "key": x, "value": x, "attention_mask": None}
 
 
+def _one_rank(arguments: Arguments) -> Arguments:
+    """Arguments of a function across ranks, of which this process is the only one."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return arguments
+
+
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
 # A valid call of each on the CPU; for a method also the object, under "self".
 VALID: dict[str, Callable[[], Arguments]] = {
@@ -217,6 +229,30 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.shared_prefix_paged_decode": _shared_blocks,
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
+    **{
+        f"torch_fattn.distributed.{op}": lambda op=op: _one_rank(wrong_calls.valid(op, "cpu"))  # type: ignore[misc]
+        for op in ("decode", "paged_decode", "prefill")
+    },
+    "torch_fattn.distributed.varlen_prefill": lambda: _one_rank(
+        {
+            "query": heads(4, 4, 16),
+            "key": heads(4, 2, 16),
+            "value": heads(4, 2, 16),
+            "shards": [Shards.sizes([3]), Shards.sizes([1])],
+        }
+    ),
+    "torch_fattn.distributed.explain": lambda: {
+        "op": "prefill",
+        **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
+        "ranks": 1,
+    },
+    "torch_fattn.distributed.unshard": lambda: _one_rank(
+        {"own": heads(2, 5), "dim": 1, "shards": Shards.sizes([5])}
+    ),
+    "Shards.count": lambda: {"self": Shards.sizes([3, 2]), "rank": 1},
+    "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "whole": heads(2, 5), "dim": 1, "rank": 0},
+    "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},
+    "ShardedCache": lambda: _one_rank({"block_size": 4}),
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
     "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
@@ -265,7 +301,10 @@ VALID: dict[str, Callable[[], Arguments]] = {
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
 LEFT_OUT = {
     "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
+    "torch_fattn.distributed.context_parallel": "a context: tests/distributed/test_context.py",
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
+    "torch_fattn.integrations.transformers.attend_sharded": "transformers alone calls it, with its cache",
+    "torch_fattn.integrations.transformers.make_sharded_mask": "transformers alone calls it",
     "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",
 }
 

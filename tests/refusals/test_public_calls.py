@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
@@ -239,6 +240,8 @@ def transformers_unchanged() -> Iterator[None]:
     from torch_fattn.integrations.transformers import unregister
 
     unregister()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 STRANGE: dict[str, Callable[[Tensor], Tensor]] = {

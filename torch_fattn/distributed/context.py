@@ -42,6 +42,7 @@ class _Block:
         return operand.dim() >= 2 and operand.shape[-2] == self.shards.count(self.exchange.rank)
 
 
+@public(NAME)
 @contextmanager
 def context_parallel(
     mesh: Any,

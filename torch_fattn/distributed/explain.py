@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..operators.kv_formats import head_dim
+from ..operators.options import PrefillOptions
 from ..runtime.options import with_defaults
 from ..runtime.signatures import public, shown
 from .call import prefill_call
 from .exchange import HEADER_BYTES, Exchange
 from .planner import FLOAT, SUMS, Method, Plan, chosen_method, plan_of, work_of
 from .shards import Shards
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Explanation", "explain"]
 
@@ -53,7 +57,7 @@ class Explanation:
         return f"<Explanation of torch_fattn.distributed.{self.op}: {self.data['method']}>"
 
 
-@public(NAME)
+@public(NAME, options="prefill")
 def explain(
     op: str,
     query: Tensor,
@@ -64,8 +68,10 @@ def explain(
     shards: Shards | None = None,
     query_shards: Shards | Literal["keys", "replicated"] = "keys",
     method: Method = "auto",
+    kv_format: str = "auto",
+    attn_mask: Tensor | None = None,
     return_lse: bool = False,
-    **options: Any,
+    **options: Unpack[PrefillOptions],
 ) -> Explanation:
     """What a call of `op`, "prefill", "decode" or "paged_decode", would send on `ranks` ranks, and what it
     would keep, by each method.
@@ -73,7 +79,8 @@ def explain(
     Args:
         query, key, value: the operands of rank 0 (pools for "paged_decode"); tensors on "meta" will do.
         ranks: the size of the group. No process group is needed.
-        shards, query_shards, method, return_lse, options: those of the function.
+        shards, query_shards, method, kv_format, attn_mask, return_lse, options: those of the function. What
+            a decode sends depends on none of its options.
 
     The bytes sent are those of one call to all other ranks, headers included. Beside operands and result,
     a rank keeps about as many bytes as it says. The work of a rank is its share of the scores.
@@ -85,17 +92,17 @@ def explain(
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         raise ValueError(f"{NAME}: query, key and value must have 4 dimensions; see torch_fattn.{op}")
     if op == "prefill":
-        every = {**with_defaults("prefill", options)}
-        mask = every.pop("attn_mask")
-        every.pop("token_major_out")
+        every: dict[str, Any] = {**with_defaults("prefill", options)}
+        for not_of_plans in ("attn_mask", "token_major_out"):
+            every.pop(not_of_plans)
         place = Exchange.planned(NAME, ranks)
-        call = prefill_call(place, query, key, value, mask, shards, query_shards, every, return_lse)
+        call = prefill_call(place, query, key, value, attn_mask, shards, query_shards, every, return_lse)
         plan = plan_of(call.sizes)
         if not call.is_replicated:
             plan = replace(plan, method=chosen_method(NAME, plan, method))
         return Explanation(op, plan, work_of(call.sizes))
-    kv_format = options.get("kv_format") if value.dtype == torch.uint8 else None
-    part = query.shape[:3].numel() * (head_dim(value.shape[3], kv_format) + SUMS) * FLOAT
+    columns = head_dim(value.shape[3], kv_format if value.dtype == torch.uint8 else None)
+    part = query.shape[:3].numel() * (columns + SUMS) * FLOAT
     sent = (ranks - 1) * (part + HEADER_BYTES)
     plan = Plan("parts", {"parts": (sent,) * ranks}, {"parts": ((ranks + 1) * part,) * ranks}, {})
     counts = [1] * ranks if shards is None else [shards.count(rank) for rank in range(shards.ranks)]

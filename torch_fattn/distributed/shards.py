@@ -70,19 +70,20 @@ class Shards:
         """The positions of all ranks."""
         return sum(self.count(rank) for rank in range(self.ranks))
 
+    @public("Shards.count")
     def count(self, rank: int) -> int:
-        """The positions of this rank."""
-        return sum(count for _, count in self.runs[rank])
+        """How many positions this rank holds."""
+        return sum(count for _, count in self._of("count", rank))
 
     @public("Shards.take")
     def take(self, whole: Tensor, dim: int, rank: int) -> Tensor:
         """The part of a tensor over all positions that this rank holds; a view if it is one run."""
-        if whole.dim() == 0 or whole.shape[dim] != self.length:
+        if not -whole.dim() <= dim < whole.dim() or whole.shape[dim] != self.length:
             raise ValueError(
                 f"Shards.take: dimension {dim} of shape {list(whole.shape)} does not "
                 f"have the {self.length} positions of these shards; pass the whole tensor"
             )
-        parts = [whole.narrow(dim, first, count) for first, count in self.runs[rank]]
+        parts = [whole.narrow(dim, first, count) for first, count in self._of("take", rank)]
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
@@ -95,8 +96,23 @@ class Shards:
                 f"Shards.join: {len(parts)} parts are not one for each of "
                 f"{self.ranks} ranks; pass those of all ranks in order"
             )
+        for rank, part in enumerate(parts):
+            if not -part.dim() <= dim < part.dim() or part.shape[dim] != self.count(rank):
+                raise ValueError(
+                    f"Shards.join: dimension {dim} of part {rank}, of shape {list(part.shape)}, does not "
+                    f"have the {self.count(rank)} positions of that rank"
+                )
+        if all(len(runs) < 2 for runs in self.runs) and sorted(self.runs) == list(self.runs):
+            return torch.cat(list(parts), dim)
         positions = torch.cat([positions_of(self, rank, parts[0].device) for rank in range(self.ranks)])
         return torch.cat(list(parts), dim).index_select(dim, positions.argsort())
+
+    def _of(self, method: str, rank: int) -> tuple[Run, ...]:
+        if not 0 <= rank < self.ranks:
+            raise ValueError(
+                f"Shards.{method}: rank {rank} is not one of {self.ranks} ranks; pass 0 to {self.ranks - 1}"
+            )
+        return self.runs[rank]
 
 
 @lru_cache(maxsize=256)

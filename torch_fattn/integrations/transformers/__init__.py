@@ -32,7 +32,7 @@ try:
     from .masks import make_mask
     from .paged import attend_paged
     from .registration import register, unregister
-    from .sharded import SHARDED_NAME, ShardedCache
+    from .sharded import SHARDED_NAME, ShardedCache, attend_sharded, make_sharded_mask
     from .support import FLASH_NAME, NAME, PAGED_NAME
 except ImportError as error:
     raise ImportError(
@@ -48,7 +48,9 @@ __all__ = [
     "ShardedCache",
     "attend",
     "attend_paged",
+    "attend_sharded",
     "make_mask",
+    "make_sharded_mask",
     "register",
     "unregister",
     "use_packed",
