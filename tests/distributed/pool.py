@@ -79,7 +79,7 @@ class Pool:
         return results
 
     def outcomes(self, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The same, with a Failure or an EndedError in the place of a missing result."""
+        """The same, with a Failure or an EndedError instead of a missing result."""
         message = pickle.dumps((function, ranks, arguments))
         for pipe in self._pipes[:ranks]:
             pipe.send_bytes(message)

@@ -95,7 +95,7 @@ class Result:
     out: Tensor
     lse: Tensor
     launches: int  # of attention kernels
-    is_in_memory: bool  # whether out is contiguous in the layout that was asked for
+    is_in_memory: bool  # whether out is contiguous in the requested layout
 
 
 def run(world: World, sharded: Sharded, checked: bool = False) -> Result:

@@ -167,7 +167,7 @@ def refusals(world: World) -> dict[str, str]:
     try:
         distributed.prefill(own.requires_grad_(), own, own, group=world.group)
     except NotImplementedError as error:
-        found["there are no gradients across ranks"] = str(error)
+        found["query requires grad, and there are no gradients across ranks"] = str(error)
     return found
 
 

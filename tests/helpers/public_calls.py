@@ -231,8 +231,11 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.warmup": lambda: {"calls": []},
     **{
         f"torch_fattn.distributed.{op}": lambda op=op: _one_rank(wrong_calls.valid(op, "cpu"))  # type: ignore[misc]
-        for op in ("decode", "paged_decode", "prefill")
+        for op in ("decode", "paged_decode")
     },
+    "torch_fattn.distributed.prefill": lambda: _one_rank(
+        wrong_calls.valid("prefill", "cpu") | {"query_shards": "replicated"}
+    ),
     "torch_fattn.distributed.varlen_prefill": lambda: _one_rank(
         {
             "query": heads(4, 4, 16),

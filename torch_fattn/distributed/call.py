@@ -69,7 +69,7 @@ def prefill_call(
 ) -> PrefillCall:
     """`options`: all of `prefill`, but token_major_out. Raises for what does not fit."""
     name, rank, ranks = exchange.name, exchange.rank, exchange.ranks
-    for what, operand in (("query", query), ("key", key)):
+    for what, operand in (("query", query), ("key", key), ("value", value)):
         if operand.dim() != 4:
             raise ValueError(
                 f"{name}: {what} of shape {list(operand.shape)} must have 4 dimensions [batch, heads, "
@@ -81,9 +81,9 @@ def prefill_call(
     rows: Shards | None = placed
     if isinstance(query_shards, Shards):
         rows = query_shards
-    elif query_shards == "replicated":
+    elif isinstance(query_shards, str) and query_shards == "replicated":
         rows = None
-    elif query_shards != "keys":
+    elif not (isinstance(query_shards, str) and query_shards == "keys"):
         raise ValueError(
             f"{name}: query_shards is {shown(query_shards)}; pass 'keys', 'replicated' or Shards"
         )
@@ -140,17 +140,11 @@ def _check_with_operator(
     shards: Shards,
     options: dict[str, Any],
 ) -> None:
-    """Raises the operator's error for what it refuses, over the columns that the mask has."""
-
-    def on_meta(operand: Any) -> Any:
-        return operand.detach().to("meta") if isinstance(operand, Tensor) else operand
-
-    operands = [on_meta(operand) for operand in (query, key, value)]
-    if rows is not None and mask is not None and value.dim() == 4:
-        for n in (1, 2):
-            whole = (*operands[n].shape[:2], shards.length, operands[n].shape[3])
-            operands[n] = operands[n].new_empty(whole)
-    given = {name: on_meta(value) for name, value in options.items()}
-    given["mask_map"] = None
-    given["attn_mask"] = on_meta(mask)
-    torch.ops.fattn._plan_prefill(*operands, **given)
+    """Raises the operator's error for what it refuses. The mask of sharded rows has the columns of all
+    keys."""
+    if rows is not None and mask is not None:
+        key, value = (
+            operand.new_empty(*operand.shape[:2], 1, operand.shape[3]).expand(-1, -1, shards.length, -1)
+            for operand in (key, value)
+        )
+    torch.ops.fattn._plan_prefill(query, key, value, **{**options, "attn_mask": mask, "mask_map": None})

@@ -199,12 +199,10 @@ def _run(
 
 def _check(name: str, query: Tensor, keys: LocalKeys, seq_lens: Tensor | None, options: Any) -> None:
     """Raises the operator's own error for what it refuses: the shapes that it gets here are others."""
-    refuse_gradients(name, query, keys.key, keys.value)
+    what = "key", "value"
+    if keys.block_tables is not None:
+        what = "key_cache", "value_cache"
+    refuse_gradients(name, {"query": query, what[0]: keys.key, what[1]: keys.value})
     plan: Callable[..., str] = getattr(torch.ops.fattn, f"_plan_{keys.op}")
     tables = () if keys.block_tables is None else (keys.block_tables,)
-    operands = (query, keys.key, keys.value, *tables, seq_lens)
-    plan(*(None if x is None else x.detach().to("meta") for x in operands), **_on_meta(options))
-
-
-def _on_meta(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.detach().to("meta") if isinstance(v, Tensor) else v for k, v in options.items()}
+    plan(query, keys.key, keys.value, *tables, seq_lens, **options)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 NAME = "torch_fattn.distributed.explain"
+MOST_RANKS = 1024
 OPS = ("prefill", "decode", "paged_decode")
 
 
@@ -87,19 +88,17 @@ def explain(
     """
     if op not in OPS:
         raise ValueError(f"{NAME}: {shown(op)} is not a function across ranks; use one of {', '.join(OPS)}")
-    if ranks < 1:
-        raise ValueError(f"{NAME}: ranks is {ranks} and must be at least 1")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(f"{NAME}: ranks is {ranks}; pass a number from 1 to {MOST_RANKS}")
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         raise ValueError(f"{NAME}: query, key and value must have 4 dimensions; see torch_fattn.{op}")
     if op == "prefill":
         every: dict[str, Any] = {**with_defaults("prefill", options)}
-        for not_of_plans in ("attn_mask", "token_major_out"):
-            every.pop(not_of_plans)
+        every.pop("token_major_out")
         place = Exchange.planned(NAME, ranks)
         call = prefill_call(place, query, key, value, attn_mask, shards, query_shards, every, return_lse)
         plan = plan_of(call.sizes)
-        if not call.is_replicated:
-            plan = replace(plan, method=chosen_method(NAME, plan, method))
+        plan = replace(plan, method=chosen_method(NAME, plan, method))
         return Explanation(op, plan, work_of(call.sizes))
     columns = head_dim(value.shape[3], kv_format if value.dtype == torch.uint8 else None)
     part = query.shape[:3].numel() * (columns + SUMS) * FLOAT

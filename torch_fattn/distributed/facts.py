@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,8 +37,10 @@ def _told(value: Any) -> str:
     return f"{value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else repr(value)
 
 
-def refuse_gradients(name: str, *operands: Tensor) -> None:
-    if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
-        raise NotImplementedError(
-            f"{name}: there are no gradients across ranks; call it under torch.no_grad()"
-        )
+def refuse_gradients(name: str, operands: Mapping[str, Tensor]) -> None:
+    for what, operand in operands.items():
+        if operand.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name}: {what} requires grad, and there are no gradients across ranks; call it under "
+                "torch.no_grad()"
+            )

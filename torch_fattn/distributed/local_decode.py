@@ -64,7 +64,9 @@ def attend(
     if rows > 1:
         query = query.reshape(batch, heads * rows, 1, head_dim)
         if mask is not None:
-            mask = mask.expand(batch, heads, rows, keys.capacity).reshape(batch, heads * rows, 1, -1)
+            mask = mask.expand(batch, heads, rows, keys.capacity).reshape(
+                batch, heads * rows, 1, keys.capacity
+            )
         slopes = None if slopes is None else slopes.repeat_interleave(rows, -1)
     tables = () if keys.block_tables is None else (keys.block_tables,)
     part = getattr(torch.ops.fattn, keys.op).part

@@ -98,7 +98,7 @@ class Plan:
 def plan_of(sizes: Sizes) -> Plan:
     if sizes.is_replicated:
         ways = {"parts": _parts(sizes)}
-        why_not: dict[str, str] = {}
+        why_not = dict.fromkeys(METHODS[1:], "every rank has all rows")
     else:
         ways = {"ring": _ring(sizes), "rows": _rows(sizes), "heads": _heads(sizes)}
         why_not = _refusals(sizes)
@@ -111,12 +111,12 @@ def plan_of(sizes: Sizes) -> Plan:
 
 def chosen_method(name: str, plan: Plan, method: str) -> str:
     """Raises for a method that is not one, or does not fit."""
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"{name}: method is {shown(method)}; use one of {', '.join(map(repr, METHODS))}")
     if method == "auto":
         return plan.method
     if why := plan.why_not.get(method):
-        raise NotImplementedError(f"{name}: method {method!r} does not fit: {why}; use method='ring'")
+        raise NotImplementedError(f"{name}: method {method!r} does not fit: {why}; use method='auto'")
     return method
 
 

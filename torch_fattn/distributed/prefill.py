@@ -82,7 +82,7 @@ def prefill(
             order of their positions.
         attn_mask: this rank's rows and the keys of all ranks in the order of their positions, broadcastable
             to `[B, Hq, own Lq, Lk]`; with query_shards "replicated" all rows and this rank's keys, likewise
-            to `[B, Hq, Lq, own Lk]`. Of one dtype on all ranks.
+            to `[B, Hq, Lq, own Lk]`. It has one dtype on all ranks.
         group: a process group, a DeviceMesh of one dimension, or None for the default group.
         shards: which positions each rank holds. Default: rank r has the r-th run of as many positions as key
             has, which must then be the same number on every rank.
@@ -130,13 +130,11 @@ def prefill(
     token_major_out = every.pop("token_major_out")
 
     def prepare() -> tuple[Facts, tuple[PrefillCall, Any]]:
-        refuse_gradients(NAME, query, key, value)
+        refuse_gradients(NAME, {"query": query, "key": key, "value": value})
         call = prefill_call(
             *(exchange, query, key, value, attn_mask, shards, query_shards, every, return_lse)
         )
-        chosen = "parts"
-        if not call.is_replicated:
-            chosen = chosen_method(NAME, plan_of(call.sizes), method)
+        chosen = chosen_method(NAME, plan_of(call.sizes), method)
         facts = facts_of(
             f"{NAME} by {chosen}",
             query,

@@ -84,7 +84,7 @@ def varlen_prefill(
     every = {**with_defaults("varlen_prefill", options)}
 
     def prepare() -> tuple[Facts, list[PrefillCall]]:
-        refuse_gradients(NAME, query, key, value)
+        refuse_gradients(NAME, {"query": query, "key": key, "value": value})
         for what, operand in (("query", query), ("key", key), ("value", value)):
             check_tensor(NAME, what, operand, "[tokens, heads, dim]")
             if operand.dim() != 3:
