@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch_fattn.integrations import comfyui
 from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS
 
 Arguments = dict[str, Any]
+_Thing = TypeVar("_Thing")
 # Modules whose public names are those of torch_fattn.
 INNER = tuple(
     f"torch_fattn.{room}"
@@ -196,11 +197,11 @@ def _transformers() -> Arguments:
     return {"module": module, "query": x, "key": x, "value": x, "attention_mask": None}
 
 
-def _one_rank(arguments: Arguments) -> Arguments:
-    """Arguments of a function across ranks, of which this process is the only one."""
+def one_rank(thing: _Thing) -> _Thing:
+    """Returns the function across ranks, or its arguments, after this process became the only rank."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return arguments
+    return thing
 
 
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
@@ -230,13 +231,13 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
     **{
-        f"torch_fattn.distributed.{op}": lambda op=op: _one_rank(wrong_calls.valid(op, "cpu"))  # type: ignore[misc]
+        f"torch_fattn.distributed.{op}": lambda op=op: one_rank(wrong_calls.valid(op, "cpu"))  # type: ignore[misc]
         for op in ("decode", "paged_decode")
     },
-    "torch_fattn.distributed.prefill": lambda: _one_rank(
+    "torch_fattn.distributed.prefill": lambda: one_rank(
         wrong_calls.valid("prefill", "cpu") | {"query_shards": "replicated"}
     ),
-    "torch_fattn.distributed.varlen_prefill": lambda: _one_rank(
+    "torch_fattn.distributed.varlen_prefill": lambda: one_rank(
         {
             "query": heads(4, 4, 16),
             "key": heads(4, 2, 16),
@@ -249,13 +250,13 @@ VALID: dict[str, Callable[[], Arguments]] = {
         **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
         "ranks": 1,
     },
-    "torch_fattn.distributed.unshard": lambda: _one_rank(
+    "torch_fattn.distributed.unshard": lambda: one_rank(
         {"own": heads(2, 5), "dim": 1, "shards": Shards.sizes([5])}
     ),
     "Shards.count": lambda: {"self": Shards.sizes([3, 2]), "rank": 1},
     "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "whole": heads(2, 5), "dim": 1, "rank": 0},
     "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},
-    "ShardedCache": lambda: _one_rank({"block_size": 4}),
+    "ShardedCache": lambda: one_rank({"block_size": 4}),
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
     "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),

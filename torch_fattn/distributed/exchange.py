@@ -135,7 +135,7 @@ class Exchange:
         return [part.narrow(dim, 0, count) for part, count in zip(gathered, counts, strict=True)]
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Sends `parts[r]` to rank r, and returns what rank r sent, which has `shapes[r]`. All have one dtype."""
+        """Sends `parts[r]` to rank r, and returns what rank r sent, of `shapes[r]` and the same dtype."""
         device = parts[0].device
         sizes = [torch.Size(shape).numel() for shape in shapes]
         sent = self.on_wire(torch.cat([part.reshape(-1) for part in parts]))
