@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import resource
 import sys
 import tempfile
 import traceback
@@ -21,6 +22,8 @@ import torch.distributed as dist
 # A fork of a process that has imported everything starts at once. On macOS, frameworks do not survive a fork.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 PATIENCE = 120  # seconds for an answer, far more than any takes
+# Processor seconds of all ranks, which nobody waits for: tests/tiers.py adds them to those of a test.
+seconds_of_ranks = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,10 @@ class Pool:
         try:
             if not pipe.poll(PATIENCE):
                 raise AssertionError(f"rank {rank} did not answer within {PATIENCE} seconds")
-            return pickle.loads(pipe.recv_bytes())
+            global seconds_of_ranks
+            result, seconds = pickle.loads(pipe.recv_bytes())
+            seconds_of_ranks += seconds
+            return result
         except (EOFError, ConnectionResetError):
             return EndedError(f"rank {rank} ended")
 
@@ -114,6 +120,12 @@ def pool(ranks: int, **options: Any) -> Iterator[Pool]:
         made.close()
 
 
+def _seconds() -> float:
+    """Of this process and of the compilers that it ran."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def _serve(
     pipe: Connection, rank: int, ranks: int, backend: str, device: str, store: str, timeout: float
 ) -> None:
@@ -128,8 +140,9 @@ def _serve(
             function, size, arguments = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
+        start = _seconds()
         try:
             result = function(World(groups[size - 1], rank, size, device), *arguments)
         except Exception as error:
             result = Failure(type(error).__name__, str(error), traceback.format_exc())
-        pipe.send_bytes(pickle.dumps(result))
+        pipe.send_bytes(pickle.dumps((result, _seconds() - start)))

@@ -15,7 +15,7 @@ from torch_fattn.integrations.transformers import ShardedCache, register
 
 pytestmark = pytest.mark.host_only
 
-PROMPT, NEW = 21, 24
+PROMPT, NEW = 19, 14
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
     "window": MistralConfig(**COMMON, sliding_window=8),
@@ -50,7 +50,7 @@ def on_ranks(world: World, config: PreTrainedConfig, padded: bool) -> tuple[Tens
     return tokens, layer.keys.shape[2]
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [2, 4, 1])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tokens(ranks: Pool, name: str, n: int) -> None:
     for padded in (False, True):
