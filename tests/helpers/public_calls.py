@@ -174,6 +174,18 @@ def _comfyui() -> Arguments:
     return {"func": lambda q, *_, **__: q, "q": q, "k": q, "v": q, "heads": 2}
 
 
+def _block_mask() -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, q_idx, kv_idx: q_idx != kv_idx, None, None, 3, 5, device="cpu")
+
+
+def _flex() -> Arguments:
+    key = heads(1, 2, 5, 16)
+    operands = {"query": heads(1, 2, 3, 16), "key": key, "value": key}
+    return operands | {"score_mod": lambda score, *_: score, "block_mask": _block_mask()}
+
+
 class _Patcher:
     model_options: dict[str, Any] = {}
 
@@ -257,6 +269,8 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.flash_attn_with_kvcache": _flash_cache,
     "torch_fattn.integrations.comfyui.apply": lambda: {"model": _Patcher()},
     "torch_fattn.integrations.comfyui.attention_override": _comfyui,
+    "torch_fattn.integrations.flex_attention.flex_attention": _flex,
+    "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
     "torch_fattn.integrations.transformers.attend": _transformers,
     "torch_fattn.integrations.transformers.kernel.flash_attn_forward": _transformers,
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},

@@ -9,17 +9,28 @@ import torch
 from torch import Tensor
 
 from tests.helpers import advice
-from tests.helpers.advice import Advice, caches, derivatives, flash_attn, plans, shapes, sources
+from tests.helpers.advice import (
+    Advice,
+    caches,
+    derivatives,
+    flash_attn,
+    flex_attention,
+    plans,
+    shapes,
+    sources,
+)
 
 ADVICE = [
     *advice.ADVICE,
     *caches.ADVICE,
     *derivatives.ADVICE,
     *flash_attn.ADVICE,
+    *flex_attention.ADVICE,
     *plans.ADVICE,
     *shapes.ADVICE,
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
+    "pass what it hides as block_mask, and what it adds as attn_mask to torch_fattn.prefill",
     "recreate it with torch_fattn.mask_map(attn_mask)",
     "pass the most rows that a sequence has",
     "give every token a different slot, or -1 to drop it",
@@ -41,6 +52,7 @@ NOT_FOLLOWED = {
     'pass "auto", "fused" or "off"': LIMIT,
     "pass the sums that the overloads part return": LIMIT,
     "they must be equal": LIMIT,
+    "its shape must be [batch, heads, length, head_dim]": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,
     "its shape must be [tokens, heads, head_dim]": LIMIT,
     "pass a number that allocate() or fork() returned and free() has not released": LIMIT,
