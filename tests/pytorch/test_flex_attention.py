@@ -284,6 +284,7 @@ def test_calls_that_are_refused() -> None:
         flex_attention(query, query, query, block_mask=causal)
     with pytest.raises(ValueError, match="4 query heads and 2 key-value heads.*enable_gqa=True"):
         flex_attention(query, query[:, :2], query[:, :2])
+    rows = causal[:, :, 1:2]
     with pytest.raises(
         ValueError,
         match="block_mask has 1 rows of blocks of 16.*set seq_lengths, and in a slice also mask_mod",
