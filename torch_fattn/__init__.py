@@ -16,7 +16,7 @@ torch_fattn doctor` checks the installation.
 from __future__ import annotations
 
 from . import reference
-from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
+from .caches import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache
 from .inspection.compiled import CompiledKernel, compiled_kernels
 from .inspection.plans import Explanation, explain, launch_counts, reset_launch_counts
 from .inspection.warmup import Warmup, warmup
@@ -61,6 +61,7 @@ _tensor_units.use_folder()
 
 __all__ = [
     "CacheFullError",
+    "CacheStats",
     "CacheStep",
     "CompiledKernel",
     "Explanation",

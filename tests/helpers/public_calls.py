@@ -27,7 +27,15 @@ INNER = tuple(
 )
 CACHES = {"PagedKVCache", "StaticKVCache"}
 # Classes that only the library instantiates.
-MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Warmup"}
+MADE_BY_THE_LIBRARY = {
+    "CacheStats",
+    "CacheStep",
+    "CompiledKernel",
+    "Explanation",
+    "Fallback",
+    "Report",
+    "Warmup",
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,8 @@ def _modules() -> Iterator[Any]:
 
 def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
     if inspect.isclass(thing) and not issubclass(thing, BaseException):
-        for method, function in vars(thing).items():
+        methods = {k: v for base in reversed(thing.__mro__[:-1]) for k, v in vars(base).items()}
+        for method, function in methods.items():
             if inspect.isfunction(function) and (not method.startswith("_") or method == "__init__"):
                 if method != "__init__" or name not in MADE_BY_THE_LIBRARY:
                     full = name if method == "__init__" else f"{name}.{method}"
@@ -233,12 +242,14 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
     "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.blocks_needed": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.decode": lambda: _decode(*_paged()),
     "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
     "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
     "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
     "StaticKVCache.decode": lambda: _decode(*_static()),

@@ -89,6 +89,10 @@ class CacheShape:
                 f"group of {self.kv_format}; use {formats_where(lambda kind: not kind.group)}"
             )
 
+    @property
+    def stored(self) -> str:
+        return str(self.dtype) if self.kv_format == "auto" else self.kv_format
+
     def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
         """Shapes and dtypes of keys or values of that size, and of their scales."""
         if self.kv_format == "auto":
@@ -150,6 +154,23 @@ class Layers:
         for operands, options in zip(self._operands, self._options, strict=True):
             yield from operands
             yield from (option for option in options.values() if isinstance(option, Tensor))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    @property
+    def words(self) -> str:
+        shape = self._shape
+        return (
+            f"{shape.num_layers} layers of {shape.shape[1]} key-value heads, {shape.head_dim} and "
+            f"{shape.value_dim} columns, {shape.stored} on {shape.device}"
+        )
+
+    def copy(self, block: int, copy: int, slots: int) -> None:
+        """Copies the first slots of a block, in every layer."""
+        for memory in self.tensors():
+            memory[copy, :slots].copy_(memory[block, :slots])
 
     def check_new(self, method: str, key: Tensor, value: Tensor, tokens: int) -> None:
         """Raises unless keys and values are those of `tokens` new tokens. The operator's own message would

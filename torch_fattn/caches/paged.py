@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
-from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS, paged_decode, paged_prefill
-from ..operators.options import DecodeOptions, PagedPrefillOptions
-from ..operators.shared_prefix import shared_prefix_paged_decode
-from ..runtime.signatures import check_tensor, public, shown
-from .memory import (
-    CacheShape,
-    Layers,
-    check_bytes,
-    check_sizes,
-    counts_of,
-    fill,
-    new_tokens,
-    on_device,
-)
+from ..runtime.signatures import public, shown
+from .blocks import BlockPool
+from .memory import CacheShape, Layers, check_bytes, check_sizes, counts_of, new_tokens, on_device
+from .paged_attention import PagedAttention
+from .sequences import Growth, PagedSequence, plan_growth
+from .stats import CacheStats
 from .step import CacheFullError, CacheStep
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .tables import Tables
 
 __all__ = ["PagedKVCache"]
-
-
-FIRST_ROWS = 256  # of a new cache's tables
 
 
 def _common_beginning(lists: list[list[int]]) -> int:
@@ -44,14 +28,7 @@ def _common_beginning(lists: list[list[int]]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(least), len(greatest)))
 
 
-@dataclass
-class _PagedSequence:
-    row: int  # row in the device's tables
-    length: int = 0
-    blocks: list[int] = field(default_factory=list)
-
-
-class PagedKVCache:
+class PagedKVCache(PagedAttention):
     """A cache whose sequences take blocks of `block_size` tokens from a common pool as they grow, and can
     share them.
 
@@ -64,7 +41,8 @@ class PagedKVCache:
         device: default "mps".
         kv_format: as in `StaticKVCache`.
 
-    A sequence is a number, which `allocate` or `fork` returned and will not return again.
+    A sequence is a number, which `allocate` or `fork` returned and will not return again. After an error of
+    any method, all sequences are as they were.
     """
 
     @public("PagedKVCache")
@@ -90,25 +68,41 @@ class PagedKVCache:
         check_bytes(name, 4, max_sequences, num_blocks)
         self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
         self._block_size = block_size
-        self._num_blocks = num_blocks
-        self._sequences: dict[int, _PagedSequence] = {}
+        self._sequences: dict[int, PagedSequence] = {}
         self._next = 0
         self._change = 0
-        self._users = Counter[int]()  # for every block in use
-        self._free_blocks = list(range(num_blocks - 1, -1, -1))
-        self._max_sequences = max_sequences
-        self._free_rows: list[int] = []
-        self._tables = torch.empty(0, num_blocks, dtype=torch.int32, device=device)
-        self._seq_lens = torch.empty(0, dtype=torch.int32, device=device)
-        self._add_rows(min(max_sequences, FIRST_ROWS))
+        self._pool = BlockPool(num_blocks)
+        self._tables = Tables(num_blocks, max_sequences, device)
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        return (
+            f"PagedKVCache({self._layers.words}, {stats.blocks} blocks of {self._block_size} tokens; "
+            f"{stats.sequences} sequences, {stats.tokens} tokens, {stats.free_blocks} blocks free)"
+        )
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
 
     @property
     def free_blocks(self) -> int:
-        return len(self._free_blocks)
+        return self._pool.available
 
     @property
     def sequences(self) -> tuple[int, ...]:
         return tuple(self._sequences)
+
+    @property
+    def stats(self) -> CacheStats:
+        return CacheStats(
+            blocks=self._pool.total,
+            free_blocks=self._pool.available,
+            shared_blocks=self._pool.shared,
+            sequences=len(self._sequences),
+            tokens=sum(sequence.length for sequence in self._sequences.values()),
+            memory_bytes=self._tables.nbytes + self._layers.nbytes,
+        )
 
     @public("PagedKVCache.length")
     def length(self, sequence: int) -> int:
@@ -122,9 +116,7 @@ class PagedKVCache:
     @public("PagedKVCache.allocate")
     def allocate(self) -> int:
         """A new sequence, without tokens or blocks. CacheFullError: there are max_sequences already."""
-        number = self._add("allocate", _PagedSequence(row=-1))
-        self._seq_lens[self._sequences[number].row].zero_()
-        return number
+        return self._add(PagedSequence(self._new_row("allocate")))
 
     @public("PagedKVCache.fork")
     def fork(self, sequence: int) -> int:
@@ -133,12 +125,14 @@ class PagedKVCache:
         before you fork. CacheFullError: there are max_sequences already.
         """
         source = self._get("fork", sequence)
-        copy = _PagedSequence(row=-1, length=source.length, blocks=list(source.blocks))
-        number = self._add("fork", copy)
-        self._users.update(copy.blocks)
-        self._tables[copy.row].copy_(self._tables[source.row])
-        self._seq_lens[copy.row].copy_(self._seq_lens[source.row])
-        return number
+        row = self._new_row("fork")
+        try:
+            self._tables.copy_row(source.row, row)
+        except BaseException:
+            self._tables.free_row(row)
+            raise
+        self._pool.share(source.blocks)
+        return self._add(PagedSequence(row, source.length, list(source.blocks)))
 
     @public("PagedKVCache.free")
     def free(self, sequence: int) -> None:
@@ -146,201 +140,120 @@ class PagedKVCache:
         gone = self._get("free", sequence)
         del self._sequences[sequence]
         self._change += 1
-        self._free_rows.append(gone.row)
-        for block in reversed(gone.blocks):
-            self._release(block)
+        self._tables.free_row(gone.row)
+        self._pool.release(gone.blocks)
+
+    @public("PagedKVCache.truncate")
+    def truncate(self, sequence: int, length: int) -> None:
+        """Drops the newest tokens of the sequence, such as rejected drafts, so that `length` are left. Blocks
+        without a token of it are released. Steps made before cannot be used for it any more.
+
+        ValueError: the sequence has fewer tokens, or is not allocated.
+        """
+        cut = self._get("truncate", sequence)
+        if not 0 <= length <= cut.length:
+            raise ValueError(
+                f"PagedKVCache.truncate: length {length} is not from 0 to {cut.length}, the tokens of "
+                f"sequence {sequence}; pass how many to keep"
+            )
+        if length == cut.length:
+            return
+        self._tables.set_length(cut.row, length)
+        self._change += 1
+        cut.changed, cut.length = self._change, length
+        kept = -(-length // self._block_size)
+        self._pool.release(cut.blocks[kept:])
+        del cut.blocks[kept:]
+
+    @public("PagedKVCache.blocks_needed")
+    def blocks_needed(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> int:
+        """How many free blocks `extend` with these arguments would take, copies of shared blocks included: it
+        succeeds if `free_blocks` is as large. ValueError: as in `extend`."""
+        return sum(growth.blocks for growth in self._plan("blocks_needed", sequences, tokens))
 
     @public("PagedKVCache.extend")
     def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
         """Makes room for new tokens of these sequences: one number for all, or one for each.
 
         CacheFullError: the pool has too few free blocks. ValueError: a sequence is not allocated or given
-        twice, or the numbers are not one for each. The cache is unchanged after an error.
+        twice, or the numbers are not one for each.
         """
-        name = "PagedKVCache.extend"
+        plan = self._plan("extend", sequences, tokens)
+        needed = sum(growth.blocks for growth in plan)
+        if needed > self._pool.available:
+            raise CacheFullError(
+                f"PagedKVCache.extend: {needed} blocks of {self._block_size} tokens are needed and "
+                f"{self._pool.available} of {self._pool.total} are free; free() a sequence, extend fewer, "
+                "or make the cache larger"
+            )
+        taken = self._pool.take(needed)
+        try:
+            return self._grow(tuple(sequences), plan, taken)
+        except BaseException:
+            self._pool.release(taken)
+            raise
+
+    def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Growth]:
+        name = f"PagedKVCache.{method}"
         if len(set(sequences)) != len(sequences):
             raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
         counts = counts_of(name, tokens, len(sequences))
-        grown = [self._get("extend", sequence) for sequence in sequences]
-        needed = self._blocks_needed(grown, counts)
-        if needed > len(self._free_blocks):
-            raise CacheFullError(
-                f"{name}: {needed} blocks of {self._block_size} tokens are needed and "
-                f"{len(self._free_blocks)} of {self._num_blocks} are free; free() a sequence, extend fewer, "
-                "or make the cache larger"
-            )
-        self._change += 1
-        for sequence, count in zip(grown, counts, strict=True):
-            self._grow(sequence, count)
+        grown = [self._get(method, sequence) for sequence in sequences]
+        return plan_growth(self._pool, self._block_size, grown, counts)
+
+    def _grow(self, numbers: tuple[int, ...], plan: list[Growth], taken: list[int]) -> CacheStep:
+        """Whatever can fail comes before the first change on the host."""
+        grown = [growth.sequence for growth in plan]
+        fresh = iter(taken)
+        after = [self._grown_blocks(growth, fresh) for growth in plan]
+        self._tables.begin(grown)
+        for growth, blocks in zip(plan, after, strict=True):
+            first = len(growth.sequence.blocks) - growth.copies_end
+            if growth.copies_end:
+                filled = growth.sequence.length % self._block_size
+                self._layers.copy(growth.sequence.blocks[-1], blocks[first], filled)
+            self._tables.write(growth.sequence.row, first, blocks[first:])
 
         device = self._tables.device
+        counts = [growth.tokens for growth in plan]
         rows = on_device([sequence.row for sequence in grown], device)
-        longest = max((len(sequence.blocks) for sequence in grown), default=0)
-        tables = self._tables[:, :longest][rows]
-        before = self._seq_lens[rows]
+        tables = self._tables.of(rows, max(map(len, after), default=0))
+        before = self._tables.lengths[rows]
         new = new_tokens(counts, device)
-        after = (before + new.counts).int()
-        self._seq_lens[rows] = after
         positions = before[new.sequence] + new.offset
-        blocks = tables[new.sequence, positions // self._block_size].long()
-        return CacheStep(
-            sequences=tuple(sequences),
-            lengths=tuple(sequence.length for sequence in grown),
-            seq_lens=after,
+        slot_blocks = tables[new.sequence, positions // self._block_size].long()
+        lengths = (before + new.counts).int()
+        step = CacheStep(
+            sequences=numbers,
+            lengths=tuple(growth.length for growth in plan),
+            seq_lens=lengths,
             positions=positions,
-            slot_mapping=blocks * self._block_size + positions % self._block_size,
+            slot_mapping=slot_blocks * self._block_size + positions % self._block_size,
             block_tables=tables,
             cu_seqlens_q=new.starts,
             max_seqlen_q=max(counts, default=0),
-            shared_blocks=_common_beginning([sequence.blocks for sequence in grown]),
+            shared_blocks=_common_beginning(after),
             _cache=self,
-            _change=self._change,
+            _change=self._change + 1,
         )
+        self._tables.lengths[rows] = lengths
 
-    @public("PagedKVCache.append")
-    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
-        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
-        self._check("append", layer, step)
-        self._layers.check_new("PagedKVCache.append", key, value, step.slot_mapping.shape[0])
-        self._layers.write(layer, step.slot_mapping, key, value)
-        step._appended.add(layer)
+        self._change += 1
+        for growth, blocks in zip(plan, after, strict=True):
+            sequence = growth.sequence
+            if growth.copies_end:
+                self._pool.release(sequence.blocks[-1:])
+            if growth.tokens > 0:
+                sequence.changed, sequence.length, sequence.blocks = self._change, growth.length, blocks
+        self._tables.done(grown)
+        return step
 
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        shared_prefix: bool = ...,
-        return_lse: Literal[False] = ...,
-        **options: Unpack[DecodeOptions],
-    ) -> Tensor: ...
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        shared_prefix: bool = ...,
-        return_lse: Literal[True],
-        **options: Unpack[DecodeOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        shared_prefix: bool = ...,
-        return_lse: bool,
-        **options: Unpack[DecodeOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("PagedKVCache.decode", options="paged_decode")
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        shared_prefix: bool = False,
-        return_lse: bool = False,
-        **options: Unpack[DecodeOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
-        step's sequences, with its options and result.
+    def _grown_blocks(self, growth: Growth, fresh: Iterator[int]) -> list[int]:
+        kept = growth.sequence.blocks
+        kept = kept[:-1] if growth.copies_end else kept
+        return [*kept, *islice(fresh, growth.blocks)]
 
-        With `shared_prefix`, the leading blocks common to all these sequences are read once for the batch
-        (`torch_fattn.shared_prefix_paged_decode`). Use it for forks of a long prompt: it adds a second decode
-        and a merge if there are such blocks.
-        """
-        self._check("decode", layer, step)
-        step._check_appended("PagedKVCache.decode", layer)
-        step._check_query("PagedKVCache.decode", query)
-        self._layers.check_query("PagedKVCache.decode", query)
-        if query.shape[2] > MAX_DECODE_ROWS:
-            raise NotImplementedError(
-                f"PagedKVCache.decode: {query.shape[2]} query rows per sequence are above {MAX_DECODE_ROWS}; "
-                "pass all new tokens of the step to PagedKVCache.prefill, packed as its keys are"
-            )
-        assert step.block_tables is not None
-        key, value = self._layers.operands(layer)
-        stored: Any = self._layers.options(layer)
-        options.update(stored)
-        operands = (query, key, value, step.block_tables, step.seq_lens)
-        if shared_prefix and len(step.sequences) > 1:
-            # Whole blocks of keys that come before all rows.
-            before_rows = (min(step.lengths) - query.shape[2]) // self._block_size
-            shared = max(min(step.shared_blocks, before_rows), 0)
-            return shared_prefix_paged_decode(*operands, shared, return_lse=return_lse, **options)
-        return paged_decode(*operands, return_lse=return_lse, **options)
-
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: Literal[False] = ...,
-        **options: Unpack[PagedPrefillOptions],
-    ) -> Tensor: ...
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: Literal[True],
-        **options: Unpack[PagedPrefillOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: bool,
-        **options: Unpack[PagedPrefillOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("PagedKVCache.prefill", options="paged_prefill")
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: bool = False,
-        **options: Unpack[PagedPrefillOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
-        keys are, with its options and result."""
-        self._check("prefill", layer, step)
-        step._check_appended("PagedKVCache.prefill", layer)
-        check_tensor("PagedKVCache.prefill", "query", query, "[tokens, heads, head_dim]")
-        tokens = step.slot_mapping.shape[0]
-        if query.dim() != 3:
-            raise ValueError(
-                f"PagedKVCache.prefill: query has {query.dim()} dimensions; its shape must be "
-                "[tokens, heads, head_dim]"
-            )
-        if query.shape[0] != tokens:
-            raise ValueError(
-                f"PagedKVCache.prefill: query has {query.shape[0]} rows and the step {tokens} new tokens; "
-                "pass one row for each"
-            )
-        self._layers.check_query("PagedKVCache.prefill", query)
-        assert step.block_tables is not None and step.cu_seqlens_q is not None
-        operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
-        stored: Any = self._layers.options(layer)
-        options.update(stored)
-        return paged_prefill(query, *operands, step.max_seqlen_q, return_lse=return_lse, **options)
-
-    def _get(self, method: str, sequence: int) -> _PagedSequence:
+    def _get(self, method: str, sequence: int) -> PagedSequence:
         if sequence not in self._sequences:
             raise ValueError(
                 f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass a number that "
@@ -348,87 +261,27 @@ class PagedKVCache:
             )
         return self._sequences[sequence]
 
-    def _add(self, method: str, sequence: _PagedSequence) -> int:
-        if not self._free_rows:
-            rows = len(self._seq_lens)
-            self._add_rows(min(rows, self._max_sequences - rows))
-        if not self._free_rows:
+    def _new_row(self, method: str) -> int:
+        row = self._tables.new_row()
+        if row is None:
             raise CacheFullError(
                 f"PagedKVCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
                 "cache; free() one, or make it with a larger max_sequences"
             )
-        sequence.row = self._free_rows.pop()
+        return row
+
+    def _add(self, sequence: PagedSequence) -> int:
+        sequence.changed = self._change
         self._sequences[self._next] = sequence
         self._next += 1
         return self._next - 1
 
-    @torch.inference_mode(False)  # they outlive inference mode and are written outside it too
-    def _add_rows(self, count: int) -> None:
-        """Adds rows to the tables. `max_sequences` by itself allocates nothing."""
-        first = len(self._seq_lens)
-        self._tables = torch.cat((self._tables, self._tables.new_full((count, self._num_blocks), -1)))
-        self._seq_lens = torch.cat((self._seq_lens, self._seq_lens.new_zeros(count)))
-        self._free_rows += range(first + count - 1, first - 1, -1)
-
-    def _check(self, method: str, layer: int, step: CacheStep) -> None:
-        self._layers.check(f"PagedKVCache.{method}", layer)
-        step._check_cache(f"PagedKVCache.{method}", self)
+    def _check_current(self, method: str, step: CacheStep) -> None:
         if step._change == self._change:
             return
-        for sequence, length in zip(step.sequences, step.lengths, strict=True):
-            if self._get(method, sequence).length != length:
+        for sequence in step.sequences:
+            if self._get(method, sequence).changed > step._change:
                 raise ValueError(
-                    f"PagedKVCache.{method}: sequence {sequence} has grown since this step; use the step of "
-                    "its last extend()"
+                    f"PagedKVCache.{method}: sequence {sequence} has changed since this step; use the step "
+                    "of a later extend()"
                 )
-
-    def _shares_its_end(self, sequence: _PagedSequence, users: Counter[int]) -> bool:
-        return sequence.length % self._block_size != 0 and users[sequence.blocks[-1]] > 1
-
-    def _blocks_needed(self, sequences: list[_PagedSequence], counts: list[int]) -> int:
-        """How many blocks are needed: new ones, and copies of shared, partly filled ones, which the last of
-        their sequences keeps."""
-        users, needed = Counter[int](), 0
-        for sequence, count in zip(sequences, counts, strict=True):
-            if count == 0:
-                continue
-            needed += -(-(sequence.length + count) // self._block_size) - len(sequence.blocks)
-            if sequence.length % self._block_size != 0:
-                end = sequence.blocks[-1]
-                users.setdefault(end, self._users[end])
-                if users[end] > 1:
-                    needed += 1
-                    users[end] -= 1
-        return needed
-
-    def _grow(self, sequence: _PagedSequence, count: int) -> None:
-        """Takes free blocks; the caller has checked that there are enough."""
-        if count == 0:
-            return
-        if self._shares_its_end(sequence, self._users):
-            self._copy_end(sequence)
-        first = len(sequence.blocks)
-        sequence.length += count
-        new = [self._take() for _ in range(-(-sequence.length // self._block_size) - first)]
-        sequence.blocks += new
-        fill(self._tables[sequence.row, first : first + len(new)], new)
-
-    def _copy_end(self, sequence: _PagedSequence) -> None:
-        shared, own = sequence.blocks[-1], self._take()
-        filled = sequence.length % self._block_size
-        for memory in self._layers.tensors():
-            memory[own, :filled].copy_(memory[shared, :filled])
-        sequence.blocks[-1] = own
-        self._tables[sequence.row, len(sequence.blocks) - 1].fill_(own)
-        self._release(shared)
-
-    def _take(self) -> int:
-        block = self._free_blocks.pop()
-        self._users[block] = 1
-        return block
-
-    def _release(self, block: int) -> None:
-        self._users[block] -= 1
-        if self._users[block] == 0:
-            del self._users[block]
-            self._free_blocks.append(block)
