@@ -157,6 +157,16 @@ def _shared_blocks() -> Arguments:
     }
 
 
+def _sparse() -> Arguments:
+    arguments = {
+        "query": heads(2, 4, 3, 16),
+        "key": heads(2, 2, 10, 16),
+        "value": heads(2, 2, 10, 16, seed=1),
+    }
+    indices = torch.tensor([3, 9, -1, 0], dtype=torch.int32).expand(2, 3, 4).clone()
+    return arguments | {"indices": indices, "seq_lens": _int32(10, 4)}
+
+
 def _quantised() -> Arguments:
     stored, scales = torch_fattn.reference.quantise(heads(3, 2, 32), "int8")
     return {"stored": stored, "scales": scales, "kv_format": "int8"}
@@ -236,6 +246,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.sdpa": lambda: {n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
     "torch_fattn.shared_prefix_decode": _shared,
     "torch_fattn.shared_prefix_paged_decode": _shared_blocks,
+    "torch_fattn.sparse_decode": _sparse,
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,

@@ -28,6 +28,7 @@ ADVICE = [
     *flex_attention.ADVICE,
     *plans.ADVICE,
     *shapes.ADVICE,
+    *sparse.ADVICE,
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
     "pass what it hides as block_mask, and what it adds as attn_mask to torch_fattn.prefill",
@@ -51,6 +52,7 @@ NOT_FOLLOWED = {
     "its shape must be": LIMIT,
     'pass "auto", "fused" or "off"': LIMIT,
     "pass the sums that the overloads part return": LIMIT,
+    "the first three sizes must be equal": LIMIT,
     "they must be equal": LIMIT,
     "its shape must be [batch, heads, length, head_dim]": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,

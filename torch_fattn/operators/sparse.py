@@ -54,7 +54,7 @@ def sparse_decode(
     kv_format: str = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@public(NAME)
+@public(NAME, names={"key_cache": "key", "value_cache": "value"})
 def sparse_decode(
     query: Tensor,
     key: Tensor,
@@ -107,7 +107,7 @@ def sparse_decode(
     stored = {"key": key, "value": value, "key_scales": key_scales, "value_scales": value_scales}
     given = {what: each for what, each in stored.items() if each is not None}
     _check(query, given, indices, seq_lens, block_tables)
-    batch, _heads, rows, _dim = query.shape
+    batch, heads, rows, _dim = query.shape
     per_head = indices.dim() == 4
     if per_head and sinks is not None:
         raise NotImplementedError(
@@ -140,7 +140,9 @@ def sparse_decode(
         seen = seen & (first >= 0) & (first < given["key"].shape[0])
     head = torch.arange(selected.shape[1], device=query.device)[:, None, None]
     at = first * pool.steps[0] + selected * pool.steps[1] + head * pool.steps[2]
-    queries = query.unflatten(1, (pool.kv_heads, -1)) if per_head else query[:, None]
+    queries = (
+        query.unflatten(1, (pool.kv_heads, heads // max(pool.kv_heads, 1))) if per_head else query[:, None]
+    )
     queries = queries.transpose(2, 3).flatten(0, 2)[:, :, None]
     views: dict[str, Any] = {what: each.view for what, each in pools.items()}
     out, lse = paged_decode(
@@ -156,7 +158,7 @@ def sparse_decode(
         return_lse=True,
         **views,
     )
-    out, lse = (each[:, :, 0].unflatten(0, (batch, -1, rows)) for each in (out, lse))
+    out, lse = (each[:, :, 0].unflatten(0, (batch, selected.shape[1], rows)) for each in (out, lse))
     out, lse = (each.transpose(2, 3).flatten(1, 2) for each in (out, lse))
     return (out, lse) if return_lse else out
 
@@ -204,7 +206,7 @@ class _Pool(NamedTuple):
         first, slot, head = (stride // unit for stride in counted)
         last = sum((size - 1) * stride for size, stride in zip(sizes, counted, strict=True)) // unit
         view = stored.as_strided(
-            (last + 1 if stored.numel() else 0, 1, 1 if per_head else sizes[2], *stored.shape[3:]),
+            (0 if 0 in sizes else last + 1, 1, 1 if per_head else sizes[2], *stored.shape[3:]),
             (unit, unit, *strides[2:]),
         )
         return cls(view, (first, slot, head), sizes[2])
@@ -222,6 +224,12 @@ def _check(
         what = next(n for n, each in {"query": query, **stored}.items() if each.dim() != 4)
         raise ValueError(f"{NAME}: {what} has {({'query': query} | stored)[what].dim()} dimensions and not 4")
     batch, heads, rows, _dim = query.shape
+    if block_tables is not None and seq_lens is None:
+        raise ValueError(f"{NAME}: block_tables came without seq_lens; pass the length of each sequence")
+    if block_tables is not None and (block_tables.dim() != 2 or block_tables.shape[0] != batch):
+        raise ValueError(
+            f"{NAME}: block_tables has shape {list(block_tables.shape)}; pass [{batch}, max_blocks]"
+        )
     kv_heads = stored["key"].shape[1 if block_tables is None else 2]
     if heads % max(kv_heads, 1):
         raise ValueError(
@@ -259,11 +267,3 @@ def _check(
         )
     if seq_lens is not None and list(seq_lens.shape) != [batch]:
         raise ValueError(f"{NAME}: seq_lens has shape {list(seq_lens.shape)}; pass [{batch}]")
-    if block_tables is not None and (
-        seq_lens is None or block_tables.dim() != 2 or block_tables.shape[0] != batch
-    ):
-        if seq_lens is None:
-            raise ValueError(f"{NAME}: block_tables came without seq_lens; pass the length of each sequence")
-        raise ValueError(
-            f"{NAME}: block_tables has shape {list(block_tables.shape)}; pass [{batch}, max_blocks]"
-        )
