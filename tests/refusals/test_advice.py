@@ -18,6 +18,7 @@ from tests.helpers.advice import (
     plans,
     shapes,
     sources,
+    sparse,
 )
 
 ADVICE = [
