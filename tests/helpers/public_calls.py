@@ -293,6 +293,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.integrations.comfyui.attention_override": _comfyui,
     "torch_fattn.integrations.flex_attention.flex_attention": _flex,
     "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
+    "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},
     "torch_fattn.integrations.transformers.attend": _transformers,
     "torch_fattn.integrations.transformers.kernel.flash_attn_forward": _transformers,
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
@@ -300,6 +301,10 @@ VALID: dict[str, Callable[[], Arguments]] = {
 }
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
 LEFT_OUT = {
+    **{
+        f"PagedCache.{method}": "transformers alone calls it"
+        for method in ("batch_repeat_interleave", "batch_select_indices", "crop", "reorder_cache")
+    },
     "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
     "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",

@@ -43,6 +43,7 @@ CHECKED = {  # checked only with FATTN_CHECK=1
 LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
+OVER_PAGED = "tests/transformers/test_paged_cache.py"
 VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
 NOT_FOLLOWED = {
     "all three must have the same dtype": LIMIT,
@@ -65,6 +66,11 @@ NOT_FOLLOWED = {
     "pass a tensor with data": LIMIT,
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
+    "make a cache for each batch": OVER_PAGED,
+    "use DynamicCache for it": OVER_PAGED,
+    "use DynamicCache for them": OVER_PAGED,
+    "to drop n tokens, pass -n": OVER_PAGED,
+    'load the model with attn_implementation="fattn", or use DynamicCache for it': OVER_PAGED,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
     'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",
     "pass a tensor": FIRST,

@@ -27,7 +27,7 @@ from torch_fattn.integrations.transformers import attention, selected
 
 TOP_K = 4
 FEW_BLOCKS = {"index_block_size": 2, "index_topk_blocks": 3, "index_local_blocks": 1}
-MODELS = ["deepseek_v32", "glm_moe_dsa", "axk2", "minimax_m3_vl_text", "mistral_large4"]
+MODELS = ["deepseek_v32", "glm_moe_dsa", "axk2", "minimax_m3_vl_text"]
 NEW_TOKENS = 6
 
 

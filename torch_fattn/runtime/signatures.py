@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedKVCache|StaticKVCache)\b[\w.]*): ")
+_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedCache|PagedKVCache|StaticKVCache)\b[\w.]*): ")
 _NONE = type(None)
 _WORDS: dict[Any, str] = {
     Tensor: "a tensor",

@@ -31,6 +31,7 @@ try:
     from .attention import attend
     from .masks import make_mask
     from .paged import attend_paged
+    from .paged_cache import PagedCache
     from .registration import register, unregister
     from .support import FLASH_NAME, NAME, PAGED_NAME
 except ImportError as error:
@@ -43,6 +44,7 @@ __all__ = [
     "FLASH_NAME",
     "NAME",
     "PAGED_NAME",
+    "PagedCache",
     "attend",
     "attend_paged",
     "make_mask",

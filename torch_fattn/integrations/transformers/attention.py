@@ -28,6 +28,8 @@ from .refusals import (
     why_not_trained,
 )
 from .selected import compute_selected, mask_of_selected, reads_selected, take_selection, whole_mask
+from .stored import Stored
+from .stored_attention import attend_stored
 from .support import USE_ANOTHER, USE_EAGER
 
 
@@ -68,6 +70,8 @@ def attend(
         "position_bias": position_bias,
         **kwargs,
     }
+    if isinstance(key, Stored) and isinstance(value, Stored):
+        return attend_stored(module, query, key, value, attention_mask, **of_layer, **of_call), None
     if cache is not None:  # transformers after 5.17 finds the function for continuous batching by this name
         return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
     _refuse_shapes(module, query, key, value, attention_mask)
