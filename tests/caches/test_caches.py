@@ -346,8 +346,9 @@ def test_stats(kv_format: str) -> None:
     columns = {"auto": 4 * (DIM + VALUE_DIM), "int4": (DIM + VALUE_DIM) // 2 + (DIM + VALUE_DIM) // 32 * 4}
     row = columns.get(kv_format, DIM + VALUE_DIM + 2 * 4)
     memory = LAYERS * KV_HEADS * 12 * 4 * row + 4 * 256 * (12 + 1)
+    cached = {"cached_blocks": 0, "prefix_hits": 0, "prefix_misses": 0, "evictions": 0}
     assert cache.stats == CacheStats(
-        blocks=12, free_blocks=9, shared_blocks=3, sequences=2, tokens=18, memory_bytes=memory
+        blocks=12, free_blocks=9, shared_blocks=3, sequences=2, tokens=18, memory_bytes=memory, **cached
     )
     stored = "torch.float32" if kv_format == "auto" else kv_format
     assert repr(cache) == (

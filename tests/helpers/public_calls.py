@@ -227,10 +227,13 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
-    "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
+    "PagedKVCache.accept": lambda: _accept(*_paged()),
+    "PagedKVCache.allocate": lambda: {"self": _paged()[0], "token_ids": [5, 6, 7]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
     "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.blocks_needed": lambda: {"self": _paged()[0], "sequences": [1, 0]},
+    "PagedKVCache.clear_prefixes": lambda: {"self": _paged()[0]},
+    "PagedKVCache.commit": lambda: {"self": _paged()[0], "sequence": 0, "token_ids": [5, 6, 7]},
     "PagedKVCache.decode": lambda: _decode(*_paged()),
     "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
@@ -287,6 +290,10 @@ def _append(cache: Any, step: Any) -> Arguments:
 
 def _decode(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "layer": 0, "step": step, "query": heads(2, 4, 1, 16)}
+
+
+def _accept(cache: Any, step: Any) -> Arguments:
+    return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
 
 
 def _kernel() -> Any:

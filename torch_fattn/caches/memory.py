@@ -136,6 +136,9 @@ class Layers:
         )
         self.write(0, torch.empty(0, dtype=torch.int64, device=shape.device), key, value)
 
+    def __len__(self) -> int:
+        return len(self._operands)
+
     def check(self, method: str, layer: int) -> None:
         if not 0 <= layer < len(self._operands):
             raise IndexError(
@@ -167,10 +170,22 @@ class Layers:
             f"{shape.value_dim} columns, {shape.stored} on {shape.device}"
         )
 
-    def copy(self, block: int, copy: int, slots: int) -> None:
-        """Copies the first slots of a block, in every layer."""
-        for memory in self.tensors():
-            memory[copy, :slots].copy_(memory[block, :slots])
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies the rows of some slots to others, in every layer. After an error, all are as they were."""
+        device, slots = self._operands[0][0].device, self._operands[0][0].shape[1]
+        source, target = (on_device(numbers, device) for numbers in (sources, targets))
+        source_index, target_index = ((each // slots, each % slots) for each in (source, target))
+        new = [memory[source_index] for memory in self.tensors()]
+        old = [memory[target_index] for memory in self.tensors()]
+        try:
+            self._put(target_index, new)
+        except BaseException:
+            self._put(target_index, old)
+            raise
+
+    def _put(self, index: tuple[Tensor, Tensor], rows: Sequence[Tensor]) -> None:
+        for memory, own in zip(self.tensors(), rows, strict=True):
+            memory[index] = own
 
     def check_new(self, method: str, key: Tensor, value: Tensor, tokens: int) -> None:
         """Raises unless keys and values are those of `tokens` new tokens. The operator's own message would

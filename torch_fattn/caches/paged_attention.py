@@ -27,6 +27,10 @@ class PagedAttention:
         """Raises if a sequence of the step has changed since."""
         raise NotImplementedError
 
+    def _note_filled(self, step: CacheStep) -> None:
+        """Every layer has the tokens of the step."""
+        raise NotImplementedError
+
     @public("PagedKVCache.append")
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
         """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
@@ -34,6 +38,8 @@ class PagedAttention:
         self._layers.check_new("PagedKVCache.append", key, value, step.slot_mapping.shape[0])
         self._layers.write(layer, step.slot_mapping, key, value)
         step._appended.add(layer)
+        if len(step._appended) == len(self._layers):
+            self._note_filled(step)
 
     @overload
     def decode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .blocks import BlockPool
 
@@ -12,9 +12,27 @@ from .blocks import BlockPool
 @dataclass
 class PagedSequence:
     row: int  # row in the device's tables
+    salt: str = ""
+    epoch: int = 0  # of the prefixes that its blocks may be found in
     length: int = 0
+    filled: int = 0  # tokens that every layer has
     blocks: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # of the blocks with keys
+    keys: list[bytes] = field(default_factory=list)
     changed: int = 0  # the count of changes to the cache when its tokens changed last
+
+    def fork(self, row: int) -> PagedSequence:
+        return replace(self, row=row, blocks=[*self.blocks], token_ids=[*self.token_ids], keys=[*self.keys])
+
+    def cut(self, length: int, block_size: int) -> list[int]:
+        """Drops the newest tokens. Returns the blocks that hold none of the others."""
+        self.length, self.filled = length, min(self.filled, length)
+        del self.keys[length // block_size :]
+        del self.token_ids[len(self.keys) * block_size :]
+        used = -(-length // block_size)
+        dropped = self.blocks[used:]
+        del self.blocks[used:]
+        return dropped
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from .memory import fill
+from .memory import fill, new_tokens, on_device
 from .sequences import PagedSequence
 
 FIRST_ROWS = 256  # of new tables
@@ -70,9 +70,27 @@ class Tables:
     def done(self, sequences: Sequence[PagedSequence]) -> None:
         self._stale.difference_update(sequence.row for sequence in sequences)
 
-    def of(self, rows: Tensor, longest: int) -> Tensor:
-        """The first entries of these rows."""
-        return self.blocks[:, :longest][rows]
+    def extended(
+        self, sequences: Sequence[PagedSequence], counts: Sequence[int], blocks: int, block_size: int
+    ) -> dict[str, Any]:
+        """Adds new tokens to the lengths of these rows, which have the blocks for them. Returns the tensors
+        of a step."""
+        rows = on_device([sequence.row for sequence in sequences], self.device)
+        tables = self.blocks[:, :blocks][rows]
+        before = self.lengths[rows]
+        new = new_tokens(counts, self.device)
+        positions = before[new.sequence] + new.offset
+        slot_blocks = tables[new.sequence, positions // block_size].long()
+        after = (before + new.counts).int()
+        slots = slot_blocks * block_size + positions % block_size
+        self.lengths[rows] = after
+        return {
+            "seq_lens": after,
+            "positions": positions,
+            "slot_mapping": slots,
+            "block_tables": tables,
+            "cu_seqlens_q": new.starts,
+        }
 
     @torch.inference_mode(False)  # they outlive inference mode and are written outside it too
     def _add_rows(self, count: int) -> None:
