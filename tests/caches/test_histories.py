@@ -46,6 +46,9 @@ class History:
         self.device = device
         self.block_size = rng.choice((1, 2, 3, 4, 8))
         self.kv_format = rng.choice(("auto", "auto", *QUANTISED))
+        self.latent = rng.random() < 0.3
+        self.window = {"window_left": rng.choice((0, 3, 10)), "sink_tokens": rng.choice((0, 2))}
+        self.window = self.window if rng.random() < 0.4 else {}
         self.cache = paged(
             device,
             num_layers=LAYERS,
@@ -56,6 +59,8 @@ class History:
             num_blocks=rng.choice((8, 12, 20)),
             max_sequences=6,
             kv_format=self.kv_format,
+            latent=self.latent,
+            **self.window,
         )
         self.contents = Contents()
         common = [rng.randint(0, 1) for _ in range(10)]
@@ -63,6 +68,7 @@ class History:
         self.prompt_of: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.salts: dict[int, str] = {}
+        self.swapped: set[int] = set()
         self.faults = self.full = 0
 
     # ---- calls
@@ -71,7 +77,9 @@ class History:
         names = [name.removeprefix("do_") for name in dir(self) if name.startswith("do_")]
         weights = [{"grow": 5, "accept": 2, "commit": 3, "allocate": 2}.get(name, 1) for name in names]
         for name in self.rng.choices(names, weights, k=actions):
-            getattr(self, f"do_{name if self.tokens else 'allocate'}")()
+            if not self.tokens.keys() - self.swapped and name != "swap_in":
+                name = "allocate"
+            getattr(self, f"do_{name}")()
             self.check()
         for sequence in list(self.tokens):
             self.cache.free(sequence)
@@ -99,7 +107,7 @@ class History:
         return sequences, cache.free_blocks, dict(cache._pool._users), cache.stats.tokens
 
     def any(self) -> int:
-        return self.rng.choice(list(self.tokens))
+        return self.rng.choice([s for s in self.tokens if s not in self.swapped])
 
     def do_allocate(self) -> None:
         every = self.rng.choice(self.prompts)
@@ -141,11 +149,37 @@ class History:
         self.call(self.cache.free, sequence)
         del self.tokens[sequence]
 
+    def do_swap_out(self) -> None:
+        sequence = self.any()
+        self.call(self.cache.swap_out, sequence)
+        self.swapped.add(sequence)
+        with pytest.raises(ValueError, match=rf"extend: sequence {sequence} is swapped out; call swap_in\("):
+            self.cache.extend([sequence])
+
+    def do_swap_in(self) -> None:
+        for sequence in [*self.swapped][:2]:
+            try:
+                self.call(self.cache.swap_in, sequence)
+                self.swapped.remove(sequence)
+            except CacheFullError:
+                self.full += 1
+
     def do_truncate(self) -> None:
         sequence = self.any()
         length = self.rng.randint(0, len(self.tokens[sequence]))
+        if -1 in self.seen_blocks(sequence, length):
+            with pytest.raises(ValueError, match=f"rows after {length} tokens .* its window has released"):
+                self.cache.truncate(sequence, length)
+            return
         self.call(self.cache.truncate, sequence, length)
         del self.tokens[sequence][length:]
+
+    def seen_blocks(self, sequence: int, length: int) -> set[int]:
+        """The blocks that rows after so many tokens see, or are written to."""
+        left, sinks = self.window.get("window_left", length), self.window.get("sink_tokens", 0)
+        end = length - length % self.block_size
+        seen = {p for p in range(length) if p >= min(length - 1 - left, end) or p < sinks}
+        return {self.cache.blocks(sequence)[p // self.block_size] for p in seen}
 
     def do_grow(self) -> None:
         counts = self.some()
@@ -156,6 +190,8 @@ class History:
             self.append(layer, step, {s: self.numbers_after(s, own) for s, own in new.items()})
         for sequence, tokens in new.items():
             self.tokens[sequence] += tokens
+        if self.rng.random() < 0.3:
+            self.check_attention(step)
 
     def do_rejected(self) -> None:
         """A step that one layer lacks is dropped: its blocks are never found."""
@@ -212,10 +248,11 @@ class History:
             self.cache.extend(list(counts), list(counts.values()))
         for sequence in counts:
             self.cache.truncate(sequence, len(self.tokens[sequence]))  # if it did not fail
-        self.extend(dict.fromkeys(self.tokens, 0))
+        self.extend({s: 0 for s in self.tokens if s not in self.swapped})
 
     def some(self) -> dict[int, int]:
-        chosen = self.rng.sample(list(self.tokens), self.rng.randint(1, len(self.tokens)))
+        here = [s for s in self.tokens if s not in self.swapped]
+        chosen = self.rng.sample(here, self.rng.randint(1, len(here)))
         return {s: self.rng.choice((0, 1, 1, 2, self.rng.randint(0, 2 * self.block_size))) for s in chosen}
 
     def extend(self, counts: dict[int, int]) -> CacheStep | None:
@@ -229,14 +266,15 @@ class History:
             self.full += 1
             return None
         step = self.call(cache.extend, chosen, numbers)
-        assert cache.free_blocks == free - needed
+        assert cache.free_blocks == free - needed or (self.window and cache.free_blocks > free - needed)
         self.check_step(step, counts)
         return step
 
     def append(self, layer: int, step: CacheStep, new: dict[int, list[int]]) -> None:
         numbers = [number for own in new.values() for number in own]
         rows = torch.tensor(numbers, dtype=torch.float32)[:, None, None].expand(-1, 1, DIM) * SIGNS[layer]
-        self.call(self.cache.append, layer, step, rows.to(self.device), -rows.to(self.device))
+        value = [] if self.latent else [-rows.to(self.device)]
+        self.call(self.cache.append, layer, step, rows.to(self.device), *value)
 
     def numbers_after(self, sequence: int, tokens: list[int]) -> list[int]:
         known = self.tokens[sequence]
@@ -251,7 +289,7 @@ class History:
         positions, slots = [], []
         for (sequence, count), row in zip(counts.items(), step.block_tables.tolist(), strict=True):
             blocks = self.cache.blocks(sequence)
-            assert tuple(row[: len(blocks)]) == blocks
+            assert all(block in (own, -1) for own, block in zip(row, blocks, strict=False))
             own = range(len(self.tokens[sequence]), len(self.tokens[sequence]) + count)
             positions += own
             slots += [blocks[p // size] * size + p % size for p in own]
@@ -263,19 +301,40 @@ class History:
         for sequence, tokens in self.tokens.items():
             blocks = cache.blocks(sequence)
             assert cache.length(sequence) == len(tokens) and len(blocks) == -(-len(tokens) // self.block_size)
-            for block in blocks:
+            for block in {*blocks} - {-1}:
                 used[block] = used.get(block, 0) + 1
+            assert sequence in self.swapped or -1 not in self.seen_blocks(sequence, len(tokens))
         assert pool._users == used and set(cache.sequences) == self.tokens.keys()
         assert sorted([*used, *pool._free, *pool._unused]) == list(range(pool.total))
         self.check_contents({s: self.contents.of(self.salts[s], own) for s, own in self.tokens.items()})
 
     def check_contents(self, numbers: dict[int, list[int]]) -> None:
+        size = self.block_size
         for layer in range(LAYERS):
-            for side, sign in (("key", SIGNS[layer]), ("value", -SIGNS[layer])):
-                rows = self.stored(layer, side)
+            for side in ("key", "value"):
+                rows, sign = self.stored(layer, side), self.sign(layer, side)
                 for sequence, own in numbers.items():
-                    mine = [rows[b][n] for b in self.cache.blocks(sequence) for n in range(self.block_size)]
-                    assert mine[: len(own)] == [sign * number for number in own]
+                    for n, block in enumerate(self.cache.blocks(sequence)):
+                        if block != -1:
+                            expected = [sign * number for number in own[n * size : (n + 1) * size]]
+                            assert rows[block][: len(expected)] == expected
+
+    def sign(self, layer: int, side: str) -> int:
+        return SIGNS[layer] * (-1 if side == "value" and not self.latent else 1)
+
+    def check_attention(self, step: CacheStep) -> None:
+        """The newest row of each sequence, in layer 1."""
+        query = torch.randn(len(step.sequences), 2, 1, DIM, generator=torch.Generator().manual_seed(0))
+        out = self.cache.decode(1, step, query.to(self.device), scale=1e-3).cpu()
+        for row, own, sequence in zip(query, out, step.sequences, strict=True):
+            numbers = torch.tensor(self.contents.of(self.salts[sequence], self.tokens[sequence]))
+            key, value = (
+                self.sign(1, side) * numbers.float()[None, None, :, None].expand(1, 1, -1, DIM)
+                for side in ("key", "value")
+            )
+            exact, _ = reference.decode(row[None], key, value, scale=1e-3, **self.window)
+            limit = 2e-3 * max(numbers.tolist(), default=0)
+            assert (own.double() - exact[0]).abs().max() <= limit, f"sequence {sequence}"
 
     def stored(self, layer: int, side: str) -> list[list[int]]:
         """The number in each slot of each block."""
@@ -295,7 +354,7 @@ def run(seed: int, device: str = "cpu") -> History:
 @pytest.mark.host_only
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_history(seed: int) -> None:
-    assert run(seed).faults > 80
+    assert run(seed).faults > 60
 
 
 @pytest.mark.host_only

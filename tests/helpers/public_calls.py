@@ -240,6 +240,8 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "PagedKVCache.swap_in": lambda: {"self": _swapped_out(), "sequence": 0},
+    "PagedKVCache.swap_out": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
     "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
@@ -294,6 +296,12 @@ def _decode(cache: Any, step: Any) -> Arguments:
 
 def _accept(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
+
+
+def _swapped_out() -> PagedKVCache:
+    cache = _paged()[0]
+    cache.swap_out(0)
+    return cache
 
 
 def _kernel() -> Any:

@@ -6,6 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+GONE = -1  # in the place of a block that a sequence has released
+
+
+def _is_block(block: int) -> bool:
+    return block != GONE
+
 
 class BlockPool:
     """Blocks 0 to `total - 1` with reference counts.
@@ -49,14 +55,14 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Adds a user to each of these blocks, which are in use or found by their keys."""
-        for block in blocks:
+        for block in filter(_is_block, blocks):
             self._unused.pop(block, None)
             self._users[block] = self.users(block) + 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Takes a user from each block, the last one first: a `take` of as many returns them in order, and
         the end of a prefix is evicted before its beginning."""
-        for block in reversed(blocks):
+        for block in filter(_is_block, reversed(blocks)):
             self._users[block] -= 1
             if self._users[block] == 0:
                 del self._users[block]

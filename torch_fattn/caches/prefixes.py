@@ -10,6 +10,9 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 
+from .blocks import GONE
+from .sequences import Window
+
 
 def block_keys(
     token_ids: Sequence[int], block_size: int, salt: str, before: Sequence[bytes] = ()
@@ -30,3 +33,18 @@ def check_token_ids(name: str, token_ids: Sequence[int]) -> None:
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """Where two lists differ within the length of the shorter one."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+
+
+def longest_prefix(blocks: Sequence[int | None], window: Window, block_size: int) -> list[int]:
+    """The longest prefix of these blocks, found or not, with every block that later rows see. The others are
+    gone."""
+    first_missing = next((n for n, block in enumerate(blocks) if block is None), len(blocks))
+    longest, run = 0, 0  # run: the blocks before the end that were found
+    for end, block in enumerate(blocks, 1):
+        run = 0 if block is None else run + 1
+        begin_hidden, end_hidden = window.hidden(end * block_size, block_size)
+        if run >= end - end_hidden and first_missing >= begin_hidden:
+            longest = end
+    begin_hidden, end_hidden = window.hidden(longest * block_size, block_size)
+    seen = [None if begin_hidden <= n < end_hidden else block for n, block in enumerate(blocks[:longest])]
+    return [GONE if block is None else block for block in seen]

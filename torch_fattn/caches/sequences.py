@@ -6,7 +6,34 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .blocks import BlockPool
+from torch import Tensor
+
+from .blocks import GONE, BlockPool
+
+
+@dataclass(frozen=True)
+class Window:
+    """The keys that the rows of a cache see: `left` before their own, and the first `sink_tokens`."""
+
+    left: int = -1  # all
+    sink_tokens: int = 0
+
+    def hidden(self, position: int, block_size: int) -> tuple[int, int]:
+        """Begin and end of the blocks that rows from this position on do not see, nor the last row before,
+        which a step without new tokens may repeat."""
+        end = max(position - 1 - self.left, 0) // block_size if self.left >= 0 else 0
+        return min(self.sink_blocks(block_size), end), end
+
+    def sink_blocks(self, block_size: int) -> int:
+        return -(-self.sink_tokens // block_size)
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Blocks of a sequence in host memory."""
+
+    places: list[int]  # in the sequence
+    rows: list[Tensor]
 
 
 @dataclass
@@ -17,8 +44,10 @@ class PagedSequence:
     length: int = 0
     filled: int = 0  # tokens that every layer has
     blocks: list[int] = field(default_factory=list)
+    hidden: int = 0  # blocks before this one are `GONE` if they hold no sink token
     token_ids: list[int] = field(default_factory=list)  # of the blocks with keys
     keys: list[bytes] = field(default_factory=list)
+    swapped: Swapped | None = None  # its blocks then are `GONE`
     changed: int = 0  # the count of changes to the cache when its tokens changed last
 
     def fork(self, row: int) -> PagedSequence:
@@ -30,9 +59,18 @@ class PagedSequence:
         del self.keys[length // block_size :]
         del self.token_ids[len(self.keys) * block_size :]
         used = -(-length // block_size)
+        self.hidden = min(self.hidden, used)
         dropped = self.blocks[used:]
         del self.blocks[used:]
         return dropped
+
+    def hide(self, begin: int, end: int) -> list[int]:
+        """Releases these blocks, which no row sees any more."""
+        begin = max(begin, self.hidden)
+        released = self.blocks[begin:end]
+        self.blocks[begin:end] = [GONE] * len(released)
+        self.hidden = max(end, self.hidden)
+        return released
 
 
 @dataclass(frozen=True)

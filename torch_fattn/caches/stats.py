@@ -16,6 +16,7 @@ class CacheStats:
     shared_blocks: int  # that several sequences use
     cached_blocks: int  # that `allocate` finds by their tokens, in use or free
     sequences: int
+    swapped: int  # sequences in host memory
     tokens: int  # of all sequences; each counts those that it shares
     prefix_hits: int  # blocks that `allocate` found since the cache was made
     prefix_misses: int  # whole blocks of prompts that it did not find
