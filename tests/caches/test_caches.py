@@ -346,13 +346,14 @@ def test_stats(kv_format: str) -> None:
     columns = {"auto": 4 * (DIM + VALUE_DIM), "int4": (DIM + VALUE_DIM) // 2 + (DIM + VALUE_DIM) // 32 * 4}
     row = columns.get(kv_format, DIM + VALUE_DIM + 2 * 4)
     memory = LAYERS * KV_HEADS * 12 * 4 * row + 4 * 256 * (12 + 1)
+    cached = {"cached_blocks": 0, "prefix_hits": 0, "prefix_misses": 0, "evictions": 0, "swapped": 0}
     assert cache.stats == CacheStats(
-        blocks=12, free_blocks=9, shared_blocks=3, sequences=2, tokens=18, memory_bytes=memory
+        blocks=12, free_blocks=9, shared_blocks=3, sequences=2, tokens=18, memory_bytes=memory, **cached
     )
     stored = "torch.float32" if kv_format == "auto" else kv_format
     assert repr(cache) == (
-        f"PagedKVCache(2 layers of 2 key-value heads, 32 and 64 columns, {stored} on mps, 12 blocks of 4 "
-        "tokens; 2 sequences, 18 tokens, 9 blocks free)"
+        f"PagedKVCache(2 layers of 2 key-value heads, keys of 32 and values of 64 columns, {stored} on "
+        "mps, 12 blocks of 4 tokens; 2 sequences, 18 tokens, 9 blocks free)"
     )
 
 

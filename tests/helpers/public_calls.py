@@ -250,16 +250,21 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
-    "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
+    "PagedKVCache.accept": lambda: _accept(*_paged()),
+    "PagedKVCache.allocate": lambda: {"self": _paged()[0], "token_ids": [5, 6, 7]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
     "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.blocks_needed": lambda: {"self": _paged()[0], "sequences": [1, 0]},
+    "PagedKVCache.clear_prefixes": lambda: {"self": _paged()[0]},
+    "PagedKVCache.commit": lambda: {"self": _paged()[0], "sequence": 0, "token_ids": [5, 6, 7]},
     "PagedKVCache.decode": lambda: _decode(*_paged()),
     "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
     "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "PagedKVCache.swap_in": lambda: {"self": _swapped_out(), "sequence": 0},
+    "PagedKVCache.swap_out": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
     "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
@@ -317,6 +322,16 @@ def _append(cache: Any, step: Any) -> Arguments:
 
 def _decode(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "layer": 0, "step": step, "query": heads(2, 4, 1, 16)}
+
+
+def _accept(cache: Any, step: Any) -> Arguments:
+    return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
+
+
+def _swapped_out() -> PagedKVCache:
+    cache = _paged()[0]
+    cache.swap_out(0)
+    return cache
 
 
 def _kernel() -> Any:

@@ -301,10 +301,10 @@ def test_flash_attn(name: str, size: str, device: str) -> None:
 # ---- caches, which write their own memory
 
 
-PAGED_METHODS = {
-    *("allocate", "append", "block_size", "blocks", "blocks_needed", "decode", "extend", "fork", "free"),
-    *("free_blocks", "length", "prefill", "sequences", "stats", "truncate"),
-}
+PAGED_METHODS = set(
+    "accept allocate append block_size blocks blocks_needed clear_prefixes commit decode extend fork free "
+    "free_blocks length prefill sequences stats swap_in swap_out truncate".split()
+)
 STATIC_METHODS = {*("append", "capacity", "decode", "extend", "keys", "lengths", "reset", "values")}
 
 

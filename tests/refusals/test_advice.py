@@ -64,6 +64,7 @@ NOT_FOLLOWED = {
     "pass rows [..., D] of a floating dtype": LIMIT,
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
+    "pass ids of tokens": LIMIT,
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "make a cache for each batch": OVER_PAGED,

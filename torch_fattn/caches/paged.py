@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
 
 from ..runtime.signatures import public, shown
-from .blocks import BlockPool
-from .memory import CacheShape, Layers, check_bytes, check_sizes, counts_of, new_tokens, on_device
-from .paged_attention import PagedAttention
-from .sequences import Growth, PagedSequence, plan_growth
+from .accepted import Acceptance
+from .blocks import GONE
+from .memory import CacheShape, Layers, check_bytes, check_sizes
+from .paged_sequences import PagedSequences
+from .sequences import Swapped, Window
 from .stats import CacheStats
-from .step import CacheFullError, CacheStep
-from .tables import Tables
+from .step import CacheStep
 
 __all__ = ["PagedKVCache"]
 
 
-def _common_beginning(lists: list[list[int]]) -> int:
-    """The length of the common prefix of all lists: that of the least and the greatest."""
-    if not lists:
-        return 0
-    least, greatest = min(lists), max(lists)
-    pairs = enumerate(zip(least, greatest, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(least), len(greatest)))
-
-
-class PagedKVCache(PagedAttention):
+class PagedKVCache(PagedSequences):
     """A cache whose sequences take blocks of `block_size` tokens from a common pool as they grow, and can
     share them.
 
@@ -40,6 +31,11 @@ class PagedKVCache(PagedAttention):
         dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
         device: default "mps".
         kv_format: as in `StaticKVCache`.
+        latent: values are the first `value_dim` columns of keys and are not stored (multi-head latent
+            attention).
+        window_left, sink_tokens: options of every `decode` and `prefill` of this cache. `extend` releases the
+            blocks that neither the new rows nor later ones see. A model in which only some layers have a
+            window needs a cache for each kind of layer.
 
     A sequence is a number, which `allocate` or `fork` returned and will not return again. After an error of
     any method, all sequences are as they were.
@@ -59,6 +55,9 @@ class PagedKVCache(PagedAttention):
         dtype: torch.dtype = torch.float16,
         device: torch.device | str = "mps",
         kv_format: str = "auto",
+        latent: bool = False,
+        window_left: int = -1,
+        sink_tokens: int = 0,
     ) -> None:
         name = "PagedKVCache"
         check_sizes(name, 1, block_size=block_size)
@@ -66,32 +65,17 @@ class PagedKVCache(PagedAttention):
         shape = (num_blocks, num_kv_heads, block_size)
         dims = (head_dim, head_dim if value_dim is None else value_dim)
         check_bytes(name, 4, max_sequences, num_blocks)
-        self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
-        self._block_size = block_size
-        self._sequences: dict[int, PagedSequence] = {}
-        self._next = 0
-        self._change = 0
-        self._pool = BlockPool(num_blocks)
-        self._tables = Tables(num_blocks, max_sequences, device)
+        check_sizes(name, -1, window_left=window_left)
+        check_sizes(name, 0, sink_tokens=sink_tokens)
+        layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format, latent))
+        super().__init__(layers, max_sequences, Window(window_left, sink_tokens))
 
     def __repr__(self) -> str:
         stats = self.stats
         return (
-            f"PagedKVCache({self._layers.words}, {stats.blocks} blocks of {self._block_size} tokens; "
+            f"PagedKVCache({self._layers.shape.words}, {stats.blocks} blocks of {self._block_size} tokens; "
             f"{stats.sequences} sequences, {stats.tokens} tokens, {stats.free_blocks} blocks free)"
         )
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def free_blocks(self) -> int:
-        return self._pool.available
-
-    @property
-    def sequences(self) -> tuple[int, ...]:
-        return tuple(self._sequences)
 
     @property
     def stats(self) -> CacheStats:
@@ -99,189 +83,113 @@ class PagedKVCache(PagedAttention):
             blocks=self._pool.total,
             free_blocks=self._pool.available,
             shared_blocks=self._pool.shared,
+            cached_blocks=self._pool.cached,
+            prefix_hits=self._prefix_hits,
+            prefix_misses=self._prefix_misses,
+            evictions=self._pool.evictions,
             sequences=len(self._sequences),
+            swapped=sum(each.swapped is not None for each in self._sequences.values()),
             tokens=sum(sequence.length for sequence in self._sequences.values()),
             memory_bytes=self._tables.nbytes + self._layers.nbytes,
         )
 
-    @public("PagedKVCache.length")
-    def length(self, sequence: int) -> int:
-        return self._get("length", sequence).length
+    @public("PagedKVCache.accept")
+    def accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> None:
+        """Keeps some of the step's new tokens, such as the accepted path in a tree of drafts, and drops the
+        others. In every layer, the kept ones move next to the tokens before. Blocks without a token are
+        released.
 
-    @public("PagedKVCache.blocks")
-    def blocks(self, sequence: int) -> tuple[int, ...]:
-        """The blocks of the pool that hold the sequence, in order."""
-        return tuple(self._get("blocks", sequence).blocks)
+        Args:
+            step: the last one of its sequences, appended in every layer.
+            accepted: for each of its sequences, the new tokens to keep, as increasing numbers from 0.
 
-    @public("PagedKVCache.allocate")
-    def allocate(self) -> int:
-        """A new sequence, without tokens or blocks. CacheFullError: there are max_sequences already."""
-        return self._add(PagedSequence(self._new_row("allocate")))
-
-    @public("PagedKVCache.fork")
-    def fork(self, sequence: int) -> int:
-        """A new sequence with the tokens of this one, in the same blocks. The first sequence that appends to
-        a shared, partly filled block gets a copy of the block, so append the tokens of the last `extend`
-        before you fork. CacheFullError: there are max_sequences already.
+        CacheFullError: a kept token moves to a block that a fork shares, and no block is free for a copy.
+        ValueError: the numbers are no such tokens, or the step is not the last one.
         """
-        source = self._get("fork", sequence)
-        row = self._new_row("fork")
+        plan = self._plan_accept(step, accepted)
+        changed = [each for each in plan if not each.is_all]
+        taken = self._take("accept", sum(len(each.copied) for each in plan))
         try:
-            self._tables.copy_row(source.row, row)
-        except BaseException:
-            self._tables.free_row(row)
-            raise
-        self._pool.share(source.blocks)
-        return self._add(PagedSequence(row, source.length, list(source.blocks)))
-
-    @public("PagedKVCache.free")
-    def free(self, sequence: int) -> None:
-        """Frees the sequence, and its blocks unless others share them. ValueError: it is not allocated."""
-        gone = self._get("free", sequence)
-        del self._sequences[sequence]
-        self._change += 1
-        self._tables.free_row(gone.row)
-        self._pool.release(gone.blocks)
-
-    @public("PagedKVCache.truncate")
-    def truncate(self, sequence: int, length: int) -> None:
-        """Drops the newest tokens of the sequence, such as rejected drafts, so that `length` are left. Blocks
-        without a token of it are released. Steps made before cannot be used for it any more.
-
-        ValueError: the sequence has fewer tokens, or is not allocated.
-        """
-        cut = self._get("truncate", sequence)
-        if not 0 <= length <= cut.length:
-            raise ValueError(
-                f"PagedKVCache.truncate: length {length} is not from 0 to {cut.length}, the tokens of "
-                f"sequence {sequence}; pass how many to keep"
-            )
-        if length == cut.length:
-            return
-        self._tables.set_length(cut.row, length)
-        self._change += 1
-        cut.changed, cut.length = self._change, length
-        kept = -(-length // self._block_size)
-        self._pool.release(cut.blocks[kept:])
-        del cut.blocks[kept:]
-
-    @public("PagedKVCache.blocks_needed")
-    def blocks_needed(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> int:
-        """How many free blocks `extend` with these arguments would take, copies of shared blocks included: it
-        succeeds if `free_blocks` is as large. ValueError: as in `extend`."""
-        return sum(growth.blocks for growth in self._plan("blocks_needed", sequences, tokens))
-
-    @public("PagedKVCache.extend")
-    def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
-        """Makes room for new tokens of these sequences: one number for all, or one for each.
-
-        CacheFullError: the pool has too few free blocks. ValueError: a sequence is not allocated or given
-        twice, or the numbers are not one for each.
-        """
-        plan = self._plan("extend", sequences, tokens)
-        needed = sum(growth.blocks for growth in plan)
-        if needed > self._pool.available:
-            raise CacheFullError(
-                f"PagedKVCache.extend: {needed} blocks of {self._block_size} tokens are needed and "
-                f"{self._pool.available} of {self._pool.total} are free; free() a sequence, extend fewer, "
-                "or make the cache larger"
-            )
-        taken = self._pool.take(needed)
-        try:
-            return self._grow(tuple(sequences), plan, taken)
+            fresh = iter(taken)
+            after = [each.blocks(list(islice(fresh, len(each.copied)))) for each in changed]
+            self._tables.begin([each.sequence for each in changed])
+            for each, blocks in zip(changed, after, strict=True):
+                for index in each.copied:
+                    self._tables.write(each.sequence.row, index, blocks[index : index + 1])
+                self._tables.set_length(each.sequence.row, each.length)
+            pairs = zip(changed, after, strict=True)
+            moves = [pair for each, blocks in pairs for pair in each.slots(blocks, self._block_size)]
+            if moves:
+                self._layers.move(*zip(*moves, strict=True))
         except BaseException:
             self._pool.release(taken)
             raise
-
-    def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Growth]:
-        name = f"PagedKVCache.{method}"
-        if len(set(sequences)) != len(sequences):
-            raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
-        counts = counts_of(name, tokens, len(sequences))
-        grown = [self._get(method, sequence) for sequence in sequences]
-        return plan_growth(self._pool, self._block_size, grown, counts)
-
-    def _grow(self, numbers: tuple[int, ...], plan: list[Growth], taken: list[int]) -> CacheStep:
-        """Whatever can fail comes before the first change on the host."""
-        grown = [growth.sequence for growth in plan]
-        fresh = iter(taken)
-        after = [self._grown_blocks(growth, fresh) for growth in plan]
-        self._tables.begin(grown)
-        for growth, blocks in zip(plan, after, strict=True):
-            first = len(growth.sequence.blocks) - growth.copies_end
-            if growth.copies_end:
-                filled = growth.sequence.length % self._block_size
-                self._layers.copy(growth.sequence.blocks[-1], blocks[first], filled)
-            self._tables.write(growth.sequence.row, first, blocks[first:])
-
-        device = self._tables.device
-        counts = [growth.tokens for growth in plan]
-        rows = on_device([sequence.row for sequence in grown], device)
-        tables = self._tables.of(rows, max(map(len, after), default=0))
-        before = self._tables.lengths[rows]
-        new = new_tokens(counts, device)
-        positions = before[new.sequence] + new.offset
-        slot_blocks = tables[new.sequence, positions // self._block_size].long()
-        lengths = (before + new.counts).int()
-        step = CacheStep(
-            sequences=numbers,
-            lengths=tuple(growth.length for growth in plan),
-            seq_lens=lengths,
-            positions=positions,
-            slot_mapping=slot_blocks * self._block_size + positions % self._block_size,
-            block_tables=tables,
-            cu_seqlens_q=new.starts,
-            max_seqlen_q=max(counts, default=0),
-            shared_blocks=_common_beginning(after),
-            _cache=self,
-            _change=self._change + 1,
-        )
-        self._tables.lengths[rows] = lengths
-
         self._change += 1
-        for growth, blocks in zip(plan, after, strict=True):
-            sequence = growth.sequence
-            if growth.copies_end:
-                self._pool.release(sequence.blocks[-1:])
-            if growth.tokens > 0:
-                sequence.changed, sequence.length, sequence.blocks = self._change, growth.length, blocks
-        self._tables.done(grown)
-        return step
+        for each, blocks in zip(changed, after, strict=True):
+            for block in each.written(self._block_size):
+                self._pool.forget(block)
+            shared = [each.sequence.blocks[index] for index in each.copied]
+            each.sequence.changed, each.sequence.blocks = self._change, blocks
+            self._pool.release(shared + each.sequence.cut(each.length, self._block_size))
+        self._tables.done([each.sequence for each in changed])
 
-    def _grown_blocks(self, growth: Growth, fresh: Iterator[int]) -> list[int]:
-        kept = growth.sequence.blocks
-        kept = kept[:-1] if growth.copies_end else kept
-        return [*kept, *islice(fresh, growth.blocks)]
-
-    def _get(self, method: str, sequence: int) -> PagedSequence:
-        if sequence not in self._sequences:
+    def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Acceptance]:
+        name = "PagedKVCache.accept"
+        self._check("accept", 0, step)
+        for layer in range(len(self._layers)):
+            step._check_appended(name, layer)
+        if len(accepted) != len(step.sequences):
             raise ValueError(
-                f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass a number that "
-                "allocate() or fork() returned and free() has not released"
+                f"{name}: accepted has {len(accepted)} lists for {len(step.sequences)} sequences; give one "
+                "for each"
             )
-        return self._sequences[sequence]
-
-    def _new_row(self, method: str) -> int:
-        row = self._tables.new_row()
-        if row is None:
-            raise CacheFullError(
-                f"PagedKVCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
-                "cache; free() one, or make it with a larger max_sequences"
-            )
-        return row
-
-    def _add(self, sequence: PagedSequence) -> int:
-        sequence.changed = self._change
-        self._sequences[self._next] = sequence
-        self._next += 1
-        return self._next - 1
-
-    def _check_current(self, method: str, step: CacheStep) -> None:
-        if step._change == self._change:
-            return
-        for sequence in step.sequences:
-            if self._get(method, sequence).changed > step._change:
+        plan = []
+        for number, count, kept in zip(step.sequences, step._counts, accepted, strict=True):
+            if list(kept) != sorted({n for n in kept if 0 <= n < count}):
                 raise ValueError(
-                    f"PagedKVCache.{method}: sequence {sequence} has changed since this step; use the step "
-                    "of a later extend()"
+                    f"{name}: accepted has {shown(list(kept))} for sequence {number}, which has {count} new "
+                    "tokens; pass increasing numbers from 0"
                 )
+            plan.append(Acceptance(self._sequences[number], count, kept))
+            plan[-1].plan(self._pool, self._block_size)
+        return plan
+
+    @public("PagedKVCache.swap_out")
+    def swap_out(self, sequence: int) -> None:
+        """Moves the sequence to host memory and releases its blocks. It keeps its number and length; other
+        methods than `free` need `swap_in` before. Shared blocks are copied. Waits for the GPU."""
+        own = self._get("swap_out", sequence)
+        places = [place for place, block in enumerate(own.blocks) if block != GONE]
+        rows = self._layers.read([own.blocks[place] for place in places])
+        self._change += 1
+        own.changed, own.swapped = self._change, Swapped(places, rows)
+        self._pool.release(own.blocks)
+        own.blocks = [GONE] * len(own.blocks)
+
+    @public("PagedKVCache.swap_in")
+    def swap_in(self, sequence: int) -> None:
+        """Moves a sequence back, to blocks of its own. Waits for the GPU.
+
+        CacheFullError: the pool has too few free blocks. ValueError: the sequence is not swapped out.
+        """
+        own = self._get("swap_in", sequence, swapped=True)
+        if own.swapped is None:
+            raise ValueError(f"PagedKVCache.swap_in: sequence {sequence} is not swapped out; use it as it is")
+        taken = self._take("swap_in", len(own.swapped.places))
+        try:
+            self._layers.restore(taken, own.swapped.rows)
+            blocks = [*own.blocks]
+            for place, block in zip(own.swapped.places, taken, strict=True):
+                blocks[place] = block
+            self._tables.begin([own])
+            self._tables.write(own.row, 0, [max(block, 0) for block in blocks])
+        except BaseException:
+            self._pool.release(taken)
+            raise
+        self._change += 1
+        own.changed, own.blocks, own.swapped = self._change, blocks, None
+        self._tables.done([own])
+        if own.epoch == self._epoch:
+            for block, key in zip(blocks, own.keys, strict=False):
+                if block != GONE:
+                    self._pool.register(block, key)

@@ -11,6 +11,7 @@ from ..operators.options import DecodeOptions, PagedPrefillOptions
 from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import check_tensor, public
 from .memory import Layers
+from .sequences import Window
 from .step import CacheStep
 
 if TYPE_CHECKING:
@@ -22,18 +23,27 @@ class PagedAttention:
 
     _layers: Layers
     _block_size: int
+    _window: Window
 
     def _check_current(self, method: str, step: CacheStep) -> None:
         """Raises if a sequence of the step has changed since."""
         raise NotImplementedError
 
+    def _note_filled(self, step: CacheStep) -> None:
+        """Every layer has the tokens of the step."""
+        raise NotImplementedError
+
     @public("PagedKVCache.append")
-    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
-        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
+    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
+        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step; no
+        values if the cache is latent."""
         self._check("append", layer, step)
-        self._layers.check_new("PagedKVCache.append", key, value, step.slot_mapping.shape[0])
-        self._layers.write(layer, step.slot_mapping, key, value)
+        tokens = step.slot_mapping.shape[0]
+        rows = self._layers.new_rows("PagedKVCache.append", key, value, tokens)
+        self._layers.write(layer, step.slot_mapping, *rows)
         step._appended.add(layer)
+        if len(step._appended) == len(self._layers):
+            self._note_filled(step)
 
     @overload
     def decode(
@@ -99,6 +109,7 @@ class PagedAttention:
         key, value = self._layers.operands(layer)
         stored: Any = self._layers.options(layer)
         options.update(stored)
+        self._fit_window("decode", options)
         operands = (query, key, value, step.block_tables, step.seq_lens)
         if shared_prefix and len(step.sequences) > 1:
             # Whole blocks of keys that come before all rows.
@@ -164,11 +175,23 @@ class PagedAttention:
                 "pass one row for each"
             )
         self._layers.check_query("PagedKVCache.prefill", query)
+        self._fit_window("prefill", options)
         assert step.block_tables is not None and step.cu_seqlens_q is not None
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
         stored: Any = self._layers.options(layer)
         options.update(stored)
         return paged_prefill(query, *operands, step.max_seqlen_q, return_lse=return_lse, **options)
+
+    def _fit_window(self, method: str, options: Any) -> None:
+        """Adds the window of the cache, behind which blocks are gone."""
+        if self._window.left < 0:
+            return
+        for name, own in (("window_left", self._window.left), ("sink_tokens", self._window.sink_tokens)):
+            if options.setdefault(name, own) != own:
+                raise ValueError(
+                    f"PagedKVCache.{method}: {name} {options[name]} is not {own}, for which the cache keeps "
+                    "blocks; leave it out"
+                )
 
     def _check(self, method: str, layer: int, step: CacheStep) -> None:
         self._layers.check(f"PagedKVCache.{method}", layer)
