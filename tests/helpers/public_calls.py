@@ -102,7 +102,8 @@ def _modules() -> Iterator[Any]:
 
 def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
     if inspect.isclass(thing) and not issubclass(thing, BaseException):
-        methods = {k: v for base in reversed(thing.__mro__[:-1]) for k, v in vars(base).items()}
+        own = [base for base in thing.__mro__ if base.__module__.startswith("torch_fattn.")]
+        methods = {k: v for base in reversed(own) for k, v in vars(base).items()}
         for method, function in methods.items():
             if inspect.isfunction(function) and (not method.startswith("_") or method == "__init__"):
                 if method != "__init__" or name not in MADE_BY_THE_LIBRARY:

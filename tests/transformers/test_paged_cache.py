@@ -149,7 +149,7 @@ def bytes_on_device() -> int:
 
 @pytest.mark.parametrize("kv_format", ["auto", "int8", "fp8_e4m3", "int4"])
 def test_memory(kv_format: str) -> None:
-    """Of the allocator: DynamicCache holds 2 bytes for each element, and this cache those of its format."""
+    """By the allocator: DynamicCache holds 2 bytes for each element, and this cache those of its format."""
     dim, tokens, batch = 64, 128, 2
     config = LlamaConfig(**{**COMMON, "head_dim": dim})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn").eval().to(DEVICE).half()
