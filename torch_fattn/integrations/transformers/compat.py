@@ -183,3 +183,24 @@ def let_serve_take(name: str) -> None:
                 super()._validate_args()
 
     model_manager.ModelManager = ModelManager  # type: ignore[misc]
+
+
+def let_serve_end() -> Callable[[], None]:
+    """Returns a function that stops the threads of continuous batching. `transformers serve` leaves them
+    running after an interrupt, and so does not end."""
+    from transformers.cli.serving import utils
+
+    made: list[Any] = []
+
+    class GenerationState(utils.GenerationState):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    utils.GenerationState = GenerationState  # type: ignore[misc]
+
+    def end() -> None:
+        for state in made:
+            state.shutdown()
+
+    return end
