@@ -74,11 +74,11 @@ class Server:
         cache = self.batches.cache
         if hasattr(cache, "get_num_free_blocks"):
             return int(cache.get_num_free_blocks())
-        pool = cache.pool
-        return sum(
-            pool.count_free_blocks(each.index) + pool.num_free_sectors * each.blocks_per_sector
-            for each in cache.cache_allocators.values()
-        )
+        pool, allocators = cache.pool, cache.cache_allocators.values()
+        free = sum(pool.num_free_sectors * each.blocks_per_sector for each in allocators)
+        # Blocks of a prefix that no request uses are kept, and taken when no other is free.
+        kept = sum(len(each.ledger.cached_blocks) for each in allocators)
+        return int(free + kept + sum(pool.count_free_blocks(each.index) for each in allocators))
 
     def is_idle(self) -> bool:
         scheduler = self.batches.scheduler
