@@ -47,7 +47,7 @@ def check(out: Tensor, lse: Tensor, *exact: Tensor, tolerance: float = 2e-6) -> 
 @pytest.mark.parametrize("kv_format", ["auto", "int8", "fp8_e4m3", "int4"])
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(10))
 def test_random(seed: int, paged: bool, per_head: bool, kv_format: str, device: str) -> None:
     """Over the caches of this package, as they are in memory."""
     draw = random.Random(seed)

@@ -87,7 +87,7 @@ def heads(draw: random.Random, *shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(150))
 @pytest.mark.filterwarnings("ignore:return_lse is deprecated")
 def test_random(seed: int, device: str) -> None:
     draw = random.Random(seed)
