@@ -37,6 +37,7 @@ SWEEPS = {
     "tests/integrations/test_hub_kernel.py::test_transformers_takes_it_from_a_local_folder": "it builds",
     "tests/project/test_no_gpu.py::test_nothing_fails[no mps]": "one test of each function once more",
     "tests/third_party/": "packages and checkouts that nothing here installs",
+    "tests/transformers/test_serve_load.py::test_a_thousand_requests": "minutes of a server",
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }

@@ -14,7 +14,7 @@ from tests.conftest import Checked, counted_launches, decodes
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
 from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
-from torch_fattn import CacheFullError, CacheStep, PagedKVCache, StaticKVCache, reference
+from torch_fattn import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache, reference
 
 FORMATS = ("auto", *QUANTISED)
 
@@ -260,12 +260,12 @@ def test_too_many_sequences() -> None:
 def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
     """The tables grow with the sequences and keep their contents."""
     cache, dense = paged(device, max_sequences=10**9), Dense()
-    assert cache._tables.nbytes + cache._seq_lens.nbytes < 2**20
+    assert cache._tables.nbytes < 2**20
     first = cache.allocate()
     step = cache.extend([first], 6)
     dense.append(cache, step, [6], device)
     forks = [cache.fork(first) for _ in range(600)]
-    assert cache._tables.shape[0] == 1024 and len(set(cache.sequences)) == 601
+    assert cache._tables.blocks.shape[0] == 1024 and len(set(cache.sequences)) == 601
     last = forks[-1]
     dense.tokens[last] = [list(layer) for layer in dense.tokens[first]]
     step = cache.extend([first, last], 1)
@@ -297,6 +297,66 @@ def test_a_step_survives_changes_of_other_sequences() -> None:
     dense.check(cache, step, "mps")
 
 
+# ---- dropped tokens, and what is in use
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_rejected_drafts(device: str) -> None:
+    """Both sequences share the block into which one is cut: it gets a copy before it writes again."""
+    cache, dense = paged(device), Dense()
+    one = cache.allocate()
+    step = cache.extend([one], 11)
+    dense.append(cache, step, [11], device)
+    other = cache.fork(one)
+    dense.tokens[other] = [list(layer) for layer in dense.tokens[one]]
+    cache.truncate(one, 6)
+    dense.tokens[one] = [layer[:6] for layer in dense.tokens[one]]
+    assert cache.length(one) == 6 and len(cache.blocks(one)) == 2 and cache.free_blocks == 9
+    with pytest.raises(ValueError, match=f"sequence {one} has changed since this step; use the step of a la"):
+        cache.decode(0, step, torch.zeros(1, HEADS, 1, DIM, device=device))
+    assert cache.blocks_needed([one, other], [1, 1]) == 1
+    step = cache.extend([one, other], [5, 1])
+    dense.append(cache, step, [5, 1], device)
+    dense.check(cache, step, device)
+    assert cache.blocks(one)[:1] == cache.blocks(other)[:1] and cache.blocks(one)[1] != cache.blocks(other)[1]
+    cache.truncate(other, 12)  # nothing to drop
+    dense.check(cache, step, device)
+    cache.truncate(other, 0)
+    assert cache.blocks(other) == () and cache.free_blocks == 12 - 3
+
+
+def test_an_old_step_of_the_same_length() -> None:
+    cache = paged("cpu")
+    sequence = cache.allocate()
+    old = cache.extend([sequence], 5)
+    cache.truncate(sequence, 3)
+    step = cache.extend([sequence], 2)
+    rows = [torch.zeros(5, KV_HEADS, dim) for dim in (DIM, VALUE_DIM)]
+    with pytest.raises(ValueError, match="has changed since this step"):
+        cache.append(0, old, *rows)
+    cache.append(0, step, *(row[:2] for row in rows))
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_stats(kv_format: str) -> None:
+    cache = paged(kv_format=kv_format)
+    one = cache.allocate()
+    cache.extend([one], 9)
+    cache.fork(one)
+    columns = {"auto": 4 * (DIM + VALUE_DIM), "int4": (DIM + VALUE_DIM) // 2 + (DIM + VALUE_DIM) // 32 * 4}
+    row = columns.get(kv_format, DIM + VALUE_DIM + 2 * 4)
+    memory = LAYERS * KV_HEADS * 12 * 4 * row + 4 * 256 * (12 + 1)
+    cached = {"cached_blocks": 0, "prefix_hits": 0, "prefix_misses": 0, "evictions": 0, "swapped": 0}
+    assert cache.stats == CacheStats(
+        blocks=12, free_blocks=9, shared_blocks=3, sequences=2, tokens=18, memory_bytes=memory, **cached
+    )
+    stored = "torch.float32" if kv_format == "auto" else kv_format
+    assert repr(cache) == (
+        f"PagedKVCache(2 layers of 2 key-value heads, keys of 32 and values of 64 columns, {stored} on "
+        "mps, 12 blocks of 4 tokens; 2 sequences, 18 tokens, 9 blocks free)"
+    )
+
+
 # ---- nothing waits for the GPU
 
 
@@ -313,6 +373,7 @@ def test_nothing_waits(make: Any) -> None:
                 cache.append(layer, step, key[: sum(counts)], value[: sum(counts)])
                 cache.decode(layer, step, query)
             if sequences is not None:
+                cache.truncate(sequences[2], cache.length(sequences[2]) // 2)
                 cache.free(sequences.pop(0))
                 sequences.insert(0, cache.fork(sequences[1]))
     assert found.ops == []
@@ -323,7 +384,7 @@ def test_nothing_waits(make: Any) -> None:
 
 
 def test_the_classes_are_exported() -> None:
-    for name in ("CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache", "cache_write"):
+    for name in ("CacheFullError", "CacheStats", "CacheStep", "PagedKVCache", "StaticKVCache", "cache_write"):
         assert name in torch_fattn.__all__ and getattr(torch_fattn, name).__doc__
 
 

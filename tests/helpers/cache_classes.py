@@ -26,8 +26,9 @@ def static(device: str = "mps", **changes: Any) -> StaticKVCache:
 
 def snapshot(cache: PagedKVCache) -> tuple[Any, ...]:
     host = [(s, cache.length(s), cache.blocks(s)) for s in cache.sequences]
-    memory = [tensor.cpu().clone() for tensor in (cache._tables, cache._seq_lens, *cache._layers.tensors())]
-    return host, cache.free_blocks, list(cache._free_blocks), dict(cache._users), memory
+    device = (cache._tables.blocks, cache._tables.lengths, *cache._layers.tensors())
+    pool = list(cache._pool._free), dict(cache._pool._users)
+    return host, cache.stats, pool, [tensor.cpu().clone() for tensor in device]
 
 
 def same(a: Any, b: Any) -> bool:

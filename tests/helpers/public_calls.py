@@ -33,7 +33,16 @@ INNER = tuple(
 )
 CACHES = {"PagedKVCache", "StaticKVCache"}
 # Classes that only the library instantiates.
-MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Shards", "Warmup"}
+MADE_BY_THE_LIBRARY = {
+    "CacheStats",
+    "CacheStep",
+    "CompiledKernel",
+    "Explanation",
+    "Fallback",
+    "Report",
+    "Shards",
+    "Warmup",
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,9 @@ def _modules() -> Iterator[Any]:
 
 def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
     if inspect.isclass(thing) and not issubclass(thing, BaseException):
-        for method, function in vars(thing).items():
+        own = [base for base in thing.__mro__ if base.__module__.startswith("torch_fattn.")]
+        methods = {k: v for base in reversed(own) for k, v in vars(base).items()}
+        for method, function in methods.items():
             if inspect.isfunction(function) and (not method.startswith("_") or method == "__init__"):
                 if method != "__init__" or name not in MADE_BY_THE_LIBRARY:
                     full = name if method == "__init__" else f"{name}.{method}"
@@ -154,6 +165,16 @@ def _shared_blocks() -> Arguments:
     }
 
 
+def _sparse() -> Arguments:
+    arguments = {
+        "query": heads(2, 4, 3, 16),
+        "key": heads(2, 2, 10, 16),
+        "value": heads(2, 2, 10, 16, seed=1),
+    }
+    indices = torch.tensor([3, 9, -1, 0], dtype=torch.int32).expand(2, 3, 4).clone()
+    return arguments | {"indices": indices, "seq_lens": _int32(10, 4)}
+
+
 def _quantised() -> Arguments:
     stored, scales = torch_fattn.reference.quantise(heads(3, 2, 32), "int8")
     return {"stored": stored, "scales": scales, "kv_format": "int8"}
@@ -178,6 +199,18 @@ def _flash_cache() -> Arguments:
 def _comfyui() -> Arguments:
     q = heads(1, 3, 32)
     return {"func": lambda q, *_, **__: q, "q": q, "k": q, "v": q, "heads": 2}
+
+
+def _block_mask() -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, q_idx, kv_idx: q_idx != kv_idx, None, None, 3, 5, device="cpu")
+
+
+def _flex() -> Arguments:
+    key = heads(1, 2, 5, 16)
+    operands = {"query": heads(1, 2, 3, 16), "key": key, "value": key}
+    return operands | {"score_mod": lambda score, *_: score, "block_mask": _block_mask()}
 
 
 class _Patcher:
@@ -228,6 +261,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.sdpa": lambda: {n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
     "torch_fattn.shared_prefix_decode": _shared,
     "torch_fattn.shared_prefix_paged_decode": _shared_blocks,
+    "torch_fattn.sparse_decode": _sparse,
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
     **{
@@ -258,15 +292,22 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},
     "ShardedCache": lambda: one_rank({"block_size": 4}),
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
-    "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
+    "PagedKVCache.accept": lambda: _accept(*_paged()),
+    "PagedKVCache.allocate": lambda: {"self": _paged()[0], "token_ids": [5, 6, 7]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
     "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.blocks_needed": lambda: {"self": _paged()[0], "sequences": [1, 0]},
+    "PagedKVCache.clear_prefixes": lambda: {"self": _paged()[0]},
+    "PagedKVCache.commit": lambda: {"self": _paged()[0], "sequence": 0, "token_ids": [5, 6, 7]},
     "PagedKVCache.decode": lambda: _decode(*_paged()),
     "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
     "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "PagedKVCache.swap_in": lambda: {"self": _swapped_out(), "sequence": 0},
+    "PagedKVCache.swap_out": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
     "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
     "StaticKVCache.decode": lambda: _decode(*_static()),
@@ -297,6 +338,9 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.flash_attn_with_kvcache": _flash_cache,
     "torch_fattn.integrations.comfyui.apply": lambda: {"model": _Patcher()},
     "torch_fattn.integrations.comfyui.attention_override": _comfyui,
+    "torch_fattn.integrations.flex_attention.flex_attention": _flex,
+    "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
+    "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},
     "torch_fattn.integrations.transformers.attend": _transformers,
     "torch_fattn.integrations.transformers.kernel.flash_attn_forward": _transformers,
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
@@ -304,6 +348,10 @@ VALID: dict[str, Callable[[], Arguments]] = {
 }
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
 LEFT_OUT = {
+    **{
+        f"PagedCache.{method}": "transformers alone calls it"
+        for method in ("batch_repeat_interleave", "batch_select_indices", "crop", "reorder_cache")
+    },
     "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
     "torch_fattn.distributed.context_parallel": "a context: tests/distributed/test_context.py",
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
@@ -319,6 +367,16 @@ def _append(cache: Any, step: Any) -> Arguments:
 
 def _decode(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "layer": 0, "step": step, "query": heads(2, 4, 1, 16)}
+
+
+def _accept(cache: Any, step: Any) -> Arguments:
+    return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
+
+
+def _swapped_out() -> PagedKVCache:
+    cache = _paged()[0]
+    cache.swap_out(0)
+    return cache
 
 
 def _kernel() -> Any:

@@ -17,9 +17,11 @@ from tests.helpers.advice import (
     derivatives,
     distributed,
     flash_attn,
+    flex_attention,
     plans,
     shapes,
     sources,
+    sparse,
 )
 
 ADVICE = [
@@ -28,10 +30,13 @@ ADVICE = [
     *derivatives.ADVICE,
     *distributed.ADVICE,
     *flash_attn.ADVICE,
+    *flex_attention.ADVICE,
     *plans.ADVICE,
     *shapes.ADVICE,
+    *sparse.ADVICE,
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
+    "pass what it hides as block_mask, and what it adds as attn_mask to torch_fattn.prefill",
     "recreate it with torch_fattn.mask_map(attn_mask)",
     "pass the most rows that a sequence has",
     "give every token a different slot, or -1 to drop it",
@@ -43,6 +48,7 @@ RANKS = "tests/distributed, with several ranks"
 LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
+OVER_PAGED = "tests/transformers/test_paged_cache.py"
 VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
 NOT_FOLLOWED = {
     "all three must have the same dtype": LIMIT,
@@ -53,7 +59,9 @@ NOT_FOLLOWED = {
     "its shape must be": LIMIT,
     'pass "auto", "fused" or "off"': LIMIT,
     "pass the sums that the overloads part return": LIMIT,
+    "the first three sizes must be equal": LIMIT,
     "they must be equal": LIMIT,
+    "its shape must be [batch, heads, length, head_dim]": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,
     "its shape must be [tokens, heads, head_dim]": LIMIT,
     "pass a number that allocate() or fork() returned and free() has not released": LIMIT,
@@ -61,8 +69,14 @@ NOT_FOLLOWED = {
     "pass rows [..., D] of a floating dtype": LIMIT,
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
+    "pass ids of tokens": LIMIT,
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
+    "make a cache for each batch": OVER_PAGED,
+    "use DynamicCache for it": OVER_PAGED,
+    "use DynamicCache for them": OVER_PAGED,
+    "to drop n tokens, pass -n": OVER_PAGED,
+    'load the model with attn_implementation="fattn", or use DynamicCache for it': OVER_PAGED,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
     'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",
     "pass a tensor": FIRST,

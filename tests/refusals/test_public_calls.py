@@ -74,6 +74,7 @@ def takes(annotation: str, value: Any) -> bool:
         "torch.dtype": lambda v: isinstance(v, torch.dtype),
         "torch.device": lambda v: isinstance(v, torch.device),
         "Sequence[int]": lambda v: isinstance(v, list) and not {*map(type, v)} - {int},
+        "Sequence[Sequence[int]]": lambda v: False,
         "OnUnsupported": lambda v: isinstance(v, str) and v in ("error", "sdpa"),
         "Window": lambda v: False,
         "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: isinstance(v, dict),

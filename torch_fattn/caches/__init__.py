@@ -16,6 +16,7 @@ for the GPU. The classes are not thread-safe.
 
 from .paged import PagedKVCache
 from .static import StaticKVCache
+from .stats import CacheStats
 from .step import CacheFullError, CacheStep
 
-__all__ = ["CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache"]
+__all__ = ["CacheFullError", "CacheStats", "CacheStep", "PagedKVCache", "StaticKVCache"]

@@ -11,7 +11,8 @@ from torch import Tensor
 from ..operators.attention import decode
 from ..operators.options import DecodeOptions
 from ..runtime.signatures import public
-from .memory import CacheShape, Layers, check_sizes, counts_of, new_tokens
+from .indices import counts_of, new_tokens
+from .memory import CacheShape, Layers, check_sizes
 from .step import CacheFullError, CacheStep
 
 if TYPE_CHECKING:
@@ -98,11 +99,13 @@ class StaticKVCache:
         return self._last
 
     @public("StaticKVCache.append")
-    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
-        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
+    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
+        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step; no
+        values if the cache is latent."""
         self._check("append", layer, step)
-        self._layers.check_new("StaticKVCache.append", key, value, step.slot_mapping.shape[0])
-        self._layers.write(layer, step.slot_mapping, key, value)
+        tokens = step.slot_mapping.shape[0]
+        rows = self._layers.new_rows("StaticKVCache.append", key, value, tokens)
+        self._layers.write(layer, step.slot_mapping, *rows)
         step._appended.add(layer)
 
     @overload

@@ -31,6 +31,7 @@ class CacheStep:
     max_seqlen_q: int = 0  # the most new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
     _cache: Any = None  # a paged cache, or the memory of a static one
+    _counts: tuple[int, ...] = ()  # new tokens of each sequence
     _change: int = 0  # the count of changes to the cache when this step was made
     _appended: set[int] = field(default_factory=set)
 

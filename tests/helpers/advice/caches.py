@@ -59,6 +59,13 @@ def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]
     return call
 
 
+def _committed(cache: Any, token_ids: list[int]) -> int:
+    """How many tokens a second prompt finds."""
+    cache.commit(0, list(range(17)))
+    cache.commit(0, token_ids)
+    return int(cache.length(cache.allocate(token_ids)))
+
+
 def _as_rows(packed: Tensor) -> Tensor:
     return packed.transpose(0, 1)[None]
 
@@ -198,7 +205,15 @@ ADVICE: list[Advice] = [
            lambda: (1, 2, 8, 64)),
     Advice("append() them first", _used(lambda cache, step: _appended(cache, step, first=False)),
            _used(lambda cache, step: _appended(cache, step, first=True)), _grown_exactly),
-    Advice("use the step of its last extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
+    Advice("pass how many to keep", _used(lambda cache, step: cache.truncate(0, 5)),
+           _used(lambda cache, step: (cache.truncate(0, 3), cache.length(0))[1]), lambda: 3),
+    Advice("pass increasing numbers from 0", _used(lambda cache, step: cache.accept(step, [[2, 1]])),
+           _used(lambda cache, step: (cache.accept(step, [[1, 2]]), cache.length(0))[1]), lambda: 2),
+    Advice("pass the tokens of sequence {} from its first on",
+           _used(lambda cache, step: _committed(cache, [4, *range(17)]), 17),
+           _used(lambda cache, step: _committed(cache, list(range(17))), 17), lambda: 16,
+           message="from its first on"),
+    Advice("use the step of a later extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
     Advice("use the one that extend() of this cache returned",
            lambda: _used(lambda cache, step: _cache().decode(0, step, heads(1, 4, 1, 64)))(),

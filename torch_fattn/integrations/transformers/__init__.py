@@ -31,6 +31,7 @@ try:
     from .attention import attend
     from .masks import make_mask
     from .paged import attend_paged
+    from .paged_cache import PagedCache
     from .registration import register, unregister
     from .sharded import SHARDED_NAME, ShardedCache, attend_sharded, make_sharded_mask
     from .support import FLASH_NAME, NAME, PAGED_NAME
@@ -45,6 +46,7 @@ __all__ = [
     "NAME",
     "PAGED_NAME",
     "SHARDED_NAME",
+    "PagedCache",
     "ShardedCache",
     "attend",
     "attend_paged",
