@@ -78,6 +78,7 @@ OPTIONS = {
     "PagedKVCache.decode": torch_fattn.paged_decode,
     "PagedKVCache.prefill": torch_fattn.paged_prefill,
     "StaticKVCache.decode": torch_fattn.decode,
+    "StaticKVCache.prefill": torch_fattn.paged_prefill,
     "torch_fattn.integrations.comfyui.attention_override": comfyui._attention,
 }
 
@@ -132,11 +133,13 @@ def _paged(filled: bool = True) -> tuple[PagedKVCache, Any]:
     return cache, step
 
 
-def _static(filled: bool = True) -> tuple[StaticKVCache, Any]:
+def _static(filled: bool = True, reset: int | None = None) -> tuple[StaticKVCache, Any]:
     cache = StaticKVCache(1, 2, 8, 2, 16, dtype=torch.float32, device="cpu")
     step = cache.extend([3, 2])
     if filled:
         cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
+    if reset is not None:
+        cache.reset(reset)
     return cache, step
 
 
@@ -247,8 +250,11 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
     "StaticKVCache.decode": lambda: _decode(*_static()),
     "StaticKVCache.extend": lambda: {"self": _static()[0], "tokens": 1},
+    "StaticKVCache.fork": lambda: {"self": _static(reset=1)[0], "source": 0, "target": 1},
     "StaticKVCache.keys": lambda: {"self": _static()[0], "layer": 0},
+    "StaticKVCache.prefill": lambda: _decode(*_static()) | {"query": heads(5, 4, 16)},
     "StaticKVCache.reset": lambda: {"self": _static()[0]},
+    "StaticKVCache.truncate": lambda: {"self": _static()[0], "sequence": 0, "length": 1},
     "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
     "CompiledKernel.is_launched_by": lambda: {"self": _kernel(), "launch": {"kernel": "fattn_merge"}},
     "torch_fattn.flash_attn_func": _flash,

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..operators.attention import MAX_DECODE_ROWS, paged_decode, paged_prefill
 from ..operators.options import DecodeOptions, PagedPrefillOptions
 from ..operators.shared_prefix import shared_prefix_paged_decode
-from ..runtime.signatures import check_tensor, public
+from ..runtime.signatures import public
 from .memory import Layers
 from .sequences import Window
 from .step import CacheStep
@@ -162,18 +162,7 @@ class PagedAttention:
         keys are, with its options and result."""
         self._check("prefill", layer, step)
         step._check_appended("PagedKVCache.prefill", layer)
-        check_tensor("PagedKVCache.prefill", "query", query, "[tokens, heads, head_dim]")
-        tokens = step.slot_mapping.shape[0]
-        if query.dim() != 3:
-            raise ValueError(
-                f"PagedKVCache.prefill: query has {query.dim()} dimensions; its shape must be "
-                "[tokens, heads, head_dim]"
-            )
-        if query.shape[0] != tokens:
-            raise ValueError(
-                f"PagedKVCache.prefill: query has {query.shape[0]} rows and the step {tokens} new tokens; "
-                "pass one row for each"
-            )
+        step._check_packed("PagedKVCache.prefill", query)
         self._layers.check_query("PagedKVCache.prefill", query)
         self._fit_window("prefill", options)
         assert step.block_tables is not None and step.cu_seqlens_q is not None

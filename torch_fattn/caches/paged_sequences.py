@@ -306,8 +306,4 @@ class PagedSequences(PagedAttention):
         if step._change == self._change:
             return
         for sequence in step.sequences:
-            if self._get(method, sequence).changed > step._change:
-                raise ValueError(
-                    f"PagedKVCache.{method}: sequence {sequence} has changed since this step; use the step "
-                    "of a later extend()"
-                )
+            step._check_unchanged(f"PagedKVCache.{method}", sequence, self._get(method, sequence).changed)
