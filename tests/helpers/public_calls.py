@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -241,8 +244,10 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
     "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.load": lambda: {"self": _paged()[0], "path": _saved()},
     "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "PagedKVCache.save": lambda: {"self": _paged()[0], "path": _saved()},
     "PagedKVCache.swap_in": lambda: {"self": _swapped_out(), "sequence": 0},
     "PagedKVCache.swap_out": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
@@ -302,6 +307,12 @@ def _decode(cache: Any, step: Any) -> Arguments:
 
 def _accept(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
+
+
+def _saved() -> str:
+    path = Path(tempfile.gettempdir()) / f"torch-fattn-test-{os.getpid()}.safetensors"
+    _paged()[0].save(path, [0])
+    return str(path)
 
 
 def _swapped_out() -> PagedKVCache:

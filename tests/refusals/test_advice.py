@@ -49,6 +49,7 @@ NOT_FOLLOWED = {
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,
+    "pip install safetensors": "tests/caches/test_files.py",
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",

@@ -114,12 +114,15 @@ class PagedSequences(PagedAttention):
             return
         known = token_ids[: own.filled]
         first = len(own.keys)
-        keys = list(block_keys(known, self._block_size, own.salt, own.keys))
-        for block, key in zip(own.blocks[first:], keys, strict=False):
+        own.keys += block_keys(known, self._block_size, own.salt, own.keys)
+        self._register(own, first)
+        own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
+
+    def _register(self, sequence: PagedSequence, first: int = 0) -> None:
+        """Its blocks, from the first one on, are found by their keys."""
+        for block, key in zip(sequence.blocks[first:], sequence.keys[first:], strict=False):
             if block != GONE:
                 self._pool.register(block, key)
-        own.keys += keys
-        own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
 
     @public("PagedKVCache.clear_prefixes")
     def clear_prefixes(self) -> None:
