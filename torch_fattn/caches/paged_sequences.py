@@ -7,6 +7,7 @@ from itertools import islice
 
 from ..runtime.signatures import public, shown
 from .blocks import GONE, BlockPool
+from .groups import common_beginning
 from .indices import counts_of
 from .memory import Layers
 from .paged_attention import PagedAttention
@@ -14,15 +15,6 @@ from .prefixes import block_keys, check_token_ids, first_difference, longest_pre
 from .sequences import Growth, PagedSequence, Window, plan_growth
 from .step import CacheFullError, CacheStep
 from .tables import Tables
-
-
-def _common_beginning(lists: list[list[int]]) -> int:
-    """The length of the common prefix of all lists: that of the least and the greatest."""
-    if not lists:
-        return 0
-    least, greatest = min(lists), max(lists)
-    pairs = enumerate(zip(least, greatest, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(least), len(greatest)))
 
 
 class PagedSequences(PagedAttention):
@@ -249,7 +241,7 @@ class PagedSequences(PagedAttention):
             sequences=numbers,
             lengths=lengths,
             max_seqlen_q=max(counts, default=0),
-            shared_blocks=_common_beginning(after) if self._window.left < 0 else 0,
+            shared_blocks=common_beginning(after) if self._window.left < 0 else 0,
             _cache=self,
             _counts=tuple(counts),
             _change=self._change,

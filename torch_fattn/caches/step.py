@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..runtime.signatures import check_tensor
+from .groups import Group
 
 __all__ = ["CacheFullError", "CacheStep"]
 
@@ -34,6 +35,7 @@ class CacheStep:
     _counts: tuple[int, ...] = ()  # new tokens of each sequence
     _change: int = 0  # the count of changes to the cache when this step was made
     _appended: set[int] = field(default_factory=set)
+    _groups: dict[int, list[Group]] = field(default_factory=dict)  # by the number of rows
 
     def _check_cache(self, method: str, cache: Any) -> None:
         if self._cache is not cache:
