@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import contextlib
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.helpers.cache_classes import paged
 from tests.helpers.faults import OutOfMemory, with_faults
 from tests.helpers.kv_formats import QUANTISED
 from torch_fattn import CacheFullError, CacheStep, reference
+from torch_fattn.caches import paged as paged_cache
 from torch_fattn.caches.blocks import BlockPool
+from torch_fattn.caches.files import Saved, read
 from torch_fattn.caches.memory import Layers
 from torch_fattn.caches.sequences import PagedSequence
 from torch_fattn.caches.tables import Tables
@@ -24,6 +29,12 @@ HISTORIES = 120
 LAYERS, DIM = 2, 32
 SIGNS = (1, -1)  # of the numbers in the keys of each layer
 _Result = TypeVar("_Result")
+
+
+def read_outside(*arguments: Any) -> Saved:
+    """Safetensors cannot read in a dispatch mode."""
+    with _disable_current_modes():
+        return read(*arguments)
 
 
 class Contents:
@@ -163,6 +174,22 @@ class History:
                 self.swapped.remove(sequence)
             except CacheFullError:
                 self.full += 1
+
+    def do_save_and_load(self) -> None:
+        """A file of some sequences, read into the same cache."""
+        sequences = list(self.some())
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/sequences.safetensors"
+            self.call(self.cache.save, path, sequences)
+            try:
+                with mock.patch.object(paged_cache, "read", read_outside):
+                    loaded = self.call(self.cache.load, path)
+            except CacheFullError:
+                self.full += 1
+                return
+        for source, copy in zip(sequences, loaded, strict=True):
+            self.tokens[copy], self.salts[copy] = list(self.tokens[source]), self.salts[source]
+            self.prompt_of[copy] = self.prompt_of[source]
 
     def do_truncate(self) -> None:
         sequence = self.any()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -85,6 +88,7 @@ OPTIONS = {
     "PagedKVCache.decode": torch_fattn.paged_decode,
     "PagedKVCache.prefill": torch_fattn.paged_prefill,
     "StaticKVCache.decode": torch_fattn.decode,
+    "StaticKVCache.prefill": torch_fattn.paged_prefill,
     "torch_fattn.integrations.comfyui.attention_override": comfyui._attention,
 }
 
@@ -140,11 +144,13 @@ def _paged(filled: bool = True) -> tuple[PagedKVCache, Any]:
     return cache, step
 
 
-def _static(filled: bool = True) -> tuple[StaticKVCache, Any]:
+def _static(filled: bool = True, reset: int | None = None) -> tuple[StaticKVCache, Any]:
     cache = StaticKVCache(1, 2, 8, 2, 16, dtype=torch.float32, device="cpu")
     step = cache.extend([3, 2])
     if filled:
         cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
+    if reset is not None:
+        cache.reset(reset)
     return cache, step
 
 
@@ -303,8 +309,10 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
     "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.load": lambda: {"self": _paged()[0], "path": _saved()},
     "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "PagedKVCache.save": lambda: {"self": _paged()[0], "path": _saved()},
     "PagedKVCache.swap_in": lambda: {"self": _swapped_out(), "sequence": 0},
     "PagedKVCache.swap_out": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
@@ -312,8 +320,11 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
     "StaticKVCache.decode": lambda: _decode(*_static()),
     "StaticKVCache.extend": lambda: {"self": _static()[0], "tokens": 1},
+    "StaticKVCache.fork": lambda: {"self": _static(reset=1)[0], "source": 0, "target": 1},
     "StaticKVCache.keys": lambda: {"self": _static()[0], "layer": 0},
+    "StaticKVCache.prefill": lambda: _decode(*_static()) | {"query": heads(5, 4, 16)},
     "StaticKVCache.reset": lambda: {"self": _static()[0]},
+    "StaticKVCache.truncate": lambda: {"self": _static()[0], "sequence": 0, "length": 1},
     "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
     "CompiledKernel.is_launched_by": lambda: {"self": _kernel(), "launch": {"kernel": "fattn_merge"}},
     "torch_fattn.flash_attn_func": _flash,
@@ -371,6 +382,12 @@ def _decode(cache: Any, step: Any) -> Arguments:
 
 def _accept(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
+
+
+def _saved() -> str:
+    path = Path(tempfile.gettempdir()) / f"torch-fattn-test-{os.getpid()}.safetensors"
+    _paged()[0].save(path, [0])
+    return str(path)
 
 
 def _swapped_out() -> PagedKVCache:

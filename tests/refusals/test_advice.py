@@ -70,6 +70,7 @@ NOT_FOLLOWED = {
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,
+    "pip install safetensors": "tests/caches/test_files.py",
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "make a cache for each batch": OVER_PAGED,
