@@ -41,6 +41,7 @@ from .operators.differentiable import attention, varlen_attention
 from .operators.logits import softcap, softmax
 from .operators.mask_map import mask_map
 from .operators.shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
+from .operators.sparse import sparse_decode
 from .runtime import archives as _archives
 from .runtime import extension as _extension
 from .runtime import tensor_units as _tensor_units
@@ -93,6 +94,7 @@ __all__ = [
     "shared_prefix_paged_decode",
     "softcap",
     "softmax",
+    "sparse_decode",
     "uninstall",
     "varlen_attention",
     "varlen_prefill",

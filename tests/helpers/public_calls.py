@@ -10,23 +10,29 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
 from tests.helpers import cache_problems, wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
+from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
 from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS
 
 Arguments = dict[str, Any]
+_Thing = TypeVar("_Thing")
 # Modules whose public names are those of torch_fattn.
 INNER = tuple(
     f"torch_fattn.{room}"
-    for room in ("commands", "inspection", "integrations.pytorch", "operators", "runtime", "tuning")
+    for room in (
+        *("commands", "distributed.", "inspection", "integrations.pytorch", "operators", "runtime"),
+        "tuning",
+    )
 )
 CACHES = {"PagedKVCache", "StaticKVCache"}
 # Classes that only the library instantiates.
@@ -37,6 +43,7 @@ MADE_BY_THE_LIBRARY = {
     "Explanation",
     "Fallback",
     "Report",
+    "Shards",
     "Warmup",
 }
 
@@ -106,7 +113,8 @@ def _modules() -> Iterator[Any]:
 
 def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
     if inspect.isclass(thing) and not issubclass(thing, BaseException):
-        methods = {k: v for base in reversed(thing.__mro__[:-1]) for k, v in vars(base).items()}
+        own = [base for base in thing.__mro__ if base.__module__.startswith("torch_fattn.")]
+        methods = {k: v for base in reversed(own) for k, v in vars(base).items()}
         for method, function in methods.items():
             if inspect.isfunction(function) and (not method.startswith("_") or method == "__init__"):
                 if method != "__init__" or name not in MADE_BY_THE_LIBRARY:
@@ -163,6 +171,16 @@ def _shared_blocks() -> Arguments:
     }
 
 
+def _sparse() -> Arguments:
+    arguments = {
+        "query": heads(2, 4, 3, 16),
+        "key": heads(2, 2, 10, 16),
+        "value": heads(2, 2, 10, 16, seed=1),
+    }
+    indices = torch.tensor([3, 9, -1, 0], dtype=torch.int32).expand(2, 3, 4).clone()
+    return arguments | {"indices": indices, "seq_lens": _int32(10, 4)}
+
+
 def _quantised() -> Arguments:
     stored, scales = torch_fattn.reference.quantise(heads(3, 2, 32), "int8")
     return {"stored": stored, "scales": scales, "kv_format": "int8"}
@@ -189,6 +207,18 @@ def _comfyui() -> Arguments:
     return {"func": lambda q, *_, **__: q, "q": q, "k": q, "v": q, "heads": 2}
 
 
+def _block_mask() -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, q_idx, kv_idx: q_idx != kv_idx, None, None, 3, 5, device="cpu")
+
+
+def _flex() -> Arguments:
+    key = heads(1, 2, 5, 16)
+    operands = {"query": heads(1, 2, 3, 16), "key": key, "value": key}
+    return operands | {"score_mod": lambda score, *_: score, "block_mask": _block_mask()}
+
+
 class _Patcher:
     model_options: dict[str, Any] = {}
 
@@ -204,6 +234,13 @@ def _transformers() -> Arguments:
     module = _Attention().eval()
     x = heads(1, 2, 3, 16)
     return {"module": module, "query": x, "key": x, "value": x, "attention_mask": None}
+
+
+def one_rank(thing: _Thing) -> _Thing:
+    """Returns the function across ranks, or its arguments, after this process became the only rank."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return thing
 
 
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
@@ -230,8 +267,36 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.sdpa": lambda: {n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
     "torch_fattn.shared_prefix_decode": _shared,
     "torch_fattn.shared_prefix_paged_decode": _shared_blocks,
+    "torch_fattn.sparse_decode": _sparse,
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
+    **{
+        f"torch_fattn.distributed.{op}": lambda op=op: one_rank(wrong_calls.valid(op, "cpu"))  # type: ignore[misc]
+        for op in ("decode", "paged_decode")
+    },
+    "torch_fattn.distributed.prefill": lambda: one_rank(
+        wrong_calls.valid("prefill", "cpu") | {"query_shards": "replicated"}
+    ),
+    "torch_fattn.distributed.varlen_prefill": lambda: one_rank(
+        {
+            "query": heads(4, 4, 16),
+            "key": heads(4, 2, 16),
+            "value": heads(4, 2, 16),
+            "shards": [Shards.sizes([3]), Shards.sizes([1])],
+        }
+    ),
+    "torch_fattn.distributed.explain": lambda: {
+        "op": "prefill",
+        **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
+        "ranks": 1,
+    },
+    "torch_fattn.distributed.unshard": lambda: one_rank(
+        {"own": heads(2, 5), "dim": 1, "shards": Shards.sizes([5])}
+    ),
+    "Shards.count": lambda: {"self": Shards.sizes([3, 2]), "rank": 1},
+    "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "whole": heads(2, 5), "dim": 1, "rank": 0},
+    "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},
+    "ShardedCache": lambda: one_rank({"block_size": 4}),
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
     "PagedKVCache.accept": lambda: _accept(*_paged()),
     "PagedKVCache.allocate": lambda: {"self": _paged()[0], "token_ids": [5, 6, 7]},
@@ -284,6 +349,9 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.flash_attn_with_kvcache": _flash_cache,
     "torch_fattn.integrations.comfyui.apply": lambda: {"model": _Patcher()},
     "torch_fattn.integrations.comfyui.attention_override": _comfyui,
+    "torch_fattn.integrations.flex_attention.flex_attention": _flex,
+    "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
+    "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},
     "torch_fattn.integrations.transformers.attend": _transformers,
     "torch_fattn.integrations.transformers.kernel.flash_attn_forward": _transformers,
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
@@ -291,8 +359,15 @@ VALID: dict[str, Callable[[], Arguments]] = {
 }
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
 LEFT_OUT = {
+    **{
+        f"PagedCache.{method}": "transformers alone calls it"
+        for method in ("batch_repeat_interleave", "batch_select_indices", "crop", "reorder_cache")
+    },
     "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
+    "torch_fattn.distributed.context_parallel": "a context: tests/distributed/test_context.py",
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
+    "torch_fattn.integrations.transformers.attend_sharded": "transformers alone calls it, with its cache",
+    "torch_fattn.integrations.transformers.make_sharded_mask": "transformers alone calls it",
     "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
@@ -242,6 +243,8 @@ def transformers_unchanged() -> Iterator[None]:
     from torch_fattn.integrations.transformers import unregister
 
     unregister()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 STRANGE: dict[str, Callable[[Tensor], Tensor]] = {

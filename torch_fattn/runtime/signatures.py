@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedKVCache|StaticKVCache)\b[\w.]*): ")
+_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedCache|PagedKVCache|StaticKVCache)\b[\w.]*): ")
 _NONE = type(None)
 _WORDS: dict[Any, str] = {
     Tensor: "a tensor",
@@ -399,4 +399,6 @@ def _refusal(op: str, given: Iterable[tuple[str, _Kind, Any]]) -> Exception | No
 
 
 def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
-    return eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+    if not isinstance(annotation, str):
+        return annotation
+    return eval(annotation, inspect.unwrap(function).__globals__)  # a context manager wraps its function
