@@ -2,74 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches, decodes
-from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
+from tests.helpers.cache_classes import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    VALUE_DIM,
+    Dense,
+    paged,
+    same,
+    snapshot,
+    static,
+)
 from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
-from torch_fattn import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache, reference
+from torch_fattn import CacheFullError, CacheStats, PagedKVCache, StaticKVCache, reference
 
 FORMATS = ("auto", *QUANTISED)
-
-
-class Dense:
-    """The plain cache to compare with: for every sequence and layer its keys and values, token by token, as a
-    cache of that format has them."""
-
-    def __init__(self, kv_format: str = "auto") -> None:
-        self.kv_format = kv_format
-        self.tokens: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}
-        self.generator = torch.Generator().manual_seed(0)
-
-    def rows(self, count: int, heads: int, dim: int) -> Tensor:
-        return torch.randn(count, heads, dim, generator=self.generator)
-
-    def append(
-        self, cache: PagedKVCache | StaticKVCache, step: CacheStep, counts: Sequence[int], device: str
-    ) -> None:
-        for layer in range(LAYERS):
-            key, value = self.rows(sum(counts), KV_HEADS, DIM), self.rows(sum(counts), KV_HEADS, VALUE_DIM)
-            cache.append(layer, step, key.to(device), value.to(device))
-            if self.kv_format != "auto":
-                key, value = (
-                    reference.dequantise(*reference.quantise(rows, self.kv_format), self.kv_format)
-                    for rows in (key, value)
-                )
-            pairs = iter(zip(key, value, strict=True))
-            for sequence, count in zip(step.sequences, counts, strict=True):
-                layers = self.tokens.setdefault(sequence, [[] for _ in range(LAYERS)])
-                layers[layer] += [next(pairs) for _ in range(count)]
-
-    def check(
-        self,
-        cache: PagedKVCache | StaticKVCache,
-        step: CacheStep,
-        device: str,
-        *,
-        rows: int = 1,
-        **options: Any,
-    ) -> None:
-        """Each sequence's newest rows, in every layer."""
-        for layer in range(LAYERS):
-            query = self.rows(len(step.sequences) * HEADS, rows, DIM).view(-1, HEADS, rows, DIM)
-            out = cache.decode(layer, step, query.to(device), **options).cpu()
-            for b, sequence in enumerate(step.sequences):
-                stored = self.tokens.get(sequence, [[]] * LAYERS)[layer]
-                assert len(stored) == step.lengths[b]
-                key = torch.stack([k for k, _ in stored], 1) if stored else torch.empty(KV_HEADS, 0, DIM)
-                value = (
-                    torch.stack([v for _, v in stored], 1) if stored else torch.empty(KV_HEADS, 0, VALUE_DIM)
-                )
-                exact, _ = reference.decode(query[b : b + 1], key[None], value[None], **options)
-                error = (out[b].double() - exact[0]).abs().max()
-                assert error <= 1e-5, f"sequence {sequence} of {step.lengths[b]} tokens, layer {layer}"
 
 
 # ---- generation
@@ -164,7 +120,7 @@ def test_a_forked_sequence_is_independent() -> None:
     dense.append(cache, step, [10], "mps")
     others = [cache.fork(first) for _ in range(5)]
     for other in others:
-        dense.tokens[other] = [list(layer) for layer in dense.tokens[first]]
+        dense.fork(first, other)
     assert cache.free_blocks == 9
     dense.check(cache, cache.extend([first, *others], 0), "mps")
     everyone = [first, *others]
@@ -267,7 +223,7 @@ def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
     forks = [cache.fork(first) for _ in range(600)]
     assert cache._tables.blocks.shape[0] == 1024 and len(set(cache.sequences)) == 601
     last = forks[-1]
-    dense.tokens[last] = [list(layer) for layer in dense.tokens[first]]
+    dense.fork(first, last)
     step = cache.extend([first, last], 1)
     dense.append(cache, step, [1, 1], device)
     dense.check(cache, step, device)
@@ -308,9 +264,9 @@ def test_rejected_drafts(device: str) -> None:
     step = cache.extend([one], 11)
     dense.append(cache, step, [11], device)
     other = cache.fork(one)
-    dense.tokens[other] = [list(layer) for layer in dense.tokens[one]]
+    dense.fork(one, other)
     cache.truncate(one, 6)
-    dense.tokens[one] = [layer[:6] for layer in dense.tokens[one]]
+    dense.truncate(one, 6)
     assert cache.length(one) == 6 and len(cache.blocks(one)) == 2 and cache.free_blocks == 9
     with pytest.raises(ValueError, match=f"sequence {one} has changed since this step; use the step of a la"):
         cache.decode(0, step, torch.zeros(1, HEADS, 1, DIM, device=device))

@@ -5,25 +5,37 @@ from __future__ import annotations
 
 import contextlib
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.helpers.cache_classes import paged
 from tests.helpers.faults import OutOfMemory, with_faults
 from tests.helpers.kv_formats import QUANTISED
 from torch_fattn import CacheFullError, CacheStep, reference
+from torch_fattn.caches import paged as paged_cache
 from torch_fattn.caches.blocks import BlockPool
+from torch_fattn.caches.files import Saved, read
 from torch_fattn.caches.memory import Layers
 from torch_fattn.caches.sequences import PagedSequence
 from torch_fattn.caches.tables import Tables
 
-HISTORIES = 120
+KINDS = ("plain", "window", "latent", *QUANTISED)
+HISTORIES = 20  # of each kind
 LAYERS, DIM = 2, 32
 SIGNS = (1, -1)  # of the numbers in the keys of each layer
 _Result = TypeVar("_Result")
+
+
+def read_outside(*arguments: Any) -> Saved:
+    """Safetensors cannot read in a dispatch mode."""
+    with _disable_current_modes():
+        return read(*arguments)
 
 
 class Contents:
@@ -41,14 +53,14 @@ class Contents:
 
 
 class History:
-    def __init__(self, seed: int, device: str) -> None:
-        self.rng = rng = random.Random(seed)
+    def __init__(self, kind: str, seed: int, device: str) -> None:
+        self.rng = rng = random.Random(f"{kind} {seed}")
         self.device = device
         self.block_size = rng.choice((1, 2, 3, 4, 8))
-        self.kv_format = rng.choice(("auto", "auto", *QUANTISED))
-        self.latent = rng.random() < 0.3
+        self.kv_format = kind if kind in QUANTISED else rng.choice(("auto", "auto", *QUANTISED))
+        self.latent = kind == "latent" or (kind in QUANTISED and rng.random() < 0.3)
         self.window = {"window_left": rng.choice((0, 3, 10)), "sink_tokens": rng.choice((0, 2))}
-        self.window = self.window if rng.random() < 0.4 else {}
+        self.window = self.window if kind == "window" or (kind != "plain" and rng.random() < 0.3) else {}
         self.cache = paged(
             device,
             num_layers=LAYERS,
@@ -163,6 +175,22 @@ class History:
                 self.swapped.remove(sequence)
             except CacheFullError:
                 self.full += 1
+
+    def do_save_and_load(self) -> None:
+        """A file of some sequences, read into the same cache."""
+        sequences = list(self.some())
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/sequences.safetensors"
+            self.call(self.cache.save, path, sequences)
+            try:
+                with mock.patch.object(paged_cache, "read", read_outside):
+                    loaded = self.call(self.cache.load, path)
+            except CacheFullError:
+                self.full += 1
+                return
+        for source, copy in zip(sequences, loaded, strict=True):
+            self.tokens[copy], self.salts[copy] = list(self.tokens[source]), self.salts[source]
+            self.prompt_of[copy] = self.prompt_of[source]
 
     def do_truncate(self) -> None:
         sequence = self.any()
@@ -345,16 +373,23 @@ class History:
         return memory[:, :, 0, DIM // 2].nan_to_num().round().long().tolist()
 
 
-def run(seed: int, device: str = "cpu") -> History:
-    history = History(seed, device)
+def run(kind: str, seed: int, device: str = "cpu") -> History:
+    history = History(kind, seed, device)
     history.run(40)
     return history
 
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_history(seed: int) -> None:
-    assert run(seed).faults > 60
+@pytest.mark.parametrize("kind", KINDS)
+def test_history(kind: str, seed: int) -> None:
+    assert run(kind, seed).faults > 60
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_history_on_mps(kind: str, seed: int) -> None:
+    assert run(kind, seed, "mps").faults > 60
 
 
 @pytest.mark.host_only
@@ -373,7 +408,8 @@ def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(BlockPool, "users", lambda pool, block: min(pool._users.get(block, 0), 1))
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(HISTORIES):
-            run(seed)
+            for kind in KINDS:
+                run(kind, seed)
 
 
 def move_without_restoring(layers: Layers, sources: Sequence[int], targets: Sequence[int]) -> None:

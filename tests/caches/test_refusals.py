@@ -74,7 +74,7 @@ def test_an_old_step_of_a_static_cache() -> None:
     cache = static()
     old = cache.extend(1)
     cache.extend(1)
-    with pytest.raises(ValueError, match="not the last one"):
+    with pytest.raises(ValueError, match="sequence 0 has changed since this step"):
         cache.append(0, old, *(torch.zeros(3, KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)))
 
 

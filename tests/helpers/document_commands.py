@@ -127,6 +127,7 @@ COMMANDS: dict[str, Kind] = {
         "tests/docs/test_commands.py::test_an_output_is_written_anew"
     ),
     "python -m bench roofline": ByTest("tests/bench/test_apple_bounds.py::test_the_page_has_these_figures"),
+    "python -m bench distributed": ByTest("tests/bench/test_links.py::test_the_command"),
     "python -m bench model": BENCH_MODEL,
     "python -m bench model --chip M1Max --shapes standard": BENCH_MODEL,
     "python -m bench agx": BENCH_AGX,

@@ -303,9 +303,9 @@ def test_flash_attn(name: str, size: str, device: str) -> None:
 
 PAGED_METHODS = set(
     "accept allocate append block_size blocks blocks_needed clear_prefixes commit decode extend fork free "
-    "free_blocks length prefill sequences stats swap_in swap_out truncate".split()
+    "free_blocks length load prefill save sequences stats swap_in swap_out truncate".split()
 )
-STATIC_METHODS = {*("append", "capacity", "decode", "extend", "keys", "lengths", "reset", "values")}
+STATIC_METHODS = set("append capacity decode extend fork keys lengths prefill reset truncate values".split())
 
 
 def memory_of(cache: PagedKVCache | StaticKVCache) -> list[Tensor]:

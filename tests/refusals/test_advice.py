@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.helpers import advice
@@ -13,6 +15,7 @@ from tests.helpers.advice import (
     Advice,
     caches,
     derivatives,
+    distributed,
     flash_attn,
     flex_attention,
     plans,
@@ -25,6 +28,7 @@ ADVICE = [
     *advice.ADVICE,
     *caches.ADVICE,
     *derivatives.ADVICE,
+    *distributed.ADVICE,
     *flash_attn.ADVICE,
     *flex_attention.ADVICE,
     *plans.ADVICE,
@@ -40,6 +44,7 @@ CHECKED = {  # checked only with FATTN_CHECK=1
     "give each sequence different entries in",
     "pass as shared_blocks how many they share",
 }
+RANKS = "tests/distributed, with several ranks"
 LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
@@ -65,6 +70,7 @@ NOT_FOLLOWED = {
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,
+    "pip install safetensors": "tests/caches/test_files.py",
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "make a cache for each batch": OVER_PAGED,
@@ -89,9 +95,33 @@ NOT_FOLLOWED = {
     "call it with dropout_p=0.0": VARLEN,
     "torch_fattn.install() provides one": VARLEN,
     "use F.scaled_dot_product_attention for training": "dropout is random",
+    "pass this rank's part of it, attn_mask.to_local()": RANKS,
+    "pass all three as DTensors": RANKS,
+    "pass query, key and value on one mesh of one dimension": RANKS,
+    "redistribute it to": RANKS,
+    "their placements say it": RANKS,
+    'pass the one over which the sequence is sharded, such as mesh["cp"]': RANKS,
+    "call it on the group's ranks only": RANKS,
+    "see the error on that rank": RANKS,
+    "they must be equal on every rank": RANKS,
+    "start all ranks of the group again": RANKS,
+    "call the same one, in the same order, on every rank": RANKS,
+    "call torch.distributed.init_process_group first": RANKS,
+    "install another build": "it needs another torch",
+    "see torch_fattn.": LIMIT,
+    'use attn_implementation="fattn", on one process': RANKS,
+    "pass past_key_values=ShardedCache()": RANKS,
+    "call model.eval()": "dropout is random",
     "pass the whole keys of each sequence to torch_fattn.decode": "future options: test_shared_prefix.py",
     "unset it for auto": "tests/pytorch/test_route.py, in processes of their own",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-GONE = -1  # in the place of a block that a sequence has released
+GONE = -1  # instead of a block that a sequence has released
 
 
 def _is_block(block: int) -> bool:

@@ -199,22 +199,22 @@ class Layers:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
 
-    def read(self, blocks: Sequence[int]) -> list[Tensor]:
-        """Copies of these blocks in host memory. It waits for the device."""
-        index = on_device(blocks, self.device)
+    def read(self, slots: Sequence[int]) -> list[Tensor]:
+        """Copies of the rows of these slots, in host memory. It waits for the device."""
+        index = self._index(slots)
         return [memory[index].cpu() for memory in self.tensors()]
 
-    def restore(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None:
-        """Writes what `read` returned to these blocks."""
-        index = on_device(blocks, self.device)
-        for memory, own in zip(self.tensors(), rows, strict=True):
-            memory[index] = own.to(self.device)
+    def restore(self, slots: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """Writes what `read` returned to these slots."""
+        self._put(self._index(slots), [each.to(self.device) for each in rows])
+
+    def _index(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        numbers = on_device(slots, self.device)
+        return numbers // self._shape.shape[2], numbers % self._shape.shape[2]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies the rows of some slots to others, in every layer. After an error, all are as they were."""
-        device, slots = self.device, self._shape.shape[2]
-        source, target = (on_device(numbers, device) for numbers in (sources, targets))
-        source_index, target_index = ((each // slots, each % slots) for each in (source, target))
+        source_index, target_index = self._index(sources), self._index(targets)
         new = [memory[source_index] for memory in self.tensors()]
         old = [memory[target_index] for memory in self.tensors()]
         try:

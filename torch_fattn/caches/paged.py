@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import torch
 
 from ..runtime.signatures import public, shown
 from .accepted import Acceptance
 from .blocks import GONE
+from .files import LoadedSequence, Saved, SavedSequence, read, write
 from .memory import CacheShape, Layers, check_bytes, check_sizes
 from .paged_sequences import PagedSequences
-from .sequences import Swapped, Window
+from .sequences import PagedSequence, Swapped, Window
 from .stats import CacheStats
 from .step import CacheStep
 
@@ -160,7 +164,7 @@ class PagedKVCache(PagedSequences):
         methods than `free` need `swap_in` before. Shared blocks are copied. Waits for the GPU."""
         own = self._get("swap_out", sequence)
         places = [place for place, block in enumerate(own.blocks) if block != GONE]
-        rows = self._layers.read([own.blocks[place] for place in places])
+        rows = self._layers.read([*own.slots(self._block_size)])
         self._change += 1
         own.changed, own.swapped = self._change, Swapped(places, rows)
         self._pool.release(own.blocks)
@@ -176,20 +180,89 @@ class PagedKVCache(PagedSequences):
         if own.swapped is None:
             raise ValueError(f"PagedKVCache.swap_in: sequence {sequence} is not swapped out; use it as it is")
         taken = self._take("swap_in", len(own.swapped.places))
+        back = replace(own, blocks=[*own.blocks])
+        for place, block in zip(own.swapped.places, taken, strict=True):
+            back.blocks[place] = block
         try:
-            self._layers.restore(taken, own.swapped.rows)
-            blocks = [*own.blocks]
-            for place, block in zip(own.swapped.places, taken, strict=True):
-                blocks[place] = block
+            self._layers.restore([*back.slots(self._block_size)], own.swapped.rows)
             self._tables.begin([own])
-            self._tables.write(own.row, 0, [max(block, 0) for block in blocks])
+            self._tables.write(own.row, 0, [max(block, 0) for block in back.blocks])
         except BaseException:
             self._pool.release(taken)
             raise
         self._change += 1
-        own.changed, own.blocks, own.swapped = self._change, blocks, None
+        own.changed, own.blocks, own.swapped = self._change, back.blocks, None
         self._tables.done([own])
         if own.epoch == self._epoch:
-            for block, key in zip(blocks, own.keys, strict=False):
-                if block != GONE:
-                    self._pool.register(block, key)
+            self._register(own)
+
+    @public("PagedKVCache.save")
+    def save(self, path: str | os.PathLike[str], sequences: Sequence[int] | None = None) -> None:
+        """Writes these sequences, by default all, to a safetensors file (package safetensors), with the token
+        ids of the blocks that `commit` registered. Blocks that they share are stored once. The file is
+        replaced when it is complete. Waits for the GPU.
+
+        ValueError: a sequence is not allocated or swapped out, or not every layer has its tokens.
+        """
+        numbers = self.sequences if sequences is None else sequences
+        saved = [self._get("save", number) for number in numbers]
+        for number, own in zip(numbers, saved, strict=True):
+            if own.filled < own.length:
+                raise ValueError(
+                    f"PagedKVCache.save: not every layer has the last tokens of sequence {number}; append() "
+                    f"them, or truncate it to {own.filled}"
+                )
+        rows: dict[int, int] = {}  # of each slot
+        for own in saved:
+            for slot in own.slots(self._block_size):
+                rows.setdefault(slot, len(rows))
+        listed = [
+            SavedSequence(
+                rows=[
+                    -1 if block == GONE else rows[block * self._block_size + n]
+                    for place, block in enumerate(own.blocks)
+                    for n in range(min(self._block_size, own.length - place * self._block_size))
+                ],
+                token_ids=own.token_ids if own.epoch == self._epoch else [],
+                salt=own.salt,
+            )
+            for own in saved
+        ]
+        memory = self._layers.read([*rows])
+        write("PagedKVCache.save", Path(path), self._layers, self._window, Saved(memory, listed))
+
+    @public("PagedKVCache.load")
+    def load(self, path: str | os.PathLike[str]) -> tuple[int, ...]:
+        """New sequences with the tokens of those in a file of `save`, in their order; `block_size` and the
+        sizes of the pools may differ. Their prefixes are registered: free() the sequences if only later
+        prompts need them. Waits for the GPU.
+
+        CacheFullError: there are too few free blocks or sequences. ValueError: the file is damaged or of
+        another kind of cache.
+        """
+        name, size = "PagedKVCache.load", self._block_size
+        saved = read(name, Path(path), self._layers, self._window)
+        loaded = [LoadedSequence(each, self._window, size) for each in saved.sequences]
+        chunks = dict.fromkeys(chunk for each in loaded for chunk in each.chunks if chunk)
+        taken = self._take("load", len(chunks))
+        blocks = dict(zip(chunks, taken, strict=True))
+        added: list[PagedSequence] = []
+        try:
+            slots = [(blocks[chunk] * size + n, row) for chunk in chunks for n, row in enumerate(chunk)]
+            kept = [(slot, row) for slot, row in slots if row >= 0]
+            index = torch.tensor([row for _, row in kept], dtype=torch.int64)
+            self._layers.restore([slot for slot, _ in kept], [memory[index] for memory in saved.memory])
+            for each in loaded:
+                own = each.sequence([blocks[chunk] if chunk else GONE for chunk in each.chunks], self._epoch)
+                own.row = self._new_row("load", own)
+                added.append(own)
+        except BaseException:
+            self._pool.release(taken)
+            for own in added:
+                self._tables.free_row(own.row)
+            raise
+        numbers = tuple(self._add(own) for own in added)
+        self._pool.release(taken)
+        for own in added:
+            self._register(own)
+        return numbers

@@ -9,9 +9,11 @@ from torch import Tensor
 from ..operators.attention import MAX_DECODE_ROWS, paged_decode, paged_prefill
 from ..operators.options import DecodeOptions, PagedPrefillOptions
 from ..operators.shared_prefix import shared_prefix_paged_decode
-from ..runtime.signatures import check_tensor, public
+from ..runtime.signatures import public
+from .blocks import GONE
+from .groups import Group, find_groups, in_order
 from .memory import Layers
-from .sequences import Window
+from .sequences import PagedSequence, Window
 from .step import CacheStep
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class PagedAttention:
     _layers: Layers
     _block_size: int
     _window: Window
+    _sequences: dict[int, PagedSequence]
 
     def _check_current(self, method: str, step: CacheStep) -> None:
         """Raises if a sequence of the step has changed since."""
@@ -92,9 +95,10 @@ class PagedAttention:
         """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
         step's sequences, with its options and result.
 
-        With `shared_prefix`, the leading blocks common to all these sequences are read once for the batch
-        (`torch_fattn.shared_prefix_paged_decode`). Use it for forks of a long prompt: it adds a second decode
-        and a merge if there are such blocks.
+        With `shared_prefix`, sequences that begin with the same blocks form groups, and each group reads its
+        common blocks once (`torch_fattn.shared_prefix_paged_decode`). The blocks of the step's sequences
+        decide on the groups; bits of a result depend on no sequence with another first block. Use it for long
+        common prompts: a group adds a second decode and a merge.
         """
         self._check("decode", layer, step)
         step._check_appended("PagedKVCache.decode", layer)
@@ -110,13 +114,32 @@ class PagedAttention:
         stored: Any = self._layers.options(layer)
         options.update(stored)
         self._fit_window("decode", options)
-        operands = (query, key, value, step.block_tables, step.seq_lens)
-        if shared_prefix and len(step.sequences) > 1:
-            # Whole blocks of keys that come before all rows.
-            before_rows = (min(step.lengths) - query.shape[2]) // self._block_size
-            shared = max(min(step.shared_blocks, before_rows), 0)
-            return shared_prefix_paged_decode(*operands, shared, return_lse=return_lse, **options)
-        return paged_decode(*operands, return_lse=return_lse, **options)
+        tables, seq_lens = step.block_tables, step.seq_lens
+        groups = self._find_groups(step, query.shape[2]) if shared_prefix else []
+        if not any(group.blocks for group in groups):
+            return paged_decode(query, key, value, tables, seq_lens, return_lse=return_lse, **options)
+        results = []
+        for group in groups:
+            operands = (group.of(query), key, value, group.of(tables), group.of(seq_lens), group.blocks)
+            own: Any = {**options, **_of_sequences(group, options)}
+            results.append(shared_prefix_paged_decode(*operands, return_lse=True, **own))
+        outs, lses = zip(*results, strict=True)
+        if options.get("token_major_out"):
+            out = in_order([each.transpose(1, 2) for each in outs], groups).transpose(1, 2)
+        else:
+            out = in_order(outs, groups)
+        return (out, in_order(lses, groups)) if return_lse else out
+
+    def _find_groups(self, step: CacheStep, rows: int) -> list[Group]:
+        """By whole blocks before all rows that are not hidden."""
+        if rows not in step._groups:
+            tables = []
+            for sequence in map(self._sequences.__getitem__, step.sequences):
+                whole = max(sequence.length - rows, 0) // self._block_size
+                blocks = sequence.blocks[:whole]
+                tables.append(blocks[: blocks.index(GONE)] if sequence.hidden and GONE in blocks else blocks)
+            step._groups[rows] = find_groups(tables)
+        return step._groups[rows]
 
     @overload
     def prefill(
@@ -162,18 +185,7 @@ class PagedAttention:
         keys are, with its options and result."""
         self._check("prefill", layer, step)
         step._check_appended("PagedKVCache.prefill", layer)
-        check_tensor("PagedKVCache.prefill", "query", query, "[tokens, heads, head_dim]")
-        tokens = step.slot_mapping.shape[0]
-        if query.dim() != 3:
-            raise ValueError(
-                f"PagedKVCache.prefill: query has {query.dim()} dimensions; its shape must be "
-                "[tokens, heads, head_dim]"
-            )
-        if query.shape[0] != tokens:
-            raise ValueError(
-                f"PagedKVCache.prefill: query has {query.shape[0]} rows and the step {tokens} new tokens; "
-                "pass one row for each"
-            )
+        step._check_packed("PagedKVCache.prefill", query)
         self._layers.check_query("PagedKVCache.prefill", query)
         self._fit_window("prefill", options)
         assert step.block_tables is not None and step.cu_seqlens_q is not None
@@ -197,3 +209,14 @@ class PagedAttention:
         self._layers.check(f"PagedKVCache.{method}", layer)
         step._check_cache(f"PagedKVCache.{method}", self)
         self._check_current(method, step)
+
+
+def _of_sequences(group: Group, options: Any) -> dict[str, Tensor]:
+    """The options that differ between sequences, for those of the group."""
+    dims = {"attn_mask": 4, "tree_mask": 2, "alibi_slopes": 2}
+    given = ((name, options.get(name), dim) for name, dim in dims.items())
+    return {
+        name: group.of(option)
+        for name, option, dim in given
+        if isinstance(option, Tensor) and option.dim() == dim and option.shape[0] > 1
+    }

@@ -7,6 +7,7 @@ from itertools import islice
 
 from ..runtime.signatures import public, shown
 from .blocks import GONE, BlockPool
+from .groups import common_beginning
 from .indices import counts_of
 from .memory import Layers
 from .paged_attention import PagedAttention
@@ -14,15 +15,6 @@ from .prefixes import block_keys, check_token_ids, first_difference, longest_pre
 from .sequences import Growth, PagedSequence, Window, plan_growth
 from .step import CacheFullError, CacheStep
 from .tables import Tables
-
-
-def _common_beginning(lists: list[list[int]]) -> int:
-    """The length of the common prefix of all lists: that of the least and the greatest."""
-    if not lists:
-        return 0
-    least, greatest = min(lists), max(lists)
-    pairs = enumerate(zip(least, greatest, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(least), len(greatest)))
 
 
 class PagedSequences(PagedAttention):
@@ -114,12 +106,15 @@ class PagedSequences(PagedAttention):
             return
         known = token_ids[: own.filled]
         first = len(own.keys)
-        keys = list(block_keys(known, self._block_size, own.salt, own.keys))
-        for block, key in zip(own.blocks[first:], keys, strict=False):
+        own.keys += block_keys(known, self._block_size, own.salt, own.keys)
+        self._register(own, first)
+        own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
+
+    def _register(self, sequence: PagedSequence, first: int = 0) -> None:
+        """Its blocks, from the first one on, are found by their keys."""
+        for block, key in zip(sequence.blocks[first:], sequence.keys[first:], strict=False):
             if block != GONE:
                 self._pool.register(block, key)
-        own.keys += keys
-        own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
 
     @public("PagedKVCache.clear_prefixes")
     def clear_prefixes(self) -> None:
@@ -246,7 +241,7 @@ class PagedSequences(PagedAttention):
             sequences=numbers,
             lengths=lengths,
             max_seqlen_q=max(counts, default=0),
-            shared_blocks=_common_beginning(after) if self._window.left < 0 else 0,
+            shared_blocks=common_beginning(after) if self._window.left < 0 else 0,
             _cache=self,
             _counts=tuple(counts),
             _change=self._change,
@@ -306,8 +301,4 @@ class PagedSequences(PagedAttention):
         if step._change == self._change:
             return
         for sequence in step.sequences:
-            if self._get(method, sequence).changed > step._change:
-                raise ValueError(
-                    f"PagedKVCache.{method}: sequence {sequence} has changed since this step; use the step "
-                    "of a later extend()"
-                )
+            step._check_unchanged(f"PagedKVCache.{method}", sequence, self._get(method, sequence).changed)

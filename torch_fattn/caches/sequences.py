@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -64,9 +64,16 @@ class PagedSequence:
         del self.blocks[used:]
         return dropped
 
+    def slots(self, block_size: int) -> Iterator[int]:
+        """The slots of its tokens, without those that are gone."""
+        for n, block in enumerate(self.blocks):
+            if block != GONE:
+                filled = min(block_size, self.length - n * block_size)
+                yield from range(block * block_size, block * block_size + filled)
+
     def hide(self, begin: int, end: int) -> list[int]:
         """Releases these blocks, which no row sees any more."""
-        begin = max(begin, self.hidden)
+        begin = max(begin, self.hidden - 1)  # the last hidden one may be there still, after load()
         released = self.blocks[begin:end]
         self.blocks[begin:end] = [GONE] * len(released)
         self.hidden = max(end, self.hidden)

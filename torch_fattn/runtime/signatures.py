@@ -399,4 +399,6 @@ def _refusal(op: str, given: Iterable[tuple[str, _Kind, Any]]) -> Exception | No
 
 
 def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
-    return eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+    if not isinstance(annotation, str):
+        return annotation
+    return eval(annotation, inspect.unwrap(function).__globals__)  # a context manager wraps its function

@@ -18,14 +18,17 @@ from .masks import make_mask
 from .paged import attend_paged
 from .paged_cache import CACHE_NAME, cache_of
 from .policy import OnUnsupported
+from .sharded import SHARDED_NAME, attend_sharded, make_sharded_mask
 from .support import FLASH_NAME, NAME, PAGED_NAME
 
 _ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (AttentionInterface, NAME, attend),
     (AttentionInterface, FLASH_NAME, attend),
     (AttentionInterface, PAGED_NAME, attend_paged),
+    (AttentionInterface, SHARDED_NAME, attend_sharded),
     (AttentionMaskInterface, NAME, make_mask),
     (AttentionMaskInterface, FLASH_NAME, make_mask),
+    (AttentionMaskInterface, SHARDED_NAME, make_sharded_mask),
 )
 _undo: list[Callable[[], None]] = []
 
