@@ -25,7 +25,8 @@ from torch_fattn.caches.memory import Layers
 from torch_fattn.caches.sequences import PagedSequence
 from torch_fattn.caches.tables import Tables
 
-HISTORIES = 120
+KINDS = ("plain", "window", "latent", *QUANTISED)
+HISTORIES = 20  # of each kind
 LAYERS, DIM = 2, 32
 SIGNS = (1, -1)  # of the numbers in the keys of each layer
 _Result = TypeVar("_Result")
@@ -52,14 +53,14 @@ class Contents:
 
 
 class History:
-    def __init__(self, seed: int, device: str) -> None:
-        self.rng = rng = random.Random(seed)
+    def __init__(self, kind: str, seed: int, device: str) -> None:
+        self.rng = rng = random.Random(f"{kind} {seed}")
         self.device = device
         self.block_size = rng.choice((1, 2, 3, 4, 8))
-        self.kv_format = rng.choice(("auto", "auto", *QUANTISED))
-        self.latent = rng.random() < 0.3
+        self.kv_format = kind if kind in QUANTISED else rng.choice(("auto", "auto", *QUANTISED))
+        self.latent = kind == "latent" or (kind in QUANTISED and rng.random() < 0.3)
         self.window = {"window_left": rng.choice((0, 3, 10)), "sink_tokens": rng.choice((0, 2))}
-        self.window = self.window if rng.random() < 0.4 else {}
+        self.window = self.window if kind == "window" or (kind != "plain" and rng.random() < 0.3) else {}
         self.cache = paged(
             device,
             num_layers=LAYERS,
@@ -372,16 +373,23 @@ class History:
         return memory[:, :, 0, DIM // 2].nan_to_num().round().long().tolist()
 
 
-def run(seed: int, device: str = "cpu") -> History:
-    history = History(seed, device)
+def run(kind: str, seed: int, device: str = "cpu") -> History:
+    history = History(kind, seed, device)
     history.run(40)
     return history
 
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_history(seed: int) -> None:
-    assert run(seed).faults > 60
+@pytest.mark.parametrize("kind", KINDS)
+def test_history(kind: str, seed: int) -> None:
+    assert run(kind, seed).faults > 60
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_history_on_mps(kind: str, seed: int) -> None:
+    assert run(kind, seed, "mps").faults > 60
 
 
 @pytest.mark.host_only
@@ -400,7 +408,8 @@ def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(BlockPool, "users", lambda pool, block: min(pool._users.get(block, 0), 1))
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(HISTORIES):
-            run(seed)
+            for kind in KINDS:
+                run(kind, seed)
 
 
 def move_without_restoring(layers: Layers, sources: Sequence[int], targets: Sequence[int]) -> None:

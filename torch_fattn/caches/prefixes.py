@@ -32,7 +32,10 @@ def check_token_ids(name: str, token_ids: Sequence[int]) -> None:
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """Where two lists differ within the length of the shorter one."""
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    both = min(len(a), len(b))
+    if list(a[:both]) == list(b[:both]):
+        return None
+    return next(n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
 def longest_prefix(blocks: Sequence[int | None], window: Window, block_size: int) -> list[int]:
