@@ -266,7 +266,9 @@ class Plain(Tensor):
 
 
 @pytest.mark.parametrize(
-    "operand_of", [Wrapped, lambda t: t.as_subclass(Plain), Tensor.detach], ids=["wrapper", "subclass", "plain"]
+    "operand_of",
+    [Wrapped, lambda t: t.as_subclass(Plain), Tensor.detach],
+    ids=["wrapper", "subclass", "plain"],
 )
 @pytest.mark.parametrize("rank", [4, 5])
 def test_sdpa_counts_a_call_once(rank: int, operand_of: Callable[[Tensor], Tensor]) -> None:
