@@ -32,18 +32,15 @@ starts, key_starts, lengths = ints(0, 30, 70), ints(0, 40, 90), ints(40, 60)
 tables = ints(*range(12)).view(2, 6)
 pool24 = pool.reshape(8, 24, 2, 64)
 mask = (torch.rand(70, 90) < 0.7).to("mps")
-odd = (torch.rand(70, 91) < 0.7).to("mps")[:, :89]
 small = torch_fattn.mask_map(mask)
 prefill(query, key, key)
 prefill(query, key, key, is_causal=True)
 """
 PIPELINES = {
     "bool mask": "prefill(query, key, key, mask)",
-    "bool mask of odd rows": "prefill(query, key[:, :, :89], key[:, :, :89], odd)",
     "float32 mask, causal": "prefill(query, key, key, mask.float(), is_causal=True)",
     "float16 mask and map": "prefill(query, key, key, mask.half().log(), mask_map=small)",
     "window and sink tokens": "prefill(query, key, key, window_left=30, sink_tokens=3, is_causal=True)",
-    "right window": "prefill(query, key, key, window_right=4)",
     "softcap, shared heads": "prefill(randn(1, 4, 33, 64), key[:, :1], key[:, :1], softcap=9.0)",
     "bfloat16 sinks": "prefill(query, key, key, sinks=randn(2, dtype=torch.bfloat16))",
     "alibi, causal": "prefill(query, key, key, alibi_slopes=randn(2, dtype=torch.float32), is_causal=True)",
