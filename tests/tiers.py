@@ -14,6 +14,7 @@ SWEEPS are in no tier: `-m slow` runs them. `--tier first` runs the first case o
 from __future__ import annotations
 
 import resource
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -36,6 +37,7 @@ SWEEPS = {
     "tests/integrations/test_hub_kernel.py::test_transformers_takes_it_from_a_local_folder": "it builds",
     "tests/project/test_no_gpu.py::test_nothing_fails[no mps]": "one test of each function once more",
     "tests/third_party/": "packages and checkouts that nothing here installs",
+    "tests/transformers/test_serve_load.py::test_a_thousand_requests": "minutes of a server",
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }
@@ -164,9 +166,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def processor_seconds() -> float:
-    """Used by this process and by those that it has waited for."""
+    """Used by this process, by those that it has waited for, and by the ranks of tests/distributed."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    ranks = getattr(sys.modules.get("tests.distributed.pool"), "seconds_of_ranks", 0.0)
+    return ranks + sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 class Recorder:

@@ -16,7 +16,7 @@ torch_fattn doctor` checks the installation.
 from __future__ import annotations
 
 from . import reference
-from .caches import CacheFullError, CacheStep, PagedKVCache, StaticKVCache
+from .caches import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache
 from .inspection.compiled import CompiledKernel, compiled_kernels
 from .inspection.plans import Explanation, explain, launch_counts, reset_launch_counts
 from .inspection.warmup import Warmup, warmup
@@ -41,6 +41,7 @@ from .operators.differentiable import attention, varlen_attention
 from .operators.logits import softcap, softmax
 from .operators.mask_map import mask_map
 from .operators.shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
+from .operators.sparse import sparse_decode
 from .runtime import archives as _archives
 from .runtime import extension as _extension
 from .runtime import tensor_units as _tensor_units
@@ -60,6 +61,7 @@ _tensor_units.use_folder()
 
 __all__ = [
     "CacheFullError",
+    "CacheStats",
     "CacheStep",
     "CompiledKernel",
     "Explanation",
@@ -92,6 +94,7 @@ __all__ = [
     "shared_prefix_paged_decode",
     "softcap",
     "softmax",
+    "sparse_decode",
     "uninstall",
     "varlen_attention",
     "varlen_prefill",

@@ -148,7 +148,7 @@ def call_rows(calls: Sequence[Call], chip: Chip) -> Iterator[tuple[str, ...]]:
         yield words, f"{1e3 * time:.3f}", binds, str(demand.row["resident"]), code, kernel
 
 
-def _print(rows: Iterator[tuple[str, ...]]) -> None:
+def print_rows(rows: Iterator[tuple[str, ...]]) -> None:
     lines = list(rows)
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for line in lines:
@@ -163,14 +163,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.shapes and options.chip is None:
         parser.error("--shapes needs --chip")
-    _print(figure_rows(figures()))
+    print_rows(figure_rows(figures()))
     if options.chip is None:
-        _print(published_rows(checks(), figures()))
-        _print(left_out_rows())
+        print_rows(published_rows(checks(), figures()))
+        print_rows(left_out_rows())
     else:
         named = itertools.chain.from_iterable(SHAPES[name] for name in options.shapes or ["standard"])
         calls = dict.fromkeys(replace(call, model="") for call in named)  # sets share calls
-        _print(call_rows(list(calls), _CHIPS[options.chip]))
-    _print(error_rows(checks(), figures()))
+        print_rows(call_rows(list(calls), _CHIPS[options.chip]))
+    print_rows(error_rows(checks(), figures()))
     print(BAND)
     return 0

@@ -2,74 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches, decodes
-from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
+from tests.helpers.cache_classes import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    VALUE_DIM,
+    Dense,
+    paged,
+    same,
+    snapshot,
+    static,
+)
 from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
-from torch_fattn import CacheFullError, CacheStep, PagedKVCache, StaticKVCache, reference
+from torch_fattn import CacheFullError, CacheStats, PagedKVCache, StaticKVCache, reference
 
 FORMATS = ("auto", *QUANTISED)
-
-
-class Dense:
-    """The plain cache to compare with: for every sequence and layer its keys and values, token by token, as a
-    cache of that format has them."""
-
-    def __init__(self, kv_format: str = "auto") -> None:
-        self.kv_format = kv_format
-        self.tokens: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}
-        self.generator = torch.Generator().manual_seed(0)
-
-    def rows(self, count: int, heads: int, dim: int) -> Tensor:
-        return torch.randn(count, heads, dim, generator=self.generator)
-
-    def append(
-        self, cache: PagedKVCache | StaticKVCache, step: CacheStep, counts: Sequence[int], device: str
-    ) -> None:
-        for layer in range(LAYERS):
-            key, value = self.rows(sum(counts), KV_HEADS, DIM), self.rows(sum(counts), KV_HEADS, VALUE_DIM)
-            cache.append(layer, step, key.to(device), value.to(device))
-            if self.kv_format != "auto":
-                key, value = (
-                    reference.dequantise(*reference.quantise(rows, self.kv_format), self.kv_format)
-                    for rows in (key, value)
-                )
-            pairs = iter(zip(key, value, strict=True))
-            for sequence, count in zip(step.sequences, counts, strict=True):
-                layers = self.tokens.setdefault(sequence, [[] for _ in range(LAYERS)])
-                layers[layer] += [next(pairs) for _ in range(count)]
-
-    def check(
-        self,
-        cache: PagedKVCache | StaticKVCache,
-        step: CacheStep,
-        device: str,
-        *,
-        rows: int = 1,
-        **options: Any,
-    ) -> None:
-        """Each sequence's newest rows, in every layer."""
-        for layer in range(LAYERS):
-            query = self.rows(len(step.sequences) * HEADS, rows, DIM).view(-1, HEADS, rows, DIM)
-            out = cache.decode(layer, step, query.to(device), **options).cpu()
-            for b, sequence in enumerate(step.sequences):
-                stored = self.tokens.get(sequence, [[]] * LAYERS)[layer]
-                assert len(stored) == step.lengths[b]
-                key = torch.stack([k for k, _ in stored], 1) if stored else torch.empty(KV_HEADS, 0, DIM)
-                value = (
-                    torch.stack([v for _, v in stored], 1) if stored else torch.empty(KV_HEADS, 0, VALUE_DIM)
-                )
-                exact, _ = reference.decode(query[b : b + 1], key[None], value[None], **options)
-                error = (out[b].double() - exact[0]).abs().max()
-                assert error <= 1e-5, f"sequence {sequence} of {step.lengths[b]} tokens, layer {layer}"
 
 
 # ---- generation
@@ -164,7 +120,7 @@ def test_a_forked_sequence_is_independent() -> None:
     dense.append(cache, step, [10], "mps")
     others = [cache.fork(first) for _ in range(5)]
     for other in others:
-        dense.tokens[other] = [list(layer) for layer in dense.tokens[first]]
+        dense.fork(first, other)
     assert cache.free_blocks == 9
     dense.check(cache, cache.extend([first, *others], 0), "mps")
     everyone = [first, *others]
@@ -260,14 +216,14 @@ def test_too_many_sequences() -> None:
 def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
     """The tables grow with the sequences and keep their contents."""
     cache, dense = paged(device, max_sequences=10**9), Dense()
-    assert cache._tables.nbytes + cache._seq_lens.nbytes < 2**20
+    assert cache._tables.nbytes < 2**20
     first = cache.allocate()
     step = cache.extend([first], 6)
     dense.append(cache, step, [6], device)
     forks = [cache.fork(first) for _ in range(600)]
-    assert cache._tables.shape[0] == 1024 and len(set(cache.sequences)) == 601
+    assert cache._tables.blocks.shape[0] == 1024 and len(set(cache.sequences)) == 601
     last = forks[-1]
-    dense.tokens[last] = [list(layer) for layer in dense.tokens[first]]
+    dense.fork(first, last)
     step = cache.extend([first, last], 1)
     dense.append(cache, step, [1, 1], device)
     dense.check(cache, step, device)
@@ -297,6 +253,66 @@ def test_a_step_survives_changes_of_other_sequences() -> None:
     dense.check(cache, step, "mps")
 
 
+# ---- dropped tokens, and what is in use
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_rejected_drafts(device: str) -> None:
+    """Both sequences share the block into which one is cut: it gets a copy before it writes again."""
+    cache, dense = paged(device), Dense()
+    one = cache.allocate()
+    step = cache.extend([one], 11)
+    dense.append(cache, step, [11], device)
+    other = cache.fork(one)
+    dense.fork(one, other)
+    cache.truncate(one, 6)
+    dense.truncate(one, 6)
+    assert cache.length(one) == 6 and len(cache.blocks(one)) == 2 and cache.free_blocks == 9
+    with pytest.raises(ValueError, match=f"sequence {one} has changed since this step; use the step of a la"):
+        cache.decode(0, step, torch.zeros(1, HEADS, 1, DIM, device=device))
+    assert cache.blocks_needed([one, other], [1, 1]) == 1
+    step = cache.extend([one, other], [5, 1])
+    dense.append(cache, step, [5, 1], device)
+    dense.check(cache, step, device)
+    assert cache.blocks(one)[:1] == cache.blocks(other)[:1] and cache.blocks(one)[1] != cache.blocks(other)[1]
+    cache.truncate(other, 12)  # nothing to drop
+    dense.check(cache, step, device)
+    cache.truncate(other, 0)
+    assert cache.blocks(other) == () and cache.free_blocks == 12 - 3
+
+
+def test_an_old_step_of_the_same_length() -> None:
+    cache = paged("cpu")
+    sequence = cache.allocate()
+    old = cache.extend([sequence], 5)
+    cache.truncate(sequence, 3)
+    step = cache.extend([sequence], 2)
+    rows = [torch.zeros(5, KV_HEADS, dim) for dim in (DIM, VALUE_DIM)]
+    with pytest.raises(ValueError, match="has changed since this step"):
+        cache.append(0, old, *rows)
+    cache.append(0, step, *(row[:2] for row in rows))
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_stats(kv_format: str) -> None:
+    cache = paged(kv_format=kv_format)
+    one = cache.allocate()
+    cache.extend([one], 9)
+    cache.fork(one)
+    columns = {"auto": 4 * (DIM + VALUE_DIM), "int4": (DIM + VALUE_DIM) // 2 + (DIM + VALUE_DIM) // 32 * 4}
+    row = columns.get(kv_format, DIM + VALUE_DIM + 2 * 4)
+    memory = LAYERS * KV_HEADS * 12 * 4 * row + 4 * 256 * (12 + 1)
+    cached = {"cached_blocks": 0, "prefix_hits": 0, "prefix_misses": 0, "evictions": 0, "swapped": 0}
+    assert cache.stats == CacheStats(
+        blocks=12, free_blocks=9, shared_blocks=3, sequences=2, tokens=18, memory_bytes=memory, **cached
+    )
+    stored = "torch.float32" if kv_format == "auto" else kv_format
+    assert repr(cache) == (
+        f"PagedKVCache(2 layers of 2 key-value heads, keys of 32 and values of 64 columns, {stored} on "
+        "mps, 12 blocks of 4 tokens; 2 sequences, 18 tokens, 9 blocks free)"
+    )
+
+
 # ---- nothing waits for the GPU
 
 
@@ -313,6 +329,7 @@ def test_nothing_waits(make: Any) -> None:
                 cache.append(layer, step, key[: sum(counts)], value[: sum(counts)])
                 cache.decode(layer, step, query)
             if sequences is not None:
+                cache.truncate(sequences[2], cache.length(sequences[2]) // 2)
                 cache.free(sequences.pop(0))
                 sequences.insert(0, cache.fork(sequences[1]))
     assert found.ops == []
@@ -323,7 +340,7 @@ def test_nothing_waits(make: Any) -> None:
 
 
 def test_the_classes_are_exported() -> None:
-    for name in ("CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache", "cache_write"):
+    for name in ("CacheFullError", "CacheStats", "CacheStep", "PagedKVCache", "StaticKVCache", "cache_write"):
         assert name in torch_fattn.__all__ and getattr(torch_fattn, name).__doc__
 
 

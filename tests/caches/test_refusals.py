@@ -48,18 +48,33 @@ def test_wrong_use() -> None:
     cache.decode(1, step, query)
     cache.extend([two], 1)
     for late in (lambda: cache.append(0, step, key, value), lambda: cache.decode(1, step, query)):
-        with pytest.raises(ValueError, match=f"sequence {two} has grown since this step"):
+        with pytest.raises(ValueError, match=f"sequence {two} has changed since this step"):
             late()
     cache.free(one)
     with pytest.raises(ValueError, match=f"sequence {one} is not allocated"):
         cache.decode(1, step, query)
 
 
+def test_lengths_that_are_not_there() -> None:
+    cache = paged("cpu")
+    one = cache.allocate()
+    cache.extend([one], 5)
+    before = snapshot(cache)
+    for length in (-1, 6):
+        with pytest.raises(
+            ValueError, match=f"truncate: length {length} is not from 0 to 5, the tokens of s"
+        ):
+            cache.truncate(one, length)
+    assert same(snapshot(cache), before)
+    cache.truncate(one, 4)
+    assert cache.length(one) == 4
+
+
 def test_an_old_step_of_a_static_cache() -> None:
     cache = static()
     old = cache.extend(1)
     cache.extend(1)
-    with pytest.raises(ValueError, match="not the last one"):
+    with pytest.raises(ValueError, match="sequence 0 has changed since this step"):
         cache.append(0, old, *(torch.zeros(3, KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)))
 
 
@@ -69,7 +84,7 @@ def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:
         step = cache.extend([cache.allocate() for _ in range(3)], tokens)
     else:
         step = cache.extend(tokens)
-    cache.append(0, step, *new_rows(3 * tokens, cache._seq_lens.float()))
+    cache.append(0, step, *new_rows(3 * tokens, step.seq_lens.float()))
     return step
 
 

@@ -113,3 +113,18 @@ def test_lora(device: str) -> None:
     if device == "mps":
         matrices = 4 * 4 * 4 * 128 * 128 / 1e6
         assert float(torchs[2]) - float(ours[2]) > 0.8 * matrices
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    "launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]]
+)
+def test_context_parallel(launcher: list[str]) -> None:
+    """Started by itself, and by torchrun."""
+    command = [sys.executable, *launcher, str(EXAMPLES / "context_parallel.py"), "--device", "cpu"]
+    done = subprocess.run([*command, "--length", "200"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "ranks         3, with [66, 67, 67] tokens of the prompt" in done.stdout, done.stdout
+    assert "torch_fattn.distributed.prefill on 3 ranks: ring" in done.stdout
+    difference = re.search(r"difference +(\S+) at most", done.stdout)
+    assert difference is not None and float(difference[1]) < 1e-5

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
 from tests.helpers import cache_problems, wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
+from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
 from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS
 
 Arguments = dict[str, Any]
+_Thing = TypeVar("_Thing")
 # Modules whose public names are those of torch_fattn.
 INNER = tuple(
     f"torch_fattn.{room}"
-    for room in ("commands", "inspection", "integrations.pytorch", "operators", "runtime", "tuning")
+    for room in (
+        *("commands", "distributed.", "inspection", "integrations.pytorch", "operators", "runtime"),
+        "tuning",
+    )
 )
 CACHES = {"PagedKVCache", "StaticKVCache"}
 # Classes that only the library instantiates.
-MADE_BY_THE_LIBRARY = {"CacheStep", "CompiledKernel", "Explanation", "Fallback", "Report", "Warmup"}
+MADE_BY_THE_LIBRARY = {
+    "CacheStats",
+    "CacheStep",
+    "CompiledKernel",
+    "Explanation",
+    "Fallback",
+    "Report",
+    "Shards",
+    "Warmup",
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,7 @@ OPTIONS = {
     "PagedKVCache.decode": torch_fattn.paged_decode,
     "PagedKVCache.prefill": torch_fattn.paged_prefill,
     "StaticKVCache.decode": torch_fattn.decode,
+    "StaticKVCache.prefill": torch_fattn.paged_prefill,
     "torch_fattn.integrations.comfyui.attention_override": comfyui._attention,
 }
 
@@ -94,7 +113,9 @@ def _modules() -> Iterator[Any]:
 
 def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
     if inspect.isclass(thing) and not issubclass(thing, BaseException):
-        for method, function in vars(thing).items():
+        own = [base for base in thing.__mro__ if base.__module__.startswith("torch_fattn.")]
+        methods = {k: v for base in reversed(own) for k, v in vars(base).items()}
+        for method, function in methods.items():
             if inspect.isfunction(function) and (not method.startswith("_") or method == "__init__"):
                 if method != "__init__" or name not in MADE_BY_THE_LIBRARY:
                     full = name if method == "__init__" else f"{name}.{method}"
@@ -123,11 +144,13 @@ def _paged(filled: bool = True) -> tuple[PagedKVCache, Any]:
     return cache, step
 
 
-def _static(filled: bool = True) -> tuple[StaticKVCache, Any]:
+def _static(filled: bool = True, reset: int | None = None) -> tuple[StaticKVCache, Any]:
     cache = StaticKVCache(1, 2, 8, 2, 16, dtype=torch.float32, device="cpu")
     step = cache.extend([3, 2])
     if filled:
         cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
+    if reset is not None:
+        cache.reset(reset)
     return cache, step
 
 
@@ -146,6 +169,16 @@ def _shared_blocks() -> Arguments:
         "seq_lens": _int32(5, 6),
         "shared_blocks": 2,
     }
+
+
+def _sparse() -> Arguments:
+    arguments = {
+        "query": heads(2, 4, 3, 16),
+        "key": heads(2, 2, 10, 16),
+        "value": heads(2, 2, 10, 16, seed=1),
+    }
+    indices = torch.tensor([3, 9, -1, 0], dtype=torch.int32).expand(2, 3, 4).clone()
+    return arguments | {"indices": indices, "seq_lens": _int32(10, 4)}
 
 
 def _quantised() -> Arguments:
@@ -174,6 +207,18 @@ def _comfyui() -> Arguments:
     return {"func": lambda q, *_, **__: q, "q": q, "k": q, "v": q, "heads": 2}
 
 
+def _block_mask() -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, q_idx, kv_idx: q_idx != kv_idx, None, None, 3, 5, device="cpu")
+
+
+def _flex() -> Arguments:
+    key = heads(1, 2, 5, 16)
+    operands = {"query": heads(1, 2, 3, 16), "key": key, "value": key}
+    return operands | {"score_mod": lambda score, *_: score, "block_mask": _block_mask()}
+
+
 class _Patcher:
     model_options: dict[str, Any] = {}
 
@@ -189,6 +234,13 @@ def _transformers() -> Arguments:
     module = _Attention().eval()
     x = heads(1, 2, 3, 16)
     return {"module": module, "query": x, "key": x, "value": x, "attention_mask": None}
+
+
+def one_rank(thing: _Thing) -> _Thing:
+    """Returns the function across ranks, or its arguments, after this process became the only rank."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return thing
 
 
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
@@ -215,24 +267,64 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.sdpa": lambda: {n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
     "torch_fattn.shared_prefix_decode": _shared,
     "torch_fattn.shared_prefix_paged_decode": _shared_blocks,
+    "torch_fattn.sparse_decode": _sparse,
     "torch_fattn.explain": lambda: {"op": "prefill"} | wrong_calls.valid("prefill", "cpu"),
     "torch_fattn.warmup": lambda: {"calls": []},
+    **{
+        f"torch_fattn.distributed.{op}": lambda op=op: one_rank(wrong_calls.valid(op, "cpu"))  # type: ignore[misc]
+        for op in ("decode", "paged_decode")
+    },
+    "torch_fattn.distributed.prefill": lambda: one_rank(
+        wrong_calls.valid("prefill", "cpu") | {"query_shards": "replicated"}
+    ),
+    "torch_fattn.distributed.varlen_prefill": lambda: one_rank(
+        {
+            "query": heads(4, 4, 16),
+            "key": heads(4, 2, 16),
+            "value": heads(4, 2, 16),
+            "shards": [Shards.sizes([3]), Shards.sizes([1])],
+        }
+    ),
+    "torch_fattn.distributed.explain": lambda: {
+        "op": "prefill",
+        **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
+        "ranks": 1,
+    },
+    "torch_fattn.distributed.unshard": lambda: one_rank(
+        {"own": heads(2, 5), "dim": 1, "shards": Shards.sizes([5])}
+    ),
+    "Shards.count": lambda: {"self": Shards.sizes([3, 2]), "rank": 1},
+    "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "whole": heads(2, 5), "dim": 1, "rank": 0},
+    "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},
+    "ShardedCache": lambda: one_rank({"block_size": 4}),
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
-    "PagedKVCache.allocate": lambda: {"self": _paged()[0]},
+    "PagedKVCache.accept": lambda: _accept(*_paged()),
+    "PagedKVCache.allocate": lambda: {"self": _paged()[0], "token_ids": [5, 6, 7]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
     "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.blocks_needed": lambda: {"self": _paged()[0], "sequences": [1, 0]},
+    "PagedKVCache.clear_prefixes": lambda: {"self": _paged()[0]},
+    "PagedKVCache.commit": lambda: {"self": _paged()[0], "sequence": 0, "token_ids": [5, 6, 7]},
     "PagedKVCache.decode": lambda: _decode(*_paged()),
     "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
     "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.load": lambda: {"self": _paged()[0], "path": _saved()},
     "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
+    "PagedKVCache.save": lambda: {"self": _paged()[0], "path": _saved()},
+    "PagedKVCache.swap_in": lambda: {"self": _swapped_out(), "sequence": 0},
+    "PagedKVCache.swap_out": lambda: {"self": _paged()[0], "sequence": 0},
+    "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
     "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
     "StaticKVCache.decode": lambda: _decode(*_static()),
     "StaticKVCache.extend": lambda: {"self": _static()[0], "tokens": 1},
+    "StaticKVCache.fork": lambda: {"self": _static(reset=1)[0], "source": 0, "target": 1},
     "StaticKVCache.keys": lambda: {"self": _static()[0], "layer": 0},
+    "StaticKVCache.prefill": lambda: _decode(*_static()) | {"query": heads(5, 4, 16)},
     "StaticKVCache.reset": lambda: {"self": _static()[0]},
+    "StaticKVCache.truncate": lambda: {"self": _static()[0], "sequence": 0, "length": 1},
     "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
     "CompiledKernel.is_launched_by": lambda: {"self": _kernel(), "launch": {"kernel": "fattn_merge"}},
     "torch_fattn.flash_attn_func": _flash,
@@ -257,6 +349,9 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.flash_attn_with_kvcache": _flash_cache,
     "torch_fattn.integrations.comfyui.apply": lambda: {"model": _Patcher()},
     "torch_fattn.integrations.comfyui.attention_override": _comfyui,
+    "torch_fattn.integrations.flex_attention.flex_attention": _flex,
+    "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
+    "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},
     "torch_fattn.integrations.transformers.attend": _transformers,
     "torch_fattn.integrations.transformers.kernel.flash_attn_forward": _transformers,
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
@@ -264,8 +359,15 @@ VALID: dict[str, Callable[[], Arguments]] = {
 }
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
 LEFT_OUT = {
+    **{
+        f"PagedCache.{method}": "transformers alone calls it"
+        for method in ("batch_repeat_interleave", "batch_select_indices", "crop", "reorder_cache")
+    },
     "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
+    "torch_fattn.distributed.context_parallel": "a context: tests/distributed/test_context.py",
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
+    "torch_fattn.integrations.transformers.attend_sharded": "transformers alone calls it, with its cache",
+    "torch_fattn.integrations.transformers.make_sharded_mask": "transformers alone calls it",
     "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",
 }
 
@@ -276,6 +378,22 @@ def _append(cache: Any, step: Any) -> Arguments:
 
 def _decode(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "layer": 0, "step": step, "query": heads(2, 4, 1, 16)}
+
+
+def _accept(cache: Any, step: Any) -> Arguments:
+    return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
+
+
+def _saved() -> str:
+    path = Path(tempfile.gettempdir()) / f"torch-fattn-test-{os.getpid()}.safetensors"
+    _paged()[0].save(path, [0])
+    return str(path)
+
+
+def _swapped_out() -> PagedKVCache:
+    cache = _paged()[0]
+    cache.swap_out(0)
+    return cache
 
 
 def _kernel() -> Any:

@@ -23,7 +23,7 @@ WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
 _COUNTED = (
     *("products", "tensor_products", "simd_reductions", "shuffles"),
     *("threadgroup_barriers", "simdgroup_barriers", "exps"),
-    *("device_loads", "device_stores"),
+    *("device_loads", "device_stores", "threadgroup_loads", "threadgroup_stores"),
 )
 _SPACES = ("device", "threadgroup")
 f32, f16, bf16 = problems.DTYPES

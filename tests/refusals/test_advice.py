@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.helpers import advice
-from tests.helpers.advice import Advice, caches, derivatives, flash_attn, plans, shapes, sources
+from tests.helpers.advice import (
+    Advice,
+    caches,
+    derivatives,
+    distributed,
+    flash_attn,
+    flex_attention,
+    plans,
+    shapes,
+    sources,
+    sparse,
+)
 
 ADVICE = [
     *advice.ADVICE,
     *caches.ADVICE,
     *derivatives.ADVICE,
+    *distributed.ADVICE,
     *flash_attn.ADVICE,
+    *flex_attention.ADVICE,
     *plans.ADVICE,
     *shapes.ADVICE,
+    *sparse.ADVICE,
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
+    "pass what it hides as block_mask, and what it adds as attn_mask to torch_fattn.prefill",
     "recreate it with torch_fattn.mask_map(attn_mask)",
     "pass the most rows that a sequence has",
     "give every token a different slot, or -1 to drop it",
@@ -27,9 +44,11 @@ CHECKED = {  # checked only with FATTN_CHECK=1
     "give each sequence different entries in",
     "pass as shared_blocks how many they share",
 }
+RANKS = "tests/distributed, with several ranks"
 LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
+OVER_PAGED = "tests/transformers/test_paged_cache.py"
 VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
 NOT_FOLLOWED = {
     "all three must have the same dtype": LIMIT,
@@ -40,7 +59,9 @@ NOT_FOLLOWED = {
     "its shape must be": LIMIT,
     'pass "auto", "fused" or "off"': LIMIT,
     "pass the sums that the overloads part return": LIMIT,
+    "the first three sizes must be equal": LIMIT,
     "they must be equal": LIMIT,
+    "its shape must be [batch, heads, length, head_dim]": LIMIT,
     "its shape must be [batch, heads, rows, head_dim]": LIMIT,
     "its shape must be [tokens, heads, head_dim]": LIMIT,
     "pass a number that allocate() or fork() returned and free() has not released": LIMIT,
@@ -48,8 +69,15 @@ NOT_FOLLOWED = {
     "pass rows [..., D] of a floating dtype": LIMIT,
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
+    "pass ids of tokens": LIMIT,
+    "pip install safetensors": "tests/caches/test_files.py",
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
+    "make a cache for each batch": OVER_PAGED,
+    "use DynamicCache for it": OVER_PAGED,
+    "use DynamicCache for them": OVER_PAGED,
+    "to drop n tokens, pass -n": OVER_PAGED,
+    'load the model with attn_implementation="fattn", or use DynamicCache for it': OVER_PAGED,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
     'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",
     "pass a tensor": FIRST,
@@ -67,9 +95,33 @@ NOT_FOLLOWED = {
     "call it with dropout_p=0.0": VARLEN,
     "torch_fattn.install() provides one": VARLEN,
     "use F.scaled_dot_product_attention for training": "dropout is random",
+    "pass this rank's part of it, attn_mask.to_local()": RANKS,
+    "pass all three as DTensors": RANKS,
+    "pass query, key and value on one mesh of one dimension": RANKS,
+    "redistribute it to": RANKS,
+    "their placements say it": RANKS,
+    'pass the one over which the sequence is sharded, such as mesh["cp"]': RANKS,
+    "call it on the group's ranks only": RANKS,
+    "see the error on that rank": RANKS,
+    "they must be equal on every rank": RANKS,
+    "start all ranks of the group again": RANKS,
+    "call the same one, in the same order, on every rank": RANKS,
+    "call torch.distributed.init_process_group first": RANKS,
+    "install another build": "it needs another torch",
+    "see torch_fattn.": LIMIT,
+    'use attn_implementation="fattn", on one process': RANKS,
+    "pass past_key_values=ShardedCache()": RANKS,
+    "call model.eval()": "dropout is random",
     "pass the whole keys of each sequence to torch_fattn.decode": "future options: test_shared_prefix.py",
     "unset it for auto": "tests/pytorch/test_route.py, in processes of their own",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
@@ -73,6 +75,8 @@ def takes(annotation: str, value: Any) -> bool:
         "torch.dtype": lambda v: isinstance(v, torch.dtype),
         "torch.device": lambda v: isinstance(v, torch.device),
         "Sequence[int]": lambda v: isinstance(v, list) and not {*map(type, v)} - {int},
+        "os.PathLike[str]": lambda v: False,
+        "Sequence[Sequence[int]]": lambda v: False,
         "OnUnsupported": lambda v: isinstance(v, str) and v in ("error", "sdpa"),
         "Window": lambda v: False,
         "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: isinstance(v, dict),
@@ -239,6 +243,8 @@ def transformers_unchanged() -> Iterator[None]:
     from torch_fattn.integrations.transformers import unregister
 
     unregister()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 STRANGE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -285,7 +291,8 @@ def test_a_tensor_without_strides(name: str) -> None:
 @pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa", "ignore:Casting complex values")
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
-def test_shapes_that_do_not_fit(name: str) -> None:
+def test_shapes_that_do_not_fit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a path among the arguments may be written
     assert not (faults := faults_of_wrong_values(PUBLIC[name], VALID[name])), "\n".join(faults)
 
 

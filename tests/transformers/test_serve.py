@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,56 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.import_utils import is_serve_available
 
 import torch_fattn
 from tests.conftest import decodes
-from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, VOCAB, WEIGHT_GAIN
-from torch_fattn.integrations.transformers import NAME, __main__, compat
+from tests.transformers.tiny_models import DEVICE, LAYERS
+from torch_fattn.integrations.transformers import NAME, __main__
 
 pytestmark = pytest.mark.skipif(
     not (is_serve_available() and find_spec("accelerate")),
     reason="needs pip install 'transformers[serving]' accelerate",
 )
-WORDS = [f"w{n}" for n in range(VOCAB - 3)]
 PROMPT = "w5 w9 w40 w3 w17"
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    vocabulary = {word: n for n, word in enumerate(["<pad>", "<unk>", "<s>", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
-    fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**COMMON))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2 and "embed" not in name:
-                weight.mul_(WEIGHT_GAIN / 2)
-    model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def serve_takes_fattn(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.cli.serving import model_manager
-
-    monkeypatch.setattr(model_manager, "ModelManager", model_manager.ModelManager)  # and back
-    compat.let_serve_take(NAME)
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @pytest.fixture(params=[True, False], ids=["continuous", "one by one"])

@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -159,9 +159,11 @@ def test_a_config_without_a_model() -> None:
 
 
 def test_a_config_of_a_part() -> None:
-    """T5Gemma's encoder and decoder have a config that no class names."""
+    """T5Gemma's encoder and decoder have a config that no class names. A class of MiniMax-M3 names two."""
+    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl
     from transformers.models.t5gemma.modeling_t5gemma import T5GemmaModel
 
+    assert len(get_args(modeling_minimax_m3_vl.MiniMaxM3VLPreTrainedModel.config_class)) == 2
     assert mask_for(T5GemmaModel.config_class().encoder).shape == (2, LENGTH)
     part = type("PartConfig", (PreTrainedConfig,), {"model_type": "part"})
     whole = type("WholeConfig", (PreTrainedConfig,), {"model_type": "whole", "sub_configs": {"part": part}})

@@ -7,15 +7,16 @@ go and share prefixes. Both hold all layers of a model and have the same interfa
         cache.append(layer, step, key, value)    # [tokens, kv_heads, dim]: the new tokens, packed
         out = cache.decode(layer, step, query)   # [batch, heads, rows, dim]: the newest rows of each sequence
 
-`decode` takes up to 16 rows of each sequence. `PagedKVCache.prefill` takes all new tokens of a step,
-including whole prompts; with a `StaticKVCache`, use `torch_fattn.prefill` for prompts.
+`decode` takes up to 16 rows of each sequence; `prefill` takes all new tokens of a step, including whole
+prompts.
 
 The host assigns blocks to sequences. Lengths and block tables are updated on the device, so no method waits
-for the GPU. The classes are not thread-safe.
+for the GPU, except those that copy to host memory or a file. The classes are not thread-safe.
 """
 
 from .paged import PagedKVCache
 from .static import StaticKVCache
+from .stats import CacheStats
 from .step import CacheFullError, CacheStep
 
-__all__ = ["CacheFullError", "CacheStep", "PagedKVCache", "StaticKVCache"]
+__all__ = ["CacheFullError", "CacheStats", "CacheStep", "PagedKVCache", "StaticKVCache"]

@@ -1,23 +1,20 @@
-"""Memory of the layers, and index tensors made on the device, for both cache classes. A copy from the host
-waits for an "mps" device, so index tensors are made there, as runs of consecutive numbers.
-"""
+"""Memory of the layers, for both cache classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..operators import DTYPES
 from ..operators.cache_write import cache_write
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
 from ..operators.kv_formats import KV_FORMATS, check_format, formats_where
+from .indices import on_device
 
 
 def check_sizes(name: str, least: int, **sizes: int) -> None:
@@ -69,12 +66,18 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device | str
     kv_format: str
+    is_latent: bool = False  # values are the first columns of keys
 
     def check(self, name: str) -> None:
         check_sizes(name, 1, num_layers=self.num_layers, head_dim=self.head_dim, value_dim=self.value_dim)
         for what, dim in (("head_dim", self.head_dim), ("value_dim", self.value_dim)):
             _check_dim(name, what, dim)
             check_bytes(name, 4, self.num_layers, *self.shape, dim)
+        if self.is_latent and self.value_dim > self.head_dim:
+            raise ValueError(
+                f"{name}: value_dim {self.value_dim} is above head_dim {self.head_dim}, and the values of a "
+                f"latent cache are the first columns of its keys; give at most {self.head_dim}"
+            )
         _check_device(name, self.device)
         check_format(name, self.kv_format, "auto")
         if self.dtype not in DTYPES.values():
@@ -88,6 +91,27 @@ class CacheShape:
                 f"{name}: heads of {self.head_dim} and {self.value_dim} are not multiples of {group}, the "
                 f"group of {self.kv_format}; use {formats_where(lambda kind: not kind.group)}"
             )
+
+    @property
+    def stored(self) -> str:
+        return str(self.dtype) if self.kv_format == "auto" else self.kv_format
+
+    @property
+    def words(self) -> str:
+        values = f"values the first {self.value_dim}" if self.is_latent else f"values of {self.value_dim}"
+        return (
+            f"{self.num_layers} layers of {self.shape[1]} key-value heads, keys of {self.head_dim} and "
+            f"{values} columns, {self.stored} on {self.device}"
+        )
+
+    def view_of_values(self, key: Tensor) -> Tensor:
+        """The first columns of keys as they are stored."""
+        packed = 1 if self.kv_format == "auto" else KV_FORMATS[self.kv_format].packed
+        return key[..., : self.value_dim // packed]
+
+    def view_of_scales(self, scales: Tensor) -> Tensor:
+        group = KV_FORMATS[self.kv_format].group
+        return scales[..., : self.value_dim // group, :] if group else scales
 
     def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
         """Shapes and dtypes of keys or values of that size, and of their scales."""
@@ -110,27 +134,40 @@ class Layers:
         self._operands: list[tuple[Tensor, Tensor]] = []
         self._options: list[dict[str, Any]] = []
         self._shape = shape
+        self._memory: list[Tensor] = []
         for _ in range(shape.num_layers):
             with torch.inference_mode(False):  # the cache must outlive inference mode
-                key, key_scales = shape.memory(shape.head_dim)
-                value, value_scales = shape.memory(shape.value_dim)
-            self._operands.append((key.transpose(1, 2), value.transpose(1, 2)))
-            options: dict[str, Any] = {}
-            if key_scales is not None and value_scales is not None:
-                options["key_scales"] = key_scales.transpose(1, 2)
-                options["value_scales"] = value_scales.transpose(1, 2)
-                options["kv_format"] = shape.kv_format
-            self._options.append(options)
+                sides = [shape.memory(shape.head_dim)]
+                sides += [] if shape.is_latent else [shape.memory(shape.value_dim)]
+            self._add(sides)
             if len(self._options) == 1 and 0 not in shape.shape:
                 self._write_nothing(shape)
 
+    def _add(self, sides: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """A layer of keys with scales, and of values unless they are in the keys."""
+        turned = [tuple(None if each is None else each.transpose(1, 2) for each in side) for side in sides]
+        self._memory += [each for side in turned for each in side if each is not None]
+        (key, key_scales), (value, value_scales) = turned[0], turned[-1]
+        assert key is not None and value is not None
+        if self._shape.is_latent:
+            value = self._shape.view_of_values(key)
+            value_scales = None if key_scales is None else self._shape.view_of_scales(key_scales)
+        self._operands.append((key, value))
+        options: dict[str, Any] = {}
+        if key_scales is not None:
+            options = {"key_scales": key_scales, "value_scales": value_scales}
+            options["kv_format"] = self._shape.kv_format
+        self._options.append(options)
+
     def _write_nothing(self, shape: CacheShape) -> None:
         """Refuses what `cache_write` would refuse, before all memory is allocated."""
-        key, value = (
-            torch.empty(0, shape.shape[1], dim, dtype=shape.dtype, device=shape.device)
-            for dim in (shape.head_dim, shape.value_dim)
-        )
+        key = torch.empty(0, shape.shape[1], shape.head_dim, dtype=shape.dtype, device=shape.device)
+        separate = None if shape.is_latent else key.new_empty(0, shape.shape[1], shape.value_dim)
+        key, value = self.new_rows("", key, separate, 0)
         self.write(0, torch.empty(0, dtype=torch.int64, device=shape.device), key, value)
+
+    def __len__(self) -> int:
+        return len(self._operands)
 
     def check(self, method: str, layer: int) -> None:
         if not 0 <= layer < len(self._operands):
@@ -146,16 +183,61 @@ class Layers:
         """Scales and format as keyword arguments; empty for an unquantised cache."""
         return self._options[layer]
 
-    def tensors(self) -> Iterator[Tensor]:
-        for operands, options in zip(self._operands, self._options, strict=True):
-            yield from operands
-            yield from (option for option in options.values() if isinstance(option, Tensor))
+    def tensors(self) -> Sequence[Tensor]:
+        """All memory, `[blocks, slots, kv_heads, ..]`: keys, their scales, values and theirs, by layers."""
+        return self._memory
 
-    def check_new(self, method: str, key: Tensor, value: Tensor, tokens: int) -> None:
-        """Raises unless keys and values are those of `tokens` new tokens. The operator's own message would
-        name tensors that the caller of a cache never sees."""
+    @property
+    def device(self) -> torch.device:
+        return self._memory[0].device
+
+    @property
+    def shape(self) -> CacheShape:
+        return self._shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def read(self, slots: Sequence[int]) -> list[Tensor]:
+        """Copies of the rows of these slots, in host memory. It waits for the device."""
+        index = self._index(slots)
+        return [memory[index].cpu() for memory in self.tensors()]
+
+    def restore(self, slots: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """Writes what `read` returned to these slots."""
+        self._put(self._index(slots), [each.to(self.device) for each in rows])
+
+    def _index(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        numbers = on_device(slots, self.device)
+        return numbers // self._shape.shape[2], numbers % self._shape.shape[2]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies the rows of some slots to others, in every layer. After an error, all are as they were."""
+        source_index, target_index = self._index(sources), self._index(targets)
+        new = [memory[source_index] for memory in self.tensors()]
+        old = [memory[target_index] for memory in self.tensors()]
+        try:
+            self._put(target_index, new)
+        except BaseException:
+            self._put(target_index, old)
+            raise
+
+    def _put(self, index: tuple[Tensor, Tensor], rows: Sequence[Tensor]) -> None:
+        for memory, own in zip(self.tensors(), rows, strict=True):
+            memory[index] = own
+
+    def new_rows(self, method: str, key: Tensor, value: Tensor | None, tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `tokens` new tokens; raises for others. The operator's own message would name
+        tensors that the caller of a cache never sees."""
+        if self._shape.is_latent and value is not None:
+            raise ValueError(f"{method}: value is given, and a latent cache takes it from key; leave it out")
+        if value is None and not self._shape.is_latent:
+            raise TypeError(f"{method}: value is None; pass a tensor, or make the cache with latent=True")
         heads = self._shape.shape[1]
         for what, rows, dim in (("key", key, self._shape.head_dim), ("value", value, self._shape.value_dim)):
+            if rows is None:
+                continue
             self.check_kind(method, what, rows)
             if rows.dim() != 3 or rows.shape[1:] != (heads, dim):
                 raise ValueError(
@@ -167,6 +249,7 @@ class Layers:
                     f"{method}: {what} has {rows.shape[0]} tokens and the step {tokens}; pass the step's "
                     f"{tokens} tokens"
                 )
+        return key, key[..., : self._shape.value_dim] if value is None else value
 
     def check_query(self, method: str, query: Tensor) -> None:
         self.check_kind(method, "query", query)
@@ -184,7 +267,7 @@ class Layers:
 
     def check_kind(self, method: str, what: str, rows: Tensor) -> None:
         """Checks device and dtype. A quantised cache takes rows of every supported dtype."""
-        device = self._operands[0][0].device
+        device = self.device
         if rows.device != device and rows.is_meta:
             raise ValueError(f"{method}: {what} is on meta, which has no data; pass a tensor with data")
         if rows.device != device:
@@ -201,55 +284,3 @@ class Layers:
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         cache_write(key, value, *self.operands(layer), slots, **self.options(layer))
-
-
-def fill(out: Tensor, numbers: Sequence[int]) -> None:
-    """Writes the numbers into a tensor on the device."""
-    start = 0
-    for end in range(1, len(numbers) + 1):
-        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
-            run = out[start:end]
-            torch.arange(numbers[start], numbers[end - 1] + 1, out=run, device=run.device)
-            start = end
-
-
-def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """The numbers as int64 on the device."""
-    out = torch.empty(len(numbers), dtype=torch.int64, device=device)
-    fill(out, numbers)
-    return out
-
-
-@dataclass(frozen=True)
-class NewTokens:
-    """Packed tokens of several sequences. All fields but the counts are on the device."""
-
-    counts: Tensor | int  # int64 [batch]; an int is for every sequence
-    sequence: Tensor  # the index of each token's sequence in the batch
-    offset: Tensor  # its index among the new tokens of its sequence
-    starts: Tensor  # start of each sequence's tokens, and the end: int32 [batch + 1]
-
-
-def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:
-    token = torch.arange(sum(counts), device=device)
-    if len(set(counts)) <= 1:
-        each = counts[0] if counts else 0
-        starts = torch.arange(len(counts) + 1, dtype=torch.int32, device=device) * each
-        return NewTokens(each, token // max(each, 1), token % max(each, 1), starts)
-    numbers = on_device(counts, device)
-    batch = torch.arange(len(counts), device=device)
-    sequence = torch.repeat_interleave(batch, numbers, output_size=len(token))
-    starts = pad(numbers.cumsum(0), (1, 0))
-    return NewTokens(numbers, sequence, token - starts[sequence], starts.int())
-
-
-def counts_of(name: str, tokens: int | Sequence[int], batch: int) -> list[int]:
-    """A number of new tokens for each sequence."""
-    counts = [int(tokens)] * batch if isinstance(tokens, (int, Integral)) else [int(n) for n in tokens]
-    if len(counts) != batch:
-        raise ValueError(
-            f"{name}: {len(counts)} numbers of new tokens were given for {batch} sequences; give one for each"
-        )
-    if any(count < 0 for count in counts):
-        raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")
-    return counts

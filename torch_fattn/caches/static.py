@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import decode
-from ..operators.options import DecodeOptions
+from ..operators.attention import decode, paged_decode, paged_prefill
+from ..operators.options import DecodeOptions, PagedPrefillOptions
 from ..runtime.signatures import public
-from .memory import CacheShape, Layers, check_sizes, counts_of, new_tokens
+from .indices import counts_of, new_tokens, on_device
+from .memory import CacheShape, Layers, check_sizes
 from .step import CacheFullError, CacheStep
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class StaticKVCache:
         device: default "mps".
         kv_format: "auto" (as they are), "int8", "fp8_e4m3" or "int4"; the errors that these make are in
             `torch_fattn.cache_write`.
+        latent: values are the first `value_dim` columns of keys and are not stored (multi-head latent
+            attention).
 
     Layer i is `keys(i)` `[batch, kv_heads, capacity, dim]`, of which the first `lengths[b]` are filled.
     """
@@ -47,16 +50,24 @@ class StaticKVCache:
         dtype: torch.dtype = torch.float16,
         device: torch.device | str = "mps",
         kv_format: str = "auto",
+        latent: bool = False,
     ) -> None:
         name = "StaticKVCache"
         check_sizes(name, 0, batch_size=batch_size, capacity=capacity, num_kv_heads=num_kv_heads)
         shape = (batch_size, num_kv_heads, capacity)
         dims = (head_dim, head_dim if value_dim is None else value_dim)
-        self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format))
+        self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format, latent))
         self._capacity = capacity
         self._lengths = [0] * batch_size
-        self._last: CacheStep | None = None
+        self._change = 0
+        self._changed = [0] * batch_size
         self._seq_lens = torch.zeros(batch_size, dtype=torch.int32, device=device)
+
+    def __repr__(self) -> str:
+        return (
+            f"StaticKVCache({self._layers.shape.words}, {len(self._lengths)} sequences of up to "
+            f"{self._capacity} tokens; {sum(self._lengths)} tokens)"
+        )
 
     @property
     def capacity(self) -> int:
@@ -67,42 +78,61 @@ class StaticKVCache:
         return tuple(self._lengths)
 
     @public("StaticKVCache.extend")
-    def extend(self, tokens: int | Sequence[int]) -> CacheStep:
-        """Makes room for new tokens of every sequence: one number for all, or one for each.
+    def extend(self, tokens: int | Sequence[int], sequences: Sequence[int] | None = None) -> CacheStep:
+        """Makes room for new tokens of these sequences, by default of all: one number for all, or one for
+        each.
 
         CacheFullError: a sequence would exceed the capacity. ValueError: the numbers are not one for each
-        sequence.
+        sequence, or a sequence is given twice.
         """
         name = "StaticKVCache.extend"
-        counts = counts_of(name, tokens, len(self._lengths))
-        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        for sequence, length in enumerate(lengths):
+        grown = range(len(self._lengths)) if sequences is None else [*sequences]
+        for sequence in grown:
+            self._check_sequence("extend", sequence)
+        if len({*grown}) != len(grown):
+            raise ValueError(f"{name}: sequences {list(grown)} are not distinct; give each once")
+        counts = counts_of(name, tokens, len(grown))
+        lengths = [self._lengths[sequence] + count for sequence, count in zip(grown, counts, strict=True)]
+        for sequence, length in zip(grown, lengths, strict=True):
             if length > self._capacity:
                 raise CacheFullError(
                     f"{name}: sequence {sequence} would have {length} tokens and the capacity is "
                     f"{self._capacity}; make the cache larger, or reset() it"
                 )
-        new = new_tokens(counts, self._seq_lens.device)
-        positions = self._seq_lens[new.sequence] + new.offset
-        self._lengths = lengths
-        self._seq_lens = (self._seq_lens + new.counts).int()
-        self._last = CacheStep(
-            sequences=tuple(range(len(lengths))),
+        device = self._seq_lens.device
+        rows = on_device(grown, device)
+        new = new_tokens(counts, device)
+        before = self._seq_lens[rows]
+        positions = before[new.sequence] + new.offset
+        after = (before + new.counts).int()
+        seq_lens = self._seq_lens.clone()
+        seq_lens[rows] = after
+        step = CacheStep(
+            sequences=tuple(grown),
             lengths=tuple(lengths),
-            seq_lens=self._seq_lens.clone(),  # the caller may write to it
+            seq_lens=after,
             positions=positions,
-            slot_mapping=new.sequence * self._capacity + positions,
+            slot_mapping=rows[new.sequence] * self._capacity + positions,
+            block_tables=rows[:, None].int(),
+            cu_seqlens_q=new.starts,
             max_seqlen_q=max(counts, default=0),
             _cache=self._layers,
+            _change=self._change + 1,
         )
-        return self._last
+        self._change, self._seq_lens = step._change, seq_lens
+        for sequence, length, count in zip(grown, lengths, counts, strict=True):
+            if count > 0:
+                self._lengths[sequence], self._changed[sequence] = length, self._change
+        return step
 
     @public("StaticKVCache.append")
-    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor) -> None:
-        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step."""
+    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
+        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step; no
+        values if the cache is latent."""
         self._check("append", layer, step)
-        self._layers.check_new("StaticKVCache.append", key, value, step.slot_mapping.shape[0])
-        self._layers.write(layer, step.slot_mapping, key, value)
+        tokens = step.slot_mapping.shape[0]
+        rows = self._layers.new_rows("StaticKVCache.append", key, value, tokens)
+        self._layers.write(layer, step.slot_mapping, *rows)
         step._appended.add(layer)
 
     @overload
@@ -151,6 +181,8 @@ class StaticKVCache:
         step._check_appended("StaticKVCache.decode", layer)
         step._check_query("StaticKVCache.decode", query)
         self._layers.check_query("StaticKVCache.decode", query)
+        if step.sequences != tuple(range(len(self._lengths))):
+            return self._decode_some(layer, step, query, return_lse, options)
         stored: Any = {
             name: option.transpose(1, 2) if isinstance(option, Tensor) else option
             for name, option in self._layers.options(layer).items()
@@ -158,6 +190,67 @@ class StaticKVCache:
         options.update(stored)
         operands = (query, self.keys(layer), self.values(layer), step.seq_lens)
         return decode(*operands, return_lse=return_lse, **options)
+
+    def _decode_some(
+        self, layer: int, step: CacheStep, query: Tensor, return_lse: bool, options: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """A sequence is a block of a pool, as in `prefill`."""
+        assert step.block_tables is not None
+        operands = (query, *self._layers.operands(layer), step.block_tables, step.seq_lens)
+        options.update(self._layers.options(layer))
+        return paged_decode(*operands, return_lse=return_lse, **options)
+
+    @overload
+    def prefill(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[PagedPrefillOptions],
+    ) -> Tensor: ...
+    @overload
+    def prefill(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: Literal[True],
+        **options: Unpack[PagedPrefillOptions],
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def prefill(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: bool,
+        **options: Unpack[PagedPrefillOptions],
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @public("StaticKVCache.prefill", options="paged_prefill")
+    def prefill(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        return_lse: bool = False,
+        **options: Unpack[PagedPrefillOptions],
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
+        keys are, with its options and result."""
+        self._check("prefill", layer, step)
+        step._check_appended("StaticKVCache.prefill", layer)
+        step._check_packed("StaticKVCache.prefill", query)
+        self._layers.check_query("StaticKVCache.prefill", query)
+        assert step.block_tables is not None and step.cu_seqlens_q is not None
+        operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
+        stored: Any = self._layers.options(layer)
+        options.update(stored)
+        return paged_prefill(query, *operands, step.max_seqlen_q, return_lse=return_lse, **options)
 
     @public("StaticKVCache.keys")
     def keys(self, layer: int) -> Tensor:
@@ -169,16 +262,61 @@ class StaticKVCache:
         self._layers.check("StaticKVCache.values", layer)
         return self._layers.operands(layer)[1].transpose(1, 2)
 
-    def reset(self) -> None:
-        """Empties every sequence."""
-        self._lengths = [0] * len(self._lengths)
+    @public("StaticKVCache.truncate")
+    def truncate(self, sequence: int, length: int) -> None:
+        """Drops the newest tokens of the sequence, such as rejected drafts, so that `length` are left. Steps
+        made before cannot be used for it any more. ValueError: the sequence has fewer tokens."""
+        self._check_sequence("truncate", sequence)
+        if not 0 <= length <= self._lengths[sequence]:
+            raise ValueError(
+                f"StaticKVCache.truncate: length {length} is not from 0 to {self._lengths[sequence]}, the "
+                f"tokens of sequence {sequence}; pass how many to keep"
+            )
+        if length != self._lengths[sequence]:
+            self._set_length(sequence, length)
+
+    @public("StaticKVCache.fork")
+    def fork(self, source: int, target: int) -> None:
+        """Copies the tokens of a sequence to an empty one. ValueError: the target has tokens."""
+        for sequence in (source, target):
+            self._check_sequence("fork", sequence)
+        if self._lengths[target] > 0:
+            raise ValueError(
+                f"StaticKVCache.fork: sequence {target} has {self._lengths[target]} tokens; reset() it before"
+            )
+        length = self._lengths[source]
+        for memory in self._layers.tensors():
+            memory[target, :length].copy_(memory[source, :length])
+        self._set_length(target, length)
+
+    @public("StaticKVCache.reset")
+    def reset(self, sequence: int | None = None) -> None:
+        """Empties a sequence, by default every one."""
+        if sequence is not None:
+            self._check_sequence("reset", sequence)
+            self._set_length(sequence, 0)
+            return
         self._seq_lens = torch.zeros_like(self._seq_lens)
-        self._last = None
+        self._change += 1
+        self._lengths = [0] * len(self._lengths)
+        self._changed = [self._change] * len(self._lengths)
+
+    def _set_length(self, sequence: int, length: int) -> None:
+        seq_lens = self._seq_lens.clone()
+        seq_lens[sequence].fill_(length)
+        self._seq_lens = seq_lens
+        self._change += 1
+        self._lengths[sequence], self._changed[sequence] = length, self._change
+
+    def _check_sequence(self, method: str, sequence: int) -> None:
+        if not 0 <= sequence < len(self._lengths):
+            raise IndexError(
+                f"StaticKVCache.{method}: sequence {sequence} is not one of this cache's "
+                f"{len(self._lengths)}; count from 0"
+            )
 
     def _check(self, method: str, layer: int, step: CacheStep) -> None:
         self._layers.check(f"StaticKVCache.{method}", layer)
         step._check_cache(f"StaticKVCache.{method}", self._layers)
-        if step is not self._last:
-            raise ValueError(
-                f"StaticKVCache.{method}: this step is not the last one; use what the last extend() returned"
-            )
+        for sequence in step.sequences:
+            step._check_unchanged(f"StaticKVCache.{method}", sequence, self._changed[sequence])

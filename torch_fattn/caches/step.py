@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..runtime.signatures import check_tensor
+from .groups import Group
 
 __all__ = ["CacheFullError", "CacheStep"]
 
@@ -26,19 +27,28 @@ class CacheStep:
     seq_lens: Tensor  # the same on the device, int32 [batch]
     positions: Tensor  # of each new token in its sequence, int64 [tokens]
     slot_mapping: Tensor  # slot of each new token, int64 [tokens]
-    block_tables: Tensor | None = None  # paged: int32 [batch, blocks of the longest]
-    cu_seqlens_q: Tensor | None = None  # paged: where each sequence's new tokens begin, int32 [batch + 1]
+    block_tables: Tensor | None = None  # int32 [batch, blocks of the longest]; static: [batch, 1]
+    cu_seqlens_q: Tensor | None = None  # where each sequence's new tokens begin, int32 [batch + 1]
     max_seqlen_q: int = 0  # the most new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
     _cache: Any = None  # a paged cache, or the memory of a static one
+    _counts: tuple[int, ...] = ()  # new tokens of each sequence
     _change: int = 0  # the count of changes to the cache when this step was made
     _appended: set[int] = field(default_factory=set)
+    _groups: dict[int, list[Group]] = field(default_factory=dict)  # by the number of rows
 
     def _check_cache(self, method: str, cache: Any) -> None:
         if self._cache is not cache:
             raise ValueError(
                 f"{method}: this step belongs to another cache; use the one that extend() of "
                 "this cache returned"
+            )
+
+    def _check_unchanged(self, method: str, sequence: int, changed: int) -> None:
+        """Raises if the change with that number, the last of the sequence, came after this step."""
+        if changed > self._change:
+            raise ValueError(
+                f"{method}: sequence {sequence} has changed since this step; use the step of a later extend()"
             )
 
     def _check_appended(self, method: str, layer: int) -> None:
@@ -64,4 +74,17 @@ class CacheStep:
             raise ValueError(
                 f"{method}: query has {query.shape[2]} rows of each sequence and the step at most "
                 f"{self.max_seqlen_q} new tokens; pass at most {most}"
+            )
+
+    def _check_packed(self, method: str, query: Tensor) -> None:
+        check_tensor(method, "query", query, "[tokens, heads, head_dim]")
+        tokens = self.slot_mapping.shape[0]
+        if query.dim() != 3:
+            raise ValueError(
+                f"{method}: query has {query.dim()} dimensions; its shape must be [tokens, heads, head_dim]"
+            )
+        if query.shape[0] != tokens:
+            raise ValueError(
+                f"{method}: query has {query.shape[0]} rows and the step {tokens} new tokens; pass one row "
+                "for each"
             )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from ..runtime.signatures import public
+from .block_mask import mask_of
 
 __all__ = ["mask_map"]
 
 
 @public("fattn.mask_map")
-def mask_map(attn_mask: Tensor) -> Tensor:
+def mask_map(attn_mask: Tensor | BlockMask) -> Tensor:
     """Classifies a mask by cells of 16 query rows and 32 keys, so that `prefill` can skip whole cells. Useful
     for packed documents, prefixes and block-sparse patterns.
 
@@ -24,7 +26,9 @@ def mask_map(attn_mask: Tensor) -> Tensor:
 
     Args:
         attn_mask: as `prefill` takes it, of up to four dimensions `[B, Hq, Lq, Lk]`: bool, float32, float16
-            or bfloat16, of any strides. An expanded dimension is read once.
+            or bfloat16, of any strides. An expanded dimension is read once. Or a `BlockMask` of
+            `torch.nn.attention.flex_attention`: its map belongs to the mask that
+            `torch_fattn.integrations.flex_attention.mask_of` makes of it.
 
     Returns:
         uint8 `[B, Hq, ceil(Lq / 16), ceil(Lk / 32)]`, with 1 for each dimension in which the mask has 1 or is
@@ -37,6 +41,8 @@ def mask_map(attn_mask: Tensor) -> Tensor:
         TypeError: dtypes; no tensor.
         ValueError: over four dimensions; sizes above the limits of `prefill`.
     """
+    if isinstance(attn_mask, BlockMask):
+        attn_mask = mask_of("fattn.mask_map", attn_mask)
     for dim, (size, stride) in enumerate(zip(attn_mask.shape, attn_mask.stride(), strict=True)):
         if stride == 0 and size > 1:
             attn_mask = attn_mask.narrow(dim, 0, 1)

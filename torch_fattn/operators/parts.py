@@ -38,3 +38,30 @@ def shifted(sums: Tensor, distance: Tensor) -> Tensor:
     score, logit, total, log2_per_score = sums.unbind(-1)
     scores = distance * (math.log2(math.e) / log2_per_score)
     return torch.stack((score - scores, logit - distance, total, log2_per_score), -1)
+
+
+def added_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Results of the overloads `part` over disjoint keys as that over all of them, which can be merged
+    further. The sums are in the units of the first."""
+    if len(parts) == 1:
+        return parts[0]
+    units = parts[0][1][..., 3]
+    scores = torch.stack([sums[..., 0] * (sums[..., 3] / units) for _, sums in parts])
+    score = scores.amax(0)
+    weights = torch.exp2((scores - score.masked_fill(score == -math.inf, 0.0)) * units)
+    totals = torch.stack([sums[..., 2] for _, sums in parts])
+    logit = torch.stack([sums[..., 1] for _, sums in parts]).amax(0)
+    out = torch.zeros_like(parts[0][0])
+    for (own, _), weight, total in zip(parts, weights, totals, strict=True):
+        # A part without keys may hold anything.
+        out += (own * weight[..., None]).where(total[..., None] != 0, 0.0)
+    return out, torch.stack((score, logit, (totals * weights).sum(0), units), -1)
+
+
+def with_sinks(out: Tensor, sums: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """The part and the logits of sinks `[H]`, which have no value."""
+    logit = sinks.float()[:, None].expand(sums.shape[:-1])
+    units = sums[..., 3]
+    total = (logit != -math.inf).float()
+    sink_sums = torch.stack((logit * (math.log2(math.e) / units), logit, total, units), -1)
+    return added_parts(((out, sums), (torch.zeros_like(out), sink_sums)))

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedKVCache|StaticKVCache)\b[\w.]*): ")
+_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedCache|PagedKVCache|StaticKVCache)\b[\w.]*): ")
 _NONE = type(None)
 _WORDS: dict[Any, str] = {
     Tensor: "a tensor",
@@ -145,7 +145,8 @@ def _is_list(value: Any) -> bool:
 
 def _words_of(part: Any) -> str:
     if get_origin(part) is Sequence:
-        return f"a list of {_words_of(get_args(part)[0]).removeprefix('a ')}s"
+        member = _words_of(get_args(part)[0]).removeprefix("a ")
+        return f"a list of {member.replace('list', 'lists') if 'list' in member else member + 's'}"
     if get_origin(part) is tuple:
         return f"a tuple ({', '.join(_Kind(member).words for member in get_args(part))})"
     if get_origin(part) is not None:
@@ -398,4 +399,6 @@ def _refusal(op: str, given: Iterable[tuple[str, _Kind, Any]]) -> Exception | No
 
 
 def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
-    return eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+    if not isinstance(annotation, str):
+        return annotation
+    return eval(annotation, inspect.unwrap(function).__globals__)  # a context manager wraps its function

@@ -86,6 +86,7 @@ def test_bytes(library: Library) -> None:
     assert counters["device_loads"] == 2 * threads and counters["device_stores"] == threads
     assert counters["bytes_read"]["threadgroup"] == threads * 8 * 4
     assert counters["bytes_written"]["threadgroup"] == threads * 4
+    assert counters["threadgroup_loads"] == threads * 8 and counters["threadgroup_stores"] == threads
     assert counters["bytes_read"]["constant"] in (threads * 4, threads * 8)  # scale.y or all of scale
     assert counters["bytes_written"]["constant"] == 0
 
@@ -123,4 +124,5 @@ def test_bytes_of_simdgroup_loads_and_stores(library: Library) -> None:
 def test_fast_modules_count_no_bytes(library: Library) -> None:
     counters = library.pipeline("operations").run([np.zeros(96, np.float32)], (1, 1, 1), (96, 1, 1))
     assert counters["device_loads"] == counters["device_stores"] == 0
+    assert counters["threadgroup_loads"] == counters["threadgroup_stores"] == 0
     assert not any(counters["bytes_read"].values()) and not any(counters["bytes_written"].values())

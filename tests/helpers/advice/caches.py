@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +59,49 @@ def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]
         return make(cache, step)
 
     return call
+
+
+def _committed(cache: Any, token_ids: list[int]) -> int:
+    """How many tokens a second prompt finds."""
+    cache.commit(0, list(range(17)))
+    cache.commit(0, token_ids)
+    return int(cache.length(cache.allocate(token_ids)))
+
+
+def _windowed(length: int) -> int:
+    cache = _cache(window_left=4)
+    sequence = cache.allocate()
+    cache.extend([sequence], 30)
+    cache.extend([sequence], 1)
+    cache.truncate(sequence, length)
+    return int(cache.length(sequence))
+
+
+def _forked(reset: bool) -> int:
+    cache = _cache(StaticKVCache, batch_size=2)
+    cache.extend([2, 1])
+    if reset:
+        cache.reset(1)
+    cache.fork(0, 1)
+    return int(cache.lengths[1])
+
+
+def _loaded(
+    *, damaged: bool = False, missing: bool = False, unfilled: bool = False, folder: str = "", **changes: Any
+) -> int:
+    """How many tokens a saved sequence has in another cache."""
+    cache = _cache()
+    step = cache.extend([cache.allocate()], 3)
+    cache.append(0, step, heads(3, 2, 64), heads(3, 2, 64))
+    if unfilled:
+        cache.extend(step.sequences, 1)
+    with tempfile.TemporaryDirectory() as own:
+        path = Path(own + folder) / "cache.safetensors"
+        cache.save(path)
+        if damaged:
+            path.write_bytes(path.read_bytes()[:-1])
+        other = _cache(**changes)
+        return int(other.length(other.load(Path(own) / "other" if missing else path)[0]))
 
 
 def _as_rows(packed: Tensor) -> Tensor:
@@ -198,13 +243,40 @@ ADVICE: list[Advice] = [
            lambda: (1, 2, 8, 64)),
     Advice("append() them first", _used(lambda cache, step: _appended(cache, step, first=False)),
            _used(lambda cache, step: _appended(cache, step, first=True)), _grown_exactly),
-    Advice("use the step of its last extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
+    Advice("pass how many to keep", _used(lambda cache, step: cache.truncate(0, 5)),
+           _used(lambda cache, step: (cache.truncate(0, 3), cache.length(0))[1]), lambda: 3),
+    Advice("pass increasing numbers from 0", _used(lambda cache, step: cache.accept(step, [[2, 1]])),
+           _used(lambda cache, step: (cache.accept(step, [[1, 2]]), cache.length(0))[1]), lambda: 2),
+    Advice("pass the tokens of sequence {} from its first on",
+           _used(lambda cache, step: _committed(cache, [4, *range(17)]), 17),
+           _used(lambda cache, step: _committed(cache, list(range(17))), 17), lambda: 16,
+           message="from its first on"),
+    Advice("use it as it is", _used(lambda cache, step: cache.swap_in(0)),
+           _used(lambda cache, step: cache.length(0)), lambda: 4),
+    Advice("call swap_in({}) before", _used(lambda cache, step: (cache.swap_out(0), cache.fork(0))),
+           _used(lambda cache, step: (cache.swap_out(0), cache.swap_in(0), cache.fork(0))[2]), lambda: 1,
+           message="call swap_in(0) before"),
+    Advice("keep at least {} tokens, or none", lambda: _windowed(1), lambda: _windowed(21), lambda: 21,
+           message="keep at least 21 tokens, or none"),
+    Advice("give at most", lambda: _cache(latent=True, value_dim=128),
+           lambda: _cache(latent=True, value_dim=64).block_size, lambda: 16, message="give at most 64"),
+    Advice("pass a tensor, or make the cache with latent=True",
+           _used(lambda cache, step: cache.append(0, step, heads(4, 2, 64))), _prefilled(4),
+           _prefilled_exactly),
+    Advice("reset() it before", lambda: _forked(reset=False), lambda: _forked(reset=True), lambda: 2),
+    Advice("save() the sequences again", lambda: _loaded(damaged=True), _loaded, lambda: 3),
+    Advice("load it into a cache made as that of save()", lambda: _loaded(head_dim=32), _loaded,
+           lambda: 3),
+    Advice("pass the path of a file that save() wrote", lambda: _loaded(missing=True), _loaded,
+           lambda: 3),
+    Advice("pass the path of a file in a folder", lambda: _loaded(folder="/none"), _loaded, lambda: 3),
+    Advice("append() them, or truncate it to", lambda: _loaded(unfilled=True), _loaded, lambda: 3,
+           message="append() them, or truncate it to 3"),
+    Advice("use the step of a later extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
     Advice("use the one that extend() of this cache returned",
            lambda: _used(lambda cache, step: _cache().decode(0, step, heads(1, 4, 1, 64)))(),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
-    Advice("use what the last extend() returned", lambda: _static(last=False), lambda: _static(last=True),
-           lambda: heads(1, 2, 64)[0]),
     Advice("pass the rows of each", _used(lambda cache, step: cache.decode(0, step, heads(2, 4, 1, 64))),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
     Advice("pass all new tokens of the step to PagedKVCache.prefill, packed as its keys are",

@@ -31,7 +31,9 @@ try:
     from .attention import attend
     from .masks import make_mask
     from .paged import attend_paged
+    from .paged_cache import PagedCache
     from .registration import register, unregister
+    from .sharded import SHARDED_NAME, ShardedCache, attend_sharded, make_sharded_mask
     from .support import FLASH_NAME, NAME, PAGED_NAME
 except ImportError as error:
     raise ImportError(
@@ -43,9 +45,14 @@ __all__ = [
     "FLASH_NAME",
     "NAME",
     "PAGED_NAME",
+    "SHARDED_NAME",
+    "PagedCache",
+    "ShardedCache",
     "attend",
     "attend_paged",
+    "attend_sharded",
     "make_mask",
+    "make_sharded_mask",
     "register",
     "unregister",
     "use_packed",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from .compat import let_serve_take
+from .compat import let_serve_end, let_serve_take
 from .registration import register
 from .support import NAME
 
@@ -26,10 +26,14 @@ def with_default(arguments: list[str]) -> list[str]:
 def main() -> None:
     register(on_unsupported="sdpa")
     let_serve_take(NAME)
+    end = let_serve_end()
     from transformers.cli.transformers import main as command_line
 
     sys.argv[1:] = with_default(sys.argv[1:])
-    command_line()
+    try:
+        command_line()
+    finally:
+        end()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ from .refusals import (
     refuse_training,
     why_not_trained,
 )
+from .selected import compute_selected, mask_of_selected, reads_selected, take_selection, whole_mask
+from .stored import Stored
+from .stored_attention import attend_stored
 from .support import USE_ANOTHER, USE_EAGER
 
 
@@ -67,12 +70,17 @@ def attend(
         "position_bias": position_bias,
         **kwargs,
     }
+    if isinstance(key, Stored) and isinstance(value, Stored):
+        return attend_stored(module, query, key, value, attention_mask, **of_layer, **of_call), None
     if cache is not None:  # transformers after 5.17 finds the function for continuous batching by this name
         return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
-    indices = kwargs.get("indices")
-    if indices is not None and attention_mask is not None and attention_mask.ndim == 4:
-        attention_mask = _of_selected(attention_mask, indices, query.shape[2], key.shape[2])
-        del of_call["indices"], kwargs["indices"]
+    _refuse_shapes(module, query, key, value, attention_mask)
+    if (selected := take_selection(module, of_call, key.shape[2])) is not None:
+        attention_mask = whole_mask(attention_mask, query.shape[2], key.shape[2])
+        sparse = _attend_selected(module, query, key, value, attention_mask, selected, **of_layer, **of_call)
+        if sparse is not None:
+            return sparse, None
+        attention_mask = mask_of_selected(attention_mask, selected, query, key)
     lengths = _packing(module, query, key, value, attention_mask, softcap=softcap, **of_call)
     packed = None if lengths is None else lengths[:2]
     if why := why_not_trained(module, query, key, value, attention_mask, position_bias, dropout=dropout):
@@ -92,6 +100,38 @@ def attend(
         return out
 
 
+def _attend_selected(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    selected: Tensor,
+    *,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    sliding_window: int | None,
+    is_causal: bool | None,
+    position_bias: Tensor | None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """Attention that reads the selected keys only; None if a mask is better, or alone can do it."""
+    if sliding_window is not None or position_bias is not None or (module.training and dropout > 0):
+        return None
+    if not reads_selected(query, key, value, mask, selected, s_aux):
+        return None
+    refuse_keywords(module, mask, kwargs)
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
+    try:
+        return compute_selected(query, key, value, mask, selected, **options)
+    except (NotImplementedError, TypeError, ValueError) as refusal:
+        if not falls_back():
+            raise refusal_of_operator(module, refusal) from refusal
+        return None
+
+
 def _packing(
     module: nn.Module,
     query: Tensor,
@@ -109,7 +149,6 @@ def _packing(
 ) -> tuple[Tensor, Tensor, int, int] | None:
     """The lengths of packed sequences, if they decide which keys a row sees. Refuses arguments that neither
     the kernels nor another attention function supports."""
-    _refuse_shapes(module, query, key, value, mask)
     _refuse_bias(module, query, key, position_bias, softcap)
     q_len, kv_len = query.shape[2], key.shape[2]
     lengths = None
@@ -197,18 +236,6 @@ def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
         return mask is None or (mask.ndim == 2 and hides_nothing(mask))
     pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
     return pattern is not None and pattern.padding is None and q_len == kv_len
-
-
-def _of_selected(mask: Tensor, indices: Tensor, q_len: int, kv_len: int) -> Tensor:
-    """`mask` restricted to `indices [B, Lq, n]`: the keys that a row of any head may see (DeepSeek V3.2)."""
-    whole, _ = without_patterns(mask, q_len, kv_len)
-    shape = (*indices.shape[:2], kv_len)
-    selected = torch.zeros(shape, dtype=torch.bool, device=mask.device).scatter_(-1, indices.long(), True)[
-        :, None
-    ]
-    if whole is None or whole.dtype is torch.bool:
-        return selected if whole is None else whole & selected
-    return whole.masked_fill(~selected, -torch.inf)
 
 
 def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import masking_utils
+from transformers.generation import configuration_utils
+from transformers.generation import utils as generation_utils
 from transformers.generation.continuous_batching import continuous_api
 from transformers.masking_utils import packed_sequence_mask_function, sliding_window_causal_mask_function
 
@@ -124,6 +126,36 @@ def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
     return undo
 
 
+def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]], Any]) -> Callable[[], None]:
+    """Makes `generate(cache_implementation=name)` use the cache that `make` returns for a config, a number of
+    sequences, their longest length and `cache_config`. transformers has no registry of caches. Returns a
+    function that undoes this."""
+    mixin: Any = generation_utils.GenerationMixin
+    names: Any = configuration_utils
+    prepare, known = mixin._prepare_cache_for_generation, names.ALL_CACHE_IMPLEMENTATIONS
+    signature = inspect.signature(prepare)
+
+    def prepare_or_make(self: Any, *arguments: Any, **options: Any) -> Any:
+        given = signature.bind(self, *arguments, **options).arguments
+        wanted, model_kwargs = given["generation_config"], given["model_kwargs"]
+        has_one = model_kwargs.get("past_key_values") is not None or wanted.use_cache is False
+        if wanted.cache_implementation != name or has_one:
+            return prepare(self, *arguments, **options)
+        rows = max(wanted.num_beams, wanted.num_return_sequences) * given["batch_size"]
+        settings = dict(wanted.cache_config or {})
+        model_kwargs["past_key_values"] = make(self.config, rows, given["max_cache_length"] + 1, settings)
+
+    mixin._prepare_cache_for_generation = prepare_or_make
+    names.ALL_CACHE_IMPLEMENTATIONS = (*known, name)
+
+    def undo() -> None:
+        names.ALL_CACHE_IMPLEMENTATIONS = tuple(n for n in names.ALL_CACHE_IMPLEMENTATIONS if n != name)
+        if mixin._prepare_cache_for_generation is prepare_or_make:
+            mixin._prepare_cache_for_generation = prepare
+
+    return undo
+
+
 def entry(interface: Any, name: str) -> Any:
     """The function registered under a name, or None."""
     return interface._global_mapping.get(name)
@@ -151,3 +183,24 @@ def let_serve_take(name: str) -> None:
                 super()._validate_args()
 
     model_manager.ModelManager = ModelManager  # type: ignore[misc]
+
+
+def let_serve_end() -> Callable[[], None]:
+    """Returns a function that stops the threads of continuous batching. `transformers serve` leaves them
+    running after an interrupt, and so does not end."""
+    from transformers.cli.serving import utils
+
+    made: list[Any] = []
+
+    class GenerationState(utils.GenerationState):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    utils.GenerationState = GenerationState  # type: ignore[misc]
+
+    def end() -> None:
+        for state in made:
+            state.shutdown()
+
+    return end

@@ -73,7 +73,7 @@ def make_mask(
         if not whole_padding or _padding_or_none(attention_mask, kv_offset, filled) is not None:
             form = MaskForm.ADDITIVE
     if whole_padding and form is not MaskForm.ADDITIVE:
-        window = _causal_window(mask_function)
+        window = causal_window(mask_function)
         if form is MaskForm.PADDING and attention_mask is None and q_length == kv_length:
             packed = _packed(mask_function)
             if packed is not None:
@@ -149,13 +149,13 @@ def _packed(mask_function: Callable[..., Any]) -> Tensor | None:
     if parts is None:
         return None
     of_one, sequence_ids = parts
-    window = _causal_window(of_one)
+    window = causal_window(of_one)
     if window is None or is_tracing(sequence_ids):
         return None
     return write_packed(sequence_ids, window)
 
 
-def _causal_window(mask_function: Callable[..., Any]) -> int | None:
+def causal_window(mask_function: Callable[..., Any]) -> int | None:
     """How many keys a row sees, itself included, if the mask function is one of transformers' own causal or
     sliding-window functions. None for any other."""
     if mask_function is causal_mask_function:

@@ -13,18 +13,22 @@ from ...runtime import versions
 from ...runtime.signatures import public
 from . import attention_classes, policy
 from .attention import attend
-from .compat import entry, restore, switch_batching
+from .compat import entry, let_generate_make, restore, switch_batching
 from .masks import make_mask
 from .paged import attend_paged
+from .paged_cache import CACHE_NAME, cache_of
 from .policy import OnUnsupported
+from .sharded import SHARDED_NAME, attend_sharded, make_sharded_mask
 from .support import FLASH_NAME, NAME, PAGED_NAME
 
 _ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (AttentionInterface, NAME, attend),
     (AttentionInterface, FLASH_NAME, attend),
     (AttentionInterface, PAGED_NAME, attend_paged),
+    (AttentionInterface, SHARDED_NAME, attend_sharded),
     (AttentionMaskInterface, NAME, make_mask),
     (AttentionMaskInterface, FLASH_NAME, make_mask),
+    (AttentionMaskInterface, SHARDED_NAME, make_sharded_mask),
 )
 _undo: list[Callable[[], None]] = []
 
@@ -54,6 +58,7 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
             before = entry(interface, name)
             _undo.append(lambda i=interface, n=name, b=before: restore(i, n, b))  # type: ignore[misc]
         _undo.append(switch_batching(NAME, FLASH_NAME))
+        _undo.append(let_generate_make(CACHE_NAME, cache_of))
         attention_classes.enter_name()
         _undo.append(attention_classes.remove_name)
     for interface, name, function in _ENTRIES:

@@ -14,6 +14,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -95,10 +96,16 @@ def _base_classes(config_class: type[PreTrainedConfig]) -> list[type[PreTrainedM
         if found := _first_with(ancestor, loaded):
             return found
     named = MODEL_MAPPING_NAMES.get(config_class.model_type)
-    configs = [(model_class, model_class.config_class) for model_class in loaded if model_class.config_class]
+    configs = [(model_class, config) for model_class in loaded for config in _configs_of(model_class)]
     wholes = dict.fromkeys(config for _, config in configs if config_class in config.sub_configs.values())
     built = [config for model, config in configs if model.__name__ == named and _is_transformers(model)]
     return [model_class for config in wholes or built for model_class in _first_with(config, loaded)]
+
+
+def _configs_of(model_class: type[PreTrainedModel]) -> tuple[type[PreTrainedConfig], ...]:
+    """The annotation of a class may name several: `config: MiniMaxM3VLConfig | MiniMaxM3VLTextConfig`."""
+    named: Any = model_class.config_class
+    return get_args(named) or ((named,) if named else ())
 
 
 def _is_transformers(model_class: type[PreTrainedModel]) -> bool:

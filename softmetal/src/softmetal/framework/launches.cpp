@@ -41,6 +41,8 @@ constexpr Field kFields[] = {
     {"tensor_products", &softmetal_counters::tensor_products},
     {"device_loads", &softmetal_counters::device_loads},
     {"device_stores", &softmetal_counters::device_stores},
+    {"threadgroup_loads", &softmetal_counters::threadgroup_loads},
+    {"threadgroup_stores", &softmetal_counters::threadgroup_stores},
 };
 constexpr const char* kSpaces[4] = {"thread", "device", "constant", "threadgroup"};
 

@@ -178,8 +178,8 @@ void softmetal_tensor_fail(uint32_t misuse, int64_t found, int64_t other, int li
 struct softmetal_counters {
   uint64_t products, simd_reductions, shuffles, threadgroup_barriers, simdgroup_barriers, exps, threadgroups;
   uint64_t tensor_products;  // of tensor operations, in 8x8x8 products
-  // Accesses of device memory of any width; like bytes, counted in checked mode.
-  uint64_t device_loads, device_stores;
+  // Accesses of any width; like bytes, counted in checked mode.
+  uint64_t device_loads, device_stores, threadgroup_loads, threadgroup_stores;
   // Bytes by address space (other, device, constant, threadgroup), counted in modules compiled in checked
   // mode.
   uint64_t bytes_read[4], bytes_written[4];

@@ -37,6 +37,8 @@ _COUNTS = (
     "tensor_products",
     "device_loads",
     "device_stores",
+    "threadgroup_loads",
+    "threadgroup_stores",
 )
 
 

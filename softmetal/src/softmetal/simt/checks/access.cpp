@@ -138,6 +138,8 @@ void* Checker::access(Fiber& fiber, void* pointer, uint64_t size, uint32_t kind,
     softmetal_counters& counters = *softmetal_thread_counters();
     (written ? counters.bytes_written : counters.bytes_read)[static_cast<int>(place.space)] += size;
     if (place.space == Space::device) (written ? counters.device_stores : counters.device_loads)++;
+    if (place.space == Space::threadgroup)
+      (written ? counters.threadgroup_stores : counters.threadgroup_loads)++;
     if (place.region) (written ? counters.buffer_written : counters.buffer_read)[place.region->index] += size;
   };
   const bool is_counted = !(kind & SOFTMETAL_ACCESS_AGAIN);

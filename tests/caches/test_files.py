@@ -1,0 +1,249 @@
+"""Sequences of a PagedKVCache in host memory and in files."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from tests.helpers.cache_classes import DIM, KV_HEADS, LAYERS, VALUE_DIM, Dense, paged, same, snapshot
+from tests.helpers.faults import OutOfMemory
+from tests.helpers.kv_formats import QUANTISED
+from torch_fattn import CacheFullError, PagedKVCache
+
+FORMATS = ("auto", *QUANTISED)
+
+
+def filled(cache: PagedKVCache, tokens: int, token_ids: list[int] | None = None) -> int:
+    """A sequence with random contents."""
+    sequence = cache.allocate()
+    step = cache.extend([sequence], tokens)
+    for layer in range(LAYERS):
+        rows = (torch.randn(tokens, KV_HEADS, dim) for dim in (DIM, VALUE_DIM))
+        cache.append(layer, step, *(each.to(step.seq_lens.device) for each in rows))
+    if token_ids is not None:
+        cache.commit(sequence, token_ids)
+    return sequence
+
+
+def rows_of(cache: PagedKVCache, sequence: int) -> list[Tensor]:
+    """The bits of its keys, values and scales."""
+    blocks, length = list(cache.blocks(sequence)), cache.length(sequence)
+    memory = (tensor.cpu()[blocks].flatten(0, 1)[:length] for tensor in cache._layers.tensors())
+    return [rows.contiguous().view(torch.uint8) for rows in memory]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---- host memory
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_through_host_memory(kv_format: str, device: str) -> None:
+    cache = paged(device, kv_format=kv_format)
+    one = filled(cache, 10)
+    fork = cache.fork(one)
+    bits = rows_of(cache, one)
+    cache.swap_out(one)
+    assert cache.length(one) == 10 and cache.blocks(one) == (-1,) * 3 and cache.free_blocks == 9
+    assert cache.stats.swapped == 1
+    calls: dict[str, Any] = {
+        "fork": cache.fork,
+        "extend": lambda s: cache.extend([s]),
+        "swap_out": cache.swap_out,
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=rf"{name}: sequence {one} is swapped out; call swap_in\("):
+            call(one)
+    with pytest.raises(ValueError, match=f"sequence {fork} is not swapped out; use it as it is"):
+        cache.swap_in(fork)
+    other = filled(cache, 28)
+    before = snapshot(cache)
+    with pytest.raises(CacheFullError, match=r"swap_in: 3 blocks of 4 tokens are needed and 2 of 12"):
+        cache.swap_in(one)
+    assert same(snapshot(cache), before)
+    cache.free(other)
+    filled(cache, 4)  # other blocks than before
+    cache.swap_in(one)
+    assert equal(rows_of(cache, one), bits) and equal(rows_of(cache, fork), bits)
+    assert not {*cache.blocks(one)} & {*cache.blocks(fork)}
+    cache.swap_out(one)
+    cache.free(one)
+    assert cache.stats.swapped == 0 and cache.free_blocks == 12 - 3 - 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_attention_after_host_memory(device: str) -> None:
+    cache, dense = paged(device), Dense()
+    one, two = cache.allocate(), cache.allocate()
+    dense.append(cache, cache.extend([one, two], [6, 9]), [6, 9], device)
+    cache.swap_out(one)
+    dense.append(cache, cache.extend([two], 2), [2], device)
+    cache.swap_in(one)
+    step = cache.extend([two, one], [1, 3])
+    dense.append(cache, step, [1, 3], device)
+    dense.check(cache, step, device)
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 8])
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_a_file_is_read_into_other_blocks(kv_format: str, block_size: int, tmp_path: Path) -> None:
+    cache = paged("cpu", kv_format=kv_format)
+    one = filled(cache, 10, list(range(10)))
+    fork = cache.fork(one)
+    step = cache.extend([fork], 3)
+    for layer in range(LAYERS):
+        cache.append(layer, step, torch.randn(3, KV_HEADS, DIM), torch.randn(3, KV_HEADS, VALUE_DIM))
+    empty = cache.allocate()
+    cache.save(tmp_path / "cache.safetensors", [fork, one, empty])
+    stored = safetensors.torch.load_file(tmp_path / "cache.safetensors")
+    assert len(stored["layers.0.key"]) == 8 + 2 + 5, "shared blocks once"
+    new = paged("cpu", kv_format=kv_format, block_size=block_size, num_blocks=40)
+    loaded = new.load(tmp_path / "cache.safetensors")
+    assert [new.length(s) for s in loaded] == [13, 10, 0]
+    for source, copy in zip((fork, one), loaded, strict=False):
+        assert equal(rows_of(cache, source), rows_of(new, copy))
+    shared = 8 // block_size
+    assert new.blocks(loaded[0])[:shared] == new.blocks(loaded[1])[:shared]
+    assert new.free_blocks == 40 - (-(-13 // block_size) + -(-10 // block_size) - shared)
+    prompt = new.allocate(list(range(10)))
+    assert new.length(prompt) == 8 // block_size * block_size, "the prefix is found"
+    assert new.stats.prefix_hits == 8 // block_size
+
+
+@pytest.mark.parametrize("device", ["mps"])
+def test_a_restart_restores_a_prefix(device: str, tmp_path: Path) -> None:
+    """A second cache begins with what the first one has computed, without its sequences."""
+    path, prompt = tmp_path / "prefix.safetensors", list(range(30, 43))
+    cache, dense = paged(device), Dense()
+    one = cache.allocate(prompt)
+    dense.append(cache, cache.extend([one], 13), [13], device)
+    cache.commit(one, prompt)
+    cache.save(path)
+    new = paged(device)
+    for sequence in new.load(path):
+        new.free(sequence)
+    assert new.free_blocks == 12 and new.stats.cached_blocks == 3
+    again = new.allocate(prompt)
+    assert new.length(again) == 12
+    dense.tokens = {again: [layer[:12] for layer in dense.tokens[one]]}
+    step = new.extend([again], 1)
+    dense.append(new, step, [1], device)
+    dense.check(new, step, device)
+
+
+def test_files_that_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "cache.safetensors"
+    cache = paged("cpu")
+    filled(cache, 10)
+    cache.save(path)
+    for change, words in (
+        ({"head_dim": 64}, "head_dim 32 and the cache 64"),
+        ({"value_dim": 32}, "value_dim 64 and the cache 32"),
+        ({"num_layers": 1}, "num_layers 2 and the cache 1"),
+        ({"num_kv_heads": 1}, "num_kv_heads 2 and the cache 1"),
+        ({"dtype": torch.float16}, "stored torch.float32 and the cache torch.float16"),
+        ({"kv_format": "int8"}, "stored torch.float32 and the cache int8"),
+        ({"head_dim": 64, "latent": True}, "head_dim 32 and the cache 64"),
+        ({"window_left": 4}, "window_left -1 and the cache 4"),
+    ):
+        with pytest.raises(ValueError, match=f"load: .* has {words}; load it into a cache made as"):
+            paged("cpu", **change).load(path)
+    assert paged("cpu", max_sequences=9).load(path) == (0,)
+    full = {"load: 3 blocks of 4": {"num_blocks": 2}, "load: 0 sequences are": {"max_sequences": 0}}
+    for words, few in full.items():
+        small = paged("cpu", **few)
+        before = snapshot(small)
+        with pytest.raises(CacheFullError, match=words):
+            small.load(path)
+        assert same(snapshot(small), before) or few.get("max_sequences") == 0
+        assert small.sequences == () and small.free_blocks == few.get("num_blocks", 12)
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = tmp_path / "cache.safetensors"
+    cache = paged("cpu")
+    filled(cache, 10, list(range(10)))
+    cache.save(path)
+    whole = path.read_bytes()
+    metadata = safetensors.safe_open(path, "pt").metadata()
+    tensors = safetensors.torch.load_file(path)
+
+    def rewritten(header: dict[str, str], **changes: Tensor) -> bytes:
+        return safetensors.torch.save({**tensors, **changes}, metadata | header)
+
+    rows = tensors["sequences.0.rows"]
+    for damaged, words in (
+        (b"", "is damaged or no file of a cache"),
+        (whole[:-1], "is damaged or no file of a cache"),
+        (whole[: len(whole) // 2], "is damaged or no file of a cache"),
+        (b"PK" + whole[2:], "is damaged or no file of a cache"),
+        (safetensors.torch.save({"x": torch.ones(3)}), "its format is None"),
+        (rewritten({"format": "other"}), "its format is 'other'"),
+        (rewritten({"version": "2"}), "has version 2 of the format, and this torch_fattn reads 1"),
+        (rewritten({"cache": "{"}), "is damaged"),
+        (rewritten({"salts": "[0, 0]"}), "sequences.1.rows"),
+        (rewritten({}, **{"sequences.0.rows": rows + 1}), "the rows of sequence 0"),
+        (rewritten({}, **{"sequences.0.rows": rows - 2}), "the rows of sequence 0"),
+        (rewritten({}, **{"layers.1.key": tensors["layers.1.key"][1:]}), "a tensor has shape"),
+        (rewritten({}, **{"layers.1.key": tensors["layers.1.key"].half()}), "float16"),
+    ):
+        path.write_bytes(damaged)
+        before = snapshot(cache)
+        with pytest.raises(ValueError, match=words) as refused:
+            cache.load(path)
+        assert str(refused.value).startswith("PagedKVCache.load: ") and "\n" not in str(refused.value)
+        assert same(snapshot(cache), before)
+    path.write_bytes(whole)
+    cache.load(path)
+    with pytest.raises(ValueError, match="there is no file .*; pass the path of a file that save"):
+        cache.load(tmp_path / "none")
+
+
+def test_a_file_is_written_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "cache.safetensors"
+    cache = paged("cpu")
+    one = filled(cache, 10)
+    cache.save(path)
+    before = path.read_bytes()
+    step = cache.extend([one], 1)
+    with pytest.raises(ValueError, match=f"last tokens of sequence {one}; append.. them, or tr"):
+        cache.save(path)
+    for layer in range(LAYERS):
+        cache.append(layer, step, torch.randn(1, KV_HEADS, DIM), torch.randn(1, KV_HEADS, VALUE_DIM))
+    with OutOfMemory(3), pytest.raises(MemoryError):
+        cache.save(path)
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+    cache.save(path)
+    assert path.read_bytes() != before and [*tmp_path.iterdir()] == [path]
+    for wrong in (tmp_path, tmp_path / "none" / "file"):
+        with pytest.raises(ValueError, match="pass the path of a file in a folder"):
+            cache.save(wrong)
+
+
+def test_without_safetensors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    true_import = builtins.__import__
+
+    def no_safetensors(name: str, *arguments: Any) -> Any:
+        if name.startswith("safetensors"):
+            raise ImportError(name)
+        return true_import(name, *arguments)
+
+    cache = paged("cpu")
+    cache.save(tmp_path / "file")
+    monkeypatch.setattr(builtins, "__import__", no_safetensors)
+    for call in (cache.save, cache.load):
+        with pytest.raises(ImportError, match="safetensors is not installed; pip install safetensors"):
+            call(tmp_path / "file")

@@ -1,0 +1,225 @@
+"""Prefixes of a PagedKVCache that are found by their tokens, and drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, Dense, paged, same, snapshot
+from tests.helpers.synchronisations import Synchronisations
+from torch_fattn import CacheFullError, CacheStep, PagedKVCache
+
+PROMPT = list(range(50, 63))  # three blocks of four, and a token
+
+
+def append(cache: PagedKVCache, step: CacheStep, layers: Sequence[int] = range(LAYERS)) -> CacheStep:
+    for layer in layers:
+        rows = [step.seq_lens.new_zeros(len(step.positions), KV_HEADS, d).float() for d in (DIM, VALUE_DIM)]
+        cache.append(layer, step, *rows)
+    return step
+
+
+def prompted(cache: PagedKVCache, token_ids: list[int], **options: Any) -> tuple[int, int]:
+    """A sequence with these tokens, and how many were found."""
+    sequence = cache.allocate(token_ids, **options)
+    found = cache.length(sequence)
+    append(cache, cache.extend([sequence], len(token_ids) - found))
+    cache.commit(sequence, token_ids)
+    return sequence, found
+
+
+# ---- prefixes
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_found_prefix_gives_the_same_attention(device: str) -> None:
+    cache, dense = paged(device), Dense()
+    one = cache.allocate(PROMPT)
+    assert cache.length(one) == 0
+    dense.append(cache, cache.extend([one], 13), [13], device)
+    cache.commit(one, PROMPT)
+    two = cache.allocate(PROMPT)
+    assert cache.length(two) == 12 and cache.blocks(two) == cache.blocks(one)[:3]
+    dense.tokens[two] = [layer[:12] for layer in dense.tokens[one]]
+    cache.free(one)
+    step = cache.extend([two], 3)
+    dense.append(cache, step, [3], device)
+    dense.check(cache, step, device, rows=3)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("token_ids", "found"),
+    [
+        (PROMPT, 12),
+        (PROMPT[:12], 8),  # the last token is left
+        ([*PROMPT[:8], 0, 0, 0, 0, 0], 8),
+        ([0, *PROMPT[1:]], 0),
+        (PROMPT[4:], 0),  # the same block at another place
+        (PROMPT[:1], 0),
+        ([], 0),
+    ],
+)
+def test_what_is_found(token_ids: list[int], found: int) -> None:
+    cache = paged("cpu")
+    prompted(cache, PROMPT)
+    assert prompted(cache, token_ids)[1] == found
+    looked = max(len(token_ids) - 1, 0) // 4
+    assert (cache.stats.prefix_hits, cache.stats.prefix_misses) == (found // 4, 3 + looked - found // 4)
+
+
+@pytest.mark.host_only
+def test_a_salt() -> None:
+    cache = paged("cpu", num_blocks=40)
+    assert prompted(cache, PROMPT, salt="adapter")[1] == 0
+    assert prompted(cache, PROMPT)[1] == 0
+    assert prompted(cache, PROMPT, salt="adapter")[1] == prompted(cache, PROMPT)[1] == 12
+    fork = cache.fork(prompted(cache, PROMPT, salt="adapter")[0])
+    append(cache, cache.extend([fork], 4))
+    cache.commit(fork, [*PROMPT, 1, 2, 3, 4])
+    assert prompted(cache, [*PROMPT, 1, 2, 3, 4], salt="adapter")[1] == 16
+    assert prompted(cache, [*PROMPT, 1, 2, 3, 4])[1] == 12
+
+
+@pytest.mark.host_only
+def test_the_least_recently_used_is_evicted() -> None:
+    """And the end of a prefix before its beginning. Blocks in use are never evicted."""
+    cache = paged("cpu", num_blocks=8)
+    a, b = [1] * 9, [2] * 9
+    for prompt in (a, b, a):  # a is the newer one
+        cache.free(prompted(cache, prompt)[0])
+    assert cache.free_blocks == 8 and cache.stats.cached_blocks == 4 and cache.stats.evictions == 0
+    user = cache.allocate()
+    cache.extend([user], 20)  # four that nothing is in, and one
+    assert cache.stats.evictions == 1 and cache.free_blocks == 3
+    assert [cache.length(cache.allocate(prompt)) for prompt in (b, a)] == [4, 8]
+    with pytest.raises(CacheFullError, match="1 blocks of 4 tokens are needed and 0 of 8 are free"):
+        cache.extend([user])
+    assert cache.stats.evictions == 1 and cache.stats.cached_blocks == 3
+
+
+@pytest.mark.host_only
+def test_only_what_every_layer_has() -> None:
+    cache = paged("cpu")
+    one = cache.allocate(PROMPT)
+    step = append(cache, cache.extend([one], 9), layers=[0])
+    cache.commit(one, PROMPT)
+    assert cache.length(cache.allocate(PROMPT)) == 0 and cache.stats.cached_blocks == 0
+    append(cache, step, layers=[1])
+    cache.commit(one, PROMPT)
+    assert cache.length(cache.allocate(PROMPT)) == 8 and cache.stats.cached_blocks == 2
+
+
+@pytest.mark.host_only
+def test_a_registered_block_is_not_found_after_it_is_written() -> None:
+    cache = paged("cpu")
+    one, _ = prompted(cache, PROMPT)
+    cache.truncate(one, 10)
+    append(cache, cache.extend([one], 3))
+    assert cache.length(cache.allocate(PROMPT)) == 8
+    cache.commit(one, [*PROMPT[:10], 0, 0, 0])
+    assert cache.length(cache.allocate([*PROMPT[:10], 0, 0, 0])) == 12
+
+
+@pytest.mark.host_only
+def test_cleared_prefixes() -> None:
+    """What was computed before is registered no more, not even behind newer blocks."""
+    cache = paged("cpu")
+    old, _ = prompted(cache, PROMPT[:9])
+    cache.clear_prefixes()
+    assert cache.length(cache.allocate(PROMPT)) == 0 and cache.stats.cached_blocks == 0
+    append(cache, cache.extend([old], 4))
+    cache.commit(old, PROMPT)
+    prompted(cache, PROMPT[:9])
+    assert cache.length(cache.allocate(PROMPT)) == 8
+
+
+@pytest.mark.host_only
+def test_tokens_that_are_not_those_before() -> None:
+    cache = paged("cpu")
+    one, _ = prompted(cache, PROMPT)
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match=r"token_ids\[5\] is 0, and 55 before; pass the tokens of seq"):
+        cache.commit(one, [*PROMPT[:5], 0, *PROMPT[6:]])
+    for call in (cache.allocate, lambda ids: cache.commit(one, ids)):
+        with pytest.raises(ValueError, match="token_ids has a number of more than 63 bits; pass ids"):
+            call([2**63])
+    assert same(snapshot(cache), before)
+    cache.commit(one, PROMPT[:5])
+    cache.commit(one, [*PROMPT, 7, 8])
+
+
+# ---- drafts
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("kv_format", ["auto", "int8", "int4"])
+def test_the_accepted_path_of_a_tree(kv_format: str, device: str) -> None:
+    """Its keys and values move together, to a block that a fork shares and to one of its own."""
+    cache, dense = paged(device, kv_format=kv_format), Dense(kv_format)
+    one, two = cache.allocate(), cache.allocate()
+    dense.append(cache, cache.extend([one, two], [6, 3]), [6, 3], device)
+    step = cache.extend([one, two], [7, 4])
+    dense.append(cache, step, [7, 4], device)
+    fork = cache.fork(one)
+    dense.fork(one, fork)
+    shared = cache.blocks(one)
+    cache.accept(step, [[1, 2, 5], [0, 3]])
+    dense.accept(one, 6, [1, 2, 5])
+    dense.accept(two, 3, [0, 3])
+    assert (cache.length(one), cache.length(two)) == (9, 5)
+    assert cache.blocks(fork) == shared and not {*cache.blocks(one)[1:]} & {*shared}
+    with pytest.raises(ValueError, match=f"sequence {one} has changed since this step"):
+        cache.accept(step, [[], []])
+    step = cache.extend([fork, two, one], [1, 1, 1])
+    dense.append(cache, step, [1, 1, 1], device)
+    dense.check(cache, step, device)
+
+
+@pytest.mark.host_only
+def test_drafts_that_cannot_be_accepted() -> None:
+    cache = paged("cpu", num_blocks=4)
+    one = cache.allocate()
+    append(cache, cache.extend([one], 9))
+    step = cache.extend([one], 6)
+    with pytest.raises(ValueError, match="accept: layer 0 does not have this step's tokens yet; append"):
+        cache.accept(step, [[0]])
+    append(cache, step)
+    before = snapshot(cache)
+    for wrong in ([1, 0], [0, 0], [6], [-1]):
+        with pytest.raises(ValueError, match="which has 6 new tokens; pass increasing numbers from 0"):
+            cache.accept(step, [wrong])
+    with pytest.raises(ValueError, match="accepted has 2 lists for 1 sequences; give one for each"):
+        cache.accept(step, [[0], [1]])
+    assert same(snapshot(cache), before)
+    cache.fork(one)
+    before = snapshot(cache)
+    with pytest.raises(CacheFullError, match="accept: 1 blocks of 4 tokens are needed and 0 of 4 are free"):
+        cache.accept(step, [[1]])
+    assert same(snapshot(cache), before)
+    cache.accept(step, [[0, 1, 2]])  # nothing moves
+    assert cache.length(one) == 12
+    cache.accept(append(cache, cache.extend([one], 0)), [[]])
+
+
+def test_nothing_waits() -> None:
+    cache = paged(window_left=40, num_blocks=40)
+    with Synchronisations() as found:
+        one, _ = prompted(cache, PROMPT)
+        two, _ = prompted(cache, PROMPT)
+        step = append(cache, cache.extend([one, two], [4, 6]))
+        cache.fork(one)
+        cache.accept(step, [[1, 3], [0, 5]])
+        step = append(cache, cache.extend([two, one, cache.allocate()], [3, 1, 1]))
+        cache.decode(0, step, torch.zeros(3, HEADS, 1, DIM, device="mps"), shared_prefix=True)
+        cache.truncate(one, 14)
+        cache.clear_prefixes()
+        append(cache, cache.extend([one], 40))
+        append(cache, cache.extend([one], 40))
+    assert found.ops == [] and cache.blocks(one)[0] == -1
+    with Synchronisations() as found:
+        cache.swap_out(one)
+    assert found.ops, "the control"

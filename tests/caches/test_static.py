@@ -1,0 +1,124 @@
+"""StaticKVCache in random histories of all its methods, with memory running out, against a dense model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, Dense, static
+from tests.helpers.faults import with_faults
+from torch_fattn import CacheFullError, StaticKVCache, reference
+
+_Result = TypeVar("_Result")
+BATCH, CAPACITY = 3, 20
+
+
+class History:
+    def __init__(self, seed: int, device: str) -> None:
+        self.rng, self.device = random.Random(seed), device
+        self.dense = Dense()
+        self.cache: StaticKVCache = static(device)
+        self.faults = 0
+
+    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        before = self.state()
+
+        def check_unchanged() -> None:
+            assert self.state() == before
+
+        ops = range(self.rng.randrange(3), 1000, 3)
+        result, failures = with_faults(lambda: function(*arguments), check_unchanged, ops)
+        self.faults += failures
+        return result
+
+    def state(self) -> Any:
+        return self.cache.lengths, self.cache._seq_lens.tolist()
+
+    def run(self, actions: int) -> None:
+        cache, dense, rng = self.cache, self.dense, self.rng
+        for sequence in range(BATCH):
+            dense.tokens[sequence] = [[] for _ in range(LAYERS)]
+        for _ in range(actions):
+            action = rng.choice(("extend", "extend", "extend", "truncate", "fork", "reset"))
+            one, other = rng.sample(range(BATCH), 2)
+            if action == "extend":
+                self.extend()
+            elif action == "truncate":
+                length = rng.randint(0, cache.lengths[one])
+                self.call(cache.truncate, one, length)
+                dense.truncate(one, length)
+            elif action == "fork" and cache.lengths[other] > 0:
+                with pytest.raises(
+                    ValueError, match=f"sequence {other} has .* tokens; reset\\(\\) it before"
+                ):
+                    cache.fork(one, other)
+            elif action == "fork":
+                self.call(cache.fork, one, other)
+                dense.fork(one, other)
+            elif action == "reset":
+                self.call(cache.reset, one)
+                dense.truncate(one, 0)
+            assert cache.lengths == tuple(len(dense.tokens[s][0]) for s in range(BATCH))
+        self.call(cache.reset)
+        assert cache.lengths == (0,) * BATCH and cache._seq_lens.tolist() == [0] * BATCH
+
+    def extend(self) -> None:
+        cache, dense, rng = self.cache, self.dense, self.rng
+        chosen = rng.sample(range(BATCH), rng.randint(1, BATCH))
+        counts = [rng.choice((0, 1, 1, 2, 5)) for _ in chosen]
+        given: tuple[Any, ...] = (counts, chosen)
+        if rng.random() < 0.3:
+            chosen, counts = list(range(BATCH)), [rng.choice((0, 1, 3)) for _ in range(BATCH)]
+            given = (counts,)
+        if any(cache.lengths[s] + n > CAPACITY for s, n in zip(chosen, counts, strict=True)):
+            before = self.state()
+            with pytest.raises(CacheFullError, match="and the capacity is 20; make the cache larger"):
+                cache.extend(*given)
+            assert self.state() == before
+            return
+        step = self.call(cache.extend, *given)
+        dense.append(cache, step, counts, self.device)
+        dense.check(cache, step, self.device, rows=min(counts) or 1)
+        query = dense.rows(sum(counts), HEADS, DIM)
+        out = cache.prefill(1, step, query.to(self.device), is_causal=True).cpu()
+        for own, result, s in zip(query.split(counts), out.split(counts), chosen, strict=True):
+            if len(own):
+                key, value = (torch.stack(side, 1)[None] for side in zip(*dense.tokens[s][1], strict=True))
+                exact, _ = reference.prefill(own.transpose(0, 1)[None], key, value, is_causal=True)
+                assert torch.allclose(result.double(), exact[0].transpose(0, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_history(seed: int) -> None:
+    history = History(seed, "mps" if seed % 4 == 0 else "cpu")
+    history.run(30)
+    assert history.faults > 40
+
+
+@pytest.mark.host_only
+def test_wrong_sequences() -> None:
+    cache = static("cpu")
+    cache.extend((2, 0, 1))
+    calls: list[Callable[[int], Any]] = [
+        cache.reset,
+        lambda s: cache.truncate(s, 0),
+        lambda s: cache.fork(s, 1),
+        lambda s: cache.fork(0, s),
+        lambda s: cache.extend(1, [0, s]),
+    ]
+    for call in calls:
+        with pytest.raises(IndexError, match="sequence 3 is not one of this cache's 3; count from 0"):
+            call(3)
+    with pytest.raises(ValueError, match=r"sequences \[1, 1\] are not distinct"):
+        cache.extend(1, [1, 1])
+    with pytest.raises(ValueError, match="length 3 is not from 0 to 2, the tokens of sequence 0"):
+        cache.truncate(0, 3)
+    assert cache.lengths == (2, 0, 1)
+    assert VALUE_DIM > 0 and repr(cache) == (
+        f"StaticKVCache(2 layers of {KV_HEADS} key-value heads, keys of 32 and values of 64 columns, "
+        "torch.float32 on cpu, 3 sequences of up to 20 tokens; 3 tokens)"
+    )

@@ -1,0 +1,194 @@
+"""What survivors see when a rank ends, stalls, or passes something else: an error with the name of the call,
+within the timeout. Nothing hangs, and caches stay whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import torch_fattn
+from tests.distributed.pool import EndedError, Failure, Pool, World, pool
+from tests.helpers.tensors import same_bits
+from torch_fattn import StaticKVCache, distributed
+from torch_fattn.distributed import Shards
+
+pytestmark = pytest.mark.host_only
+
+TIMEOUT = 3.0  # seconds, of the groups that lose a rank
+RANKS, FAULTY = 3, 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    error: str
+    seconds: float
+    is_whole: bool  # whether the cache still has its tokens
+
+
+def cache_of(world: World) -> tuple[StaticKVCache, Any]:
+    cache = StaticKVCache(1, 2, 16, 2, 32, dtype=torch.float32, device="cpu")
+    step = cache.extend([5, 3])
+    tokens = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(world.rank))
+    cache.append(0, step, tokens, tokens)
+    return cache, step
+
+
+def decode_with_fault(world: World, fault: str) -> Seen:
+    """A decode over every rank's cache, in which rank FAULTY has the fault."""
+    cache, step = cache_of(world)
+    before = (cache.lengths, cache.keys(0).clone(), step.seq_lens.clone())
+    query = torch.ones(2, 4, 1, 32)
+    if world.rank == FAULTY:
+        if fault == "ends":
+            os._exit(1)
+        if fault == "stalls":
+            time.sleep(TIMEOUT + 2)
+        query = {"other shape": torch.ones(2, 8, 1, 32), "refused": query.double()}.get(fault, query)
+    start, error = time.monotonic(), ""
+    options: dict[str, Any] = {"group": world.group}
+    if fault == "other options" and world.rank == FAULTY:
+        options["window_left"] = 3
+    if fault == "other shards":
+        options["shards"] = Shards.round_robin(48, RANKS, 1 + (world.rank == FAULTY))
+    try:
+        if fault == "other call" and world.rank == FAULTY:
+            key = cache.keys(0)
+            distributed.prefill(query, key, key, query_shards="replicated", **options)
+        else:
+            distributed.decode(query, cache.keys(0), cache.values(0), step.seq_lens * RANKS, **options)
+    except (RuntimeError, TypeError, ValueError) as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    seconds = time.monotonic() - start
+    same = same_bits(cache.keys(0), before[1]) and torch.equal(step.seq_lens, before[2])
+    return Seen(error, seconds, cache.lengths == before[0] and same)
+
+
+@pytest.fixture
+def fragile() -> Iterator[Pool]:
+    with pool(RANKS, timeout=TIMEOUT) as made:
+        yield made
+
+
+@pytest.mark.parametrize("fault", ["ends", "stalls"])
+def test_a_lost_rank(fragile: Pool, fault: str) -> None:
+    assert all(not seen.error for seen in fragile.run(RANKS, decode_with_fault, "")), "the control"
+    outcomes = fragile.outcomes(RANKS, decode_with_fault, fault)
+    lost = outcomes.pop(FAULTY)
+    assert isinstance(lost, EndedError) if fault == "ends" else "RuntimeError" in lost.error
+    for seen in outcomes:
+        assert seen.error.startswith("RuntimeError: torch_fattn.distributed.decode: rank "), seen.error
+        assert f"of {RANKS} lost the others: a rank ended, or stalled beyond" in seen.error
+        assert "\n" not in seen.error and seen.seconds < TIMEOUT + 1 and seen.is_whole
+
+
+DIFFERENT = {
+    "other shape": ("ValueError", "rank 0 and rank 1 pass different query heads: 4 and 8"),
+    "other options": ("ValueError", "rank 0 and rank 1 pass different options"),
+    "other shards": ("ValueError", "rank 0 and rank 1 pass different shards"),
+    "other call": ("RuntimeError", "rank 0 and rank 1 call different functions"),
+    "refused": ("RuntimeError", "rank 1 refused its own arguments"),
+}
+
+
+@pytest.mark.parametrize("fault", DIFFERENT)
+def test_a_rank_that_passes_something_else(ranks: Pool, fault: str) -> None:
+    kind, words = DIFFERENT[fault]
+    seen = ranks.run(RANKS, decode_with_fault, fault)
+    own = seen.pop(FAULTY)
+    if fault == "refused":
+        assert own.error.startswith("TypeError: torch_fattn.distributed.decode: ") and "float64" in own.error
+    else:
+        assert f"{kind}: torch_fattn.distributed." in own.error
+    for each in seen:
+        assert each.error.startswith(f"{kind}: torch_fattn.distributed.decode: {words}"), each.error
+        assert "\n" not in each.error and each.seconds < 5 and each.is_whole
+    assert all(not each.error for each in ranks.run(RANKS, decode_with_fault, "")), "the group still works"
+
+
+def end_in_a_ring(world: World) -> str:
+    """Rank FAULTY ends when it would pass on what it received."""
+    shift, own = distributed.exchange.Exchange.shift, torch.ones(1, 2, 64, 32)
+
+    def ending(self: Any, leaving: Tensor | None, arriving: int, like: Tensor) -> Any:
+        if leaving is not None and not torch.equal(leaving, leaving.new_full(leaving.shape, FAULTY)):
+            os._exit(1)
+        return shift(self, leaving, arriving, like)
+
+    if world.rank == FAULTY:
+        distributed.exchange.Exchange.shift = ending  # type: ignore[method-assign]
+    try:
+        distributed.prefill(
+            own * world.rank, own * world.rank, own * world.rank, group=world.group, method="ring"
+        )
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_ends_in_a_ring(fragile: Pool) -> None:
+    outcomes = fragile.outcomes(RANKS, end_in_a_ring)
+    assert isinstance(outcomes.pop(FAULTY), EndedError)
+    for error in outcomes:
+        assert error.startswith("torch_fattn.distributed.prefill: rank ") and "lost the others" in error
+
+
+def refusals(world: World) -> dict[str, str]:
+    """The errors of calls that every rank refuses alike."""
+    own = torch.ones(1, 4, 8, 32)
+    calls: dict[str, dict[str, Any]] = {
+        "shards are for 5 ranks and the group has 2; make them for 2": {"shards": Shards.contiguous(10, 5)},
+        "key has 8 positions and shards give 5 to rank": {"shards": Shards.contiguous(10, 2)},
+        "query has 8 positions and query_shards give 1": {"query_shards": Shards.contiguous(2, 2)},
+        "method is 'star'; use one of 'auto', 'ring', 'rows', 'heads'": {"method": "star"},
+        "query_shards is 'all'; pass 'keys', 'replicated' or Shards": {"query_shards": "all"},
+        "method 'rows' does not fit: an attn_mask is that of each rank's own rows": {
+            "method": "rows",
+            "attn_mask": torch.ones(8, 16, dtype=torch.bool),
+        },
+        "attn_mask has shape [8, 8] and must be broadcastable": {
+            "attn_mask": torch.ones(8, 8, dtype=torch.bool)
+        },
+        "group is 'mine'; pass a process group, a DeviceMesh or None": {"group": "mine"},
+    }
+    found = {}
+    for words, options in calls.items():
+        try:
+            distributed.prefill(own, own, own, **{"group": world.group, **options})
+        except (NotImplementedError, TypeError, ValueError) as error:
+            found[words] = str(error)
+    try:
+        distributed.prefill(own.requires_grad_(), own, own, group=world.group)
+    except NotImplementedError as error:
+        found["query requires grad, and there are no gradients across ranks"] = str(error)
+    return found
+
+
+def test_refusals(ranks: Pool) -> None:
+    for of_rank in ranks.run(2, refusals):
+        assert len(of_rank) == 9
+        for words, error in of_rank.items():
+            assert error.startswith(f"torch_fattn.distributed.prefill: {words}"), error
+
+
+def test_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    own = torch.ones(1, 4, 8, 32)
+    with pytest.raises(RuntimeError, match="^torch_fattn.distributed.prefill: there is no process group"):
+        torch_fattn.distributed.prefill(own, own, own)
+
+
+def test_a_failure_is_shown(ranks: Pool) -> None:
+    """The control of this pool: an error of a rank is one here."""
+    assert isinstance(ranks.outcomes(1, raises)[0], Failure)
+
+
+def raises(world: World) -> None:
+    raise ValueError("as it should")

@@ -1,0 +1,74 @@
+"""Advice of sparse_decode; see __init__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.helpers.advice import Advice
+from tests.helpers.public_calls import heads
+from torch_fattn import reference, sparse_decode
+
+QUERY, KEY, VALUE = heads(2, 4, 3, 16), heads(2, 2, 10, 16, seed=1), heads(2, 2, 10, 16, seed=2)
+EVERY = torch.arange(10, dtype=torch.int32).expand(2, 3, 10)
+LENGTHS = torch.tensor([10, 10], dtype=torch.int32)
+TABLES = torch.arange(2, dtype=torch.int32)[:, None]
+SINKS = torch.tensor([1.0, -1.0, 0.0, 2.0])
+
+
+def call(**changes: Any) -> Callable[[], Tensor]:
+    operands = {"query": QUERY, "key": KEY, "value": VALUE, "indices": EVERY}
+    return lambda: sparse_decode(**(operands | changes))
+
+
+def paged(**changes: Any) -> Callable[[], Tensor]:
+    pools = {"key": KEY.transpose(1, 2), "value": VALUE.transpose(1, 2)}
+    return call(**pools, **({"block_tables": TABLES, "seq_lens": LENGTHS} | changes))
+
+
+def exact(**changes: Any) -> Callable[[], Tensor]:
+    operands = {"query": QUERY, "key": KEY, "value": VALUE} | changes
+    return lambda: reference.prefill(**operands, is_causal=True)[0]
+
+
+def _head_by_head() -> Tensor:
+    parts = [
+        call(
+            query=QUERY[:, 2 * h : 2 * h + 2],
+            key=KEY[:, h : h + 1],
+            value=VALUE[:, h : h + 1],
+            sinks=SINKS[2 * h : 2 * h + 2],
+        )()
+        for h in range(2)
+    ]
+    return torch.cat(parts, 1)
+
+
+OTHER_LAYOUT = VALUE.transpose(1, 2).contiguous().transpose(1, 2)
+ADVICE = [
+    Advice(
+        "call it for each key-value head, with indices [B, Lq, K]",
+        call(indices=EVERY[:, None].expand(-1, 2, -1, -1), sinks=SINKS),
+        _head_by_head,
+        exact(sinks=SINKS),
+    ),
+    Advice("pass the length of each sequence", paged(seq_lens=None), paged(), exact()),
+    Advice("pass [{}, max_blocks]", paged(block_tables=TABLES[:, 0]), paged(), exact(), "max_blocks]"),
+    Advice("pass [{}]", call(seq_lens=LENGTHS[:1]), call(seq_lens=LENGTHS), exact(), "pass [2]"),
+    Advice("pass a multiple of", call(query=QUERY[:, :3]), call(), exact()),
+    Advice(
+        "pass {}, or {} to select for each key-value head",
+        call(indices=EVERY[0]),
+        call(indices=EVERY[:, None].expand(-1, 2, -1, -1)),
+        exact(),
+    ),
+    Advice(
+        "allocate both in the same layout, as StaticKVCache and PagedKVCache do",
+        call(value=OTHER_LAYOUT),
+        call(value=VALUE.contiguous()),
+        exact(),
+    ),
+]

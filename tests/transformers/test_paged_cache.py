@@ -1,0 +1,265 @@
+"""`generate` over a PagedCache gives the tokens that it gives over transformers' DynamicCache."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    DynamicCache,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    T5Config,
+)
+from transformers.cache_utils import DynamicLayer
+
+from tests.conftest import counted_launches, decodes
+from tests.transformers.calls import Call
+from tests.transformers.tiny_models import COMMON, DEVICE, EXPERTS, LAYERS, MIXED, WINDOW, pair, prompt
+from torch_fattn import CacheFullError, PagedKVCache, reference
+from torch_fattn.integrations.transformers import PagedCache, register, unregister
+from torch_fattn.integrations.transformers.paged_cache import CACHE_NAME
+
+NEW_TOKENS = 12
+PROMPT = 20
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "odd heads": LlamaConfig(**{**COMMON, "head_dim": 20}),
+    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
+    "gemma3": Gemma3TextConfig(**COMMON, **MIXED),
+    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
+}
+PAGED = {"cache_implementation": CACHE_NAME}
+
+
+def generate(model: PreTrainedModel, padding: int = 0, batch: int = 2, **options: Any) -> Any:
+    ids, mask = prompt(PROMPT, padding, batch)
+    return model.generate(
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        do_sample=False,
+        return_dict_in_generate=True,
+        **({"max_new_tokens": NEW_TOKENS} | options),
+    )
+
+
+def check_blocks(cache: PagedKVCache, sequences: int) -> None:
+    """No block is lost: those in use are those of its sequences, and all are free once these are."""
+    assert len(cache.sequences) == sequences
+    in_use = {block for sequence in cache.sequences for block in cache.blocks(sequence)}
+    stats = cache.stats
+    assert len(in_use) == stats.blocks - stats.free_blocks
+    for sequence in cache.sequences:
+        cache.free(sequence)
+    assert cache.free_blocks == stats.blocks
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_generate(name: str, beams: int, padding: int, calls: list[Call]) -> None:
+    """With beams the cache's sequences fork, and padding is not stored."""
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
+    with counted_launches() as launches:
+        mine = generate(ours, padding, num_beams=beams, **PAGED)
+    assert launches["fattn_cache_write"] == LAYERS * NEW_TOKENS
+    assert launches["fattn_prefill"] == LAYERS and decodes(launches) == LAYERS * (NEW_TOKENS - 1)
+    assert {call.op for call in calls} == {"paged_prefill", "paged_decode"}, "nothing is gathered"
+    assert mine.sequences.tolist() == generate(eager, padding, num_beams=beams).sequences.tolist()
+    assert any(len(set(tokens)) > 1 for tokens in mine.sequences[:, PROMPT:].tolist())
+    for cache in mine.past_key_values.caches:
+        lengths = [cache.length(sequence) for sequence in cache.sequences]
+        whole = PROMPT + NEW_TOKENS - 1
+        assert sorted(lengths) == [whole - padding] * beams + [whole] * beams
+        check_blocks(cache, 2 * beams)
+
+
+@pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_assisted_generation(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected drafts are dropped from the cache."""
+    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
+    other: dict[str, Any] = {"prompt_lookup_num_tokens": 3}
+    if way == "assistant":
+        torch.manual_seed(1)
+        config = LlamaConfig(**{**COMMON, "num_hidden_layers": 1})
+        draft = AutoModelForCausalLM.from_config(config, attn_implementation="fattn").eval().to(DEVICE)
+        other = {"assistant_model": draft}
+    dropped: list[int] = []
+    truncate = PagedKVCache.truncate
+
+    def recording(cache: PagedKVCache, sequence: int, length: int) -> None:
+        dropped.append(cache.length(sequence) - length)
+        truncate(cache, sequence, length)
+
+    monkeypatch.setattr(PagedKVCache, "truncate", recording)
+    cache = PagedCache(ours.config, 8)
+    mine = generate(ours, batch=1, past_key_values=cache, max_new_tokens=30, **other)
+    assert any(dropped), "no draft was rejected"
+    theirs = generate(eager, batch=1, max_new_tokens=30)
+    assert mine.sequences.tolist() == theirs.sequences.tolist()
+    assert cache.get_seq_length() == cache.caches[0].length(cache.caches[0].sequences[0])
+
+
+class RoundedLayer(DynamicLayer):
+    """Keys and values as that format stores them."""
+
+    kv_format = "int8"
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        rounded = (
+            reference.dequantise(*reference.quantise(each.cpu(), self.kv_format), self.kv_format)
+            for each in (key_states, value_states)
+        )
+        return super().update(*(each.to(key_states) for each in rounded))
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3", "int4"])
+def test_quantised(kv_format: str, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LlamaConfig(**{**COMMON, "head_dim": 32})
+    ours, eager = pair(AutoModelForCausalLM, config)
+    options: dict[str, Any] = {"output_logits": True, "min_new_tokens": NEW_TOKENS}
+    mine = generate(ours, 5, cache_config={"kv_format": kv_format}, **PAGED, **options)
+    stored = torch.int8 if kv_format == "int8" else torch.uint8
+    assert all(call["key_cache"].dtype is stored and call["kv_format"] == kv_format for call in calls)
+    monkeypatch.setattr(RoundedLayer, "kv_format", kv_format)
+    rounded = DynamicCache()
+    rounded.layers, rounded.layer_class_to_replicate = [RoundedLayer() for _ in range(LAYERS)], None
+    theirs = generate(eager, 5, past_key_values=rounded, **options)
+    exact = generate(eager, 5, **options)
+    first = [(a.logits[0].cpu() - b.logits[0]).abs().max() for a, b in ((mine, theirs), (mine, exact))]
+    assert first[0] < 1e-4 < first[1], "stored in that format, and in no other"
+    assert mine.sequences.tolist() == theirs.sequences.tolist()
+
+
+def bytes_on_device() -> int:
+    gc.collect()
+    return int(torch.mps.current_allocated_memory())
+
+
+@pytest.mark.parametrize("kv_format", ["auto", "int8", "fp8_e4m3", "int4"])
+def test_memory(kv_format: str) -> None:
+    """By the allocator: DynamicCache holds 2 bytes for each element, and this cache those of its format."""
+    dim, tokens, batch = 64, 128, 2
+    config = LlamaConfig(**{**COMMON, "head_dim": dim})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn").eval().to(DEVICE).half()
+    ids = torch.randint(3, 60, (batch, tokens), device=DEVICE)
+    grown = []
+    caches: list[Any] = [DynamicCache(), PagedCache(config, batch * tokens // 16, kv_format=kv_format)]
+    with torch.no_grad():
+        model(ids, past_key_values=DynamicCache())
+        model(ids, past_key_values=PagedCache(config, batch * tokens // 16, kv_format=kv_format))
+        for cache in caches:
+            before = bytes_on_device()
+            model(ids, past_key_values=cache, logits_to_keep=1)
+            grown.append(bytes_on_device() - before)
+    rows = LAYERS * 2 * batch * tokens * COMMON["num_key_value_heads"]
+    row = {"auto": 2 * dim, "int8": dim + 4, "fp8_e4m3": dim + 4, "int4": dim // 2 + dim // 32 * 4}[kv_format]
+    (paged,) = caches[1].caches
+    assert grown[0] == rows * 2 * dim
+    tables = paged.stats.memory_bytes - rows * row
+    assert grown[1] == rows * row + tables and 0 < tables < 2**16
+
+
+def test_rows_of_the_batch_move(calls: list[Call]) -> None:
+    """batch_repeat_interleave and batch_select_indices, as `generate` of other strategies calls them."""
+    ours, _ = pair(AutoModelForCausalLM, MODELS["llama"])
+    ids, _ = prompt(PROMPT)
+    steps = []
+    for cache in (PagedCache(ours.config, 40), DynamicCache(config=ours.config)):
+        with torch.no_grad():
+            ours(ids.to(DEVICE), past_key_values=cache)
+            cache.batch_repeat_interleave(2)
+            token = torch.tensor([[5], [6], [7], [8]], device=DEVICE)
+            first = ours(token, past_key_values=cache).logits
+            cache.batch_select_indices(torch.tensor([True, False, True, True], device=DEVICE))
+            cache.reorder_cache(torch.tensor([2, 0, 2], device=DEVICE))
+            cache.crop(-1)
+            last = ours(token[:3], past_key_values=cache).logits
+            assert cache.get_seq_length() == PROMPT + 1
+        steps.append((first.cpu(), last.cpu()))
+    for mine, theirs in zip(*steps, strict=True):
+        assert (mine - theirs).abs().max() < 1e-4
+    cache = PagedCache(ours.config, 40)
+    with torch.no_grad():
+        ours(ids.to(DEVICE), past_key_values=cache)
+    cache.reset()
+    assert cache.get_seq_length() == 0 and not cache.caches[0].sequences
+    assert cache.caches[0].free_blocks == 40
+
+
+def test_a_full_cache_is_unchanged() -> None:
+    ours, _ = pair(AutoModelForCausalLM, MODELS["gemma3"])
+    ids, _ = prompt(PROMPT)
+    cache = PagedCache(ours.config, 4)
+    with torch.no_grad():
+        before = ours(ids.to(DEVICE), past_key_values=cache).logits
+        with pytest.raises(CacheFullError):
+            ours(torch.full((2, 40), 5, device=DEVICE), past_key_values=cache)
+        assert cache.get_seq_length() == PROMPT
+        assert {each.length(s) for each in cache.caches for s in each.sequences} == {PROMPT}
+        cache.crop(-PROMPT)
+        assert torch.equal(ours(ids.to(DEVICE), past_key_values=cache).logits, before)
+
+
+@pytest.mark.parametrize("other", ["sdpa", "eager"])
+def test_other_attention_cannot_read_it(other: str) -> None:
+    ours, _ = pair(AutoModelForCausalLM, copy.deepcopy(MODELS["llama"]), other)
+    with pytest.raises(
+        NotImplementedError, match='PagedCache: .* load the model with attn_implementation="fattn"'
+    ):
+        generate(ours, **PAGED)
+
+
+@pytest.mark.host_only
+def test_models_that_it_does_not_take() -> None:
+    with pytest.raises(NotImplementedError, match="PagedCache: a model of T5Config has an encoder"):
+        PagedCache(T5Config(), 4)
+    chunked = LlamaConfig(**COMMON, layer_types=["chunked_attention"] * LAYERS, attention_chunk_size=8)
+    with pytest.raises(NotImplementedError, match="chunked_attention layers are not implemented"):
+        PagedCache(chunked, 4)
+    with pytest.raises(
+        ValueError, match=r"PagedCache.crop: tokens_to_remove is 3; to drop n tokens, pass -n"
+    ):
+        PagedCache(LlamaConfig(**COMMON), 4).crop(3)
+
+
+def test_calls_that_it_does_not_take() -> None:
+    ours, _ = pair(AutoModelForCausalLM, MODELS["llama"])
+    ids = prompt(PROMPT)[0].to(DEVICE)
+    with pytest.raises(NotImplementedError, match="a PagedCache has no backward"):
+        ours(ids, past_key_values=PagedCache(ours.config, 8))
+    cache = PagedCache(ours.config, 8)
+    with torch.no_grad():
+        whole = torch.ones(2, 1, PROMPT, PROMPT, dtype=torch.bool, device=DEVICE).tril()
+        with pytest.raises(NotImplementedError, match="4D mask"):
+            ours(ids, attention_mask=whole, past_key_values=cache)
+        ours(ids, past_key_values=cache)
+        with pytest.raises(ValueError, match="the batch has 1 sequences and the cache 2"):
+            ours(ids[:1], past_key_values=cache)
+
+
+@pytest.mark.host_only
+def test_the_name_comes_and_goes() -> None:
+    from transformers import GenerationConfig, GenerationMixin
+
+    assert GenerationConfig(cache_implementation=CACHE_NAME).cache_implementation == CACHE_NAME
+    unregister()
+    with pytest.raises(ValueError, match="Invalid `cache_implementation`"):
+        GenerationConfig(cache_implementation=CACHE_NAME)
+    before = GenerationMixin._prepare_cache_for_generation
+    register()
+    register()
+    unregister()
+    assert GenerationMixin._prepare_cache_for_generation is before
+    assert BertConfig().num_hidden_layers

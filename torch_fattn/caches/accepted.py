@@ -1,0 +1,60 @@
+"""Which slots the accepted tokens of a sequence move to. Host numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .blocks import BlockPool
+from .sequences import PagedSequence
+
+
+@dataclass
+class Acceptance:
+    """The accepted ones of the `tokens` newest tokens of a sequence, next to the tokens before them."""
+
+    sequence: PagedSequence
+    tokens: int
+    accepted: Sequence[int]
+    copied: list[int] = field(default_factory=list)  # shared blocks to write, as indices in the table
+
+    @property
+    def length(self) -> int:
+        return self.sequence.length - self.tokens + len(self.accepted)
+
+    @property
+    def is_all(self) -> bool:
+        return len(self.accepted) == self.tokens
+
+    def _moves(self) -> Iterator[tuple[int, int]]:
+        """Positions before and after, of the tokens that move."""
+        first = self.sequence.length - self.tokens
+        return ((first + j, first + i) for i, j in enumerate(self.accepted) if i != j)
+
+    def plan(self, pool: BlockPool, block_size: int) -> None:
+        written = dict.fromkeys(to // block_size for _, to in self._moves())
+        self.copied = [index for index in written if pool.users(self.sequence.blocks[index]) > 1]
+
+    def blocks(self, copies: Sequence[int]) -> list[int]:
+        """The blocks with these copies."""
+        blocks = [*self.sequence.blocks]
+        for index, copy in zip(self.copied, copies, strict=True):
+            blocks[index] = copy
+        return blocks
+
+    def slots(self, blocks: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
+        """Sources and targets, with the tokens of copied blocks that do not move."""
+        moves = list(self._moves())
+        if not moves:
+            return
+        start = moves[0][1]  # only the block of the first one holds others before it
+        if start // block_size in self.copied:
+            moves[:0] = ((position, position) for position in range(start - start % block_size, start))
+        for source, target in moves:
+            old, new = self.sequence.blocks[source // block_size], blocks[target // block_size]
+            yield old * block_size + source % block_size, new * block_size + target % block_size
+
+    def written(self, block_size: int) -> list[int]:
+        """The blocks that are written in place."""
+        indices = dict.fromkeys(to // block_size for _, to in self._moves())
+        return [self.sequence.blocks[index] for index in indices if index not in self.copied]

@@ -1,0 +1,100 @@
+"""`BlockPool`: which blocks of a paged cache are in use, by how many sequences, and which can be found by the
+tokens in them. Host numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+GONE = -1  # instead of a block that a sequence has released
+
+
+def _is_block(block: int) -> bool:
+    return block != GONE
+
+
+class BlockPool:
+    """Blocks 0 to `total - 1` with reference counts.
+
+    A block with a key is found by it, also without users, until `take` needs the block: the least recently
+    used one first. The other blocks without users are taken before, the last released one first.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.evictions = 0
+        self._free = list(range(total - 1, -1, -1))
+        self._users: dict[int, int] = {}  # of every block in use
+        self._keys: dict[int, bytes] = {}
+        self._blocks: dict[bytes, int] = {}
+        self._unused: dict[int, None] = {}  # with a key; the least recently used one first
+
+    @property
+    def available(self) -> int:
+        """How many blocks `take` can return."""
+        return len(self._free) + len(self._unused)
+
+    @property
+    def shared(self) -> int:
+        """How many blocks have several users."""
+        return sum(users > 1 for users in self._users.values())
+
+    @property
+    def cached(self) -> int:
+        """How many blocks have a key."""
+        return len(self._keys)
+
+    def users(self, block: int) -> int:
+        return self._users.get(block, 0)
+
+    def take(self, count: int) -> list[int]:
+        """Blocks with one user. The caller has checked that there are enough."""
+        taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        self._users.update(dict.fromkeys(taken, 1))
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Adds a user to each of these blocks, which are in use or found by their keys."""
+        for block in filter(_is_block, blocks):
+            self._unused.pop(block, None)
+            self._users[block] = self.users(block) + 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Takes a user from each block, the last one first: a `take` of as many returns them in order, and
+        the end of a prefix is evicted before its beginning."""
+        for block in filter(_is_block, reversed(blocks)):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                del self._users[block]
+                if block in self._keys:
+                    self._unused[block] = None
+                else:
+                    self._free.append(block)
+
+    def register(self, block: int, key: bytes) -> None:
+        """The block, which is in use, is found by the key from now on, unless another is."""
+        if key not in self._blocks and block not in self._keys:
+            self._keys[block] = key
+            self._blocks[key] = block
+
+    def find(self, key: bytes) -> int | None:
+        return self._blocks.get(key)
+
+    def forget(self, block: int) -> None:
+        """The block, which is in use, is not found any more: it is about to be written."""
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._blocks[key]
+
+    def forget_all(self) -> None:
+        self._keys.clear()
+        self._blocks.clear()
+        self._free += reversed(self._unused)
+        self._unused.clear()
+
+    def _evict(self) -> int:
+        block = next(iter(self._unused))
+        del self._unused[block]
+        self.forget(block)
+        self.evictions += 1
+        return block

@@ -1,0 +1,304 @@
+"""`PagedSequences`: the sequences of a paged cache, which come, grow, share blocks and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from ..runtime.signatures import public, shown
+from .blocks import GONE, BlockPool
+from .groups import common_beginning
+from .indices import counts_of
+from .memory import Layers
+from .paged_attention import PagedAttention
+from .prefixes import block_keys, check_token_ids, first_difference, longest_prefix
+from .sequences import Growth, PagedSequence, Window, plan_growth
+from .step import CacheFullError, CacheStep
+from .tables import Tables
+
+
+class PagedSequences(PagedAttention):
+    """Methods of `PagedKVCache`, which documents them as its own."""
+
+    def __init__(self, layers: Layers, max_sequences: int, window: Window) -> None:
+        num_blocks, _, block_size = layers.shape.shape
+        self._layers = layers
+        self._window = window
+        self._block_size = block_size
+        self._sequences: dict[int, PagedSequence] = {}
+        self._next = 0
+        self._change = 0
+        self._epoch = 0
+        self._prefix_hits = self._prefix_misses = 0
+        self._pool = BlockPool(num_blocks)
+        self._tables = Tables(num_blocks, max_sequences, layers.shape.device)
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def free_blocks(self) -> int:
+        return self._pool.available
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        return tuple(self._sequences)
+
+    @public("PagedKVCache.length")
+    def length(self, sequence: int) -> int:
+        return self._get("length", sequence, swapped=True).length
+
+    @public("PagedKVCache.blocks")
+    def blocks(self, sequence: int) -> tuple[int, ...]:
+        """The blocks of the pool that hold the sequence, in order; -1 for those behind its window."""
+        return tuple(self._get("blocks", sequence, swapped=True).blocks)
+
+    @public("PagedKVCache.allocate")
+    def allocate(self, token_ids: Sequence[int] | None = None, *, salt: str = "") -> int:
+        """A new sequence. With the `token_ids` of a prompt, it begins with the longest prefix of whole blocks
+        that `commit` registered for these tokens; `length` says how many it has. The last token is never
+        among them, so that there is a row to compute.
+
+        Args:
+            salt: whatever else keys and values depend on: an adapter, the hash of an image. A prefix is found
+                with the salt with which its sequence was allocated.
+
+        CacheFullError: there are max_sequences already.
+        """
+        sequence = PagedSequence(row=-1, salt=salt, epoch=self._epoch)
+        if token_ids is not None:
+            check_token_ids("PagedKVCache.allocate", token_ids)
+            keys = list(block_keys(token_ids[:-1], self._block_size, salt))
+            found = [self._pool.find(key) for key in keys]
+            sequence.blocks = longest_prefix(found, self._window, self._block_size)
+            sequence.keys = keys[: len(sequence.blocks)]
+            missed = len(keys) - len(sequence.keys)
+            sequence.length = sequence.filled = len(sequence.blocks) * self._block_size
+            sequence.token_ids += token_ids[: sequence.length]
+            sequence.hidden = self._window.hidden(sequence.length, self._block_size)[1]
+        sequence.row = self._new_row("allocate", sequence)
+        if token_ids is not None:
+            self._prefix_hits += len(sequence.keys)
+            self._prefix_misses += missed
+        return self._add(sequence)
+
+    @public("PagedKVCache.commit")
+    def commit(self, sequence: int, token_ids: Sequence[int]) -> None:
+        """Registers the sequence's whole blocks, so that `allocate` finds them by their tokens, also after
+        `free`: then until the pool needs them, the least recently used first. Only blocks that every layer
+        has appended are registered; call it again later for others.
+
+        Args:
+            token_ids: of the sequence, from its first token on. Others behind its length are ignored.
+
+        ValueError: the tokens are not those of earlier calls.
+        """
+        name = "PagedKVCache.commit"
+        own = self._get("commit", sequence)
+        check_token_ids(name, token_ids)
+        if (n := first_difference(own.token_ids, token_ids)) is not None:
+            raise ValueError(
+                f"{name}: token_ids[{n}] is {token_ids[n]}, and {own.token_ids[n]} before; pass the tokens "
+                f"of sequence {sequence} from its first on"
+            )
+        if own.epoch != self._epoch:  # its keys are those of a model before clear_prefixes()
+            return
+        known = token_ids[: own.filled]
+        first = len(own.keys)
+        own.keys += block_keys(known, self._block_size, own.salt, own.keys)
+        self._register(own, first)
+        own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
+
+    def _register(self, sequence: PagedSequence, first: int = 0) -> None:
+        """Its blocks, from the first one on, are found by their keys."""
+        for block, key in zip(sequence.blocks[first:], sequence.keys[first:], strict=False):
+            if block != GONE:
+                self._pool.register(block, key)
+
+    @public("PagedKVCache.clear_prefixes")
+    def clear_prefixes(self) -> None:
+        """Forgets all registered blocks, as a change of the model's weights requires. The sequences of now
+        keep their tokens, and `commit` registers nothing of them any more."""
+        self._pool.forget_all()
+        self._epoch += 1
+
+    @public("PagedKVCache.fork")
+    def fork(self, sequence: int) -> int:
+        """A new sequence with the tokens of this one, in the same blocks. The first sequence that appends to
+        a shared, partly filled block gets a copy of the block, so append the tokens of the last `extend`
+        before you fork. CacheFullError: there are max_sequences already.
+        """
+        source = self._get("fork", sequence)
+        return self._add(source.fork(self._new_row("fork", source)))
+
+    @public("PagedKVCache.free")
+    def free(self, sequence: int) -> None:
+        """Frees the sequence, and its blocks unless others share them. ValueError: it is not allocated."""
+        gone = self._get("free", sequence, swapped=True)
+        del self._sequences[sequence]
+        self._change += 1
+        self._tables.free_row(gone.row)
+        self._pool.release(gone.blocks)
+
+    @public("PagedKVCache.truncate")
+    def truncate(self, sequence: int, length: int) -> None:
+        """Drops the newest tokens of the sequence, such as rejected drafts, so that `length` are left. Blocks
+        without a token of it are released. Steps made before cannot be used for it any more.
+
+        ValueError: the sequence has fewer tokens, or is not allocated.
+        """
+        cut = self._get("truncate", sequence)
+        if not 0 <= length <= cut.length:
+            raise ValueError(
+                f"PagedKVCache.truncate: length {length} is not from 0 to {cut.length}, the tokens of "
+                f"sequence {sequence}; pass how many to keep"
+            )
+        _, hidden = self._window.hidden(length, self._block_size)
+        seen = max(hidden, self._window.sink_blocks(self._block_size))
+        if seen < min(cut.hidden, -(-length // self._block_size)):
+            least = cut.hidden * self._block_size + self._window.left + 1
+            raise ValueError(
+                f"PagedKVCache.truncate: rows after {length} tokens of sequence {sequence} see some "
+                f"that its window has released; keep at least {least} tokens, or none"
+            )
+        if length == cut.length:
+            return
+        self._tables.set_length(cut.row, length)
+        self._change += 1
+        cut.changed = self._change
+        self._pool.release(cut.cut(length, self._block_size))
+
+    @public("PagedKVCache.blocks_needed")
+    def blocks_needed(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> int:
+        """How many free blocks `extend` with these arguments would take, copies of shared blocks included: it
+        succeeds if `free_blocks` is as large. ValueError: as in `extend`."""
+        return sum(growth.blocks for growth in self._plan("blocks_needed", sequences, tokens))
+
+    @public("PagedKVCache.extend")
+    def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
+        """Makes room for new tokens of these sequences: one number for all, or one for each.
+
+        CacheFullError: the pool has too few free blocks. ValueError: a sequence is not allocated or given
+        twice, or the numbers are not one for each.
+        """
+        plan = self._plan("extend", sequences, tokens)
+        taken = self._take("extend", sum(growth.blocks for growth in plan))
+        try:
+            return self._grow(tuple(sequences), plan, taken)
+        except BaseException:
+            self._pool.release(taken)
+            raise
+
+    def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Growth]:
+        name = f"PagedKVCache.{method}"
+        if len(set(sequences)) != len(sequences):
+            raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
+        counts = counts_of(name, tokens, len(sequences))
+        grown = [self._get(method, sequence) for sequence in sequences]
+        return plan_growth(self._pool, self._block_size, grown, counts)
+
+    def _take(self, method: str, needed: int) -> list[int]:
+        if needed > self._pool.available:
+            raise CacheFullError(
+                f"PagedKVCache.{method}: {needed} blocks of {self._block_size} tokens are needed and "
+                f"{self._pool.available} of {self._pool.total} are free; free() a sequence, extend fewer, "
+                "or make the cache larger"
+            )
+        return self._pool.take(needed)
+
+    def _grow(self, numbers: tuple[int, ...], plan: list[Growth], taken: list[int]) -> CacheStep:
+        """Whatever can fail comes before the first change on the host."""
+        grown, counts = [growth.sequence for growth in plan], [growth.tokens for growth in plan]
+        fresh = iter(taken)
+        after = [self._grown_blocks(growth, fresh) for growth in plan]
+        self._tables.begin(grown)
+        moves = []
+        for growth, blocks in zip(plan, after, strict=True):
+            first = len(growth.sequence.blocks) - growth.copies_end
+            if growth.copies_end:
+                old, new = (block * self._block_size for block in (growth.sequence.blocks[-1], blocks[first]))
+                moves += [(old + n, new + n) for n in range(growth.sequence.length % self._block_size)]
+            self._tables.write(growth.sequence.row, first, blocks[first:])
+        if moves:
+            self._layers.move(*zip(*moves, strict=True))
+        tensors = self._tables.extended(grown, counts, max(map(len, after), default=0), self._block_size)
+
+        lengths = tuple(growth.length for growth in plan)
+        self._change += 1
+        for growth, blocks in zip(plan, after, strict=True):
+            sequence = growth.sequence
+            if growth.copies_end:
+                self._pool.release(sequence.blocks[-1:])
+            elif growth.tokens > 0 and sequence.length % self._block_size != 0:
+                self._pool.forget(sequence.blocks[-1])
+            if growth.tokens > 0:
+                hidden = self._window.hidden(sequence.length, self._block_size)
+                sequence.changed, sequence.length, sequence.blocks = self._change, growth.length, blocks
+                self._pool.release(sequence.hide(*hidden))
+        self._tables.done(grown)
+        return CacheStep(
+            sequences=numbers,
+            lengths=lengths,
+            max_seqlen_q=max(counts, default=0),
+            shared_blocks=common_beginning(after) if self._window.left < 0 else 0,
+            _cache=self,
+            _counts=tuple(counts),
+            _change=self._change,
+            **tensors,
+        )
+
+    def _grown_blocks(self, growth: Growth, fresh: Iterator[int]) -> list[int]:
+        kept = growth.sequence.blocks
+        kept = kept[:-1] if growth.copies_end else kept
+        return [*kept, *islice(fresh, growth.blocks)]
+
+    def _get(self, method: str, sequence: int, *, swapped: bool = False) -> PagedSequence:
+        if sequence not in self._sequences:
+            raise ValueError(
+                f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass a number that "
+                "allocate() or fork() returned and free() has not released"
+            )
+        if self._sequences[sequence].swapped is not None and not swapped:
+            raise ValueError(
+                f"PagedKVCache.{method}: sequence {sequence} is swapped out; call swap_in({sequence}) before"
+            )
+        return self._sequences[sequence]
+
+    def _new_row(self, method: str, sequence: PagedSequence) -> int:
+        """A row with the blocks and the length of the sequence, in whose own row they are already."""
+        row = self._tables.new_row()
+        if row is None:
+            raise CacheFullError(
+                f"PagedKVCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
+                "cache; free() one, or make it with a larger max_sequences"
+            )
+        try:
+            if sequence.row < 0:
+                self._tables.write(row, 0, [max(block, 0) for block in sequence.blocks])
+                self._tables.set_length(row, sequence.length)
+            else:
+                self._tables.copy_row(sequence.row, row)
+        except BaseException:
+            self._tables.free_row(row)
+            raise
+        return row
+
+    def _add(self, sequence: PagedSequence) -> int:
+        """The sequence, with its row, becomes a user of its blocks."""
+        self._pool.share(sequence.blocks)
+        sequence.changed = self._change
+        self._sequences[self._next] = sequence
+        self._next += 1
+        return self._next - 1
+
+    def _note_filled(self, step: CacheStep) -> None:
+        for number, length, count in zip(step.sequences, step.lengths, step._counts, strict=True):
+            if self._sequences[number].filled == length - count:
+                self._sequences[number].filled = length
+
+    def _check_current(self, method: str, step: CacheStep) -> None:
+        if step._change == self._change:
+            return
+        for sequence in step.sequences:
+            step._check_unchanged(f"PagedKVCache.{method}", sequence, self._get(method, sequence).changed)

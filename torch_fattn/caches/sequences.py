@@ -1,0 +1,115 @@
+"""Sequences of a paged cache, and the blocks that new tokens of them need. Host numbers only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from .blocks import GONE, BlockPool
+
+
+@dataclass(frozen=True)
+class Window:
+    """The keys that the rows of a cache see: `left` before their own, and the first `sink_tokens`."""
+
+    left: int = -1  # all
+    sink_tokens: int = 0
+
+    def hidden(self, position: int, block_size: int) -> tuple[int, int]:
+        """Begin and end of the blocks that rows from this position on do not see, nor the last row before,
+        which a step without new tokens may repeat."""
+        end = max(position - 1 - self.left, 0) // block_size if self.left >= 0 else 0
+        return min(self.sink_blocks(block_size), end), end
+
+    def sink_blocks(self, block_size: int) -> int:
+        return -(-self.sink_tokens // block_size)
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Blocks of a sequence in host memory."""
+
+    places: list[int]  # in the sequence
+    rows: list[Tensor]
+
+
+@dataclass
+class PagedSequence:
+    row: int  # row in the device's tables
+    salt: str = ""
+    epoch: int = 0  # of the prefixes that its blocks may be found in
+    length: int = 0
+    filled: int = 0  # tokens that every layer has
+    blocks: list[int] = field(default_factory=list)
+    hidden: int = 0  # blocks before this one are `GONE` if they hold no sink token
+    token_ids: list[int] = field(default_factory=list)  # of the blocks with keys
+    keys: list[bytes] = field(default_factory=list)
+    swapped: Swapped | None = None  # its blocks then are `GONE`
+    changed: int = 0  # the count of changes to the cache when its tokens changed last
+
+    def fork(self, row: int) -> PagedSequence:
+        return replace(self, row=row, blocks=[*self.blocks], token_ids=[*self.token_ids], keys=[*self.keys])
+
+    def cut(self, length: int, block_size: int) -> list[int]:
+        """Drops the newest tokens. Returns the blocks that hold none of the others."""
+        self.length, self.filled = length, min(self.filled, length)
+        del self.keys[length // block_size :]
+        del self.token_ids[len(self.keys) * block_size :]
+        used = -(-length // block_size)
+        self.hidden = min(self.hidden, used)
+        dropped = self.blocks[used:]
+        del self.blocks[used:]
+        return dropped
+
+    def slots(self, block_size: int) -> Iterator[int]:
+        """The slots of its tokens, without those that are gone."""
+        for n, block in enumerate(self.blocks):
+            if block != GONE:
+                filled = min(block_size, self.length - n * block_size)
+                yield from range(block * block_size, block * block_size + filled)
+
+    def hide(self, begin: int, end: int) -> list[int]:
+        """Releases these blocks, which no row sees any more."""
+        begin = max(begin, self.hidden - 1)  # the last hidden one may be there still, after load()
+        released = self.blocks[begin:end]
+        self.blocks[begin:end] = [GONE] * len(released)
+        self.hidden = max(end, self.hidden)
+        return released
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a sequence needs for its new tokens."""
+
+    sequence: PagedSequence
+    tokens: int
+    copies_end: bool  # the last block is partly filled and shared
+    new: int  # blocks after it
+
+    @property
+    def blocks(self) -> int:
+        return self.new + self.copies_end
+
+    @property
+    def length(self) -> int:
+        return self.sequence.length + self.tokens
+
+
+def plan_growth(
+    pool: BlockPool, block_size: int, sequences: Sequence[PagedSequence], counts: Sequence[int]
+) -> list[Growth]:
+    """A shared, partly filled block is copied for all its sequences but the last, which keeps it."""
+    plan, copied = [], Counter[int]()
+    for sequence, count in zip(sequences, counts, strict=True):
+        new, copies_end = 0, False
+        if count > 0:
+            new = -(-(sequence.length + count) // block_size) - len(sequence.blocks)
+            if sequence.length % block_size != 0:
+                end = sequence.blocks[-1]
+                copies_end = pool.users(end) - copied[end] > 1
+                copied[end] += copies_end
+        plan.append(Growth(sequence, count, copies_end, new))
+    return plan

@@ -1,0 +1,111 @@
+"""`Tables`: block tables and lengths of the sequences of a paged cache, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .indices import fill, new_tokens, on_device
+from .sequences import PagedSequence
+
+FIRST_ROWS = 256  # of new tables
+
+
+class Tables:
+    """A row for each sequence. The sequences on the host are what is true: a row whose update failed midway
+    is stale, and is written again before its next use. Entries of blocks that are gone name any block: no row
+    sees them."""
+
+    def __init__(self, blocks: int, max_rows: int, device: torch.device | str) -> None:
+        self.blocks = torch.empty(0, blocks, dtype=torch.int32, device=device)
+        self.lengths = torch.empty(0, dtype=torch.int32, device=device)
+        self.max_rows = max_rows
+        self._free_rows: list[int] = []
+        self._stale: set[int] = set()
+        self._add_rows(min(max_rows, FIRST_ROWS))
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes + self.lengths.nbytes
+
+    @property
+    def device(self) -> torch.device:
+        return self.lengths.device
+
+    def new_row(self) -> int | None:
+        """A row of length 0, or None if `max_rows` are in use."""
+        if not self._free_rows:
+            rows = len(self.lengths)
+            self._add_rows(min(rows, self.max_rows - rows))
+        if not self._free_rows:
+            return None
+        self.set_length(self._free_rows[-1], 0)
+        return self._free_rows.pop()
+
+    def free_row(self, row: int) -> None:
+        self._stale.discard(row)
+        self._free_rows.append(row)
+
+    def set_length(self, row: int, length: int) -> None:
+        self.lengths[row].fill_(length)
+
+    def copy_row(self, source: int, copy: int) -> None:
+        self.blocks[copy].copy_(self.blocks[source])
+        self.lengths[copy].copy_(self.lengths[source])
+        if source in self._stale:
+            self._stale.add(copy)
+
+    def write(self, row: int, first: int, blocks: Sequence[int]) -> None:
+        if first + len(blocks) > self.blocks.shape[1]:  # behind a window, a sequence outgrows the pool
+            self._add_columns(first + len(blocks))
+        fill(self.blocks[row, first : first + len(blocks)], blocks)
+
+    def begin(self, sequences: Sequence[PagedSequence]) -> None:
+        """Before an update of these rows, which `done` ends: writes stale ones again."""
+        for sequence in sequences:
+            if sequence.row in self._stale:
+                self.write(sequence.row, 0, [max(block, 0) for block in sequence.blocks])
+                self.set_length(sequence.row, sequence.length)
+        self._stale.update(sequence.row for sequence in sequences)
+
+    def done(self, sequences: Sequence[PagedSequence]) -> None:
+        self._stale.difference_update(sequence.row for sequence in sequences)
+
+    def extended(
+        self, sequences: Sequence[PagedSequence], counts: Sequence[int], blocks: int, block_size: int
+    ) -> dict[str, Any]:
+        """Adds new tokens to the lengths of these rows, which have the blocks for them. Returns the tensors
+        of a step."""
+        rows = on_device([sequence.row for sequence in sequences], self.device)
+        tables = self.blocks[:, :blocks][rows]
+        before = self.lengths[rows]
+        new = new_tokens(counts, self.device)
+        positions = before[new.sequence] + new.offset
+        slot_blocks = tables[new.sequence, positions // block_size].long()
+        after = (before + new.counts).int()
+        slots = slot_blocks * block_size + positions % block_size
+        self.lengths[rows] = after
+        return {
+            "seq_lens": after,
+            "positions": positions,
+            "slot_mapping": slots,
+            "block_tables": tables,
+            "cu_seqlens_q": new.starts,
+        }
+
+    @torch.inference_mode(False)  # they outlive inference mode and are written outside it too
+    def _add_rows(self, count: int) -> None:
+        """Adds rows. `max_rows` by itself allocates nothing."""
+        first = len(self.lengths)
+        blocks = torch.cat((self.blocks, self.blocks.new_full((count, self.blocks.shape[1]), -1)))
+        lengths = torch.cat((self.lengths, self.lengths.new_zeros(count)))
+        self.blocks, self.lengths = blocks, lengths
+        self._free_rows += range(first + count - 1, first - 1, -1)
+
+    @torch.inference_mode(False)
+    def _add_columns(self, least: int) -> None:
+        rows, columns = self.blocks.shape
+        more = self.blocks.new_full((rows, max(least - columns, columns)), -1)
+        self.blocks = torch.cat((self.blocks, more), 1)

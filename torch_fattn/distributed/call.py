@@ -1,0 +1,150 @@
+"""A call of `prefill` across ranks, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import shown
+from .exchange import Exchange
+from .local_prefill import Scores
+from .planner import Sizes
+from .shards import Run, Shards
+
+__all__ = ["PrefillCall", "check_ranks", "prefill_call"]
+
+
+@dataclass(frozen=True)
+class PrefillCall:
+    exchange: Exchange
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    shards: Shards
+    query_shards: Shards | None  # None: every rank has all rows
+    q_offset: int
+    scores: Scores
+    sizes: Sizes
+
+    @property
+    def is_replicated(self) -> bool:
+        return self.query_shards is None
+
+    @property
+    def rows(self) -> Shards:
+        """The shards of the rows."""
+        assert self.query_shards is not None
+        return self.query_shards
+
+    def rows_of(self, rank: int) -> list[Run]:
+        """The absolute positions of a rank's rows."""
+        return row_runs(self.query_shards, self.query, self.q_offset, rank)
+
+    def columns_of(self, rank: int) -> Tensor | None:
+        """The mask of this rank's rows over that rank's keys."""
+        if self.mask is None or self.mask.dim() == 0 or self.mask.shape[-1] == 1:
+            return self.mask
+        return self.shards.take(self.mask, -1, rank)
+
+
+def row_runs(shards: Shards | None, query: Tensor, offset: int, rank: int) -> list[Run]:
+    runs = ((0, query.shape[2]),) if shards is None else shards.runs[rank]
+    return [(offset + first, count) for first, count in runs]
+
+
+def prefill_call(
+    exchange: Exchange,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    shards: Shards | None,
+    query_shards: Shards | str,
+    options: dict[str, Any],
+    return_lse: bool,
+) -> PrefillCall:
+    """`options`: all of `prefill`, but token_major_out. Raises for what does not fit."""
+    name, rank, ranks = exchange.name, exchange.rank, exchange.ranks
+    for what, operand in (("query", query), ("key", key), ("value", value)):
+        if operand.dim() != 4:
+            raise ValueError(
+                f"{name}: {what} of shape {list(operand.shape)} must have 4 dimensions [batch, heads, "
+                "length, head_dim]"
+            )
+    placed = shards or Shards.sizes([key.shape[2]] * ranks)
+    check_ranks(name, "shards", placed, ranks)
+    check_count(name, "key", key.shape[2], "shards", placed, rank)
+    rows: Shards | None = placed
+    if isinstance(query_shards, Shards):
+        rows = query_shards
+    elif isinstance(query_shards, str) and query_shards == "replicated":
+        rows = None
+    elif not (isinstance(query_shards, str) and query_shards == "keys"):
+        raise ValueError(
+            f"{name}: query_shards is {shown(query_shards)}; pass 'keys', 'replicated' or Shards"
+        )
+    if rows is not None:
+        check_ranks(name, "query_shards", rows, ranks)
+        check_count(name, "query", query.shape[2], "query_shards", rows, rank)
+    _check_with_operator(query, key, value, mask, rows, placed, options)
+
+    length = query.shape[2] if rows is None else rows.length
+    offset = options["q_offset"]
+    offset = placed.length - length if offset is None else offset
+    of_ranks = [row_runs(rows, query, offset, r) for r in range(ranks)]
+    scores = Scores.of(options, of_ranks, placed.runs)
+    row_mask = mask is not None and mask.dim() > 1 and mask.shape[-2] != 1
+    sizes = Sizes(
+        batch=query.shape[0],
+        q_heads=query.shape[1],
+        kv_heads=key.shape[1],
+        head_dim=query.shape[3],
+        value_dim=value.shape[3],
+        itemsize=query.element_size(),
+        rows=tuple(map(tuple, of_ranks)),
+        keys=placed.runs,
+        scores=scores,
+        has_mask=mask is not None,
+        has_row_mask=row_mask,
+        is_replicated=rows is None,
+        return_lse=return_lse,
+    )
+    return PrefillCall(exchange, query, key, value, mask, placed, rows, offset, scores, sizes)
+
+
+def check_ranks(name: str, what: str, shards: Shards, ranks: int) -> None:
+    if shards.ranks != ranks:
+        raise ValueError(
+            f"{name}: {what} are for {shards.ranks} ranks and the group has {ranks}; make them for {ranks}"
+        )
+
+
+def check_count(name: str, what: str, length: int, which: str, shards: Shards, rank: int) -> None:
+    if (own := shards.count(rank)) != length:
+        raise ValueError(
+            f"{name}: {what} has {length} positions and {which} give {own} to rank {rank}; pass those of "
+            "this rank"
+        )
+
+
+def _check_with_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    rows: Shards | None,
+    shards: Shards,
+    options: dict[str, Any],
+) -> None:
+    """Raises the operator's error for what it refuses. The mask of sharded rows has the columns of all
+    keys."""
+    if rows is not None and mask is not None:
+        key, value = (
+            operand.new_empty(*operand.shape[:2], 1, operand.shape[3]).expand(-1, -1, shards.length, -1)
+            for operand in (key, value)
+        )
+    torch.ops.fattn._plan_prefill(query, key, value, **{**options, "attn_mask": mask, "mask_map": None})

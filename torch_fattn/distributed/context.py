@@ -1,0 +1,194 @@
+"""`context_parallel`: `F.scaled_dot_product_attention` over sequences that are sharded over ranks."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..operators.head_padding import pad_heads, without_padding
+from ..runtime.signatures import public, shown
+from .dtensor import is_dtensor
+from .exchange import Exchange
+from .prefill import prefill
+from .shards import Shards
+
+__all__ = ["context_parallel", "unshard"]
+
+NAME = "torch_fattn.distributed.context_parallel"
+LAYOUTS = ("zigzag", "contiguous")
+
+_lock = threading.Lock()
+_open = 0  # blocks, of all threads
+_torchs: Callable[..., Tensor] = F.scaled_dot_product_attention
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class _Block:
+    exchange: Exchange
+    group: Any
+    shards: Shards
+
+    def has(self, operand: Tensor) -> bool:
+        """Whether an operand `[.., length, dim]` has the positions of this rank."""
+        return operand.dim() >= 2 and operand.shape[-2] == self.shards.count(self.exchange.rank)
+
+
+@public(NAME)
+@contextmanager
+def context_parallel(
+    mesh: Any,
+    *,
+    buffers: Sequence[Tensor] | None = None,
+    buffer_seq_dims: Sequence[int] | None = None,
+    no_restore_buffers: set[Tensor] | None = None,
+    layout: Literal["zigzag", "contiguous"] = "zigzag",
+) -> Iterator[Shards]:
+    """Inside the block, `F.scaled_dot_product_attention` attends over the sequences of all ranks, as in
+    `torch.distributed.tensor.experimental.context_parallel`, whose arguments these are.
+
+    Args:
+        mesh: a DeviceMesh of one dimension, or a process group.
+        buffers: whole tensors, the same on every rank, of which each rank keeps its positions for the
+            duration of the block: tokens, position ids, embeddings. They are changed in place.
+        buffer_seq_dims: the dimension of the positions in each of them. All have the same length.
+        no_restore_buffers: those that need not be whole again after the block.
+        layout: "zigzag" gives all ranks the same work under a causal mask; "contiguous" is one run each.
+
+    Yields:
+        The `Shards` of the positions, for `unshard`.
+
+    Inside, a call whose query and key have as many positions as this rank holds is `prefill` over those of
+    all ranks, for this thread, whether or not `torch_fattn.install()` is in effect. Other calls, such as
+    attention to a text that every rank has, are left alone. An attn_mask has this rank's rows and the keys
+    of all ranks in the order of their positions.
+
+    Raises:
+        ValueError: buffers of different lengths, or not as many dimensions as buffers.
+        NotImplementedError: from a call inside with dropout or gradients.
+    """
+    buffers, dims = list(buffers or ()), list(buffer_seq_dims or ())
+    exchange = Exchange(NAME, mesh)
+    length = _length(buffers, dims)
+    if layout not in LAYOUTS:
+        raise ValueError(f"{NAME}: layout is {shown(layout)}; use one of {', '.join(map(repr, LAYOUTS))}")
+    kept = list(no_restore_buffers or ())
+    if any(all(each is not buffer for buffer in buffers) for each in kept):
+        raise ValueError(f"{NAME}: no_restore_buffers has a tensor that is not in buffers; pass it there too")
+    shards = (Shards.zigzag if layout == "zigzag" else Shards.contiguous)(length, exchange.ranks)
+    whole = [None if any(each is buffer for each in kept) else buffer.clone() for buffer in buffers]
+    try:
+        with torch.no_grad():
+            for buffer, dim in zip(buffers, dims, strict=True):
+                _become(buffer, shards.take(buffer, dim, exchange.rank).clone())
+        with _routed(_Block(exchange, mesh, shards)):
+            yield shards
+    finally:
+        with torch.no_grad():
+            for buffer, before in zip(buffers, whole, strict=True):
+                if before is not None:
+                    _become(buffer, before)
+
+
+@public("torch_fattn.distributed.unshard")
+def unshard(own: Tensor, dim: int, shards: Shards, group: Any = None) -> Tensor:
+    """The whole tensor, on every rank, of the parts that the ranks hold of its dimension `dim`."""
+    name = "torch_fattn.distributed.unshard"
+    exchange = Exchange(name, group)
+    if shards.ranks != exchange.ranks:
+        raise ValueError(
+            f"{name}: shards are for {shards.ranks} ranks and the group has {exchange.ranks}; make them for "
+            f"{exchange.ranks}"
+        )
+    if not -own.dim() <= dim < own.dim() or own.shape[dim] != shards.count(exchange.rank):
+        raise ValueError(
+            f"{name}: dimension {dim} of shape {list(own.shape)} does not have the "
+            f"{shards.count(exchange.rank)} positions of rank {exchange.rank}; pass this rank's part"
+        )
+    counts = [shards.count(rank) for rank in range(shards.ranks)]
+    return shards.join(exchange.gather_rows(own, dim % own.dim(), counts), dim)
+
+
+def _length(buffers: list[Tensor], dims: list[int]) -> int:
+    if not buffers or len(buffers) != len(dims):
+        raise ValueError(
+            f"{NAME}: {len(dims)} buffer_seq_dims are given for {len(buffers)} buffers; pass at least one "
+            "buffer, and one dimension for each"
+        )
+    lengths = {buffer.shape[dim] for buffer, dim in zip(buffers, dims, strict=True)}
+    if len(lengths) > 1:
+        raise ValueError(f"{NAME}: buffers have {sorted(lengths)} positions; all must have the same length")
+    return lengths.pop()
+
+
+def _become(buffer: Tensor, content: Tensor) -> None:
+    buffer.resize_(content.shape)
+    buffer.copy_(content)
+
+
+@contextmanager
+def _routed(block: _Block) -> Iterator[None]:
+    """Replaces torch's function while a block is open in any thread; only threads with one are routed."""
+    global _open, _torchs
+    with _lock:
+        if _open == 0:
+            _torchs = F.scaled_dot_product_attention
+            F.scaled_dot_product_attention = _attend
+        _open += 1
+    before = getattr(_local, "block", None)
+    _local.block = block
+    try:
+        yield
+    finally:
+        _local.block = before
+        with _lock:
+            _open -= 1
+            if _open == 0:
+                F.scaled_dot_product_attention = _torchs
+
+
+@functools.wraps(F.scaled_dot_product_attention)
+@torch.compiler.disable
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    block: _Block | None = getattr(_local, "block", None)
+    is_placed = is_dtensor(query)
+    if block is None or not (is_placed or (block.has(query) and block.has(key))):
+        return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    _check(query, key, dropout_p, enable_gqa)
+    options: dict[str, Any] = {"is_causal": is_causal, "q_offset": 0}
+    if is_placed:
+        return prefill(query, key, value, attn_mask, scale=scale, **options)
+    padded = pad_heads(query, key, value, scale)
+    options |= {"group": block.group, "shards": block.shards, "scale": padded[3]}
+    out: Tensor = prefill(*padded[:3], attn_mask, **options)
+    return without_padding(out, value.shape[-1])
+
+
+def _check(query: Tensor, key: Tensor, dropout_p: float, enable_gqa: bool) -> None:
+    if dropout_p > 0:
+        raise NotImplementedError(f"{NAME}: there is no dropout across ranks; pass dropout_p=0.0")
+    if query.dim() != 4 or key.dim() != 4:
+        raise ValueError(
+            f"{NAME}: query of shape {list(query.shape)} must have 4 dimensions [batch, heads, length, dim]"
+        )
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise ValueError(
+            f"{NAME}: query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True"
+        )

@@ -1,0 +1,208 @@
+"""`decode` and `paged_decode` over keys that the ranks of a group share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..operators.options import DecodeOptions
+from ..operators.parts import merge_parts, result_dtype
+from ..runtime.signatures import public
+from .call import check_ranks
+from .exchange import Exchange, Facts
+from .facts import facts_of, refuse_gradients
+from .local_decode import LocalKeys, attend
+from .shards import Shards
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["decode", "paged_decode"]
+
+
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    group: Any = ...,
+    shards: Shards | None = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[DecodeOptions],
+) -> Tensor: ...
+@overload
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = ...,
+    *,
+    group: Any = ...,
+    shards: Shards | None = ...,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[Tensor, Tensor]: ...
+@public("torch_fattn.distributed.decode", options="decode")
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_lens: Tensor | None = None,
+    *,
+    group: Any = None,
+    shards: Shards | None = None,
+    return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`torch_fattn.decode` over a cache of which every rank of `group` holds a part of the positions.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16, the same on every rank.
+        key, value: this rank's keys and values, `[B, Hkv, own capacity, D]` and `[.., Dv]`, in the order of
+            their positions.
+        seq_lens: int32 `[B]`, the same on every rank: how many keys each sequence has on all ranks together.
+            Default: as many as `shards` has positions.
+        group: a process group, a DeviceMesh of one dimension, or None for the default group.
+        shards: which positions each rank holds. Default: rank r has the r-th run of as many positions as
+            `key` has room for, which must then be the same number on every rank.
+        attn_mask: the columns of this rank's keys, broadcastable to `[B, Hq, Lq, own capacity]`, of one dtype
+            on all ranks.
+        options: those of `torch_fattn.decode`, the same on every rank. Windows, sink_tokens, a tree_mask and
+            ALiBi count positions of the whole sequence; a sink counts once.
+
+    Returns:
+        As `torch_fattn.decode`, the same bits on every rank.
+
+    Raises:
+        RuntimeError: a rank ended, stalled beyond the group's timeout, refused its arguments, or is in
+            another call. Nothing is written.
+        ValueError: ranks pass different shapes, options or shards; others as in `torch_fattn.decode`.
+        NotImplementedError: gradients.
+
+    Each rank attends to its own keys. One all_gather then exchanges out and the sums of the softmax, in
+    float32: `4 * B * Hq * Lq * (Dv + 4)` bytes of each rank. All ranks merge them in the order of the ranks.
+    """
+    capacity = key.shape[2] if key.dim() == 4 else 0
+    keys = LocalKeys("decode", key, value, None, capacity)
+    return _run("torch_fattn.distributed.decode", query, keys, seq_lens, group, shards, return_lse, options)
+
+
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    group: Any = ...,
+    shards: Shards | None = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[DecodeOptions],
+) -> Tensor: ...
+@overload
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    group: Any = ...,
+    shards: Shards | None = ...,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[Tensor, Tensor]: ...
+@public("torch_fattn.distributed.paged_decode", options="paged_decode")
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    group: Any = None,
+    shards: Shards | None = None,
+    return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`torch_fattn.paged_decode` over pools of which every rank of `group` has its own.
+
+    Args:
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16, the same on every rank.
+        key_cache, value_cache: this rank's pools, as in `torch_fattn.paged_decode`. Their sizes may differ
+            between ranks.
+        block_tables: int32 `[B, max_blocks]`, the blocks of this rank's pool that hold its positions of each
+            sequence, in order.
+        seq_lens: int32 `[B]`, the same on every rank: how many keys each sequence has on all ranks together.
+        group: as in `decode`.
+        shards: which positions each rank holds; `Shards.round_robin` with the block size fills all pools
+            alike. Default: rank r has the r-th run of `max_blocks * block_size` positions.
+        attn_mask: the columns of this rank's keys, broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
+        key_scales, value_scales: of this rank's pools.
+        options: those of `torch_fattn.paged_decode`, as in `decode`.
+
+    Results, errors and bytes are those of `decode`.
+    """
+    is_pool = key_cache.dim() == 4 and block_tables.dim() == 2
+    capacity = key_cache.shape[1] * block_tables.shape[1] if is_pool else 0
+    keys = LocalKeys("paged_decode", key_cache, value_cache, block_tables, capacity)
+    name = "torch_fattn.distributed.paged_decode"
+    return _run(name, query, keys, seq_lens, group, shards, return_lse, options)
+
+
+def _run(
+    name: str,
+    query: Tensor,
+    keys: LocalKeys,
+    seq_lens: Tensor | None,
+    group: Any,
+    shards: Shards | None,
+    return_lse: bool,
+    options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    exchange = Exchange(name, group)
+    token_major_out = options.get("token_major_out", False)
+
+    def prepare() -> tuple[Facts, tuple[Tensor, Tensor]]:
+        _check(name, query, keys, seq_lens, options)
+        placed = shards or Shards.sizes([keys.capacity] * exchange.ranks)
+        check_ranks(name, "shards", placed, exchange.ranks)
+        if keys.block_tables is None and keys.capacity < (own := placed.count(exchange.rank)):
+            raise ValueError(
+                f"{name}: key has room for {keys.capacity} positions and shards give {own} to rank "
+                f"{exchange.rank}; pass a key with room for them"
+            )
+        lengths = seq_lens
+        if lengths is None:
+            lengths = torch.full((query.shape[0],), placed.length, dtype=torch.int32, device=query.device)
+        part = attend(query, keys, placed, exchange.rank, lengths, dict(options))
+        kv_heads = keys.key.shape[1 if keys.block_tables is None else 2]
+        return facts_of(name, query, query.shape[2], kv_heads, part[0].shape[-1], options, placed), part
+
+    out, sums = exchange.agree(prepare)
+    if exchange.ranks > 1:
+        gathered = exchange.gather(torch.cat((out, sums), -1))
+        outs, every = gathered[..., :-4], gathered[..., -4:]
+    else:
+        outs, every = out[None], sums[None]
+    out, lse = merge_parts(list(outs), list(every), result_dtype(query))
+    if token_major_out:
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    return (out, lse) if return_lse else out
+
+
+def _check(name: str, query: Tensor, keys: LocalKeys, seq_lens: Tensor | None, options: Any) -> None:
+    """Raises the operator's own error for what it refuses: the shapes that it gets here are others."""
+    what = "key", "value"
+    if keys.block_tables is not None:
+        what = "key_cache", "value_cache"
+    refuse_gradients(name, {"query": query, what[0]: keys.key, what[1]: keys.value})
+    plan: Callable[..., str] = getattr(torch.ops.fattn, f"_plan_{keys.op}")
+    tables = () if keys.block_tables is None else (keys.block_tables,)
+    plan(query, keys.key, keys.value, *tables, seq_lens, **options)

@@ -1,0 +1,218 @@
+"""The one place that talks to torch.distributed: the ranks of a group, what they must agree on, and the
+transfers of a call.
+
+The tensors of a call travel where the group can carry them: on the device with NCCL, through host memory
+with gloo, which knows no "mps" tensors.
+
+Every call begins with an all_gather of a header of a fixed size. gloo ends the process if the sizes of a
+collective differ between ranks, and NCCL waits for ever; ranks that pass other shapes, or whose arguments
+were refused, are found before.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..runtime.signatures import shown
+
+__all__ = ["HEADER_BYTES", "Exchange", "Facts"]
+
+_Result = TypeVar("_Result")
+Facts = Mapping[str, Any]  # what every rank must pass alike: _FIELDS
+
+_FIELDS = (
+    *("call", "dtype", "batch size", "query heads", "key-value heads", "query rows", "head_dim"),
+    *("value head_dim", "options", "shards"),
+)
+# Compared by a checksum: the words name them, the number says nothing.
+_BY_CHECKSUM = {"call", "dtype", "options", "shards"}
+_HEADER = 1 + len(_FIELDS)  # int64: whether the rank takes part, and the fields
+HEADER_BYTES = 8 * _HEADER
+
+
+@dataclass
+class Transfer:
+    """A shard on its way. `wait` returns it where it arrives, or None if nothing does."""
+
+    exchange: Exchange
+    works: Sequence[Any]
+    arriving: Tensor | None
+    leaving: Tensor | None  # kept until it has been sent
+
+    def wait(self) -> Tensor | None:
+        with self.exchange.errors():
+            for work in self.works:
+                work.wait()
+        return self.arriving
+
+
+class Exchange:
+    """The ranks of `group`: a process group, a DeviceMesh of one dimension, or None for the default group.
+    `name` is that of the calling function, for errors."""
+
+    def __init__(self, name: str, group: Any = None) -> None:
+        self.name = name
+        self.group = _process_group(name, group)
+        self.rank = dist.get_rank(self.group)
+        self.ranks = dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ValueError(f"{name}: this process is not in the group; call it on the group's ranks only")
+
+    @classmethod
+    def planned(cls, name: str, ranks: int) -> Exchange:
+        """Rank 0 of a group that need not exist, for plans."""
+        exchange = cls.__new__(cls)
+        exchange.name, exchange.group, exchange.rank, exchange.ranks = name, None, 0, ranks
+        return exchange
+
+    # ---- agreement
+
+    def agree(self, prepare: Callable[[], tuple[Facts, _Result]]) -> _Result:
+        """Runs `prepare` on this rank, and compares its facts with those of the other ranks. Returns its
+        result. Raises on every rank if it raised on one, or if facts differ."""
+        refusal: Exception | None = None
+        words = [0] * _HEADER
+        try:
+            facts, result = prepare()
+            words = [1, *(_number(facts[field]) for field in _FIELDS)]
+        except Exception as error:
+            refusal = error
+        headers = self.gather(torch.tensor(words)).tolist() if self.ranks > 1 else []
+        if refusal is not None:
+            raise refusal
+        self._compare(headers)
+        return result
+
+    def _compare(self, headers: list[list[int]]) -> None:
+        for rank, header in enumerate(headers):
+            if not header[0]:
+                raise RuntimeError(
+                    f"{self.name}: rank {rank} refused its own arguments; see the error on that rank"
+                )
+        for rank, header in enumerate(headers[1:], start=1):
+            for field, first, own in zip(_FIELDS, headers[0][1:], header[1:], strict=True):
+                if first == own:
+                    continue
+                if field == "call":
+                    raise RuntimeError(
+                        f"{self.name}: rank 0 and rank {rank} call different functions; call the same one, "
+                        "in the same order, on every rank"
+                    )
+                told = field if field in _BY_CHECKSUM else f"{field}: {first} and {own}"
+                raise ValueError(
+                    f"{self.name}: rank 0 and rank {rank} pass different {told}; they must be equal on every "
+                    "rank"
+                )
+
+    # ---- transfers
+
+    def on_wire(self, tensor: Tensor) -> Tensor:
+        """The tensor, contiguous, where the group can send it."""
+        return tensor.to(self._wire_of(tensor.device)).contiguous()
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, of one shape, as `[ranks, ...]` on the device of this one."""
+        sent = self.on_wire(tensor)
+        gathered = sent.new_empty(self.ranks, *sent.shape)
+        with self.errors():
+            dist.all_gather(list(gathered.unbind(0)), sent, group=self.group)
+        return gathered.to(tensor.device)
+
+    def gather_rows(self, tensor: Tensor, dim: int, counts: Sequence[int]) -> list[Tensor]:
+        """The tensors of all ranks, whose sizes along `dim` are `counts`."""
+        most = max(counts)
+        padding = [0, 0] * (tensor.dim() - 1 - dim) + [0, most - tensor.shape[dim]]
+        gathered = self.gather(torch.nn.functional.pad(tensor, padding))
+        return [part.narrow(dim, 0, count) for part, count in zip(gathered, counts, strict=True)]
+
+    def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Sends `parts[r]` to rank r, and returns what rank r sent, of `shapes[r]` and the same dtype."""
+        device = parts[0].device
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        sent = self.on_wire(torch.cat([part.reshape(-1) for part in parts]))
+        received = sent.new_empty(sum(sizes))
+        with self.errors():
+            splits = [part.numel() for part in parts]
+            dist.all_to_all_single(received, sent, sizes, splits, group=self.group)
+        pieces = received.to(device).split(sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+    def shift(self, leaving: Tensor | None, arriving: int, like: Tensor) -> Transfer:
+        """Begins to send `leaving`, which is on the wire, to the next rank, and to receive `arriving` numbers
+        of the dtype of `like` from the one before."""
+        buffer = like.new_empty(arriving, device=self._wire_of(like.device)) if arriving else None
+        transfers = []
+        if leaving is not None and leaving.numel():
+            transfers.append(self._with_peer(dist.isend, leaving, self.rank + 1))
+        if buffer is not None:
+            transfers.append(self._with_peer(dist.irecv, buffer, self.rank - 1))
+        with self.errors():
+            works = dist.batch_isend_irecv(transfers) if transfers else []
+        return Transfer(self, works, buffer, leaving)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """torch's errors, as one sentence with the name of the call."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self.name}: rank {self.rank} of {self.ranks} lost the others: a rank ended, or stalled "
+                f"beyond the group's timeout ({_reason(error)}); start all ranks of the group again"
+            ) from error
+
+    def _with_peer(self, operation: Any, tensor: Tensor, rank: int) -> dist.P2POp:
+        peer = dist.get_global_rank(self.group, rank % self.ranks)
+        return dist.P2POp(operation, tensor, peer, self.group)
+
+    def _wire_of(self, device: torch.device) -> torch.device:
+        if device.type == "cpu" and "gloo" not in self._backends() and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        is_carried = device.type == "cuda" and "nccl" in self._backends()
+        return device if is_carried else torch.device("cpu")
+
+    def _backends(self) -> str:
+        return str(dist.get_backend_config(self.group))
+
+
+def _process_group(name: str, group: Any) -> Any:
+    if not dist.is_available():
+        raise NotImplementedError(
+            f"{name}: this torch was built without torch.distributed; install another build"
+        )
+    if not dist.is_initialized():
+        raise RuntimeError(
+            f"{name}: there is no process group; call torch.distributed.init_process_group first"
+        )
+    if group is None:
+        return dist.group.WORLD
+    if isinstance(group, dist.DeviceMesh):
+        if group.ndim != 1:
+            names = group.mesh_dim_names or ()
+            raise ValueError(
+                f"{name}: the mesh has {group.ndim} dimensions {names}; pass the one over which "
+                'the sequence is sharded, such as mesh["cp"]'
+            )
+        return group.get_group()
+    if group is not dist.GroupMember.NON_GROUP_MEMBER and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"{name}: group is {shown(group)}; pass a process group, a DeviceMesh or None")
+    return group
+
+
+def _number(fact: Any) -> int:
+    return fact if isinstance(fact, int) else zlib.crc32(str(fact).encode())
+
+
+def _reason(error: RuntimeError) -> str:
+    """torch's message without its place in the sources and its advice."""
+    text = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
+    return re.split(r"\. |[.;]?$", text, maxsplit=1)[0]

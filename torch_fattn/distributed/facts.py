@@ -1,0 +1,46 @@
+"""What all ranks of a call must pass alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .exchange import Facts
+
+__all__ = ["facts_of", "refuse_gradients"]
+
+
+def facts_of(
+    name: str, query: Tensor, rows: int, kv_heads: int, value_dim: int, options: Any, *shards: Any
+) -> Facts:
+    """`rows`: of all ranks."""
+    batch, heads, _, head_dim = query.shape
+    return {
+        "call": name,
+        "dtype": query.dtype,
+        "batch size": batch,
+        "query heads": heads,
+        "key-value heads": kv_heads,
+        "query rows": rows,
+        "head_dim": head_dim,
+        "value head_dim": value_dim,
+        "options": sorted((key, _told(value)) for key, value in options.items() if value is not None),
+        "shards": shards,
+    }
+
+
+def _told(value: Any) -> str:
+    # The tensors of ranks have their own columns; their contents are the caller's to keep equal.
+    return f"{value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else repr(value)
+
+
+def refuse_gradients(name: str, operands: Mapping[str, Tensor]) -> None:
+    for what, operand in operands.items():
+        if operand.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name}: {what} requires grad, and there are no gradients across ranks; call it under "
+                "torch.no_grad()"
+            )

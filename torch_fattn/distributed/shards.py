@@ -1,0 +1,151 @@
+"""Which positions of a sequence each rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ..runtime.signatures import public
+
+__all__ = ["Run", "Shards"]
+
+Run = tuple[int, int]  # first position, number of positions
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The positions of a sequence that each rank holds, as runs of consecutive ones. Make it with
+    `contiguous`, `sizes`, `round_robin` or `zigzag`.
+
+    A rank stores its positions in ascending order: its local index 0 is the first of them.
+    """
+
+    runs: tuple[tuple[Run, ...], ...]  # of each rank, ascending
+
+    @staticmethod
+    @public("Shards.contiguous")
+    def contiguous(length: int, ranks: int) -> Shards:
+        """One run for each rank, as equal as possible."""
+        _check("contiguous", length=(length, 0), ranks=(ranks, 1))
+        return Shards.sizes([_cut(length, n + 1, ranks) - _cut(length, n, ranks) for n in range(ranks)])
+
+    @staticmethod
+    @public("Shards.sizes")
+    def sizes(sizes: Sequence[int]) -> Shards:
+        """One run for each rank, of these sizes, in the order of the ranks. A size may be 0."""
+        _check("sizes", ranks=(len(sizes), 1), **{f"sizes[{n}]": (size, 0) for n, size in enumerate(sizes)})
+        firsts = accumulate(sizes[:-1], initial=0)
+        return Shards(tuple(_joined([run]) for run in zip(firsts, map(int, sizes), strict=True)))
+
+    @staticmethod
+    @public("Shards.round_robin")
+    def round_robin(length: int, ranks: int, block_size: int) -> Shards:
+        """Blocks of `block_size` positions, dealt to the ranks in turn: a cache that grows fills all ranks
+        alike. The last block may be shorter."""
+        _check("round_robin", length=(length, 0), ranks=(ranks, 1), block_size=(block_size, 1))
+        return _dealt(length, ranks, block_size)
+
+    @staticmethod
+    @public("Shards.zigzag")
+    def zigzag(length: int, ranks: int) -> Shards:
+        """`2 * ranks` chunks, as equal as possible; rank r has chunk r and, counted from the end, chunk r.
+        Under a causal mask all ranks then have the same work."""
+        _check("zigzag", length=(length, 0), ranks=(ranks, 1))
+        chunks = 2 * ranks
+        bounds = [_cut(length, n, chunks) for n in range(chunks + 1)]
+        whole = [(bounds[n], bounds[n + 1] - bounds[n]) for n in range(chunks)]
+        return Shards(tuple(_joined([whole[r], whole[chunks - 1 - r]]) for r in range(ranks)))
+
+    @property
+    def ranks(self) -> int:
+        return len(self.runs)
+
+    @property
+    def length(self) -> int:
+        """The positions of all ranks."""
+        return sum(self.count(rank) for rank in range(self.ranks))
+
+    @public("Shards.count")
+    def count(self, rank: int) -> int:
+        """How many positions this rank holds."""
+        return sum(count for _, count in self._of("count", rank))
+
+    @public("Shards.take")
+    def take(self, whole: Tensor, dim: int, rank: int) -> Tensor:
+        """The part of a tensor over all positions that this rank holds; a view if it is one run."""
+        if not -whole.dim() <= dim < whole.dim() or whole.shape[dim] != self.length:
+            raise ValueError(
+                f"Shards.take: dimension {dim} of shape {list(whole.shape)} does not "
+                f"have the {self.length} positions of these shards; pass the whole tensor"
+            )
+        parts = [whole.narrow(dim, first, count) for first, count in self._of("take", rank)]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
+
+    @public("Shards.join")
+    def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
+        """Undoes `take`: the whole tensor of the parts of all ranks."""
+        if len(parts) != self.ranks:
+            raise ValueError(
+                f"Shards.join: {len(parts)} parts are not one for each of "
+                f"{self.ranks} ranks; pass those of all ranks in order"
+            )
+        for rank, part in enumerate(parts):
+            if not -part.dim() <= dim < part.dim() or part.shape[dim] != self.count(rank):
+                raise ValueError(
+                    f"Shards.join: dimension {dim} of part {rank}, of shape {list(part.shape)}, does not "
+                    f"have the {self.count(rank)} positions of that rank"
+                )
+        if all(len(runs) < 2 for runs in self.runs) and sorted(self.runs) == list(self.runs):
+            return torch.cat(list(parts), dim)
+        positions = torch.cat([positions_of(self, rank, parts[0].device) for rank in range(self.ranks)])
+        return torch.cat(list(parts), dim).index_select(dim, positions.argsort())
+
+    def _of(self, method: str, rank: int) -> tuple[Run, ...]:
+        if not 0 <= rank < self.ranks:
+            raise ValueError(
+                f"Shards.{method}: rank {rank} is not one of {self.ranks} ranks; pass 0 to {self.ranks - 1}"
+            )
+        return self.runs[rank]
+
+
+@lru_cache(maxsize=256)
+def positions_of(shards: Shards, rank: int, device: torch.device) -> Tensor:
+    """The positions that a rank holds, int64, ascending."""
+    runs = [torch.arange(first, first + count) for first, count in shards.runs[rank]]
+    return torch.cat(runs or [torch.empty(0, dtype=torch.int64)]).to(device)
+
+
+@lru_cache(maxsize=256)
+def _dealt(length: int, ranks: int, block_size: int) -> Shards:
+    runs: list[list[Run]] = [[] for _ in range(ranks)]
+    for block, first in enumerate(range(0, length, block_size)):
+        runs[block % ranks].append((first, min(block_size, length - first)))
+    return Shards(tuple(map(_joined, runs)))
+
+
+def _joined(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The runs without empty ones, and with adjacent ones as one."""
+    joined: list[Run] = []
+    for first, count in runs:
+        if count and joined and sum(joined[-1]) == first:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        elif count:
+            joined.append((first, count))
+    return tuple(joined)
+
+
+def _cut(length: int, part: int, parts: int) -> int:
+    return length * part // parts
+
+
+def _check(method: str, **sizes: tuple[int, int]) -> None:
+    for what, (size, least) in sizes.items():
+        if size < least:
+            raise ValueError(f"Shards.{method}: {what} is {size} and must be at least {least}")

@@ -1,0 +1,227 @@
+"""`PagedCache`: the keys and values of `generate` in a `torch_fattn.PagedKVCache`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+from ...caches import CacheStep, PagedKVCache
+from ...caches.memory import check_sizes
+from ...operators.head_padding import HEAD_STEP
+from ...operators.kv_formats import check_format
+from ...runtime.signatures import public
+from .stored import Stored
+
+NAME = "PagedCache"
+CACHE_NAME = "fattn_paged"
+_BLOCK_SIZE = 16
+_KINDS = {"full_attention": False, "sliding_attention": True}
+
+
+class _Group:
+    """The layers that see the same keys, and so have one block table for each sequence."""
+
+    def __init__(self, sizes: dict[str, Any]) -> None:
+        self.layers = 0
+        self.sequences: list[int] = []  # of the rows of the batch
+        self.cache: PagedKVCache | None = None
+        self._sizes = sizes
+        self._step: tuple[CacheStep, Tensor | None] | None = None
+        self._done: set[int] = set()  # layers that have appended the step's tokens
+
+    def allocate(self, key: Tensor, value: Tensor) -> PagedKVCache:
+        """The cache, made for `key` and `value` `[B, Hkv, n, D]` if there is none, with their batch size."""
+        if self.cache is None:
+            dims = (operand.shape[-1] + -operand.shape[-1] % HEAD_STEP for operand in (key, value))
+            head_dim, value_dim = dims
+            self.cache = PagedKVCache(
+                self.layers,
+                num_kv_heads=key.shape[1],
+                head_dim=head_dim,
+                value_dim=value_dim,
+                dtype=key.dtype,
+                device=key.device,
+                **self._sizes,
+            )
+        if not self.sequences:
+            self.sequences = [self.cache.allocate() for _ in range(key.shape[0])]
+        return self.cache
+
+    def step(self, layer: int, batch: int, rows: int, real: Tensor | None) -> tuple[CacheStep, Tensor | None]:
+        """Room for new tokens, the same for all layers of a forward. If some are padding, where `real` `[B,
+        rows]` is False, also the places of the others among the `batch * rows` packed ones."""
+        assert self.cache is not None
+        if len(self.sequences) != batch:
+            raise ValueError(
+                f"{NAME}: the batch has {batch} sequences and the cache {len(self.sequences)}; make a cache "
+                "for each batch"
+            )
+        if self._step is None or layer in self._done:
+            counts = [rows] * batch if real is None else real.sum(-1).tolist()
+            kept = None
+            if real is not None and min(counts) < rows:
+                kept = real.flatten().nonzero()[:, 0]
+            self._step, self._done = (self.cache.extend(self.sequences, counts), kept), set()
+        step = self._step
+        self._done.add(layer)
+        if len(self._done) == self.layers:
+            self._step = None  # it holds memory
+        return step
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Makes the batch one of these rows of the old one, each any number of times."""
+        if self.cache is None:
+            return
+        for row in set(range(len(self.sequences))).difference(rows):
+            self.cache.free(self.sequences[row])
+        first = dict.fromkeys(rows)
+        before, self.sequences = self.sequences, []
+        for row in rows:
+            self.sequences.append(before[row] if row in first else self.cache.fork(before[row]))
+            first.pop(row, None)
+        self._step = None
+
+    def truncate(self, tokens: int) -> None:
+        for sequence in self.sequences:
+            assert self.cache is not None
+            self.cache.truncate(sequence, max(self.cache.length(sequence) - tokens, 0))
+        self._step = None
+
+    def free(self) -> None:
+        for sequence in self.sequences:
+            assert self.cache is not None
+            self.cache.free(sequence)
+        self.sequences, self._step = [], None
+
+
+class PagedLayer(CacheLayerMixin):
+    """A layer of the cache. Lengths count padding, as in transformers' own caches; it is not stored."""
+
+    is_compileable = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, group: _Group, is_sliding: bool) -> None:
+        super().__init__()
+        self.group, self.index, self.is_sliding = group, group.layers, is_sliding
+        group.layers += 1
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.group.allocate(key_states, value_states)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *arguments: Any, **keywords: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The attention function stores the tokens: it knows which of them are padding."""
+        length = self.length + key_states.shape[2]
+        return Stored.of(self, key_states, length), Stored.of(self, value_states, length)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class PagedCache(Cache):
+    """A cache for `generate(past_key_values=...)` of a decoder-only model with `attn_implementation="fattn"`.
+    Attention reads the stored blocks in place, quantised or not: no step copies all keys.
+
+    Args:
+        config: of the model. Its layers have full attention or a sliding window.
+        num_blocks: blocks of each layer, for all sequences together.
+        block_size: tokens of a block.
+        kv_format: "auto" (the dtype of the keys), "int8", "fp8_e4m3" or "int4", as in `PagedKVCache`. The
+            attention of a prompt reads its stored keys, too.
+
+    `generate(cache_implementation="fattn_paged", cache_config={"kv_format": ...})` makes one of the needed
+    size. Padding is not stored. Beams and copies of a sequence share blocks until they differ. Layers with
+    a window keep all keys. `crop` drops the rejected drafts of assisted generation.
+
+    CacheFullError: there are too few blocks; the cache is unchanged.
+    """
+
+    @public(NAME)
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        num_blocks: int,
+        *,
+        block_size: int = _BLOCK_SIZE,
+        kv_format: str = "auto",
+    ) -> None:
+        check_sizes(NAME, 1, num_blocks=num_blocks, block_size=block_size)
+        check_format(NAME, kv_format, "auto")
+        if config.is_encoder_decoder:
+            raise NotImplementedError(
+                f"{NAME}: a model of {type(config).__name__} has an encoder, too; use DynamicCache for it"
+            )
+        kinds, _ = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+        for kind in kinds:
+            if kind not in _KINDS:
+                raise NotImplementedError(
+                    f"{NAME}: {kind} layers are not implemented; use DynamicCache for them"
+                )
+        sizes = {"num_blocks": num_blocks, "block_size": block_size, "kv_format": kv_format}
+        self._groups = {kind: _Group(sizes) for kind in dict.fromkeys(kinds)}
+        self._layers = [PagedLayer(self._groups[kind], _KINDS[kind]) for kind in kinds]
+        super().__init__(layers=list(self._layers))
+
+    @property
+    def caches(self) -> tuple[PagedKVCache, ...]:
+        """The caches of the layers with full attention and of those with windows, once there are tokens."""
+        return tuple(group.cache for group in self._groups.values() if group.cache is not None)
+
+    def reset(self) -> None:
+        """Frees all sequences."""
+        self._each(_Group.free, length=0)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select([row for row in range(self._rows()) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._select(torch.arange(self._rows())[indices.cpu()].tolist())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drops the newest `-tokens_to_remove` tokens of every sequence."""
+        tokens_to_remove = int(tokens_to_remove)  # assisted generation passes a tensor
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"{NAME}.crop: tokens_to_remove is {tokens_to_remove}; to drop n tokens, pass -n"
+            )
+        if tokens_to_remove:
+            left = max(self.get_seq_length() + tokens_to_remove, 0)
+            self._each(_Group.truncate, -tokens_to_remove, length=left)
+
+    def activate_past_recording(self) -> None:
+        """Nothing: any number of tokens can be dropped."""
+
+    def _rows(self) -> int:
+        return max(len(group.sequences) for group in self._groups.values())
+
+    def _select(self, rows: Sequence[int]) -> None:
+        self._each(_Group.select, rows, length=self.get_seq_length())
+
+    def _each(self, change: Any, *arguments: Any, length: int) -> None:
+        for group in self._groups.values():
+            change(group, *arguments)
+        for layer in self._layers:
+            layer.length = length
+
+
+def cache_of(config: PreTrainedConfig, sequences: int, length: int, settings: dict[str, Any]) -> PagedCache:
+    """A cache for that many sequences of up to that length. settings: arguments of PagedCache."""
+    size = settings.get("block_size", _BLOCK_SIZE)
+    return PagedCache(config, **({"num_blocks": sequences * -(-length // size)} | settings))

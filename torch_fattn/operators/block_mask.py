@@ -1,0 +1,77 @@
+"""FlexAttention's `BlockMask` as the bool mask of the operators."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+__all__ = ["mask_of"]
+
+_ELEMENTS_AT_A_TIME = 2**24
+
+
+def mask_of(name: str, block_mask: BlockMask) -> Tensor:
+    """bool `[B, H, Lq, Lk]`, True = attend, where B and H may be 1. As in FlexAttention's kernels, a full
+    block is visible whatever `mask_mod` says, an empty one is not, and `mask_mod` decides in the others."""
+    _check(name, block_mask)
+    rows, keys = block_mask.seq_lengths
+    block_rows, block_keys = (min(*sizes) for sizes in zip(block_mask.BLOCK_SIZE, (rows, keys), strict=True))
+    if block_rows == 0 or block_keys == 0:
+        shape = (*block_mask.kv_num_blocks.shape[:2], rows, keys)
+        return torch.zeros(shape, dtype=torch.bool, device=block_mask.kv_num_blocks.device)
+    columns = -(-keys // block_keys)
+    partial = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
+    if block_mask.full_kv_num_blocks is None or block_mask.full_kv_indices is None:
+        full = torch.zeros_like(partial)
+    else:
+        full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
+        partial, full = torch.broadcast_tensors(partial, full)
+    mask = full.repeat_interleave(block_rows, 2)[:, :, :rows].repeat_interleave(block_keys, 3)[..., :keys]
+    mask = mask.contiguous()
+    row, key = (torch.arange(n, device=mask.device) for n in (block_rows, block_keys))
+    listed = (partial & ~full).nonzero()
+    at_a_time = max(1, _ELEMENTS_AT_A_TIME // (block_rows * block_keys))
+    for blocks in listed.split(at_a_time) if len(listed) else ():
+        batch, head, block_row, block_key = blocks.unbind(1)
+        # Past the end, the last row and key once more.
+        q_idx = (block_row[:, None] * block_rows + row).clamp(max=rows - 1)
+        kv_idx = (block_key[:, None] * block_keys + key).clamp(max=keys - 1)
+        seen = _evaluate(block_mask, batch, head, q_idx, kv_idx)
+        mask[batch[:, None, None], head[:, None, None], q_idx[:, :, None], kv_idx[:, None]] = seen
+    return mask
+
+
+def _evaluate(block_mask: BlockMask, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """`mask_mod` in n blocks: batch and head `[n]`, q_idx `[n, rows]`, kv_idx `[n, keys]`."""
+    seen = create_mask(
+        lambda n, _, i, j: block_mask.mask_mod(batch[n], head[n], q_idx[n, i], kv_idx[n, j]),
+        len(batch),
+        1,
+        q_idx.shape[1],
+        kv_idx.shape[1],
+        device=q_idx.device.type,
+    )
+    return seen[:, 0].bool()
+
+
+def _check(name: str, block_mask: BlockMask) -> None:
+    rows, size, length = (
+        block_mask.kv_num_blocks.shape[-1],
+        block_mask.BLOCK_SIZE[0],
+        block_mask.seq_lengths[0],
+    )
+    # What torch leaves in a slice only raises.
+    if rows != -(-length // size) or getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+        raise ValueError(
+            f"{name}: block_mask has {rows} rows of blocks of {size}, and its length is {length}; set "
+            "seq_lengths, and in a slice also mask_mod, to those of its rows"
+        )
+
+
+def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """bool `[B, H, rows, columns]`: the blocks that are listed, `counts` of each row of `indices`."""
+    listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    at = torch.where(listed, indices, columns).long()
+    out = torch.zeros((*counts.shape, columns + 1), dtype=torch.bool, device=indices.device)
+    return out.scatter_(-1, at, listed)[..., :columns]
