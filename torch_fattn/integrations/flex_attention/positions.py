@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+HOST = torch.device("cpu")  # whatever the default is
 _LINES = 7
 _ROWS_AT_A_TIME = 1024
 
@@ -21,14 +22,12 @@ class Places(NamedTuple):
 
 def some_places(rows: int, keys: int) -> Places:
     """On the host: all keys of some rows, and all rows of some keys."""
+    all_rows, all_keys = (torch.arange(n, device=HOST) for n in (rows, keys))
     some_rows, some_keys = (
-        torch.tensor(sorted({0, n - 1, *(n * part // _LINES for part in range(_LINES))}))
+        torch.tensor(sorted({0, n - 1, *(n * part // _LINES for part in range(_LINES))}), device=HOST)
         for n in (rows, keys)
     )
-    lines = (
-        torch.cartesian_prod(some_rows, torch.arange(keys)),
-        torch.cartesian_prod(torch.arange(rows), some_keys),
-    )
+    lines = torch.cartesian_prod(some_rows, all_keys), torch.cartesian_prod(all_rows, some_keys)
     return Places(*torch.cat(lines).T)
 
 

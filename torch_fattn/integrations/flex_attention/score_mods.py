@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
 from ...runtime.signatures import is_checked
-from .positions import Places, fit, some_places, visible
+from .positions import HOST, Places, fit, some_places, visible
 
 ScoreMod = Callable[..., Tensor]
 NAME = "torch_fattn.integrations.flex_attention.flex_attention"
@@ -93,11 +93,16 @@ def options_of(
 
 def _some_points(shape: tuple[int, int, int, int]) -> _Points:
     batch, heads, rows, keys = shape
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(HOST).manual_seed(0)
     lines = some_places(rows, keys)
-    b, h = (torch.randint(n, lines.q_idx.shape, generator=generator) for n in (batch, heads))
-    b_of_heads, h_of_heads, _ = torch.cartesian_prod(*map(torch.arange, (batch, heads, _PLACES_PER_HEAD))).T
-    q_idx, kv_idx = (torch.randint(n, b_of_heads.shape, generator=generator) for n in (rows, keys))
+    every = (torch.arange(n, device=HOST) for n in (batch, heads, _PLACES_PER_HEAD))
+    b_of_heads, h_of_heads, _ = torch.cartesian_prod(*every).T
+
+    def drawn(most: int, like: Tensor) -> Tensor:
+        return torch.randint(most, like.shape, generator=generator, device=HOST)
+
+    b, h = drawn(batch, lines.q_idx), drawn(heads, lines.q_idx)
+    q_idx, kv_idx = drawn(rows, b_of_heads), drawn(keys, b_of_heads)
     parts = (b, b_of_heads), (h, h_of_heads), (lines.q_idx, q_idx), (lines.kv_idx, kv_idx)
     return _Points(*map(torch.cat, parts))
 
@@ -105,7 +110,7 @@ def _some_points(shape: tuple[int, int, int, int]) -> _Points:
 def _evaluate(score_mod: ScoreMod, points: _Points, device: torch.device) -> Tensor:
     """The values `[scores, n]` of _SCORES at these points, float32 on the host. torch's public way to
     evaluate a function of four indices is create_mask, which returns what the function returns."""
-    scores = torch.tensor(_SCORES, device=device)
+    scores = torch.tensor(_SCORES, dtype=torch.float32, device=device)
     b, h, q_idx, kv_idx = (each.to(device) for each in points)
     values: Tensor = create_mask(
         lambda s, n, _0, _1: score_mod(scores[s], b[n], h[n], q_idx[n], kv_idx[n]),
@@ -142,15 +147,15 @@ def _slopes_of(shape: tuple[int, int, int, int], points: _Points, base: Tensor) 
         return None
     batch, heads = shape[:2]
     head, distance = points.b * heads + points.h, points.ahead.abs()
-    farthest = torch.zeros(batch * heads, dtype=torch.int64).scatter_reduce_(0, head, distance, "amax")
+    farthest = distance.new_zeros(batch * heads).scatter_reduce_(0, head, distance, "amax")
     at = ((distance == farthest[head]) & (distance > 0)).nonzero()[:, 0]
-    slopes = torch.zeros(batch * heads)
+    slopes = base.new_zeros(batch * heads)
     slopes[head[at]] = base[at] / points.ahead[at]
     return slopes.view(batch, heads)
 
 
 def _expected(score: float, options: dict[str, Any], points: _Points) -> Tensor:
-    value = torch.full(points.b.shape, score)
+    value = torch.full(points.b.shape, score, dtype=torch.float32, device=HOST)
     if cap := options.get("softcap", 0.0):
         value = cap * torch.tanh(value / cap)
     slopes = options.get("alibi_slopes")
@@ -181,11 +186,11 @@ def _check_all(
     device: torch.device,
 ) -> None:
     batch, heads, rows, keys = shape
-    for some in torch.arange(batch * heads * rows * keys).split(_ALL_AT_A_TIME):
+    for some in torch.arange(batch * heads * rows * keys, device=HOST).split(_ALL_AT_A_TIME):
         head = some // (rows * keys)
         points = _Points(head // heads, head % heads, some // keys % rows, some % keys)
         values = _evaluate(score_mod, points, device)
-        seen = torch.ones(len(some), dtype=torch.bool)
+        seen = torch.ones_like(some, dtype=torch.bool)
         if sees is not None:
             seen = sees(*(each.to(device) for each in points)).cpu()
         elif "is_causal" in options:

@@ -192,7 +192,7 @@ class PagedCache(Cache):
         self._select([row for row in range(self._rows()) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._select(torch.arange(self._rows())[indices.cpu()].tolist())
+        self._select(torch.arange(self._rows(), device="cpu")[indices.cpu()].tolist())
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the newest `-tokens_to_remove` tokens of every sequence."""
