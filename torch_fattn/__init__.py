@@ -8,14 +8,15 @@ The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain 
 the keys and values of a model that generates. `explain` shows how a call would run on the GPU, `warmup`
 compiles its kernels ahead of time, and `compiled_kernels` lists compile times. `sdpa` is
 `F.scaled_dot_product_attention` on these kernels, `install` routes a program's calls of that function to
-them, and `report` counts those calls. `torch_fattn.reference` defines what the operators must compute,
+them, and `report` counts those calls. `torch_fattn.distributed` attends over keys that several
+processes share. `torch_fattn.reference` defines what the operators must compute,
 `torch_fattn.integrations.transformers.register()` makes transformers models use it, and `python -m
 torch_fattn doctor` checks the installation.
 """
 
 from __future__ import annotations
 
-from . import reference
+from . import distributed, reference
 from .caches import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache
 from .inspection.compiled import CompiledKernel, compiled_kernels
 from .inspection.plans import Explanation, explain, launch_counts, reset_launch_counts
@@ -75,6 +76,7 @@ __all__ = [
     "cache_write",
     "compiled_kernels",
     "decode",
+    "distributed",
     "explain",
     "install",
     "installed",

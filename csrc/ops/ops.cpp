@@ -49,7 +49,7 @@ auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
   [[maybe_unused]] Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
 #ifdef FATTN_WITH_METAL
   if constexpr (std::is_same_v<AnyCall, Call>) {
-    if (call.device().is_mps() && !tensors_compile(call.problem, plan))
+    if (call.device().is_mps() && !tensors_hold(call.problem, plan))
       plan = plan_or_raise(call.problem, gpu_facts());
   }
 #endif
@@ -123,6 +123,8 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   std::string why;
   if constexpr (std::is_same_v<AnyCall, Call>) {
     const bool is_here = !device_name && !family && !cores && !tensor && *plan.tensor != '\0';
+    if (is_here && compiles && !tensors_hold(call.problem, plan))
+      plan = plan_or_raise(call.problem, facts = gpu_facts());
     if (is_here) why = why_tensors(call.problem);
     if (!why.empty()) plan.tensor = (why = plan.tensor + (": " + why)).c_str();
   }

@@ -58,5 +58,7 @@ bool has_problem(TensorSize size, const TensorProblem& problem);
 // simdgroup kernels. Returns what is wrong, "" if nothing. Raises CompileFault.
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
                              const DeviceFacts& gpu, bool only_compile);
+// The same for the pipeline of a call, on a small problem with the options of the call.
+std::string fault_of_options(const Problem& problem, const KernelSpec& pipeline, const DeviceFacts& gpu);
 
 }  // namespace fattn

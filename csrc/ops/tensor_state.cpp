@@ -38,7 +38,14 @@ struct Sizes {
   std::string folder;         // of verdicts; "": they are not kept
 #ifdef FATTN_WITH_METAL
   std::vector<std::pair<TensorSize, TensorVerdict>> verdicts;
-  std::mutex testing;  // held while a test runs
+  std::vector<KernelSpec> tested;  // pipelines with options
+  std::mutex testing;              // held while a test runs
+
+  bool needs_test(const KernelSpec& pipeline) {
+    std::lock_guard lock(mutex);
+    return setting == TensorSetting::kAuto &&
+           std::find(tested.begin(), tested.end(), pipeline) == tested.end();
+  }
 
   // The verdict of this process or, without a setting by hand, of an earlier one.
   std::optional<TensorVerdict> find(TensorSize size, const DeviceFacts& gpu) {
@@ -66,6 +73,7 @@ void change(const Change& make) {
     make(all);
 #ifdef FATTN_WITH_METAL
     all.verdicts.clear();
+    all.tested.clear();
 #endif
   }
   forget_gpu_facts();
@@ -135,6 +143,15 @@ std::string why_all_are_off() {
 }
 
 #ifdef FATTN_WITH_METAL
+// A step of generation, which does not wait for a test.
+bool is_decode_step(const Problem& problem) { return problem.packed && most_sequence_rows(problem) == 1; }
+
+// Whether no problem of the self-test of a size has this pipeline.
+bool has_options(const KernelSpec& pipeline) {
+  return pipeline.mask != kMaskNone || pipeline.window || pipeline.softcap || pipeline.alibi ||
+         pipeline.sinks || pipeline.packed;
+}
+
 // Keeps a verdict, in this process and, if it does not depend on a setting by hand, in a file.
 void settle(TensorSize size, const TensorVerdict& verdict) {
   const DeviceFacts& gpu = gpu_facts();
@@ -195,22 +212,33 @@ std::string why_tensors(const Problem& problem) {
   return verdict ? verdict->why : "";
 }
 
-bool tensors_compile(const Problem& problem, const Plan& plan) {
+bool tensors_hold(const Problem& problem, const Plan& plan) {
   const auto is_of_tensors = [](const Pass& pass) { return is_tensor(pass.spec.kernel); };
   const auto* end = plan.passes.begin() + plan.pass_count;
-  if (std::none_of(plan.passes.begin(), end, is_of_tensors)) return true;
+  const auto* pass = std::find_if(plan.passes.begin(), end, is_of_tensors);
+  if (pass == end) return true;
   try {
     metal::prepare(plan);
-    return true;
   } catch (const c10::Error& error) {
     settle(*tensor_size(problem), {TensorState::kOff, summary_of(error.what_without_backtrace())});
     return false;
   }
+  Sizes& all = sizes();
+  if (!has_options(pass->spec) || is_decode_step(problem) || !all.needs_test(pass->spec)) return true;
+  std::lock_guard one_at_a_time(all.testing);
+  if (!all.needs_test(pass->spec)) return true;
+  if (const auto verdict = test_options(problem, pass->spec, gpu_facts())) {
+    settle(*tensor_size(problem), *verdict);
+    return false;
+  }
+  std::lock_guard lock(all.mutex);
+  all.tested.push_back(pass->spec);
+  return true;
 }
 
 void test_tensors_for(const Problem& problem) {
   if (!gpu_facts().tensors.any()) return;
-  if (problem.packed && most_sequence_rows(problem) == 1) return;  // a step of generation does not wait
+  if (is_decode_step(problem)) return;
   if (const auto size = tensor_size(problem)) test_tensors_for(*size);
 }
 #endif

@@ -23,10 +23,10 @@ void test_tensors_for(TensorSize size);
 // What decided the state that the plan of this problem follows; "" if nothing has.
 std::string why_tensors(const Problem& problem);
 
-// Whether the pipelines of this plan compile, if it has tensor operations: options such as masks have
-// pipelines of their own, which the self-test does not run. If not, tensor operations of its size are off
-// from now on, and the call needs another plan.
-bool tensors_compile(const Problem& problem, const Plan& plan);
+// Whether the pipelines of this plan can be trusted, if it has tensor operations: options such as masks have
+// pipelines of their own, which are compiled, and tested on a small problem, at their first use in a process.
+// If not, tensor operations of its size are off from now on, and the call needs another plan.
+bool tensors_hold(const Problem& problem, const Plan& plan);
 #endif
 
 }  // namespace fattn

@@ -90,9 +90,10 @@ struct Fault {
 };
 
 // A fault of compilers and kernels is lasting; others, such as too little memory, may not be.
-Fault caught_fault(TensorSize size, TensorState variant, const DeviceFacts& gpu, bool by_hand) {
+template <typename Test>
+Fault caught_fault(const Test& test) {
   try {
-    return {fault_of_variant(size, variant, gpu, by_hand)};
+    return {test()};
   } catch (const CompileFault& fault) {
     return {fault.what()};
   } catch (const c10::Error& error) {
@@ -113,7 +114,7 @@ TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSettin
   bool lasting = true;
   for (const TensorState variant : {TensorState::kRegisters, TensorState::kThreadgroup}) {
     if (setting == TensorSetting::kThreadgroup && variant == TensorState::kRegisters) continue;
-    const Fault fault = caught_fault(size, variant, gpu, by_hand);
+    const Fault fault = caught_fault([&] { return fault_of_variant(size, variant, gpu, by_hand); });
     if (fault.why.empty()) {
       const std::string passed = by_hand ? "FATTN_TENSOR, without a self-test" : "passed the self-test";
       return {variant, passed + (why.empty() ? "" : "; " + why), lasting};
@@ -122,6 +123,15 @@ TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSettin
     lasting = lasting && fault.lasting;
   }
   return {TensorState::kOff, why, lasting};
+}
+
+std::optional<TensorVerdict> test_options(const Problem& problem, const KernelSpec& pipeline,
+                                          const DeviceFacts& gpu) {
+  const c10::impl::ExcludeDispatchKeyGuard backend_only(kAbove);
+  const Fault fault = caught_fault([&] { return fault_of_options(problem, pipeline, gpu); });
+  if (fault.why.empty()) return std::nullopt;
+  return TensorVerdict{TensorState::kOff, "in a small problem with the options of a call " + fault.why,
+                       fault.lasting};
 }
 
 }  // namespace fattn

@@ -2,6 +2,9 @@
 // use them only where they were seen to be right. Compiled only with Metal.
 #pragma once
 
+#include <optional>
+
+#include "../plan/plan.h"
 #include "../plan/tensor_gate.h"
 #include "tensor_file.h"
 
@@ -12,5 +15,10 @@ namespace fattn {
 // kernels. Registers come first, then threadgroup memory; if both fail, the verdict is off. A setting by hand
 // leaves only the compiler. Never raises.
 TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSetting setting);
+
+// Tests the pipeline of a call, whose options the problems above do not have, on a small problem. Returns why
+// tensor operations of its size are off from now on, if they are. Never raises.
+std::optional<TensorVerdict> test_options(const Problem& problem, const KernelSpec& pipeline,
+                                          const DeviceFacts& gpu);
 
 }  // namespace fattn

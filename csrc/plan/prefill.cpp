@@ -139,7 +139,8 @@ int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);
   const int64_t row_bytes =
       tile.rows() * int64_t(sizeof(SavedModifiers)) + 2 * tile.simdgroups * int64_t(sizeof(uint32_t));
-  const int64_t score_bytes = tile.simdgroups * kTensorRows * (tile.tile_keys + 1) * int64_t(sizeof(float));
+  const int64_t row_floats = tile.tile_keys + kScorePadFloats + 1;
+  const int64_t score_bytes = tile.simdgroups * kTensorRows * row_floats * int64_t(sizeof(float));
   return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
 }
 

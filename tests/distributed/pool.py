@@ -121,7 +121,7 @@ def pool(ranks: int, **options: Any) -> Iterator[Pool]:
 
 
 def _seconds() -> float:
-    """Of this process and of the compilers that it ran."""
+    """Returns those of this process and of the compilers that it ran."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

@@ -4,6 +4,8 @@ within the timeout. Nothing hangs, and caches stay whole."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ from torch import Tensor
 
 import torch_fattn
 from tests.distributed.pool import EndedError, Failure, Pool, World, pool
+from tests.helpers.documents import PYTHONPATH
 from tests.helpers.tensors import same_bits
 from torch_fattn import StaticKVCache, distributed
 from torch_fattn.distributed import Shards
+from torch_fattn.distributed.planner import METHODS
 
 pytestmark = pytest.mark.host_only
 
@@ -192,3 +196,31 @@ def test_a_failure_is_shown(ranks: Pool) -> None:
 
 def raises(world: World) -> None:
     raise ValueError("as it should")
+
+
+WITHOUT = """
+import torch, torch.distributed as dist
+for name in ("GroupMember", "P2POp", "all_gather", "get_rank"):
+    delattr(dist, name)
+dist.is_available = lambda: False
+import torch_fattn
+own = torch.ones(1, 4, 8, 32)
+print(torch_fattn.distributed.explain("prefill", own, own, own, ranks=2).data["method"])
+try:
+    torch_fattn.distributed.prefill(own, own, own)
+except NotImplementedError as error:
+    print(error)
+"""
+
+
+def test_a_torch_without_distributed() -> None:
+    """The package can be imported, and calls name what is missing."""
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, "-c", WITHOUT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    method, error = done.stdout.splitlines()
+    assert method in METHODS
+    assert error.startswith(
+        "torch_fattn.distributed.prefill: this torch was built without torch.distributed; "
+    )

@@ -48,6 +48,7 @@ def test_a_variant_by_hand(machines: Machines, tmp_path: Path, variant: str, mac
     run = machines.run(tmp_path, Run(environment={"FATTN_TENSOR": variant, **machine}))
     assert (run.state, run.why) == (variant, "FATTN_TENSOR, without a self-test")
     assert run.launches == {TENSOR: 1} and run.all_launches == {TENSOR: 1}
+    assert "float16 128             untested     the first prefill of this size compiles it" in run.doctor
     assert not list(tmp_path.iterdir()), "it says nothing about other runs"
 
 

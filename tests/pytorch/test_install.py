@@ -261,6 +261,25 @@ def test_a_subclass_sees_the_same_calls() -> None:
     assert torch_fattn.report().fallbacks_by_reason() == {"subclass": 1}
 
 
+class Plain(Tensor):
+    """A subclass that changes nothing."""
+
+
+@pytest.mark.parametrize(
+    "operand_of",
+    [Wrapped, lambda t: t.as_subclass(Plain), Tensor.detach],
+    ids=["wrapper", "subclass", "plain"],
+)
+@pytest.mark.parametrize("rank", [4, 5])
+def test_sdpa_counts_a_call_once(rank: int, operand_of: Callable[[Tensor], Tensor]) -> None:
+    """torch_fattn.sdpa gives subclasses to torch's function, which install() routes."""
+    operand = operand_of(torch.randn(*[2] * (rank - 2), 9, 16, device="mps"))
+    with torch_fattn.installed(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch_fattn.sdpa(operand, operand, operand)
+    assert torch_fattn.report().calls == 1
+
+
 def test_an_internal_refusal_does_not_surface() -> None:
     """65536 batches are above the grid of our kernels and nothing to torch."""
     query = torch.randn(65536, 1, 1, 8, device="mps")

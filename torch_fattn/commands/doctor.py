@@ -229,7 +229,8 @@ def report_tensors(test_all: bool) -> list[str]:
     advice = []
     for size in tensor_units.states():
         name = f"{size.dtype} {size.dim}"
-        why = size.why or "the first prefill of this size runs the self-test"
+        does = "compiles it" if tensor_units.is_by_hand() else "runs the self-test"
+        why = size.why or f"the first prefill of this size {does}"
         print(f"  {name:<24}{size.state:<12} {why}")
         if size.state == "off":
             advice.append(

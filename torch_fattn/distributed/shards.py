@@ -76,17 +76,17 @@ class Shards:
         return sum(count for _, count in self._of("count", rank))
 
     @public("Shards.take")
-    def take(self, whole: Tensor, dim: int, rank: int) -> Tensor:
+    def take(self, tensor: Tensor, dim: int, rank: int) -> Tensor:
         """The part of a tensor over all positions that this rank holds; a view if it is one run."""
-        if not -whole.dim() <= dim < whole.dim() or whole.shape[dim] != self.length:
+        if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] != self.length:
             raise ValueError(
-                f"Shards.take: dimension {dim} of shape {list(whole.shape)} does not "
+                f"Shards.take: dimension {dim} of shape {list(tensor.shape)} does not "
                 f"have the {self.length} positions of these shards; pass the whole tensor"
             )
-        parts = [whole.narrow(dim, first, count) for first, count in self._of("take", rank)]
+        parts = [tensor.narrow(dim, first, count) for first, count in self._of("take", rank)]
         if len(parts) == 1:
             return parts[0]
-        return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
+        return torch.cat(parts, dim) if parts else tensor.narrow(dim, 0, 0)
 
     @public("Shards.join")
     def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:

@@ -31,6 +31,11 @@ def use_setting() -> None:
     _wrong_setting = torch.ops.fattn._set_tensor_setting(os.environ.get("FATTN_TENSOR", ""))
 
 
+def is_by_hand() -> bool:
+    """Whether FATTN_TENSOR chooses a variant, which is then not tested."""
+    return os.environ.get("FATTN_TENSOR") in ("threadgroup", "registers")
+
+
 def use_folder() -> None:
     """Sets the folder of verdicts, which are valid for one build of the system and of the kernels."""
     try:

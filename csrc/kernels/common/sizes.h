@@ -76,5 +76,7 @@ FATTN_CONSTEXPR int kMostTensorFacts =
 // are in different banks: for K, 16 bytes in each of eight rows; for V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;
 FATTN_CONSTEXPR int kValuePadBytes = 64;
+// The same of the rows of scores that prefill_tensor passes through threadgroup memory: four floats.
+FATTN_CONSTEXPR int kScorePadFloats = 4;
 
 }  // namespace fattn

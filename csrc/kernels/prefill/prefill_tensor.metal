@@ -48,25 +48,29 @@ template <class Scores>
 inline uint modify_products(thread Scores& scores, thread const PrefillTile& tile,
                             const threadgroup SavedModifiers* modifiers, int first_key, bool whole,
                             uint exist) {
-  uint seen = 0;
   FATTN_EACH_ELEMENT(i, scores) {
     const auto at = scores.get_multidimensional_index(i);
-    const int key = first_key + at[0];
     ScoreModifiers of_row;
     set_uniform(of_row, *tile.params);
     if (fc_alibi) {
       of_row.slope[0] = modifiers[at[1]].slope;
       of_row.position[0] = modifiers[at[1]].position;
     }
-    float score = modified_score(scores[i], of_row, 0, key);
-    if (!whole) {
-      const TileState saved = saved_of(tile, at[1]);
-      const Visibility visible = saved.visible_row(*tile.params);
-      const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, key, (exist >> at[0]) & 1);
-      score = sees ? score : -INFINITY;
-    }
-    scores[i] = score;
-    seen |= uint(score != -INFINITY) << at[0];
+    scores[i] = modified_score(scores[i], of_row, 0, first_key + at[0]);
+  }
+  if (whole) {
+    return kAllKeys;
+  }
+  uint seen = 0;
+  FATTN_EACH_ELEMENT(i, scores) {
+    const auto at = scores.get_multidimensional_index(i);
+    const TileState saved = saved_of(tile, at[1]);
+    const Visibility visible = saved.visible_row(*tile.params);
+    const bool exists = (exist >> at[0]) & 1;
+    float score = scores[i];
+    const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, first_key + at[0], exists);
+    scores[i] = sees ? score : -INFINITY;
+    seen |= uint(scores[i] != -INFINITY) << at[0];
   }
   return fc_hides_any ? simd_or(seen) : kAllKeys;
 }
@@ -83,7 +87,7 @@ using namespace fattn;
   threadgroup SavedModifiers saved_modifiers[kTileRows];
   threadgroup uint seen_by[2][kSimdgroups];  // the keys of a step, in two steps
 #if !FATTN_REGISTERS
-  threadgroup float shared_scores[kSimdgroups * kTensorRows * kTileKeys];
+  threadgroup float shared_scores[kSimdgroups * kTensorRows * kScorePitch];
   threadgroup float shared_factors[kSimdgroups * kTensorRows];
 #endif
   FATTN_TENSOR_PRODUCTS
@@ -106,7 +110,7 @@ using namespace fattn;
   stage_query(query_storage, tile, thread_index);
   TensorRows rows;
 #if !FATTN_REGISTERS
-  rows.scores_of_rows = shared_scores + simdgroup_index * (kTensorRows * kTileKeys);
+  rows.scores_of_rows = shared_scores + simdgroup_index * (kTensorRows * kScorePitch);
   rows.factors = shared_factors + simdgroup_index * kTensorRows;
 #endif
   rows.begin(scores, reduced, output, tile);

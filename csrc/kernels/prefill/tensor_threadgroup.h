@@ -6,6 +6,7 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kRowLanes = kSimdWidth / kTensorRows;
 FATTN_CONSTEXPR int kLaneScores = kTileKeys / kRowLanes;
+FATTN_CONSTEXPR int kScorePitch = kTileKeys + kScorePadFloats;
 static_assert(kRowLanes == 2, "the sums of two lanes are added");
 
 struct TensorRows {
@@ -28,10 +29,10 @@ struct TensorRows {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the weights and factors of the step before were read
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
-      scores_of_rows[at[1] * kTileKeys + at[0]] = scores[i];
+      scores_of_rows[at[1] * kScorePitch + at[0]] = scores[i];
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup float* own = scores_of_rows + row * kTileKeys + half_row * kLaneScores;
+    threadgroup float* own = scores_of_rows + row * kScorePitch + half_row * kLaneScores;
     float largest = own[0];
 #pragma clang loop unroll(full)
     for (int k = 1; k < kLaneScores; k++) {
@@ -66,7 +67,7 @@ struct TensorRows {
 
   SharedWeights weights() const thread {
     return SharedWeights(scores_of_rows, dextents<int, 2>(kTileKeys, kTensorRows),
-                         array<int, 2>{1, kTileKeys});
+                         array<int, 2>{1, kScorePitch});
   }
 
  private:

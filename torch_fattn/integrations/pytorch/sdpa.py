@@ -47,9 +47,10 @@ def sdpa(
     # A subclass may override torch's function, which it recognises by identity.
     operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if any(type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter for tensor in operands):
-        reason = "nested" if getattr(query, "is_nested", False) else "subclass"
-        torch.ops.fattn._count_fallback(reason, ", ".join(type(t).__name__ for t in operands))
-        _warn(reason)
+        if not torch.ops.fattn._is_installed():  # else torch's function is ours again, and counts the call
+            reason = "nested" if getattr(query, "is_nested", False) else "subclass"
+            torch.ops.fattn._count_fallback(reason, ", ".join(type(t).__name__ for t in operands))
+            _warn(reason)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
