@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--sample", type=int, help="how many mutants, drawn at random (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--file", help="mutants of this file only")
+    parser.add_argument("--file", nargs="+", help="mutants of these files only")
     parser.add_argument("--survivors", action="store_true", help="those that survived when last tried")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--update-counts", action="store_true", help="write counts.txt, and do nothing else")
@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     if (broken := Judge().judge_kernels()).killed:
         print(f"The kernels as they are fail {broken.trial}, by {broken.by}: {broken.words}")
         return 1
-    chosen = [mutant for mutant in mutants if options.file in (None, mutant.key.file)]
+    chosen = [mutant for mutant in mutants if not options.file or mutant.key.file in options.file]
     if options.survivors:
         chosen = [m for m in chosen if results.last.get(m.key, Verdict(SURVIVED)).by == SURVIVED]
         chosen = [m for m in chosen if m.key not in reasons and m.key in results.last]
