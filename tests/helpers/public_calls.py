@@ -294,7 +294,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
         {"own": heads(2, 5), "dim": 1, "shards": Shards.sizes([5])}
     ),
     "Shards.count": lambda: {"self": Shards.sizes([3, 2]), "rank": 1},
-    "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "tensor": heads(2, 5), "dim": 1, "rank": 0},
+    "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "all_positions": heads(2, 5), "dim": 1, "rank": 0},
     "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},
     "ShardedCache": lambda: one_rank({"block_size": 4}),
     "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,

@@ -205,13 +205,20 @@ def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
         alone = {n: None if n in others else given for n, given in arguments.items()}
         check_kept(getattr(torch.ops.fattn, op), alone, written_by(op))
 
+# Functions that call an operator of another name.
+BUILT_ON = {
+    "shared_prefix_decode": "decode",
+    "shared_prefix_paged_decode": "paged_decode",
+    "sparse_decode": "decode",
+}
+
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_python_functions(name: str, size: str, device: str) -> None:
     s = SIZES[size]
     prefixed = name.startswith("shared_prefix")
-    op = {"shared_prefix_decode": "decode", "shared_prefix_paged_decode": "paged_decode"}.get(name, name)
+    op = BUILT_ON.get(name, name)
     function = getattr(torch_fattn, name)
     arguments = operator_call(op, s, device, "auto")
     if "return_lse" in inspect.signature(function).parameters:
@@ -226,13 +233,15 @@ def test_python_functions(name: str, size: str, device: str) -> None:
         arguments["shared_blocks"] = 1 if size == "ones" else 0
         if size == "ones":
             del arguments["tree_mask"]  # needs keys after the prefix
+    elif name == "sparse_decode":
+        arguments = {n: arguments[n] for n in arguments.keys() & inspect.signature(function).parameters}
+        arguments["indices"] = torch.randint(-1, 3, (s.batch, s.rows, 2), device=device)
     check_kept(function, arguments, written_by(op) if not prefixed else ())
 
 
 def test_every_public_function_is_there() -> None:
     assert set(public_operators()) <= {op for op, _ in OPERATORS}
-    prefixed = {"shared_prefix_decode", "shared_prefix_paged_decode"}
-    assert set(WRAPPERS) == set(public_operators()) | prefixed
+    assert set(WRAPPERS) == set(public_operators()) | BUILT_ON.keys()
     assert set(flash_attn.__all__) == set(FLASH_ATTN)
     for cache, called in ((PagedKVCache, PAGED_METHODS), (StaticKVCache, STATIC_METHODS)):
         assert {name for name in dir(cache) if not name.startswith("_")} == called

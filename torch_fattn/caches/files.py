@@ -44,7 +44,7 @@ def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -
     tensors = dict(zip(_names(layers), saved.memory, strict=True))
     for n, sequence in enumerate(saved.sequences):
         for what, numbers in (("rows", sequence.rows), ("token_ids", sequence.token_ids)):
-            tensors[f"sequences.{n}.{what}"] = torch.tensor(numbers, dtype=torch.int64)
+            tensors[f"sequences.{n}.{what}"] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     header = {
         "format": FORMAT,
         "version": str(VERSION),

@@ -250,7 +250,7 @@ class PagedKVCache(PagedSequences):
         try:
             slots = [(blocks[chunk] * size + n, row) for chunk in chunks for n, row in enumerate(chunk)]
             kept = [(slot, row) for slot, row in slots if row >= 0]
-            index = torch.tensor([row for _, row in kept], dtype=torch.int64)
+            index = torch.tensor([row for _, row in kept], dtype=torch.int64, device="cpu")
             self._layers.restore([slot for slot, _ in kept], [memory[index] for memory in saved.memory])
             for each in loaded:
                 own = each.sequence([blocks[chunk] if chunk else GONE for chunk in each.chunks], self._epoch)

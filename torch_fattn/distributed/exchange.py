@@ -86,7 +86,7 @@ class Exchange:
             words = [1, *(_number(facts[field]) for field in _FIELDS)]
         except Exception as error:
             refusal = error
-        headers = self.gather(torch.tensor(words)).tolist() if self.ranks > 1 else []
+        headers = self.gather(torch.tensor(words, device="cpu")).tolist() if self.ranks > 1 else []
         if refusal is not None:
             raise refusal
         self._compare(headers)

@@ -115,8 +115,8 @@ def _under_mask(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The parts of consecutive rows, in which a mask hides what the positions hide."""
     device = query.device
-    runs = [torch.arange(first, first + count) for first, count in keys]
-    position = torch.cat(runs or [torch.empty(0, dtype=torch.int64)]).to(device)
+    runs = [torch.arange(first, first + count, device="cpu") for first, count in keys]
+    position = torch.cat(runs or [torch.empty(0, dtype=torch.int64, device="cpu")]).to(device)
     heads = 1 if scores.alibi_slopes is None else query.shape[0] * query.shape[1]
     step = max(MOST_ENTRIES // max(position.shape[0] * heads, 1), 1)
     for start in range(0, row[1], step):

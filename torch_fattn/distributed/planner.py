@@ -193,7 +193,7 @@ def _scores(sizes: Sizes, rows: tuple[Run, ...], keys: tuple[Run, ...]) -> int:
     """Pairs of a row and a key that it sees."""
     seen, count = sizes.scores, 0
     for first_row, row_count in rows:
-        row = torch.arange(first_row, first_row + row_count)
+        row = torch.arange(first_row, first_row + row_count, device="cpu")
         for first, key_count in keys:
             end = (row + 1 if seen.is_causal else row.new_tensor(FAR)).clamp(first, first + key_count)
             left = row - seen.window_left if seen.window_left >= 0 else row.new_tensor(first)

@@ -76,17 +76,17 @@ class Shards:
         return sum(count for _, count in self._of("count", rank))
 
     @public("Shards.take")
-    def take(self, tensor: Tensor, dim: int, rank: int) -> Tensor:
+    def take(self, all_positions: Tensor, dim: int, rank: int) -> Tensor:
         """The part of a tensor over all positions that this rank holds; a view if it is one run."""
-        if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] != self.length:
+        if not -all_positions.dim() <= dim < all_positions.dim() or all_positions.shape[dim] != self.length:
             raise ValueError(
-                f"Shards.take: dimension {dim} of shape {list(tensor.shape)} does not "
+                f"Shards.take: dimension {dim} of shape {list(all_positions.shape)} does not "
                 f"have the {self.length} positions of these shards; pass the whole tensor"
             )
-        parts = [tensor.narrow(dim, first, count) for first, count in self._of("take", rank)]
+        parts = [all_positions.narrow(dim, first, count) for first, count in self._of("take", rank)]
         if len(parts) == 1:
             return parts[0]
-        return torch.cat(parts, dim) if parts else tensor.narrow(dim, 0, 0)
+        return torch.cat(parts, dim) if parts else all_positions.narrow(dim, 0, 0)
 
     @public("Shards.join")
     def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -118,8 +118,8 @@ class Shards:
 @lru_cache(maxsize=256)
 def positions_of(shards: Shards, rank: int, device: torch.device) -> Tensor:
     """The positions that a rank holds, int64, ascending."""
-    runs = [torch.arange(first, first + count) for first, count in shards.runs[rank]]
-    return torch.cat(runs or [torch.empty(0, dtype=torch.int64)]).to(device)
+    runs = [torch.arange(first, first + count, device="cpu") for first, count in shards.runs[rank]]
+    return torch.cat(runs or [torch.empty(0, dtype=torch.int64, device="cpu")]).to(device)
 
 
 @lru_cache(maxsize=256)
