@@ -205,6 +205,7 @@ def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
         alone = {n: None if n in others else given for n, given in arguments.items()}
         check_kept(getattr(torch.ops.fattn, op), alone, written_by(op))
 
+
 # Functions that call an operator of another name.
 BUILT_ON = {
     "shared_prefix_decode": "decode",

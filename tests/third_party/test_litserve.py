@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import torch_fattn
-from tests.transformers.conftest import checkpoint, free_port  # noqa: F401 - fixtures
-from tests.transformers.test_serve_load import CLIENTS, PATIENCE, prompt, single  # noqa: F401
+from tests.transformers.clients import CLIENTS, PATIENCE, prompt
+from tests.transformers.conftest import checkpoint, free_port, single  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.skipif(not find_spec("litserve"), reason="needs pip install litserve")
 

@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 import torch_fattn
 from tests.transformers.calls import Call
-from tests.transformers.tiny_models import COMMON, VOCAB, WEIGHT_GAIN
+from tests.transformers.clients import NEW_TOKENS, WORDS, prompt
+from tests.transformers.tiny_models import COMMON, WEIGHT_GAIN
 from torch_fattn.integrations.transformers import NAME, compat, register
-
-WORDS = [f"w{n}" for n in range(VOCAB - 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +84,18 @@ def _recording(op: str, found: list[Call]) -> Any:
         return operator(*arguments, **options)
 
     return record
+
+
+@pytest.fixture(scope="module")
+def single(checkpoint: Path) -> Any:
+    """The answer to each prompt, alone, of eager attention."""
+    eager = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager").eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+
+    def answer(number: int) -> str:
+        ids = tokenizer(prompt(number), return_tensors="pt").input_ids
+        with torch.no_grad():
+            tokens = eager.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    return answer

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.import_utils import is_serve_available
 
 import torch_fattn
 from tests.conftest import counted_launches, decodes
-from tests.transformers.conftest import WORDS
+from tests.transformers.clients import CLIENTS, PATIENCE, prompt
 from tests.transformers.tiny_models import DEVICE
 from torch_fattn.integrations.transformers import NAME
 
@@ -31,18 +30,8 @@ pytestmark = pytest.mark.skipif(
     not (is_serve_available() and find_spec("accelerate")),
     reason="needs pip install 'transformers[serving]' accelerate",
 )
-CLIENTS = 32
-NEW_TOKENS = 8
 BLOCK_SIZE = 8
 BLOCKS = 24  # of eight tokens: room for 4 or 5 of the requests at a time
-PATIENCE = 60.0  # seconds, for any one answer
-SYSTEM = [random.Random(0).sample(WORDS, 16), random.Random(1).sample(WORDS, 16)]  # two blocks each
-
-
-def prompt(number: int) -> str:
-    """One of two system prompts, and words of its own."""
-    draw = random.Random(number)
-    return " ".join(SYSTEM[number % 2] + draw.choices(WORDS, k=draw.randint(1, 9)))
 
 
 class Server:
@@ -136,21 +125,6 @@ def server(checkpoint: Path, serve_takes_fattn: None, free_port: int) -> Iterato
     started = Server(checkpoint, free_port)
     yield started
     started.serving.kill_server()
-
-
-@pytest.fixture(scope="module")
-def single(checkpoint: Path) -> Any:
-    """The answer to each prompt, alone, of eager attention."""
-    eager = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager").eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
-
-    def answer(number: int) -> str:
-        ids = tokenizer(prompt(number), return_tensors="pt").input_ids
-        with torch.no_grad():
-            tokens = eager.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
-        return str(tokenizer.decode(tokens, skip_special_tokens=True))
-
-    return answer
 
 
 def test_many_clients(server: Server, single: Any) -> None:
