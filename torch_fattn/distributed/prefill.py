@@ -136,12 +136,12 @@ def prefill(
         )
         chosen = chosen_method(NAME, plan_of(call.sizes), method)
         facts = facts_of(
-            f"{NAME} by {chosen}",
+            NAME,
             query,
             query.shape[2] if call.is_replicated else call.rows.length,
             key.shape[1],
             value.shape[3],
-            {**options, "attn_mask": attn_mask, "return_lse": return_lse},
+            {**options, "attn_mask": attn_mask, "return_lse": return_lse, "method": chosen},
             call.shards,
             call.query_shards,
         )
