@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.distributed.pool import Pool, World
 from torch_fattn import distributed, reference
-from torch_fattn.distributed import Shards
+from torch_fattn.distributed import Shards, ring
 
 pytestmark = pytest.mark.host_only
 
@@ -30,6 +30,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "causal ring": ("prefill", {"method": "ring", "is_causal": True}),
     "zigzag ring": ("prefill", {"method": "ring", "is_causal": True, "layout": "zigzag"}),
     "windows": ("prefill", {"method": "ring", "is_causal": True, "window_left": 8}),
+    "keys after": ("prefill", {"method": "ring", "window_left": 0, "window_right": 8}),
     "rows": ("prefill", {"method": "rows"}),
     "heads": ("prefill", {"method": "heads", "return_lse": True}),
 }
@@ -128,6 +129,21 @@ def test_work(layout: str, options: dict[str, Any]) -> None:
     plan = distributed.explain("prefill", own[0], own[0], own[0], ranks=3, shards=shards, **options).data
     for rank in (0, 1):
         assert plan["work"][rank] == pytest.approx(float(scores[rank].sum() / scores[2].sum()))
+
+
+def attended(world: World, call: str) -> int:
+    """How many shards of keys this rank attends to."""
+    operands, keywords = arguments_of(world.rank, world.ranks, CALLS[call][1])
+    with mock.patch.object(ring, "attend", wraps=ring.attend) as counter:
+        distributed.prefill(*operands, group=world.group, **keywords)
+    return counter.call_count
+
+
+def test_unseen_shards_are_not_attended_to(ranks: Pool) -> None:
+    assert ranks.run(4, attended, "ring") == [4, 4, 4, 4]
+    assert ranks.run(4, attended, "causal ring") == [1, 2, 3, 4]
+    assert ranks.run(4, attended, "windows") == [1, 2, 2, 2]
+    assert ranks.run(4, attended, "keys after") == [2, 2, 2, 1], "they pass ranks that do not see them"
 
 
 class Walked(tuple):  # type: ignore[type-arg]
