@@ -173,6 +173,29 @@ def test_a_module_of_torch(ranks: Pool) -> None:
     assert max(ranks.run(3, multihead)) < TOLERANCE
 
 
+def nested(world: World) -> float:
+    """A block in a block, which an error leaves."""
+    outer, inner = (operand.clone() for operand in operands(heads=(4, 4, 4))[:2])
+    exact, before = expected([outer] * 3), F.scaled_dot_product_attention
+    inner = inner[:, :, :-5].clone()
+    with context_parallel(world.group, buffers=[outer], buffer_seq_dims=[2]) as shards:
+        with (
+            pytest.raises(KeyError),
+            context_parallel(world.group, buffers=[inner], buffer_seq_dims=[2]),
+        ):
+            raise KeyError
+        assert inner.shape[2] == LENGTH - 5
+        out = F.scaled_dot_product_attention(outer, outer, outer)
+        error = _error(unshard(out, 2, shards, world.group), exact)
+    assert F.scaled_dot_product_attention is before and outer.shape[2] == LENGTH
+    return error
+
+
+@pytest.mark.host_only
+def test_nested_blocks(ranks: Pool) -> None:
+    assert max(ranks.run(3, nested)) < TOLERANCE
+
+
 def in_shared_memory(world: World) -> None:
     """Tokens and the tokens after them are views of one tensor, as in a training loop."""
     whole = torch.arange(3 * LENGTH).view(3, LENGTH)
