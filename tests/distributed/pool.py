@@ -19,8 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# A fork of a process that has imported everything starts at once. On macOS, frameworks do not survive a fork.
-START = "forkserver" if sys.platform == "linux" else "spawn"
 PATIENCE = 120  # seconds for an answer, far more than any takes
 # Processor seconds of all ranks, which nobody waits for: tests/tiers.py adds them to those of a test.
 seconds_of_ranks = 0.0
@@ -55,8 +53,11 @@ class Pool:
     def __init__(
         self, ranks: int, *, backend: str = "gloo", device: str = "cpu", timeout: float = 60.0
     ) -> None:
-        context: Any = multiprocessing.get_context(START)
-        if START == "forkserver":
+        # A fork of a process that has imported everything starts at once. Frameworks of macOS and CUDA do not
+        # survive one.
+        start = "forkserver" if sys.platform == "linux" and device != "cuda" else "spawn"
+        context: Any = multiprocessing.get_context(start)
+        if start == "forkserver":
             context.set_forkserver_preload(["torch_fattn"])
         self._folder = tempfile.TemporaryDirectory()
         store = Path(self._folder.name, "store").as_uri()

@@ -63,7 +63,8 @@ def _sharded(problem: Problem, rng: random.Random, most_ranks: int) -> Sharded:
     methods = ["auto", "ring"]
     if problem.mask is None:
         methods.append("rows")
-    if problem.kv_heads % ranks == 0 and (problem.mask is None or problem.mask_broadcast[2]):
+    is_of_all_rows = problem.mask is None or (problem.mask_broadcast[2] and 1 not in rows.counts)
+    if problem.kv_heads % ranks == 0 and is_of_all_rows:
         methods += ["heads", "heads"]
     return Sharded(problem, shards, rows, rng.choice(methods))
 

@@ -78,13 +78,18 @@ def on_dtensors(world: World) -> dict[str, float]:
             distributed.prefill(*wrong)
         except (NotImplementedError, TypeError) as error:
             errors[words] = float(words not in str(error).replace("Replicate()", "R"))
+    for call in (distributed.decode, lambda *operands: unshard(operands[0], 2, Shards.contiguous(26, 4))):
+        try:
+            call(query, key, value)
+        except TypeError as error:
+            errors[str(error)] = float("is a DTensor; pass this rank's part of it" not in str(error))
     return errors
 
 
 @pytest.mark.host_only
 def test_dtensors(ranks: Pool) -> None:
     for errors in ranks.run(4, on_dtensors):
-        assert len(errors) == 4 and max(errors.values()) < TOLERANCE, errors
+        assert len(errors) == 6 and max(errors.values()) < TOLERANCE, errors
 
 
 def _error(result: Tensor, exact: Tensor) -> float:
@@ -168,6 +173,49 @@ def test_a_module_of_torch(ranks: Pool) -> None:
     assert max(ranks.run(3, multihead)) < TOLERANCE
 
 
+def nested(world: World) -> float:
+    """A block in a block, which an error leaves."""
+    outer, inner = (operand.clone() for operand in operands(heads=(4, 4, 4))[:2])
+    exact, before = expected([outer] * 3), F.scaled_dot_product_attention
+    inner = inner[:, :, :-5].clone()
+    with context_parallel(world.group, buffers=[outer], buffer_seq_dims=[2]) as shards:
+        with (
+            pytest.raises(KeyError),
+            context_parallel(world.group, buffers=[inner], buffer_seq_dims=[2]),
+        ):
+            raise KeyError
+        assert inner.shape[2] == LENGTH - 5
+        out = F.scaled_dot_product_attention(outer, outer, outer)
+        error = _error(unshard(out, 2, shards, world.group), exact)
+    assert F.scaled_dot_product_attention is before and outer.shape[2] == LENGTH
+    return error
+
+
+@pytest.mark.host_only
+def test_nested_blocks(ranks: Pool) -> None:
+    assert max(ranks.run(3, nested)) < TOLERANCE
+
+
+def in_shared_memory(world: World) -> None:
+    """Tokens and the tokens after them are views of one tensor, as in a training loop."""
+    whole = torch.arange(3 * LENGTH).view(3, LENGTH)
+    before, tokens, following, columns = whole.clone(), whole[:, :-1], whole[:, 1:], whole.T[1:]
+    with context_parallel(
+        world.group, buffers=[tokens, following, columns], buffer_seq_dims=[1, 1, 0]
+    ) as shards:
+        assert torch.equal(tokens, shards.take(before[:, :-1], 1, world.rank))
+        assert torch.equal(following, shards.take(before[:, 1:], 1, world.rank))
+        assert torch.equal(columns, following.T) and torch.equal(whole, before)
+    assert torch.equal(whole, before) and torch.equal(columns, before.T[1:])
+    tokens[0, 0] = -1
+    assert whole[0, 0] == -1, "a buffer is a view again"
+
+
+@pytest.mark.host_only
+def test_buffers_that_share_memory(ranks: Pool) -> None:
+    ranks.run(3, in_shared_memory)
+
+
 def wrong_buffers(world: World) -> list[str]:
     x = torch.ones(3, 8)
     found = []
@@ -176,6 +224,8 @@ def wrong_buffers(world: World) -> list[str]:
         {"buffers": [x, x.clone()], "buffer_seq_dims": [0, 1]},
         {"buffers": [x], "buffer_seq_dims": [1], "no_restore_buffers": {x.clone()}},
         {"buffers": [x], "buffer_seq_dims": [1], "layout": "spiral"},
+        {"buffers": [x, x], "buffer_seq_dims": [1, 1]},
+        {"buffers": [x], "buffer_seq_dims": [2]},
     ):
         try:
             with context_parallel(world.group, **arguments):
@@ -193,4 +243,6 @@ def test_wrong_buffers(ranks: Pool) -> None:
         "buffers have [3, 8] positions",
         "no_restore_buffers has a tensor that is not in buffers",
         "layout is 'spiral'",
+        "buffers[1] is there twice",
+        "buffer_seq_dims[0] is 2 and buffers[0] has 2 dimensions",
     ]

@@ -66,6 +66,11 @@ def decode_with_fault(world: World, fault: str) -> Seen:
         if fault == "other call" and world.rank == FAULTY:
             key = cache.keys(0)
             distributed.prefill(query, key, key, query_shards="replicated", **options)
+        elif fault == "other method":
+            rows, method = torch.ones(2, 3, 4, 32), ("heads" if world.rank == FAULTY else "ring")
+            distributed.prefill(rows, rows, rows, method=method, **options)
+        elif fault.startswith("unshard"):
+            unshard_with_fault(world, fault)
         else:
             distributed.decode(query, cache.keys(0), cache.values(0), step.seq_lens * RANKS, **options)
     except (RuntimeError, TypeError, ValueError) as raised:
@@ -73,6 +78,15 @@ def decode_with_fault(world: World, fault: str) -> Seen:
     seconds = time.monotonic() - start
     same = same_bits(cache.keys(0), before[1]) and torch.equal(step.seq_lens, before[2])
     return Seen(error, seconds, cache.lengths == before[0] and same)
+
+
+def unshard_with_fault(world: World, fault: str) -> None:
+    """gloo ends a process that receives other sizes than it expects."""
+    shards, own = Shards.contiguous(3 * RANKS, RANKS), torch.ones(4, 3, 32)
+    if world.rank == FAULTY:
+        changed = {"unshard other shape": own[:2], "unshard refused": own[:, :2]}
+        own = changed.get(fault, own.double())
+    distributed.unshard(own, 1, shards, world.group)
 
 
 @pytest.fixture
@@ -98,8 +112,13 @@ DIFFERENT = {
     "other options": ("ValueError", "rank 0 and rank 1 pass different options"),
     "other shards": ("ValueError", "rank 0 and rank 1 pass different shards"),
     "other call": ("RuntimeError", "rank 0 and rank 1 call different functions"),
+    "other method": ("ValueError", "rank 0 and rank 1 pass different options"),
     "refused": ("RuntimeError", "rank 1 refused its own arguments"),
+    "unshard other shape": ("ValueError", "rank 0 and rank 1 pass different other dimensions"),
+    "unshard other dtype": ("ValueError", "rank 0 and rank 1 pass different dtype"),
+    "unshard refused": ("RuntimeError", "rank 1 refused its own arguments"),
 }
+CALLS = {"other method": "prefill", **{fault: "unshard" for fault in DIFFERENT if "unshard" in fault}}
 
 
 @pytest.mark.parametrize("fault", DIFFERENT)
@@ -107,12 +126,15 @@ def test_a_rank_that_passes_something_else(ranks: Pool, fault: str) -> None:
     kind, words = DIFFERENT[fault]
     seen = ranks.run(RANKS, decode_with_fault, fault)
     own = seen.pop(FAULTY)
-    if fault == "refused":
+    if fault == "unshard refused":
+        assert own.error.startswith("ValueError: torch_fattn.distributed.unshard: dimension 1 of shape")
+    elif fault == "refused":
         assert own.error.startswith("TypeError: torch_fattn.distributed.decode: ") and "float64" in own.error
     else:
         assert f"{kind}: torch_fattn.distributed." in own.error
     for each in seen:
-        assert each.error.startswith(f"{kind}: torch_fattn.distributed.decode: {words}"), each.error
+        name = f"torch_fattn.distributed.{CALLS.get(fault, 'decode')}"
+        assert each.error.startswith(f"{kind}: {name}: {words}"), each.error
         assert "\n" not in each.error and each.seconds < 5 and each.is_whole
     assert all(not each.error for each in ranks.run(RANKS, decode_with_fault, "")), "the group still works"
 

@@ -61,6 +61,31 @@ def test_tokens(ranks: Pool, name: str, n: int) -> None:
             assert kept <= 2 * (PROMPT + NEW) / n + 4
 
 
+def by_lookup(world: World) -> tuple[Tensor, list[int]]:
+    """Tokens with drafts, most of which are rejected; then the lengths of a cache that refused a batch."""
+    register()
+    model, cache = model_of(CONFIGS["llama"], "fattn_sharded"), ShardedCache(world.group, block_size=4)
+    one = prompts(False)["input_ids"][:1]
+    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "past_key_values": cache}
+    tokens = model.generate(one, prompt_lookup_num_tokens=3, **options)
+    before = [layer.get_seq_length() for layer in cache.layers]
+    for refused, words in (
+        ({"input_ids": one.expand(2, -1)}, "2 sequences are added to a cache of 1; use a new cache"),
+        ({"input_ids": one, "attention_mask": torch.zeros(1, 1, 1, 1)}, "attention_mask has 4 dimensions"),
+    ):
+        with torch.no_grad(), pytest.raises((NotImplementedError, ValueError), match=words):
+            model(**refused, past_key_values=cache if len(refused) == 1 else ShardedCache(world.group))
+    assert [layer.get_seq_length() for layer in cache.layers] == before
+    return tokens, before
+
+
+def test_drafts(ranks: Pool) -> None:
+    model = model_of(CONFIGS["llama"], "eager")
+    alone = model.generate(prompts(False)["input_ids"][:1], max_new_tokens=NEW, do_sample=False)
+    for tokens, lengths in ranks.run(2, by_lookup):
+        assert torch.equal(tokens, alone) and set(lengths) == {PROMPT + NEW - 1}
+
+
 def without_cache(world: World) -> str:
     register()
     try:

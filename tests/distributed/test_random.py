@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.pool import Pool, World
+from tests.distributed.pool import Failure, Pool, World
 from tests.distributed.random_problems import OPS, Result, Sharded, check, draw, run
+from torch_fattn import distributed
 from torch_fattn.distributed import Shards
 from torch_fattn.distributed.exchange import Exchange
 
@@ -54,6 +55,24 @@ def test_varlen_prefill(ranks: Pool, chunk: int) -> None:
 def test_on_gpu(gpu_ranks: Pool, op: str) -> None:
     launches = [check(gpu_ranks, sharded, True) for sharded in draw(op, ON_GPU, 2)]
     assert all(launches), "each problem launches the kernels"
+
+
+def one_row_of_each(world: World, method: str) -> tuple[Tensor, Tensor]:
+    """Every rank has one row, and its own row of the mask. Out, and what it should be."""
+    query, key, value = torch.randn(3, 1, 4, 2, 32, generator=torch.Generator().manual_seed(0))
+    mask, own = torch.eye(2, dtype=torch.bool), slice(world.rank, world.rank + 1)
+    operands = (operand[:, :, own] for operand in (query, key, value))
+    out = distributed.prefill(*operands, mask[own], group=world.group, method=method)
+    return out, value[:, :, own]
+
+
+@pytest.mark.host_only
+def test_one_row_of_each_rank(ranks: Pool) -> None:
+    for method in ("auto", "ring"):
+        for out, exact in ranks.run(2, one_row_of_each, method):
+            torch.testing.assert_close(out, exact)
+    for failure in ranks.outcomes(2, one_row_of_each, "heads"):
+        assert isinstance(failure, Failure) and "the attn_mask may differ between rows" in failure.text
 
 
 def without_exchange(world: World, sharded: Sharded) -> Result:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.distributed.pool import Pool, World
-from torch_fattn import distributed
-from torch_fattn.distributed import Shards
+from torch_fattn import distributed, reference
+from torch_fattn.distributed import Shards, ring
 
 pytestmark = pytest.mark.host_only
 
@@ -30,6 +30,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "causal ring": ("prefill", {"method": "ring", "is_causal": True}),
     "zigzag ring": ("prefill", {"method": "ring", "is_causal": True, "layout": "zigzag"}),
     "windows": ("prefill", {"method": "ring", "is_causal": True, "window_left": 8}),
+    "keys after": ("prefill", {"method": "ring", "window_left": 0, "window_right": 8}),
     "rows": ("prefill", {"method": "rows"}),
     "heads": ("prefill", {"method": "heads", "return_lse": True}),
 }
@@ -106,6 +107,79 @@ def test_windows_and_causality_save_traffic() -> None:
         data = distributed.explain("prefill", *operands, ranks=4, **keywords).data
         sent[call] = sum(data["sent_bytes"]["ring"])
     assert sent["ring"] > 1.5 * sent["causal ring"] > 2 * sent["windows"]
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "round_robin"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"is_causal": True, "window_left": 8, "sink_tokens": 3},
+        {"window_left": 2, "window_right": 5, "sink_tokens": 40, "q_offset": -7},
+    ],
+)
+def test_work(layout: str, options: dict[str, Any]) -> None:
+    """By the reference: a row's sum over keys that are all the same counts what it sees."""
+    shards = Shards.zigzag(LENGTH, 3) if layout == "zigzag" else Shards.round_robin(LENGTH, 3, 4)
+    own = [torch.empty(1, 1, count, 8, device="meta") for count in shards.counts]
+    keys = torch.zeros(1, 1, LENGTH, 8)
+    _, lse = reference.prefill(keys, keys, keys, **options)
+    scores = shards.take(lse.exp()[0, 0], 0, 0), shards.take(lse.exp()[0, 0], 0, 1), lse.exp()
+    plan = distributed.explain("prefill", own[0], own[0], own[0], ranks=3, shards=shards, **options).data
+    for rank in (0, 1):
+        assert plan["work"][rank] == pytest.approx(float(scores[rank].sum() / scores[2].sum()))
+
+
+def attended(world: World, call: str) -> int:
+    """How many shards of keys this rank attends to."""
+    operands, keywords = arguments_of(world.rank, world.ranks, CALLS[call][1])
+    with mock.patch.object(ring, "attend", wraps=ring.attend) as counter:
+        distributed.prefill(*operands, group=world.group, **keywords)
+    return counter.call_count
+
+
+def test_unseen_shards_are_not_attended_to(ranks: Pool) -> None:
+    assert ranks.run(4, attended, "ring") == [4, 4, 4, 4]
+    assert ranks.run(4, attended, "causal ring") == [1, 2, 3, 4]
+    assert ranks.run(4, attended, "windows") == [1, 2, 2, 2]
+    assert ranks.run(4, attended, "keys after") == [2, 2, 2, 1], "they pass ranks that do not see them"
+
+
+class Walked(tuple):  # type: ignore[type-arg]
+    """Runs that count how often they are walked through."""
+
+    times = 0
+
+    def __iter__(self) -> Any:
+        Walked.times += 1
+        return super().__iter__()
+
+    def __repr__(self) -> str:
+        Walked.times += 1
+        return super().__repr__()
+
+    def __hash__(self) -> int:
+        Walked.times += 1
+        return super().__hash__()
+
+
+def walks(world: World) -> list[int]:
+    shards = Shards.round_robin(64, world.ranks, 4)
+    shards = Shards(tuple(map(Walked, shards.runs)))
+    own, query = torch.randn(1, 2, shards.count(world.rank), 32), torch.randn(1, 2, 1, 32)
+    counts = []
+    for _ in range(3):
+        Walked.times = 0
+        distributed.decode(query, own, own, group=world.group, shards=shards)
+        counts.append(Walked.times)
+    return counts
+
+
+def test_runs_are_walked_once(ranks: Pool) -> None:
+    """A long cache has thousands of runs, and every layer of a model passes them for every token."""
+    for first, *others in ranks.run(2, walks):
+        assert first > 0 and not any(others)
 
 
 class LiveBytes(TorchDispatchMode):

@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_serve_available
 
 import torch_fattn
 from tests.conftest import counted_launches, decodes
-from tests.transformers.clients import CLIENTS, PATIENCE, prompt
+from tests.transformers.clients import CLIENTS, NEW_TOKENS, PATIENCE, prompt
 from tests.transformers.tiny_models import DEVICE
 from torch_fattn.integrations.transformers import NAME
 

@@ -97,7 +97,9 @@ def prefill_call(
     offset = placed.length - length if offset is None else offset
     of_ranks = [row_runs(rows, query, offset, r) for r in range(ranks)]
     scores = Scores.of(options, of_ranks, placed.runs)
-    row_mask = mask is not None and mask.dim() > 1 and mask.shape[-2] != 1
+    # A rank with one row cannot tell a mask of its row from one of all rows.
+    may_be_one = 1 in [sum(count for _, count in runs) for runs in of_ranks]
+    row_mask = mask is not None and mask.dim() > 1 and (mask.shape[-2] != 1 or may_be_one)
     sizes = Sizes(
         batch=query.shape[0],
         q_heads=query.shape[1],

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from ..operators.head_padding import pad_heads, without_padding
 from ..runtime.signatures import public, shown
+from .call import check_ranks
 from .dtensor import is_dtensor
-from .exchange import Exchange
+from .exchange import Exchange, Facts
+from .facts import refuse_dtensors
 from .prefill import prefill
 from .shards import Shards
 
@@ -58,7 +60,8 @@ def context_parallel(
     Args:
         mesh: a DeviceMesh of one dimension, or a process group.
         buffers: whole tensors, the same on every rank, of which each rank keeps its positions for the
-            duration of the block: tokens, position ids, embeddings. They are changed in place.
+            duration of the block: tokens, position ids, embeddings. These objects have another content
+            there; tensors that share their memory, such as that of which one is a view, do not.
         buffer_seq_dims: the dimension of the positions in each of them. All have the same length.
         no_restore_buffers: those that need not be whole again after the block.
         layout: "zigzag" gives all ranks the same work under a causal mask; "contiguous" is one run each.
@@ -72,7 +75,7 @@ def context_parallel(
     of all ranks in the order of their positions.
 
     Raises:
-        ValueError: buffers of different lengths, or not as many dimensions as buffers.
+        ValueError: buffers of different lengths, one of them twice, or not as many dimensions as buffers.
         NotImplementedError: from a call inside with dropout or gradients.
     """
     buffers, dims = list(buffers or ()), list(buffer_seq_dims or ())
@@ -84,37 +87,44 @@ def context_parallel(
     if any(all(each is not buffer for buffer in buffers) for each in kept):
         raise ValueError(f"{NAME}: no_restore_buffers has a tensor that is not in buffers; pass it there too")
     shards = (Shards.zigzag if layout == "zigzag" else Shards.contiguous)(length, exchange.ranks)
-    whole = [None if any(each is buffer for each in kept) else buffer.clone() for buffer in buffers]
+    whole = [buffer.data for buffer in buffers]
+    own = [shards.take(each, dim, exchange.rank).clone() for each, dim in zip(whole, dims, strict=True)]
     try:
-        with torch.no_grad():
-            for buffer, dim in zip(buffers, dims, strict=True):
-                _become(buffer, shards.take(buffer, dim, exchange.rank).clone())
+        for buffer, part in zip(buffers, own, strict=True):
+            buffer.data = part
         with _routed(_Block(exchange, mesh, shards)):
             yield shards
     finally:
-        with torch.no_grad():
-            for buffer, before in zip(buffers, whole, strict=True):
-                if before is not None:
-                    _become(buffer, before)
+        for buffer, before in zip(buffers, whole, strict=True):
+            if all(buffer is not each for each in kept):
+                buffer.data = before
 
 
 @public("torch_fattn.distributed.unshard")
 def unshard(own: Tensor, dim: int, shards: Shards, group: Any = None) -> Tensor:
-    """The whole tensor, on every rank, of the parts that the ranks hold of its dimension `dim`."""
+    """The whole tensor, on every rank, of the parts that the ranks hold of its dimension `dim`.
+
+    Raises:
+        RuntimeError, ValueError: as in `decode`.
+    """
     name = "torch_fattn.distributed.unshard"
     exchange = Exchange(name, group)
-    if shards.ranks != exchange.ranks:
-        raise ValueError(
-            f"{name}: shards are for {shards.ranks} ranks and the group has {exchange.ranks}; make them for "
-            f"{exchange.ranks}"
-        )
-    if not -own.dim() <= dim < own.dim() or own.shape[dim] != shards.count(exchange.rank):
-        raise ValueError(
-            f"{name}: dimension {dim} of shape {list(own.shape)} does not have the "
-            f"{shards.count(exchange.rank)} positions of rank {exchange.rank}; pass this rank's part"
-        )
-    counts = [shards.count(rank) for rank in range(shards.ranks)]
-    return shards.join(exchange.gather_rows(own, dim % own.dim(), counts), dim)
+
+    def prepare() -> tuple[Facts, int]:
+        refuse_dtensors(name, {"own": own})
+        check_ranks(name, "shards", shards, exchange.ranks)
+        if not -own.dim() <= dim < own.dim() or own.shape[dim] != shards.count(exchange.rank):
+            raise ValueError(
+                f"{name}: dimension {dim} of shape {list(own.shape)} does not have the "
+                f"{shards.count(exchange.rank)} positions of rank {exchange.rank}; pass this rank's part"
+            )
+        along = dim % own.dim()
+        others = own.shape[:along] + own.shape[along + 1 :]
+        facts = {"call": name, "dtype": own.dtype, "dimension": along, "other dimensions": others}
+        return facts | {"shards": shards.checksum}, along
+
+    along = exchange.agree(prepare)
+    return shards.join(exchange.gather_rows(own, along, shards.counts), along)
 
 
 def _length(buffers: list[Tensor], dims: list[int]) -> int:
@@ -123,15 +133,18 @@ def _length(buffers: list[Tensor], dims: list[int]) -> int:
             f"{NAME}: {len(dims)} buffer_seq_dims are given for {len(buffers)} buffers; pass at least one "
             "buffer, and one dimension for each"
         )
+    for n, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
+        if any(buffer is other for other in buffers[:n]):
+            raise ValueError(f"{NAME}: buffers[{n}] is there twice; pass each tensor once")
+        if not -buffer.dim() <= dim < buffer.dim():
+            raise ValueError(
+                f"{NAME}: buffer_seq_dims[{n}] is {dim} and buffers[{n}] has {buffer.dim()} dimensions; pass "
+                "the dimension of its positions"
+            )
     lengths = {buffer.shape[dim] for buffer, dim in zip(buffers, dims, strict=True)}
     if len(lengths) > 1:
         raise ValueError(f"{NAME}: buffers have {sorted(lengths)} positions; all must have the same length")
     return lengths.pop()
-
-
-def _become(buffer: Tensor, content: Tensor) -> None:
-    buffer.resize_(content.shape)
-    buffer.copy_(content)
 
 
 @contextmanager

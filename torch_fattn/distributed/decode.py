@@ -13,7 +13,7 @@ from ..operators.parts import merge_parts, result_dtype
 from ..runtime.signatures import public
 from .call import check_ranks
 from .exchange import Exchange, Facts
-from .facts import facts_of, refuse_gradients
+from .facts import facts_of, refuse_dtensors, refuse_gradients
 from .local_decode import LocalKeys, attend
 from .shards import Shards
 
@@ -202,7 +202,9 @@ def _check(name: str, query: Tensor, keys: LocalKeys, seq_lens: Tensor | None, o
     what = "key", "value"
     if keys.block_tables is not None:
         what = "key_cache", "value_cache"
-    refuse_gradients(name, {"query": query, what[0]: keys.key, what[1]: keys.value})
+    operands = {"query": query, what[0]: keys.key, what[1]: keys.value}
+    refuse_dtensors(name, operands)
+    refuse_gradients(name, operands)
     plan: Callable[..., str] = getattr(torch.ops.fattn, f"_plan_{keys.op}")
     tables = () if keys.block_tables is None else (keys.block_tables,)
     plan(query, keys.key, keys.value, *tables, seq_lens, **options)

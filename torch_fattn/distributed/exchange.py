@@ -27,15 +27,10 @@ from ..runtime.signatures import shown
 __all__ = ["HEADER_BYTES", "Exchange", "Facts"]
 
 _Result = TypeVar("_Result")
-Facts = Mapping[str, Any]  # what every rank must pass alike: _FIELDS
+# What every rank must pass alike. The first is the call, which has the same facts on every rank.
+Facts = Mapping[str, Any]
 
-_FIELDS = (
-    *("call", "dtype", "batch size", "query heads", "key-value heads", "query rows", "head_dim"),
-    *("value head_dim", "options", "shards"),
-)
-# Compared by a checksum: the words name them, the number says nothing.
-_BY_CHECKSUM = {"call", "dtype", "options", "shards"}
-_HEADER = 1 + len(_FIELDS)  # int64: whether the rank takes part, and the fields
+_HEADER = 1 + 10  # int64: whether the rank takes part, and at most ten facts
 HEADER_BYTES = 8 * _HEADER
 
 
@@ -83,31 +78,31 @@ class Exchange:
         words = [0] * _HEADER
         try:
             facts, result = prepare()
-            words = [1, *(_number(facts[field]) for field in _FIELDS)]
+            words[: 1 + len(facts)] = [1, *map(_number, facts.values())]
         except Exception as error:
             refusal = error
         headers = self.gather(torch.tensor(words, device="cpu")).tolist() if self.ranks > 1 else []
         if refusal is not None:
             raise refusal
-        self._compare(headers)
+        self._compare(facts, headers)
         return result
 
-    def _compare(self, headers: list[list[int]]) -> None:
+    def _compare(self, facts: Facts, headers: list[list[int]]) -> None:
         for rank, header in enumerate(headers):
             if not header[0]:
                 raise RuntimeError(
                     f"{self.name}: rank {rank} refused its own arguments; see the error on that rank"
                 )
         for rank, header in enumerate(headers[1:], start=1):
-            for field, first, own in zip(_FIELDS, headers[0][1:], header[1:], strict=True):
+            for fact, first, own in zip(facts, headers[0][1:], header[1:], strict=False):
                 if first == own:
                     continue
-                if field == "call":
+                if fact == "call":
                     raise RuntimeError(
                         f"{self.name}: rank 0 and rank {rank} call different functions; call the same one, "
                         "in the same order, on every rank"
                     )
-                told = field if field in _BY_CHECKSUM else f"{field}: {first} and {own}"
+                told = f"{fact}: {first} and {own}" if isinstance(facts[fact], int) else fact
                 raise ValueError(
                     f"{self.name}: rank 0 and rank {rank} pass different {told}; they must be equal on every "
                     "rank"

@@ -12,7 +12,7 @@ from ..operators.kv_formats import head_dim
 from ..operators.options import PrefillOptions
 from ..runtime.options import with_defaults
 from ..runtime.signatures import public, shown
-from .call import prefill_call
+from .call import check_ranks, prefill_call
 from .exchange import HEADER_BYTES, Exchange
 from .planner import FLOAT, SUMS, Method, Plan, chosen_method, plan_of, work_of
 from .shards import Shards
@@ -104,5 +104,7 @@ def explain(
     part = query.shape[:3].numel() * (columns + SUMS) * FLOAT
     sent = (ranks - 1) * (part + HEADER_BYTES)
     plan = Plan("parts", {"parts": (sent,) * ranks}, {"parts": ((ranks + 1) * part,) * ranks}, {})
-    counts = [1] * ranks if shards is None else [shards.count(rank) for rank in range(shards.ranks)]
+    if shards is not None:
+        check_ranks(NAME, "shards", shards, ranks)
+    counts = (1,) * ranks if shards is None else shards.counts
     return Explanation(op, plan, tuple(count / max(sum(counts), 1) for count in counts))

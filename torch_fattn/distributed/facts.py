@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .dtensor import is_dtensor
 from .exchange import Facts
+from .shards import Shards
 
-__all__ = ["facts_of", "refuse_gradients"]
+__all__ = ["facts_of", "refuse_dtensors", "refuse_gradients"]
 
 
 def facts_of(
@@ -28,13 +30,23 @@ def facts_of(
         "head_dim": head_dim,
         "value head_dim": value_dim,
         "options": sorted((key, _told(value)) for key, value in options.items() if value is not None),
-        "shards": shards,
+        "shards": [_told(each) for each in shards],
     }
 
 
 def _told(value: Any) -> str:
+    if isinstance(value, Shards):
+        return str(value.checksum)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return str([_told(each) for each in value])
     # The tensors of ranks have their own columns; their contents are the caller's to keep equal.
     return f"{value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else repr(value)
+
+
+def refuse_dtensors(name: str, operands: Mapping[str, Tensor]) -> None:
+    for what, operand in operands.items():
+        if is_dtensor(operand):
+            raise TypeError(f"{name}: {what} is a DTensor; pass this rank's part of it, {what}.to_local()")
 
 
 def refuse_gradients(name: str, operands: Mapping[str, Tensor]) -> None:

@@ -37,7 +37,7 @@ class Sizes:
     keys: tuple[tuple[Run, ...], ...]
     scores: Scores
     has_mask: bool = False
-    has_row_mask: bool = False  # the mask differs between rows
+    has_row_mask: bool = False  # the mask may differ between rows
     is_replicated: bool = False  # every rank has the same rows
     return_lse: bool = False
 
@@ -126,7 +126,7 @@ def _refusals(sizes: Sizes) -> dict[str, str]:
         if heads % sizes.ranks:
             refusals["heads"] = f"{heads} {kind} do not divide among {sizes.ranks} ranks"
     if sizes.has_row_mask:
-        refusals["heads"] = "the attn_mask differs between rows, and each rank has its own rows of it"
+        refusals["heads"] = "the attn_mask may differ between rows, and each rank has its own rows of it"
     if sizes.has_mask:
         refusals["rows"] = "an attn_mask is that of each rank's own rows"
     return refusals
@@ -191,16 +191,19 @@ def work_of(sizes: Sizes) -> tuple[float, ...]:
 
 def _scores(sizes: Sizes, rows: tuple[Run, ...], keys: tuple[Run, ...]) -> int:
     """Pairs of a row and a key that it sees."""
-    seen, count = sizes.scores, 0
-    for first_row, row_count in rows:
-        row = torch.arange(first_row, first_row + row_count, device="cpu")
-        for first, key_count in keys:
-            end = (row + 1 if seen.is_causal else row.new_tensor(FAR)).clamp(first, first + key_count)
-            left = row - seen.window_left if seen.window_left >= 0 else row.new_tensor(first)
-            right = row + seen.window_right + 1 if seen.window_right >= 0 else row.new_tensor(FAR)
-            left, right = (left.clamp(first, first + key_count), torch.minimum(right, end))
-            sinks = row.new_tensor(seen.sink_tokens).clamp(first, first + key_count)
-            before = torch.minimum(sinks, end) - first
-            inside = right - torch.maximum(left, torch.minimum(sinks, end))
-            count += int((before + inside.clamp(min=0)).expand(row.shape).sum())
-    return count
+    seen, row, position = sizes.scores, _positions(rows), _positions(keys)
+    after = row + 1 if seen.is_causal else torch.full_like(row, FAR)
+    sinks = after.clamp(max=seen.sink_tokens)
+    first = row - min(seen.window_left, FAR) if seen.window_left >= 0 else torch.full_like(row, -FAR)
+    end = row + min(seen.window_right, FAR) + 1 if seen.window_right >= 0 else after
+    first = torch.maximum(first, sinks)
+    end = torch.maximum(torch.minimum(end, after), first)
+    until_sinks, until_first, until_end = (
+        torch.searchsorted(position, bound) for bound in (sinks, first, end)
+    )
+    return int((until_sinks + until_end - until_first).sum())
+
+
+def _positions(runs: tuple[Run, ...]) -> torch.Tensor:
+    """Int64, ascending."""
+    return torch.cat([torch.arange(count, device="cpu") + first for first, count in ((0, 0), *runs)])

@@ -91,7 +91,8 @@ def prefill(
         method: "ring", "rows", "heads", or "auto", the one of least bytes (`explain` shows them). "ring":
             keys and values pass from rank to rank, the next ones while the present ones are attended to.
             "rows": the rows are gathered, and partial results sent back. "heads": an all-to-all gives each
-            rank all positions of some heads. Replicated rows have one method: partial results are gathered.
+            rank all positions of some heads; its attn_mask must be one for all rows, and "rows" takes none.
+            Replicated rows have one method: partial results are gathered.
         q_offset: absolute position of row 0 of all rows. Default: Lk - Lq, both of all ranks.
         mask_map: of attn_mask, with query_shards "replicated"; no effect otherwise.
         options: those of `torch_fattn.prefill`, the same on every rank. Windows, sink_tokens and ALiBi count
@@ -136,12 +137,12 @@ def prefill(
         )
         chosen = chosen_method(NAME, plan_of(call.sizes), method)
         facts = facts_of(
-            f"{NAME} by {chosen}",
+            NAME,
             query,
             query.shape[2] if call.is_replicated else call.rows.length,
             key.shape[1],
             value.shape[3],
-            {**options, "attn_mask": attn_mask, "return_lse": return_lse},
+            {**options, "attn_mask": attn_mask, "return_lse": return_lse, "method": chosen},
             call.shards,
             call.query_shards,
         )

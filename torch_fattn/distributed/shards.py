@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import torch
@@ -26,6 +27,20 @@ class Shards:
     """
 
     runs: tuple[tuple[Run, ...], ...]  # of each rank, ascending
+
+    # A long sequence has thousands of runs, and a model the same shards in every layer.
+    def __hash__(self) -> int:
+        return self.checksum
+
+    @cached_property
+    def checksum(self) -> int:
+        """The same in every process."""
+        return zlib.crc32(str(self.runs).encode())
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many positions each rank holds."""
+        return tuple(sum(count for _, count in runs) for runs in self.runs)
 
     @staticmethod
     @public("Shards.contiguous")
@@ -68,12 +83,13 @@ class Shards:
     @property
     def length(self) -> int:
         """The positions of all ranks."""
-        return sum(self.count(rank) for rank in range(self.ranks))
+        return sum(self.counts)
 
     @public("Shards.count")
     def count(self, rank: int) -> int:
         """How many positions this rank holds."""
-        return sum(count for _, count in self._of("count", rank))
+        self._of("count", rank)
+        return self.counts[rank]
 
     @public("Shards.take")
     def take(self, all_positions: Tensor, dim: int, rank: int) -> Tensor:

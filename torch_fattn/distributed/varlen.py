@@ -15,7 +15,7 @@ from ..runtime.options import with_defaults
 from ..runtime.signatures import check_tensor, public
 from .call import PrefillCall, prefill_call
 from .exchange import Exchange, Facts
-from .facts import facts_of, refuse_gradients
+from .facts import facts_of, refuse_dtensors, refuse_gradients
 from .ring import ring
 from .shards import Shards
 
@@ -84,8 +84,10 @@ def varlen_prefill(
     every = {**with_defaults("varlen_prefill", options)}
 
     def prepare() -> tuple[Facts, list[PrefillCall]]:
-        refuse_gradients(NAME, {"query": query, "key": key, "value": value})
-        for what, operand in (("query", query), ("key", key), ("value", value)):
+        operands = {"query": query, "key": key, "value": value}
+        refuse_dtensors(NAME, operands)
+        refuse_gradients(NAME, operands)
+        for what, operand in operands.items():
             check_tensor(NAME, what, operand, "[tokens, heads, dim]")
             if operand.dim() != 3:
                 raise ValueError(

@@ -89,19 +89,25 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        first, self.length = self.length, self.length + key_states.shape[2]
-        self._make_room()
-        positions = torch.arange(first, self.length)
+        if key_states.shape[0] != self.keys.shape[0]:
+            raise ValueError(
+                f"ShardedCache: {key_states.shape[0]} sequences are added to a cache of "
+                f"{self.keys.shape[0]}; use a new cache"
+            )
+        first, length = self.length, self.length + key_states.shape[2]
+        self._make_room(length)
+        positions = torch.arange(first, length)
         own = positions[positions // self.block_size % self.ranks == self.rank]
         slots = own // (self.block_size * self.ranks) * self.block_size + own % self.block_size
         for memory, states in ((self.keys, key_states), (self.values, value_states)):
             memory[:, :, slots.to(self.device)] = states[:, :, (own - first).to(self.device)]
+        self.length = length
         key: Any = self.keys.view_as(self.keys)
         key._fattn_layer = self  # for attend_sharded
         return key, self.values
 
-    def _make_room(self) -> None:
-        while self.length > self.blocks * self.block_size * self.ranks:
+    def _make_room(self, length: int) -> None:
+        while length > self.blocks * self.block_size * self.ranks:
             self.blocks *= 2
         missing = self.blocks * self.block_size - self.keys.shape[2]
         if missing:
@@ -117,6 +123,12 @@ class _Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """`-n` forgets the newest n positions; `n`, as in transformers, all but the first n."""
+        number = int(tokens_to_remove)  # a tensor, of assisted generation
+        kept = number if number > 0 else self.length + number
+        self.length = max(min(kept, self.length), 0)
 
     def reset(self) -> None:
         self.length = 0
@@ -178,6 +190,11 @@ def attend_sharded(
         "token_major_out": True,
     }
     if attention_mask is not None:
+        if attention_mask.dim() != 2:
+            raise NotImplementedError(
+                f"fattn_sharded: attention_mask has {attention_mask.dim()} dimensions; pass the padding, "
+                "[batch, length]"
+            )
         options["attn_mask"] = _own_columns(attention_mask, shards, layer.rank)
     if rows <= MAX_DECODE_ROWS:
         lengths = torch.full((query.shape[0],), layer.length, dtype=torch.int32, device=query.device)
