@@ -125,6 +125,33 @@ def test_a_registered_block_is_not_found_after_it_is_written() -> None:
 
 
 @pytest.mark.host_only
+def test_a_registered_draft_that_another_replaces() -> None:
+    """accept() moves tokens into blocks that commit() has registered."""
+    cache = paged("cpu", num_blocks=40)
+    one, _ = prompted(cache, PROMPT[:8])
+    step = append(cache, cache.extend([one], 8))
+    drafts = [*range(8)]
+    cache.commit(one, PROMPT[:8] + drafts)
+    cache.accept(step, [[0, 2, 3, 4, 5]])
+    cache.swap_out(one)
+    cache.swap_in(one)
+    assert cache.length(cache.allocate([*PROMPT[:8], *drafts])) == 8
+    cache.commit(one, [*PROMPT[:8], 0, 2, 3, 4, 5])
+    assert cache.length(cache.allocate([*PROMPT[:8], 0, 2, 3, 4, 5])) == 12
+
+
+@pytest.mark.host_only
+def test_a_long_salt() -> None:
+    """A salt is any string, and does not change an error of another cause."""
+    cache = paged("cpu", num_blocks=40, max_sequences=3)
+    for salt in ("a" * 1000, "\ud800\n"):
+        assert prompted(cache, PROMPT, salt=salt)[1] == 0
+    assert prompted(cache, PROMPT, salt="a" * 1000)[1] == 12
+    with pytest.raises(CacheFullError, match="allocate: 3 sequences are allocated"):
+        cache.allocate(PROMPT, salt="a" * 1000)
+
+
+@pytest.mark.host_only
 def test_cleared_prefixes() -> None:
     """What was computed before is registered no more, not even behind newer blocks."""
     cache = paged("cpu")
