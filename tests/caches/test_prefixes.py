@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, Dense, paged, same, snapshot
 from tests.helpers.synchronisations import Synchronisations
@@ -230,6 +231,25 @@ def test_drafts_that_cannot_be_accepted() -> None:
     cache.accept(step, [[0, 1, 2]])  # nothing moves
     assert cache.length(one) == 12
     cache.accept(append(cache, cache.extend([one], 0)), [[]])
+
+
+@pytest.mark.host_only
+def test_a_fork_copies_no_more_than_its_own_blocks() -> None:
+    """Its cost does not grow with the pool."""
+
+    class Copies(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            if op is torch.ops.aten.copy_.default:
+                self.most = max(self.most, arguments[0].numel())
+            return op(*arguments, **(keywords or {}))
+
+    cache = paged("cpu", num_blocks=1000)
+    one, _ = prompted(cache, PROMPT)
+    with Copies() as copies:
+        two = cache.fork(one)
+    assert copies.most == 4 and cache.blocks(two) == cache.blocks(one)
 
 
 def test_nothing_waits() -> None:

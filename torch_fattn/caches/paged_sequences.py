@@ -281,7 +281,7 @@ class PagedSequences(PagedAttention):
                 self._tables.write(row, 0, [max(block, 0) for block in sequence.blocks])
                 self._tables.set_length(row, sequence.length)
             else:
-                self._tables.copy_row(sequence.row, row)
+                self._tables.copy_row(sequence.row, row, len(sequence.blocks))
         except BaseException:
             self._tables.free_row(row)
             raise
