@@ -161,7 +161,10 @@ def _takes(part: Any, value: Any) -> bool:
     if of in (Iterable, Literal):
         return True  # the function has its own message for others
     if of is Sequence:
-        return _is_list(value) and all(_takes(get_args(part)[0], member) for member in value)
+        kind = get_args(part)[0]
+        if not _is_list(value):
+            return False
+        return set(map(type, value)) <= {kind} or all(_takes(kind, member) for member in value)
     if of is tuple:
         kinds = [_Kind(member) for member in get_args(part)]
         return _is_list(value) and len(value) == len(kinds) and all(map(_Kind.takes, kinds, value))
