@@ -203,7 +203,8 @@ class PagedKVCache(PagedSequences):
         ids of the blocks that `commit` registered. Blocks that they share are stored once. The file is
         replaced when it is complete. Waits for the GPU.
 
-        ValueError: a sequence is not allocated or swapped out, or not every layer has its tokens.
+        ValueError: a sequence is not allocated or swapped out, or not every layer has its tokens. OSError:
+        the file cannot be written.
         """
         numbers = self.sequences if sequences is None else sequences
         saved = [self._get("save", number) for number in numbers]
@@ -235,7 +236,7 @@ class PagedKVCache(PagedSequences):
         prompts need them. Waits for the GPU.
 
         CacheFullError: there are too few free blocks or sequences. ValueError: the file is damaged or of
-        another kind of cache.
+        another kind of cache. OSError: it cannot be read.
         """
         name, size = "PagedKVCache.load", self._block_size
         saved = read(name, Path(path), self._layers, self._window)
