@@ -55,7 +55,7 @@ def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -
     tensors = dict(zip(_names(layers), saved.memory, strict=True))
     for n, sequence in enumerate(saved.sequences):
         for what, numbers in (("rows", sequence.rows), ("token_ids", sequence.token_ids)):
-            tensors[f"sequences.{n}.{what}"] = torch.tensor(numbers, dtype=torch.int64)
+            tensors[f"sequences.{n}.{what}"] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     header = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -77,8 +77,6 @@ def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -
 
 
 def _not_writable(path: Path) -> str | None:
-    if "\0" in str(path):
-        return f"{str(path)!r} has a null character"
     if path.is_dir():
         return f"{path} is a folder"
     if path.exists() and not path.is_file():

@@ -197,7 +197,7 @@ class PagedKVCache(PagedSequences):
         if own.epoch == self._epoch:
             self._register(own)
 
-    @public("PagedKVCache.save", any_text=True)
+    @public("PagedKVCache.save")
     def save(self, path: str | os.PathLike[str], sequences: Sequence[int] | None = None) -> None:
         """Writes these sequences, by default all, to a safetensors file (package safetensors), with the token
         ids of the blocks that `commit` registered. Blocks that they share are stored once. The file is
@@ -229,7 +229,7 @@ class PagedKVCache(PagedSequences):
         memory = self._layers.read([*rows])
         write("PagedKVCache.save", Path(path), self._layers, self._window, Saved(memory, listed))
 
-    @public("PagedKVCache.load", any_text=True)
+    @public("PagedKVCache.load")
     def load(self, path: str | os.PathLike[str]) -> tuple[int, ...]:
         """New sequences with the tokens of those in a file of `save`, in their order; `block_size` and the
         sizes of the pools may differ. Their prefixes are registered: free() the sequences if only later
@@ -248,7 +248,7 @@ class PagedKVCache(PagedSequences):
         try:
             slots = [(blocks[chunk] * size + n, row) for chunk in chunks for n, row in enumerate(chunk)]
             kept = [(slot, row) for slot, row in slots if row >= 0]
-            index = torch.tensor([row for _, row in kept], dtype=torch.int64)
+            index = torch.tensor([row for _, row in kept], dtype=torch.int64, device="cpu")
             self._layers.restore([slot for slot, _ in kept], [memory[index] for memory in saved.memory])
             for each in loaded:
                 own = each.sequence([blocks[chunk] if chunk else GONE for chunk in each.chunks], self._epoch)
