@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,12 @@ def test_damaged_files(tmp_path: Path) -> None:
         (rewritten({"format": "other"}), "its format is 'other'"),
         (rewritten({"version": "2"}), "has version 2 of the format, and this torch_fattn reads 1"),
         (rewritten({"cache": "{"}), "is damaged"),
-        (rewritten({"salts": "[0, 0]"}), "sequences.1.rows"),
-        (rewritten({}, **{"sequences.0.rows": rows + 1}), "the rows of sequence 0"),
-        (rewritten({}, **{"sequences.0.rows": rows - 2}), "the rows of sequence 0"),
+        (rewritten({"cache": "[]"}), r"its cache is \[\]"),
+        (rewritten({"salts": '["", ""]'}), "sequences.1.rows"),
+        *((rewritten({"salts": salts}), "its salts are no list of str") for salts in ("[0]", '"a"', "3")),
+        (rewritten({"salts": "[" * 100_000}), "recursion"),
+        *((rewritten({}, **{"sequences.0.rows": rows + n}), "the rows of sequence 0") for n in (1, -1, -2)),
+        (rewritten({}, **{"sequences.0.token_ids": rows[:8].view(4, 2).clone()}), "the rows of sequence 0"),
         (rewritten({}, **{"layers.1.key": tensors["layers.1.key"][1:]}), "a tensor has shape"),
         (rewritten({}, **{"layers.1.key": tensors["layers.1.key"].half()}), "float16"),
     ):
@@ -228,9 +232,54 @@ def test_a_file_is_written_as_a_whole(tmp_path: Path) -> None:
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
     cache.save(path)
     assert path.read_bytes() != before and [*tmp_path.iterdir()] == [path]
-    for wrong in (tmp_path, tmp_path / "none" / "file"):
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in (tmp_path, tmp_path / "none" / "file", tmp_path / "pipe"):
         with pytest.raises(ValueError, match="pass the path of a file in a folder"):
             cache.save(wrong)
+    for call, long in ((cache.save, "cannot be written"), (cache.load, "cannot be read")):
+        with pytest.raises(OSError, match=rf"PagedKVCache\.\w+: .* {long} \(.*\); pass"):
+            call(tmp_path / ("x" * 300))  # no file system has such a name
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("saved_size", "loaded_size"), [(1, 4), (2, 8), (4, 1)])
+def test_tokens_behind_a_window_are_missing(saved_size: int, loaded_size: int, tmp_path: Path) -> None:
+    """A larger block than that of the file holds tokens that the file lacks: no row may see them, and
+    no prefix with them is found, also not in a copy of the copy."""
+    window = {"window_left": 5, "sink_tokens": 1}
+    dense = Dense()
+    cut = found = 0
+    for length in (13, 19, 22):
+        token_ids = list(range(length))
+        cache = paged("cpu", num_blocks=40, block_size=saved_size, **window)
+        one = cache.allocate()
+        for _ in range(length):
+            dense.append(cache, cache.extend([one]), [1], "cpu")
+        cache.commit(one, token_ids)
+        rows = dense.tokens.pop(one)
+        for _ in range(2):
+            cache.save(tmp_path / "file", [one])
+            cache = paged("cpu", num_blocks=40, block_size=loaded_size, **window)
+            for tensor in cache._layers.tensors():
+                tensor.fill_(torch.nan)
+            (one,) = cache.load(tmp_path / "file")
+            cache.swap_out(one)
+            cache.swap_in(one)
+            for kept in range(length + 1):
+                other, prefixed = cache.fork(one), cache.allocate([*token_ids[:kept], 99])
+                found += cache.length(prefixed) > 0
+                try:
+                    cache.truncate(other, kept)
+                except ValueError as refused:
+                    cache.truncate(other, int(str(refused).split("at least ")[1].split()[0]))
+                    cut += 1
+                for sequence in (other, prefixed):
+                    dense.tokens[sequence] = [layer[: cache.length(sequence)] for layer in rows]
+                    step = cache.extend([sequence])
+                    dense.append(cache, step, [1], "cpu")
+                    dense.check(cache, step, "cpu", exact_options=window)
+                    cache.free(sequence)
+    assert cut > 0 and (found > 0) == (saved_size > loaded_size)
 
 
 def test_without_safetensors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

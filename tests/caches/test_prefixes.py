@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, Dense, paged, same, snapshot
 from tests.helpers.synchronisations import Synchronisations
@@ -125,6 +126,33 @@ def test_a_registered_block_is_not_found_after_it_is_written() -> None:
 
 
 @pytest.mark.host_only
+def test_a_registered_draft_that_another_replaces() -> None:
+    """accept() moves tokens into blocks that commit() has registered."""
+    cache = paged("cpu", num_blocks=40)
+    one, _ = prompted(cache, PROMPT[:8])
+    step = append(cache, cache.extend([one], 8))
+    drafts = [*range(8)]
+    cache.commit(one, PROMPT[:8] + drafts)
+    cache.accept(step, [[0, 2, 3, 4, 5]])
+    cache.swap_out(one)
+    cache.swap_in(one)
+    assert cache.length(cache.allocate([*PROMPT[:8], *drafts])) == 8
+    cache.commit(one, [*PROMPT[:8], 0, 2, 3, 4, 5])
+    assert cache.length(cache.allocate([*PROMPT[:8], 0, 2, 3, 4, 5])) == 12
+
+
+@pytest.mark.host_only
+def test_a_long_salt() -> None:
+    """A salt is any string, and does not change an error of another cause."""
+    cache = paged("cpu", num_blocks=40, max_sequences=3)
+    for salt in ("a" * 1000, "\ud800\n"):
+        assert prompted(cache, PROMPT, salt=salt)[1] == 0
+    assert prompted(cache, PROMPT, salt="a" * 1000)[1] == 12
+    with pytest.raises(CacheFullError, match="allocate: 3 sequences are allocated"):
+        cache.allocate(PROMPT, salt="a" * 1000)
+
+
+@pytest.mark.host_only
 def test_cleared_prefixes() -> None:
     """What was computed before is registered no more, not even behind newer blocks."""
     cache = paged("cpu")
@@ -203,6 +231,25 @@ def test_drafts_that_cannot_be_accepted() -> None:
     cache.accept(step, [[0, 1, 2]])  # nothing moves
     assert cache.length(one) == 12
     cache.accept(append(cache, cache.extend([one], 0)), [[]])
+
+
+@pytest.mark.host_only
+def test_a_fork_copies_no_more_than_its_own_blocks() -> None:
+    """Its cost does not grow with the pool."""
+
+    class Copies(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            if op is torch.ops.aten.copy_.default:
+                self.most = max(self.most, arguments[0].numel())
+            return op(*arguments, **(keywords or {}))
+
+    cache = paged("cpu", num_blocks=1000)
+    one, _ = prompted(cache, PROMPT)
+    with Copies() as copies:
+        two = cache.fork(one)
+    assert copies.most == 4 and cache.blocks(two) == cache.blocks(one)
 
 
 def test_nothing_waits() -> None:

@@ -48,6 +48,7 @@ RANKS = "tests/distributed, with several ranks"
 LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
+FILES = "tests/caches/test_files.py"
 OVER_PAGED = "tests/transformers/test_paged_cache.py"
 VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
 NOT_FOLLOWED = {
@@ -70,7 +71,9 @@ NOT_FOLLOWED = {
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,
-    "pip install safetensors": "tests/caches/test_files.py",
+    "pip install safetensors": FILES,
+    "pass a path with the permission and the space for a file": FILES,
+    "pass the path of a file that you may read": FILES,
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "make a cache for each batch": OVER_PAGED,

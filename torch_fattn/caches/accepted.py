@@ -23,6 +23,11 @@ class Acceptance:
         return self.sequence.length - self.tokens + len(self.accepted)
 
     @property
+    def first(self) -> int:
+        """The first position whose token becomes another, or the end."""
+        return next((to for _, to in self._moves()), self.length)
+
+    @property
     def is_all(self) -> bool:
         return len(self.accepted) == self.tokens
 

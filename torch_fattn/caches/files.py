@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -28,6 +29,19 @@ class SavedSequence:
     token_ids: list[int]
     salt: str
 
+    @property
+    def missing(self) -> range:
+        """From the first position without a row to the last one."""
+        without = [n for n, row in enumerate(self.rows) if row < 0]
+        return range(without[0], without[-1] + 1) if without else range(0)
+
+    def has_seen_rows(self, window: Window) -> bool:
+        """Whether each token that later rows see has a row."""
+        missing, first_seen = self.missing, len(self.rows) - 1 - window.left
+        if not missing:
+            return True
+        return window.left >= 0 and window.sink_tokens <= missing.start and missing.stop <= first_seen
+
 
 @dataclass
 class Saved:
@@ -37,10 +51,7 @@ class Saved:
 
 def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -> None:
     """Replaces the file as a whole."""
-    save_file = _safetensors(name).torch.save_file
-    if path.is_dir() or not path.parent.is_dir():
-        wrong = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ValueError(f"{name}: {wrong}; pass the path of a file in a folder")
+    safetensors = _safetensors(name)
     tensors = dict(zip(_names(layers), saved.memory, strict=True))
     for n, sequence in enumerate(saved.sequences):
         for what, numbers in (("rows", sequence.rows), ("token_ids", sequence.token_ids)):
@@ -51,26 +62,52 @@ def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -
         "cache": json.dumps(_sizes(layers, window)),
         "salts": json.dumps([sequence.salt for sequence in saved.sequences]),
     }
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, temporary, header)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if wrong := _not_writable(path):
+            raise ValueError(f"{name}: {wrong}; pass the path of a file in a folder")
+        with TemporaryDirectory(dir=path.parent, prefix=".") as folder:
+            whole = Path(folder) / "whole"
+            safetensors.torch.save_file(tensors, whole, header)
+            os.replace(whole, path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise OSError(
+            f"{name}: {path} cannot be written ({error}); pass a path with the permission and the space for "
+            "a file"
+        ) from None
+
+
+def _not_writable(path: Path) -> str | None:
+    if path.is_dir():
+        return f"{path} is a folder"
+    if path.exists() and not path.is_file():
+        return f"{path} is a device or a pipe"
+    return None if path.parent.is_dir() else f"there is no folder {path.parent}"
 
 
 def read(name: str, path: Path, layers: Layers, window: Window) -> Saved:
     """Raises ValueError for a file that `write` did not make for such a cache."""
-    if not path.is_file():
-        raise ValueError(f"{name}: there is no file {path}; pass the path of a file that save() wrote")
     safetensors = _safetensors(name)
     try:
+        if not path.is_file():
+            raise ValueError(f"{name}: there is no file {path}; pass the path of a file that save() wrote")
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             _check_header(name, path, header, layers, window)
             tensors = {key: file.get_tensor(key) for key in file.keys()}
-        return _checked(tensors, json.loads(header["salts"]), layers)
-    except (safetensors.SafetensorError, json.JSONDecodeError, KeyError, TypeError, _DamagedError) as error:
+        return _checked(tensors, json.loads(header["salts"]), layers, window)
+    except OSError as error:
+        raise OSError(
+            f"{name}: {path} cannot be read ({error.strerror or error}); pass the path of a "
+            "file that you may read"
+        ) from None
+    except (
+        safetensors.SafetensorError,
+        json.JSONDecodeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        _DamagedError,
+    ) as error:
         raise ValueError(
             f"{name}: {path} is damaged or no file of a cache ({error}); save() the sequences again"
         ) from None
@@ -122,6 +159,8 @@ def _check_header(name: str, path: Path, header: Mapping[str, str], layers: Laye
             f"{VERSION}; save() the sequences again"
         )
     theirs = json.loads(header["cache"])
+    if not isinstance(theirs, dict):
+        raise _DamagedError(f"its cache is {theirs!r}")
     for what, own in _sizes(layers, window).items():
         if theirs.get(what) != own:
             raise ValueError(
@@ -130,7 +169,9 @@ def _check_header(name: str, path: Path, header: Mapping[str, str], layers: Laye
             )
 
 
-def _checked(tensors: dict[str, Tensor], salts: Sequence[str], layers: Layers) -> Saved:
+def _checked(tensors: dict[str, Tensor], salts: Any, layers: Layers, window: Window) -> Saved:
+    if not isinstance(salts, list) or not all(isinstance(salt, str) for salt in salts):
+        raise _DamagedError("its salts are no list of strings")
     memory = [tensors[name] for name in _names(layers)]
     for rows, own in zip(memory, layers.tensors(), strict=True):
         if rows.dtype != own.dtype or rows.shape[1:] != own.shape[2:] or len(rows) != len(memory[0]):
@@ -138,11 +179,16 @@ def _checked(tensors: dict[str, Tensor], salts: Sequence[str], layers: Layers) -
     sequences = []
     for n, salt in enumerate(salts):
         rows, token_ids = (tensors[f"sequences.{n}.{what}"] for what in ("rows", "token_ids"))
-        if {rows.dtype, token_ids.dtype} != {torch.int64} or rows.dim() != 1 or len(token_ids) > len(rows):
+        sequence = SavedSequence(rows.tolist(), token_ids.tolist(), salt)
+        is_list = {(each.dtype, each.dim()) for each in (rows, token_ids)} == {(torch.int64, 1)}
+        if (
+            not is_list
+            or len(token_ids) > len(rows)
+            or not all(-1 <= row < len(memory[0]) for row in sequence.rows)
+            or not sequence.has_seen_rows(window)
+        ):
             raise _DamagedError(f"the rows of sequence {n}")
-        if len(rows) > 0 and not -1 <= int(rows.min()) <= int(rows.max()) < len(memory[0]):
-            raise _DamagedError(f"the rows of sequence {n}")
-        sequences.append(SavedSequence(rows.tolist(), token_ids.tolist(), str(salt)))
+        sequences.append(sequence)
     return Saved(memory, sequences)
 
 
@@ -156,8 +202,7 @@ class LoadedSequence:
         self._saved, self._block_size = saved, block_size
         self.chunks = [tuple(rows[n : n + block_size]) for n in range(0, len(rows), block_size)]
         self.chunks[begin:end] = [()] * len(self.chunks[begin:end])
-        missing = max((n + 1 for n, row in enumerate(rows) if row < 0), default=0)
-        self._hidden = max(end, -(-missing // block_size))
+        self._hidden = end
 
     def sequence(self, blocks: list[int], epoch: int) -> PagedSequence:
         length, size = len(self._saved.rows), self._block_size
@@ -170,6 +215,7 @@ class LoadedSequence:
             filled=length,
             blocks=blocks,
             hidden=self._hidden,
+            missing=self._saved.missing,
             token_ids=self._saved.token_ids[: len(keys) * size],
             keys=keys,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -132,6 +132,7 @@ class PagedKVCache(PagedSequences):
         for each, blocks in zip(changed, after, strict=True):
             for block in each.written(self._block_size):
                 self._pool.forget(block)
+            each.sequence.drop_keys(each.first, self._block_size)
             shared = [each.sequence.blocks[index] for index in each.copied]
             each.sequence.changed, each.sequence.blocks = self._change, blocks
             self._pool.release(shared + each.sequence.cut(each.length, self._block_size))
@@ -164,7 +165,7 @@ class PagedKVCache(PagedSequences):
         methods than `free` need `swap_in` before. Shared blocks are copied. Waits for the GPU."""
         own = self._get("swap_out", sequence)
         places = [place for place, block in enumerate(own.blocks) if block != GONE]
-        rows = self._layers.read([*own.slots(self._block_size)])
+        rows = self._layers.read(own.slots(self._block_size))
         self._change += 1
         own.changed, own.swapped = self._change, Swapped(places, rows)
         self._pool.release(own.blocks)
@@ -184,7 +185,7 @@ class PagedKVCache(PagedSequences):
         for place, block in zip(own.swapped.places, taken, strict=True):
             back.blocks[place] = block
         try:
-            self._layers.restore([*back.slots(self._block_size)], own.swapped.rows)
+            self._layers.restore(back.slots(self._block_size), own.swapped.rows)
             self._tables.begin([own])
             self._tables.write(own.row, 0, [max(block, 0) for block in back.blocks])
         except BaseException:
@@ -202,7 +203,8 @@ class PagedKVCache(PagedSequences):
         ids of the blocks that `commit` registered. Blocks that they share are stored once. The file is
         replaced when it is complete. Waits for the GPU.
 
-        ValueError: a sequence is not allocated or swapped out, or not every layer has its tokens.
+        ValueError: a sequence is not allocated or swapped out, or not every layer has its tokens. OSError:
+        the file cannot be written.
         """
         numbers = self.sequences if sequences is None else sequences
         saved = [self._get("save", number) for number in numbers]
@@ -213,20 +215,16 @@ class PagedKVCache(PagedSequences):
                     f"them, or truncate it to {own.filled}"
                 )
         rows: dict[int, int] = {}  # of each slot
-        for own in saved:
-            for slot in own.slots(self._block_size):
-                rows.setdefault(slot, len(rows))
+        slots = [dict(own.places(self._block_size)) for own in saved]  # by position
+        for slot in chain.from_iterable(where.values() for where in slots):
+            rows.setdefault(slot, len(rows))
         listed = [
             SavedSequence(
-                rows=[
-                    -1 if block == GONE else rows[block * self._block_size + n]
-                    for place, block in enumerate(own.blocks)
-                    for n in range(min(self._block_size, own.length - place * self._block_size))
-                ],
+                rows=[rows[where[n]] if n in where else -1 for n in range(own.length)],
                 token_ids=own.token_ids if own.epoch == self._epoch else [],
                 salt=own.salt,
             )
-            for own in saved
+            for own, where in zip(saved, slots, strict=True)
         ]
         memory = self._layers.read([*rows])
         write("PagedKVCache.save", Path(path), self._layers, self._window, Saved(memory, listed))
@@ -238,7 +236,7 @@ class PagedKVCache(PagedSequences):
         prompts need them. Waits for the GPU.
 
         CacheFullError: there are too few free blocks or sequences. ValueError: the file is damaged or of
-        another kind of cache.
+        another kind of cache. OSError: it cannot be read.
         """
         name, size = "PagedKVCache.load", self._block_size
         saved = read(name, Path(path), self._layers, self._window)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from ..runtime.signatures import public, shown
-from .blocks import GONE, BlockPool
+from .blocks import BlockPool
 from .groups import common_beginning
 from .indices import counts_of
 from .memory import Layers
@@ -54,7 +54,7 @@ class PagedSequences(PagedAttention):
         """The blocks of the pool that hold the sequence, in order; -1 for those behind its window."""
         return tuple(self._get("blocks", sequence, swapped=True).blocks)
 
-    @public("PagedKVCache.allocate")
+    @public("PagedKVCache.allocate", any_text=True)
     def allocate(self, token_ids: Sequence[int] | None = None, *, salt: str = "") -> int:
         """A new sequence. With the `token_ids` of a prompt, it begins with the longest prefix of whole blocks
         that `commit` registered for these tokens; `length` says how many it has. The last token is never
@@ -112,9 +112,9 @@ class PagedSequences(PagedAttention):
 
     def _register(self, sequence: PagedSequence, first: int = 0) -> None:
         """Its blocks, from the first one on, are found by their keys."""
-        for block, key in zip(sequence.blocks[first:], sequence.keys[first:], strict=False):
-            if block != GONE:
-                self._pool.register(block, key)
+        for index, key in enumerate(sequence.keys[first:], first):
+            if sequence.is_whole(index, self._block_size):
+                self._pool.register(sequence.blocks[index], key)
 
     @public("PagedKVCache.clear_prefixes")
     def clear_prefixes(self) -> None:
@@ -156,8 +156,11 @@ class PagedSequences(PagedAttention):
             )
         _, hidden = self._window.hidden(length, self._block_size)
         seen = max(hidden, self._window.sink_blocks(self._block_size))
-        if seen < min(cut.hidden, -(-length // self._block_size)):
-            least = cut.hidden * self._block_size + self._window.left + 1
+        released = max(cut.hidden * self._block_size, cut.missing.stop)
+        first_seen = max(length - 1 - self._window.left, 0)
+        sees_missing = cut.missing.start < length and first_seen < cut.missing.stop
+        if sees_missing or seen < min(cut.hidden, -(-length // self._block_size)):
+            least = released + self._window.left + 1
             raise ValueError(
                 f"PagedKVCache.truncate: rows after {length} tokens of sequence {sequence} see some "
                 f"that its window has released; keep at least {least} tokens, or none"
@@ -278,7 +281,7 @@ class PagedSequences(PagedAttention):
                 self._tables.write(row, 0, [max(block, 0) for block in sequence.blocks])
                 self._tables.set_length(row, sequence.length)
             else:
-                self._tables.copy_row(sequence.row, row)
+                self._tables.copy_row(sequence.row, row, len(sequence.blocks))
         except BaseException:
             self._tables.free_row(row)
             raise

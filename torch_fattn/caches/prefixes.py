@@ -18,7 +18,11 @@ def block_keys(
     token_ids: Sequence[int], block_size: int, salt: str, before: Sequence[bytes] = ()
 ) -> Iterator[bytes]:
     """The keys of the whole blocks, after those `before`."""
-    key = before[-1] if before else hashlib.sha256(b"torch_fattn" + salt.encode()).digest()
+    key = (
+        before[-1]
+        if before
+        else hashlib.sha256(b"torch_fattn" + salt.encode(errors="surrogatepass")).digest()
+    )
     for first in range(len(before) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[first : first + block_size])
         key = hashlib.sha256(key + tokens.tobytes()).digest()

@@ -45,6 +45,7 @@ class PagedSequence:
     filled: int = 0  # tokens that every layer has
     blocks: list[int] = field(default_factory=list)
     hidden: int = 0  # blocks before this one are `GONE` if they hold no sink token
+    missing: range = range(0)  # positions behind a window that the file of load() did not have
     token_ids: list[int] = field(default_factory=list)  # of the blocks with keys
     keys: list[bytes] = field(default_factory=list)
     swapped: Swapped | None = None  # its blocks then are `GONE`
@@ -56,24 +57,39 @@ class PagedSequence:
     def cut(self, length: int, block_size: int) -> list[int]:
         """Drops the newest tokens. Returns the blocks that hold none of the others."""
         self.length, self.filled = length, min(self.filled, length)
-        del self.keys[length // block_size :]
-        del self.token_ids[len(self.keys) * block_size :]
+        self.drop_keys(length, block_size)
         used = -(-length // block_size)
         self.hidden = min(self.hidden, used)
+        self.missing = self.missing[: max(length - self.missing.start, 0)] or range(0)
         dropped = self.blocks[used:]
         del self.blocks[used:]
         return dropped
 
-    def slots(self, block_size: int) -> Iterator[int]:
-        """The slots of its tokens, without those that are gone."""
+    def drop_keys(self, position: int, block_size: int) -> None:
+        """The tokens from this position on become others."""
+        del self.keys[position // block_size :]
+        del self.token_ids[len(self.keys) * block_size :]
+
+    def places(self, block_size: int) -> Iterator[tuple[int, int]]:
+        """Positions and slots of its tokens, without those that are gone or missing."""
         for n, block in enumerate(self.blocks):
-            if block != GONE:
-                filled = min(block_size, self.length - n * block_size)
-                yield from range(block * block_size, block * block_size + filled)
+            first = n * block_size
+            for position in range(first, min(first + block_size, self.length) if block != GONE else first):
+                if position not in self.missing:
+                    yield position, block * block_size + position - first
+
+    def slots(self, block_size: int) -> list[int]:
+        return [slot for _, slot in self.places(block_size)]
+
+    def is_whole(self, index: int, block_size: int) -> bool:
+        """Whether this block is there with all of its tokens."""
+        first = index * block_size
+        is_missing = first < self.missing.stop and self.missing.start < first + block_size
+        return self.blocks[index] != GONE and not is_missing
 
     def hide(self, begin: int, end: int) -> list[int]:
         """Releases these blocks, which no row sees any more."""
-        begin = max(begin, self.hidden - 1)  # the last hidden one may be there still, after load()
+        begin = max(begin, self.hidden)
         released = self.blocks[begin:end]
         self.blocks[begin:end] = [GONE] * len(released)
         self.hidden = max(end, self.hidden)

@@ -51,8 +51,9 @@ class Tables:
     def set_length(self, row: int, length: int) -> None:
         self.lengths[row].fill_(length)
 
-    def copy_row(self, source: int, copy: int) -> None:
-        self.blocks[copy].copy_(self.blocks[source])
+    def copy_row(self, source: int, copy: int, blocks: int) -> None:
+        """With this many blocks."""
+        self.blocks[copy, :blocks].copy_(self.blocks[source, :blocks])
         self.lengths[copy].copy_(self.lengths[source])
         if source in self._stale:
             self._stale.add(copy)

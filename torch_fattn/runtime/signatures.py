@@ -161,7 +161,10 @@ def _takes(part: Any, value: Any) -> bool:
     if of in (Iterable, Literal):
         return True  # the function has its own message for others
     if of is Sequence:
-        return _is_list(value) and all(_takes(get_args(part)[0], member) for member in value)
+        kind = get_args(part)[0]
+        if not _is_list(value):
+            return False
+        return set(map(type, value)) <= {kind} or all(_takes(kind, member) for member in value)
     if of is tuple:
         kinds = [_Kind(member) for member in get_args(part)]
         return _is_list(value) and len(value) == len(kinds) and all(map(_Kind.takes, kinds, value))
@@ -186,12 +189,14 @@ class Signature:
         options: str | None = None,
         refused_by: str | None = None,
         any_layout: bool = False,
+        any_text: bool = False,
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._names = names or {}
         self._refused_by = refused_by
         self._any_layout = any_layout
+        self._any_text = any_text
         self._options = options_of_operators.show(function, options) if options else ()
         self._arguments = inspect.signature(function)
         parameters = self._arguments.parameters.values()
@@ -306,7 +311,8 @@ class Signature:
                 raise ValueError(
                     f"{self.name}: {what} is a number of {value.bit_length()} bits; pass one of at most 63"
                 ) from None
-            if isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST):
+            is_short = isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST
+            if isinstance(value, str) and not (is_short or self._any_text):
                 raise ValueError(
                     f"{self.name}: {what} is {shown(value)}; pass up to {_LONGEST} printable characters"
                 ) from None
@@ -349,6 +355,7 @@ def public(
     ahead: bool = True,
     renames: bool = True,
     any_layout: bool = False,
+    any_text: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
@@ -359,10 +366,11 @@ def public(
     renames: False: an error in the name of another public function stays.
     names: this function's names for arguments of the functions that it calls.
     any_layout: True: torch accepts sparse and nested tensors here, and raises its own errors for others.
+    any_text: True: an error of a call with a long or unprintable string stays.
     """
 
     def decorate(function: _Function) -> _Function:
-        signature = Signature(name, function, options, refused_by, any_layout, names)
+        signature = Signature(name, function, options, refused_by, any_layout, any_text, names)
         SIGNATURES[name] = signature
 
         @functools.wraps(function)
