@@ -206,20 +206,12 @@ def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
         check_kept(getattr(torch.ops.fattn, op), alone, written_by(op))
 
 
-# Functions that call an operator of another name.
-BUILT_ON = {
-    "shared_prefix_decode": "decode",
-    "shared_prefix_paged_decode": "paged_decode",
-    "sparse_decode": "decode",
-}
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_python_functions(name: str, size: str, device: str) -> None:
     s = SIZES[size]
     prefixed = name.startswith("shared_prefix")
-    op = BUILT_ON.get(name, name)
+    op = name.removeprefix("shared_prefix_").removeprefix("sparse_")
     function = getattr(torch_fattn, name)
     arguments = operator_call(op, s, device, "auto")
     if "return_lse" in inspect.signature(function).parameters:
@@ -242,7 +234,8 @@ def test_python_functions(name: str, size: str, device: str) -> None:
 
 def test_every_public_function_is_there() -> None:
     assert set(public_operators()) <= {op for op, _ in OPERATORS}
-    assert set(WRAPPERS) == set(public_operators()) | BUILT_ON.keys()
+    others = {"shared_prefix_decode", "shared_prefix_paged_decode", "sparse_decode"}
+    assert set(WRAPPERS) == set(public_operators()) | others
     assert set(flash_attn.__all__) == set(FLASH_ATTN)
     for cache, called in ((PagedKVCache, PAGED_METHODS), (StaticKVCache, STATIC_METHODS)):
         assert {name for name in dir(cache) if not name.startswith("_")} == called
