@@ -279,6 +279,15 @@ def test_tokens_behind_a_window_are_missing(saved_size: int, loaded_size: int, t
                     dense.append(cache, step, [1], "cpu")
                     dense.check(cache, step, "cpu", exact_options=window)
                     cache.free(sequence)
+        cache.truncate(one, 0)  # its next tokens are all there
+        dense.tokens[one] = [[] for _ in rows]
+        dense.append(cache, cache.extend([one], 5), [5], "cpu")
+        cache.swap_out(one)
+        for tensor in cache._layers.tensors():
+            tensor.fill_(torch.nan)
+        cache.swap_in(one)
+        dense.check(cache, cache.extend([one], 0), "cpu", exact_options=window)
+        del dense.tokens[one]
     assert cut > 0 and (found > 0) == (saved_size > loaded_size)
 
 
