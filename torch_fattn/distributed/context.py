@@ -105,7 +105,8 @@ def unshard(own: Tensor, dim: int, shards: Shards, group: Any = None) -> Tensor:
     """The whole tensor, on every rank, of the parts that the ranks hold of its dimension `dim`.
 
     Raises:
-        RuntimeError, ValueError: as in `decode`.
+        RuntimeError: as in `decode`.
+        ValueError: as in `decode`.
     """
     name = "torch_fattn.distributed.unshard"
     exchange = Exchange(name, group)
