@@ -1,6 +1,7 @@
 // Schemas and registration of the ops. Every call is described, planned and run.
 #include <array>
 #include <atomic>
+#include <concepts>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -42,13 +43,13 @@ Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
 template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
 #ifdef FATTN_WITH_METAL
-  if constexpr (std::is_same_v<AnyCall, Call>) {
+  if constexpr (std::derived_from<AnyCall, Call>) {
     if (call.device().is_mps()) test_tensors_for(call.problem);
   }
 #endif
   [[maybe_unused]] Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
 #ifdef FATTN_WITH_METAL
-  if constexpr (std::is_same_v<AnyCall, Call>) {
+  if constexpr (std::derived_from<AnyCall, Call>) {
     if (call.device().is_mps() && !tensors_hold(call.problem, plan))
       plan = plan_or_raise(call.problem, gpu_facts());
   }
@@ -105,7 +106,7 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
                       std::optional<int64_t> family, std::optional<int64_t> cores,
                       std::optional<std::string_view> tensor, bool compiles) {
 #ifdef FATTN_WITH_METAL
-  if constexpr (std::is_same_v<AnyCall, Call>) {
+  if constexpr (std::derived_from<AnyCall, Call>) {
     if (compiles) test_tensors_for(call.problem);
   }
 #endif
@@ -121,7 +122,7 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   Plan plan = plan_or_raise(call.problem, facts);
 #ifdef FATTN_WITH_METAL
   std::string why;
-  if constexpr (std::is_same_v<AnyCall, Call>) {
+  if constexpr (std::derived_from<AnyCall, Call>) {
     const bool is_here = !device_name && !family && !cores && !tensor && *plan.tensor != '\0';
     if (is_here && compiles && !tensors_hold(call.problem, plan))
       plan = plan_or_raise(call.problem, facts = gpu_facts());

@@ -18,6 +18,7 @@ int64_t padded_dim(TensorSize size) { return size.dim == 96 ? 72 : 0; }
 
 Problem problem_of(TensorSize size, const TensorProblem& wanted) {
   Problem p;
+  if (size.is_backward) p.op = Op::kPrefillBackward;
   p.dtype = size.dtype;
   p.q_heads = wanted.q_heads;
   p.kv_heads = wanted.kv_heads;

@@ -20,25 +20,58 @@ struct Tile {
   int64_t walked;  // rows or keys per step
   int64_t simdgroups;
   const char* provenance;
+  bool registers = false;  // tensors: gradients of scores stay in registers
 
   int64_t shares() const { return simdgroups / groups; }
   int64_t rows() const { return groups * owned * kFragment; }
+  bool walks_keys() const {
+    return kernel == Kernel::kBackwardQuery || kernel == Kernel::kBackwardQueryTensor;
+  }
 };
 
-Tile tile_of(Kernel kernel, const Problem& p, const DeviceFacts& device) {
+// The tile of one of the two passes.
+Tile tensor_tile(bool walks_keys, const Problem& p, bool registers) {
+  constexpr int64_t kGradients = 2;  // of key and value, each in simdgroups of its own
+  const BackwardTensorRow& row = tensor_row(kBackwardTensorTuning, p.head_dim, registers);
+  Tile tile = {Kernel::kBackwardQueryTensor, kTensorRows / kFragment, row.row_groups, row.walked,
+               row.row_groups * row.shares,  row.provenance,          registers};
+  if (walks_keys) return tile;
+  tile.kernel = Kernel::kBackwardKeyTensor;
+  tile.groups = row.key_groups;
+  tile.simdgroups = row.key_groups * kGradients * row.shares;
+  return tile;
+}
+
+Tile tile_of(bool walks_keys, const Problem& p, const DeviceFacts& device) {
+  if (const TensorState state = tensor_state(p, device.tensors); is_on(state))
+    return tensor_tile(walks_keys, p, state == TensorState::kRegisters);
   const int64_t dim = std::max(p.head_dim, p.value_dim);
-  const BackwardRow& row = kernel == Kernel::kBackwardQuery
+  const BackwardRow& row = walks_keys
                                ? tuning_row(kBackwardQueryTuning, device, operand_dtype(p, device), dim)
                                : tuning_row(kBackwardKeyTuning, device, operand_dtype(p, device), dim);
-  return {kernel, row.owned, row.groups, row.walked, row.simdgroups, row.provenance};
+  return {walks_keys ? Kernel::kBackwardQuery : Kernel::kBackwardKey,
+          row.owned,
+          row.groups,
+          row.walked,
+          row.simdgroups,
+          row.provenance};
 }
 
 int64_t padded_columns(int64_t dim, int64_t shares) {
   return ceil_div(dim / kFragment, shares) * shares * kFragment;
 }
 
+// Both operands of the own rows, and one of a step. Without registers also the gradients of a step.
+int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
+  const int64_t operand_bytes = (2 * tile.rows() + tile.walked) * tensor_size(p)->dim * size_of(p.dtype);
+  const int64_t score_bytes =
+      tile.simdgroups * kTensorRows * (tile.walked + kScorePadFloats) * int64_t(sizeof(float));
+  return operand_bytes + (tile.registers ? 0 : score_bytes);
+}
+
 // The staged rows, and the blocks that the simdgroups of a group exchange.
 int64_t bytes_of(const Problem& p, const Tile& tile) {
+  if (is_tensor(tile.kernel)) return bytes_of_tensors(p, tile);
   const int64_t bytes = size_of(p.dtype), shares = tile.shares();
   const int64_t key_bytes = padded_columns(p.head_dim, shares) * bytes + kKeyPadBytes;
   const int64_t value_bytes = padded_columns(p.value_dim, shares) * bytes + kValuePadBytes;
@@ -47,12 +80,16 @@ int64_t bytes_of(const Problem& p, const Tile& tile) {
   return tile.walked * (key_bytes + value_bytes) + blocks * kPairBytes;
 }
 
-// SavedTile in prefill_rows.h, and SavedStepRow in backward_key.metal.
+// What is saved of rows: SavedStepRow in step_rows.h, of two steps with tensors; and SavedTile in
+// prefill_rows.h, with tensors also the states and modifiers of rows and the keys that simdgroups saw.
 int64_t saved_bytes(const Tile& tile) {
-  if (tile.kernel == Kernel::kBackwardKey) {
-    return tile.walked * int64_t(kRowStateFloats * sizeof(float) + sizeof(SavedLimits));
-  }
-  return saved_tile_bytes(tile.rows(), tile.owned * kFragment);
+  constexpr auto kStateBytes = int64_t(kRowStateFloats * sizeof(float));
+  const bool tensors = is_tensor(tile.kernel);
+  if (!tile.walks_keys())
+    return tile.walked * (kStateBytes + int64_t(sizeof(SavedLimits))) * (tensors ? 2 : 1);
+  const int64_t state_bytes = tile.simdgroups * (kTensorRows * kStateBytes + 2 * int64_t(sizeof(uint32_t))) +
+                              tile.rows() * int64_t(sizeof(SavedModifiers));
+  return saved_tile_bytes(tile.rows(), tile.owned * kFragment) + (tensors ? state_bytes : 0);
 }
 
 // The query rows of all results, in the order of lse.
@@ -91,6 +128,7 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
   pass.spec = attention_spec(tile.kernel, p, device);
   pass.spec.row_groups = uint16_t(tile.groups);
   pass.spec.simdgroups = uint16_t(tile.simdgroups);
+  pass.spec.registers = tile.registers;
   pass.spec.causal = p.is_causal;
   pass.spec.window = has_window(p);
   pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
@@ -103,7 +141,7 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
 
 // The most rows or keys that a threadgroup walks.
 int64_t walked_by(const Tile& tile, const Problem& p) {
-  if (tile.kernel == Kernel::kBackwardQuery) return p.kv_len;
+  if (tile.walks_keys()) return p.kv_len;
   return (p.packed ? most_sequence_rows(p) : p.q_len) * (p.q_heads / std::max<int64_t>(p.kv_heads, 1));
 }
 
@@ -117,9 +155,8 @@ std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
   const auto most = int64_t(4 * kMostProductsPerCore / products_of_walked(tile, p));
   const int64_t walked = walked_by(tile, p);
   if (walked <= most) return std::nullopt;
-  const bool of_keys = tile.kernel == Kernel::kBackwardQuery;
   return refuse(Refusal::Kind::kNotImplemented, name_of(p.op), walked,
-                of_keys ? " keys" : " query rows of all heads that share keys", " are above ", most,
+                tile.walks_keys() ? " keys" : " query rows of all heads that share keys", " are above ", most,
                 ", the most for the gradients of a sequence; use shorter sequences");
 }
 
@@ -136,12 +173,13 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
   pass.spec.row_fragments = uint16_t(tile.owned);
   pass.spec.tile_keys = uint16_t(tile.walked);
   pass.spec.grad_lse = p.has_grad_lse;
-  pass.spec.saved_out = p.has_float32_out;
+  // Tensors sum P * dP themselves, as they do for results in 16 bits.
+  pass.spec.saved_out = p.has_float32_out && !is_tensor(tile.kernel);
   pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
   limit_work(pass, device, p, tile);
   if (p.has_grad_lse) pass.bind(kSlotGradLse);
-  if (p.has_float32_out) pass.bind(kSlotSavedOut);
+  if (pass.spec.saved_out) pass.bind(kSlotSavedOut);
   pass.bind(kSlotLse);
   pass.bind(kSlotGradQuery, kSlotOut);
   pass.set_params(params);
@@ -194,13 +232,14 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   Plan plan;
   if (is_empty(problem)) return plan;
   Problem p = problem;
-  const Tile rows = tile_of(Kernel::kBackwardQuery, p, device);
-  const Tile keys = tile_of(Kernel::kBackwardKey, p, device);
+  const Tile rows = tile_of(/*walks_keys=*/true, p, device);
+  const Tile keys = tile_of(/*walks_keys=*/false, p, device);
   for (const Tile& tile : {rows, keys}) {
     if (auto refusal = check_walk(tile, p)) return *std::move(refusal);
   }
   plan.tuning = rows.provenance;
   plan.key_tuning = keys.provenance;
+  plan.tensor = why_tensors(p, device.tensors);
   if (pays_for_map(p, device)) add_mask_map(plan, p);
   plan.kept_bytes = kept_bytes(p);
   plan.scratch_row_floats = result_rows(p) * kRowStateFloats;

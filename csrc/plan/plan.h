@@ -31,9 +31,11 @@ namespace fattn {
   FATTN_LOGITS_OPS(X)                                             \
   X(MaskMap, mask_map, mask_map, MaskMapParams)                   \
   FATTN_BACKWARD_KERNELS(X)
-#define FATTN_BACKWARD_KERNELS(X)                                  \
-  X(BackwardQuery, backward_query, backward_query, BackwardParams) \
-  X(BackwardKey, backward_key, backward_key, BackwardParams)       \
+#define FATTN_BACKWARD_KERNELS(X)                                                      \
+  X(BackwardQuery, backward_query, backward_query, BackwardParams)                     \
+  X(BackwardKey, backward_key, backward_key, BackwardParams)                           \
+  X(BackwardQueryTensor, backward_query_tensor, backward_query_tensor, BackwardParams) \
+  X(BackwardKeyTensor, backward_key_tensor, backward_key_tensor, BackwardParams)       \
   X(BackwardHead, backward_head, backward_head, BackwardHeadParams)
 
 #define FATTN_ENUMERATOR(kernel, name, source, Params) k##kernel,
@@ -57,7 +59,8 @@ inline bool is_backward(Kernel kernel) {
 inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
 // The kernels of tensor operations, whose libraries need MSL 4.0.
 inline bool is_tensor(Kernel kernel) {
-  return kernel == Kernel::kPrefillTensor || kernel == Kernel::kTensorProbe;
+  return kernel == Kernel::kPrefillTensor || kernel == Kernel::kTensorProbe ||
+         kernel == Kernel::kBackwardQueryTensor || kernel == Kernel::kBackwardKeyTensor;
 }
 
 // The function constants of a pipeline.
@@ -88,7 +91,7 @@ struct KernelSpec : Features {
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
   bool registers = false;       // tensors: scores stay in registers
-  uint16_t step_rows = 0;       // backward_key: query rows per step
+  uint16_t step_rows = 0;       // backward over keys: query rows per step
   uint16_t row_simdgroups = 1;  // softmax: per row
   uint16_t vectors = 1;         // softmax: per thread
 
@@ -159,7 +162,7 @@ struct Plan {
   const char* tuning = "";         // the source of the tile and chunk sizes
   const char* key_tuning = "";     // backward: of those of the pass over keys
   const char* launches = "";       // decode: how many, and why
-  const char* tensor = "";         // prefill, on a GPU with tensor operations: what it multiplies on, and why
+  const char* tensor = "";         // on a GPU with tensor operations: whether they are used, and why
 
   Pass& add_pass() { return passes[pass_count++]; }
 };

@@ -50,34 +50,12 @@ DType tile_dtype(const Problem& p, const DeviceFacts& device) {
   return p.dtype;
 }
 
-// Off also for calls that cannot use them.
-TensorState tensor_state(const Problem& p, const DeviceFacts& device) {
-  const auto size = tensor_size(p);
-  return size ? device.tensors.of(*size) : TensorState::kOff;
-}
-
-// For explain.
-const char* why_tensors(const Problem& p, const DeviceFacts& device) {
-  if (!device.tensors.any()) return "";
-  if (const char* reason = why_no_tensors(p)) return reason;
-  switch (tensor_state(p, device)) {
-    case TensorState::kOff:
-      return "off for this dtype and head size";
-    case TensorState::kUntested:
-      return "not tested yet on this GPU";
-    case TensorState::kThreadgroup:
-      return "used; scores pass through threadgroup memory";
-    case TensorState::kRegisters:
-      return "used; scores stay in registers";
-  }
-}
-
 // Selects from the tables of tuning.h. Each simdgroup has whole rows (prefill.metal) or some columns of its
 // rows (prefill_wide.metal).
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
-  if (const auto state = tensor_state(p, device); is_on(state)) {
+  if (const auto state = tensor_state(p, device.tensors); is_on(state)) {
     const bool registers = state == TensorState::kRegisters;
-    const PrefillTensorRow& row = tensor_row(p.head_dim, registers);
+    const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, p.head_dim, registers);
     return {Kernel::kPrefillTensor,
             kTensorRows / kFragment,
             row.row_groups,
@@ -272,7 +250,7 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 
 Plan plan_tensor_probe(TensorSize size, bool registers) {
   Plan plan;
-  const PrefillTensorRow& row = tensor_row(size.dim, registers);
+  const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, size.dim, registers);
   plan.tuning = row.provenance;
   Pass& pass = plan.add_pass();
   pass.spec.kernel = Kernel::kTensorProbe;
@@ -325,7 +303,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Problem p = problem;
   Tile tile = tile_of(p, device);
   plan.tuning = tile.provenance;
-  plan.tensor = why_tensors(p, device);
+  plan.tensor = why_tensors(p, device.tensors);
   const int64_t most_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
   const bool grouped = pays_to_group(p, most_rows);

@@ -100,7 +100,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   if (spec.kernel == Kernel::kDecodeWide) {
     macros.emplace_back("FATTN_VALUE_IN_KEY", spec.value_in_key ? "true" : "false");
   }
-  if (spec.kernel == Kernel::kBackwardKey) {
+  if (spec.step_rows > 0) {
     macros.emplace_back("FATTN_STEP_ROWS", std::to_string(spec.step_rows));
   }
   if (is_prefill(spec.kernel) || is_backward(spec.kernel)) {

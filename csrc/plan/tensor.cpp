@@ -36,7 +36,7 @@ bool TensorStates::any() const {
 
 size_t TensorStates::index(TensorSize size) {
   const auto* dim = std::find(kTensorDims.begin(), kTensorDims.end(), size.dim);
-  const size_t kind = size.dtype == DType::kBFloat16 ? 1 : 0;
+  const size_t kind = (size.dtype == DType::kBFloat16 ? 1 : 0) + (size.is_backward ? 2 : 0);
   return kind * kTensorDims.size() + size_t(std::distance(kTensorDims.begin(), dim));
 }
 
@@ -52,14 +52,18 @@ const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim) {
 const char* why_no_tensors(const Problem& p) {
   const bool is_prefill = p.op == Op::kPrefill || p.op == Op::kPagedPrefill || p.op == Op::kVarlenPrefill;
   // Not decodes: no bit of a result may depend on the capacity of its cache, but the parts of a prefill do.
-  if (!is_prefill) return "they are for prefills";
+  if (!is_prefill && !is_backward(p.op)) return "they are for prefills and gradients";
   if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
   if (p.key.row >= kRowStrideLimit || p.value.row >= kRowStrideLimit)
     return "rows of key or value are 65,536 elements apart, or more";
-  // Under a mask, a tile has rows of one head.
-  const int64_t heads = p.mask_dtype == DType::kOther && p.kv_heads > 0 ? p.q_heads / p.kv_heads : 1;
+  // The pass over keys reads rows of the query as a prefill reads keys.
+  if (is_backward(p.op) && (p.query.row >= kRowStrideLimit || p.grad_out.row >= kRowStrideLimit))
+    return "rows of query or of its gradient are 65,536 elements apart, or more";
+  // Under a mask, and in a backward, a tile has rows of one head.
+  const bool packs_heads = p.mask_dtype == DType::kOther && !is_backward(p.op) && p.kv_heads > 0;
+  const int64_t heads = packs_heads ? p.q_heads / p.kv_heads : 1;
   if (!p.packed && p.q_len * heads < kLeastTensorRows) return "fewer than 16 rows share keys";
   return nullptr;
 }
@@ -71,7 +75,29 @@ std::optional<TensorSize> tensor_size(DType dtype, int64_t head_dim, int64_t val
 
 std::optional<TensorSize> tensor_size(const Problem& p) {
   if (why_no_tensors(p) != nullptr) return std::nullopt;
-  return tensor_size(p.dtype, p.head_dim, p.value_dim);
+  auto size = tensor_size(p.dtype, p.head_dim, p.value_dim);
+  size->is_backward = is_backward(p.op);
+  return size;
+}
+
+TensorState tensor_state(const Problem& p, const TensorStates& states) {
+  const auto size = tensor_size(p);
+  return size ? states.of(*size) : TensorState::kOff;
+}
+
+const char* why_tensors(const Problem& p, const TensorStates& states) {
+  if (!states.any()) return "";
+  if (const char* reason = why_no_tensors(p)) return reason;
+  switch (tensor_state(p, states)) {
+    case TensorState::kOff:
+      return "off for this dtype and head size";
+    case TensorState::kUntested:
+      return "not tested yet on this GPU";
+    case TensorState::kThreadgroup:
+      return "used; scores pass through threadgroup memory";
+    case TensorState::kRegisters:
+      return "used; scores stay in registers";
+  }
 }
 
 }  // namespace fattn

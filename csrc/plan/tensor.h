@@ -28,10 +28,12 @@ inline constexpr int kMinTensorMacos = 2602;
 // The head sizes of the kernels; smaller heads are padded to one of them.
 inline constexpr std::array<uint16_t, 5> kTensorDims{64, 96, 128, 192, 256};
 
-// What the state depends on: the dtype, float16 or bfloat16, and the padded head size.
+// What the state depends on: the dtype, float16 or bfloat16, the padded head size, and whether gradients are
+// computed.
 struct TensorSize {
   DType dtype = DType::kFloat16;
   uint16_t dim = 0;
+  bool is_backward = false;
 
   bool operator==(const TensorSize&) const = default;
 };
@@ -46,7 +48,7 @@ class TensorStates {
  private:
   static size_t index(TensorSize size);
 
-  std::array<TensorState, 2 * kTensorDims.size()> states_{};
+  std::array<TensorState, 2 * 2 * kTensorDims.size()> states_{};
 };
 
 // Why calls of these sizes cannot use tensor operations on any GPU; null if they can.
@@ -56,5 +58,10 @@ const char* why_no_tensors(const Problem& problem);
 // The size whose state decides; none where there is a reason above.
 std::optional<TensorSize> tensor_size(DType dtype, int64_t head_dim, int64_t value_dim);
 std::optional<TensorSize> tensor_size(const Problem& problem);
+
+// The state of a call's size; off also for calls that cannot use tensor operations.
+TensorState tensor_state(const Problem& problem, const TensorStates& states);
+// What explain says of it; "" on a GPU without tensor operations.
+const char* why_tensors(const Problem& problem, const TensorStates& states);
 
 }  // namespace fattn

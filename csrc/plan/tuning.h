@@ -111,11 +111,36 @@ inline constexpr std::array<PrefillTensorRow, 5> kPrefillTensorTuning{{
      "tensors through threadgroup memory: 16 keys per step, columns over 2 of 4 simdgroups"},
 }};
 
-inline const PrefillTensorRow& tensor_row(int64_t dim, bool registers) {
-  for (const auto& row : kPrefillTensorTuning) {
-    if (dim <= row.max_dim && row.registers == registers) return row;
-  }
-  return kPrefillTensorTuning.back();
+struct BackwardTensorRow {
+  uint16_t max_dim;
+  bool registers;
+  uint16_t row_groups;  // of 16 query rows
+  uint16_t key_groups;  // of 16 keys
+  uint16_t walked;      // keys or rows per step
+  uint16_t shares;      // simdgroups that divide the columns of a gradient
+  const char* provenance;
+};
+
+// Both operands of the own rows, a staged step and, without registers, the gradients of a step take at most
+// 31 KB of threadgroup memory. A gradient and two blocks of scores take 96 floats per lane at most. Products
+// have the sizes of those of prefill. Nothing here was measured on an Apple GPU.
+inline constexpr std::array<BackwardTensorRow, 6> kBackwardTensorTuning{{
+    {64, true, 4, 4, 32, 1, "tensors, D <= 64: 64 rows or keys per threadgroup"},
+    {128, true, 2, 2, 32, 1, "tensors, D <= 128: 32 rows or keys per threadgroup"},
+    {96, false, 2, 2, 32, 1, "tensors through threadgroup memory, D <= 96: 32 rows or keys per threadgroup"},
+    {128, false, 2, 1, 32, 1,
+     "tensors through threadgroup memory, D <= 128: 32 rows or 16 keys per threadgroup"},
+    {kAnyDim, true, 1, 1, 16, 2, "tensors: 16 rows or keys per threadgroup, columns over 2 simdgroups"},
+    {kAnyDim, false, 1, 1, 16, 2,
+     "tensors through threadgroup memory: 16 rows or keys per threadgroup, columns over 2 simdgroups"},
+}};
+
+// The row of a table of tensors for a head size.
+template <typename Table>
+const auto& tensor_row(const Table& table, int64_t dim, bool registers) {
+  const auto* found = table.begin();
+  while (dim > found->max_dim || found->registers != registers) ++found;
+  return *found;
 }
 
 struct BackwardRow {

@@ -9,7 +9,7 @@
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "gradients.h"
-#include "key_tile.h"
+#include "step_rows.h"
 #include "../prefill/staging.h"
 
 // Whether a row may see no key.
@@ -20,12 +20,6 @@ namespace fattn {
 typedef ProductBlocks<kKeyFragments> KeyBlocks;
 typedef SharedBlocks<kKeyFragments, kStepRows / 8> SharedKeyBlocks;
 static_assert(kStepRows <= kThreads, "a thread has one row of a step");
-
-// A row of a step in threadgroup memory.
-struct SavedStepRow {
-  RowState state;
-  SavedLimits limits;
-};
 
 // Stages the rows of an operand: zeros for rows that do not exist or see no key.
 template <int kDim>
@@ -88,8 +82,9 @@ struct KeyStep {
     for (int e = 0; e < 2; e++) {
       const int row = n * 8 + at.pair * 2 + e;
       const threadgroup SavedStepRow& saved = rows[row];
-      const ScoreModifiers modifiers = modifiers_of(first_position + first_row + row, params);
-      const Visibility visible = visibility_of(saved, first_row + row, params);
+      const ScoreModifiers modifiers = modifiers_of_row(first_position + first_row + row, slope, params);
+      const Visibility visible =
+          visibility_of(saved, mask_head + (first_row + row) * params.mask.row, params);
 #pragma clang loop unroll(full)
       for (int k = 0; k < kKeyFragments; k++) {
         const KeyScore score = key_score(blocks.products[k].thread_elements()[e], modifiers, visible, mask, 0,
@@ -104,40 +99,7 @@ struct KeyStep {
     accumulate<kValueDim>(sums.values, weights, grads + (n * 8 + at.row) * kValuePitch, at);
     accumulate<kHeadDim>(sums.keys, blocks.products, queries + (n * 8 + at.row) * kKeyPitch, at);
   }
-
- private:
-  ScoreModifiers modifiers_of(int position, constant PrefillParams& params) const thread {
-    ScoreModifiers modifiers;
-    set_uniform(modifiers, params);
-    modifiers.position[0] = position;
-    modifiers.slope[0] = slope;
-    return modifiers;
-  }
-  Visibility visibility_of(const threadgroup SavedStepRow& saved, int row,
-                           constant PrefillParams& params) const thread {
-    Visibility visible;
-    visible.limit[0] = saved.limits.limit;
-    visible.window_begin[0] = saved.limits.window_begin;
-    visible.sink_end[0] = saved.limits.sink_end;
-    visible.mask_row[0] = mask_head + row * params.mask.row;
-    visible.mask_key_stride = params.mask.key;
-    return visible;
-  }
 };
-
-// Saves a row of the step, which does not exist if `left` is not above its number.
-inline void save_row(threadgroup SavedStepRow& to, const device float4* states, int row, int left,
-                     int position, int length, constant PrefillParams& params) {
-  const bool exists = row < left;
-  const RowKeys keys = keys_of_row(params, position + row, length);
-  const RowState state = row_state_of(exists ? states[row] : float4(INFINITY, 0.0f, 0.0f, 0.0f));
-  to.state.lse = state.lse;
-  to.state.delta = state.delta;
-  to.state.inverse = state.inverse;
-  to.limits.limit = exists ? keys.end : 0;
-  to.limits.window_begin = keys.begin;
-  to.limits.sink_end = exists ? keys.sink_end : 0;
-}
 
 }  // namespace fattn
 
@@ -215,11 +177,7 @@ using namespace fattn;
     step.mask_head = head.mask;
     step.slope = 0.0f;
     if (fc_alibi && tile.batch >= 0) {
-      const float slope =
-          float_at(alibi_slopes,
-                   tile.batch * forward.alibi_slopes_batch_stride + head.head * forward.alibi_slopes_stride,
-                   fc_slopes_kind);
-      step.slope = finite_score(slope, slope * forward.slope_scale);
+      step.slope = slope_of_head(alibi_slopes, tile, head.head, forward);
     }
     for (int row = walked.begin / kStepRows * kStepRows; row < walked.end; row += kStepRows) {
       step.cells.look_up(step.map, tile, head.head, row, forward, lane);

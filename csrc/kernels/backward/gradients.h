@@ -1,64 +1,10 @@
-// From products to weights and their gradients. With scores S = scale Q K^T (softcap, ALiBi, attn_mask), the
-// log-sum-exp lse of a row, and the gradients dO and dlse of the results:
-//
-//   P = exp(S - lse), dP = dO V^T, delta = rowsum(P * dP) - dlse, dS = P * (dP - delta)
-//   dV = P^T dO, dQ = scale (dS * c) K, dK = scale (dS * c)^T Q        c: the derivative of the softcap
-//
-// lse is rounded to one float: that would be the largest error of float32 gradients, and under an additive
-// mask of -1e5 of all. So backward_query sums the weights as it computes them and divides by the sum: the
-// error of their origin, lse or the row's largest score, then cancels.
+// Products of the backward kernels in blocks of simdgroup matrices: S and dP of score_gradient.h.
 #pragma once
 
 #include "head_share.h"
-#include "row_state.h"
-#include "../common/scores.h"
+#include "score_gradient.h"
 
 namespace fattn {
-
-// The natural log-sum-exp of a row in score units.
-inline float lse_in_units(float natural) {
-  return fc_additive_mask ? natural : finite_score(natural, natural * M_LOG2E_F);
-}
-
-// The score of a key in a row; -inf if the row does not see it. Without `edge`, it does.
-struct KeyScore {
-  float capped;  // before ALiBi and attn_mask
-  float score;
-
-  bool seen() const thread { return score != -INFINITY; }
-};
-
-inline KeyScore key_score(float product, thread const ScoreModifiers& modifiers,
-                          thread const Visibility& visible, const device uchar* mask, int r, int key,
-                          bool edge) {
-  KeyScore found;
-  found.capped = capped_score(product, modifiers);
-  found.score = biased_score(found.capped, modifiers, r, key);
-  if (edge && !sees_key(found.score, visible, mask, r, key, true)) {
-    found.score = -INFINITY;
-  }
-  return found;
-}
-
-struct ScoreGradient {
-  float weight;
-  float score;    // the gradient of the score
-  float product;  // that of the scaled product
-};
-
-// `weight_grad`: the gradient of the weight. Hidden keys are selected away, as their values may be NaN.
-inline ScoreGradient score_gradient(KeyScore key, float weight_grad, float lse, float delta,
-                                    thread const ScoreModifiers& modifiers) {
-  ScoreGradient gradient;
-  gradient.weight = key.seen() ? weight_of(key.score - lse) : 0.0f;
-  gradient.score = key.seen() ? gradient.weight * (weight_grad - delta) : 0.0f;
-  gradient.product = gradient.score;
-  if (fc_softcap) {
-    const float slope = softcap_slope(key.capped, modifiers.softcap);
-    gradient.product = key.seen() ? gradient.score * slope : 0.0f;
-  }
-  return gradient;
-}
 
 // Blocks of eight owned and eight staged rows: the products of Q and K, and of dO and V.
 template <int kCount>

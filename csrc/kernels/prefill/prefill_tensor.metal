@@ -25,23 +25,6 @@ namespace fattn {
 
 static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
 
-// Saves what the rows of this simdgroup see, where their results go, and what modifies their scores.
-inline void save_rows(thread const PrefillTile& tile, threadgroup SavedModifiers* modifiers) {
-  if (tile.at.lane == 0) {
-    tile.state.put_ranges(tile.rows.ranges_of(tile.first_row, kOwnRows, *tile.params));
-  }
-  const int row = tile.at.lane;
-  if (row < kOwnRows) {
-    const QueryRow at = tile.own_row(row);
-    const TileState saved = saved_of(tile, row);
-    tile.rows.save(0, at, tile.part, *tile.params, saved);
-    ScoreModifiers of_row;
-    tile.rows.set_modifiers(0, at, tile.operands, *tile.params, of_row);
-    modifiers[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
-    modifiers[row].position = of_row.position[0];
-  }
-}
-
 // The products of a step become scores: -inf where a row does not see a key. Returns the keys that some row
 // sees, by bits. `modifiers`: of the rows of this simdgroup. `exist`: see StepKeys.
 template <class Scores>
@@ -91,6 +74,7 @@ using namespace fattn;
   threadgroup float shared_factors[kSimdgroups * kTensorRows];
 #endif
   FATTN_TENSOR_PRODUCTS
+  auto reduced = FATTN_TENSOR_REDUCED;
 
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
   const ushort share = simdgroup_index % kColumnShares;
@@ -107,7 +91,7 @@ using namespace fattn;
   if (share == 0) {
     save_rows(tile, saved_modifiers + row);
   }
-  stage_query(query_storage, tile, thread_index);
+  stage_rows(query_storage, query, params.query, tile, thread_index);
   TensorRows rows;
 #if !FATTN_REGISTERS
   rows.scores_of_rows = shared_scores + simdgroup_index * (kTensorRows * kScorePitch);

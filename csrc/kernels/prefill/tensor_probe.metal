@@ -31,6 +31,7 @@ using namespace fattn;
     constant TensorProbeParams& params [[buffer(fattn::kSlotParams)]],
     ushort lane [[thread_index_in_simdgroup]]) {
   FATTN_TENSOR_PRODUCTS
+  auto reduced = FATTN_TENSOR_REDUCED;
   int is_left_input = 0;
 #if FATTN_REGISTERS
   is_left_input = output_product.template is_compatible_as_left_input<float, Element, float>(scores);

@@ -1,6 +1,7 @@
 // The two products of a step on Metal 4's tensor operations: scores = query keys^T and output += weights
-// values, for the 16 rows of a simdgroup. Which lane holds which element of a cooperative tensor is the GPU's
-// own affair and may differ with descriptor and dtype: the kernels ask for the coordinates of each element.
+// values, for the 16 rows of a simdgroup. Those of the backward are like them: backward/tensor_gradients.h.
+// Which lane holds which element of a cooperative tensor is the GPU's own affair and may differ with
+// descriptor and dtype: the kernels ask for the coordinates of each element.
 //
 // No operand is read past its extents: Metal does not define what a product then does. An operand is in the
 // cache, where all its rows exist, or it was copied to threadgroup memory, padded with zeros.
@@ -19,6 +20,13 @@ FATTN_CONSTEXPR int kTensorRows = 16;
 FATTN_CONSTEXPR int kTensorDim = (kHeadDim + 31) / 32 * 32;  // heads of 72 and 80 are padded
 FATTN_CONSTEXPR int kShareDim = kTensorDim / kColumnShares;  // of the output, of a simdgroup
 FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
+// Right rows of a step: keys or, in the backward pass over keys, query rows.
+#ifdef FATTN_STEP_ROWS
+FATTN_CONSTEXPR int kWalked = FATTN_STEP_ROWS;
+#else
+FATTN_CONSTEXPR int kWalked = kTileKeys;
+#endif
+FATTN_CONSTEXPR int kScorePitch = kWalked + kScorePadFloats;  // of rows in threadgroup memory
 // Whether weights may lose bits below the tenth on their way into a product. The error is then that of half,
 // which is too much for a result in half.
 FATTN_CONSTEXPR bool kRelaxed = is_same_v<Element, bfloat>;
@@ -28,26 +36,47 @@ typedef tensor<device Element, dextents<int, 2>, tensor_inline> CacheTensor;
 typedef tensor<threadgroup Element, dextents<int, 2>, tensor_inline> SharedTensor;
 typedef tensor<threadgroup float, dextents<int, 2>, tensor_inline> SharedWeights;
 
+// Operands are copied to threadgroup memory in chunks.
+FATTN_CONSTEXPR int kChunk = 16 / sizeof(Element);  // elements
+FATTN_CONSTEXPR int kRowChunks = kTensorDim / kChunk;
+static_assert(kHeadDim % kChunk == 0, "a chunk is of the head, or all padding");
+
+inline uint4 chunk_at(const device Element* row, int column) {
+  return *reinterpret_cast<const device uint4*>(row + column);
+}
+
+// The columns from `column` on of rows in device memory, or of rows that were staged.
+inline CacheTensor tensor_of_rows(const device Element* rows, long stride, int column, int columns) {
+  return CacheTensor((device Element*)(rows + column), dextents<int, 2>(columns, kWalked),
+                     array<int, 2>{1, int(stride)});
+}
+inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int columns, int count) {
+  return SharedTensor(reinterpret_cast<threadgroup Element*>(rows) + column, dextents<int, 2>(columns, count),
+                      array<int, 2>{1, kTensorDim});
+}
+
 }  // namespace fattn
 
 // Descriptors are local to a function, as in all public code. Metal's default mode differs between versions,
 // so it is named.
-#define FATTN_TENSOR_PRODUCTS                                                                               \
-  constexpr auto scores_of = matmul2d_descriptor(kTensorRows, kTileKeys, kTensorDim, false, true, false,    \
-                                                 matmul2d_descriptor::mode::multiply);                      \
-  constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kTileKeys, false, false, kRelaxed, \
-                                                 matmul2d_descriptor::mode::multiply_accumulate);           \
-  typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                            \
-  typedef matmul2d<output_of, execution_simdgroup> OutputProduct;                                           \
-  ScoreProduct score_product;                                                                               \
-  OutputProduct output_product;                                                                             \
-  FATTN_TENSOR_WEIGHTS                                                                                      \
-  auto scores =                                                                                             \
-      score_product.template get_destination_cooperative_tensor<SharedTensor, CacheTensor, float>();        \
-  auto reduced =                                                                                            \
-      score_product                                                                                         \
-          .template get_row_reduction_destination_cooperative_tensor<SharedTensor, CacheTensor, float>();   \
+#define FATTN_TENSOR_PRODUCTS                                                                             \
+  constexpr auto scores_of = matmul2d_descriptor(kTensorRows, kWalked, kTensorDim, false, true, false,    \
+                                                 matmul2d_descriptor::mode::multiply);                    \
+  constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kWalked, false, false, kRelaxed, \
+                                                 matmul2d_descriptor::mode::multiply_accumulate);         \
+  typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                          \
+  typedef matmul2d<output_of, execution_simdgroup> OutputProduct;                                         \
+  ScoreProduct score_product;                                                                             \
+  OutputProduct output_product;                                                                           \
+  FATTN_TENSOR_WEIGHTS                                                                                    \
+  auto scores = FATTN_TENSOR_SCORES;                                                                      \
   auto output = output_product.template get_destination_cooperative_tensor<Weights, CacheTensor, float>();
+
+// More tensors with the elements of `scores`, and one with a sum for each of its rows.
+#define FATTN_TENSOR_SCORES \
+  score_product.template get_destination_cooperative_tensor<SharedTensor, CacheTensor, float>()
+#define FATTN_TENSOR_REDUCED \
+  score_product.template get_row_reduction_destination_cooperative_tensor<SharedTensor, CacheTensor, float>()
 
 // With registers, the scores become the left operand of the second product where they are; otherwise that is
 // in threadgroup memory, and no cooperative operand is named: systems that do not know them compile this too.

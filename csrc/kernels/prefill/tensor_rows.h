@@ -1,7 +1,7 @@
 // A row of prefill_tensor: its online softmax (softmax.h), and its sum in the result.
 #pragma once
 
-#include "prefill_tile.h"
+#include "tensor_staging.h"
 
 namespace fattn {
 
@@ -50,13 +50,6 @@ struct RowSink {
 
   float sink(int) const thread { return logit; }
 };
-
-// What is saved of a row of this simdgroup.
-inline TileState saved_of(thread const PrefillTile& tile, int row) {
-  TileState state = tile.state;
-  state.row = ushort(tile.state.row + row);
-  return state;
-}
 
 inline void store_sum(RowState state, int row, thread const PrefillTile& tile) {
   const TileState saved = saved_of(tile, row);

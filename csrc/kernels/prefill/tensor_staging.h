@@ -1,6 +1,7 @@
-// What prefill_tensor copies to threadgroup memory: the query rows of a tile once, and keys and values of the
-// steps that products cannot read where they are. These have keys that no row of the tile sees, whose memory
-// may hold NaN or belong to nobody; or their keys are in several blocks; or their heads need padding.
+// What the tensor kernels whose tiles are query rows keep in threadgroup memory: the rows of a tile once, and
+// keys and values of the steps that products cannot read where they are. These have keys that no row of the
+// tile sees, whose memory may hold NaN or belong to nobody; or their keys are in several blocks; or their
+// heads need padding.
 #pragma once
 
 #include "prefill_tile.h"
@@ -8,24 +9,43 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kChunk = 16 / sizeof(Element);  // elements of a copy
-FATTN_CONSTEXPR int kRowChunks = kTensorDim / kChunk;
 FATTN_CONSTEXPR int kStepChunks = kTileKeys * kRowChunks;
-static_assert(kHeadDim % kChunk == 0, "a chunk is of the head, or all padding");
 FATTN_CONSTEXPR int kStepRounds = kStepChunks / kThreads;
 static_assert(kStepChunks % kThreads == 0, "all lanes look up keys together");
 
-inline uint4 chunk_at(const device Element* row, int column) {
-  return *reinterpret_cast<const device uint4*>(row + column);
+// What is saved of a row of this simdgroup.
+inline TileState saved_of(thread const PrefillTile& tile, int row) {
+  TileState state = tile.state;
+  state.row = ushort(tile.state.row + row);
+  return state;
 }
 
-// Rows that do not exist, and the columns of the padding, become 0.
-inline void stage_query(threadgroup uint4* to, thread const PrefillTile& tile, ushort thread_index) {
+// Saves what the rows of this simdgroup see, where their results go, and what modifies their scores.
+inline void save_rows(thread const PrefillTile& tile, threadgroup SavedModifiers* modifiers) {
+  if (tile.at.lane == 0) {
+    tile.state.put_ranges(tile.rows.ranges_of(tile.first_row, kOwnRows, *tile.params));
+  }
+  const int row = tile.at.lane;
+  if (row < kOwnRows) {
+    const QueryRow at = tile.own_row(row);
+    const TileState saved = saved_of(tile, row);
+    tile.rows.save(0, at, tile.part, *tile.params, saved);
+    ScoreModifiers of_row;
+    tile.rows.set_modifiers(0, at, tile.operands, *tile.params, of_row);
+    modifiers[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
+    modifiers[row].position = of_row.position[0];
+  }
+}
+
+// The query rows of a tile, or rows like them. Rows that do not exist, and the columns of the padding, become
+// 0.
+inline void stage_rows(threadgroup uint4* to, const device Element* from, constant Strides3& strides,
+                       thread const PrefillTile& tile, ushort thread_index) {
   for (int c = thread_index; c < kTileRows * kRowChunks; c += kThreads) {
     const int column = c % kRowChunks * kChunk;
     const QueryRow at = tile.rows.row(tile.rows.tile.begin + c / kRowChunks, *tile.params);
-    const device Element* row = tile.rows.query_row(at, *tile.params, tile.operands.query);
-    to[c] = row && column < kHeadDim ? chunk_at(row, column) : uint4(0);
+    const bool exists = at.exists && column < kHeadDim;
+    to[c] = exists ? chunk_at(from + tile.rows.row_offset(at, strides), column) : uint4(0);
   }
 }
 
@@ -59,17 +79,11 @@ inline bool is_in_place(thread const PrefillTile& tile, int key, uint exist) {
   return !kPadded && seen && together;
 }
 
-// The columns from `column` on of the keys or values of a step that is in place, or that was staged.
+// The columns from `column` on of the keys or values of a step that is in place.
 inline CacheTensor tensor_in_place(StoredOperand operand, constant Strides3& strides, KeyPlace first,
                                    int column, int columns) {
   const StoredRow row = operand.row_at(first, strides, strides);
-  const device Element* rows = row.floats() + column;
-  return CacheTensor((device Element*)rows, dextents<int, 2>(columns, kTileKeys),
-                     array<int, 2>{1, int(strides.row)});
-}
-inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int columns, int count) {
-  return SharedTensor(reinterpret_cast<threadgroup Element*>(rows) + column, dextents<int, 2>(columns, count),
-                      array<int, 2>{1, kTensorDim});
+  return tensor_of_rows(row.floats(), strides.row, column, columns);
 }
 
 }  // namespace fattn

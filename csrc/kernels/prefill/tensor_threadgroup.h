@@ -6,7 +6,6 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kRowLanes = kSimdWidth / kTensorRows;
 FATTN_CONSTEXPR int kLaneScores = kTileKeys / kRowLanes;
-FATTN_CONSTEXPR int kScorePitch = kTileKeys + kScorePadFloats;
 static_assert(kRowLanes == 2, "the sums of two lanes are added");
 
 struct TensorRows {

@@ -1,0 +1,62 @@
+// The products of the backward on Metal 4's tensor operations. A simdgroup owns 16 rows of one operand and
+// adds up one gradient:
+//
+//   of the    owns            scores   weight_grads   adds
+//   query     query, dO       Q K^T    dO V^T         dS K
+//   key       key, value      K Q^T    V dO^T         dS^T Q
+//   value     key             K Q^T                   P^T dO
+//
+// Scores and weight_grads have the same descriptor and types, so element i of both is of the same row and
+// column.
+#pragma once
+
+#include "score_gradient.h"
+#include "../prefill/tensor_products.h"
+
+namespace fattn {
+
+// Adds the product of a block of gradients, in `scores`, with the rows of a step. `shared`: of this
+// simdgroup.
+template <class Product, class Scores, class Right, class Output>
+inline void accumulate(thread Product& product, thread Scores& scores, thread Right& right,
+                       thread Output& output, threadgroup float* shared) {
+#if FATTN_REGISTERS
+  auto left = product.template get_left_input_cooperative_tensor<float, Element, float>(scores);
+#else
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // the block before was read
+  FATTN_EACH_ELEMENT(i, scores) {
+    const auto at = scores.get_multidimensional_index(i);
+    shared[at[1] * kScorePitch + at[0]] = scores[i];
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  SharedWeights left(shared, dextents<int, 2>(kWalked, kTensorRows), array<int, 2>{1, kScorePitch});
+#endif
+  product.run(left, right, output);
+}
+
+// The sum of row `lane`, of the rows of a block.
+template <class Scores>
+inline float row_sum_of(thread Scores& scores, ushort lane) {
+  float own = 0.0f;
+#pragma clang loop unroll(disable)
+  for (ushort row = 0; row < kTensorRows; row++) {
+    float sum = 0.0f;
+    FATTN_EACH_ELEMENT(i, scores) {
+      sum += scores.get_multidimensional_index(i)[1] == row ? float(scores[i]) : 0.0f;
+    }
+    sum = simd_sum(sum);
+    own = lane == row ? sum : own;
+  }
+  return own;
+}
+
+}  // namespace fattn
+
+// Blocks of a step in threadgroup memory, where a product reads them if it cannot have them in registers.
+#if FATTN_REGISTERS
+#define FATTN_SHARED_BLOCKS(name) threadgroup float* name = nullptr;
+#else
+#define FATTN_SHARED_BLOCKS(name)                                           \
+  threadgroup float shared_blocks[kSimdgroups * kTensorRows * kScorePitch]; \
+  threadgroup float* name = shared_blocks + simdgroup_index * (kTensorRows * kScorePitch);
+#endif
