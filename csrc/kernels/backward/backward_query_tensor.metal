@@ -73,9 +73,12 @@ struct QueryRows {
         of_row.slope[0] = modifiers[at[1]].slope;
         of_row.position[0] = modifiers[at[1]].position;
       }
-      const TileState saved = saved_of(tile, at[1]);
-      const Visibility visible = saved.visible_row(*tile.params);
-      const KeyScore score = key_score(scores[i], of_row, visible, tile.operands.attn_mask, 0, key, !whole);
+      KeyScore score = seen_score(scores[i], of_row, 0, key);
+      if (!whole) {
+        const TileState saved = saved_of(tile, at[1]);
+        const Visibility visible = saved.visible_row(*tile.params);
+        hide_unseen(score, visible, tile.operands.attn_mask, 0, key);
+      }
       const float4 state = states[at[1]];
       const ScoreGradient gradient = score_gradient(score, weight_grads[i], state[0], state[1], of_row);
       seen |= uint(score.seen()) << at[0];
