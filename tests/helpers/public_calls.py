@@ -95,11 +95,11 @@ OPTIONS = {
 
 def find() -> dict[str, Public]:
     """Walks the package, so that a new module, class or function is found."""
-    found: dict[int, Public] = {}
+    found: dict[Any, Public] = {}
     for module in _modules():
         for name in getattr(module, "__all__", ()):
             for public in _members(module.__name__, name, getattr(module, name)):
-                found.setdefault(id(inspect.unwrap(public.function)), public)
+                found.setdefault((name, inspect.unwrap(public.function)), public)
     return {public.name: public for public in found.values()}
 
 

@@ -140,7 +140,7 @@ class PagedKVCache(PagedSequences):
 
     def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Acceptance]:
         name = "PagedKVCache.accept"
-        self._check("accept", 0, step)
+        self._check_step("accept", 0, step)
         for layer in range(len(self._layers)):
             step._check_appended(name, layer)
         if len(accepted) != len(step.sequences):

@@ -245,7 +245,7 @@ class PagedSequences(PagedAttention):
             lengths=lengths,
             max_seqlen_q=max(counts, default=0),
             shared_blocks=common_beginning(after) if self._window.left < 0 else 0,
-            _cache=self,
+            _layers=self._layers,
             _counts=tuple(counts),
             _change=self._change,
             **tensors,
@@ -300,8 +300,5 @@ class PagedSequences(PagedAttention):
             if self._sequences[number].filled == length - count:
                 self._sequences[number].filled = length
 
-    def _check_current(self, method: str, step: CacheStep) -> None:
-        if step._change == self._change:
-            return
-        for sequence in step.sequences:
-            step._check_unchanged(f"PagedKVCache.{method}", sequence, self._get(method, sequence).changed)
+    def _last_change(self, method: str, sequence: int) -> int:
+        return self._get(method, sequence).changed

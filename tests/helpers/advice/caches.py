@@ -279,7 +279,7 @@ ADVICE: list[Advice] = [
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
     Advice("pass the rows of each", _used(lambda cache, step: cache.decode(0, step, heads(2, 4, 1, 64))),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
-    Advice("pass all new tokens of the step to PagedKVCache.prefill, packed as its keys are",
+    Advice("pass all new tokens of the step to {}.prefill, packed as its keys are",
            _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 17, 64)), 17), _prefilled(17, 17),
            lambda: _prefilled_exactly(17)),
     Advice("pass at most", _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64))),
