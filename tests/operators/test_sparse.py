@@ -217,5 +217,5 @@ def test_more_blocks_than_a_table_numbers(per_head: bool) -> None:
         return sparse_decode(query, cache, cache, indices)
 
     assert call(2**31 - 1 - slots).shape == query.shape
-    with pytest.raises(ValueError, match="^torch_fattn.sparse_decode: key spans 2147483648 times .* strides, 8, and"):
+    with pytest.raises(ValueError, match="^torch_fattn.sparse_decode: key spans 2147483648 times"):
         call(2**31 - slots)
