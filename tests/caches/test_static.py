@@ -52,9 +52,7 @@ class History:
                 self.call(cache.truncate, one, length)
                 dense.truncate(one, length)
             elif action == "fork" and cache.lengths[other] > 0:
-                with pytest.raises(
-                    ValueError, match=f"sequence {other} has .* tokens; reset\\(\\) it before"
-                ):
+                with pytest.raises(ValueError, match=f"sequence {other} has .* tokens; reset\\(\\) it first"):
                     cache.fork(one, other)
             elif action == "fork":
                 self.call(cache.fork, one, other)

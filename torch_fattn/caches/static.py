@@ -188,11 +188,13 @@ class StaticKVCache(KVCache):
 
     @public("StaticKVCache.keys")
     def keys(self, layer: int) -> Tensor:
+        """A view of the layer's keys as they are stored, `[batch, kv_heads, capacity, columns]`."""
         self._layers.check("StaticKVCache.keys", layer)
         return self._layers.operands(layer)[0].transpose(1, 2)
 
     @public("StaticKVCache.values")
     def values(self, layer: int) -> Tensor:
+        """A view of the layer's values, likewise."""
         self._layers.check("StaticKVCache.values", layer)
         return self._layers.operands(layer)[1].transpose(1, 2)
 
@@ -211,12 +213,13 @@ class StaticKVCache(KVCache):
 
     @public("StaticKVCache.fork")
     def fork(self, source: int, target: int) -> None:
-        """Copies the tokens of a sequence to an empty one. ValueError: the target has tokens."""
+        """Copies the tokens of a sequence to an empty one; append those of its last `extend` before.
+        ValueError: the target has tokens."""
         for sequence in (source, target):
             self._check_sequence("fork", sequence)
         if self._lengths[target] > 0:
             raise ValueError(
-                f"StaticKVCache.fork: sequence {target} has {self._lengths[target]} tokens; reset() it before"
+                f"StaticKVCache.fork: sequence {target} has {self._lengths[target]} tokens; reset() it first"
             )
         length = self._lengths[source]
         for memory in self._layers.tensors():
@@ -225,7 +228,7 @@ class StaticKVCache(KVCache):
 
     @public("StaticKVCache.reset")
     def reset(self, sequence: int | None = None) -> None:
-        """Empties a sequence, by default every one."""
+        """Empties a sequence, by default every one, for new tokens. The cache keeps its memory."""
         if sequence is not None:
             self._check_sequence("reset", sequence)
             self._set_length(sequence, 0)

@@ -140,8 +140,12 @@ class Shards:
 @lru_cache(maxsize=256)
 def positions_of(shards: Shards, rank: int, device: torch.device) -> Tensor:
     """The positions that a rank holds, int64, ascending."""
-    runs = [torch.arange(first, first + count, device="cpu") for first, count in shards.runs[rank]]
-    return torch.cat(runs or [torch.empty(0, dtype=torch.int64, device="cpu")]).to(device)
+    return positions_in(shards.runs[rank]).to(device)
+
+
+def positions_in(runs: Sequence[Run]) -> Tensor:
+    """The positions of these runs, int64, on the CPU."""
+    return torch.cat([torch.arange(first, first + count, device="cpu") for first, count in ((0, 0), *runs)])
 
 
 @lru_cache(maxsize=256)
