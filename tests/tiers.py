@@ -42,7 +42,7 @@ SWEEPS = {
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }
 # In `test` whatever they take: every operator with every option, every kind of layout of cooperative tensors,
-# every check with its faults, the types.
+# every check with its faults.
 ALWAYS = (
     "tests/operators/test_random.py::test_problem",
     "tests/operators/test_backward_random.py::test_problem",
@@ -51,7 +51,6 @@ ALWAYS = (
     "tests/operators/test_cache_write.py::test_problem",
     "tests/operators/test_logits.py::test_problem",
     "tests/kernels/test_mutants.py::test_mutant_is_reported",
-    "tests/pytorch/test_typing.py::test_ten_lines",
 )
 LONGEST = {"check": 1.5, "first": float("inf"), "test": 2.5}
 LONGEST_OF_A_SET = 0.5
@@ -97,9 +96,9 @@ def features_of(name: str, value: Any) -> Iterator[Feature]:
 
 def compiled_for(value: Any) -> tuple[Any, ...]:
     """What decides which kernels a random problem compiles, nearly: problems with the same share most."""
-    forward = getattr(value, "forward", value)
-    of = tuple(getattr(forward, name, None) for name in ("dtype", "head_dim", "value_dim", "kv_format"))
-    return (getattr(forward, "is_decode", None), *of)
+    call = getattr(value, "forward", getattr(value, "whole", value))  # of a backward, of a shared prefix
+    names = ("is_decode", "dtype", "head_dim", "value_dim", "kv_format")
+    return tuple(getattr(call, name, None) for name in names)
 
 
 def choose(cases: Sequence[dict[str, Any]]) -> list[int]:

@@ -3,9 +3,10 @@ tensors, and what tensor_probe says of a layout."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 72, 80, 96, 128, 192, 256)
 STATES = ("registers", "threadgroup")
 KERNEL = "fattn_prefill_tensor"
+Head = tuple[torch.dtype, int]
 # Those in which all rows start on 16-byte boundaries.
 ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
 LEAST_ROWS = 16  # of a dense call
@@ -28,14 +30,18 @@ HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2
 ROOM = 2**16  # integers of a probe
 
 
-def problems(count: int, seed: int) -> Iterator[Problem]:
-    """Random problems, changed so that the kernels take them."""
+def heads(count: int, rng: random.Random) -> list[Head]:
+    return rng.sample([*itertools.product(DTYPES, DIMS)], count)
+
+
+def problems(seed: int, heads: Sequence[Head]) -> Iterator[Problem]:
+    """Random problems, one for each dtype and head dim, changed so that the kernels take them."""
     rng = random.Random(seed)
-    for problem in drawing.draw(count, seed, ops=("prefill", *OPS), of=4):
-        dim = rng.choice(DIMS)
+    drawn = drawing.draw(len(heads), seed, ops=("prefill", *OPS), of=4)
+    for problem, (dtype, dim) in zip(drawn, heads, strict=True):
         yield replace(
             problem,
-            dtype=rng.choice(DTYPES),
+            dtype=dtype,
             head_dim=dim,
             value_dim=dim,
             layouts=tuple(rng.choice(ALIGNED) for _ in range(3)),  # type: ignore[arg-type]
