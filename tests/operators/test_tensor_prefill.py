@@ -17,7 +17,7 @@ from tests.helpers.tensor_kernels import KERNEL, STATES
 pytestmark = needs_emulator
 
 LAYOUTS, PROBLEMS = 12, 4
-# Of all problems of a run, so that it compiles few kernels; another run has others.
+# All problems of a run have these, so that it compiles few kernels; another run has others.
 HEADS = tensor_kernels.heads(PROBLEMS, random.SystemRandom())
 ORDERS = ("forward", "reverse", "random:3")
 
