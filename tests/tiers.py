@@ -41,8 +41,20 @@ SWEEPS = {
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }
+# Catalogues of what must be refused, reported or advised: each entry counts.
+CATALOGUES = (
+    "tests/refusals/test_bad_input.py::test_wrong_call",
+    "tests/refusals/test_advice.py::test_advice_leads_to_the_right_result",
+    "tests/refusals/test_cache_write.py::test_wrong_call",
+    "tests/flash_attn/test_refusals.py::test_refused_untouched",
+    "tests/flash_attn/test_refusals.py::test_packed",
+    "tests/refusals/test_public_calls.py::test_a_wrong_type",
+    "tests/refusals/test_public_calls.py::test_shapes_that_do_not_fit",
+    "tests/refusals/test_public_calls.py::test_missing_and_unknown_arguments_name_the_function",
+    "tests/kernels/test_mutants.py::test_mutant_is_reported",
+)
 # In `test` whatever they take: every operator with every option, every kind of layout of cooperative tensors,
-# every check with its faults.
+# every refusal, every check with its faults.
 ALWAYS = (
     "tests/operators/test_random.py::test_problem",
     "tests/operators/test_backward_random.py::test_problem",
@@ -50,7 +62,7 @@ ALWAYS = (
     "tests/operators/test_tensor_prefill.py::test_random_problems",
     "tests/operators/test_cache_write.py::test_problem",
     "tests/operators/test_logits.py::test_problem",
-    "tests/kernels/test_mutants.py::test_mutant_is_reported",
+    *CATALOGUES,
 )
 LONGEST = {"check": 1.5, "first": float("inf"), "test": 2.5}
 LONGEST_OF_A_SET = 0.5

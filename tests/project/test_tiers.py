@@ -25,18 +25,6 @@ from torch_fattn.operators import LOGITS_OPERATORS
 
 pytestmark = pytest.mark.host_only
 
-# Catalogues of what must be refused, reported or advised: each entry counts.
-REFUSALS = (
-    "tests/refusals/test_bad_input.py::test_wrong_call",
-    "tests/refusals/test_advice.py::test_advice_leads_to_the_right_result",
-    "tests/refusals/test_cache_write.py::test_wrong_call",
-    "tests/flash_attn/test_refusals.py::test_refused_untouched",
-    "tests/flash_attn/test_refusals.py::test_packed",
-    "tests/refusals/test_public_calls.py::test_a_wrong_type",
-    "tests/refusals/test_public_calls.py::test_shapes_that_do_not_fit",
-    "tests/refusals/test_public_calls.py::test_missing_and_unknown_arguments_name_the_function",
-    "tests/kernels/test_mutants.py::test_mutant_is_reported",
-)
 Items = list[pytest.Item]
 
 
@@ -109,7 +97,7 @@ def test_every_value_of_every_parameter(every: Items, chosen: Items) -> None:
     assert values_of(item for item in of_them if item is not lost) != values_of(short), "the control"
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.parametrize("name", tiers.CATALOGUES)
 def test_every_refusal(every: Items, chosen: Items, name: str) -> None:
     counts = [sum(tiers.function_of(item.nodeid) == name for item in items) for items in (every, chosen)]
     assert counts[0] == counts[1] > 10
