@@ -4,7 +4,7 @@ tests/costs.txt has the processor seconds of the longest case of each test funct
 
 - `check` runs the first case, if it takes at most 1.5 seconds;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
-  most half a second; else the first case, if it takes at most 2.5 seconds, or if the file had none. ALWAYS
+  most half a second; else the first case, if it takes at most 2.5 seconds, or 10 if the file had none. ALWAYS
   has no limit. A random problem counts as its operator with each of its options, and a seed as nothing;
 - `all`, which is the default, runs every case.
 
@@ -42,8 +42,20 @@ SWEEPS = {
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }
+# Catalogues of what must be refused, reported or advised: each entry counts.
+CATALOGUES = (
+    "tests/refusals/test_bad_input.py::test_wrong_call",
+    "tests/refusals/test_advice.py::test_advice_leads_to_the_right_result",
+    "tests/refusals/test_cache_write.py::test_wrong_call",
+    "tests/flash_attn/test_refusals.py::test_refused_untouched",
+    "tests/flash_attn/test_refusals.py::test_packed",
+    "tests/refusals/test_public_calls.py::test_a_wrong_type",
+    "tests/refusals/test_public_calls.py::test_shapes_that_do_not_fit",
+    "tests/refusals/test_public_calls.py::test_missing_and_unknown_arguments_name_the_function",
+    "tests/kernels/test_mutants.py::test_mutant_is_reported",
+)
 # In `test` whatever they take: every operator with every option, every kind of layout of cooperative tensors,
-# every check with its faults, the types.
+# every refusal, every check with its faults.
 ALWAYS = (
     "tests/operators/test_random.py::test_problem",
     "tests/operators/test_backward_random.py::test_problem",
@@ -51,16 +63,17 @@ ALWAYS = (
     "tests/operators/test_tensor_prefill.py::test_random_problems",
     "tests/operators/test_cache_write.py::test_problem",
     "tests/operators/test_logits.py::test_problem",
-    "tests/kernels/test_mutants.py::test_mutant_is_reported",
-    "tests/pytorch/test_typing.py::test_ten_lines",
+    *CATALOGUES,
 )
 LONGEST = {"check": 1.5, "first": float("inf"), "test": 2.5}
 LONGEST_OF_A_SET = 0.5
+LONGEST_OF_A_FILE = 10.0
 COSTS = Path(__file__).parent / "costs.txt"
 # A field of random problems that has more values than these is a size, of which any will do.
 MOST_VALUES = 24
 
 Feature = tuple[str, Any]
+COLLECTED = pytest.StashKey[list[pytest.Item]]()  # before any option deselects some
 
 
 def function_of(nodeid: str) -> str:
@@ -94,18 +107,34 @@ def features_of(name: str, value: Any) -> Iterator[Feature]:
         yield name, repr(value)
 
 
+def compiled_for(value: Any) -> tuple[Any, ...]:
+    """What decides which kernels a random problem compiles, nearly: problems with the same share most."""
+    call = getattr(value, "forward", getattr(value, "whole", value))  # of a backward, of a shared prefix
+    names = ("is_decode", "dtype", "head_dim", "value_dim", "kv_format")
+    return tuple(getattr(call, name, None) for name in names)
+
+
 def choose(cases: Sequence[dict[str, Any]]) -> list[int]:
-    """The numbers of as few cases as a greedy search finds with all features. Each case: its parameters."""
+    """The numbers of few cases with all features: those that have a feature alone, and then by a greedy
+    search, in which a case whose kernels no other has compiled counts as two. Each case: its parameters."""
     found = [{feature for name in case for feature in features_of(name, case[name])} for case in cases]
     counts = Counter(name for name, _ in set().union(*found))
     sizes = {name for name, count in counts.items() if "." in name and count > MOST_VALUES}
     wanted = [{feature for feature in one if feature[0] not in sizes} for one in found]
-    missing, chosen = set().union(*wanted), {0}
-    missing -= wanted[0]
+    kernels = [{compiled_for(value) for value in case.values() if is_drawn(value)} for case in cases]
+    cases_with = Counter(feature for one in wanted for feature in one)
+    chosen = {0} | {n for n, one in enumerate(wanted) if any(cases_with[feature] == 1 for feature in one)}
+    missing = set().union(*wanted).difference(*(wanted[n] for n in chosen))
+    compiled = set().union(*(kernels[n] for n in chosen))
+
+    def worth(n: int) -> tuple[float, int]:
+        return len(wanted[n] & missing) / (1 + (not kernels[n] <= compiled)), -n
+
     while missing:
-        best = max(range(len(cases)), key=lambda n: (len(wanted[n] & missing), -n))
+        best = max(range(len(cases)), key=worth)
         chosen.add(best)
         missing -= wanted[best]
+        compiled |= kernels[best]
     return sorted(chosen)
 
 
@@ -121,8 +150,8 @@ def grouped(items: Iterable[pytest.Item], key: Callable[[pytest.Item], Any]) -> 
     return groups.values()
 
 
-def costs() -> dict[str, float]:
-    lines = (line.split(maxsplit=1) for line in COSTS.read_text().splitlines())
+def costs(path: Path = COSTS) -> dict[str, float]:
+    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
     return {name: float(seconds) for seconds, name in lines}
 
 
@@ -141,7 +170,9 @@ def select(items: Sequence[pytest.Item], tier: str) -> set[pytest.Item]:
     if tier == "test":
         for cases in grouped(items, lambda item: file_of(item.nodeid)):
             if not chosen.intersection(cases):
-                chosen.add(min(cases, key=lambda item: longest[function_of(item.nodeid)]))
+                shortest = min(cases, key=lambda item: longest[function_of(item.nodeid)])
+                if longest[function_of(shortest.nodeid)] <= LONGEST_OF_A_FILE:
+                    chosen.add(shortest)
     return chosen
 
 
@@ -150,7 +181,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tier", choices=TIERS, default="all", help="which cases run: tests/tiers.py has the rule"
     )
     parser.addoption(
-        "--costs", type=Path, help="write the processor seconds of each function here (without -n)"
+        "--costs", type=Path, help="write the processor seconds of each function that runs here (without -n)"
     )
 
 
@@ -160,10 +191,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith(tuple(SWEEPS)):
             item.add_marker(pytest.mark.slow)
+    config.stash[COLLECTED] = [*items]
     yield
     chosen = select(items, config.getoption("--tier"))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+def without_costs(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
+    """Functions that tests/costs.txt lacks although a case of them took long, with its seconds."""
+    seconds: Counter[str] = Counter()
+    for report in reports:
+        seconds[report.nodeid] += report.duration
+    known, found = costs(), dict[str, float]()
+    for nodeid, taken in seconds.items():
+        if (
+            taken > LONGEST["test"]
+            and function_of(nodeid) not in known
+            and not nodeid.startswith(tuple(SWEEPS))
+        ):
+            found[function_of(nodeid)] = max(taken, found.get(function_of(nodeid), 0.0))
+    return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = (report for kind in terminalreporter.stats.values() for report in kind)
+    found = without_costs(report for report in reports if isinstance(report, pytest.TestReport))
+    if found:
+        terminalreporter.section("tests/costs.txt lacks")
+        for name, seconds in sorted(found.items(), key=lambda row: -row[1]):
+            terminalreporter.write_line(f"{seconds:5.1f} {name}")
 
 
 def processor_seconds() -> float:
@@ -199,7 +256,8 @@ class Recorder:
         return result
 
     def pytest_sessionfinish(self) -> None:
-        rows = sorted(self.longest.items(), key=lambda row: (-row[1], row[0]))
+        every = (costs(self.path) if self.path.exists() else {}) | self.longest
+        rows = sorted(every.items(), key=lambda row: (-row[1], row[0]))
         lines = (f"{seconds:5.1f} {name}\n" for name, seconds in rows if seconds > LONGEST_OF_A_SET)
         self.path.write_text("".join(lines))
 

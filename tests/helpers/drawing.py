@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tests.helpers import features
@@ -45,8 +46,13 @@ def draw(
 ) -> list[Problem]:
     """`count` problems that cover as many pairs of features as possible (features.py), each the best `of` so
     many. `work`: the most multiply-adds of one."""
+    return [*_drawn(count, seed, ops, work, of)]
+
+
+@cache
+def _drawn(count: int, seed: int, ops: tuple[str, ...], work: float, of: int) -> tuple[Problem, ...]:
     chosen = features.choose(_candidates(of * (count + 4), seed, ops, work), of)
-    return [replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False)]
+    return tuple(replace(problem, index=i) for i, problem in zip(range(count), chosen, strict=False))
 
 
 def _candidates(

@@ -17,7 +17,8 @@ from tests.helpers.kv_formats import UNSCALED
 from tests.helpers.problems import OPTIONS, Problem
 
 FEW = 5  # values of an axis
-Pair = tuple[str, tuple[str, Any], tuple[str, Any]]  # op, feature, feature
+Feature = tuple[str, Any]  # axis, value
+Pair = tuple[str, Feature, Feature]  # with the op
 
 _SIZES = {"index", "op", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"}
 _OF_MASK = {"mask_broadcast", "mask_layout", "mask_pattern", "mask_map"}
@@ -86,13 +87,9 @@ def _size(n: int, small: int, middle: int) -> str:
 
 
 def pairs(problem: Problem) -> set[Pair]:
-    return _pairs(problem.op, features(problem))
-
-
-def _pairs(op: str, found: dict[str, Any]) -> set[Pair]:
     return {
-        (op, a, b)
-        for a, b in itertools.combinations(sorted(found.items(), key=lambda f: f[0]), 2)
+        (problem.op, a, b)
+        for a, b in itertools.combinations(sorted(features(problem).items(), key=lambda f: f[0]), 2)
         if (a[0], b[0]) not in _TIED
     }
 
@@ -114,26 +111,61 @@ def missing(problems: Iterable[Problem]) -> tuple[set[Pair], int]:
     return possible - met, len(possible)
 
 
+class _Met:
+    """Which features of an operator have met, as bits: a set of pairs would take ten times as long."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Feature, int] = {}
+        self.met: list[int] = []  # with a feature
+        self.values: dict[str, int] = defaultdict(int)  # of an axis
+        self.tied: dict[str, int] = defaultdict(int)  # to an axis, with its own values
+
+    def bits(self, found: dict[str, Any]) -> int:
+        return sum(1 << self._number(feature) for feature in found.items())
+
+    def _number(self, feature: Feature) -> int:
+        if feature not in self.numbers:
+            axis, number = feature[0], len(self.numbers)
+            self.numbers[feature] = number
+            self.met.append(0)
+            self.values[axis] |= 1 << number
+            ties = {other for pair in _TIED if axis in pair for other in pair}
+            for other in ties | {axis}:
+                self.tied[other] |= 1 << number
+        return self.numbers[feature]
+
+    def few(self) -> int:
+        """The values of axes with few values."""
+        return sum(values for values in self.values.values() if values.bit_count() <= FEW)
+
+    def worth(self, found: dict[str, Any], bits: int, few: int) -> int:
+        """Twice the number of pairs that have not met. One of two axes with few values counts three times,
+        so that all of these are met in the end."""
+        total = 0
+        for feature in found.items():
+            number = self.numbers[feature]
+            new = bits & ~(self.met[number] | self.tied[feature[0]])
+            total += new.bit_count()
+            if few >> number & 1:
+                total += 2 * (new & few).bit_count()
+        return total
+
+    def add(self, found: dict[str, Any], bits: int) -> None:
+        for feature in found.items():
+            self.met[self.numbers[feature]] |= bits
+
+
 def choose(candidates: Iterable[Problem], of: int) -> Iterator[Problem]:
-    """Picks from every `of` candidates of an op the one with the most new pairs. One of two axes with few
-    values counts three times, so that all of these pairs are met in the end."""
-    met: set[Pair] = set()
-    waiting: dict[str, list[tuple[Problem, dict[str, Any]]]] = defaultdict(list)
-    values: dict[str, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
-
-    def worth(candidate: tuple[Problem, dict[str, Any]]) -> int:
-        new = _pairs(candidate[0].op, candidate[1]) - met
-        return len(new) + 2 * sum(a[0] in few and b[0] in few for _, a, b in new)
-
+    """Picks from every `of` candidates of an op the one with the most new pairs."""
+    states: dict[str, _Met] = defaultdict(_Met)
+    waiting: dict[str, list[tuple[Problem, dict[str, Any], int]]] = defaultdict(list)
     for problem in candidates:
-        found, of_op = features(problem), values[problem.op]
-        for axis, value in found.items():
-            of_op[axis].add(value)
-        same_op = waiting[problem.op]
-        same_op.append((problem, found))
+        found, state, same_op = features(problem), states[problem.op], waiting[problem.op]
+        same_op.append((problem, found, state.bits(found)))
         if len(same_op) == of:
-            few = {axis for axis, seen in of_op.items() if len(seen) <= FEW}
-            best, found = max(same_op, key=worth)
-            met |= _pairs(best.op, found)
+            few = state.few()
+            worths = [state.worth(found, bits, few) for _, found, bits in same_op]
+            best, found, bits = same_op[worths.index(max(worths))]
+            state.add(found, bits)
             same_op.clear()
             yield best

@@ -6,6 +6,7 @@ python -m tests.helpers.tensor_calls SEED COUNT
 
 from __future__ import annotations
 
+import random
 import sys
 
 import torch
@@ -24,7 +25,8 @@ def main(seed: int, count: int) -> None:
 
     torch.ops.fattn._test_all_tensors()  # steps of generation do not wait for their size
     launched = 0
-    for problem in tensor_kernels.problems(count, seed):
+    heads = tensor_kernels.heads(count, random.Random(seed))
+    for problem in tensor_kernels.problems(seed, heads):
         case = problems.build(problem, seed)
         arguments, bases = case.arguments("mps")
         torch_fattn.reset_launch_counts()

@@ -3,9 +3,10 @@ tensors, and what tensor_probe says of a layout."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ DIMS = (64, 72, 80, 96, 128, 192, 256)
 STATES = ("registers", "threadgroup")
 KERNEL = "fattn_prefill_tensor"
 BACKWARD_KERNELS = ("fattn_backward_query_tensor", "fattn_backward_key_tensor")
+Head = tuple[torch.dtype, int]
 # Those in which all rows start on 16-byte boundaries.
 ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
 LEAST_ROWS = 16  # of a dense call
@@ -31,25 +33,31 @@ HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2
 ROOM = 2**16  # integers of a probe
 
 
-def problems(count: int, seed: int) -> Iterator[Problem]:
-    """Random problems, changed so that the kernels take them."""
+def heads(count: int, rng: random.Random) -> list[Head]:
+    return rng.sample([*itertools.product(DTYPES, DIMS)], count)
+
+
+def problems(seed: int, heads: Sequence[Head]) -> Iterator[Problem]:
+    """Random problems, one for each dtype and head dim, changed so that the kernels take them."""
     rng = random.Random(seed)
-    for problem in drawing.draw(count, seed, ops=("prefill", *OPS), of=4):
-        yield _taken(problem, rng)
+    drawn = drawing.draw(len(heads), seed, ops=("prefill", *OPS), of=4)
+    for problem, head in zip(drawn, heads, strict=True):
+        yield _taken(problem, head, rng)
 
 
-def backward_problems(count: int, seed: int) -> Iterator[BackwardProblem]:
+def backward_problems(seed: int, heads: Sequence[Head]) -> Iterator[BackwardProblem]:
     """Likewise of the backwards."""
     rng = random.Random(seed)
-    for problem in draw_backwards(count, seed):
-        yield replace(problem, forward=_taken(problem.forward, rng), grad_layout=rng.choice(ALIGNED))
+    for problem, head in zip(draw_backwards(len(heads), seed), heads, strict=True):
+        forward = _taken(problem.forward, head, rng)
+        yield replace(problem, forward=forward, grad_layout=rng.choice(ALIGNED))
 
 
-def _taken(problem: Problem, rng: random.Random) -> Problem:
-    dim = rng.choice(DIMS)
+def _taken(problem: Problem, head: Head, rng: random.Random) -> Problem:
+    dtype, dim = head
     return replace(
         problem,
-        dtype=rng.choice(DTYPES),
+        dtype=dtype,
         head_dim=dim,
         value_dim=dim,
         layouts=tuple(rng.choice(ALIGNED) for _ in range(3)),  # type: ignore[arg-type]

@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_fattn
 from tests.conftest import EMULATED, needs_emulator
+from torch_fattn.runtime.cache_folder import cache_folder
 from torch_fattn.tuning import tuned_file
 
 # Calls with two pipelines, checked against the reference; prints how many pipelines were compiled.
@@ -78,6 +80,17 @@ def test_they_can_be_switched_off(folder: Path, tmp_path: Path) -> None:
     assert run(folder, FATTN_ARCHIVE="0") == NONE
     assert run(tmp_path / "other", FATTN_ARCHIVE="0") == NONE
     assert not (tmp_path / "other").exists()
+
+
+def test_the_other_tests_keep_none() -> None:
+    """conftest.py switches them off before anything imports torch_fattn."""
+    folder = cache_folder() / "pipelines"
+    kept, compiled = archives(folder), torch_fattn.compiled_kernels()
+    operands = torch.ones(3, 1, 1, 1, 248, device="mps")  # a head size that no other test has
+    torch_fattn.decode(*operands)
+    now = torch_fattn.compiled_kernels()
+    assert len(now) > len(compiled) and not any(kernel.archived for kernel in now)
+    assert archives(folder) == kept
 
 
 def test_another_pipeline_is_a_miss(folder: Path) -> None:

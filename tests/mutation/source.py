@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels"
@@ -127,6 +127,7 @@ def _without_assertions(tokens: list[Token]) -> list[Token]:
     return kept
 
 
-def kernel_sources() -> list[Source]:
+@cache
+def kernel_sources() -> tuple[Source, ...]:
     paths = sorted(KERNELS.glob("*/*"), key=lambda path: path.name)
-    return [Source(path.name, path.read_text()) for path in paths]
+    return tuple(Source(path.name, path.read_text()) for path in paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -183,15 +184,16 @@ def work_of(sizes: Sizes) -> tuple[float, ...]:
     """Each rank's share of the scores that are not hidden by position."""
     ranks = range(sizes.ranks)
     if sizes.is_replicated:
-        scores = [_scores(sizes, sizes.rows[rank], sizes.keys[rank]) for rank in ranks]
+        positions = [positions_in(sizes.keys[rank]) for rank in ranks]
     else:
-        scores = [sum(_scores(sizes, sizes.rows[rank], keys) for keys in sizes.keys) for rank in ranks]
+        positions = [positions_in(tuple(itertools.chain(*sizes.keys)))] * sizes.ranks
+    scores = [_scores(sizes, sizes.rows[rank], positions[rank]) for rank in ranks]
     return tuple(count / max(sum(scores), 1) for count in scores)
 
 
-def _scores(sizes: Sizes, rows: tuple[Run, ...], keys: tuple[Run, ...]) -> int:
-    """Pairs of a row and a key that it sees."""
-    seen, row, position = sizes.scores, positions_in(rows), positions_in(keys)
+def _scores(sizes: Sizes, rows: tuple[Run, ...], position: torch.Tensor) -> int:
+    """Pairs of a row and a key that it sees, of the keys at these positions."""
+    seen, row = sizes.scores, positions_in(rows)
     after = row + 1 if seen.is_causal else torch.full_like(row, FAR)
     sinks = after.clamp(max=seen.sink_tokens)
     first = row - min(seen.window_left, FAR) if seen.window_left >= 0 else torch.full_like(row, -FAR)
