@@ -282,3 +282,35 @@ found["kernels"] = [each.kernel for each in torch_fattn.compiled_kernels()]
     run = machines.run(tmp_path, Run(python=python))
     assert run.state == "registers" and TENSOR in run.found["kernels"]
     assert run.launches == {TENSOR: 1}
+
+
+EXPLAINED = """
+def said():
+    return torch_fattn.explain("prefill_backward", *operands).data["tensor"]
+
+half, lse = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16), torch.zeros(1, 2, 64, device="mps")
+operands = half, None, half, half, half, None, lse
+found["before"] = said()
+with softmetal.fault(kernel="fattn_backward_key_tensor", macro=MACRO, fails=True):
+    torch_fattn.prefill_backward(*operands)
+found["after"] = said()
+"""
+
+
+@pytest.mark.parametrize(
+    ("macro", "said"),
+    [
+        (("FATTN_NOTHING", "1"), "used; scores stay in registers: passed the self-test"),
+        (
+            ("FATTN_REGISTERS", "1"),
+            "used; scores pass through threadgroup memory: passed the self-test; registers: the Metal",
+        ),
+        (None, "off for this dtype and head size: registers: the Metal"),
+    ],
+)
+def test_explain_says_why(
+    machines: Machines, tmp_path: Path, macro: tuple[str, str] | None, said: str
+) -> None:
+    run = machines.run(tmp_path, Run(calls=[], python=f"MACRO = {macro!r}\n{EXPLAINED}"))
+    assert run.found["before"] == "not tested yet on this GPU"
+    assert run.found["after"].startswith(said)
