@@ -80,14 +80,16 @@ def _prefill() -> list[Call]:
 
 
 def _tensor() -> list[Call]:
-    """Prefills on tensor operations: head sizes and lengths that MLX's and torch's kernels have too."""
+    """Calls on tensor operations: prefills of head sizes and lengths that MLX's and torch's kernels have too,
+    and backwards."""
     prompt = Call("prefill", 32, 32, 128, 0, 0, model="H32")
     return [
         call
+        for op, lengths in (("prefill", (2048, 8192)), ("prefill_backward", (4096,)))
         for dtype in ("float16", "bfloat16")
         for head_dim in (64, 128)
         for causal in (True, False)
-        for call in _prefills(replace(prompt, dtype=dtype, head_dim=head_dim, causal=causal), 2048, 8192)
+        for call in _prefills(replace(prompt, op=op, dtype=dtype, head_dim=head_dim, causal=causal), *lengths)
     ]
 
 

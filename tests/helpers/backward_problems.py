@@ -113,6 +113,19 @@ def build(problem: BackwardProblem, seed: int = 0, forward: Case | None = None) 
     return BackwardCase(problem, case, operands, grad_out.masked_fill(~exist[..., None], 0.0), masked, exact)
 
 
+def as_launched(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The operator gives its kernels a contiguous lse, its gradient likewise, and contiguous rows of `out`;
+    here there is NaN between them."""
+    launched = dict(arguments)
+    for name in ("lse", "grad_lse"):
+        if launched[name] is not None:
+            launched[name] = launched[name].contiguous()
+    if (out := launched["out"]) is not None:
+        padded = out.new_full((*out.shape[:-1], out.shape[-1] + 3), torch.nan)
+        launched["out"] = padded[..., : out.shape[-1]].copy_(out)
+    return launched
+
+
 def clean_arguments(case: Case) -> dict[str, Any]:
     """The arguments of the forward without NaN, for the reference."""
     p, clean = case.problem, case.clean

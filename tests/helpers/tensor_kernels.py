@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers import direct_launch, drawing
+from tests.helpers.backward_problems import BackwardProblem
+from tests.helpers.backward_problems import draw as draw_backwards
 from tests.helpers.problems import PACKED, Problem
 
 OPS = ("prefill", "paged_prefill", "varlen_prefill")
@@ -20,6 +22,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 72, 80, 96, 128, 192, 256)
 STATES = ("registers", "threadgroup")
 KERNEL = "fattn_prefill_tensor"
+BACKWARD_KERNELS = ("fattn_backward_query_tensor", "fattn_backward_key_tensor")
 # Those in which all rows start on 16-byte boundaries.
 ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
 LEAST_ROWS = 16  # of a dense call
@@ -32,16 +35,27 @@ def problems(count: int, seed: int) -> Iterator[Problem]:
     """Random problems, changed so that the kernels take them."""
     rng = random.Random(seed)
     for problem in drawing.draw(count, seed, ops=("prefill", *OPS), of=4):
-        dim = rng.choice(DIMS)
-        yield replace(
-            problem,
-            dtype=rng.choice(DTYPES),
-            head_dim=dim,
-            value_dim=dim,
-            layouts=tuple(rng.choice(ALIGNED) for _ in range(3)),  # type: ignore[arg-type]
-            kv_format="float",
-            q_len=problem.q_len if problem.op in PACKED else max(problem.q_len, LEAST_ROWS),
-        )
+        yield _taken(problem, rng)
+
+
+def backward_problems(count: int, seed: int) -> Iterator[BackwardProblem]:
+    """Likewise of the backwards."""
+    rng = random.Random(seed)
+    for problem in draw_backwards(count, seed):
+        yield replace(problem, forward=_taken(problem.forward, rng), grad_layout=rng.choice(ALIGNED))
+
+
+def _taken(problem: Problem, rng: random.Random) -> Problem:
+    dim = rng.choice(DIMS)
+    return replace(
+        problem,
+        dtype=rng.choice(DTYPES),
+        head_dim=dim,
+        value_dim=dim,
+        layouts=tuple(rng.choice(ALIGNED) for _ in range(3)),  # type: ignore[arg-type]
+        kv_format="float",
+        q_len=problem.q_len if problem.op in PACKED else max(problem.q_len, LEAST_ROWS),
+    )
 
 
 def layouts(seed: int) -> tuple[str, ...]:

@@ -80,6 +80,62 @@ def other_backward() -> Iterator[Trial]:
     )  # fmt: skip
 
 
+def on_tensors() -> Iterator[Trial]:
+    """Calls that the kernels on tensor operations take: values as wide as keys, and 16 rows."""
+    dims = (64, 64)
+    yield _of("backward", 2, 4, 2, 70, 70, *dims, scale=0.3)
+    yield _of("backward-causal", 1, 4, 2, 80, 150, *dims, grad_lse=True, **CAUSAL)
+    for offset in (-40, 60, 31):
+        yield _of(
+            f"backward-offset{offset}", 1, 2, 1, 90, 80, *dims, causality="offset", q_offset=offset,
+            grad_lse=True,
+        )  # fmt: skip
+    # No row sees some keys between those that rows see.
+    yield _of(
+        "backward-bool-mask", 1, 4, 2, 33, 96, *dims, mask=torch.bool, grad_lse=True,
+        mask_broadcast=(False, True, True, False), **CAUSAL,
+    )  # fmt: skip
+    yield _of("backward-mask", 2, 2, 1, 40, 70, *dims, mask=f16, softcap=2.0, mask_layout="padded_rows")
+    yield _of(
+        "backward-map", 2, 2, 1, 70, 150, *dims, mask=f16, mask_layout="every_other", grad_lse=True,
+        mask_pattern="patches", mask_map=True, **CAUSAL,
+    )  # fmt: skip
+    yield _whole_map("backward-whole-map-causal", dims[1], is_causal=True)
+    yield _whole_map("backward-whole-map-window", dims[1], window_left=46, window_right=16)
+    yield _unlikely(20, dims[1])
+    yield _of(
+        "backward-window", 1, 2, 1, 80, 150, *dims, window_left=44, sink_tokens=20, sinks=True, grad_lse=True,
+        **CAUSAL,
+    )  # fmt: skip
+    yield _of(
+        "backward-window-right", 1, 2, 1, 90, 100, *dims, window_left=11, window_right=11, sink_tokens=3
+    )
+    yield _of(
+        "backward-sinks-alone", 1, 2, 1, 300, 40, *dims, causality="offset", q_offset=20, window_left=5,
+        sinks=True, grad_lse=True,
+    )  # fmt: skip
+    yield _of("backward-alibi", 1, 4, 2, 70, 70, *dims, alibi_slopes=True, softcap=30.0, **CAUSAL)
+    yield _of("backward-sequence-slopes", 3, 4, 2, 40, 30, *dims, alibi_slopes=True, sinks=True, index=1)
+    yield _of("backward-sharp", 1, 2, 1, 40, 50, *dims, sharpness=8.0, sinks=True, out="float32")
+    yield _nan(100, 80, 48, dims[1])
+    yield _every_option("prefill", 2, 4, 2, 40, 70, *dims, mask=f16, **CAUSAL)
+    yield _every_option("varlen_prefill", *MIXED_SIZES, *dims, **MIXED, **CAUSAL)
+    for name, options in (
+        ("varlen-backward", {"causality": "bottom_right", "grad_lse": True}),
+        ("varlen-backward-slopes", {"alibi_slopes": True, "causality": "offset", "q_offset": 11}),
+        ("varlen-backward-window", {"window_left": 40, "window_right": 9, "sink_tokens": 7}),
+    ):
+        yield _of(name, *MIXED_SIZES, *dims, op="varlen_prefill", **MIXED, **options)
+    yield _strange_starts(
+        "varlen-backward-strange-keys", [3, 9, 20, 50, 80], [-5, 70, 2**31 - 1, 20, -(2**31)], 60, dims[1],
+        is_causal=True,
+    )  # fmt: skip
+    yield _of("backward-slices", 2, 4, 2, 70, 70, *dims, change=_in_slices, **CAUSAL)
+    yield _of("backward-padded", 1, 2, 1, 43, 75, 72, 72, dtype=bf16, sinks=True, **CAUSAL)
+    yield _of("backward-128", 1, 2, 1, 70, 90, 128, 128, window_left=10, sink_tokens=3, **CAUSAL)
+    yield _of("backward-wide", 1, 2, 1, 40, 75, 256, 256, grad_lse=True, **CAUSAL)
+
+
 def _masked() -> Iterator[Trial]:
     """Masks of either kind, broadcast and not, and maps of masks in patches."""
     mapped: dict[str, Any] = {"mask_pattern": "patches", "mask_map": True}
@@ -180,23 +236,10 @@ def _of(
     """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
     forward = Problem(index, op, dtype, *sizes, **options)  # type: ignore[arg-type]
     case = backward_problems.build(BackwardProblem(index, forward, grad_lse, out, grad_layout), seed=7)
-    arguments = _as_launched(case.arguments("cpu")[0])
+    arguments = backward_problems.as_launched(case.arguments("cpu")[0])
     return _of_arguments(
         name, case.problem.op, arguments, lambda found: assert_gradients_close(case, found), family, change
     )
-
-
-def _as_launched(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The operator gives its kernels a contiguous lse, its gradient likewise, and contiguous rows of `out`;
-    here there is NaN between them."""
-    launched = dict(arguments)
-    for name in ("lse", "grad_lse"):
-        if launched[name] is not None:
-            launched[name] = launched[name].contiguous()
-    if (out := launched["out"]) is not None:
-        padded = out.new_full((*out.shape[:-1], out.shape[-1] + 3), torch.nan)
-        launched["out"] = padded[..., : out.shape[-1]].copy_(out)
-    return launched
 
 
 def _of_arguments(
@@ -253,26 +296,26 @@ def _in_slices(plan: Plan) -> None:
         direct_launch.cut_into_slices(step, 3)
 
 
-def _whole_map(name: str, **options: Any) -> Trial:
+def _whole_map(name: str, value_dim: int = DIMS[1], **options: Any) -> Trial:
     """A mask that hides no key is read only in steps of which a row may not see a key by position."""
     mask = torch.ones(1, 2, 70, 96, dtype=torch.bool)
     return _of_operands(
-        name, "prefill", 4e-3, randn(f16, 1, 2, 70, 32),
-        query=randn(f16, 1, 2, 70, 64), key=randn(f16, 1, 1, 96, 64), value=randn(f16, 1, 1, 96, 32),
+        name, "prefill", 4e-3, randn(f16, 1, 2, 70, value_dim),
+        query=randn(f16, 1, 2, 70, 64), key=randn(f16, 1, 1, 96, 64), value=randn(f16, 1, 1, 96, value_dim),
         attn_mask=mask, mask_map=reference.mask_map(mask).to(torch.uint8), q_offset=7, **options,
     )  # fmt: skip
 
 
-def _unlikely() -> Trial:
+def _unlikely(rows: int = 4, value_dim: int = DIMS[1]) -> Trial:
     """Every key has a score far below 0, in some rows of 1,000 below the others. One row sees no key."""
-    mask = torch.full((1, 2, 4, 70), -1000.0)
+    mask = torch.full((1, 2, rows, 70), -1000.0)
     mask[:, :, 1, :40] = -2000.0
     mask[:, :, 3] = -torch.inf
-    query = randn(f16, 1, 2, 4, 64)
+    query = randn(f16, 1, 2, rows, 64)
     query[:, :, 3] = torch.nan
     return _of_operands(
-        "backward-unlikely", "prefill", 2e-3, randn(f16, 1, 2, 4, 32),
-        query=query, key=randn(f16, 1, 1, 70, 64), value=randn(f16, 1, 1, 70, 32), attn_mask=mask,
+        "backward-unlikely", "prefill", 2e-3, randn(f16, 1, 2, rows, value_dim),
+        query=query, key=randn(f16, 1, 1, 70, 64), value=randn(f16, 1, 1, 70, value_dim), attn_mask=mask,
     )  # fmt: skip
 
 
@@ -287,15 +330,15 @@ def _steep() -> Trial:
     )  # fmt: skip
 
 
-def _nan() -> Trial:
-    """The first row is NaN: so are the gradients of the keys that it sees, but not of those that no row sees.
-    Rows that see no key are NaN too, which changes nothing."""
-    seen, others = slice(7, 13), slice(0, 7)
-    query, grad_out = randn(f16, 1, 2, 60, 64), randn(f16, 1, 2, 60, 32)
-    query[:, :, 0] = query[:, :, 33:] = grad_out[:, :, 33:] = torch.nan
+def _nan(rows: int = 60, keys: int = 40, clean: int = 32, value_dim: int = DIMS[1]) -> Trial:
+    """The first row is NaN: so are the gradients of the keys that it sees, but not of those that no row sees,
+    or from `clean` on no row of its step. Rows that see no key are NaN too, which changes nothing."""
+    seen, others, blind = slice(7, 13), slice(0, 7), keys - 7
+    query, grad_out = randn(f16, 1, 2, rows, 64), randn(f16, 1, 2, rows, value_dim)
+    query[:, :, 0] = query[:, :, blind:] = grad_out[:, :, blind:] = torch.nan
     arguments: dict[str, Any] = {
-        "query": query, "key": randn(f16, 1, 1, 40, 64), "value": randn(f16, 1, 1, 40, 32), "q_offset": 12,
-        "window_left": 5, "window_right": 0,
+        "query": query, "key": randn(f16, 1, 1, keys, 64),
+        "value": randn(f16, 1, 1, keys, value_dim), "q_offset": 12, "window_left": 5, "window_right": 0,
     }  # fmt: skip
     _, lse = reference.prefill(**arguments)
     given = {"grad_out": grad_out, "grad_lse": None, "out": None, "lse": lse.float(), **arguments}
@@ -304,17 +347,19 @@ def _nan() -> Trial:
         of_query, of_key, of_value, *_ = found
         for each in (of_key, of_value):
             assert each[:, :, seen].isnan().all() and not each[:, :, others].any()
-            assert each[:, :, 32:].isfinite().all() and each[:, :, 32:].any()
+            assert each[:, :, clean:].isfinite().all() and each[:, :, clean:].any()
         assert of_query[:, :, 0].isnan().all() and of_query[:, :, 1:].isfinite().all()
-        assert not of_query[:, :, 33:].any()
+        assert not of_query[:, :, blind:].any()
 
     return _of_arguments("backward-nan", "prefill_backward", given, check)
 
 
-def _strange_starts(name: str, rows: list[int], keys: list[int], most_keys: int, **options: Any) -> Trial:
+def _strange_starts(
+    name: str, rows: list[int], keys: list[int], most_keys: int, value_dim: int = DIMS[1], **options: Any
+) -> Trial:
     return _of_operands(
-        name, "varlen_prefill", 4e-3, randn(f16, 90, 2, 32),
-        query=randn(f16, 90, 2, 64), key=randn(f16, 80, 1, 64), value=randn(f16, 80, 1, 32),
+        name, "varlen_prefill", 4e-3, randn(f16, 90, 2, value_dim),
+        query=randn(f16, 90, 2, 64), key=randn(f16, 80, 1, 64), value=randn(f16, 80, 1, value_dim),
         cu_seqlens_q=torch.tensor(rows, dtype=torch.int32),
         cu_seqlens_k=torch.tensor(keys, dtype=torch.int32),
         max_seqlen_q=40, max_seqlen_k=most_keys, **options,

@@ -1,4 +1,4 @@
-"""Trials of prefill_tensor.metal, with scores in registers and through threadgroup memory, under a layout of
+"""Trials of the kernels on tensor operations, in registers and through threadgroup memory, under a layout of
 cooperative tensors that each of them takes."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 
 from tests.helpers import tensor_kernels
 
+from . import backward_trials
 from .prefill_trials import MIXED, in_parts, in_slices
 from .special_trials import hidden_nan, huge_sinks
 from .trial import Device, Plan, Prepared, Trial, bf16, every_option, f16, of_operands, of_problem, randn
@@ -22,7 +23,7 @@ LAYOUT_OF = {"registers": "random:2", "threadgroup": "random:0"}
 def tensor() -> Iterator[Trial]:
     for state, layout in LAYOUT_OF.items():
         device = Device(10, state, layout)
-        for trial in (*_dense(), *_packed()):
+        for trial in (*_dense(), *_packed(), *backward_trials.on_tensors()):
             yield replace(trial, name=f"tensor-{state}-{trial.name}", device=device)
     yield from _probes()
 

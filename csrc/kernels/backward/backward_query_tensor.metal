@@ -31,6 +31,7 @@ struct QueryRows {
 
   // After the first walk, with the sums of this lane's row.
   void put_sums(float weights, float weighted_grads) const thread {
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // the origins were read
     if (tile.at.lane < kTensorRows) {
       const QueryRow row = own_row();
       const float lse = states[tile.at.lane][0];
@@ -72,7 +73,8 @@ struct QueryRows {
         of_row.slope[0] = modifiers[at[1]].slope;
         of_row.position[0] = modifiers[at[1]].position;
       }
-      const Visibility visible = saved_of(tile, at[1]).visible_row(*tile.params);
+      const TileState saved = saved_of(tile, at[1]);
+      const Visibility visible = saved.visible_row(*tile.params);
       const KeyScore score = key_score(scores[i], of_row, visible, tile.operands.attn_mask, 0, key, !whole);
       const float4 state = states[at[1]];
       const ScoreGradient gradient = score_gradient(score, weight_grads[i], state[0], state[1], of_row);
@@ -232,7 +234,8 @@ using namespace fattn;
   }
   FATTN_EACH_ELEMENT(i, output) {
     const auto at = output.get_multidimensional_index(i);
-    const long place = saved_of(tile, at[1]).out(0);
+    const TileState of_row = saved_of(tile, at[1]);
+    const long place = of_row.out(0);
     if (place >= 0 && column + at[0] < kHeadDim) {
       const float scale = params.grad_scale * rows.states[at[1]][2];
       tile.operands.out[place + column + at[0]] = Element(scaled_result(float(output[i]), scale));

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "score_gradient.h"
+#include "../common/results.h"
 #include "../prefill/tensor_products.h"
 
 namespace fattn {
