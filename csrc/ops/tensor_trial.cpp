@@ -245,7 +245,7 @@ std::string Trial::fault() const {
 
 Place Trial::operand(int64_t heads, int64_t rows) {
   const int64_t dim = problem_.head_dim, row = dim + kRowGap, head = rows * row + kRowGap;
-  return memory_.add(type_, {1, heads, rows, dim}, {heads * head, head, row, 1});
+  return memory_.add(type_, {1, heads, rows, dim}, {0, head, row, 1});  // packed rows have no batch
 }
 
 // The stored rows of keys that some query row sees.
