@@ -32,6 +32,7 @@ SWEEPS = {
     "tests/operators/test_random.py::test_sweep": "20,000 random problems",
     "tests/operators/test_backward_random.py::test_sweep": "20,000 random problems",
     "tests/pytorch/test_sdpa.py::test_more_random_calls": "2,000 random calls",
+    "tests/distributed/test_random.py::test_more_varlen_prefills": "300 random problems",
     "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
     "tests/operators/test_large_offsets.py": "14 GB of memory",
     "tests/integrations/test_hub_kernel.py::test_transformers_takes_it_from_a_local_folder": "it builds",

@@ -155,7 +155,7 @@ def test_empty_sequences() -> None:
     step = cache.extend([one, other], 0)
     out = cache.decode(0, step, torch.randn(2, HEADS, 1, DIM, device="mps"))
     assert torch.all(out.cpu() == 0)
-    assert cache.free_blocks == 12 and step.block_tables is not None and step.block_tables.shape == (2, 0)
+    assert cache.free_blocks == 12 and step.block_tables.shape == (2, 0)
     step = cache.extend([other, one], (0, 3))
     dense.append(cache, step, (0, 3), "mps")
     dense.check(cache, step, "mps")

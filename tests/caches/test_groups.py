@@ -96,7 +96,6 @@ def test_options_of_each_sequence(device: str) -> None:
     step = cache.extend(batch, 2)
     dense.append(cache, step, [2] * 5, device)
     query = torch.randn(5, HEADS, 2, DIM)
-    assert step.block_tables is not None
     capacity = step.block_tables.shape[1] * 4
     options: dict[str, Any] = {
         "attn_mask": torch.rand(5, 1, 2, capacity) < 0.7,

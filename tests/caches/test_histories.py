@@ -312,7 +312,6 @@ class History:
 
     def check_step(self, step: CacheStep, counts: dict[int, int]) -> None:
         size = self.block_size
-        assert step.block_tables is not None
         assert step.seq_lens.tolist() == list(step.lengths) == [self.cache.length(s) for s in counts]
         positions, slots = [], []
         for (sequence, count), row in zip(counts.items(), step.block_tables.tolist(), strict=True):

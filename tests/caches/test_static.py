@@ -52,9 +52,7 @@ class History:
                 self.call(cache.truncate, one, length)
                 dense.truncate(one, length)
             elif action == "fork" and cache.lengths[other] > 0:
-                with pytest.raises(
-                    ValueError, match=f"sequence {other} has .* tokens; reset\\(\\) it before"
-                ):
+                with pytest.raises(ValueError, match=f"sequence {other} has .* tokens; reset\\(\\) it first"):
                     cache.fork(one, other)
             elif action == "fork":
                 self.call(cache.fork, one, other)
@@ -92,9 +90,9 @@ class History:
                 assert torch.allclose(result.double(), exact[0].transpose(0, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(60))
 def test_history(seed: int) -> None:
-    history = History(seed, "mps" if seed % 4 == 0 else "cpu")
+    history = History(seed, "mps" if seed % 20 == 0 else "cpu")
     history.run(30)
     assert history.faults > 40
 

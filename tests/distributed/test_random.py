@@ -1,5 +1,6 @@
-"""300 random problems of each function, on 1 to 4 ranks with uneven and empty shards: right by the accuracy
-rule, and the same bits on every rank. Some of them on "mps", with the checks of softmetal."""
+"""300 random problems of each function, most of those of varlen_prefill in the sweep alone, on 1 to 4 ranks
+with uneven and empty shards: right by the accuracy rule, and the same bits on every rank. Some of them on
+"mps", with the checks of softmetal."""
 
 from __future__ import annotations
 
@@ -49,6 +50,13 @@ def test_prefill(ranks: Pool, chunk: int) -> None:
 def test_varlen_prefill(ranks: Pool, chunk: int) -> None:
     for sharded in draw("varlen_prefill", 90)[chunk::3]:
         check(ranks, sharded)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_more_varlen_prefills(ranks: Pool, chunk: int) -> None:
+    """A problem has a ring of launches for each sequence."""
+    _check_chunk(ranks, "varlen_prefill", chunk)
 
 
 @pytest.mark.parametrize("op", OPS)

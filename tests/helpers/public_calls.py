@@ -43,7 +43,6 @@ MADE_BY_THE_LIBRARY = {
     "Explanation",
     "Fallback",
     "Report",
-    "Shards",
     "Warmup",
 }
 
@@ -95,11 +94,11 @@ OPTIONS = {
 
 def find() -> dict[str, Public]:
     """Walks the package, so that a new module, class or function is found."""
-    found: dict[int, Public] = {}
+    found: dict[Any, Public] = {}
     for module in _modules():
         for name in getattr(module, "__all__", ()):
             for public in _members(module.__name__, name, getattr(module, name)):
-                found.setdefault(id(inspect.unwrap(public.function)), public)
+                found.setdefault((name, inspect.unwrap(public.function)), public)
     return {public.name: public for public in found.values()}
 
 
@@ -293,6 +292,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.distributed.unshard": lambda: one_rank(
         {"own": heads(2, 5), "dim": 1, "shards": Shards.sizes([5])}
     ),
+    "Shards": lambda: {"runs": (((0, 4),), ((4, 2),))},
     "Shards.count": lambda: {"self": Shards.sizes([3, 2]), "rank": 1},
     "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "all_positions": heads(2, 5), "dim": 1, "rank": 0},
     "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},

@@ -56,7 +56,7 @@ def test_every_tuning_is_read(standard: str) -> None:
     found = one_of_each()
     assert {("FATTN_CHUNKS=4", "decode.metal"), ("FATTN_KV_FORMAT=3", "decode_vector.metal")} <= found.keys()
     for name, macros in set(found.values()):
-        if name != "prefill_tensor.metal" or standard >= TENSOR_LANGUAGE:
+        if "tensor" not in name or standard >= TENSOR_LANGUAGE:
             assert refusals(kernel_text(name), macros, standard) == "", macros
 
 
@@ -80,9 +80,10 @@ def test_the_other_kernels_are_read(standard: str) -> None:
 
 
 def tensor_pipelines(state: str) -> list[Pipeline]:
-    """Kernel and probe for padded, narrow and wide heads."""
-    found = [p for dtype in tensor_kernels.DTYPES for p in pipelines("prefill_tensor", dtype)]
-    assert len(found) == 2 * 2 * len(tensor_kernels.DIMS) * len(tensor_kernels.DTYPES)
+    """Kernels and probe for padded, narrow and wide heads."""
+    kernels = ("prefill_tensor", "backward_tensor")
+    found = [p for k in kernels for dtype in tensor_kernels.DTYPES for p in pipelines(k, dtype)]
+    assert len(found) == 2 * 4 * len(tensor_kernels.DIMS) * len(tensor_kernels.DTYPES)
     requested = f"-DFATTN_REGISTERS={int(state == 'registers')}"
     heads = {f"-DFATTN_HEAD_DIM={dim}" for dim in (72, 128, 256)}
     return [

@@ -38,14 +38,14 @@ KERNELS = (
     *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
     *("merge", "cache", "logits", "mask_map"),
     *("backward_query", "backward_key", "backward_head"),
-    "prefill_tensor",
+    *("prefill_tensor", "backward_tensor"),
 )
 # The version of the kernels on tensor operations, and of the libraries that have them.
 TENSOR_LANGUAGE = "metal4.0"
 VERSIONS = [
     (standard, kernel)
     for standard, kernel in itertools.product((LANGUAGE, *NEWER), KERNELS)
-    if kernel != "prefill_tensor" or standard >= TENSOR_LANGUAGE
+    if "tensor" not in kernel or standard >= TENSOR_LANGUAGE
 ]
 FAMILIES = range(7, 12)
 HEAD_DIMS = [(dim, dim) for dim in range(8, 129, 8)] + [(128, 8), (8, 128), (72, 64), (64, 80)]
@@ -98,11 +98,17 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
     if kernel == "cache":
         yield from _cache_plans(dtype)
         return
-    if kernel == "prefill_tensor":
+    if "tensor" in kernel:
         if dtype in tensor_kernels.DTYPES:
             for dim, state in itertools.product(tensor_kernels.DIMS, tensor_kernels.STATES):
-                rows = [torch.empty(1, 2, 64, dim, dtype=dtype, device="meta")] * 3
-                yield torch_fattn.explain("prefill", *rows, family=10, cores=10, tensor=state)
+                on_gpu: dict[str, Any] = {"family": 10, "cores": 10, "tensor": state}
+                rows = torch.empty(1, 2, 64, dim, dtype=dtype, device="meta")
+                if kernel == "prefill_tensor":
+                    yield torch_fattn.explain("prefill", rows, rows, rows, **on_gpu)
+                else:
+                    lse = torch.empty(1, 2, 64, device="meta")
+                    operands = (rows, None, rows, rows, rows, None, lse)
+                    yield torch_fattn.explain("prefill_backward", *operands, **on_gpu)
         return
     if kernel == "mask_map":
         yield torch_fattn.explain("mask_map", torch.empty(3, 3, dtype=dtype, device="meta"))

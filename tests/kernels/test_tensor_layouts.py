@@ -13,13 +13,11 @@ from tests.conftest import needs_emulator
 from tests.helpers import tensor_kernels
 from tests.helpers.tensor_kernels import Probe
 
-FOLDER = Path(__file__).resolve().parents[2] / "csrc" / "kernels" / "prefill"
-FILES = sorted(path.name for path in FOLDER.glob("*tensor*"))
+FOLDER = Path(__file__).resolve().parents[2] / "csrc" / "kernels"
+FILES = {path.name: path for path in sorted(FOLDER.glob("*/*tensor*"))}
 # What lanes are counted for: rows of threadgroup memory and of the tile, look-ups, one lane that writes.
 ALLOWED = {
     "prefill_tensor.metal": {
-        "if (tile.at.lane == 0) {",
-        "const int row = tile.at.lane;",
         "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
         "tile.at.lane = lane;",
         "step.look_up(table, first_key, lane);",
@@ -34,18 +32,48 @@ ALLOWED = {
         "const long place = list_elements(scores, facts, kTensorHeadFacts, params.most_facts, lane);",
         "list_elements(output, facts, place, params.most_facts, lane);",
     },
+    "tensor_staging.h": {
+        "if (tile.at.lane == 0) {",
+        "const int row = tile.at.lane;",
+    },
+    "backward_query_tensor.metal": {
+        "if (tile.at.lane < kTensorRows) {",
+        "if (tile.at.lane < kTensorRows && own_row().exists) {",
+        "states[tile.at.lane] = float4(lse, 0.0f, 0.0f, 0.0f);",
+        "const float lse = states[tile.at.lane][0];",
+        "states[tile.at.lane] = float4(lse, has_grad ? delta - grad_lse[place()] : delta, inverse, 0.0f);",
+        "const float4 state = states[tile.at.lane];",
+        "QueryRow own_row() const thread { return tile.own_row(tile.at.lane); }",
+        "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
+        "tile.at.lane = lane;",
+        "step.look_up(table, first_key, lane);",
+        "const uint exist = step.exist(table, lane);",
+        "const float weights = row_sum_of(weight_sums, lane);",
+        "rows.put_sums(weights, row_sum_of(other_sums, lane));",
+        "const float slope_grad = fc_alibi ? row_sum_of(other_sums, lane) : 0.0f;",
+    },
+    "backward_key_tensor.metal": {
+        "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
+        "tile = packed_key_tile(cu_seqlens_q, cu_seqlens_k, forward, group, lane);",
+        "cells.look_up(map, tile, head.head, row, forward, lane);",
+        "const bool all_count = simd_all(lane >= kStepRows || step.rows[lane].state.lse != INFINITY);",
+    },
+    "tensor_gradients.h": {
+        "inline float row_sum_of(thread Scores& scores, ushort lane) {",
+        "own = lane == row ? sum : own;",
+    },
     "tensor_threadgroup.h": {
         "row = tile.at.lane / kRowLanes;",
         "half_row = tile.at.lane % kRowLanes;",
     },
 }
 # The elements of cooperative tensors by their own numbers, which mean nothing.
-ELEMENT = re.compile(r"\b(?:scores|reduced|output|held)\[(?!i\]|j\])")
+ELEMENT = re.compile(r"\b(?:scores|reduced|output|held|weight_grads|\w+_sums)\[(?!i\]|j\])")
 
 
 def code_of(name: str) -> list[str]:
     """The lines of a file, without comments."""
-    return [re.sub(r"\s*//.*", "", line).strip() for line in (FOLDER / name).read_text().splitlines()]
+    return [re.sub(r"\s*//.*", "", line).strip() for line in FILES[name].read_text().splitlines()]
 
 
 def layouts_assumed(name: str, lines: list[str]) -> list[str]:
@@ -77,6 +105,7 @@ def test_every_allowed_line_is_there() -> None:
     [
         ("prefill_tensor.metal", "const int key = first_key + ((lane >> 2 & 2) | (lane & 1)) * 4 + i % 4;"),
         ("tensor_registers.h", "scores[2 * i] = 0.0f;"),
+        ("tensor_gradients.h", "weight_grads[i ^ 1] = 0.0f;"),
         ("tensor_threadgroup.h", "largest = fmax(largest, output[lane]);"),
     ],
 )

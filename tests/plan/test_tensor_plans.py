@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_fattn
-from tests.helpers.tensor_kernels import DIMS, DTYPES, KERNEL, STATES
+from tests.helpers.tensor_kernels import BACKWARD_KERNELS, DIMS, DTYPES, KERNEL, STATES
 
 pytestmark = pytest.mark.host_only
 
@@ -38,6 +38,34 @@ def test_taken(dtype: torch.dtype, dim: int, state: str) -> None:
     assert step["macros"]["FATTN_REGISTERS"] == str(int(state == "registers"))
     assert explained.data["tensor"].startswith("used; scores ")
     assert "tensors      used; scores " in str(explained)
+
+
+def backward_operands(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[Any]:
+    grad_out = query[..., : value.shape[-1]]
+    return [grad_out, None, query, key, value, None, torch.empty(query.shape[:-1], device="meta")]
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_taken(dtype: torch.dtype, dim: int, state: str) -> None:
+    explained = plan(*backward_operands(*operands(dtype, dim)), op="prefill_backward", tensor=state)
+    assert tuple(step["kernel"] for step in explained.passes) == BACKWARD_KERNELS
+    assert all(step["threadgroup_bytes"] <= 32768 for step in explained.passes)
+    assert explained.data["tensor"].startswith("used; scores ")
+
+
+def test_gradients_that_are_not_taken() -> None:
+    """Also where a prefill of the same operands is: its tiles have rows of several heads."""
+    tensors = operands(rows=15)
+    assert plan(*tensors).passes[0]["kernel"] == KERNEL
+    explained = plan(*backward_operands(*tensors), op="prefill_backward")
+    assert explained.data["tensor"] == "fewer than 16 rows share keys"
+    apart = torch.empty(1, 8, 64, 65536, dtype=torch.float16, device="meta")[..., :128]
+    explained = plan(*backward_operands(apart, *operands()[1:]), op="prefill_backward")
+    assert explained.data["tensor"] == "rows of query or of its gradient are 65,536 elements apart, or more"
+    for step in explained.passes:
+        assert step["kernel"] in ("fattn_backward_query", "fattn_backward_key")
 
 
 @pytest.mark.parametrize(("state", "why"), [("off", None), ("untested", "not tested yet on this GPU")])

@@ -11,7 +11,8 @@ from .sequences import PagedSequence
 
 @dataclass
 class Acceptance:
-    """The accepted ones of the `tokens` newest tokens of a sequence, next to the tokens before them."""
+    """Which of the `tokens` newest tokens of a sequence are accepted, and so move next to the tokens
+    before."""
 
     sequence: PagedSequence
     tokens: int
@@ -32,13 +33,17 @@ class Acceptance:
         return len(self.accepted) == self.tokens
 
     def _moves(self) -> Iterator[tuple[int, int]]:
-        """Positions before and after, of the tokens that move."""
+        """Old and new position of each token that moves."""
         first = self.sequence.length - self.tokens
         return ((first + j, first + i) for i, j in enumerate(self.accepted) if i != j)
 
     def plan(self, pool: BlockPool, block_size: int) -> None:
-        written = dict.fromkeys(to // block_size for _, to in self._moves())
+        written = self._written(block_size)
         self.copied = [index for index in written if pool.users(self.sequence.blocks[index]) > 1]
+
+    def _written(self, block_size: int) -> list[int]:
+        """The blocks that tokens move to, as indices in the table."""
+        return [*dict.fromkeys(to // block_size for _, to in self._moves())]
 
     def blocks(self, copies: Sequence[int]) -> list[int]:
         """The blocks with these copies."""
@@ -48,7 +53,7 @@ class Acceptance:
         return blocks
 
     def slots(self, blocks: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
-        """Sources and targets, with the tokens of copied blocks that do not move."""
+        """Old and new slot of each token that moves, or is before one in a copied block."""
         moves = list(self._moves())
         if not moves:
             return
@@ -61,5 +66,5 @@ class Acceptance:
 
     def written(self, block_size: int) -> list[int]:
         """The blocks that are written in place."""
-        indices = dict.fromkeys(to // block_size for _, to in self._moves())
-        return [self.sequence.blocks[index] for index in indices if index not in self.copied]
+        indices = [index for index in self._written(block_size) if index not in self.copied]
+        return [self.sequence.blocks[index] for index in indices]

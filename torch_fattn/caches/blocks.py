@@ -16,8 +16,8 @@ def _is_block(block: int) -> bool:
 class BlockPool:
     """Blocks 0 to `total - 1` with reference counts.
 
-    A block with a key is found by it, also without users, until `take` needs the block: the least recently
-    used one first. The other blocks without users are taken before, the last released one first.
+    A block with a key can be found by it, even without users, until `take` needs it. `take` first uses the
+    free blocks without keys, the last released one first, and then evicts the least recently used ones.
     """
 
     def __init__(self, total: int) -> None:
@@ -60,8 +60,8 @@ class BlockPool:
             self._users[block] = self.users(block) + 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Takes a user from each block, the last one first: a `take` of as many returns them in order, and
-        the end of a prefix is evicted before its beginning."""
+        """Removes a user of each block, from the last block to the first: so a `take` of as many returns them
+        in order, and the end of a prefix is evicted before its beginning."""
         for block in filter(_is_block, reversed(blocks)):
             self._users[block] -= 1
             if self._users[block] == 0:
@@ -72,7 +72,7 @@ class BlockPool:
                     self._free.append(block)
 
     def register(self, block: int, key: bytes) -> None:
-        """The block, which is in use, is found by the key from now on, unless another is."""
+        """The block, which is in use, can be found by the key, unless another block can."""
         if key not in self._blocks and block not in self._keys:
             self._keys[block] = key
             self._blocks[key] = block
@@ -81,7 +81,7 @@ class BlockPool:
         return self._blocks.get(key)
 
     def forget(self, block: int) -> None:
-        """The block, which is in use, is not found any more: it is about to be written."""
+        """The block, which is in use, can no longer be found: it is about to be written."""
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key]

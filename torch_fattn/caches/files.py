@@ -193,8 +193,8 @@ def _checked(tensors: dict[str, Tensor], salts: Any, layers: Layers, window: Win
 
 
 class LoadedSequence:
-    """A saved sequence in blocks of a size. A chunk is the rows of a block; it is empty where rows that come
-    do not see the block. Sequences with one chunk share a block."""
+    """A saved sequence, cut into blocks. A chunk lists the rows of a block, and is empty if no later row sees
+    the block. Sequences with the same chunk share its block."""
 
     def __init__(self, saved: SavedSequence, window: Window, block_size: int) -> None:
         rows = saved.rows

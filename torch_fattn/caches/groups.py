@@ -40,15 +40,15 @@ def common_beginning(tables: Sequence[list[int]]) -> int:
 
 
 def find_groups(tables: Sequence[list[int]]) -> list[Group]:
-    """The groups that save most reads, and a last one of all sequences that share nothing. Which group a
-    sequence is in depends only on the sequences with the same first block."""
+    """The groups that save the most reads, and a last one of the sequences that share nothing. The group of
+    a sequence depends only on the sequences with the same first block."""
     groups = _split(tables, list(range(len(tables))), 0)
     alone = {*range(len(tables))} - {member for group in groups for member in group.members}
     return groups + ([Group(sorted(alone), 0)] if alone else [])
 
 
 def _split(tables: Sequence[list[int]], members: list[int], depth: int) -> list[Group]:
-    """The groups among members with a common beginning of that many blocks, by their next block."""
+    """The groups among members whose first `depth` blocks are the same."""
     by_block = defaultdict(list)
     for member in members:
         if len(tables[member]) > depth:
@@ -63,7 +63,7 @@ def _split(tables: Sequence[list[int]], members: list[int], depth: int) -> list[
 
 
 def in_order(results: Sequence[Tensor], groups: Sequence[Group]) -> Tensor:
-    """The rows of all groups, as they are in the batch."""
+    """The rows of all groups, in the order of the batch."""
     joined = torch.cat(list(results))
     places = [member for group in groups for member in group.members]
     if places == sorted(places):

@@ -1,5 +1,5 @@
-"""Index tensors, made on the device as runs of consecutive numbers: a copy from the host waits for an "mps"
-device.
+"""Index tensors, made on the device as runs of consecutive numbers: a copy from the host would wait for an
+"mps" device.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class CacheShape:
         return scales[..., : self.value_dim // group, :] if group else scales
 
     def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
-        """Shapes and dtypes of keys or values of that size, and of their scales."""
+        """Allocates the keys or values of a layer, and their scales."""
         if self.kv_format == "auto":
             return torch.empty(*self.shape, dim, dtype=self.dtype, device=self.device), None
         kind = KV_FORMATS[self.kv_format]
@@ -141,7 +141,7 @@ class Layers:
                 sides += [] if shape.is_latent else [shape.memory(shape.value_dim)]
             self._add(sides)
             if len(self._options) == 1 and 0 not in shape.shape:
-                self._write_nothing(shape)
+                self._write_nothing()
 
     def _add(self, sides: Sequence[tuple[Tensor, Tensor | None]]) -> None:
         """A layer of keys with scales, and of values unless they are in the keys."""
@@ -159,8 +159,9 @@ class Layers:
             options["kv_format"] = self._shape.kv_format
         self._options.append(options)
 
-    def _write_nothing(self, shape: CacheShape) -> None:
-        """Refuses what `cache_write` would refuse, before all memory is allocated."""
+    def _write_nothing(self) -> None:
+        """Refuses what `cache_write` would refuse, before the other layers are allocated."""
+        shape = self._shape
         key = torch.empty(0, shape.shape[1], shape.head_dim, dtype=shape.dtype, device=shape.device)
         separate = None if shape.is_latent else key.new_empty(0, shape.shape[1], shape.value_dim)
         key, value = self.new_rows("", key, separate, 0)

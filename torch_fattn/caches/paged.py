@@ -140,7 +140,7 @@ class PagedKVCache(PagedSequences):
 
     def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Acceptance]:
         name = "PagedKVCache.accept"
-        self._check("accept", 0, step)
+        self._check_step("accept", 0, step)
         for layer in range(len(self._layers)):
             step._check_appended(name, layer)
         if len(accepted) != len(step.sequences):
@@ -161,8 +161,8 @@ class PagedKVCache(PagedSequences):
 
     @public("PagedKVCache.swap_out")
     def swap_out(self, sequence: int) -> None:
-        """Moves the sequence to host memory and releases its blocks. It keeps its number and length; other
-        methods than `free` need `swap_in` before. Shared blocks are copied. Waits for the GPU."""
+        """Moves the sequence to host memory and releases its blocks. It keeps its number and length; until
+        `swap_in`, only `length`, `blocks` and `free` take it. Shared blocks are copied. Waits for the GPU."""
         own = self._get("swap_out", sequence)
         places = [place for place, block in enumerate(own.blocks) if block != GONE]
         rows = self._layers.read(own.slots(self._block_size))

@@ -85,14 +85,14 @@ class PagedSequences(PagedAttention):
 
     @public("PagedKVCache.commit")
     def commit(self, sequence: int, token_ids: Sequence[int]) -> None:
-        """Registers the sequence's whole blocks, so that `allocate` finds them by their tokens, also after
-        `free`: then until the pool needs them, the least recently used first. Only blocks that every layer
-        has appended are registered; call it again later for others.
+        """Registers the sequence's whole blocks, so that `allocate` finds them by their tokens. After `free`
+        they stay until the pool needs them, the least recently used first. Only blocks that every layer has
+        appended are registered; call it again later for the others.
 
         Args:
-            token_ids: of the sequence, from its first token on. Others behind its length are ignored.
+            token_ids: of the sequence, from its first token on. Those beyond its length are ignored.
 
-        ValueError: the tokens are not those of earlier calls.
+        ValueError: the tokens differ from those of earlier calls.
         """
         name = "PagedKVCache.commit"
         own = self._get("commit", sequence)
@@ -118,8 +118,8 @@ class PagedSequences(PagedAttention):
 
     @public("PagedKVCache.clear_prefixes")
     def clear_prefixes(self) -> None:
-        """Forgets all registered blocks, as a change of the model's weights requires. The sequences of now
-        keep their tokens, and `commit` registers nothing of them any more."""
+        """Forgets all registered blocks, as a change of the model's weights requires. Present sequences keep
+        their tokens, but `commit` no longer registers their blocks."""
         self._pool.forget_all()
         self._epoch += 1
 
@@ -245,7 +245,7 @@ class PagedSequences(PagedAttention):
             lengths=lengths,
             max_seqlen_q=max(counts, default=0),
             shared_blocks=common_beginning(after) if self._window.left < 0 else 0,
-            _cache=self,
+            _layers=self._layers,
             _counts=tuple(counts),
             _change=self._change,
             **tensors,
@@ -264,12 +264,12 @@ class PagedSequences(PagedAttention):
             )
         if self._sequences[sequence].swapped is not None and not swapped:
             raise ValueError(
-                f"PagedKVCache.{method}: sequence {sequence} is swapped out; call swap_in({sequence}) before"
+                f"PagedKVCache.{method}: sequence {sequence} is swapped out; call swap_in({sequence}) first"
             )
         return self._sequences[sequence]
 
     def _new_row(self, method: str, sequence: PagedSequence) -> int:
-        """A row with the blocks and the length of the sequence, in whose own row they are already."""
+        """A new row with the blocks and the length of the sequence, copied from its own row if it has one."""
         row = self._tables.new_row()
         if row is None:
             raise CacheFullError(
@@ -300,8 +300,5 @@ class PagedSequences(PagedAttention):
             if self._sequences[number].filled == length - count:
                 self._sequences[number].filled = length
 
-    def _check_current(self, method: str, step: CacheStep) -> None:
-        if step._change == self._change:
-            return
-        for sequence in step.sequences:
-            step._check_unchanged(f"PagedKVCache.{method}", sequence, self._get(method, sequence).changed)
+    def _last_change(self, method: str, sequence: int) -> int:
+        return self._get(method, sequence).changed

@@ -43,8 +43,8 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 
 def longest_prefix(blocks: Sequence[int | None], window: Window, block_size: int) -> list[int]:
-    """The longest prefix of these blocks, found or not, with every block that later rows see. The others are
-    gone."""
+    """The longest prefix in which every block that later rows see was found (None: not found). The blocks
+    that they do not see are `GONE`."""
     first_missing = next((n for n, block in enumerate(blocks) if block is None), len(blocks))
     longest, run = 0, 0  # run: the blocks before the end that were found
     for end, block in enumerate(blocks, 1):

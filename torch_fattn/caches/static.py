@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import decode, paged_decode, paged_prefill
-from ..operators.options import DecodeOptions, PagedPrefillOptions
+from ..operators.attention import decode, paged_decode
+from ..operators.options import DecodeOptions
 from ..runtime.signatures import public
 from .indices import counts_of, new_tokens, on_device
+from .kv_cache import KVCache
 from .memory import CacheShape, Layers, check_sizes
 from .step import CacheFullError, CacheStep
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["StaticKVCache"]
 
 
-class StaticKVCache:
+class StaticKVCache(KVCache):
     """A dense cache for a fixed batch, with room for `capacity` tokens of each sequence.
 
     Args:
@@ -36,6 +37,8 @@ class StaticKVCache:
 
     Layer i is `keys(i)` `[batch, kv_heads, capacity, dim]`, of which the first `lengths[b]` are filled.
     """
+
+    _name = "StaticKVCache"
 
     @public("StaticKVCache")
     def __init__(
@@ -116,7 +119,8 @@ class StaticKVCache:
             block_tables=rows[:, None].int(),
             cu_seqlens_q=new.starts,
             max_seqlen_q=max(counts, default=0),
-            _cache=self._layers,
+            _layers=self._layers,
+            _counts=tuple(counts),
             _change=self._change + 1,
         )
         self._change, self._seq_lens = step._change, seq_lens
@@ -124,16 +128,6 @@ class StaticKVCache:
             if count > 0:
                 self._lengths[sequence], self._changed[sequence] = length, self._change
         return step
-
-    @public("StaticKVCache.append")
-    def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
-        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step; no
-        values if the cache is latent."""
-        self._check("append", layer, step)
-        tokens = step.slot_mapping.shape[0]
-        rows = self._layers.new_rows("StaticKVCache.append", key, value, tokens)
-        self._layers.write(layer, step.slot_mapping, *rows)
-        step._appended.add(layer)
 
     @overload
     def decode(
@@ -177,12 +171,13 @@ class StaticKVCache:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
         and result."""
-        self._check("decode", layer, step)
-        step._check_appended("StaticKVCache.decode", layer)
-        step._check_query("StaticKVCache.decode", query)
-        self._layers.check_query("StaticKVCache.decode", query)
-        if step.sequences != tuple(range(len(self._lengths))):
-            return self._decode_some(layer, step, query, return_lse, options)
+        self._check_decode(layer, step, query)
+        if step.sequences != tuple(range(len(self._lengths))):  # a sequence is a block of a pool
+            self._add_options("decode", layer, options)
+            pool = self._layers.operands(layer)
+            return paged_decode(
+                query, *pool, step.block_tables, step.seq_lens, return_lse=return_lse, **options
+            )
         stored: Any = {
             name: option.transpose(1, 2) if isinstance(option, Tensor) else option
             for name, option in self._layers.options(layer).items()
@@ -191,74 +186,15 @@ class StaticKVCache:
         operands = (query, self.keys(layer), self.values(layer), step.seq_lens)
         return decode(*operands, return_lse=return_lse, **options)
 
-    def _decode_some(
-        self, layer: int, step: CacheStep, query: Tensor, return_lse: bool, options: Any
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """A sequence is a block of a pool, as in `prefill`."""
-        assert step.block_tables is not None
-        operands = (query, *self._layers.operands(layer), step.block_tables, step.seq_lens)
-        options.update(self._layers.options(layer))
-        return paged_decode(*operands, return_lse=return_lse, **options)
-
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: Literal[False] = ...,
-        **options: Unpack[PagedPrefillOptions],
-    ) -> Tensor: ...
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: Literal[True],
-        **options: Unpack[PagedPrefillOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: bool,
-        **options: Unpack[PagedPrefillOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("StaticKVCache.prefill", options="paged_prefill")
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: bool = False,
-        **options: Unpack[PagedPrefillOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
-        keys are, with its options and result."""
-        self._check("prefill", layer, step)
-        step._check_appended("StaticKVCache.prefill", layer)
-        step._check_packed("StaticKVCache.prefill", query)
-        self._layers.check_query("StaticKVCache.prefill", query)
-        assert step.block_tables is not None and step.cu_seqlens_q is not None
-        operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
-        stored: Any = self._layers.options(layer)
-        options.update(stored)
-        return paged_prefill(query, *operands, step.max_seqlen_q, return_lse=return_lse, **options)
-
     @public("StaticKVCache.keys")
     def keys(self, layer: int) -> Tensor:
+        """A view of the layer's keys as they are stored, `[batch, kv_heads, capacity, columns]`."""
         self._layers.check("StaticKVCache.keys", layer)
         return self._layers.operands(layer)[0].transpose(1, 2)
 
     @public("StaticKVCache.values")
     def values(self, layer: int) -> Tensor:
+        """A view of the layer's values, likewise."""
         self._layers.check("StaticKVCache.values", layer)
         return self._layers.operands(layer)[1].transpose(1, 2)
 
@@ -277,12 +213,13 @@ class StaticKVCache:
 
     @public("StaticKVCache.fork")
     def fork(self, source: int, target: int) -> None:
-        """Copies the tokens of a sequence to an empty one. ValueError: the target has tokens."""
+        """Copies the tokens of a sequence to an empty one; append those of its last `extend` before.
+        ValueError: the target has tokens."""
         for sequence in (source, target):
             self._check_sequence("fork", sequence)
         if self._lengths[target] > 0:
             raise ValueError(
-                f"StaticKVCache.fork: sequence {target} has {self._lengths[target]} tokens; reset() it before"
+                f"StaticKVCache.fork: sequence {target} has {self._lengths[target]} tokens; reset() it first"
             )
         length = self._lengths[source]
         for memory in self._layers.tensors():
@@ -291,7 +228,7 @@ class StaticKVCache:
 
     @public("StaticKVCache.reset")
     def reset(self, sequence: int | None = None) -> None:
-        """Empties a sequence, by default every one."""
+        """Empties a sequence, by default every one, for new tokens. The cache keeps its memory."""
         if sequence is not None:
             self._check_sequence("reset", sequence)
             self._set_length(sequence, 0)
@@ -315,8 +252,5 @@ class StaticKVCache:
                 f"{len(self._lengths)}; count from 0"
             )
 
-    def _check(self, method: str, layer: int, step: CacheStep) -> None:
-        self._layers.check(f"StaticKVCache.{method}", layer)
-        step._check_cache(f"StaticKVCache.{method}", self._layers)
-        for sequence in step.sequences:
-            step._check_unchanged(f"StaticKVCache.{method}", sequence, self._changed[sequence])
+    def _last_change(self, method: str, sequence: int) -> int:
+        return self._changed[sequence]

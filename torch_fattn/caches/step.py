@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from ..runtime.signatures import check_tensor
 from .groups import Group
+from .memory import Layers
 
 __all__ = ["CacheFullError", "CacheStep"]
 
@@ -17,7 +17,7 @@ class CacheFullError(RuntimeError):
     """The cache has no room for the new tokens. It is unchanged."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CacheStep:
     """New tokens of some sequences, packed in the order of the sequences, with the numbers that the kernels
     need."""
@@ -27,18 +27,18 @@ class CacheStep:
     seq_lens: Tensor  # the same on the device, int32 [batch]
     positions: Tensor  # of each new token in its sequence, int64 [tokens]
     slot_mapping: Tensor  # slot of each new token, int64 [tokens]
-    block_tables: Tensor | None = None  # int32 [batch, blocks of the longest]; static: [batch, 1]
-    cu_seqlens_q: Tensor | None = None  # where each sequence's new tokens begin, int32 [batch + 1]
-    max_seqlen_q: int = 0  # the most new tokens of a sequence
+    block_tables: Tensor  # int32 [batch, blocks of the longest]; static: [batch, 1]
+    cu_seqlens_q: Tensor  # where each sequence's new tokens begin, int32 [batch + 1]
+    max_seqlen_q: int  # the most new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
-    _cache: Any = None  # a paged cache, or the memory of a static one
-    _counts: tuple[int, ...] = ()  # new tokens of each sequence
-    _change: int = 0  # the count of changes to the cache when this step was made
+    _layers: Layers  # of the cache that made this step
+    _counts: tuple[int, ...]  # new tokens of each sequence
+    _change: int  # the count of changes to the cache when this step was made
     _appended: set[int] = field(default_factory=set)
     _groups: dict[int, list[Group]] = field(default_factory=dict)  # by the number of rows
 
-    def _check_cache(self, method: str, cache: Any) -> None:
-        if self._cache is not cache:
+    def _check_cache(self, method: str, layers: Layers) -> None:
+        if self._layers is not layers:
             raise ValueError(
                 f"{method}: this step belongs to another cache; use the one that extend() of "
                 "this cache returned"

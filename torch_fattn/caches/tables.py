@@ -14,8 +14,8 @@ FIRST_ROWS = 256  # of new tables
 
 
 class Tables:
-    """A row for each sequence. The sequences on the host are what is true: a row whose update failed midway
-    is stale, and is written again before its next use. Entries of blocks that are gone name any block: no row
+    """A row for each sequence. If an update fails midway, its rows are stale: they are written again, from
+    the sequences on the host, before their next use. Entries of released blocks name any block: no query row
     sees them."""
 
     def __init__(self, blocks: int, max_rows: int, device: torch.device | str) -> None:
@@ -52,7 +52,7 @@ class Tables:
         self.lengths[row].fill_(length)
 
     def copy_row(self, source: int, copy: int, blocks: int) -> None:
-        """With this many blocks."""
+        """Copies this many blocks, and the length."""
         self.blocks[copy, :blocks].copy_(self.blocks[source, :blocks])
         self.lengths[copy].copy_(self.lengths[source])
         if source in self._stale:
@@ -64,7 +64,7 @@ class Tables:
         fill(self.blocks[row, first : first + len(blocks)], blocks)
 
     def begin(self, sequences: Sequence[PagedSequence]) -> None:
-        """Before an update of these rows, which `done` ends: writes stale ones again."""
+        """Call it before an update of these rows, and `done` after it. Writes stale rows again."""
         for sequence in sequences:
             if sequence.row in self._stale:
                 self.write(sequence.row, 0, [max(block, 0) for block in sequence.blocks])
@@ -96,9 +96,9 @@ class Tables:
             "cu_seqlens_q": new.starts,
         }
 
-    @torch.inference_mode(False)  # they outlive inference mode and are written outside it too
+    @torch.inference_mode(False)  # rows outlive inference mode and are written outside it, too
     def _add_rows(self, count: int) -> None:
-        """Adds rows. `max_rows` by itself allocates nothing."""
+        """Rows are added when they are needed: a large `max_rows` allocates nothing."""
         first = len(self.lengths)
         blocks = torch.cat((self.blocks, self.blocks.new_full((count, self.blocks.shape[1]), -1)))
         lengths = torch.cat((self.lengths, self.lengths.new_zeros(count)))

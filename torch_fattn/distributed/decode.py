@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ..operators.options import DecodeOptions
-from ..operators.parts import merge_parts, result_dtype
+from ..operators.parts import result_dtype
 from ..runtime.signatures import public
 from .call import check_ranks
 from .exchange import Exchange, Facts
 from .facts import facts_of, refuse_dtensors, refuse_gradients
 from .local_decode import LocalKeys, attend
+from .parts import Part, merge_ranks
 from .shards import Shards
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _run(
     exchange = Exchange(name, group)
     token_major_out = options.get("token_major_out", False)
 
-    def prepare() -> tuple[Facts, tuple[Tensor, Tensor]]:
+    def prepare() -> tuple[Facts, Part]:
         _check(name, query, keys, seq_lens, options)
         placed = shards or Shards.sizes([keys.capacity] * exchange.ranks)
         check_ranks(name, "shards", placed, exchange.ranks)
@@ -185,20 +186,14 @@ def _run(
         kv_heads = keys.key.shape[1 if keys.block_tables is None else 2]
         return facts_of(name, query, query.shape[2], kv_heads, part[0].shape[-1], options, placed), part
 
-    out, sums = exchange.agree(prepare)
-    if exchange.ranks > 1:
-        gathered = exchange.gather(torch.cat((out, sums), -1))
-        outs, every = gathered[..., :-4], gathered[..., -4:]
-    else:
-        outs, every = out[None], sums[None]
-    out, lse = merge_parts(list(outs), list(every), result_dtype(query))
+    out, lse = merge_ranks(exchange, exchange.agree(prepare), result_dtype(query))
     if token_major_out:
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
 def _check(name: str, query: Tensor, keys: LocalKeys, seq_lens: Tensor | None, options: Any) -> None:
-    """Raises the operator's own error for what it refuses: the shapes that it gets here are others."""
+    """Raises the operator's own errors. `attend` calls it with other shapes, of which it would speak."""
     what = "key", "value"
     if keys.block_tables is not None:
         what = "key_cache", "value_cache"

@@ -14,7 +14,8 @@ from ..runtime.options import with_defaults
 from ..runtime.signatures import public, shown
 from .call import check_ranks, prefill_call
 from .exchange import HEADER_BYTES, Exchange
-from .planner import FLOAT, SUMS, Method, Plan, chosen_method, plan_of, work_of
+from .parts import SUMS
+from .planner import FLOAT, Method, Plan, chosen_method, plan_of, work_of
 from .shards import Shards
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ def explain(
         shards, query_shards, method, kv_format, attn_mask, return_lse, options: those of the function. What
             a decode sends depends on none of its options.
 
-    The bytes sent are those of one call to all other ranks, headers included. Beside operands and result,
-    a rank keeps about as many bytes as it says. The work of a rank is its share of the scores.
+    The bytes sent are those of one call to all other ranks, headers included. The bytes kept are about those
+    of a rank beside operands and result. The work of a rank is its share of the scores.
     """
     if op not in OPS:
         raise ValueError(f"{NAME}: {shown(op)} is not a function across ranks; use one of {', '.join(OPS)}")

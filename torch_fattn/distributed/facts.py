@@ -29,17 +29,17 @@ def facts_of(
         "query rows": rows,
         "head_dim": head_dim,
         "value head_dim": value_dim,
-        "options": sorted((key, _told(value)) for key, value in options.items() if value is not None),
-        "shards": [_told(each) for each in shards],
+        "options": sorted((key, _compared(value)) for key, value in options.items() if value is not None),
+        "shards": [_compared(each) for each in shards],
     }
 
 
-def _told(value: Any) -> str:
+def _compared(value: Any) -> str:
     if isinstance(value, Shards):
         return str(value.checksum)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return str([_told(each) for each in value])
-    # The tensors of ranks have their own columns; their contents are the caller's to keep equal.
+        return str([_compared(each) for each in value])
+    # A mask has other columns on every rank, and to compare contents would wait for the device.
     return f"{value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else repr(value)
 
 

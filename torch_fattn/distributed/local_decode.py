@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..operators.parts import shifted, with_sinks
 from ..runtime.options import with_defaults
+from .masks import biased, limited
 from .shards import Shards, positions_of
 
 __all__ = ["LocalKeys", "attend"]
@@ -54,10 +55,10 @@ def attend(
         # mask, the sums of a part have other units.
         if any(len(runs) > 1 for runs in shards.runs):
             bias = slopes.float()[..., None, None] * (positions - last[:, None])[:, None, None]
-            mask = bias if mask is None else _added(mask, bias)
+            mask = biased(mask, bias)
             slopes = None
     if visible is not None:
-        mask = visible if mask is None else _limited(mask, visible)
+        mask = limited(mask, visible)
     sinks = every.pop("sinks") if rank == 0 else None  # a sink counts once
     every |= {"sinks": None, "tree_mask": None, "window_left": -1, "window_right": -1, "sink_tokens": 0}
 
@@ -99,11 +100,3 @@ def _visible(positions: Tensor, lengths: Tensor, row_at: Tensor, options: dict[s
         bits = tree_mask.expand(row_at.shape)[..., None] >> token.clamp(0, rows - 1)
         visible = visible & ((token < 0) | (bits & 1).bool())
     return visible[:, None]
-
-
-def _added(mask: Tensor, bias: Tensor) -> Tensor:
-    return bias.where(mask, -torch.inf) if mask.dtype == torch.bool else mask.float() + bias
-
-
-def _limited(mask: Tensor, visible: Tensor) -> Tensor:
-    return mask & visible if mask.dtype == torch.bool else mask.where(visible, -torch.inf)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..operators.parts import added_parts
-from .shards import Run
+from .masks import biased, limited
+from .shards import Run, positions_in
 
 __all__ = ["Scores", "attend", "sees"]
 
-# Runs of rows times runs of keys that are calls of their own. More are calls under a mask.
+# Up to this many pairs of a run of rows and a run of keys have a call each; more have calls under a mask.
 MOST_CALLS = 8
 # Entries of such a mask, which is made for some rows at a time.
 MOST_ENTRIES = 2**26
@@ -81,7 +82,7 @@ def attend(
             done += _under_mask(query_part, row, key, value, keys, mask_part, scores, sinks)
             continue
         seen = [(places, run) for places, run in _parts(keys) if sees(row, run, scores)]
-        seen = seen or [(slice(0, 0), (0, 0))]
+        seen = seen or [(slice(0, 0), (0, 0))]  # for the sinks, and the sums of rows without keys
         parts = []
         for n, (places, run) in enumerate(seen):
             options = {
@@ -115,8 +116,7 @@ def _under_mask(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The parts of consecutive rows, in which a mask hides what the positions hide."""
     device = query.device
-    runs = [torch.arange(first, first + count, device="cpu") for first, count in keys]
-    position = torch.cat(runs or [torch.empty(0, dtype=torch.int64, device="cpu")]).to(device)
+    position = positions_in(keys).to(device)
     heads = 1 if scores.alibi_slopes is None else query.shape[0] * query.shape[1]
     step = max(MOST_ENTRIES // max(position.shape[0] * heads, 1), 1)
     for start in range(0, row[1], step):
@@ -125,12 +125,8 @@ def _under_mask(
         visible = _visible(position, row_at, scores)
         whole = _cut(mask, -2, some)
         if scores.alibi_slopes is not None:
-            bias = scores.alibi_slopes.float()[..., None, None] * (position - row_at)
-            whole = bias if whole is None else _added(whole, bias)
-        if whole is None or whole.dtype == torch.bool:
-            whole = visible if whole is None else whole & visible
-        else:
-            whole = whole.where(visible, -torch.inf)
+            whole = biased(whole, scores.alibi_slopes.float()[..., None, None] * (position - row_at))
+        whole = limited(whole, visible)
         options = {"sinks": sinks, "is_causal": False, "q_offset": 0, **scores.pointwise}
         yield _part(query[:, :, some], key, value, whole, options)
 
@@ -162,7 +158,3 @@ def _cut(mask: Tensor | None, dim: int, places: slice) -> Tensor | None:
     if mask is None or mask.dim() < -dim or mask.shape[dim] == 1:
         return mask
     return mask[..., places] if dim == -1 else mask[..., places, :]
-
-
-def _added(mask: Tensor, bias: Tensor) -> Tensor:
-    return bias.where(mask, -torch.inf) if mask.dtype == torch.bool else mask.float() + bias

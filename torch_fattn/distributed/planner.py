@@ -1,4 +1,4 @@
-"""Which way a prefill across ranks takes: the one in which a rank sends the fewest bytes."""
+"""Which method a prefill across ranks takes: the one whose busiest rank sends the fewest bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from ..runtime.signatures import shown
 from .exchange import HEADER_BYTES
 from .local_prefill import Scores, sees
-from .shards import Run
+from .parts import SUMS
+from .shards import Run, positions_in
 
 __all__ = ["METHODS", "Method", "Plan", "Sizes", "chosen_method", "plan_of", "work_of"]
 
@@ -19,7 +20,6 @@ Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
 
 FLOAT = 4  # bytes of a number of a partial result
-SUMS = 4  # numbers of a row beside its columns
 FAR = 2**62  # beyond every position
 
 
@@ -191,7 +191,7 @@ def work_of(sizes: Sizes) -> tuple[float, ...]:
 
 def _scores(sizes: Sizes, rows: tuple[Run, ...], keys: tuple[Run, ...]) -> int:
     """Pairs of a row and a key that it sees."""
-    seen, row, position = sizes.scores, _positions(rows), _positions(keys)
+    seen, row, position = sizes.scores, positions_in(rows), positions_in(keys)
     after = row + 1 if seen.is_causal else torch.full_like(row, FAR)
     sinks = after.clamp(max=seen.sink_tokens)
     first = row - min(seen.window_left, FAR) if seen.window_left >= 0 else torch.full_like(row, -FAR)
@@ -202,8 +202,3 @@ def _scores(sizes: Sizes, rows: tuple[Run, ...], keys: tuple[Run, ...]) -> int:
         torch.searchsorted(position, bound) for bound in (sinks, first, end)
     )
     return int((until_sinks + until_end - until_first).sum())
-
-
-def _positions(runs: tuple[Run, ...]) -> torch.Tensor:
-    """Int64, ascending."""
-    return torch.cat([torch.arange(count, device="cpu") + first for first, count in ((0, 0), *runs)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
 from torch import Tensor
 
 from ..operators.options import PrefillOptions
@@ -18,6 +17,7 @@ from .facts import facts_of, refuse_gradients
 from .gather_rows import gather_rows
 from .heads import exchange_heads
 from .local_prefill import attend
+from .parts import Part, merge_ranks
 from .planner import Method, chosen_method, plan_of
 from .ring import ring
 from .shards import Shards
@@ -151,7 +151,7 @@ def prefill(
 
     call, prepared = exchange.agree(prepare)
     if call.is_replicated:
-        out, lse = _merged(call, *prepared)
+        out, lse = merge_ranks(exchange, prepared, result_dtype(query))
     elif prepared == "heads":
         out, lse = exchange_heads(call, return_lse)
     else:
@@ -162,17 +162,9 @@ def prefill(
     return (out, lse) if return_lse else out
 
 
-def _own_part(call: PrefillCall) -> tuple[Tensor, Tensor]:
+def _own_part(call: PrefillCall) -> Part:
     rank = call.exchange.rank
     keys = call.shards.runs[rank]
     rows = call.rows_of(rank)
     with_sinks = rank == 0  # a sink counts once
     return attend(call.query, rows, call.key, call.value, keys, call.mask, call.scores, with_sinks=with_sinks)
-
-
-def _merged(call: PrefillCall, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of all ranks as one, in the order of the ranks."""
-    if call.exchange.ranks == 1:
-        return merge_parts([out], [sums], result_dtype(call.query))
-    gathered = call.exchange.gather(torch.cat((out, sums), -1))
-    return merge_parts(list(gathered[..., :-4]), list(gathered[..., -4:]), result_dtype(call.query))

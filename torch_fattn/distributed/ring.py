@@ -11,10 +11,9 @@ from torch import Tensor
 from ..operators.parts import added_parts
 from .call import PrefillCall
 from .local_prefill import attend
+from .parts import Part
 
 __all__ = ["ring"]
-
-Part = tuple[Tensor, Tensor]
 
 
 def ring(calls: Sequence[PrefillCall]) -> list[Part]:

@@ -6,12 +6,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..runtime.signatures import public
+from ..runtime.signatures import public, shown
 
 __all__ = ["Run", "Shards"]
 
@@ -20,13 +21,16 @@ Run = tuple[int, int]  # first position, number of positions
 
 @dataclass(frozen=True)
 class Shards:
-    """The positions of a sequence that each rank holds, as runs of consecutive ones. Make it with
-    `contiguous`, `sizes`, `round_robin` or `zigzag`.
+    """The positions of a sequence that each rank holds, as runs of consecutive ones: made with `contiguous`,
+    `sizes`, `round_robin` or `zigzag`, or from `runs`, which have every position from 0 on once.
 
     A rank stores its positions in ascending order: its local index 0 is the first of them.
     """
 
-    runs: tuple[tuple[Run, ...], ...]  # of each rank, ascending
+    runs: tuple[tuple[Run, ...], ...]  # of each rank, ascending: first position, number of positions
+
+    def __post_init__(self) -> None:
+        _check_runs(self.runs)
 
     # A long sequence has thousands of runs, and a model the same shards in every layer.
     def __hash__(self) -> int:
@@ -54,8 +58,9 @@ class Shards:
     def sizes(sizes: Sequence[int]) -> Shards:
         """One run for each rank, of these sizes, in the order of the ranks. A size may be 0."""
         _check("sizes", ranks=(len(sizes), 1), **{f"sizes[{n}]": (size, 0) for n, size in enumerate(sizes)})
-        firsts = accumulate(sizes[:-1], initial=0)
-        return Shards(tuple(_joined([run]) for run in zip(firsts, map(int, sizes), strict=True)))
+        counts = [int(size) for size in sizes]
+        firsts = accumulate(counts[:-1], initial=0)
+        return Shards(tuple(_joined([run]) for run in zip(firsts, counts, strict=True)))
 
     @staticmethod
     @public("Shards.round_robin")
@@ -63,7 +68,7 @@ class Shards:
         """Blocks of `block_size` positions, dealt to the ranks in turn: a cache that grows fills all ranks
         alike. The last block may be shorter."""
         _check("round_robin", length=(length, 0), ranks=(ranks, 1), block_size=(block_size, 1))
-        return _dealt(length, ranks, block_size)
+        return _dealt(int(length), int(ranks), int(block_size))
 
     @staticmethod
     @public("Shards.zigzag")
@@ -71,6 +76,7 @@ class Shards:
         """`2 * ranks` chunks, as equal as possible; rank r has chunk r and, counted from the end, chunk r.
         Under a causal mask all ranks then have the same work."""
         _check("zigzag", length=(length, 0), ranks=(ranks, 1))
+        length, ranks = int(length), int(ranks)
         chunks = 2 * ranks
         bounds = [_cut(length, n, chunks) for n in range(chunks + 1)]
         whole = [(bounds[n], bounds[n + 1] - bounds[n]) for n in range(chunks)]
@@ -134,8 +140,12 @@ class Shards:
 @lru_cache(maxsize=256)
 def positions_of(shards: Shards, rank: int, device: torch.device) -> Tensor:
     """The positions that a rank holds, int64, ascending."""
-    runs = [torch.arange(first, first + count, device="cpu") for first, count in shards.runs[rank]]
-    return torch.cat(runs or [torch.empty(0, dtype=torch.int64, device="cpu")]).to(device)
+    return positions_in(shards.runs[rank]).to(device)
+
+
+def positions_in(runs: Sequence[Run]) -> Tensor:
+    """The positions of these runs, int64, on the CPU."""
+    return torch.cat([torch.arange(first, first + count, device="cpu") for first, count in ((0, 0), *runs)])
 
 
 @lru_cache(maxsize=256)
@@ -159,6 +169,39 @@ def _joined(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def _cut(length: int, part: int, parts: int) -> int:
     return length * part // parts
+
+
+def _check_runs(runs: Any) -> None:
+    """Refuses runs with which keys would be left out, or attended to twice."""
+    is_of_ranks = isinstance(runs, tuple) and all(isinstance(own, tuple) for own in runs)
+    if not is_of_ranks or not all(map(_is_pair, chain.from_iterable(runs))):
+        raise TypeError(
+            f"Shards: runs is {shown(runs)}; pass a tuple for each rank, of pairs (first position, number of "
+            "positions)"
+        )
+    if not runs:
+        raise ValueError("Shards: runs is empty; pass a tuple for each rank, () for one without positions")
+    end = 0
+    for first, count in sorted(chain.from_iterable(runs)):
+        if first < 0 or count < 1:
+            raise ValueError(
+                f"Shards: run {(first, count)} is not of positions from 0 on; pass a first position of at "
+                "least 0, and at least 1 position"
+            )
+        if first != end:
+            raise ValueError(
+                f"Shards: position {min(first, end)} is in {'two runs' if first < end else 'no run'}; pass "
+                "runs that have every position from 0 on once"
+            )
+        end = first + count
+    for rank, own in enumerate(runs):
+        if own != tuple(sorted(own)):
+            raise ValueError(f"Shards: the runs of rank {rank} are not ascending; sort them")
+
+
+def _is_pair(run: Any) -> bool:
+    is_tuple = isinstance(run, tuple) and len(run) == 2
+    return is_tuple and isinstance(run[0], int) and isinstance(run[1], int)
 
 
 def _check(method: str, **sizes: tuple[int, int]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..operators.options import VarlenPrefillOptions
 from ..operators.parts import merge_parts, result_dtype
 from ..runtime.options import with_defaults
-from ..runtime.signatures import check_tensor, public
+from ..runtime.signatures import public
 from .call import PrefillCall, prefill_call
 from .exchange import Exchange, Facts
 from .facts import facts_of, refuse_dtensors, refuse_gradients
@@ -87,13 +87,8 @@ def varlen_prefill(
         operands = {"query": query, "key": key, "value": value}
         refuse_dtensors(NAME, operands)
         refuse_gradients(NAME, operands)
-        for what, operand in operands.items():
-            check_tensor(NAME, what, operand, "[tokens, heads, dim]")
-            if operand.dim() != 3:
-                raise ValueError(
-                    f"{NAME}: {what} of shape {list(operand.shape)} must have 3 dimensions "
-                    "[tokens, heads, dim]"
-                )
+        starts = torch.empty(len(shards) + 1, dtype=torch.int32, device=query.device)
+        torch.ops.fattn._plan_varlen_prefill(*operands.values(), starts, starts, 1, 1, **options)
         rows = shards if query_shards is None else query_shards
         if len(rows) != len(shards):
             raise ValueError(

@@ -16,6 +16,7 @@ from .attention import paged_decode
 __all__ = ["is_one_cache", "sparse_decode"]
 
 NAME = "torch_fattn.sparse_decode"
+MOST_BLOCKS = 2**31 - 1  # that an int32 table numbers
 
 
 @overload
@@ -123,6 +124,12 @@ def sparse_decode(
             raise ValueError(
                 f"{NAME}: the strides of {what} and key are not in one proportion; allocate both in the same "
                 "layout, as StaticKVCache and PagedKVCache do"
+            )
+        if each.view.shape[0] > MOST_BLOCKS:
+            raise ValueError(
+                f"{NAME}: {what} spans {each.view.shape[0]} times the greatest common divisor of its "
+                f"strides, {each.view.stride(0)}, and an int32 table numbers {MOST_BLOCKS} blocks; use a "
+                "smaller cache, or strides with a larger common divisor"
             )
     block_size = 0 if block_tables is None else given["key"].shape[1]
     capacity = given["key"].shape[1] if block_tables is None else block_tables.shape[1] * block_size

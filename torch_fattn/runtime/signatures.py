@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
@@ -221,6 +222,14 @@ class Signature:
     def names(self) -> tuple[str, ...]:
         return tuple(self._kinds)
 
+    def of_class(self, cls: Any) -> Signature:
+        """That of a method which the class inherits, with the `_name` of the class."""
+        name = f"{cls._name}.{self.name.rpartition('.')[2]}"
+        if name not in SIGNATURES:
+            SIGNATURES[name] = copy.copy(self)
+            SIGNATURES[name].name = name
+        return SIGNATURES[name]
+
     def check(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Raises TypeError for an argument of another type."""
         exact = self._exact
@@ -356,6 +365,7 @@ def public(
     renames: bool = True,
     any_layout: bool = False,
     any_text: bool = False,
+    inherited: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
@@ -364,6 +374,7 @@ def public(
     refused_by: the operator whose message covers shapes that do not fit.
     ahead: False: types are checked only after an error.
     renames: False: an error in the name of another public function stays.
+    inherited: True: a method of several classes. An error has the `_name` of the class of `self`.
     names: this function's names for arguments of the functions that it calls.
     any_layout: True: torch accepts sparse and nested tensors here, and raises its own errors for others.
     any_text: True: an error of a call with a long or unprintable string stays.
@@ -377,12 +388,13 @@ def public(
         def call(*arguments: Any, **keywords: Any) -> Any:
             if torch.compiler.is_compiling():
                 return function(*arguments, **keywords)
+            called = signature.of_class(type(arguments[0])) if inherited and arguments else signature
             if ahead:
-                signature.check(arguments, keywords)
+                called.check(arguments, keywords)
             try:
                 return function(*arguments, **keywords)
             except Exception as error:
-                own = signature.of(arguments, keywords, error) if renames else error
+                own = called.of(arguments, keywords, error) if renames else error
                 if own is error:
                     raise
                 raise own from None

@@ -13,7 +13,7 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kGroupSimdgroups = kSimdgroups / kRowGroups;
 static_assert(kGroupKeys == kTensorRows, "a simdgroup has the rows of a product");
-static_assert(kStepRows <= kSimdWidth, "a lane has one row of a step");
+static_assert(kStepRows <= kSimdWidth, "simd_all() asks for every row");
 
 // Copies the keys or values of a tile. `from`: the first of its sequence. Those that do not exist, and the
 // columns of the padding, become 0.
@@ -62,8 +62,11 @@ struct TensorStep {
       const int row = at[0];
       const threadgroup SavedStepRow& saved = rows[row];
       const ScoreModifiers modifiers = modifiers_of_row(position + row, slope, params);
-      const Visibility visible = visibility_of(saved, mask_row + row * params.mask.row, params);
-      const KeyScore score = key_score(scores[i], modifiers, visible, mask, 0, first_key + at[1], !whole);
+      KeyScore score = seen_score(scores[i], modifiers, 0, first_key + at[1]);
+      if (!whole) {
+        const Visibility visible = visibility_of(saved, mask_row + row * params.mask.row, params);
+        hide_unseen(score, visible, mask, 0, first_key + at[1]);
+      }
       const ScoreGradient gradient = score_gradient(score, of_keys ? float(weight_grads[i]) : 0.0f,
                                                     saved.state.lse, saved.state.delta, modifiers);
       used |= uint(gradient.weight != 0.0f) << at[1];

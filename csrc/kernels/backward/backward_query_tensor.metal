@@ -12,6 +12,54 @@ namespace fattn {
 
 static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
 
+// A step: the keys, and what the rows of this simdgroup see of them.
+struct QueryStep {
+  int first_key;
+  StepKeys keys;
+  KeyPlace first;
+  bool active;    // some row may see a key
+  bool whole;     // every row sees every key
+  bool in_place;  // products can read the keys where they are
+
+  void find(thread const PrefillTile& tile, int key) thread {
+    first_key = key;
+    const KeyTable table = tile.source.blocks();
+    keys.look_up(table, key, tile.at.lane);
+    first = keys.find(table, 0);
+    const uint exist = keys.exist(table, tile.at.lane);
+    const StepSight sight = tile.sight_of(key, exist);
+    active = sight.fragments.any();
+    whole = sight.whole;
+    in_place = is_in_place(tile, key, exist);
+  }
+
+  // Multiplies rows of this simdgroup with the keys or the values. All threads call it; what is staged stays
+  // until the next call.
+  template <class Product, class Scores>
+  void multiply(thread Product& product, thread SharedTensor& rows, StoredOperand operand,
+                constant Strides3& strides, thread const PrefillTile& tile, threadgroup uint4* storage,
+                ushort thread_index, thread Scores& scores) const thread {
+    if (!in_place) {
+      stage(operand, strides, tile, kAllKeys, storage, thread_index);
+    }
+    if (active && in_place) {
+      CacheTensor right = tensor_in_place(operand, strides, first, 0, kTensorDim);
+      product.run(rows, right, scores);
+    } else if (active) {
+      SharedTensor right = staged_tensor(storage, 0, kTensorDim, kTileKeys);
+      product.run(rows, right, scores);
+    }
+  }
+
+  // `kept`: see stage_step().
+  void stage(StoredOperand operand, constant Strides3& strides, thread const PrefillTile& tile, uint kept,
+             threadgroup uint4* storage, ushort thread_index) const thread {
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // what was staged before was read
+    stage_step(storage, operand, strides, tile, keys, kept, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+};
+
 // The operands of a backward beside those of its forward, and the rows of a simdgroup.
 struct QueryRows {
   PrefillTile tile;
@@ -57,37 +105,39 @@ struct QueryRows {
     }
   }
 
-  // Turns the products of a step into gradients of the scaled products, and adds to the sums of rows:
-  // weights, and P * dP in the first walk or what is for slopes in the second. Returns the keys that some row
-  // sees, by bits.
+  // Adds the weights of a step and P * dP to the sums of rows. The delta of rows is 0 so far.
   template <class Scores>
-  uint weigh(thread Scores& scores, thread Scores& weight_grads, thread Scores& weight_sums,
-             thread Scores& other_sums, int first_key, bool whole, bool sums_only) const thread {
+  void sum(thread Scores& scores, thread Scores& weight_grads, thread const QueryStep& step,
+           thread Scores& weight_sums, thread Scores& grad_sums) const thread {
+    FATTN_EACH_ELEMENT(i, scores) {
+      const auto at = scores.get_multidimensional_index(i);
+      const ScoreModifiers of_row = modifiers_of(at[1]);
+      const KeyScore score = score_of(scores[i], of_row, at[1], step.first_key + at[0], step.whole);
+      const ScoreGradient gradient = gradient_of(score, weight_grads[i], at[1], of_row);
+      weight_sums[i] += gradient.weight;
+      grad_sums[i] += gradient.score;
+    }
+  }
+
+  // Turns the products of a step into gradients of the scaled products, and adds to the sums of rows for
+  // their slopes. Returns the keys that some row sees, by bits.
+  template <class Scores>
+  uint weigh(thread Scores& scores, thread Scores& weight_grads, thread const QueryStep& step,
+             thread Scores& slope_sums) const thread {
     uint seen = 0;
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
-      const int key = first_key + at[0];
-      ScoreModifiers of_row;
-      set_uniform(of_row, *tile.params);
-      if (fc_alibi) {
-        of_row.slope[0] = modifiers[at[1]].slope;
-        of_row.position[0] = modifiers[at[1]].position;
-      }
-      const TileState saved = saved_of(tile, at[1]);
-      const Visibility visible = saved.visible_row(*tile.params);
-      const KeyScore score = key_score(scores[i], of_row, visible, tile.operands.attn_mask, 0, key, !whole);
-      const float4 state = states[at[1]];
-      const ScoreGradient gradient = score_gradient(score, weight_grads[i], state[0], state[1], of_row);
+      const int key = step.first_key + at[0];
+      const ScoreModifiers of_row = modifiers_of(at[1]);
+      const KeyScore score = score_of(scores[i], of_row, at[1], key, step.whole);
+      const ScoreGradient gradient = gradient_of(score, weight_grads[i], at[1], of_row);
       seen |= uint(score.seen()) << at[0];
       scores[i] = gradient.product;
-      if (sums_only) {
-        weight_sums[i] += gradient.weight;
-        other_sums[i] += gradient.score;  // delta is 0
-      } else if (fc_alibi) {
-        other_sums[i] += gradient.score * float(key - of_row.position[0]);
+      if (fc_alibi) {
+        slope_sums[i] += gradient.score * float(key - of_row.position[0]);
       }
     }
-    return fc_hides_any && !whole ? simd_or(seen) : kAllKeys;
+    return fc_hides_any && !step.whole ? simd_or(seen) : kAllKeys;
   }
 
  private:
@@ -95,6 +145,31 @@ struct QueryRows {
   // Whether the row belongs to a sequence.
   bool has(QueryRow row) const thread { return row.exists && (!fc_packed || tile.rows.tile.batch >= 0); }
   long place() const thread { return tile.rows.lse_of(own_row(), 0, *tile.params); }
+
+  ScoreModifiers modifiers_of(int row) const thread {
+    ScoreModifiers of_row;
+    set_uniform(of_row, *tile.params);
+    if (fc_alibi) {
+      of_row.slope[0] = modifiers[row].slope;
+      of_row.position[0] = modifiers[row].position;
+    }
+    return of_row;
+  }
+  KeyScore score_of(float product, thread const ScoreModifiers& of_row, int row, int key, bool whole) const
+      thread {
+    KeyScore score = seen_score(product, of_row, 0, key);
+    if (!whole) {
+      const TileState saved = saved_of(tile, row);
+      const Visibility visible = saved.visible_row(*tile.params);
+      hide_unseen(score, visible, tile.operands.attn_mask, 0, key);
+    }
+    return score;
+  }
+  ScoreGradient gradient_of(KeyScore score, float weight_grad, int row,
+                            thread const ScoreModifiers& of_row) const thread {
+    const float4 state = states[row];
+    return score_gradient(score, weight_grad, state[0], state[1], of_row);
+  }
 };
 
 }  // namespace fattn
@@ -115,8 +190,6 @@ using namespace fattn;
   FATTN_SHARED_BLOCKS(shared)
   FATTN_TENSOR_PRODUCTS
   auto weight_grads = FATTN_TENSOR_SCORES;
-  auto weight_sums = FATTN_TENSOR_SCORES;
-  auto other_sums = FATTN_TENSOR_SCORES;
 
   constant PrefillParams& forward = params.forward;
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
@@ -145,90 +218,61 @@ using namespace fattn;
   stage_rows(grad_storage, grad_out, params.grad_out, tile, thread_index);
   SharedTensor queries = staged_tensor(query_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
   SharedTensor grads = staged_tensor(grad_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
-  FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and operands are saved
 
-  ushort turn = 0;
-#pragma clang loop unroll(disable)
-  for (int walk = 0; walk < 2; walk++) {
-    const bool sums_only = walk == 0;
-    FATTN_EACH_ELEMENT(i, scores) { weight_sums[i] = other_sums[i] = 0.0f; }
-    for (int first_key = tile.first_step(); first_key < tile.ranges.end;
-         first_key = tile.step_after(first_key)) {
-      StepKeys step;
-      const KeyTable table = tile.source.blocks();
-      step.look_up(table, first_key, lane);
-      const KeyPlace first = step.find(table, 0);
-      const uint exist = step.exist(table, lane);
-      const StepSight sight = tile.sight_of(first_key, exist);
-      const bool active = sight.fragments.any();
-      const bool in_place = is_in_place(tile, first_key, exist);
-      if (!in_place) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // the step before was read
-        stage_step(step_storage, tile.source.values(), forward.value, tile, step, kAllKeys, thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-      }
-      if (active) {
-        if (in_place) {
-          CacheTensor values = tensor_in_place(tile.source.values(), forward.value, first, 0, kTensorDim);
-          score_product.run(grads, values, weight_grads);
-        } else {
-          SharedTensor values = staged_tensor(step_storage, 0, kTensorDim, kTileKeys);
-          score_product.run(grads, values, weight_grads);
-        }
-      }
-      if (!in_place) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // the values were read
-        stage_step(step_storage, tile.source.keys(), forward.key, tile, step, kAllKeys, thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-      }
-      uint seen = 0;
-      if (active) {
-        if (in_place) {
-          CacheTensor keys = tensor_in_place(tile.source.keys(), forward.key, first, 0, kTensorDim);
-          score_product.run(queries, keys, scores);
-        } else {
-          SharedTensor keys = staged_tensor(step_storage, 0, kTensorDim, kTileKeys);
-          score_product.run(queries, keys, scores);
-        }
-        seen = rows.weigh(scores, weight_grads, weight_sums, other_sums, first_key, sight.whole, sums_only);
-      }
-      if (sums_only) {
-        continue;
-      }
-      if (fc_hides_any && !tile.sees_whole(first_key)) {
-        seen_by[turn][simdgroup_index] = seen;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (int i = 0; i < kSimdgroups; i++) {
-          seen |= seen_by[turn][i];
-        }
-        turn ^= 1;
-      } else {
-        seen = kAllKeys;
-      }
-      const bool keys_in_place = in_place && seen == kAllKeys;
-      if (seen != kAllKeys) {                             // a key that no row sees may be NaN
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // the keys, or a step before, were read
-        stage_step(step_storage, tile.source.keys(), forward.key, tile, step, seen, thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-      }
-      if (active) {
-        if (keys_in_place) {
-          CacheTensor keys = tensor_in_place(tile.source.keys(), forward.key, first, column, kShareDim);
-          accumulate(output_product, scores, keys, output, shared);
-        } else {
-          SharedTensor keys = staged_tensor(step_storage, column, kShareDim, kTileKeys);
-          accumulate(output_product, scores, keys, output, shared);
-        }
+  QueryStep step;
+  {
+    auto weight_sums = FATTN_TENSOR_SCORES;
+    auto grad_sums = FATTN_TENSOR_SCORES;
+    FATTN_EACH_ELEMENT(i, scores) { weight_sums[i] = grad_sums[i] = 0.0f; }
+    for (int key = tile.first_step(); key < tile.ranges.end; key = tile.step_after(key)) {
+      step.find(tile, key);
+      step.multiply(score_product, grads, tile.source.values(), forward.value, tile, step_storage,
+                    thread_index, weight_grads);
+      step.multiply(score_product, queries, tile.source.keys(), forward.key, tile, step_storage, thread_index,
+                    scores);
+      if (step.active) {
+        rows.sum(scores, weight_grads, step, weight_sums, grad_sums);
       }
     }
-    if (sums_only) {
-      const float weights = row_sum_of(weight_sums, lane);
-      rows.put_sums(weights, row_sum_of(other_sums, lane));
+    const float weights = row_sum_of(weight_sums, lane);
+    rows.put_sums(weights, row_sum_of(grad_sums, lane));
+  }
+
+  auto slope_sums = FATTN_TENSOR_SCORES;
+  FATTN_EACH_ELEMENT(i, scores) { slope_sums[i] = 0.0f; }
+  FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
+  ushort turn = 0;
+  for (int key = tile.first_step(); key < tile.ranges.end; key = tile.step_after(key)) {
+    step.find(tile, key);
+    step.multiply(score_product, grads, tile.source.values(), forward.value, tile, step_storage, thread_index,
+                  weight_grads);
+    step.multiply(score_product, queries, tile.source.keys(), forward.key, tile, step_storage, thread_index,
+                  scores);
+    uint seen = step.active ? rows.weigh(scores, weight_grads, step, slope_sums) : 0;
+    if (fc_hides_any && !tile.sees_whole(key)) {
+      seen_by[turn][simdgroup_index] = seen;
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (int i = 0; i < kSimdgroups; i++) {
+        seen |= seen_by[turn][i];
+      }
+      turn ^= 1;
+    } else {
+      seen = kAllKeys;
+    }
+    if (seen != kAllKeys) {  // a key that no row sees may be NaN
+      step.stage(tile.source.keys(), forward.key, tile, seen, step_storage, thread_index);
+    }
+    if (step.active && step.in_place && seen == kAllKeys) {
+      CacheTensor keys = tensor_in_place(tile.source.keys(), forward.key, step.first, column, kShareDim);
+      accumulate(output_product, scores, keys, output, shared);
+    } else if (step.active) {
+      SharedTensor keys = staged_tensor(step_storage, column, kShareDim, kTileKeys);
+      accumulate(output_product, scores, keys, output, shared);
     }
   }
 
-  const float slope_grad = fc_alibi ? row_sum_of(other_sums, lane) : 0.0f;
+  const float slope_grad = fc_alibi ? row_sum_of(slope_sums, lane) : 0.0f;
   if (share == 0) {
     rows.store(slope_grad, row_states);
   }

@@ -27,14 +27,25 @@ struct KeyScore {
   bool seen() const thread { return score != -INFINITY; }
 };
 
-inline KeyScore key_score(float product, thread const ScoreModifiers& modifiers,
-                          thread const Visibility& visible, const device uchar* mask, int r, int key,
-                          bool edge) {
+inline KeyScore seen_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
   KeyScore found;
   found.capped = capped_score(product, modifiers);
   found.score = biased_score(found.capped, modifiers, r, key);
-  if (edge && !sees_key(found.score, visible, mask, r, key, true)) {
+  return found;
+}
+inline void hide_unseen(thread KeyScore& found, thread const Visibility& visible, const device uchar* mask,
+                        int r, int key) {
+  if (!sees_key(found.score, visible, mask, r, key, true)) {
     found.score = -INFINITY;
+  }
+}
+
+inline KeyScore key_score(float product, thread const ScoreModifiers& modifiers,
+                          thread const Visibility& visible, const device uchar* mask, int r, int key,
+                          bool edge) {
+  KeyScore found = seen_score(product, modifiers, r, key);
+  if (edge) {
+    hide_unseen(found, visible, mask, r, key);
   }
   return found;
 }

@@ -53,6 +53,10 @@ def _decode(key: Tensor) -> Callable[[], Any]:
     return lambda: one_rank(distributed.decode)(OWN[:, :, :1], key, key, shards=Shards.sizes([6]))
 
 
+def _counts(runs: Any) -> Callable[[], Any]:
+    return lambda: Shards(runs).counts
+
+
 ADVICE = [
     Advice("make them for", _prefill(shards=Shards.contiguous(6, 2)),
            _prefill(shards=Shards.contiguous(6, 1)), _exact()),
@@ -90,6 +94,15 @@ ADVICE = [
            lambda: Shards.contiguous(6, 2).join([OWN[:, :, :3], OWN[:, :, 3:]], 2), lambda: OWN),
     Advice("pass 0 to", lambda: Shards.contiguous(6, 2).count(2),
            lambda: Shards.contiguous(6, 2).count(1), lambda: 3),
+    Advice("pass a tuple for each rank, of pairs (first position, number of positions)", _counts([[(0, 6)]]),
+           _counts((((0, 6),),)), lambda: (6,)),
+    Advice("pass a tuple for each rank, () for one without positions", _counts(()), _counts(((),)),
+           lambda: (0,)),
+    Advice("pass a first position of at least 0, and at least 1 position", _counts((((-1, 0),),)),
+           _counts((((0, 1),),)), lambda: (1,)),
+    Advice("pass runs that have every position from 0 on once", _counts((((0, 2),), ((1, 3),))),
+           _counts((((0, 2),), ((2, 3),))), lambda: (2, 3)),
+    Advice("sort them", _counts((((2, 1), (0, 2)),)), _counts((((0, 2), (2, 1)),)), lambda: (3,)),
     Advice("pass a number from 1 to", lambda: explain("prefill", OWN, OWN, OWN, ranks=0),
            lambda: explain("prefill", OWN, OWN, OWN, ranks=1).data["work"][0], lambda: 1.0),
 ]  # fmt: skip

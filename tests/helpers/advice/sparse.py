@@ -48,6 +48,7 @@ def _head_by_head() -> Tensor:
 
 
 OTHER_LAYOUT = VALUE.transpose(1, 2).contiguous().transpose(1, 2)
+FAR_APART = torch.empty_strided((2, 2, 10, 16), (2**35, 160, 16, 1), device="meta")  # has no memory
 ADVICE = [
     Advice(
         "call it for each key-value head, with indices [B, Lq, K]",
@@ -69,6 +70,12 @@ ADVICE = [
         "allocate both in the same layout, as StaticKVCache and PagedKVCache do",
         call(value=OTHER_LAYOUT),
         call(value=VALUE.contiguous()),
+        exact(),
+    ),
+    Advice(
+        "use a smaller cache, or strides with a larger common divisor",
+        call(query=QUERY.to("meta"), key=FAR_APART, value=FAR_APART, indices=EVERY.to("meta")),
+        call(),
         exact(),
     ),
 ]

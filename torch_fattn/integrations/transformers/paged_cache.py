@@ -35,10 +35,11 @@ class _Group:
         self._done: set[int] = set()  # layers that have appended the step's tokens
 
     def allocate(self, key: Tensor, value: Tensor) -> PagedKVCache:
-        """The cache, made for `key` and `value` `[B, Hkv, n, D]` if there is none, with their batch size."""
+        """The cache, with a sequence for each row of `key` and `value` `[B, Hkv, n, D]`; made if missing."""
         if self.cache is None:
-            dims = (operand.shape[-1] + -operand.shape[-1] % HEAD_STEP for operand in (key, value))
-            head_dim, value_dim = dims
+            head_dim, value_dim = (
+                operand.shape[-1] + -operand.shape[-1] % HEAD_STEP for operand in (key, value)
+            )
             self.cache = PagedKVCache(
                 self.layers,
                 num_kv_heads=key.shape[1],
@@ -53,8 +54,8 @@ class _Group:
         return self.cache
 
     def step(self, layer: int, batch: int, rows: int, real: Tensor | None) -> tuple[CacheStep, Tensor | None]:
-        """Room for new tokens, the same for all layers of a forward. If some are padding, where `real` `[B,
-        rows]` is False, also the places of the others among the `batch * rows` packed ones."""
+        """Room for new tokens, the same for all layers of a forward. If some tokens are padding (`real` `[B,
+        rows]` is False), also the indices of the others among all `batch * rows`."""
         assert self.cache is not None
         if len(self.sequences) != batch:
             raise ValueError(
@@ -74,7 +75,7 @@ class _Group:
         return step
 
     def select(self, rows: Sequence[int]) -> None:
-        """Makes the batch one of these rows of the old one, each any number of times."""
+        """The new batch has these rows of the old one, each any number of times."""
         if self.cache is None:
             return
         for row in set(range(len(self.sequences))).difference(rows):
@@ -118,7 +119,7 @@ class PagedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *arguments: Any, **keywords: Any
     ) -> tuple[Tensor, Tensor]:
-        """The attention function stores the tokens: it knows which of them are padding."""
+        """Stores nothing: the attention function does, which knows the padding."""
         length = self.length + key_states.shape[2]
         return Stored.of(self, key_states, length), Stored.of(self, value_states, length)
 

@@ -1,0 +1,61 @@
+"""Shards made from runs, in which each position of the sequence must be once; and tensors of every dtype that
+`unshard` makes whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.distributed.pool import Pool, World
+from tests.helpers.tensors import same_bits
+from torch_fattn.distributed import Shards, unshard
+
+pytestmark = pytest.mark.host_only
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "error", "words"),
+    [
+        ((((0, 2),), ((3, 1),)), (((0, 2),), ((2, 1),)), ValueError, "position 2 is in no run"),
+        ((((1, 2),),), (((0, 2),),), ValueError, "position 0 is in no run"),
+        ((((0, 2),), ((1, 2),)), (((0, 1),), ((1, 2),)), ValueError, "position 1 is in two runs"),
+        ((((0, 2),), ((0, 2),)), (((0, 2),), ((2, 2),)), ValueError, "position 0 is in two runs"),
+        ((((2, 1), (0, 2)),), (((0, 2), (2, 1)),), ValueError, "rank 0 are not ascending"),
+        ((((-1, 2),),), (((0, 1),),), ValueError, r"run \(-1, 2\) is not of positions from 0 on"),
+        ((((0, 2),), ((2, 0),)), (((0, 2),), ()), ValueError, r"run \(2, 0\) is not of positions"),
+        ((), ((),), ValueError, "runs is empty"),
+        ([[(0, 2)]], (((0, 2),),), TypeError, r"runs is \[\[\(0, 2\)\]\]; pass a tuple for each rank"),
+        ((((0, 2.0),),), (((0, 2),),), TypeError, "of pairs"),
+        (((0, 2),), (((0, 2),),), TypeError, "of pairs"),
+    ],
+)
+def test_runs_that_are_no_shards(wrong: Any, right: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"^Shards: .*{words}"):
+        Shards(wrong)
+    assert Shards(right).length == sum(count for own in right for _, count in own)
+
+
+@pytest.mark.parametrize("make", [Shards.contiguous, Shards.zigzag, lambda *n: Shards.round_robin(*n, 3)])
+def test_numbers_of_numpy(make: Callable[[Any, Any], Shards]) -> None:
+    """Ranks compare the checksums of their shards."""
+    assert make(np.int64(10), np.int64(2)).checksum == make(10, 2).checksum != make(11, 2).checksum
+
+
+WHOLE = torch.arange(15).view(5, 3)
+# gloo's own collectives know neither int16 nor float8.
+DTYPES = (torch.bool, torch.int16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64)
+
+
+def is_made_whole(world: World, dtype: torch.dtype) -> bool:
+    shards, whole = Shards.sizes([2, 3]), WHOLE.to(dtype)
+    out = unshard(shards.take(whole, 0, world.rank), 0, shards, world.group)
+    return out.dtype == dtype and same_bits(out, whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_unshard_of_every_dtype(ranks: Pool, dtype: torch.dtype) -> None:
+    assert ranks.run(2, is_made_whole, dtype) == [True, True]
