@@ -61,3 +61,35 @@ def test_random_problems(number: int) -> None:
 def test_states_that_a_layout_allows(layout: str, expected: int) -> None:
     problem = BackwardProblem(0, Problem(0, "prefill", torch.float16, 1, 2, 1, 40, 70, 64, 64))
     assert run_and_check(problem, layout, 0) == expected
+
+
+def products_of(state: str, dim: int, length: int, is_causal: bool = False) -> dict[str, int]:
+    """The products of each kernel in 8x8x8, all of them on tensor operations."""
+    rows = torch.randn(1, 1, length, dim, dtype=torch.float16)
+    lse = torch.full((1, 1, length), float(length)).log()
+    arguments = {"grad_out": rows, "query": rows, "key": rows, "value": rows, "lse": lse, "grad_lse": None}
+    arguments |= {"out": None, "is_causal": is_causal}
+    plan = tensor_kernels.plan_of("prefill_backward", arguments, state)
+    buffers = direct_launch.backward_buffers("prefill_backward", arguments, plan)
+    products = {}
+    for step in plan["passes"]:
+        counters = direct_launch.launch(step, buffers, tensor_layout="m5")
+        assert counters["products"] == 0, "of simdgroup matrices"
+        products[step["kernel"]] = counters["tensor_products"]
+    return products
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_products(dim: int, state: str) -> None:
+    """Five products for the query, which walks the keys twice; three for the key and two for the value.
+    Causal, those of the steps of 32 in which some row sees a key."""
+    length = 128
+    whole = (length // 8) ** 2 * (dim // 8)
+    assert products_of(state, dim, length) == dict.fromkeys(BACKWARD_KERNELS, 5 * whole)
+    of_rows = sum(-(-(first + 16) // 32) for first in range(0, length, 16))
+    of_keys = sum((length - first // 32 * 32) // 32 for first in range(0, length, 16))
+    step = 5 * (16 // 8) * (32 // 8) * (dim // 8)
+    expected = dict(zip(BACKWARD_KERNELS, (of_rows * step, of_keys * step), strict=True))
+    assert products_of(state, dim, length, is_causal=True) == expected
+    assert max(expected.values()) < 5 * whole

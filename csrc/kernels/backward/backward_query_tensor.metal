@@ -67,14 +67,13 @@ struct QueryRows {
   threadgroup float4* states;  // RowState, of each row
   const threadgroup SavedModifiers* modifiers;
 
-  // Reads the origin of this lane's row.
+  // Reads the origin of this lane's row. A barrier must follow.
   void begin() const thread {
     if (tile.at.lane < kTensorRows) {
       const bool known = has(own_row());
       const float lse = known ? lse_in_units(tile.operands.lse[place()]) : -INFINITY;
       states[tile.at.lane] = float4(lse, 0.0f, 0.0f, 0.0f);
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
   // After the first walk, with the sums of this lane's row.
