@@ -133,7 +133,14 @@ def extension(torch: Any) -> CppExtension:
             configure_macos()
             link_args += ["-framework", "Metal", "-framework", "Foundation"]
     else:
-        for name in ("launch", "tensor_file", "tensor_problems", "tensor_test", "tensor_trial"):
+        for name in (
+            "launch",
+            "tensor_file",
+            "tensor_memory",
+            "tensor_problems",
+            "tensor_test",
+            "tensor_trial",
+        ):
             sources.remove(ROOT / "csrc" / "ops" / f"{name}.cpp")
     return torch.utils.cpp_extension.CppExtension(
         "torch_fattn._C",

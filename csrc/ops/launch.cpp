@@ -100,11 +100,17 @@ void launch_into(const Call& call, const Plan& plan, const Tensor& out, const Te
 
 Gradients launch(const BackwardCall& call, const Plan& plan) {
   const Gradients gradients = empty_gradients(call);
-  const auto& [query_grad, key_grad, value_grad, sinks_grad, alibi_grad] = gradients;
   if (plan.pass_count == 0) {  // no row: what there is of the others is 0
+    const auto& [query_grad, key_grad, value_grad, sinks_grad, alibi_grad] = gradients;
     for (const Tensor& gradient : {key_grad, value_grad, sinks_grad, alibi_grad}) gradient.zero_();
-    return gradients;
+  } else {
+    launch_into(call, plan, gradients);
   }
+  return gradients;
+}
+
+void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gradients) {
+  const auto& [query_grad, key_grad, value_grad, sinks_grad, alibi_grad] = gradients;
   Bindings bindings;
   bind_inputs(call, query_grad, bindings);
   const Tensor query = with_contiguous_rows(call.query);
@@ -135,7 +141,6 @@ Gradients launch(const BackwardCall& call, const Plan& plan) {
   bindings[kSlotRowStates] = view_of(row_states, query_grad);
   const Tensor map = made_map(plan, query_grad, bindings);
   metal::execute(plan, bindings);
-  return gradients;
 }
 
 std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {

@@ -10,8 +10,10 @@ namespace fattn {
 // Runs a planned call and returns the results of the op: (out, lse), gradients, one tensor, or none if the op
 // writes.
 std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
-// The same into results of the caller, which have the sizes and strides of result_sizes().
+// The same into results of the caller, with the elements of result_sizes() or empty_gradients(), in that
+// order.
 void launch_into(const Call& call, const Plan& plan, const at::Tensor& out, const at::Tensor& lse);
+void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gradients);
 Gradients launch(const BackwardCall& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);

@@ -20,10 +20,9 @@ using metal::hash_of;
 
 // What a verdict belongs to, as the first lines of its file.
 std::string heading(TensorSize size, const DeviceFacts& device) {
-  return "torch_fattn: self-test of tensor operations, format 1\nsize " + std::string(name_of(size.dtype)) +
-         " " + std::to_string(size.dim) + "\ngpu " + device.name + ", family " +
-         std::to_string(device.family) + ", " + std::to_string(device.cores) + " cores\nsystem " +
-         metal::system_build() + "\nsources " + metal::source_digest() + "\n";
+  return "torch_fattn: self-test of tensor operations, format 1\nsize " + name_of(size) + "\ngpu " +
+         device.name + ", family " + std::to_string(device.family) + ", " + std::to_string(device.cores) +
+         " cores\nsystem " + metal::system_build() + "\nsources " + metal::source_digest() + "\n";
 }
 
 std::string ending(const std::string& text) { return "end " + hash_of(text) + "\n"; }

@@ -1,5 +1,5 @@
-// Keeps what the self-test of tensor operations found, for later processes. Plain text: a file for each dtype
-// and head size, GPU, build of the system and sources. Compiled only with Metal.
+// Keeps what the self-test of tensor operations found, for later processes. Plain text: a file for each size,
+// GPU, build of the system and sources. Compiled only with Metal.
 #pragma once
 
 #include <optional>

@@ -36,11 +36,11 @@ Problem problem_of(TensorSize size, const TensorProblem& wanted) {
 Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
   Problem p = like;
   p.kv_heads = 2;
-  p.q_heads = pipeline.grouped ? 8 : p.packed ? 4 : 2;
+  p.q_heads = pipeline.grouped ? 8 : p.packed || is_backward(p.op) ? 4 : 2;
   p.q_len = pipeline.grouped ? 33 : 83;
   p.kv_len = pipeline.split ? 1100 : p.mask_pairs ? 118 : 117;
   p.q_offset = p.kv_len - p.q_len - 3;
-  p.part = p.value_in_key = false;
+  p.part = p.value_in_key = p.has_float32_out = false;
   p.has_mask_map = pipeline.mask_map;  // the planner makes none for so few keys
   p.scale = 1.0 / std::sqrt(double(p.head_dim));
   ScoreOptions& options = p.options;
@@ -52,25 +52,33 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
 }
 
 // A plan that has the tensor kernels, or with kOff has not.
-Plan plan_with(const Call& call, TensorSize size, TensorState variant, const DeviceFacts& gpu) {
+Plan plan_with(const Problem& problem, TensorState variant, const DeviceFacts& gpu) {
+  const TensorSize size = *tensor_size(problem);
   DeviceFacts facts = gpu;
   facts.tensors.set(size, variant);
-  auto planned = plan(call.problem, facts);
+  auto planned = plan(problem, facts);
   if (const Refusal* refusal = std::get_if<Refusal>(&planned)) raise(*refusal);
   Plan made = std::get<Plan>(planned);
-  TORCH_CHECK(is_tensor(made.passes[0].spec.kernel) == is_on(variant), "the plan of ", name_of(size.dtype),
-              " ", size.dim, " does not follow the state ", name_of(variant));
+  TORCH_CHECK(has_tensors(made) == is_on(variant), "the plan of ", name_of(size),
+              " does not follow the state ", name_of(variant));
   return made;
 }
 
-std::string fault_of(const Problem& problem, TensorSize size, TensorState variant, const DeviceFacts& gpu,
-                     bool only_compile) {
+// The forward of a backward.
+Problem forward_of(Problem p) {
+  p.op = p.packed ? Op::kVarlenPrefill : Op::kPrefill;
+  return p;
+}
+
+std::string fault_of(const Problem& problem, TensorState variant, const DeviceFacts& gpu, bool only_compile) {
   Trial trial(problem);
-  const Call call = trial.call();
-  const Plan tested = plan_with(call, size, variant, gpu);
+  const Plan tested = plan_with(trial.problem(), variant, gpu);
   compile_or_raise(tested);
   if (only_compile) return "";
-  trial.run(call, tested, plan_with(call, size, TensorState::kOff, gpu));
+  if (is_backward(problem.op)) {
+    trial.run_forward(plan_with(forward_of(trial.problem()), TensorState::kOff, gpu));
+  }
+  trial.run(tested, plan_with(trial.problem(), TensorState::kOff, gpu));
   return trial.fault();
 }
 
@@ -106,15 +114,14 @@ bool has_problem(TensorSize size, const TensorProblem& problem) {
 
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
                              const DeviceFacts& gpu, bool only_compile) {
-  return fault_of(problem_of(size, problem), size, variant, gpu, only_compile);
+  return fault_of(problem_of(size, problem), variant, gpu, only_compile);
 }
 
 std::string fault_of_options(const Problem& problem, const KernelSpec& pipeline, const DeviceFacts& gpu) {
   constexpr int kManyCores = 64;  // for which few tiles are cut into parts
-  const TensorSize size = *tensor_size(problem);
   DeviceFacts facts = gpu;
   if (pipeline.split) facts.cores = kManyCores;
-  return fault_of(small_problem(problem, pipeline), size, gpu.tensors.of(size), facts,
+  return fault_of(small_problem(problem, pipeline), tensor_state(problem, gpu.tensors), facts,
                   /*only_compile=*/false);
 }
 

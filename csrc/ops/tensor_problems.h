@@ -32,8 +32,9 @@ inline constexpr std::array<TensorProblem, 4> kTensorProblems{{
     {"a problem of 1,024 rows and 2,048 keys", 1, 1, 1024, 2048, 0, false, false},
 }};
 
-// Largest differences from the simdgroup kernels, for values below 1. Both round results and weights to the
-// dtype; relaxed products cut weights to 10 bits.
+// Largest differences from the simdgroup kernels: for values below 1, and of a gradient for its largest
+// number. Both round results, weights and gradients of scores to the dtype; relaxed products cut the latter
+// to 10 bits.
 constexpr double most_out_error(DType dtype) { return dtype == DType::kFloat16 ? 4e-3 : 3.2e-2; }
 inline constexpr double kMostLseError = 1e-3;
 
@@ -58,7 +59,8 @@ bool has_problem(TensorSize size, const TensorProblem& problem);
 // simdgroup kernels. Returns what is wrong, "" if nothing. Raises CompileFault.
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
                              const DeviceFacts& gpu, bool only_compile);
-// The same for the pipeline of a call, on a small problem with the options of the call.
+// The same for the pipelines of a call, of which `pipeline` is one, on a small problem with the options of
+// the call.
 std::string fault_of_options(const Problem& problem, const KernelSpec& pipeline, const DeviceFacts& gpu);
 
 }  // namespace fattn

@@ -31,6 +31,14 @@ constexpr std::array<std::pair<const char*, TensorSetting>, 4> kSettings{
      {"threadgroup", TensorSetting::kThreadgroup},
      {"registers", TensorSetting::kRegisters}}};
 
+#ifdef FATTN_WITH_METAL
+// Whether no problem of the self-test of a size has this pipeline.
+bool has_options(const KernelSpec& pipeline) {
+  return pipeline.mask != kMaskNone || pipeline.window || pipeline.softcap || pipeline.alibi ||
+         pipeline.sinks || pipeline.packed || pipeline.grad_lse;
+}
+#endif
+
 struct Sizes {
   std::mutex mutex;  // of the members below; not held while a test runs
   TensorSetting setting = TensorSetting::kAuto;
@@ -41,10 +49,17 @@ struct Sizes {
   std::vector<KernelSpec> tested;  // pipelines with options
   std::mutex testing;              // held while a test runs
 
-  bool needs_test(const KernelSpec& pipeline) {
+  // The pipelines of a plan that have options and were not tested.
+  std::vector<KernelSpec> untested(const Plan& plan) {
+    std::vector<KernelSpec> found;
     std::lock_guard lock(mutex);
-    return setting == TensorSetting::kAuto &&
-           std::find(tested.begin(), tested.end(), pipeline) == tested.end();
+    if (setting != TensorSetting::kAuto) return found;
+    for (uint32_t i = 0; i < plan.pass_count; ++i) {
+      const KernelSpec& pipeline = plan.passes[i].spec;
+      const bool has_passed = std::find(tested.begin(), tested.end(), pipeline) != tested.end();
+      if (is_tensor(pipeline.kernel) && has_options(pipeline) && !has_passed) found.push_back(pipeline);
+    }
+    return found;
   }
 
   // The verdict of this process or, without a setting by hand, of an earlier one.
@@ -81,8 +96,10 @@ void change(const Change& make) {
 
 std::vector<TensorSize> all_sizes() {
   std::vector<TensorSize> all;
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    for (const uint16_t dim : kTensorDims) all.push_back({dtype, dim});
+  for (const bool is_backward : {false, true}) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      for (const uint16_t dim : kTensorDims) all.push_back({dtype, dim, is_backward});
+    }
   }
   return all;
 }
@@ -109,7 +126,7 @@ void set_tensor_folder(std::string folder) {
 
 using Row = c10::Dict<std::string, std::string>;
 
-// dtype, dim, state and reason of each size; without units for tensor operations, no rows.
+// Call, dtype, dim, state and reason of each size; without units for tensor operations, no rows.
 c10::List<Row> rows_of_states() {
   c10::List<Row> rows;
 #ifdef FATTN_WITH_METAL
@@ -120,6 +137,7 @@ c10::List<Row> rows_of_states() {
   for (const TensorSize size : all_sizes()) {
     const TensorVerdict verdict = all.find(size, gpu).value_or(TensorVerdict{});
     Row row;
+    row.insert("call", call_of(size));
     row.insert("dtype", name_of(size.dtype));
     row.insert("dim", std::to_string(size.dim));
     row.insert("state", name_of(verdict.state));
@@ -144,12 +162,8 @@ std::string why_all_are_off() {
 
 #ifdef FATTN_WITH_METAL
 // A step of generation, which does not wait for a test.
-bool is_decode_step(const Problem& problem) { return problem.packed && most_sequence_rows(problem) == 1; }
-
-// Whether no problem of the self-test of a size has this pipeline.
-bool has_options(const KernelSpec& pipeline) {
-  return pipeline.mask != kMaskNone || pipeline.window || pipeline.softcap || pipeline.alibi ||
-         pipeline.sinks || pipeline.packed;
+bool is_decode_step(const Problem& problem) {
+  return problem.packed && most_sequence_rows(problem) == 1 && !is_backward(problem.op);
 }
 
 // Keeps a verdict, in this process and, if it does not depend on a setting by hand, in a file.
@@ -213,10 +227,7 @@ std::string why_tensors(const Problem& problem) {
 }
 
 bool tensors_hold(const Problem& problem, const Plan& plan) {
-  const auto is_of_tensors = [](const Pass& pass) { return is_tensor(pass.spec.kernel); };
-  const auto* end = plan.passes.begin() + plan.pass_count;
-  const auto* pass = std::find_if(plan.passes.begin(), end, is_of_tensors);
-  if (pass == end) return true;
+  if (!has_tensors(plan)) return true;
   try {
     metal::prepare(plan);
   } catch (const c10::Error& error) {
@@ -224,15 +235,16 @@ bool tensors_hold(const Problem& problem, const Plan& plan) {
     return false;
   }
   Sizes& all = sizes();
-  if (!has_options(pass->spec) || is_decode_step(problem) || !all.needs_test(pass->spec)) return true;
+  if (is_decode_step(problem) || all.untested(plan).empty()) return true;
   std::lock_guard one_at_a_time(all.testing);
-  if (!all.needs_test(pass->spec)) return true;
-  if (const auto verdict = test_options(problem, pass->spec, gpu_facts())) {
+  const std::vector<KernelSpec> pipelines = all.untested(plan);
+  if (pipelines.empty()) return true;
+  if (const auto verdict = test_options(problem, pipelines[0], gpu_facts())) {
     settle(*tensor_size(problem), *verdict);
     return false;
   }
   std::lock_guard lock(all.mutex);
-  all.tested.push_back(pass->spec);
+  all.tested.insert(all.tested.end(), pipelines.begin(), pipelines.end());
   return true;
 }
 

@@ -1,4 +1,4 @@
-// Which calls use Metal 4's tensor operations on this machine: by dtype and head size, after the gates of
+// Which calls use Metal 4's tensor operations on this machine: by TensorSize, after the gates of
 // plan/tensor_gate.h and the self-test of tensor_test.h.
 #pragma once
 

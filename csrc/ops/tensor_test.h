@@ -16,8 +16,9 @@ namespace fattn {
 // leaves only the compiler. Never raises.
 TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSetting setting);
 
-// Tests the pipeline of a call, whose options the problems above do not have, on a small problem. Returns why
-// tensor operations of its size are off from now on, if they are. Never raises.
+// Tests the pipelines of a call, whose options the problems above do not have, on a small problem.
+// `pipeline`: one of them. Returns why tensor operations of its size are off from now on, if they are. Never
+// raises.
 std::optional<TensorVerdict> test_options(const Problem& problem, const KernelSpec& pipeline,
                                           const DeviceFacts& gpu);
 

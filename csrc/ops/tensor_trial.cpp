@@ -3,10 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include "../describe/tensor_checks.h"
 #include "launch.h"
@@ -17,23 +13,11 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kGuardBytes = 4096;
 constexpr int64_t kRowGap = 16;  // elements between the rows of an operand
 // The sequence before the long one of a packed call.
 constexpr int64_t kShortRows = 3, kShortKeys = 20;
 // Under a mask no row sees this key, and this row sees none.
 constexpr int64_t kHiddenKey = 40, kBlindRow = 2;
-
-template <typename T>
-void store(uint8_t* to, T value) {
-  std::memcpy(to, &value, sizeof value);
-}
-template <typename T>
-double load(const uint8_t* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return double(value);
-}
 
 // Cells of the mask: every third is hidden, every third has holes.
 int64_t kind_of_cell(int64_t row, int64_t key) { return (row / kCellRows + key / kCellKeys) % 3; }
@@ -43,54 +27,6 @@ bool is_hidden(int64_t row, int64_t key) {
 }
 
 }  // namespace
-
-Place Memory::add(at::ScalarType type, std::vector<int64_t> sizes, std::vector<int64_t> strides) {
-  Place place{type, std::move(sizes), std::move(strides), int64_t(bytes_.size()) + kGuardBytes};
-  bytes_.resize(size_t(place.byte + (place.bytes() + 255) / 256 * 256 + kGuardBytes), 0xff);
-  return place;
-}
-
-void Memory::set(const Place& place, int64_t element, double value) {
-  uint8_t* to = bytes_.data() + place.byte + element * int64_t(c10::elementSize(place.type));
-  switch (place.type) {
-    case at::kHalf:
-      return store(to, c10::Half(float(value)));
-    case at::kBFloat16:
-      return store(to, c10::BFloat16(float(value)));
-    case at::kFloat:
-      return store(to, float(value));
-    case at::kInt:
-      return store(to, int32_t(value));
-    default:  // bool, bytes
-      return store(to, uint8_t(value));
-  }
-}
-
-double Memory::get(const Place& place, int64_t element) const {
-  const uint8_t* from = bytes_.data() + place.byte + element * int64_t(c10::elementSize(place.type));
-  if (place.type == at::kFloat) return load<float>(from);
-  return place.type == at::kHalf ? load<c10::Half>(from) : load<c10::BFloat16>(from);
-}
-
-bool Memory::is_guarded(const Place& place) const {
-  const auto is_kept = [&](int64_t begin, int64_t end) {
-    return std::all_of(bytes_.begin() + begin, bytes_.begin() + end, [](uint8_t b) { return b == 0xff; });
-  };
-  const int64_t end = place.byte + place.bytes();
-  return is_kept(place.byte - kGuardBytes, place.byte) && is_kept(end, end + kGuardBytes);
-}
-
-void Memory::upload() {
-  device_ = at::empty({int64_t(bytes_.size())}, at::device(at::kMPS).dtype(at::kByte));
-  device_.copy_(at::from_blob(bytes_.data(), {int64_t(bytes_.size())}, at::kByte));
-}
-
-void Memory::download() { at::from_blob(bytes_.data(), {int64_t(bytes_.size())}, at::kByte).copy_(device_); }
-
-Tensor Memory::on_device(const Place& place) const {
-  const int64_t offset = place.byte / int64_t(c10::elementSize(place.type));
-  return device_.view(place.type).as_strided(place.sizes, place.strides, offset);
-}
 
 Trial::Trial(const Problem& problem) : problem_(problem), type_(scalar_type_of(problem.dtype)) {
   Problem& p = problem_;
@@ -107,13 +43,50 @@ Trial::Trial(const Problem& problem) : problem_(problem), type_(scalar_type_of(p
   add_sequences();
   add_options();
   add_mask();
-  tested_ = results();
-  expected_ = results();
+  if (is_backward(p.op)) add_backward();
+  add_results();
   // Scores have a standard deviation of 1 to 10: some rows have one dominant key.
-  fill_rows(query_, std::vector<bool>(size_t(p.q_len), true), 3.0f);
+  fill_rows(query_, seeing_rows(), 3.0f);
   fill_rows(key_, seen_rows(), 3.0f);
   fill_rows(value_, seen_rows(), 0.0f);
   memory_.upload();
+}
+
+void Trial::add_backward() {
+  Problem& p = problem_;
+  const int64_t rows = p.q_heads * p.q_len;
+  grad_out_ = operand(p.q_heads, p.q_len);
+  p.grad_out = {grad_out_.strides[0], grad_out_.strides[1], grad_out_.strides[2]};
+  fill_rows(grad_out_, seeing_rows(), 0.0f);
+  forward_out_ = memory_.add(type_, rows * p.value_dim);
+  lse_ = memory_.add(at::kFloat, rows);
+  if (!p.has_grad_lse) return;
+  grad_lse_ = memory_.add(at::kFloat, rows);
+  for (int64_t row = 0; row < rows; ++row) memory_.set(grad_lse_, row, numbers_.next());
+}
+
+void Trial::add_result(const char* name, at::ScalarType type, int64_t size, double most) {
+  results_.push_back({name, memory_.add(type, size), memory_.add(type, size), most});
+}
+
+// In the order of the operator's results; those of absent options have no element.
+void Trial::add_results() {
+  const Problem& p = problem_;
+  const double most = most_out_error(p.dtype);
+  const int64_t rows = p.q_heads * p.q_len, keys = p.kv_heads * stored_rows();
+  if (!is_backward(p.op)) {
+    add_result("out", type_, rows * p.value_dim, most);
+    add_result("lse", at::kFloat, rows, kMostLseError);
+    return;
+  }
+  const auto add_numbers = [&](const char* name, const NumberTensor& option) {
+    add_result(name, scalar_type_of(dtype_of(option.kind)), option.given ? p.q_heads : 0, most);
+  };
+  add_result("grad_query", type_, rows * p.head_dim, most);
+  add_result("grad_key", type_, keys * p.head_dim, most);
+  add_result("grad_value", type_, keys * p.value_dim, most);
+  add_numbers("grad_sinks", p.options.sinks);
+  add_numbers("grad_alibi_slopes", p.options.alibi_slopes);
 }
 
 void Trial::add_keys() {
@@ -141,6 +114,9 @@ int64_t Trial::stored_rows() const {
   return problem_.packed_keys ? kShortKeys + problem_.kv_len : problem_.kv_len;
 }
 
+// The first block of the short sequence, with the first key of a step: its keys do not exist.
+bool Trial::is_missing(size_t sequence, int64_t block) const { return sequence == 0 && block == 0; }
+
 // Lengths and starts of the sequences; their blocks follow one another backwards.
 void Trial::add_sequences() {
   Problem& p = problem_;
@@ -157,7 +133,10 @@ void Trial::add_sequences() {
     const int64_t keys = sequences_[size_t(i)].keys;
     memory_.set(lengths_, i, double(keys));
     for (int64_t j = 0; j < p.max_blocks; ++j) {
-      memory_.set(blocks_, i * p.max_blocks + j, j * p.block_size < keys ? double(--block) : -1.0);
+      const bool exists = j * p.block_size < keys;
+      if (exists) --block;
+      const bool is_given = exists && !is_missing(size_t(i), j);
+      memory_.set(blocks_, i * p.max_blocks + j, is_given ? double(block) : -1.0);
     }
   }
 }
@@ -213,14 +192,15 @@ void Trial::add_mask() {
   }
 }
 
-Call Trial::call() const {
-  Call call{.problem = problem_,
-            .query = memory_.on_device(query_),
-            .key = memory_.on_device(key_),
-            .value = memory_.on_device(value_)};
+BackwardCall Trial::call() const {
+  BackwardCall call;
+  call.problem = problem_;
   const auto set = [&](Tensor& operand, const Place& place) {
     if (!place.sizes.empty()) operand = memory_.on_device(place);
   };
+  set(call.query, query_);
+  set(call.key, key_);
+  set(call.value, value_);
   set(call.attn_mask, mask_);
   set(call.mask_map, mask_map_);
   set(call.sinks, sinks_);
@@ -229,30 +209,43 @@ Call Trial::call() const {
   set(call.cu_seqlens_k, key_starts_);
   set(call.seq_lens, lengths_);
   set(call.block_tables, blocks_);
+  set(call.grad_out, grad_out_);
+  set(call.grad_lse, grad_lse_);
+  set(call.lse, lse_);
   return call;
 }
 
-void Trial::run(const Call& call, const Plan& tested, const Plan& expected) {
-  launch_into(call, tested, memory_.on_device(tested_.out), memory_.on_device(tested_.lse));
-  launch_into(call, expected, memory_.on_device(expected_.out), memory_.on_device(expected_.lse));
+void Trial::run_forward(const Plan& forward) const {
+  launch_into(call(), forward, memory_.on_device(forward_out_), memory_.on_device(lse_));
+}
+
+void Trial::launch_into_results(const Plan& plan, Place Result::* place) const {
+  const auto result = [&](size_t i) { return memory_.on_device(results_[i].*place); };
+  if (is_backward(problem_.op)) {
+    launch_into(call(), plan, {result(0), result(1), result(2), result(3), result(4)});
+  } else {
+    launch_into(call(), plan, result(0), result(1));
+  }
+}
+
+void Trial::run(const Plan& tested, const Plan& expected) {
+  launch_into_results(tested, &Result::tested);
+  launch_into_results(expected, &Result::expected);
   memory_.download();
 }
 
 std::string Trial::fault() const {
-  if (!memory_.is_guarded(tested_.out) || !memory_.is_guarded(tested_.lse))
-    return "it wrote beyond its results";
-  std::string wrong = difference("out", tested_.out, expected_.out, most_out_error(problem_.dtype));
-  return wrong.empty() ? difference("lse", tested_.lse, expected_.lse, kMostLseError) : wrong;
+  for (const Result& result : results_) {
+    if (!memory_.is_guarded(result.tested)) return "it wrote beyond its results";
+  }
+  std::string wrong;
+  for (size_t i = 0; i < results_.size() && wrong.empty(); ++i) wrong = difference(results_[i]);
+  return wrong;
 }
 
 Place Trial::operand(int64_t heads, int64_t rows) {
   const int64_t dim = problem_.head_dim, row = dim + kRowGap, head = rows * row + kRowGap;
-  return memory_.add(type_, {1, heads, rows, dim}, {heads * head, head, row, 1});
-}
-
-Trial::Results Trial::results() {
-  const int64_t rows = problem_.q_heads * problem_.q_len;
-  return {memory_.add(type_, rows * problem_.value_dim), memory_.add(at::kFloat, rows)};
+  return memory_.add(type_, {1, heads, rows, dim}, {0, head, row, 1});  // packed rows have no batch
 }
 
 // The stored rows of keys that some query row sees.
@@ -265,13 +258,24 @@ std::vector<bool> Trial::seen_rows() const {
     if (p.mask_dtype != DType::kOther) seen[kHiddenKey] = false;
   }
   int64_t block = p.num_blocks;
-  for (const Sequence& sequence : sequences_) {
-    for (int64_t key = 0; p.block_size > 0 && key < sequence.keys; ++key) {
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    for (int64_t key = 0; p.block_size > 0 && key < sequences_[i].keys; ++key) {
       if (key % p.block_size == 0) --block;
-      seen[size_t(block * p.block_size + key % p.block_size)] = true;
+      const size_t row = size_t(block * p.block_size + key % p.block_size);
+      seen[row] = !is_missing(i, key / p.block_size);
     }
   }
   return seen;
+}
+
+// The query rows of a backward that see some key. Others have no influence on gradients.
+std::vector<bool> Trial::seeing_rows() const {
+  const Problem& p = problem_;
+  std::vector<bool> seeing(size_t(p.q_len), true);
+  if (!is_backward(p.op)) return seeing;
+  if (p.mask_dtype != DType::kOther) seeing[kBlindRow] = false;
+  if (p.is_causal && !p.packed) std::fill_n(seeing.begin(), std::max<int64_t>(-p.q_offset, 0), false);
+  return seeing;
 }
 
 // `spread`: numbers of head h are up to spread + h; 0: up to 1.
@@ -286,11 +290,17 @@ void Trial::fill_rows(const Place& place, const std::vector<bool>& rows, float s
   }
 }
 
-std::string Trial::difference(const char* name, const Place& tested, const Place& expected,
-                              double most) const {
+double Trial::largest_of(const Place& place) const {
   double largest = 0.0;
-  for (int64_t i = 0; i < tested.span(); ++i) {
-    const double mine = memory_.get(tested, i), true_value = memory_.get(expected, i);
+  for (int64_t i = 0; i < place.span(); ++i) largest = std::max(largest, std::abs(memory_.get(place, i)));
+  return largest;
+}
+
+std::string Trial::difference(const Result& result) const {
+  double most = result.most, largest = 0.0;
+  if (is_backward(problem_.op)) most *= largest_of(result.expected);
+  for (int64_t i = 0; i < result.tested.span(); ++i) {
+    const double mine = memory_.get(result.tested, i), true_value = memory_.get(result.expected, i);
     if (mine == true_value) continue;  // of lse also -inf
     const double error = std::abs(mine - true_value);
     if (!(error <= most)) largest = std::isnan(error) ? INFINITY : std::max(largest, error);
@@ -298,7 +308,7 @@ std::string Trial::difference(const char* name, const Place& tested, const Place
   if (largest == 0.0) return "";
   char text[128];
   std::snprintf(text, sizeof text, "its %s differs by %.2g from that of the simdgroup kernels (at most %.2g)",
-                name, largest, most);
+                result.name, largest, most);
   return text;
 }
 

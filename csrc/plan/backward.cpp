@@ -29,6 +29,19 @@ struct Tile {
   }
 };
 
+// Whether the products have the descriptors of those of prefill, of which plan_tensor_probe asks.
+consteval bool products_are_probed() {
+  for (const uint16_t dim : kTensorDims) {
+    for (const bool registers : {false, true}) {
+      const PrefillTensorRow& probed = tensor_row(kPrefillTensorTuning, dim, registers);
+      const BackwardTensorRow& row = tensor_row(kBackwardTensorTuning, dim, registers);
+      if (row.walked != probed.tile_keys || row.shares != probed.simdgroups / probed.row_groups) return false;
+    }
+  }
+  return true;
+}
+static_assert(products_are_probed());
+
 // The tile of one of the two passes.
 Tile tensor_tile(bool walks_keys, const Problem& p, bool registers) {
   constexpr int64_t kGradients = 2;  // of key and value, each in simdgroups of its own

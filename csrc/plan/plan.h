@@ -2,6 +2,7 @@
 // grid. Nothing here is allocated on the heap: planning is on the path of every decode step.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -166,6 +167,10 @@ struct Plan {
 
   Pass& add_pass() { return passes[pass_count++]; }
 };
+inline bool has_tensors(const Plan& plan) {
+  return std::any_of(plan.passes.begin(), plan.passes.begin() + plan.pass_count,
+                     [](const Pass& pass) { return is_tensor(pass.spec.kernel); });
+}
 
 struct Refusal {
   enum class Kind : uint8_t { kValue, kType, kNotImplemented };

@@ -29,6 +29,12 @@ const char* name_of(TensorState state) {
   return kNames[static_cast<size_t>(state)];
 }
 
+const char* call_of(TensorSize size) { return size.is_backward ? "backward" : "prefill"; }
+
+std::string name_of(TensorSize size) {
+  return std::string(call_of(size)) + " " + name_of(size.dtype) + " " + std::to_string(size.dim);
+}
+
 bool TensorStates::any() const {
   return std::any_of(states_.begin(), states_.end(),
                      [](TensorState state) { return state != TensorState::kOff; });

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "problem.h"
 
@@ -37,6 +38,8 @@ struct TensorSize {
 
   bool operator==(const TensorSize&) const = default;
 };
+const char* call_of(TensorSize size);  // "prefill" or "backward"
+std::string name_of(TensorSize size);  // "prefill float16 64"
 
 class TensorStates {
  public:

@@ -137,7 +137,7 @@ inline constexpr std::array<BackwardTensorRow, 6> kBackwardTensorTuning{{
 
 // The row of a table of tensors for a head size.
 template <typename Table>
-const auto& tensor_row(const Table& table, int64_t dim, bool registers) {
+constexpr const auto& tensor_row(const Table& table, int64_t dim, bool registers) {
   const auto* found = table.begin();
   while (dim > found->max_dim || found->registers != registers) ++found;
   return *found;

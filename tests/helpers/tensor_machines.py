@@ -10,7 +10,10 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 M5 = {
     "SOFTMETAL_GPU_FAMILY": "10",
@@ -19,14 +22,22 @@ M5 = {
     "FATTN_TENSOR": "",
 }
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3.2e-2, "float32": 1e-5}
+CALLS = PREFILL, BACKWARD = "prefill", "backward"
+PROBE = "fattn_tensor_probe"
+# The kernels of a call on tensor operations, and on simdgroup matrices.
+TENSORS = {
+    PREFILL: ("fattn_prefill_tensor",),
+    BACKWARD: ("fattn_backward_query_tensor", "fattn_backward_key_tensor"),
+}
+SIMDGROUPS = {PREFILL: ("fattn_prefill",), BACKWARD: ("fattn_backward_query", "fattn_backward_key")}
 
 
 @dataclass
 class Run:
-    """What a process does: `calls` of prefill, of these rows (and 16 keys more), checked against float64.
-    `python` runs before them, without faults, with `torch`, `torch_fattn` and `softmetal` at hand; what it
-    puts into `found` is returned. `faults`: arguments of softmetal.fault, `flip` as those of
-    softmetal.Flip."""
+    """What a process does: `calls` of prefill, or of its backward with `"call": "backward"`, of these rows
+    (and 16 keys more), checked against float64. `python` runs before them, without faults, with `torch`,
+    `torch_fattn` and `softmetal` at hand; what it puts into `found` is returned. `faults`: arguments of
+    softmetal.fault, `flip` as those of softmetal.Flip."""
 
     calls: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -36,11 +47,12 @@ class Run:
 
 @dataclass
 class Outcome:
-    """`state` and `why` of the size of the first call; launches by the calls, and by all in the process;
-    `hits`: how often each fault took effect."""
+    """`state` and `why` of the size of the first call, and the states of all sizes; launches by the calls,
+    and by all in the process; `hits`: how often each fault took effect."""
 
     state: str
     why: str
+    states: dict[str, str]
     off: str
     launches: dict[str, int]
     all_launches: dict[str, int]
@@ -48,9 +60,18 @@ class Outcome:
     doctor: str
     found: dict[str, Any]
 
-    @property
-    def used_tensors(self) -> bool:
-        return "fattn_prefill_tensor" in self.launches
+
+def once(kernels: tuple[str, ...]) -> dict[str, int]:
+    return dict.fromkeys(kernels, 1)
+
+
+def other(call: str) -> str:
+    """The other kind of call."""
+    return PREFILL if call == BACKWARD else BACKWARD
+
+
+def verdicts(cache: Path) -> list[Path]:
+    return sorted(cache.glob("tensor-*.txt"))
 
 
 class Machines:
@@ -83,30 +104,57 @@ class Machines:
         self._process.wait()
 
 
-def _prefill(call: dict[str, Any]) -> None:
+def _run(call: dict[str, Any]) -> None:
     """Runs one call and checks its results."""
+    import torch
+
+    sizes = {"call": PREFILL, "dtype": "float16", "dim": 64, "rows": 70, "is_causal": True, **call}
+    dtype, dim, rows = getattr(torch, sizes["dtype"]), sizes["dim"], sizes["rows"]
+    generator = torch.Generator().manual_seed(rows)
+    query, key, value, grad_out = (
+        torch.randn(1, heads, length, dim, generator=generator).to(dtype)
+        for heads, length in ((4, rows), (2, rows + 16), (2, rows + 16), (4, rows))
+    )
+    options = {"is_causal": sizes["is_causal"]} | sizes.get("options", {})
+    if sizes["call"] == BACKWARD:
+        error = _backward_error(grad_out, query, key, value, options)
+    else:
+        error = _prefill_error(query, key, value, options, through_sdpa="sdpa" in sizes)
+    assert error <= TOLERANCE[sizes["dtype"]], f"{sizes}: the result is wrong by {error}"
+
+
+def _prefill_error(
+    query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], through_sdpa: bool
+) -> float:
     import torch
 
     import torch_fattn
 
-    sizes = {"dtype": "float16", "dim": 64, "rows": 70, "is_causal": True, **call}
-    dtype, dim, rows = getattr(torch, sizes["dtype"]), sizes["dim"], sizes["rows"]
-    generator = torch.Generator().manual_seed(rows)
-    query, key, value = (
-        torch.randn(1, heads, length, dim, generator=generator).to(dtype)
-        for heads, length in ((4, rows), (2, rows + 16), (2, rows + 16))
-    )
-    options = {"is_causal": sizes["is_causal"]} | sizes.get("options", {})
     on_gpu = (query.to("mps"), key.to("mps"), value.to("mps"))
-    if "sdpa" in sizes:  # torch's function, under install()
+    if through_sdpa:  # torch's function, under install()
         with torch_fattn.installed():
             out = torch.nn.functional.scaled_dot_product_attention(*on_gpu, enable_gqa=True)
         exact = torch_fattn.reference.prefill(query, key, value)[0]
     else:
         out = torch_fattn.prefill(*on_gpu, **options)
         exact = torch_fattn.reference.prefill(query, key, value, **options)[0]
-    error = (out.cpu().double() - exact).abs().max().item()
-    assert error <= TOLERANCE[sizes["dtype"]], f"{sizes}: the result is wrong by {error}"
+    return (out.cpu().double() - exact).abs().max().item()
+
+
+def _backward_error(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> float:
+    """The largest error of a gradient, as a part of its largest number."""
+    import torch_fattn
+
+    lse = torch_fattn.reference.prefill(query, key, value, **options)[1].float()
+    exact = torch_fattn.reference.prefill_backward(grad_out, None, query, key, value, None, lse, **options)
+    grad_out, query, key, value, lse = (each.to("mps") for each in (grad_out, query, key, value, lse))
+    found = torch_fattn.prefill_backward(grad_out, None, query, key, value, None, lse, **options)
+    return max(
+        ((mine.cpu().double() - true).abs().max() / true.abs().max()).item()
+        for mine, true in zip(found[:3], exact[:3], strict=True)
+    )
 
 
 def _outcome(run: dict[str, Any]) -> dict[str, Any]:
@@ -133,15 +181,16 @@ def _outcome(run: dict[str, Any]) -> dict[str, Any]:
             )
             faults.append(stack.enter_context(injected))
         for call in run["calls"]:
-            _prefill(call)
+            _run(call)
         torch.mps.synchronize()
-    first = {"dtype": "float16", "dim": 64, **(run["calls"] or [{}])[0]}
-    states = {(each.dtype, each.dim): each for each in tensor_units.states()}
-    mine = states.get((first["dtype"], first["dim"]))
+    first = {"call": PREFILL, "dtype": "float16", "dim": 64, **(run["calls"] or [{}])[0]}
+    states = {f"{each.call} {each.dtype} {each.dim}": each for each in tensor_units.states()}
+    mine = states.get("{call} {dtype} {dim}".format_map(first))
     printed = doctor_lines(doctor)
     return {
         "state": mine.state if mine else "",
         "why": mine.why if mine else "",
+        "states": {name: each.state for name, each in states.items()},
         "off": tensor_units.why_off(),
         "launches": {name: count for name, count in torch_fattn.launch_counts().items() if count},
         "all_launches": softmetal.launches(),

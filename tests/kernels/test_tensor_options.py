@@ -4,26 +4,25 @@ problem with its options beside the simdgroup kernel, on a simulated M5."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import needs_emulator
-from tests.helpers.tensor_machines import Machines, Run
+from tests.helpers.tensor_machines import BACKWARD, CALLS, PREFILL, SIMDGROUPS, TENSORS, Machines, Run, once
 
 pytestmark = needs_emulator
-
-TENSOR, SIMDGROUP = "fattn_prefill_tensor", "fattn_prefill"
 
 SETUP = """
 def randn(*shape, dtype=torch.float16):
     return torch.randn(*shape, device="mps", dtype=dtype)
 def ints(*numbers):
     return torch.tensor(numbers, dtype=torch.int32, device="mps")
+def is_tensor(kernel):
+    return kernel.endswith("_tensor")
 def tensor_launches():
     torch.mps.synchronize()
-    return softmetal.launches().get("fattn_prefill_tensor", 0)
+    return sum(count for kernel, count in softmetal.launches().items() if is_tensor(kernel))
 
 prefill, varlen, paged = torch_fattn.prefill, torch_fattn.varlen_prefill, torch_fattn.paged_prefill
 query, key = randn(1, 2, 70, 64), randn(1, 2, 90, 64)
@@ -33,10 +32,21 @@ tables = ints(*range(12)).view(2, 6)
 pool24 = pool.reshape(8, 24, 2, 64)
 mask = (torch.rand(70, 90) < 0.7).to("mps")
 small = torch_fattn.mask_map(mask)
-prefill(query, key, key)
-prefill(query, key, key, is_causal=True)
+
+def backward(mask=None, grad_lse=None, **options):
+    lse = randn(1, 2, 70, dtype=torch.float32) + 4.5
+    return torch_fattn.prefill_backward(query, grad_lse, query, key, key, None, lse, mask, **options)[0]
+def varlen_backward(**options):
+    lse = randn(2, 70, dtype=torch.float32) + 4.5
+    packed = (rows, keys, keys, None, lse, starts, key_starts, 70, 90)
+    return torch_fattn.varlen_prefill_backward(rows, None, *packed, **options)[0]
 """
-PIPELINES = {
+# The calls that the self-test of a size covers.
+SETUPS = {
+    PREFILL: SETUP + "prefill(query, key, key)\nprefill(query, key, key, is_causal=True)\n",
+    BACKWARD: SETUP + "backward()\nbackward(is_causal=True)\n",
+}
+PREFILLS = {
     "bool mask": "prefill(query, key, key, mask)",
     "float32 mask, causal": "prefill(query, key, key, mask.float(), is_causal=True)",
     "float16 mask and map": "prefill(query, key, key, mask.half().log(), mask_map=small)",
@@ -50,18 +60,24 @@ PIPELINES = {
     "paged": "paged(rows, pool, pool, tables, lengths, starts, 70)",
     "paged, blocks of 24": "paged(rows, pool24, pool24, tables[:, :4], lengths, starts, 70)",
 }
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    started = Machines()
-    yield started
-    started.stop()
+BACKWARDS = {
+    "bool mask": "backward(mask)",
+    "float32 mask, causal": "backward(mask.float(), is_causal=True)",
+    "float16 mask and map": "backward(mask.half().log(), mask_map=small)",
+    "window and sink tokens": "backward(window_left=30, sink_tokens=3, is_causal=True)",
+    "softcap": "backward(softcap=9.0)",
+    "bfloat16 sinks, lse": "backward(None, randn(1, 2, 70, dtype=torch.float32), "
+    "sinks=randn(2, dtype=torch.bfloat16))",
+    "alibi, causal": "backward(alibi_slopes=randn(2, dtype=torch.float32), is_causal=True)",
+    "packed": "varlen_backward()",
+    "packed, causal": "varlen_backward(is_causal=True)",
+}
+PIPELINES = {PREFILL: PREFILLS, BACKWARD: BACKWARDS}
 
 
 COUNTED = """
 def pipelines():
-    return sum(each.kernel == "fattn_prefill_tensor" for each in torch_fattn.compiled_kernels())
+    return sum(is_tensor(each.kernel) for each in torch_fattn.compiled_kernels())
 for name, call in json.loads(CALLS).items():
     before, launched = pipelines(), tensor_launches()
     eval(call)
@@ -71,28 +87,52 @@ for name, call in json.loads(CALLS).items():
 """
 
 
-def test_each_pipeline_is_tested_once(machines: Machines, tmp_path: Path) -> None:
-    """The small problem runs the very pipeline of the call: no other one is compiled."""
-    calls = f"import json\nCALLS = {json.dumps(PIPELINES)!r}\n"
-    run = machines.run(tmp_path, Run(python=SETUP + calls + COUNTED))
+@pytest.mark.parametrize("call", CALLS)
+def test_each_pipeline_is_tested_once(machines: Machines, tmp_path: Path, call: str) -> None:
+    """The small problem runs the very pipelines of the call: no other one is compiled."""
+    calls = f"import json\nCALLS = {json.dumps(PIPELINES[call])!r}\n"
+    run = machines.run(tmp_path, Run([{"call": call}], python=SETUPS[call] + calls + COUNTED))
     assert run.state == "registers", run.why
-    assert run.found == dict.fromkeys(PIPELINES, [1, 2, 1])
+    kernels = len(TENSORS[call])
+    assert run.found == dict.fromkeys(PIPELINES[call], [kernels, 2 * kernels, kernels])
 
 
 FAULTY = """
-faulty = softmetal.Flip(slot=3, bits=0x40004000, byte=64)  # two halfs of the result become large
-with softmetal.fault(kernel="fattn_prefill_tensor", flip=faulty) as fault:
+faulty = softmetal.Flip(slot=SLOT, bits=0x40004000, byte=64)  # two halfs of the result become large
+with softmetal.fault(kernel=KERNEL, flip=faulty) as fault:
     found["result"] = eval(CALL).float().isfinite().all().item()
 found["hits"] = fault.hits
 """
+# A kernel, the slot of a result, and its name.
+OUT = "fattn_prefill_tensor", 3, "out"
+GRAD_QUERY, GRAD_VALUE = (
+    ("fattn_backward_query_tensor", 3, "grad_query"),
+    ("fattn_backward_key_tensor", 29, "grad_value"),
+)
 
 
-@pytest.mark.parametrize("name", ["float16 mask and map", "softcap, shared heads", "packed", "paged"])
-def test_a_pipeline_that_is_wrong_alone(machines: Machines, tmp_path: Path, name: str) -> None:
-    run = machines.run(tmp_path, Run(python=f"{SETUP}\nCALL = {PIPELINES[name]!r}\n{FAULTY}"))
+@pytest.mark.parametrize(
+    ("call", "name", "result"),
+    [
+        (PREFILL, "float16 mask and map", OUT),
+        (PREFILL, "softcap, shared heads", OUT),
+        (PREFILL, "packed", OUT),
+        (PREFILL, "paged", OUT),
+        (BACKWARD, "float16 mask and map", GRAD_VALUE),
+        (BACKWARD, "softcap", GRAD_QUERY),
+        (BACKWARD, "bfloat16 sinks, lse", GRAD_QUERY),
+        (BACKWARD, "packed", GRAD_VALUE),
+    ],
+)
+def test_a_pipeline_that_is_wrong_alone(
+    machines: Machines, tmp_path: Path, call: str, name: str, result: tuple[str, int, str]
+) -> None:
+    kernel, slot, of = result
+    named = f"CALL, KERNEL, SLOT = {(PIPELINES[call][name], kernel, slot)!r}\n"
+    run = machines.run(tmp_path, Run([{"call": call}], python=SETUPS[call] + named + FAULTY))
     assert run.found == {"result": True, "hits": 1}, "only the small problem"
-    assert run.state == "off" and run.launches == {SIMDGROUP: 1}
-    assert run.why.startswith("in a small problem with the options of a call its out differs by")
+    assert run.state == "off" and run.launches == once(SIMDGROUPS[call])
+    assert run.why.startswith(f"in a small problem with the options of a call its {of} differs by")
 
 
 DECODE_STEP = """
@@ -103,5 +143,5 @@ found["launches"] = tensor_launches() - before
 
 
 def test_a_decode_step_does_not_wait(machines: Machines, tmp_path: Path) -> None:
-    run = machines.run(tmp_path, Run(python=SETUP + DECODE_STEP))
+    run = machines.run(tmp_path, Run(python=SETUPS[PREFILL] + DECODE_STEP))
     assert run.state == "registers" and run.found == {"launches": 1}

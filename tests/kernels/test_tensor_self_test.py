@@ -1,11 +1,8 @@
-"""The self-test of Metal 4's tensor operations on a simulated M5: it picks the variant, each failure that can
-be simulated ends in right results with the next lower one and a reason, and the verdict is kept. Every run
-checks its results against float64; a fault's hits show that it reached the kernels."""
+"""The self-test of Metal 4's tensor operations on a simulated M5: when it runs, what sees it, and how its
+verdict is kept. Every run checks its results against float64."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,155 +11,70 @@ import pytest
 import torch
 
 from tests.conftest import needs_emulator
-from tests.helpers.tensor_machines import Machines, Outcome, Run
+from tests.helpers.tensor_machines import (
+    CALLS,
+    PREFILL,
+    PROBE,
+    SIMDGROUPS,
+    TENSORS,
+    Machines,
+    Outcome,
+    Run,
+    once,
+    other,
+    verdicts,
+)
 
 pytestmark = needs_emulator
 
-PROBE, TENSOR, SIMDGROUP = "fattn_tensor_probe", "fattn_prefill_tensor", "fattn_prefill"
-OUT, LSE, PARTIAL_OUT = 3, 4, 9  # slots of kernels/common/params.h
-REGISTERS = ("FATTN_REGISTERS", "1")
-WRONG_OUT = {"slot": OUT, "bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
-WRONG_LSE = {"slot": LSE, "bits": 1 << 30, "byte": 128}
-# Only the large problem has so few tiles, for so many keys, that they are cut into parts.
-WRONG_PART = {"slot": PARTIAL_OUT, "bits": 1 << 30, "byte": 64}
+(TENSOR,), (SIMDGROUP,) = TENSORS[PREFILL], SIMDGROUPS[PREFILL]
 
 
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    started = Machines()
-    yield started
-    started.stop()
-
-
-def verdicts(cache: Path) -> list[Path]:
-    return sorted(cache.glob("tensor-*.txt"))
-
-
-def test_registers_pass_on_the_layout_of_m5(machines: Machines, tmp_path: Path) -> None:
-    first = machines.run(tmp_path, Run())
+@pytest.mark.parametrize("call", CALLS)
+def test_registers_pass_on_the_layout_of_m5(machines: Machines, tmp_path: Path, call: str) -> None:
+    first = machines.run(tmp_path, Run(calls=[{"call": call}]))
     assert (first.state, first.why, first.off) == ("registers", "passed the self-test", "")
-    assert first.launches == {TENSOR: 1}
-    assert first.all_launches[PROBE] == 1 and first.all_launches[SIMDGROUP] > 0
-    assert "float16 64              registers    passed the self-test\n" in first.doctor
-    assert "float16 128             untested     the first prefill" in first.doctor
+    assert first.launches == once(TENSORS[call])
+    assert first.all_launches[PROBE] == 1
+    assert all(first.all_launches[kernel] > 0 for kernel in SIMDGROUPS[call])
+    name = f"{call} float16"
+    assert f"  {name + ' 64':<40} registers    passed the self-test\n" in first.doctor
+    assert (
+        f"  {name + ' 96, 128, 192, 256':<40} untested     the first {call} of a size runs the"
+        in first.doctor
+    )
+    assert first.doctor.count("\n") == 7, "a line for the sizes of a call and dtype that have the same state"
     assert len(verdicts(tmp_path)) == 1
 
-    again = machines.run(tmp_path, Run())
-    assert (again.state, again.launches) == ("registers", {TENSOR: 1})
-    assert PROBE not in again.all_launches and SIMDGROUP not in again.all_launches
+    again = machines.run(tmp_path, Run(calls=[{"call": call}]))
+    assert (again.state, again.launches) == ("registers", once(TENSORS[call]))
+    assert not {PROBE, *SIMDGROUPS[call]} & {*again.all_launches}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [96, 128, 256])
-def test_every_size_has_its_own_verdict(machines: Machines, tmp_path: Path, dtype: str, dim: int) -> None:
-    run = machines.run(tmp_path, Run(calls=[{"dtype": dtype, "dim": dim}]))
-    assert (run.state, run.launches) == ("registers", {TENSOR: 1}), run.why
-    assert run.doctor.count("untested") == 9
-
-
-# Faults of the variant `registers`, and the reason that doctor gives for it.
-FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "does not compile": (
-        {"kernel": TENSOR, "fails": True},
-        "registers: the Metal compiler rejected prefill_tensor.metal with",
-    ),
-    "probe does not compile": (
-        {"kernel": PROBE, "fails": True},
-        "registers: the Metal compiler rejected tensor_probe.metal with",
-    ),
-    "too many registers": (
-        {"kernel": TENSOR, "max_threads": 96},
-        "registers: fattn_prefill_tensor needs 128 threads per threadgroup and this GPU runs it with at most "
-        "96",
-    ),
-    "wrong probe": (
-        {"kernel": PROBE, "flip": {"slot": OUT, "bits": 1, "byte": 32}},  # the column of the first element
-        "registers: the probe does not find each element of a product in one lane",
-    ),
-    "wrong small result": (
-        {"kernel": TENSOR, "flip": WRONG_OUT},
-        "registers: in a causal problem of 83 rows its out differs by",
-    ),
-    "wrong log-sum-exp": (
-        {"kernel": TENSOR, "flip": WRONG_LSE},
-        "registers: in a causal problem of 83 rows its lse differs by",
-    ),
-    "wrong large result": (
-        {"kernel": TENSOR, "flip": WRONG_PART},
-        "registers: in a problem of 1,024 rows and 2,048 keys its out differs by",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_registers_leaves_threadgroup_memory(
-    machines: Machines, tmp_path: Path, name: str
+@pytest.mark.parametrize("call", CALLS)
+def test_every_size_has_its_own_verdict(
+    machines: Machines, tmp_path: Path, dtype: str, dim: int, call: str
 ) -> None:
-    fault, why = FAULTS[name]
-    run = machines.run(tmp_path, Run(faults=[{**fault, "macro": REGISTERS}]))
-    assert run.hits[0] > 0, "the fault did not reach the self-test"
-    assert run.state == "threadgroup", run.why
-    assert run.why.startswith(f"passed the self-test; {why}")
-    assert why in run.doctor
-    assert run.launches == {TENSOR: 1}
+    run = machines.run(tmp_path, Run(calls=[{"call": call, "dtype": dtype, "dim": dim}]))
+    assert (run.state, run.launches) == ("registers", once(TENSORS[call])), run.why
+    assert list(run.states.values()).count("untested") == len(run.states) - 1 == 19
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_both_leaves_the_simdgroup_kernels(machines: Machines, tmp_path: Path, name: str) -> None:
-    fault, why = FAULTS[name]
-    if "max_threads" in fault:  # the other variant has fewer threads
-        fault = {**fault, "max_threads": 32}
-        why = why.replace("96", "32")
-    run = machines.run(tmp_path, Run(faults=[fault]))
-    assert run.hits[0] > 1, "the fault did not reach both variants"
-    assert run.state == "off", run.why
-    assert run.why.startswith(why) and "; threadgroup: " in run.why
-    assert "-> tensor operations of float16 64 failed the self-test: please report it" in run.doctor
-    assert run.launches == {SIMDGROUP: 1}
-    again = machines.run(tmp_path, Run())  # the GPU is well again, but the verdict is kept
-    assert (again.state, again.why, again.launches) == ("off", run.why, {SIMDGROUP: 1})
-
-
-def test_scores_that_are_no_left_operand(machines: Machines, tmp_path: Path) -> None:
-    flip = {"slot": OUT, "bits": 1, "byte": 20}  # the sixth fact of the probe
-    run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "flip": flip}]))
-    assert run.hits == [1]
-    assert run.why == "passed the self-test; registers: scores are not laid out like a left operand"
-    assert (run.state, run.launches) == ("threadgroup", {TENSOR: 1})
-
-
-def test_a_slow_compiler(machines: Machines, tmp_path: Path) -> None:
-    run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "delay": 20.5}]))
-    assert run.hits == [1]
-    assert run.state == "threadgroup"
-    assert "registers: it took 2" in run.why and "s to compile (at most 20)" in run.why
-    assert run.used_tensors
-
-
-@pytest.mark.parametrize(
-    ("layout", "state", "why"),
-    [
-        ("blocks8", "registers", "passed"),
-        ("random:4", "threadgroup", "registers: elements do not match the rows of a reduction"),
-        ("random:5", "threadgroup", "registers: a lane has more elements than the kernel keeps track of"),
-        ("random:6", "registers", "passed"),
-        (f"random:{4 * random.randrange(1 << 40) + 2}", "registers", "passed"),
-        (f"random:{4 * random.randrange(1 << 40)}", "threadgroup", "do not match the rows"),
-    ],
-    ids=[
-        "blocks8",
-        "nothing fits",
-        "not the operand",
-        "all fits",
-        "all fits, a new one",
-        "nothing fits, a new one",
-    ],
-)
-def test_layouts(machines: Machines, tmp_path: Path, layout: str, state: str, why: str) -> None:
-    run = machines.run(tmp_path, Run(environment={"SOFTMETAL_TENSOR_LAYOUT": layout}))
-    assert run.state == state, run.why
-    assert why in run.why
-    assert run.launches == {TENSOR: 1}
+@pytest.mark.parametrize("call", CALLS)
+def test_a_verdict_is_of_one_kind_of_call(machines: Machines, tmp_path: Path, call: str) -> None:
+    """What fails in one kind leaves the other alone, and so does its file, even under the other's name."""
+    size_of_other = f"{other(call)} float16 64"
+    calls = [{"call": call}, {"call": other(call)}]
+    run = machines.run(tmp_path, Run(calls=calls, faults=[{"kernel": TENSORS[call][-1], "fails": True}]))
+    assert (run.state, run.states[size_of_other]) == ("off", "registers"), run.why
+    assert run.launches == once(SIMDGROUPS[call]) | once(TENSORS[other(call)])
+    mine, others = sorted(verdicts(tmp_path), key=lambda file: f"size {call} " not in file.read_text())
+    others.write_text(mine.read_text())
+    again = machines.run(tmp_path, Run(calls=calls))
+    assert (again.state, again.why, again.states[size_of_other]) == ("off", run.why, "registers")
+    assert again.all_launches[PROBE] == 1, "of the other, whose file was not its own"
 
 
 @pytest.mark.parametrize(
@@ -204,16 +116,6 @@ def test_a_folder_that_cannot_be_written(machines: Machines, tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     run = machines.run(tmp_path / "file" / "folder", Run())
     assert (run.state, run.launches) == ("registers", {TENSOR: 1})
-
-
-def test_a_fault_of_the_gpu_is_not_kept(machines: Machines, tmp_path: Path) -> None:
-    """The GPU stops the kernels of both variants, as it does if it hangs; the next process tests again."""
-    run = machines.run(tmp_path, Run(faults=[{"kernel": TENSOR, "stops": True}]))
-    assert run.hits == [2], "the fault did not reach both variants"
-    assert run.state == "off" and run.launches == {SIMDGROUP: 1}
-    assert "registers: " in run.why and "an injected fault stopped kernel 'fattn_prefill_tensor'" in run.why
-    assert not verdicts(tmp_path)
-    assert machines.run(tmp_path, Run()).state == "registers"
 
 
 # Calls and traces that do not run the self-test.
@@ -296,13 +198,14 @@ found["gradient"] = bool(half.grad.float().abs().sum() > 0)
 found["generators"] = [torch.equal(a, b) for a, b in
                        zip(states, (torch.get_rng_state(), torch.mps.get_rng_state()))]
 found["pending"] = torch.equal(pending.cpu(), half.detach().cpu() * 2)
-found["used"] = torch_fattn.launch_counts()["fattn_prefill_tensor"]
+found["used"] = [torch_fattn.launch_counts()[f"fattn_{kernel}_tensor"]
+                 for kernel in ("prefill", "backward_query", "backward_key")]
 """
 
 
 def test_what_surrounds_it(machines: Machines, tmp_path: Path) -> None:
     run = machines.run(tmp_path, Run(calls=[], python=SURROUNDED))
-    assert run.all_launches[PROBE] == 1 and run.found["used"] == 2
+    assert run.all_launches[PROBE] == len(CALLS) and run.found["used"] == [2, 1, 1]
     assert run.found["first"] == run.found["seen"], "a mode sees the same calls with and without the test"
     assert run.found["gradient"] and run.found["generators"] == [True, True] and run.found["pending"]
 
@@ -360,20 +263,6 @@ def test_processes_write_one_file(machines: Machines, tmp_path: Path) -> None:
     assert PROBE not in machines.run(tmp_path, Run()).all_launches
 
 
-def test_a_pipeline_that_the_self_test_does_not_have(machines: Machines, tmp_path: Path) -> None:
-    """A call with other options has another pipeline, which may fail alone."""
-    python = """
-half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
-torch_fattn.prefill(half, half, half)
-found["used"] = torch_fattn.launch_counts()["fattn_prefill_tensor"]
-"""
-    faults = [{"kernel": TENSOR, "max_threads": 32}]
-    run = machines.run(tmp_path, Run(calls=[{"options": {"softcap": 3.0}}], python=python, faults=faults))
-    assert run.found["used"] == 1, "the size passed the self-test"
-    assert run.hits == [1] and run.launches == {SIMDGROUP: 1}
-    assert run.state == "off" and run.why.startswith(f"{TENSOR} needs 128 threads")
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_install_waits_for_the_verdict(machines: Machines, tmp_path: Path, fails: bool) -> None:
     """Where torch runs on tensor units, too: without them, its own prefill would be the faster one."""
@@ -393,3 +282,35 @@ found["kernels"] = [each.kernel for each in torch_fattn.compiled_kernels()]
     run = machines.run(tmp_path, Run(python=python))
     assert run.state == "registers" and TENSOR in run.found["kernels"]
     assert run.launches == {TENSOR: 1}
+
+
+EXPLAINED = """
+def said():
+    return torch_fattn.explain("prefill_backward", *operands).data["tensor"]
+
+half, lse = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16), torch.zeros(1, 2, 64, device="mps")
+operands = half, None, half, half, half, None, lse
+found["before"] = said()
+with softmetal.fault(kernel="fattn_backward_key_tensor", macro=MACRO, fails=True):
+    torch_fattn.prefill_backward(*operands)
+found["after"] = said()
+"""
+
+
+@pytest.mark.parametrize(
+    ("macro", "said"),
+    [
+        (("FATTN_NOTHING", "1"), "used; scores stay in registers: passed the self-test"),
+        (
+            ("FATTN_REGISTERS", "1"),
+            "used; scores pass through threadgroup memory: passed the self-test; registers: the Metal",
+        ),
+        (None, "off for this dtype and head size: registers: the Metal"),
+    ],
+)
+def test_explain_says_why(
+    machines: Machines, tmp_path: Path, macro: tuple[str, str] | None, said: str
+) -> None:
+    run = machines.run(tmp_path, Run(calls=[], python=f"MACRO = {macro!r}\n{EXPLAINED}"))
+    assert run.found["before"] == "not tested yet on this GPU"
+    assert run.found["after"].startswith(said)

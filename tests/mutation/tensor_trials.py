@@ -14,7 +14,7 @@ from tests.helpers import tensor_kernels
 from . import backward_trials
 from .prefill_trials import MIXED, in_parts, in_slices
 from .special_trials import hidden_nan, huge_sinks
-from .trial import Device, Plan, Prepared, Trial, bf16, every_option, f16, of_problem, randn
+from .trial import Device, Plan, Prepared, Trial, bf16, every_option, f16, of_operands, of_problem, randn
 
 # random:2 differs from every known layout, and reductions match; under random:0 nothing does.
 LAYOUT_OF = {"registers": "random:2", "threadgroup": "random:0"}
@@ -99,4 +99,20 @@ def _packed() -> Iterator[Trial]:
     yield of_problem(
         "varlen", "varlen_prefill", f16, 3, 4, 2, 70, 120, 64, 64, q_lens=(70, 1, 20), seq_lens=(113, 65, 0),
         spare_rows=2, causality="offset", q_offset=11,
+    )  # fmt: skip
+    yield _missing_blocks()
+
+
+def _missing_blocks() -> Trial:
+    """The first block of one sequence and the second of the other are not in the pool; no key is there."""
+    pool = randn(f16, 6, 24, 2, 64)
+    pool[4:] = torch.nan
+
+    def ints(*numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32)
+
+    return of_operands(
+        "missing-blocks", "paged_prefill", query=randn(f16, 40, 4, 64), key_cache=pool,
+        value_cache=pool.flip(3), block_tables=ints(-1, 3, 0, 2, 6, 1).view(2, 3), seq_lens=ints(70, 60),
+        cu_seqlens_q=ints(0, 25, 40), max_seqlen_q=25,
     )  # fmt: skip

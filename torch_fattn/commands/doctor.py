@@ -219,20 +219,23 @@ def report_device() -> list[str]:
 
 
 def report_tensors(test_all: bool) -> list[str]:
-    """Prints whether the kernels use Metal 4's tensor operations, for each dtype and head size."""
+    """Prints whether the kernels use Metal 4's tensor operations: a line for the head sizes of a call and
+    dtype that have the same state."""
     if why := tensor_units.why_off():
         print(f"\ntensor operations  off: {why}")
         return []
     if test_all:
         tensor_units.test_all()
-    print("\ntensor operations, by dtype and head size")
-    advice = []
+    print("\ntensor operations, by call, dtype and head size")
+    dims: dict[tuple[str, str, str, str], list[int]] = {}
     for size in tensor_units.states():
-        name = f"{size.dtype} {size.dim}"
+        dims.setdefault((size.call, size.dtype, size.state, size.why), []).append(size.dim)
+    advice = []
+    for (call, dtype, state, why), sizes in dims.items():
+        name = f"{call} {dtype} {', '.join(map(str, sizes))}"
         does = "compiles it" if tensor_units.is_by_hand() else "runs the self-test"
-        why = size.why or f"the first prefill of this size {does}"
-        print(f"  {name:<24}{size.state:<12} {why}")
-        if size.state == "off":
+        print(f"  {name:<40} {state:<12} {why or f'the first {call} of a size {does}'}")
+        if state == "off":
             advice.append(
                 f"tensor operations of {name} failed the self-test: please report it with this output"
             )

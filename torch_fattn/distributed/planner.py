@@ -186,7 +186,7 @@ def work_of(sizes: Sizes) -> tuple[float, ...]:
     if sizes.is_replicated:
         positions = [positions_in(sizes.keys[rank]) for rank in ranks]
     else:
-        positions = [positions_in(tuple(itertools.chain(*sizes.keys)))] * sizes.ranks
+        positions = [positions_in(sorted(itertools.chain(*sizes.keys)))] * sizes.ranks
     scores = [_scores(sizes, sizes.rows[rank], positions[rank]) for rank in ranks]
     return tuple(count / max(sum(scores), 1) for count in scores)
 

@@ -1,5 +1,5 @@
 """Metal 4's tensor operations on this machine: the setting FATTN_TENSOR, the folder of what the self-test
-found, and the state of each dtype and head size. csrc/ops/tensor_state.cpp decides."""
+found, and the state of each kind of call, dtype and head size. csrc/ops/tensor_state.cpp decides."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _wrong_setting = ""
 
 @dataclass(frozen=True)
 class TensorState:
-    """`state` is one of STATES. `why` is empty for "untested"."""
+    """`call` is "prefill" or "backward". `state` is one of STATES. `why` is empty for "untested"."""
 
+    call: str
     dtype: str
     dim: int
     state: str
@@ -57,9 +58,10 @@ def why_off() -> str:
 
 
 def states() -> list[TensorState]:
-    """One for each dtype and head size, as far as it is known. None where `why_off` has a reason."""
+    """One for each kind of call, dtype and head size, as far as it is known. None where `why_off` has a
+    reason."""
     rows = torch.ops.fattn._tensor_states()
-    return [TensorState(row["dtype"], int(row["dim"]), row["state"], row["why"]) for row in rows]
+    return [TensorState(row["call"], row["dtype"], int(row["dim"]), row["state"], row["why"]) for row in rows]
 
 
 def test_all() -> None:

@@ -13,7 +13,7 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kGroupSimdgroups = kSimdgroups / kRowGroups;
 static_assert(kGroupKeys == kTensorRows, "a simdgroup has the rows of a product");
-static_assert(kStepRows <= kSimdWidth, "simd_all() asks for every row");
+static_assert(kStepRows <= kSimdWidth, "a vote of a simdgroup is of every row");
 
 // Copies the keys or values of a tile. `from`: the first of its sequence. Those that do not exist, and the
 // columns of the padding, become 0.
