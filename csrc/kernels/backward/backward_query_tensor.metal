@@ -1,5 +1,5 @@
-// The gradient of the query on Metal 4's tensor operations. Results are those of backward_query, and the
-// steps and what is read where it is are those of prefill_tensor.
+// The gradient of the query on Metal 4's tensor operations. Results are those of backward_query. Steps are
+// those of prefill_tensor, which also reads keys and values in place where it can.
 //
 // The keys are walked twice: for the sums of P and P * dP, then for the gradients. The forward's log-sum-exp
 // is the origin of both walks; its error cancels, as that of another origin does (score_gradient.h).
@@ -199,7 +199,7 @@ using namespace fattn;
   thread PrefillTile& tile = rows.tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &forward;
-  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel has not
+  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel does not have
   tile.at.lane = lane;
   if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
     return;

@@ -19,7 +19,7 @@ inline float lse_in_units(float natural) {
   return fc_additive_mask ? natural : finite_score(natural, natural * M_LOG2E_F);
 }
 
-// The score of a key in a row; -inf if the row does not see it. Without `edge`, it does.
+// The score of a key in a row; -inf if the row does not see it.
 struct KeyScore {
   float capped;  // before ALiBi and attn_mask
   float score;
@@ -27,6 +27,7 @@ struct KeyScore {
   bool seen() const thread { return score != -INFINITY; }
 };
 
+// The score if the row sees the key; hide_unseen() follows where it may not.
 inline KeyScore seen_score(float product, thread const ScoreModifiers& modifiers, int r, int key) {
   KeyScore found;
   found.capped = capped_score(product, modifiers);
@@ -40,6 +41,7 @@ inline void hide_unseen(thread KeyScore& found, thread const Visibility& visible
   }
 }
 
+// Without `edge`, the row sees the key.
 inline KeyScore key_score(float product, thread const ScoreModifiers& modifiers,
                           thread const Visibility& visible, const device uchar* mask, int r, int key,
                           bool edge) {

@@ -83,7 +83,7 @@ using namespace fattn;
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
-  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel has not
+  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel does not have
   tile.at.lane = lane;
   if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
     return;
