@@ -44,10 +44,11 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
   p.has_mask_map = pipeline.mask_map;  // the planner makes none for so few keys
   p.scale = 1.0 / std::sqrt(double(p.head_dim));
   ScoreOptions& options = p.options;
-  options.window_left = std::min<int64_t>(options.window_left, 20);
-  options.window_right = std::min<int64_t>(options.window_right, 7);
-  options.sink_tokens = std::min<int64_t>(options.sink_tokens, 5);
-  options.softcap = std::min(options.softcap, 5.0);
+  // Numbers that leave gradients: beside a window of one key, all would be 0.
+  if (options.window_left >= 0) options.window_left = 20;
+  if (options.window_right >= 0) options.window_right = 7;
+  if (options.sink_tokens > 0) options.sink_tokens = 5;
+  if (options.softcap > 0.0) options.softcap = 5.0;
   return p;
 }
 

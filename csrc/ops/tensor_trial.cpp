@@ -19,11 +19,26 @@ constexpr int64_t kShortRows = 3, kShortKeys = 20;
 // Under a mask no row sees this key, and this row sees none.
 constexpr int64_t kHiddenKey = 40, kBlindRow = 2;
 
-// Cells of the mask: every third is hidden, every third has holes.
+// Cells of the mask: every third is hidden, every third has holes and hides half of its keys, the first and
+// the second half in turn.
 int64_t kind_of_cell(int64_t row, int64_t key) { return (row / kCellRows + key / kCellKeys) % 3; }
+bool is_in_hidden_half(int64_t row, int64_t key) {
+  return key % kCellKeys / (kCellKeys / 2) == row / kCellRows % 2;
+}
 bool is_hidden(int64_t row, int64_t key) {
   const int64_t kind = kind_of_cell(row, key);
-  return key == kHiddenKey || row == kBlindRow || kind == 2 || (kind == 1 && (row * 7 + key * 5) % 11 == 0);
+  const bool is_hole = is_in_hidden_half(row, key) || (row * 7 + key * 5) % 11 == 0;
+  return key == kHiddenKey || row == kBlindRow || kind == 2 || (kind == 1 && is_hole);
+}
+// The byte of a map for the cell of this row and key, its first ones.
+int64_t cell_byte(int64_t row, int64_t key) {
+  const int64_t kind = kind_of_cell(row, key);
+  if (kind == 2) return kCellHidden;
+  int64_t hidden = 0;
+  for (int64_t fragment = 0; kind == 1 && fragment < kCellFragments; ++fragment) {
+    if (is_in_hidden_half(row, fragment * kFragment)) hidden |= int64_t{1} << fragment;
+  }
+  return kCellMixed | hidden << kCellKindBits;
 }
 
 }  // namespace
@@ -187,8 +202,7 @@ void Trial::add_mask() {
   p.mask_map = {0, 0, keys, 1};
   mask_map_ = memory_.add(at::kByte, rows * keys);
   for (int64_t cell = 0; cell < rows * keys; ++cell) {
-    const int64_t kind = kind_of_cell(cell / keys * kCellRows, cell % keys * kCellKeys);
-    memory_.set(mask_map_, cell, kind == 2 ? double(kCellHidden) : double(kCellMixed));
+    memory_.set(mask_map_, cell, double(cell_byte(cell / keys * kCellRows, cell % keys * kCellKeys)));
   }
 }
 

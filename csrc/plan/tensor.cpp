@@ -7,8 +7,12 @@
 namespace fattn {
 namespace {
 
-// Operands whose rows are further apart have failed on an M5 Max (published, llama.cpp issue 27064).
-constexpr int64_t kRowStrideLimit = 65536;
+// Operands whose rows are further apart have failed on an M5 Max (published, llama.cpp issue 27064). Rows
+// that are all the same memory are in no public code.
+bool have_rows_apart(const Strides3& one, const Strides3& other) {
+  constexpr int64_t kLimit = 65536;
+  return one.row > 0 && one.row < kLimit && other.row > 0 && other.row < kLimit;
+}
 // Fewest rows that share keys in a dense call: those of a product. Packed calls have no limit, since the rest
 // of a batch may not decide how a sequence is computed.
 constexpr int64_t kLeastTensorRows = 16;
@@ -62,11 +66,10 @@ const char* why_no_tensors(const Problem& p) {
   if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
-  if (p.key.row >= kRowStrideLimit || p.value.row >= kRowStrideLimit)
-    return "rows of key or value are 65,536 elements apart, or more";
+  if (!have_rows_apart(p.key, p.value)) return "rows of key or value are not 1 to 65,535 elements apart";
   // The pass over keys reads rows of the query as a prefill reads keys.
-  if (is_backward(p.op) && (p.query.row >= kRowStrideLimit || p.grad_out.row >= kRowStrideLimit))
-    return "rows of query or of its gradient are 65,536 elements apart, or more";
+  if (is_backward(p.op) && !have_rows_apart(p.query, p.grad_out))
+    return "rows of query or of the gradient of out are not 1 to 65,535 elements apart";
   // Under a mask, and in a backward, a tile has rows of one head.
   const bool packs_heads = p.mask_dtype == DType::kOther && !is_backward(p.op) && p.kv_heads > 0;
   const int64_t heads = packs_heads ? p.q_heads / p.kv_heads : 1;

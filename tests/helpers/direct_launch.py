@@ -110,7 +110,9 @@ def backward_buffers(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]
     on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
     for name, result in zip(GRADIENTS, getattr(torch.ops.fattn, op)(**on_meta), strict=True):
         buffers[name] = torch.full_like(result, torch.nan, device="cpu")
-    buffers["row_states"] = torch.full((plan["scratch_bytes"] // 16, 4), torch.nan)
+    rows = buffers["lse"].numel()
+    buffers["row_states"] = torch.full((rows, 4), torch.nan)
+    buffers.setdefault("mask_map", torch.full((plan["scratch_bytes"] - 16 * rows,), 255, dtype=torch.uint8))
     return buffers
 
 

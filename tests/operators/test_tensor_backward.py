@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-
 from tests.conftest import needs_emulator
 from tests.helpers import backward_problems, direct_launch, tensor_kernels
 from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.problems import Problem
 from tests.helpers.tensor_kernels import BACKWARD_KERNELS, STATES
+from torch_fattn import reference
 
 pytestmark = needs_emulator
 
@@ -96,3 +96,25 @@ def test_products(dim: int, state: str) -> None:
     expected = dict(zip(BACKWARD_KERNELS, (of_rows * step, of_keys * step), strict=True))
     assert products_of(state, dim, length, is_causal=True) == expected
     assert max(expected.values()) < 5 * whole
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("dim", [64, 128, 192])
+def test_keys_of_a_half_hidden_cell(dim: int, state: str) -> None:
+    """Wide heads have tiles of 16 keys, half a cell of the map, which hides the first 16 here."""
+    query, key, value, grad_out = torch.randn(
+        4, 1, 1, 32, dim, generator=torch.Generator().manual_seed(0)
+    ).half()
+    mask = torch.arange(32).expand(32, 32) >= 16
+    lse = reference.prefill(query, key, value, mask)[1].float()
+    exact = reference.prefill_backward(grad_out, None, query, key, value, None, lse, mask)
+    mask = mask[None, None]
+    arguments: dict[str, Any] = {"grad_lse": None, "out": None}
+    arguments |= {"grad_out": grad_out, "query": query, "key": key, "value": value, "lse": lse}
+    arguments |= {"attn_mask": mask, "mask_map": reference.mask_map(mask).to(torch.uint8)}
+    plan = tensor_kernels.plan_of("prefill_backward", arguments, state)
+    buffers: dict[str, Any] = direct_launch.backward_buffers("prefill_backward", arguments, plan)
+    for step in plan["passes"]:
+        direct_launch.launch(step, buffers, tensor_layout="m5")
+    for name, true in zip(direct_launch.GRADIENTS, exact[:3], strict=False):
+        assert (buffers[name].double() - true).abs().max() <= 2e-3 * true.abs().max(), name

@@ -63,7 +63,7 @@ def test_gradients_that_are_not_taken() -> None:
     assert explained.data["tensor"] == "fewer than 16 rows share keys"
     apart = torch.empty(1, 8, 64, 65536, dtype=torch.float16, device="meta")[..., :128]
     explained = plan(*backward_operands(apart, *operands()[1:]), op="prefill_backward")
-    assert explained.data["tensor"] == "rows of query or of its gradient are 65,536 elements apart, or more"
+    assert explained.data["tensor"] == "rows of query or of the gradient of out are not 1 to 65,535 elements apart"
     for step in explained.passes:
         assert step["kernel"] in ("fattn_backward_query", "fattn_backward_key")
 
@@ -88,6 +88,11 @@ def _aligned(elements: int) -> list[torch.Tensor]:
     return [query, apart, apart]
 
 
+def _on_one_row() -> list[torch.Tensor]:
+    query, key, value = operands(rows=64)
+    return [query, key[..., :1, :].expand_as(key), value]
+
+
 @pytest.mark.parametrize(
     ("tensors", "why"),
     [
@@ -98,7 +103,8 @@ def _aligned(elements: int) -> list[torch.Tensor]:
         (operands(dim=512), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
         (operands(rows=3), "fewer than 16 rows share keys"),
         (_aligned(132), "the rows of query, key and value do not start on 16-byte boundaries"),
-        (_aligned(65536), "rows of key or value are 65,536 elements apart, or more"),
+        (_aligned(65536), "rows of key or value are not 1 to 65,535 elements apart"),
+        (_on_one_row(), "rows of key or value are not 1 to 65,535 elements apart"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

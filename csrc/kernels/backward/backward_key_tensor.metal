@@ -90,7 +90,7 @@ using namespace fattn;
   threadgroup uint4 value_storage[kOwnedKeys * kRowChunks];
   threadgroup uint4 step_storage[kStepRows * kRowChunks];
   threadgroup SavedStepRow saved_rows[2][kStepRows];  // of two steps
-  FATTN_SHARED_BLOCKS(shared)
+  FATTN_LEFT_BLOCK(block)
   FATTN_TENSOR_PRODUCTS
   auto weight_grads = FATTN_TENSOR_SCORES;
 
@@ -120,9 +120,9 @@ using namespace fattn;
   SharedTensor values = staged_tensor(value_storage + own, 0, kTensorDim, kTensorRows);
   FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
 
-  const int group_key = own_group * kGroupKeys;  // the group's first key, counted from that of the tile
+  const int key_in_tile = own_group * kGroupKeys;  // the group's first one
   TensorStep step;
-  step.first_key = tile.first_key + group_key;
+  step.first_key = tile.first_key + key_in_tile;
   const int last_key = step.first_key + kGroupKeys - 1;
   if (fc_has_mask) {
     step.mask = attn_mask;
@@ -158,10 +158,10 @@ using namespace fattn;
       const device Element* queries = query + (head.query + row * forward.query.row);
       const device Element* grads = grad_out + (head.grad_out + row * params.grad_out.row);
       const bool all_count = simd_all(lane >= kStepRows || step.rows[lane].state.lse != INFINITY);
-      const uint first_cell = fc_mask_map ? cells.cell(0, group_key) : uint(kCellWhole);
-      const uint last_cell = fc_mask_map ? cells.cell(kStepRows / 8 - 1, group_key) : uint(kCellWhole);
+      const uint first_cell = fc_mask_map ? cells.cell(0, key_in_tile) : uint(kCellWhole);
+      const uint last_cell = fc_mask_map ? cells.cell(kStepRows / 8 - 1, key_in_tile) : uint(kCellWhole);
       const bool hidden =
-          fc_mask_map && hides_group(first_cell, group_key) && hides_group(last_cell, group_key);
+          fc_mask_map && hides_group(first_cell, step.first_key) && hides_group(last_cell, step.first_key);
       const bool known = fc_mask_map ? first_cell == kCellWhole && last_cell == kCellWhole : !fc_has_mask;
       const bool active = !hidden && own_rows.begin < row + kStepRows && row < own_rows.end;
       step.whole = known && tile.all_seen(step.first_key, last_key, row, row + kStepRows - 1, forward);
@@ -180,7 +180,7 @@ using namespace fattn;
           CacheTensor right =
               tensor_of_rows(of_keys ? queries : grads, of_keys ? forward.query.row : params.grad_out.row,
                              column, kShareDim);
-          accumulate(output_product, scores, right, output, shared);
+          accumulate(output_product, scores, right, output, block);
         }
         continue;
       }
@@ -197,12 +197,12 @@ using namespace fattn;
         }
         used |= step.weigh(scores, weight_grads, of_keys, forward);
         if (!of_keys) {
-          accumulate(output_product, scores, right, output, shared);
+          accumulate(output_product, scores, right, output, block);
         }
       }
       stage_step(step_storage, queries, forward.query.row, step.rows, thread_index);
       if (active && of_keys) {
-        accumulate(output_product, scores, right, output, shared);
+        accumulate(output_product, scores, right, output, block);
       }
     }
   }

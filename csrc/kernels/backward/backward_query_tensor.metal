@@ -186,7 +186,7 @@ using namespace fattn;
   threadgroup SavedModifiers saved_modifiers[kTileRows];
   threadgroup float4 saved_states[kSimdgroups * kTensorRows];
   threadgroup uint seen_by[2][kSimdgroups];  // the keys of a step, in two steps
-  FATTN_SHARED_BLOCKS(shared)
+  FATTN_LEFT_BLOCK(block)
   FATTN_TENSOR_PRODUCTS
   auto weight_grads = FATTN_TENSOR_SCORES;
 
@@ -264,10 +264,10 @@ using namespace fattn;
     }
     if (step.active && step.in_place && seen == kAllKeys) {
       CacheTensor keys = tensor_in_place(tile.source.keys(), forward.key, step.first, column, kShareDim);
-      accumulate(output_product, scores, keys, output, shared);
+      accumulate(output_product, scores, keys, output, block);
     } else if (step.active) {
       SharedTensor keys = staged_tensor(step_storage, column, kShareDim, kTileKeys);
-      accumulate(output_product, scores, keys, output, shared);
+      accumulate(output_product, scores, keys, output, block);
     }
   }
 

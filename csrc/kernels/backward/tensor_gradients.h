@@ -16,21 +16,27 @@
 
 namespace fattn {
 
-// Adds the product of a block of gradients, in `scores`, with the rows of a step. `shared`: of this
-// simdgroup.
+// Where a product reads a block of gradients, if it cannot have it in registers.
+struct LeftBlock {
+#if !FATTN_REGISTERS
+  threadgroup float* shared;  // of this simdgroup
+#endif
+};
+
+// Adds the product of a block of gradients, in `scores`, with the rows of a step.
 template <class Product, class Scores, class Right, class Output>
 inline void accumulate(thread Product& product, thread Scores& scores, thread Right& right,
-                       thread Output& output, threadgroup float* shared) {
+                       thread Output& output, LeftBlock block) {
 #if FATTN_REGISTERS
   auto left = product.template get_left_input_cooperative_tensor<float, Element, float>(scores);
 #else
   simdgroup_barrier(mem_flags::mem_threadgroup);  // the block before was read
   FATTN_EACH_ELEMENT(i, scores) {
     const auto at = scores.get_multidimensional_index(i);
-    shared[at[1] * kScorePitch + at[0]] = scores[i];
+    block.shared[at[1] * kScorePitch + at[0]] = scores[i];
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  SharedWeights left(shared, dextents<int, 2>(kWalked, kTensorRows), array<int, 2>{1, kScorePitch});
+  SharedWeights left(block.shared, dextents<int, 2>(kWalked, kTensorRows), array<int, 2>{1, kScorePitch});
 #endif
   product.run(left, right, output);
 }
@@ -53,11 +59,12 @@ inline float row_sum_of(thread Scores& scores, ushort lane) {
 
 }  // namespace fattn
 
-// Blocks of a step in threadgroup memory, where a product reads them if it cannot have them in registers.
+// Declares the LeftBlock of a simdgroup.
 #if FATTN_REGISTERS
-#define FATTN_SHARED_BLOCKS(name) threadgroup float* name = nullptr;
+#define FATTN_LEFT_BLOCK(block) LeftBlock block;
 #else
-#define FATTN_SHARED_BLOCKS(name)                                           \
+#define FATTN_LEFT_BLOCK(block)                                             \
   threadgroup float shared_blocks[kSimdgroups * kTensorRows * kScorePitch]; \
-  threadgroup float* name = shared_blocks + simdgroup_index * (kTensorRows * kScorePitch);
+  LeftBlock block;                                                          \
+  block.shared = shared_blocks + simdgroup_index * (kTensorRows * kScorePitch);
 #endif
