@@ -63,7 +63,10 @@ def test_gradients_that_are_not_taken() -> None:
     assert explained.data["tensor"] == "fewer than 16 rows share keys"
     apart = torch.empty(1, 8, 64, 65536, dtype=torch.float16, device="meta")[..., :128]
     explained = plan(*backward_operands(apart, *operands()[1:]), op="prefill_backward")
-    assert explained.data["tensor"] == "rows of query or of the gradient of out are not 1 to 65,535 elements apart"
+    assert (
+        explained.data["tensor"]
+        == "rows of query or of the gradient of out are not 1 to 65,535 elements apart"
+    )
     for step in explained.passes:
         assert step["kernel"] in ("fattn_backward_query", "fattn_backward_key")
 
