@@ -116,8 +116,8 @@ class Subject:
         (heads, kv_heads), (q_len, kv_len) = self.heads(calls), calls.lengths[self.op][i]
 
         def tensor(heads: int, rows: int) -> torch.Tensor:
-            one = torch.empty(1, 1, 1, self.dim, dtype=getattr(torch, self.dtype), device="mps")
-            return one.expand(1, heads, rows, -1)
+            head = torch.empty(1, 1, rows, self.dim, dtype=getattr(torch, self.dtype), device="mps")
+            return head.expand(1, heads, rows, -1)
 
         operands = tensor(heads, q_len), tensor(kv_heads, kv_len), tensor(kv_heads, kv_len)
         return explain(self.op, *operands, **self.options)
