@@ -24,6 +24,7 @@ M5 = {
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3.2e-2, "float32": 1e-5}
 CALLS = PREFILL, BACKWARD = "prefill", "backward"
 PROBE = "fattn_tensor_probe"
+REGISTERS = ("FATTN_REGISTERS", "1")  # the macro of that variant
 # The kernels of a call on tensor operations, and on simdgroup matrices.
 TENSORS = {
     PREFILL: ("fattn_prefill_tensor",),

@@ -16,6 +16,7 @@ from tests.helpers.tensor_machines import (
     CALLS,
     PREFILL,
     PROBE,
+    REGISTERS,
     SIMDGROUPS,
     TENSORS,
     Machines,
@@ -30,7 +31,6 @@ pytestmark = needs_emulator
 (TENSOR,), (SIMDGROUP,) = TENSORS[PREFILL], SIMDGROUPS[PREFILL]
 QUERY, KEY = TENSORS[BACKWARD]
 OUT, LSE, PARTIAL_OUT, GRAD_KEY, GRAD_VALUE = 3, 4, 9, 28, 29  # slots of kernels/common/params.h
-REGISTERS = ("FATTN_REGISTERS", "1")
 WRONG_OUT = {"slot": OUT, "bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
 WRONG_LSE = {"slot": LSE, "bits": 1 << 30, "byte": 128}
 # Only the large problem has so few tiles, for so many keys, that they are cut into parts.

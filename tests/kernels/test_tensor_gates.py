@@ -13,6 +13,7 @@ from tests.helpers.tensor_machines import (
     CALLS,
     PREFILL,
     PROBE,
+    REGISTERS,
     SIMDGROUPS,
     TENSORS,
     Machines,
@@ -22,7 +23,6 @@ from tests.helpers.tensor_machines import (
 
 pytestmark = needs_emulator
 
-REGISTERS = ("FATTN_REGISTERS", "1")
 BOTH = [{"call": call} for call in CALLS]
 TENSOR_LAUNCHES = once(TENSORS[PREFILL] + TENSORS[BACKWARD])
 SIMDGROUP_LAUNCHES = once(SIMDGROUPS[PREFILL] + SIMDGROUPS[BACKWARD])
