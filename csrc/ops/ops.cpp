@@ -44,14 +44,15 @@ template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
 #ifdef FATTN_WITH_METAL
   if constexpr (std::derived_from<AnyCall, Call>) {
-    if (call.device().is_mps()) test_tensors_for(call.problem);
+    if (call.device().is_mps() && may_wait_for_tests(call.problem)) test_tensors_for(call.problem);
   }
 #endif
   [[maybe_unused]] Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
 #ifdef FATTN_WITH_METAL
   if constexpr (std::derived_from<AnyCall, Call>) {
-    if (call.device().is_mps() && !tensors_hold(call.problem, plan))
-      plan = plan_or_raise(call.problem, gpu_facts());
+    const bool may_test = may_wait_for_tests(call.problem);
+    if (call.device().is_mps() && !tensors_hold(call.problem, plan, may_test))
+      plan = plan_or_raise(call.problem, without_tensors(call.problem));
   }
 #endif
   if constexpr (requires { check_device_data_if_enabled(call); }) check_device_data_if_enabled(call);
@@ -124,7 +125,7 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   std::string why;
   if constexpr (std::derived_from<AnyCall, Call>) {
     const bool is_here = !device_name && !family && !cores && !tensor && *plan.tensor != '\0';
-    if (is_here && compiles && !tensors_hold(call.problem, plan))
+    if (is_here && compiles && !tensors_hold(call.problem, plan, /*may_wait=*/true))
       plan = plan_or_raise(call.problem, facts = gpu_facts());
     if (is_here) why = why_tensors(call.problem);
     if (!why.empty()) plan.tensor = (why = plan.tensor + (": " + why)).c_str();

@@ -44,6 +44,8 @@ void Memory::set(const Place& place, int64_t element, double value) {
       return store(to, float(value));
     case at::kInt:
       return store(to, int32_t(value));
+    case at::kLong:
+      return store(to, int64_t(value));
     default:  // bool, bytes
       return store(to, uint8_t(value));
   }

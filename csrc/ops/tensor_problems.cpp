@@ -28,6 +28,10 @@ Problem problem_of(TensorSize size, const TensorProblem& wanted) {
   p.vector_aligned = true;
   p.is_causal = wanted.is_causal;
   p.q_offset = wanted.q_offset;
+  if (wanted.is_decode) {
+    p.op = Op::kDecode;
+    p.has_seq_lens = true;
+  }
   p.scale = 1.0 / std::sqrt(double(p.head_dim));
   return p;
 }
@@ -38,6 +42,10 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
   p.kv_heads = 2;
   p.q_heads = pipeline.grouped ? 8 : p.packed || is_backward(p.op) ? 4 : 2;
   p.q_len = pipeline.grouped ? 33 : 83;
+  if (is_decode(p.op)) {  // with as many groups of 16 rows, of which the last is not full
+    p.q_heads = pipeline.grouped ? 16 : 2;
+    p.q_len = !pipeline.grouped ? 16 : pipeline.row_groups == 4 ? 7 : pipeline.row_groups == 2 ? 3 : 2;
+  }
   p.kv_len = pipeline.split ? 1100 : p.mask_pairs ? 118 : 117;
   p.q_offset = p.kv_len - p.q_len - 3;
   p.part = p.value_in_key = p.has_float32_out = false;
@@ -110,6 +118,7 @@ void compile_or_raise(const Plan& plan) {
 }
 
 bool has_problem(TensorSize size, const TensorProblem& problem) {
+  if (problem.is_decode && size.is_backward) return false;
   return !problem.is_padded || padded_dim(size) > 0;
 }
 

@@ -19,17 +19,21 @@ struct TensorProblem {
   int64_t kv_len;
   int64_t q_offset;
   bool is_causal;
+  bool is_decode;
   bool is_padded;  // with the smallest heads that the kernel pads; only for sizes that have such
 };
 
 // Lengths that fill no tile; rows that see no key, and keys that no row sees; and one that is large, as a
 // wrong layout may show only there (published, a fork of llama.cpp: 64 x 512 was right and 1024 x 2048
 // wrong).
-inline constexpr std::array<TensorProblem, 4> kTensorProblems{{
-    {"a causal problem of 83 rows", 4, 2, 83, 117, -5, true, false},
-    {"a problem of 90 rows and 117 keys", 2, 1, 90, 117, 0, false, false},
-    {"a problem with padded heads", 2, 1, 83, 117, 34, true, true},
-    {"a problem of 1,024 rows and 2,048 keys", 1, 1, 1024, 2048, 0, false, false},
+// Decodes have a tile of 16 rows, or of 32.
+inline constexpr std::array<TensorProblem, 6> kTensorProblems{{
+    {"a causal problem of 83 rows", 4, 2, 83, 117, -5, true, false, false},
+    {"a problem of 90 rows and 117 keys", 2, 1, 90, 117, 0, false, false, false},
+    {"a problem with padded heads", 2, 1, 83, 117, 34, true, false, true},
+    {"a decode of 16 rows", 16, 2, 2, 117, 0, false, true, false},
+    {"a decode of 28 rows", 14, 2, 4, 117, 0, false, true, false},
+    {"a problem of 1,024 rows and 2,048 keys", 1, 1, 1024, 2048, 0, false, false, false},
 }};
 
 // Largest differences from the simdgroup kernels: for values below 1, and of a gradient for its largest

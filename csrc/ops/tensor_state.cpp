@@ -35,7 +35,7 @@ constexpr std::array<std::pair<const char*, TensorSetting>, 4> kSettings{
 // Whether no problem of the self-test of a size has this pipeline.
 bool has_options(const KernelSpec& pipeline) {
   return pipeline.mask != kMaskNone || pipeline.window || pipeline.softcap || pipeline.alibi ||
-         pipeline.sinks || pipeline.packed || pipeline.grad_lse;
+         pipeline.sinks || pipeline.tree || pipeline.packed || pipeline.block_size > 0 || pipeline.grad_lse;
 }
 #endif
 
@@ -46,8 +46,10 @@ struct Sizes {
   std::string folder;         // of verdicts; "": they are not kept
 #ifdef FATTN_WITH_METAL
   std::vector<std::pair<TensorSize, TensorVerdict>> verdicts;
-  std::vector<KernelSpec> tested;  // pipelines with options
-  std::mutex testing;              // held while a test runs
+  // Pipelines with options: those that were tested, and a call of those that steps of generation met.
+  std::vector<KernelSpec> tested;
+  std::vector<std::pair<KernelSpec, Problem>> left;
+  std::mutex testing;  // held while a test runs
 
   // The pipelines of a plan that have options and were not tested.
   std::vector<KernelSpec> untested(const Plan& plan) {
@@ -60,6 +62,15 @@ struct Sizes {
       if (is_tensor(pipeline.kernel) && has_options(pipeline) && !has_passed) found.push_back(pipeline);
     }
     return found;
+  }
+
+  void leave(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
+    std::lock_guard lock(mutex);
+    for (const KernelSpec& pipeline : pipelines) {
+      const bool is_left =
+          std::any_of(left.begin(), left.end(), [&](const auto& known) { return known.first == pipeline; });
+      if (!is_left) left.emplace_back(pipeline, problem);
+    }
   }
 
   // The verdict of this process or, without a setting by hand, of an earlier one.
@@ -89,6 +100,7 @@ void change(const Change& make) {
 #ifdef FATTN_WITH_METAL
     all.verdicts.clear();
     all.tested.clear();
+    all.left.clear();
 #endif
   }
   forget_gpu_facts();
@@ -161,11 +173,6 @@ std::string why_all_are_off() {
 }
 
 #ifdef FATTN_WITH_METAL
-// A step of generation, which does not wait for a test.
-bool is_decode_step(const Problem& problem) {
-  return problem.packed && most_sequence_rows(problem) == 1 && !is_backward(problem.op);
-}
-
 // Keeps a verdict, in this process and, if it does not depend on a setting by hand, in a file.
 void settle(TensorSize size, const TensorVerdict& verdict) {
   const DeviceFacts& gpu = gpu_facts();
@@ -177,6 +184,34 @@ void settle(TensorSize size, const TensorVerdict& verdict) {
     if (verdict.lasting && all.setting == TensorSetting::kAuto) write_verdict(all.folder, size, gpu, verdict);
   }
   forget_gpu_facts();
+}
+#endif
+
+#ifdef FATTN_WITH_METAL
+// Tests the pipelines of a call, and turns tensor operations of its size off if they fail. Returns whether
+// they passed.
+bool pass(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
+  if (const auto verdict = test_options(problem, pipelines[0], gpu_facts())) {
+    settle(*tensor_size(problem), *verdict);
+    return false;
+  }
+  Sizes& all = sizes();
+  std::lock_guard lock(all.mutex);
+  all.tested.insert(all.tested.end(), pipelines.begin(), pipelines.end());
+  return true;
+}
+
+void test_what_is_left() {
+  Sizes& all = sizes();
+  std::lock_guard one_at_a_time(all.testing);
+  std::vector<std::pair<KernelSpec, Problem>> left;
+  {
+    std::lock_guard lock(all.mutex);
+    left.swap(all.left);
+  }
+  for (const auto& [pipeline, problem] : left) {
+    if (is_on(tensor_state(problem, gpu_facts().tensors))) pass({pipeline}, problem);
+  }
 }
 #endif
 
@@ -226,31 +261,39 @@ std::string why_tensors(const Problem& problem) {
   return verdict ? verdict->why : "";
 }
 
-bool tensors_hold(const Problem& problem, const Plan& plan) {
+bool may_wait_for_tests(const Problem& problem) {
+  const bool is_packed_step = problem.packed && most_sequence_rows(problem) == 1;
+  return is_backward(problem.op) || !(is_packed_step || is_decode(problem.op));
+}
+
+bool tensors_hold(const Problem& problem, const Plan& plan, bool may_wait) {
   if (!has_tensors(plan)) return true;
+  Sizes& all = sizes();
+  if (const auto pipelines = all.untested(plan); !may_wait && !pipelines.empty()) {
+    all.leave(pipelines, problem);
+    return false;
+  }
   try {
     metal::prepare(plan);
   } catch (const c10::Error& error) {
     settle(*tensor_size(problem), {TensorState::kOff, summary_of(error.what_without_backtrace())});
     return false;
   }
-  Sizes& all = sizes();
-  if (is_decode_step(problem) || all.untested(plan).empty()) return true;
+  if (all.untested(plan).empty()) return true;
   std::lock_guard one_at_a_time(all.testing);
   const std::vector<KernelSpec> pipelines = all.untested(plan);
-  if (pipelines.empty()) return true;
-  if (const auto verdict = test_options(problem, pipelines[0], gpu_facts())) {
-    settle(*tensor_size(problem), *verdict);
-    return false;
-  }
-  std::lock_guard lock(all.mutex);
-  all.tested.insert(all.tested.end(), pipelines.begin(), pipelines.end());
-  return true;
+  return pipelines.empty() || pass(pipelines, problem);
+}
+
+DeviceFacts without_tensors(const Problem& problem) {
+  DeviceFacts facts = gpu_facts();
+  if (const auto size = tensor_size(problem)) facts.tensors.set(*size, TensorState::kOff);
+  return facts;
 }
 
 void test_tensors_for(const Problem& problem) {
   if (!gpu_facts().tensors.any()) return;
-  if (is_decode_step(problem)) return;
+  test_what_is_left();
   if (const auto size = tensor_size(problem)) test_tensors_for(*size);
 }
 #endif

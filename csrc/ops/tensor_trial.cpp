@@ -18,6 +18,8 @@ constexpr int64_t kRowGap = 16;  // elements between the rows of an operand
 constexpr int64_t kShortRows = 3, kShortKeys = 20;
 // Under a mask no row sees this key, and this row sees none.
 constexpr int64_t kHiddenKey = 40, kBlindRow = 2;
+// Keys that the cache of a decode has room for.
+constexpr int64_t kRoom = 9;
 
 // Cells of the mask: every third is hidden, every third has holes and hides half of its keys, the first and
 // the second half in turn.
@@ -46,7 +48,7 @@ int64_t cell_byte(int64_t row, int64_t key) {
 Trial::Trial(const Problem& problem) : problem_(problem), type_(scalar_type_of(problem.dtype)) {
   Problem& p = problem_;
   p.batch = p.packed ? 2 : 1;
-  sequences_ = {{p.q_len, p.kv_len}};
+  sequences_ = {{p.q_len, p.kv_len - (p.has_seq_lens ? kRoom : 0)}};
   if (p.packed) {
     sequences_ = {{kShortRows, kShortKeys}, {p.q_len, p.kv_len}};
     p.max_seqlen_q = p.q_len;
@@ -57,6 +59,7 @@ Trial::Trial(const Problem& problem) : problem_(problem), type_(scalar_type_of(p
   add_keys();
   add_sequences();
   add_options();
+  add_tree();
   add_mask();
   if (is_backward(p.op)) add_backward();
   add_results();
@@ -138,15 +141,18 @@ void Trial::add_sequences() {
   if (p.packed) put_sequences(starts_ = memory_.add(at::kInt, p.batch + 1), /*of_keys=*/false);
   if (p.packed_keys) put_sequences(key_starts_ = memory_.add(at::kInt, p.batch + 1), /*of_keys=*/true);
   p.cu_seqlens_stride = p.cu_seqlens_k_stride = 1;
+  if (p.has_seq_lens) {
+    lengths_ = memory_.add(at::kInt, p.batch);
+    p.seq_lens_stride = 1;
+    for (int64_t i = 0; i < p.batch; ++i) memory_.set(lengths_, i, double(sequences_[size_t(i)].keys));
+  }
   if (p.block_size == 0) return;
-  lengths_ = memory_.add(at::kInt, p.batch);
   blocks_ = memory_.add(at::kInt, p.batch * p.max_blocks);
-  p.seq_lens_stride = p.block_table_entry_stride = 1;
+  p.block_table_entry_stride = 1;
   p.block_table_batch_stride = p.max_blocks;
   int64_t block = p.num_blocks;
   for (int64_t i = 0; i < p.batch; ++i) {
     const int64_t keys = sequences_[size_t(i)].keys;
-    memory_.set(lengths_, i, double(keys));
     for (int64_t j = 0; j < p.max_blocks; ++j) {
       const bool exists = j * p.block_size < keys;
       if (exists) --block;
@@ -179,6 +185,20 @@ void Trial::add_options() {
   };
   sinks_ = add_numbers(problem_.options.sinks, 2.0);
   slopes_ = add_numbers(problem_.options.alibi_slopes, 0.2);
+}
+
+// A tree in which each draft token has two children, and the last one does not see itself.
+void Trial::add_tree() {
+  Problem& p = problem_;
+  if (!p.options.tree_mask) return;
+  tree_ = memory_.add(at::kLong, p.q_len);
+  p.options.tree_mask_batch_stride = 0;
+  p.options.tree_mask_row_stride = 1;
+  for (int64_t row = 0; row < p.q_len; ++row) {
+    int64_t seen = row == p.q_len - 1 ? 0 : int64_t{1} << row;
+    for (int64_t above = row; above > 0; above = (above - 1) / 2) seen |= int64_t{1} << (above - 1) / 2;
+    memory_.set(tree_, row, double(seen));
+  }
 }
 
 // A mask with hidden cells and, if the problem has one, its map.
@@ -219,6 +239,7 @@ BackwardCall Trial::call() const {
   set(call.mask_map, mask_map_);
   set(call.sinks, sinks_);
   set(call.alibi_slopes, slopes_);
+  set(call.tree_mask, tree_);
   set(call.cu_seqlens_q, starts_);
   set(call.cu_seqlens_k, key_starts_);
   set(call.seq_lens, lengths_);
@@ -266,8 +287,9 @@ Place Trial::operand(int64_t heads, int64_t rows) {
 std::vector<bool> Trial::seen_rows() const {
   const Problem& p = problem_;
   std::vector<bool> seen(size_t(stored_rows()), p.packed_keys);
-  if (!p.packed) {
-    const int64_t end = p.is_causal ? std::min(p.kv_len, p.q_len + p.q_offset) : p.kv_len;
+  if (!p.packed && p.block_size == 0) {
+    const int64_t keys = sequences_[0].keys;
+    const int64_t end = p.is_causal ? std::min(keys, p.q_len + p.q_offset) : keys;
     std::fill_n(seen.begin(), end, true);
     if (p.mask_dtype != DType::kOther) seen[kHiddenKey] = false;
   }

@@ -46,6 +46,7 @@ class Trial {
   void add_sequences();
   void add_keys();
   void add_options();
+  void add_tree();
   void add_mask();
   void put_sequences(const Place& starts, bool of_keys);
   int64_t stored_rows() const;
@@ -64,7 +65,7 @@ class Trial {
   Memory memory_;
   Numbers numbers_;
   Place query_, key_, value_;
-  Place mask_, mask_map_, sinks_, slopes_, starts_, key_starts_, lengths_, blocks_;
+  Place mask_, mask_map_, sinks_, slopes_, tree_, starts_, key_starts_, lengths_, blocks_;
   Place grad_out_, grad_lse_, forward_out_, lse_;  // of a backward
   std::vector<Result> results_;
 };

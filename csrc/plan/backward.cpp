@@ -101,7 +101,7 @@ int64_t saved_bytes(const Tile& tile) {
   if (!tile.walks_keys())
     return tile.walked * (kStateBytes + int64_t(sizeof(SavedLimits))) * (tensors ? 2 : 1);
   const int64_t state_bytes = tile.simdgroups * (kTensorRows * kStateBytes + 2 * int64_t(sizeof(uint32_t))) +
-                              tile.rows() * int64_t(sizeof(SavedModifiers));
+                              tile.rows() * int64_t(sizeof(SavedTensorRow));
   return saved_tile_bytes(tile.rows(), tile.owned * kFragment) + (tensors ? state_bytes : 0);
 }
 

@@ -130,8 +130,7 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
 
 // Prefill takes neither a quantised cache nor a tree, paged_prefill no mask.
 std::optional<Refusal> check_decode_rows(const Problem& p) {
-  const bool is_decode = p.op == Op::kDecode || p.op == Op::kPagedDecode;
-  if (!is_decode || p.q_len <= kMaxDecodeRows) return std::nullopt;
+  if (!is_decode(p.op) || p.q_len <= kMaxDecodeRows) return std::nullopt;
   const char* op = name_of(p.op);
   const bool tree = p.options.tree_mask;
   const bool elsewhere = p.op == Op::kDecode ? p.kv_format == kKvFloat : p.mask_dtype == DType::kOther;

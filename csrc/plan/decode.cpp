@@ -1,5 +1,6 @@
 // Plans fattn.decode and fattn.paged_decode: a pass over the chunks of all sequences, then a pass that merges
-// the chunks of each. Short caches take one pass, whose threadgroups have all chunks of a sequence.
+// the chunks of each. Short caches take one pass, whose threadgroups have all chunks of a sequence. On tensor
+// operations, many rows take the kernel of prefill.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -241,11 +242,23 @@ AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& 
   return all;
 }
 
+// A decode as a prefill: its rows are the newest ones.
+Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
+  p.is_causal = true;
+  p.q_offset = p.kv_len - p.q_len;  // unused with seq_lens
+  Plan plan = plan_prefill(p, device);
+  plan.launches = plan.pass_count == 1 ? "one: the keys of a sequence are one part"
+                                       : "two: the keys of a sequence are cut into parts";
+  return plan;
+}
+
 }  // namespace
 
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
+  if (is_on(tensor_state(p, device.tensors))) return plan_as_prefill(p, device);
+  plan.tensor = why_tensors(p, device.tensors);
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
   const AtOnce one_by_one{1, 1, ""};
@@ -293,8 +306,6 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
 
   DecodeParams params{};
   set_attention_params(params, p);
-  params.tree_mask_batch_stride = p.options.tree_mask_batch_stride;
-  params.tree_mask_row_stride = p.options.tree_mask_row_stride;
   params.span = span;
   params.row_blocks = int32_t(row_blocks);
   params.shares = int32_t(shares);

@@ -31,8 +31,7 @@ std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& devi
   if (auto refusal = check(problem)) return *std::move(refusal);
   if (auto refusal = check(device, problem.op)) return *std::move(refusal);
   if (is_backward(problem.op)) return plan_backward(problem, device);
-  const bool is_decode = problem.op == Op::kDecode || problem.op == Op::kPagedDecode;
-  return is_decode ? plan_decode(problem, device) : plan_prefill(problem, device);
+  return is_decode(problem.op) ? plan_decode(problem, device) : plan_prefill(problem, device);
 }
 
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device) {

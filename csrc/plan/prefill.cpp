@@ -1,6 +1,6 @@
-// Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill: a pass with a threadgroup per tile of
-// query rows, or per part of the keys of a tile. A pass that merges the parts follows. A pass that makes a
-// mask map comes first if it pays.
+// Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill, and decodes on tensor operations: a pass
+// with a threadgroup per tile of query rows, or per part of the keys of a tile. A pass that merges the parts
+// follows. A pass that makes a mask map comes first if it pays.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -50,17 +50,26 @@ DType tile_dtype(const Problem& p, const DeviceFacts& device) {
   return p.dtype;
 }
 
+// Groups of 16 rows. The rows of a decode do not fill a large tile.
+int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
+  const int64_t rows = p.q_heads / p.kv_heads * p.q_len;
+  int64_t groups = row.row_groups;
+  while (is_decode(p.op) && groups > 1 && rows <= groups / 2 * kTensorRows) groups /= 2;
+  return groups;
+}
+
 // Selects from the tables of tuning.h. Each simdgroup has whole rows (prefill.metal) or some columns of its
 // rows (prefill_wide.metal).
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   if (const auto state = tensor_state(p, device.tensors); is_on(state)) {
     const bool registers = state == TensorState::kRegisters;
     const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, p.head_dim, registers);
+    const int64_t row_groups = tensor_row_groups(p, row);
     return {Kernel::kPrefillTensor,
             kTensorRows / kFragment,
-            row.row_groups,
+            row_groups,
             row.tile_keys,
-            row.simdgroups,
+            row.simdgroups / row.row_groups * row_groups,
             false,
             row.provenance,
             false,
@@ -116,7 +125,7 @@ int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   const int64_t dim = tensor_size(p)->dim;
   const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);
   const int64_t row_bytes =
-      tile.rows() * int64_t(sizeof(SavedModifiers)) + 2 * tile.simdgroups * int64_t(sizeof(uint32_t));
+      tile.rows() * int64_t(sizeof(SavedTensorRow)) + 2 * tile.simdgroups * int64_t(sizeof(uint32_t));
   const int64_t row_floats = tile.tile_keys + kScorePadFloats + 1;
   const int64_t score_bytes = tile.simdgroups * kTensorRows * row_floats * int64_t(sizeof(float));
   return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
@@ -128,11 +137,13 @@ int64_t bytes_of(const Problem& p, const Tile& tile) {
 }
 
 // Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed tiles do. It
-// pays if it saves an eighth of the tiles, each of which reads the keys. Never under a mask: its map has rows
-// of one head, and the presence of a map must not decide where keys are cut.
+// pays if it saves an eighth of the tiles, each of which reads the keys. Never under the mask of a prefill:
+// its map has rows of one head, and the presence of a map must not decide where keys are cut.
 bool pays_to_group(const Problem& p, int64_t tile_rows) {
   const int64_t group_size = p.q_heads / p.kv_heads;
-  if (p.packed || group_size == 1 || p.mask_dtype != DType::kOther) return false;
+  if (p.packed || group_size == 1) return false;
+  if (is_decode(p.op)) return true;
+  if (p.mask_dtype != DType::kOther) return false;
   const int64_t by_head = ceil_div(p.q_len, tile_rows) * group_size;
   return ceil_div(p.q_len * group_size, tile_rows) * 8 <= by_head * 7;
 }
@@ -153,8 +164,10 @@ int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
 
 // The parts of the steps of a tile, one threadgroup each: take_part in kernels/common/steps.h.
 struct Parts {
-  int64_t count;
-  int64_t least;  // steps
+  int64_t count;    // in the grid
+  int64_t most;     // that a sequence is cut into, unless they would be larger than `largest`
+  int64_t least;    // steps
+  int64_t largest;  // steps
 };
 
 // The fewest parts that leave at most an eighth of the last wave of threadgroups idle; else the number that
@@ -207,6 +220,9 @@ bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile
 // filling the GPU would need scratch for all rows of the call times the parts of one row over the whole
 // capacity. The sequences of a batch fill the GPU together instead. The capacity may be far above every
 // length, so a part may keep a core busy four times as long.
+//
+// A decode has few rows. Its keys are cut by the length of the sequence, into at most as many parts as fill
+// the GPU, and the capacity only limits how many of these can have keys.
 Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t most_rows,
                int64_t tiles) {
   const int64_t dims = p.head_dim + p.value_dim;
@@ -215,22 +231,31 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   const int64_t steps = ceil_div(most_visible_keys(p, most_rows), tile.tile_keys);
   // Window and sink tokens may each end with a partial step.
   const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, most_steps), 1);
-  if (p.packed) return {needed, most_steps};
+  if (p.packed) return {needed, needed, most_steps, most_steps};
   // The results of a part are written and read by the merge, so they should be small against its keys.
   const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
   const int64_t held = held_by(device, tile);
+  if (is_decode(p.op)) {
+    const int64_t most = std::max<int64_t>(held / tiles, 1);
+    const int64_t largest = std::max(most_steps, least);
+    const int64_t visited = steps + (has_window(p) ? 2 : 0);
+    return {std::max({std::min(most, ceil_div(visited, least)), ceil_div(visited, largest), int64_t{1}}),
+            most, least, largest};
+  }
   const int64_t wanted = tiles < held ? parts_that_fill(tiles, held, std::max<int64_t>(steps / least, 1)) : 1;
-  return {std::max(wanted, needed), least};
+  const int64_t parts = std::max(wanted, needed);
+  return {parts, parts, least, kNoLimit};
 }
 
 // The pass that merges the parts.
-void add_merge(Plan& plan, const Problem& p, int64_t parts) {
+void add_merge(Plan& plan, const Problem& p, const Parts& cut) {
+  const int64_t parts = cut.count;
   const int64_t rows = (p.packed ? 1 : p.batch) * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
   // The number of simdgroups decides the order of the sum, and the parts of packed tiles depend on the
-  // capacity.
-  const auto simdgroups = uint16_t(p.packed ? 1 : merge_simdgroups(parts));
+  // capacity, as those in the grid of a decode do.
+  const auto simdgroups = uint16_t(p.packed ? 1 : merge_simdgroups(cut.most));
   Pass& pass = add_merge_pass(plan, parts_of_call(p, parts, rows), simdgroups);
   MergeParams params{};
   params.rows = rows;
@@ -307,7 +332,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const int64_t most_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
   const bool grouped = pays_to_group(p, most_rows);
-  if (pays_for_map(p, device)) add_mask_map(plan, p);
+  if (!is_decode(p.op) && pays_for_map(p, device)) add_mask_map(plan, p);
   // If one fragment of each group holds all rows of a sequence, a second would stay empty. No bit of a result
   // depends on the rows of a tile.
   const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
@@ -356,10 +381,12 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   PrefillParams params = prefill_params(p, out_strides(p));
   params.q_tiles = int32_t(q_tiles);
   params.parts = int32_t(parts.count);
+  params.most_parts = int32_t(parts.most);
   params.least_part = int32_t(parts.least);
+  params.largest_part = int32_t(parts.largest);
   params.heads_first = heads_first;
   pass.set_params(params);
-  if (merged) add_merge(plan, p, parts.count);
+  if (merged) add_merge(plan, p, parts);
   return plan;
 }
 

@@ -71,6 +71,7 @@ inline bool is_backward(Op op) {
   return false FATTN_BACKWARD_OPS(FATTN_IS);
 #undef FATTN_IS
 }
+inline bool is_decode(Op op) { return op == Op::kDecode || op == Op::kPagedDecode; }
 // Whether it has the operands of prefill.
 inline bool is_dense_prefill(Op op) { return op == Op::kPrefill || op == Op::kPrefillBackward; }
 inline bool is_float(DType dtype) {

@@ -94,6 +94,8 @@ ScoreParams score_params(const Problem& p) {
   params.sinks_stride = options.sinks.stride;
   params.alibi_slopes_batch_stride = options.alibi_slopes.batch_stride;
   params.alibi_slopes_stride = options.alibi_slopes.stride;
+  params.tree_mask_batch_stride = options.tree_mask_batch_stride;
+  params.tree_mask_row_stride = options.tree_mask_row_stride;
   params.score_scale = float(options.softcap > 0.0 ? p.scale / options.softcap : p.scale * score_unit(p));
   params.softcap = float(options.softcap * score_unit(p));
   params.slope_scale = float(score_unit(p));

@@ -60,9 +60,6 @@ const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim) {
 }
 
 const char* why_no_tensors(const Problem& p) {
-  const bool is_prefill = p.op == Op::kPrefill || p.op == Op::kPagedPrefill || p.op == Op::kVarlenPrefill;
-  // Not decodes: no bit of a result may depend on the capacity of its cache, but the parts of a prefill do.
-  if (!is_prefill && !is_backward(p.op)) return "they are for prefills and gradients";
   if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
@@ -70,8 +67,9 @@ const char* why_no_tensors(const Problem& p) {
   // The pass over keys reads rows of the query as a prefill reads keys.
   if (is_backward(p.op) && !have_rows_apart(p.query, p.grad_out))
     return "rows of query or of the gradient of out are not 1 to 65,535 elements apart";
-  // Under a mask, and in a backward, a tile has rows of one head.
-  const bool packs_heads = p.mask_dtype == DType::kOther && !is_backward(p.op) && p.kv_heads > 0;
+  // Under the mask of a prefill, and in a backward, a tile has rows of one head.
+  const bool has_pairs = is_decode(p.op) || (p.mask_dtype == DType::kOther && !is_backward(p.op));
+  const bool packs_heads = has_pairs && p.kv_heads > 0;
   const int64_t heads = packs_heads ? p.q_heads / p.kv_heads : 1;
   if (!p.packed && p.q_len * heads < kLeastTensorRows) return "fewer than 16 rows share keys";
   return nullptr;

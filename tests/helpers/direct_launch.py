@@ -226,7 +226,7 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     """Gives the plan of a prefill that many parts, of that many steps at least, and the pass that merges
     them, as it has them where keys are too many to be tried here."""
     (step,) = plan["passes"]
-    set_params(step, {"parts": parts, "least_part": least_part})
+    set_params(step, {"parts": parts, "most_parts": parts, "least_part": least_part})
     step["grid"][step["params"]["heads_first"]] = step["params"]["q_tiles"] * parts
     step["constants"]["split"] = True
     del step["bindings"]["out"], step["bindings"]["lse"]

@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.helpers import direct_launch, drawing
 from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.backward_problems import draw as draw_backwards
-from tests.helpers.problems import PACKED, Problem
+from tests.helpers.problems import DECODES, PACKED, Problem
 
-OPS = ("prefill", "paged_prefill", "varlen_prefill")
+OPS = ("prefill", "paged_prefill", "varlen_prefill", *DECODES)
 DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 72, 80, 96, 128, 192, 256)
 STATES = ("registers", "threadgroup")
@@ -28,6 +28,9 @@ Head = tuple[torch.dtype, int]
 # Those in which all rows start on 16-byte boundaries.
 ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
 LEAST_ROWS = 16  # of a dense call
+MOST_DECODE_ROWS = 16  # of a head
+# Query and key-value heads of decodes.
+DECODE_GROUPS = ((1, 1), (4, 2), (6, 2), (4, 1), (14, 2), (8, 1), (16, 1))
 # kTensorHeadFacts and the most elements of a lane (sizes.h).
 HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2
 ROOM = 2**16  # integers of a probe
@@ -55,6 +58,8 @@ def backward_problems(seed: int, heads: Sequence[Head]) -> Iterator[BackwardProb
 
 def _taken(problem: Problem, head: Head, rng: random.Random) -> Problem:
     dtype, dim = head
+    if problem.op in DECODES:
+        problem = _with_many_rows(problem, rng)
     return replace(
         problem,
         dtype=dtype,
@@ -62,8 +67,16 @@ def _taken(problem: Problem, head: Head, rng: random.Random) -> Problem:
         value_dim=dim,
         layouts=tuple(rng.choice(ALIGNED) for _ in range(3)),  # type: ignore[arg-type]
         kv_format="float",
-        q_len=problem.q_len if problem.op in PACKED else max(problem.q_len, LEAST_ROWS),
+        value_in_key=False,
+        q_len=problem.q_len if problem.op in (*PACKED, *DECODES) else max(problem.q_len, LEAST_ROWS),
     )
+
+
+def _with_many_rows(problem: Problem, rng: random.Random) -> Problem:
+    """A decode whose rows fill a product."""
+    q_heads, kv_heads = rng.choice(DECODE_GROUPS)
+    q_len = rng.randint(-(-LEAST_ROWS * kv_heads // q_heads), MOST_DECODE_ROWS)
+    return replace(problem, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len)
 
 
 def layouts(seed: int) -> tuple[str, ...]:

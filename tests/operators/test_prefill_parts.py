@@ -298,7 +298,7 @@ def test_parts_behind_the_last_key_change_no_bit() -> None:
 @needs_emulator
 def test_parts_by_the_capacity_are_noticed() -> None:
     """The control: sizes of parts that the capacity decides give results within tolerance, in other bits."""
-    old, new = "params.parts, params.least_part)", "params.parts, 1)"
+    old, new = "clamp(equal, params.least_part", "clamp(equal, 1"
     assert old in direct_launch.kernel_text("prefill.metal")
     found = [packed_in_parts(parts, 4, lambda text: text.replace(old, new)) for parts in (3, 40)]
     assert not same_bits(found[0], found[1])

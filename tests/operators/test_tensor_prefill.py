@@ -1,9 +1,12 @@
-"""Prefill on tensor operations, launched on the emulator's runtime: random problems under many layouts of
-cooperative tensors, scores in registers and through threadgroup memory."""
+"""Prefills and decodes on tensor operations, launched on the emulator's runtime: random problems under many
+layouts of cooperative tensors, scores in registers and through threadgroup memory."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +78,12 @@ EDGES = (
         block_size=32, causality="bottom_right"),
     Problem(6, "paged_prefill", torch.bfloat16, 2, 4, 2, 33, 96, 80, 80, q_lens=(33, 0), seq_lens=(70, 50),
         block_size=24),
+    Problem(7, "decode", torch.float16, 3, 16, 2, 2, 40, 64, 64, seq_lens=(40, 1, 0)),
+    Problem(8, "decode", torch.bfloat16, 2, 1, 1, 16, 70, 128, 128, seq_lens=(7, 33), tree="each"),
+    Problem(9, "paged_decode", torch.float16, 2, 8, 2, 9, 64, 256, 256, seq_lens=(64, 31), block_size=32,
+        tree="shared", window_left=12, sink_tokens=2),
+    Problem(10, "paged_decode", torch.float16, 3, 14, 2, 16, 96, 72, 72, seq_lens=(96, 15, 40), block_size=8,
+        mask=torch.bool, sinks=True),
 )
 # fmt: on
 
@@ -100,3 +109,62 @@ def test_parts_and_slices() -> None:
         direct_launch.cut_into_slices(slices["passes"][0], 2)
         for plan in (parts, slices):
             assert_close(case, *direct_launch.run(case, plan=plan))
+
+
+# A sequence of one part, one of several, and one without keys.
+OF_PARTS = Problem(0, "decode", torch.float16, 3, 16, 2, 8, 900, 64, 64, seq_lens=(300, 900, 0), sinks=True)
+
+
+def decode_with_room(
+    keys: int, state: str = "registers", change: Callable[[dict[str, Any]], None] = lambda plan: None
+) -> tuple[torch.Tensor, ...]:
+    """Results of the first sequences that fit, with a cache for so many keys; and how many parts it has."""
+    fit = [i for i, length in enumerate(OF_PARTS.seq_lens or ()) if length <= keys]
+    arguments, _ = problems.build(OF_PARTS, 3).arguments("cpu")
+    for name in ("query", "key", "value", "seq_lens"):
+        arguments[name] = arguments[name][fit]
+    for name in ("key", "value"):
+        room = torch.full((len(fit), 2, max(keys - OF_PARTS.kv_len, 0), 64), torch.nan, dtype=torch.float16)
+        arguments[name] = torch.cat((arguments[name][:, :, :keys], room), dim=2)
+    plan = tensor_kernels.plan_of("decode", arguments, state)
+    change(plan)
+    buffers = direct_launch.buffers_of("decode", arguments, plan)
+    for step in plan["passes"]:
+        direct_launch.launch(step, buffers, tensor_layout="random:2")
+    return (
+        buffers["out"][[0, -1]],
+        buffers["lse"][[0, -1]],
+        torch.tensor(plan["passes"][0]["params"]["parts"]),
+    )
+
+
+def by_the_capacity(plan: dict[str, Any]) -> None:
+    """Parts of equal size for the whole cache, as those of a prefill."""
+    step = plan["passes"][0]
+    direct_launch.set_params(step, {"most_parts": 1 << 20, "least_part": step["params"]["parts"] // 2 + 1})
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_room_for_more_keys_changes_no_bit(state: str) -> None:
+    """Of a decode: in one pass, and in as many parts as two caches may have."""
+    results = [decode_with_room(keys, state) for keys in (300, 1000, 20000)]
+    parts = [int(parts) for _, _, parts in results]
+    assert parts == [1, 2, 16], "at most as many as eight cores take"
+    for out, lse, _ in results[1:]:
+        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
+    few, many = (decode_with_room(keys, state, by_the_capacity)[0] for keys in (1000, 20000))
+    assert not torch.equal(few, many), "the control"
+
+
+def test_the_largest_part() -> None:
+    """Cuts a sequence into more parts than fill the GPU; without the limit its results have other bits."""
+    case = problems.build(replace(OF_PARTS, batch=1, seq_lens=(400,), kv_len=400), 3)
+    arguments, _ = case.arguments("cpu")
+    results = []
+    for largest in (1 << 20, 3):
+        plan = tensor_kernels.plan_of("decode", arguments, "registers")
+        direct_launch.cut_prefill(plan, 5, 1)
+        direct_launch.set_params(plan["passes"][0], {"most_parts": 2, "largest_part": largest})
+        results.append(direct_launch.run(case, plan=plan))
+        assert_close(case, *results[-1])
+    assert not torch.equal(results[0][0], results[1][0])

@@ -6,66 +6,18 @@
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "tensor_gradients.h"
-#include "../prefill/tensor_staging.h"
+#include "../prefill/tensor_step.h"
 
 namespace fattn {
 
 static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
-
-// A step: the keys, and what the rows of this simdgroup see of them.
-struct QueryStep {
-  int first_key;
-  StepKeys keys;
-  KeyPlace first;
-  bool active;    // some row may see a key
-  bool whole;     // every row sees every key
-  bool in_place;  // products can read the keys where they are
-
-  void find(thread const PrefillTile& tile, int key) thread {
-    first_key = key;
-    const KeyTable table = tile.source.blocks();
-    keys.look_up(table, key, tile.at.lane);
-    first = keys.find(table, 0);
-    const uint exist = keys.exist(table, tile.at.lane);
-    const StepSight sight = tile.sight_of(key, exist);
-    active = sight.fragments.any();
-    whole = sight.whole;
-    in_place = is_in_place(tile, key, exist);
-  }
-
-  // Multiplies rows of this simdgroup with the keys or the values. All threads call it; what is staged stays
-  // until the next call.
-  template <class Product, class Scores>
-  void multiply(thread Product& product, thread SharedTensor& rows, StoredOperand operand,
-                constant Strides3& strides, thread const PrefillTile& tile, threadgroup uint4* storage,
-                ushort thread_index, thread Scores& scores) const thread {
-    if (!in_place) {
-      stage(operand, strides, tile, kAllKeys, storage, thread_index);
-    }
-    if (active && in_place) {
-      CacheTensor right = tensor_in_place(operand, strides, first, 0, kTensorDim);
-      product.run(rows, right, scores);
-    } else if (active) {
-      SharedTensor right = staged_tensor(storage, 0, kTensorDim, kTileKeys);
-      product.run(rows, right, scores);
-    }
-  }
-
-  // `kept`: see stage_step().
-  void stage(StoredOperand operand, constant Strides3& strides, thread const PrefillTile& tile, uint kept,
-             threadgroup uint4* storage, ushort thread_index) const thread {
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // what was staged before was read
-    stage_step(storage, operand, strides, tile, keys, kept, thread_index);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-};
 
 // The operands of a backward beside those of its forward, and the rows of a simdgroup.
 struct QueryRows {
   PrefillTile tile;
   const device float* grad_lse;
   threadgroup float4* states;  // RowState, of each row
-  const threadgroup SavedModifiers* modifiers;
+  const threadgroup SavedTensorRow* saved_rows;
 
   // Reads the origin of this lane's row. A barrier must follow.
   void begin() const thread {
@@ -106,11 +58,11 @@ struct QueryRows {
 
   // Adds the weights of a step and P * dP to the sums of rows. The delta of rows is 0 so far.
   template <class Scores>
-  void sum(thread Scores& scores, thread Scores& weight_grads, thread const QueryStep& step,
+  void sum(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
            thread Scores& weight_sums, thread Scores& grad_sums) const thread {
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
-      const ScoreModifiers of_row = modifiers_of(at[1]);
+      const ScoreModifiers of_row = modifiers_of(saved_rows[at[1]], *tile.params);
       const KeyScore score = score_of(scores[i], of_row, at[1], step.first_key + at[0], step.whole);
       const ScoreGradient gradient = gradient_of(score, weight_grads[i], at[1], of_row);
       weight_sums[i] += gradient.weight;
@@ -121,13 +73,13 @@ struct QueryRows {
   // Turns the products of a step into gradients of the scaled products, and adds to the sums of rows for
   // their slopes. Returns the keys that some row sees, by bits.
   template <class Scores>
-  uint weigh(thread Scores& scores, thread Scores& weight_grads, thread const QueryStep& step,
+  uint weigh(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
              thread Scores& slope_sums) const thread {
     uint seen = 0;
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
       const int key = step.first_key + at[0];
-      const ScoreModifiers of_row = modifiers_of(at[1]);
+      const ScoreModifiers of_row = modifiers_of(saved_rows[at[1]], *tile.params);
       const KeyScore score = score_of(scores[i], of_row, at[1], key, step.whole);
       const ScoreGradient gradient = gradient_of(score, weight_grads[i], at[1], of_row);
       seen |= uint(score.seen()) << at[0];
@@ -145,15 +97,6 @@ struct QueryRows {
   bool has(QueryRow row) const thread { return row.exists && (!fc_packed || tile.rows.tile.batch >= 0); }
   long place() const thread { return tile.rows.lse_of(own_row(), 0, *tile.params); }
 
-  ScoreModifiers modifiers_of(int row) const thread {
-    ScoreModifiers of_row;
-    set_uniform(of_row, *tile.params);
-    if (fc_alibi) {
-      of_row.slope[0] = modifiers[row].slope;
-      of_row.position[0] = modifiers[row].position;
-    }
-    return of_row;
-  }
   KeyScore score_of(float product, thread const ScoreModifiers& of_row, int row, int key, bool whole) const
       thread {
     KeyScore score = seen_score(product, of_row, 0, key);
@@ -183,7 +126,7 @@ using namespace fattn;
   threadgroup uint4 grad_storage[kTileRows * kRowChunks];
   threadgroup uint4 step_storage[kStepChunks];
   threadgroup SavedTile saved;
-  threadgroup SavedModifiers saved_modifiers[kTileRows];
+  threadgroup SavedTensorRow saved_rows[kTileRows];
   threadgroup float4 saved_states[kSimdgroups * kTensorRows];
   threadgroup uint seen_by[2][kSimdgroups];  // the keys of a step, in two steps
   FATTN_LEFT_BLOCK(block)
@@ -205,10 +148,10 @@ using namespace fattn;
     return;
   }
   if (share == 0) {
-    save_rows(tile, saved_modifiers + row);
+    save_rows(tile, saved_rows + row);
   }
   rows.states = saved_states + simdgroup_index * kTensorRows;
-  rows.modifiers = saved_modifiers + row;
+  rows.saved_rows = saved_rows + row;
   if (fc_grad_lse) {
     rows.grad_lse = grad_lse;
   }
@@ -219,7 +162,7 @@ using namespace fattn;
   SharedTensor grads = staged_tensor(grad_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
   threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and operands are saved
 
-  QueryStep step;
+  TensorStep step;
   {
     auto weight_sums = FATTN_TENSOR_SCORES;
     auto grad_sums = FATTN_TENSOR_SCORES;

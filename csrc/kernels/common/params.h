@@ -141,7 +141,9 @@ struct GridSlice {
 #define FATTN_SCORE_STRIDES(X)                                                       \
   X(fattn_i64, sinks_stride)                                                         \
   X(fattn_i64, alibi_slopes_batch_stride) /* 0: the same slopes for all sequences */ \
-  X(fattn_i64, alibi_slopes_stride)
+  X(fattn_i64, alibi_slopes_stride)                                                  \
+  X(fattn_i64, tree_mask_batch_stride) /* tree_mask: of decode */                    \
+  X(fattn_i64, tree_mask_row_stride)
 #define FATTN_SCORE_PARAMS(X)                                                                           \
   X(fattn_f32, score_scale) /* from a product to score units (softmax.h), or to the argument of tanh */ \
   X(fattn_f32, softcap)     /* in score units */                                                        \
@@ -171,9 +173,11 @@ struct GridSlice {
   X(fattn_i32, kv_rows)        /* packed keys: of all sequences */                                     \
   X(fattn_i32, last_rows_meet) /* packed keys: the last row is at the last key, instead of q_offset */ \
   FATTN_SCORE_PARAMS(X)                                                                                \
-  X(fattn_i32, parts)       /* per tile, at most */                                                    \
-  X(fattn_i32, least_part)  /* steps per part, at least */                                             \
-  X(fattn_i32, heads_first) /* heads are neighbours in the grid, not the tiles of a head */
+  X(fattn_i32, parts)        /* per tile, in the grid */                                               \
+  X(fattn_i32, most_parts)   /* per tile, unless largest_part makes them more */                       \
+  X(fattn_i32, least_part)   /* steps */                                                               \
+  X(fattn_i32, largest_part) /* steps */                                                               \
+  X(fattn_i32, heads_first)  /* heads are neighbours in the grid, not the tiles of a head */
 struct PrefillParams {
   FATTN_PREFILL_PARAMS(FATTN_FIELD)
 };
@@ -223,8 +227,6 @@ struct CausalSpan {
   X(fattn_i64, block_table_batch_stride)                                                      \
   X(fattn_i64, block_table_entry_stride)                                                      \
   FATTN_SCORE_STRIDES(X)                                                                      \
-  X(fattn_i64, tree_mask_batch_stride)                                                        \
-  X(fattn_i64, tree_mask_row_stride)                                                          \
   X(CausalSpan, span)                                                                         \
   X(fattn_i32, batch)                                                                         \
   X(fattn_i32, q_heads)                                                                       \

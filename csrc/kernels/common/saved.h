@@ -24,10 +24,11 @@ struct SavedLimits {
   fattn_i32 window_begin;
   fattn_i32 sink_end;
 };
-// Its parameters of modified_score().
-struct SavedModifiers {
+// A row of the tensor kernels: its parameters of modified_score(), and its tree mask.
+struct SavedTensorRow {
   fattn_f32 slope;
   fattn_i32 position;
+  fattn_i32 drafts;  // see Visibility
 };
 // The keys that the rows of a simdgroup of prefill see: of KeyRanges, what its first row does not tell.
 struct SavedRanges {
@@ -83,7 +84,7 @@ struct SavedScales {
 FATTN_CHECK_SIZE(SavedStarts, 24);
 FATTN_CHECK_SIZE(SavedPlaces, 24);
 FATTN_CHECK_SIZE(SavedLimits, 12);
-FATTN_CHECK_SIZE(SavedModifiers, 8);
+FATTN_CHECK_SIZE(SavedTensorRow, 12);
 FATTN_CHECK_SIZE(SavedRanges, 16);
 FATTN_CHECK_SIZE(SavedDecodeRow, 24);
 FATTN_CHECK_SIZE(SavedWork, 296);

@@ -163,10 +163,12 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
 }
 
 // Cuts the steps of a prefill tile into parts of equal size, one per threadgroup, and restricts the ranges to
-// part `part`. Returns the first key of its first step; ranges.end if there are fewer parts.
+// part `part`. Returns the first key of its first step; ranges.end if there are fewer parts. The size does
+// not depend on params.parts, nor thus on the capacity of a cache.
 inline int take_part(thread KeyRanges& ranges, constant PrefillParams& params, int part, int unit) {
   const Visits steps = visits_of(ranges, 0, ranges.end, unit);
-  const int size = max((steps.count + params.parts - 1) / params.parts, params.least_part);
+  const int equal = (steps.count + params.most_parts - 1) / params.most_parts;
+  const int size = clamp(equal, params.least_part, params.largest_part);
   const int first = part * size;
   if (first >= steps.count) {
     return ranges.end;

@@ -13,7 +13,7 @@
 #define FATTN_EARLY_LOADS false
 
 #include "tensor_rows.h"
-#include "tensor_staging.h"
+#include "tensor_step.h"
 // An include in a branch is written out there alone, so these two include nothing.
 #if FATTN_REGISTERS
 #include "tensor_registers.h"
@@ -26,32 +26,30 @@ namespace fattn {
 static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
 
 // The products of a step become scores: -inf where a row does not see a key. Returns the keys that some row
-// sees, by bits. `modifiers`: of the rows of this simdgroup. `exist`: see StepKeys.
+// sees, by bits. `saved_rows`: of this simdgroup.
 template <class Scores>
 inline uint modify_products(thread Scores& scores, thread const PrefillTile& tile,
-                            const threadgroup SavedModifiers* modifiers, int first_key, bool whole,
-                            uint exist) {
+                            const threadgroup SavedTensorRow* saved_rows, thread const TensorStep& step) {
   FATTN_EACH_ELEMENT(i, scores) {
     const auto at = scores.get_multidimensional_index(i);
-    ScoreModifiers of_row;
-    set_uniform(of_row, *tile.params);
-    if (fc_alibi) {
-      of_row.slope[0] = modifiers[at[1]].slope;
-      of_row.position[0] = modifiers[at[1]].position;
-    }
-    scores[i] = modified_score(scores[i], of_row, 0, first_key + at[0]);
+    const ScoreModifiers of_row = modifiers_of(saved_rows[at[1]], *tile.params);
+    scores[i] = modified_score(scores[i], of_row, 0, step.first_key + at[0]);
   }
-  if (whole) {
+  if (step.whole) {
     return kAllKeys;
   }
   uint seen = 0;
   FATTN_EACH_ELEMENT(i, scores) {
     const auto at = scores.get_multidimensional_index(i);
     const TileState saved = saved_of(tile, at[1]);
-    const Visibility visible = saved.visible_row(*tile.params);
-    const bool exists = (exist >> at[0]) & 1;
+    Visibility visible = saved.visible_row(*tile.params);
+    if (fc_tree) {
+      visible.first_draft = tile.rows.first_position;
+      visible.drafts[0] = saved_rows[at[1]].drafts;
+    }
+    const bool exists = (step.exist >> at[0]) & 1;
     float score = scores[i];
-    const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, first_key + at[0], exists);
+    const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, step.first_key + at[0], exists);
     scores[i] = sees ? score : -INFINITY;
     seen |= uint(scores[i] != -INFINITY) << at[0];
   }
@@ -67,7 +65,7 @@ using namespace fattn;
   threadgroup uint4 query_storage[kTileRows * kRowChunks];
   threadgroup uint4 step_storage[kStepChunks];
   threadgroup SavedTile saved;
-  threadgroup SavedModifiers saved_modifiers[kTileRows];
+  threadgroup SavedTensorRow saved_rows[kTileRows];
   threadgroup uint seen_by[2][kSimdgroups];  // the keys of a step, in two steps
 #if !FATTN_REGISTERS
   threadgroup float shared_scores[kSimdgroups * kTensorRows * kScorePitch];
@@ -89,7 +87,7 @@ using namespace fattn;
     return;
   }
   if (share == 0) {
-    save_rows(tile, saved_modifiers + row);
+    save_rows(tile, saved_rows + row);
   }
   stage_rows(query_storage, query, params.query, tile, thread_index);
   TensorRows rows;
@@ -102,34 +100,14 @@ using namespace fattn;
   SharedTensor query_rows = staged_tensor(query_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
   threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query are saved
 
+  TensorStep step;
   ushort turn = 0;
-  for (int first_key = tile.first_step(); first_key < tile.ranges.end;
-       first_key = tile.step_after(first_key)) {
-    StepKeys step;
-    const KeyTable table = tile.source.blocks();
-    step.look_up(table, first_key, lane);
-    const KeyPlace first = step.find(table, 0);
-    const uint exist = step.exist(table, lane);
-    const StepSight sight = tile.sight_of(first_key, exist);
-    const bool active = sight.fragments.any();
-    const bool in_place = is_in_place(tile, first_key, exist);
-    if (!in_place) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);  // the step before was read
-      stage_step(step_storage, tile.source.keys(), params.key, tile, step, kAllKeys, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    uint seen = 0;
-    if (active) {
-      if (in_place) {
-        CacheTensor keys = tensor_in_place(tile.source.keys(), params.key, first, 0, kTensorDim);
-        score_product.run(query_rows, keys, scores);
-      } else {
-        SharedTensor keys = staged_tensor(step_storage, 0, kTensorDim, kTileKeys);
-        score_product.run(query_rows, keys, scores);
-      }
-      seen = modify_products(scores, tile, saved_modifiers + row, first_key, sight.whole, exist);
-    }
-    if (fc_hides_any && !tile.sees_whole(first_key)) {
+  for (int key = tile.first_step(); key < tile.ranges.end; key = tile.step_after(key)) {
+    step.find(tile, key);
+    step.multiply(score_product, query_rows, tile.source.keys(), params.key, tile, step_storage, thread_index,
+                  scores);
+    uint seen = step.active ? modify_products(scores, tile, saved_rows + row, step) : 0;
+    if (fc_hides_any && !tile.sees_whole(key)) {
       seen_by[turn][simdgroup_index] = seen;
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (int i = 0; i < kSimdgroups; i++) {
@@ -139,13 +117,11 @@ using namespace fattn;
     } else {
       seen = kAllKeys;
     }
-    const bool values_in_place = in_place && seen == kAllKeys;
+    const bool values_in_place = step.in_place && seen == kAllKeys;
     if (!values_in_place) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);  // the keys, or a step before, were read
-      stage_step(step_storage, tile.source.values(), params.value, tile, step, seen, thread_index);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+      step.stage(tile.source.values(), params.value, tile, seen, step_storage, thread_index);
     }
-    if (active) {
+    if (step.active) {
       rows.weigh(scores, reduced, output);
 #if FATTN_REGISTERS
       auto weights = output_product.template get_left_input_cooperative_tensor<float, Element, float>(scores);
@@ -153,7 +129,8 @@ using namespace fattn;
       SharedWeights weights = rows.weights();
 #endif
       if (values_in_place) {
-        CacheTensor values = tensor_in_place(tile.source.values(), params.value, first, column, kShareDim);
+        CacheTensor values =
+            tensor_in_place(tile.source.values(), params.value, step.first, column, kShareDim);
         output_product.run(weights, values, output);
       } else {
         SharedTensor values = staged_tensor(step_storage, column, kShareDim, kTileKeys);

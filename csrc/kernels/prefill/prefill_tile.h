@@ -109,7 +109,7 @@ struct PrefillTile {
   // step_after(key).
   bool sees_whole(int key) const thread {
     const bool seen = fc_alternating ? state.all_see(key) : ranges.all_see(key, key + 1);
-    return steps.own_cell() == kWholeColumn && seen;
+    return steps.own_cell() == kWholeColumn && seen && !has_drafts(key);
   }
 
   // What the rows see of the step at `key`; call it before step_after(key). `exist`: see StepKeys.
@@ -118,9 +118,15 @@ struct PrefillTile {
     const KeyRanges own_ranges = state.own_ranges();
     StepSight sight;
     sight.fragments = step_fragments(own_ranges, key, cell);
-    sight.whole = is_whole(cell) && own_ranges.all_see(key, key + 1) && exist == kAllKeys;
+    sight.whole = is_whole(cell) && own_ranges.all_see(key, key + 1) && exist == kAllKeys && !has_drafts(key);
     sight.present = present_keys(exist, at.pair);
     return sight;
+  }
+
+  // The row's tree mask.
+  uint drafts_of(QueryRow row) const thread {
+    return uint(operands.tree_mask[rows.tile.batch * params->tree_mask_batch_stride +
+                                   row.row * params->tree_mask_row_stride]);
   }
 
   // The results of this lane's row of fragment r, as store_rows() uses them.
@@ -134,6 +140,9 @@ struct PrefillTile {
   }
 
  private:
+  // Whether the step at `key` has draft tokens, which a tree mask may hide from a row at or above them.
+  bool has_drafts(int key) const thread { return fc_tree && key + kTileKeys > rows.first_position; }
+
   // Marks this part, which has no keys, as empty in every row of the tile. merge then ignores its output.
   void put_empty_part(ushort thread_index) const thread {
     static_assert(kTileRows <= kThreads, "a thread has one row");

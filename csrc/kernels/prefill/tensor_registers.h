@@ -7,7 +7,7 @@
 namespace fattn {
 
 struct TensorRows {
-  RowState states[kMostReducedRows];
+  RowSoftmax states[kMostReducedRows];
   float factors[kMostReducedRows];
   uint rows_of_scores;
   ulong rows_of_output;
@@ -75,7 +75,7 @@ struct TensorRows {
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
       if (at[0] == 0) {
-        RowState state;
+        RowSoftmax state;
         state.largest = is_second_of_scores(i) ? states[1].largest : states[0].largest;
         state.sum = is_second_of_scores(i) ? states[1].sum : states[0].sum;
         store_sum(state, at[1], tile);

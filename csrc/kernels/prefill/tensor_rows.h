@@ -5,7 +5,7 @@
 
 namespace fattn {
 
-struct RowState {
+struct RowSoftmax {
   float largest;  // score
   float sum;      // of the weights
 
@@ -34,8 +34,8 @@ struct RowState {
   float origin() const thread { return largest == -INFINITY ? 0.0f : largest; }
 };
 
-inline RowState first_state(thread const PrefillTile& tile, int row) {
-  RowState state;
+inline RowSoftmax first_state(thread const PrefillTile& tile, int row) {
+  RowSoftmax state;
   state.clear();
   const QueryRow at = tile.own_row(row);
   if (fc_sinks && tile.part == 0 && at.exists) {
@@ -51,7 +51,7 @@ struct RowSink {
   float sink(int) const thread { return logit; }
 };
 
-inline void store_sum(RowState state, int row, thread const PrefillTile& tile) {
+inline void store_sum(RowSoftmax state, int row, thread const PrefillTile& tile) {
   const TileState saved = saved_of(tile, row);
   if (saved.out(0) >= 0) {
     RowSink sink;

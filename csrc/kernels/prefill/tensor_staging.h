@@ -21,7 +21,7 @@ inline TileState saved_of(thread const PrefillTile& tile, int row) {
 }
 
 // Saves what the rows of this simdgroup see, where their results go, and what modifies their scores.
-inline void save_rows(thread const PrefillTile& tile, threadgroup SavedModifiers* modifiers) {
+inline void save_rows(thread const PrefillTile& tile, threadgroup SavedTensorRow* rows) {
   if (tile.at.lane == 0) {
     tile.state.put_ranges(tile.rows.ranges_of(tile.first_row, kOwnRows, *tile.params));
   }
@@ -32,9 +32,20 @@ inline void save_rows(thread const PrefillTile& tile, threadgroup SavedModifiers
     tile.rows.save(0, at, tile.part, *tile.params, saved);
     ScoreModifiers of_row;
     tile.rows.set_modifiers(0, at, tile.operands, *tile.params, of_row);
-    modifiers[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
-    modifiers[row].position = of_row.position[0];
+    rows[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
+    rows[row].position = of_row.position[0];
+    rows[row].drafts = fc_tree && at.exists ? tile.drafts_of(at) : 0;
   }
+}
+
+inline ScoreModifiers modifiers_of(const threadgroup SavedTensorRow& row, constant PrefillParams& params) {
+  ScoreModifiers modifiers;
+  set_uniform(modifiers, params);
+  if (fc_alibi) {
+    modifiers.slope[0] = row.slope;
+    modifiers.position[0] = row.position;
+  }
+  return modifiers;
 }
 
 // The query rows of a tile, or rows like them. Rows that do not exist, and the columns of the padding, become

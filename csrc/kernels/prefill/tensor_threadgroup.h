@@ -11,7 +11,7 @@ static_assert(kRowLanes == 2, "the sums of two lanes are added");
 struct TensorRows {
   threadgroup float* scores_of_rows;  // of this simdgroup, as are the factors
   threadgroup float* factors;
-  RowState state;  // of row `row`
+  RowSoftmax state;  // of row `row`
   ushort row;
   ushort half_row;
 
