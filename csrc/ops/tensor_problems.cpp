@@ -47,7 +47,7 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
     p.q_len = !pipeline.grouped ? 16 : pipeline.row_groups == 4 ? 7 : pipeline.row_groups == 2 ? 3 : 2;
   }
   p.kv_len = pipeline.split ? 1100 : p.mask_pairs ? 118 : 117;
-  p.q_offset = p.kv_len - p.q_len - 3;
+  p.q_offset = p.kv_len - p.q_len - (is_decode(p.op) ? 0 : 3);
   p.part = p.value_in_key = p.has_float32_out = false;
   p.has_mask_map = pipeline.mask_map;  // the planner makes none for so few keys
   p.scale = 1.0 / std::sqrt(double(p.head_dim));

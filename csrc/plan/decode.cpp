@@ -242,9 +242,8 @@ AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& 
   return all;
 }
 
-// A decode as a prefill: its rows are the newest ones.
+// A decode as a prefill of its newest rows.
 Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
-  p.is_causal = true;
   p.q_offset = p.kv_len - p.q_len;  // unused with seq_lens
   Plan plan = plan_prefill(p, device);
   plan.launches = plan.pass_count == 1 ? "one: the keys of a sequence are one part"

@@ -10,6 +10,8 @@ namespace {
 
 // Simdgroups of a prefill for which a core has registers.
 constexpr int64_t kSimdgroupsPerCore = 16;
+// Threadgroups of a decode, of few simdgroups each, for which a core has threadgroup memory.
+constexpr int64_t kDecodesPerCore = 4;
 // Fewest keys of a part: per row of its tile, and in all.
 constexpr int64_t kLeastKeysPerRow = 8;
 constexpr int64_t kLeastPartKeys = 256;
@@ -236,7 +238,7 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
   const int64_t held = held_by(device, tile);
   if (is_decode(p.op)) {
-    const int64_t most = std::max<int64_t>(held / tiles, 1);
+    const int64_t most = std::max<int64_t>(std::min(held, kDecodesPerCore * cores_of(device)) / tiles, 1);
     const int64_t largest = std::max(most_steps, least);
     const int64_t visited = steps + (has_window(p) ? 2 : 0);
     return {std::max({std::min(most, ceil_div(visited, least)), ceil_div(visited, largest), int64_t{1}}),

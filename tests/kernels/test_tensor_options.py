@@ -1,5 +1,6 @@
-"""Pipelines with options, which the self-test of a size does not have: at its first use each runs a small
-problem with its options beside the simdgroup kernel, on a simulated M5."""
+"""Pipelines with options, which the self-test of a size does not have: before its first use each runs a small
+problem with its options beside the simdgroup kernel, on a simulated M5. Steps of generation leave that to the
+next call that may wait."""
 
 from __future__ import annotations
 
@@ -135,13 +136,85 @@ def test_a_pipeline_that_is_wrong_alone(
     assert run.why.startswith(f"in a small problem with the options of a call its {of} differs by")
 
 
-DECODE_STEP = """
+# Steps of generation: decodes of 16 rows and more, and packed rows of one token.
+STEPS = {
+    "plain": "decode(draft, cache, cache, lengths)",
+    "full cache": "decode(draft, cache, cache)",
+    "bool mask": "decode(draft, cache, cache, lengths, attn_mask=mask[:8])",
+    "float32 mask, one head": "decode(query[:, :, :16], key, key, attn_mask=mask[:16].float())",
+    "tree": "decode(draft, cache, cache, lengths, tree_mask=tree)",
+    "tree, 16 rows": "decode(draft[:, :, :4], cache, cache, lengths, tree_mask=tree[:4])",
+    "window, sinks": "decode(draft, cache, cache, lengths, window_left=20, sink_tokens=3, sinks=sinks)",
+    "softcap, alibi, parts": "decode(draft, long, long, softcap=9.0, alibi_slopes=sinks.abs())",
+    "paged": "paged_decode(draft, pool, pool, tables, lengths)",
+    "paged, tree": "paged_decode(draft, pool24, pool24, tables[:, :4], lengths, tree_mask=tree)",
+    "packed": "paged(rows[:2], pool, pool, tables, lengths, ints(0, 1, 2), 1)",
+}
+OF_THE_SELF_TEST = ("plain", "full cache")
+WITH_STEPS = (
+    SETUPS[PREFILL]
+    + """
+decode, paged_decode = torch_fattn.decode, torch_fattn.paged_decode
+draft, cache, long = randn(2, 8, 8, 64), randn(2, 2, 90, 64), randn(2, 2, 1200, 64)
+tree = torch.tensor([1, 3, 5, 11, 19, 37, 69, 0], device="mps")
+sinks = randn(8, dtype=torch.float32)
+"""
+    + f"STEPS = {STEPS!r}\n"
+)
+RUN_TWICE = """
+for name, call in STEPS.items():
+    before = tensor_launches()
+    first = eval(call)
+    found[name] = [tensor_launches() - before]
+    before = tensor_launches()
+    prefill(query, key, key)  # runs what is left
+    found[name].append(tensor_launches() - before - 1)
+    before = tensor_launches()
+    again = eval(call)
+    found[name].append(tensor_launches() - before)
+    found[name + " differs by"] = (first.float() - again.float()).abs().max().item()
+"""
+
+
+def test_steps_of_generation_leave_their_test(machines: Machines, tmp_path: Path) -> None:
+    """Their first call, the test in the next prefill, and the call after it, in launches."""
+    run = machines.run(tmp_path, Run(python=WITH_STEPS + RUN_TWICE))
+    assert run.state == "registers", run.why
+    for name in STEPS:
+        assert run.found[name] == ([1, 0, 1] if name in OF_THE_SELF_TEST else [0, 1, 1]), name
+        assert run.found[f"{name} differs by"] < 4e-3
+
+
+STEP_OF_A_FAULT = """
+first = eval(STEPS[NAME])
+faulty = softmetal.Flip(slot=3, bits=0x40004000, byte=64)
+with softmetal.fault(kernel="fattn_prefill_tensor", flip=faulty) as fault:
+    prefill(query, key, key, is_causal=True)
+found["hits"] = fault.hits
 before = tensor_launches()
-paged(rows[:2], pool, pool, tables, lengths, ints(0, 1, 2), 1)
+found["same"] = torch.equal(eval(STEPS[NAME]), first)
 found["launches"] = tensor_launches() - before
 """
 
 
-def test_a_decode_step_does_not_wait(machines: Machines, tmp_path: Path) -> None:
-    run = machines.run(tmp_path, Run(python=SETUPS[PREFILL] + DECODE_STEP))
+@pytest.mark.parametrize("name", ["tree", "paged", "packed"])
+def test_a_step_whose_pipeline_is_wrong(machines: Machines, tmp_path: Path, name: str) -> None:
+    """The prefill that meets the fault, and all that follow, run without tensor operations."""
+    run = machines.run(tmp_path, Run(python=WITH_STEPS + f"NAME = {name!r}\n" + STEP_OF_A_FAULT))
+    assert run.found == {"hits": 1, "same": True, "launches": 0}
+    assert run.state == "off" and run.launches == once(SIMDGROUPS[PREFILL])
+    assert run.why.startswith("in a small problem with the options of a call its out differs by")
+
+
+WARMED_UP = """
+torch_fattn.warmup("decode", draft, cache, cache, lengths, tree_mask=tree)
+before = tensor_launches()
+eval(STEPS["tree"])
+found["launches"] = tensor_launches() - before
+"""
+
+
+def test_warmup_runs_the_tests_of_a_step(machines: Machines, tmp_path: Path) -> None:
+    setup = WITH_STEPS.replace(SETUPS[PREFILL], SETUP)
+    run = machines.run(tmp_path, Run(calls=[], python=setup + WARMED_UP))
     assert run.state == "registers" and run.found == {"launches": 1}

@@ -127,6 +127,7 @@ from torch_fattn.runtime import tensor_units
 half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
 torch_fattn.decode(half[:, :, :1], half, half)
 torch_fattn.decode(half[:, :, :8], half, half)
+torch_fattn.decode(half[:, :, :16], half, half)
 torch_fattn.prefill(half.float(), half.float(), half.float())
 torch_fattn.prefill(half[..., :40], half[..., :40], half[..., :40])
 torch_fattn.prefill(half[:, :, :8], half, half)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.helpers import tensor_kernels
+from tests.helpers import direct_launch, tensor_kernels
 
 from . import backward_trials
 from .prefill_trials import MIXED, in_parts, in_slices
@@ -23,7 +23,7 @@ LAYOUT_OF = {"registers": "random:2", "threadgroup": "random:0"}
 def tensor() -> Iterator[Trial]:
     for state, layout in LAYOUT_OF.items():
         device = Device(10, state, layout)
-        for trial in (*_dense(), *_packed(), *backward_trials.on_tensors()):
+        for trial in (*_dense(), *_packed(), *_decodes(), *backward_trials.on_tensors()):
             yield replace(trial, name=f"tensor-{state}-{trial.name}", device=device)
     yield from _probes()
 
@@ -101,6 +101,32 @@ def _packed() -> Iterator[Trial]:
         spare_rows=2, causality="offset", q_offset=11,
     )  # fmt: skip
     yield _missing_blocks()
+
+
+def _decodes() -> Iterator[Trial]:
+    """Tiles of 16, 32 and 64 rows."""
+    yield of_problem(
+        "decode-tree", "decode", f16, 2, 4, 2, 9, 90, 64, 64, seq_lens=(86, 20), tree="each",
+        token_major_out=True,
+    )  # fmt: skip
+    yield of_problem(
+        "decode-rows", "decode", bf16, 2, 14, 2, 5, 80, 80, 80, seq_lens=(3, 71), tree="shared",
+        mask=torch.bool, alibi_slopes=True,
+    )  # fmt: skip
+    yield of_problem(
+        "decode-parts", "decode", f16, 2, 8, 2, 5, 700, 64, 64, seq_lens=(690, 150), sinks=True,
+        change=by_limits,
+    )  # fmt: skip
+    yield of_problem(
+        "decode-paged", "paged_decode", f16, 2, 8, 1, 3, 160, 64, 64, seq_lens=(160, 41), block_size=32,
+        tree="shared", window_left=70, sink_tokens=9,
+    )  # fmt: skip
+
+
+def by_limits(plan: Plan) -> None:
+    """Parts whose largest size decides, as for longer sequences."""
+    step, _ = plan["passes"]
+    direct_launch.set_params(step, {"most_parts": 2, "least_part": 1, "largest_part": 8})
 
 
 def _missing_blocks() -> Trial:

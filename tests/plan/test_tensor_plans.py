@@ -1,4 +1,4 @@
-"""Which prefills are planned on tensor operations: the state of the GPU decides, and everything that the
+"""Which calls are planned on tensor operations: the state of the GPU decides, and everything that the
 kernels do not take falls to those of simdgroup matrices."""
 
 from __future__ import annotations
@@ -38,6 +38,51 @@ def test_taken(dtype: torch.dtype, dim: int, state: str) -> None:
     assert step["macros"]["FATTN_REGISTERS"] == str(int(state == "registers"))
     assert explained.data["tensor"].startswith("used; scores ")
     assert "tensors      used; scores " in str(explained)
+
+
+def decode_of(rows: int, heads: int = 8, keys: int = 512, dim: int = 128) -> list[torch.Tensor]:
+    sizes = ((heads, rows, dim), (2, keys, dim), (2, keys, dim))
+    return [torch.empty(2, *size, dtype=torch.float16, device="meta") for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "dim", "row_groups"),
+    [(4, 8, 128, 1), (8, 8, 64, 2), (9, 8, 128, 4), (16, 16, 96, 4), (2, 16, 256, 1), (16, 2, 128, 1)],
+)
+def test_decodes_of_many_rows(rows: int, heads: int, dim: int, row_groups: int) -> None:
+    """A tile has as many groups of 16 rows as the rows fill, up to those of a prefill."""
+    explained = plan(*decode_of(rows, heads, dim=dim), op="decode")
+    step = explained.passes[0]
+    assert step["kernel"] == KERNEL and explained.data["tensor"].startswith("used; scores ")
+    assert step["macros"]["FATTN_ROW_GROUPS"] == str(row_groups)
+    assert step["constants"]["causal"] and step["constants"]["grouped"] == (heads > 2)
+
+
+def test_decodes_that_are_not_taken() -> None:
+    for rows, heads in ((3, 8), (15, 2), (1, 30)):
+        explained = plan(*decode_of(rows, heads), op="decode")
+        assert explained.passes[0]["kernel"].startswith("fattn_decode")
+        assert explained.data["tensor"] == "fewer than 16 rows share keys"
+
+
+def test_decodes_under_a_mask() -> None:
+    """Heads share a tile, as there is no map of rows of one head."""
+    mask = torch.empty(2, 8, 4, 512, dtype=torch.bool, device="meta")
+    step = plan(*decode_of(4), attn_mask=mask, op="decode").passes[0]
+    assert step["kernel"] == KERNEL and step["constants"]["grouped"]
+
+
+def test_parts_of_a_decode() -> None:
+    """A cache has parts for what it can hold, as many as fill the GPU at most. Neither the batch nor the
+    capacity changes how a sequence is cut."""
+    cuts, launches = set(), []
+    for keys in (256, 300, 2000, 100_000):
+        explained = plan(*decode_of(4, keys=keys), op="decode")
+        params = explained.passes[0]["params"]
+        cuts.add(tuple(params[name] for name in ("most_parts", "least_part", "largest_part")))
+        launches.append((len(explained.passes), params["parts"], explained.data["launches"][:3]))
+    assert len(cuts) == 1
+    assert launches == [(1, 1, "one"), (2, 2, "two"), (2, 8, "two"), (2, 20, "two")]
 
 
 def backward_operands(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[Any]:
