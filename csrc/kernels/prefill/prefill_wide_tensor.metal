@@ -39,19 +39,37 @@ static_assert(kKeyColumns <= kValueColumns, "the pieces of keys fit, too");
 FATTN_CONSTEXPR int kShareScores = kTensorRows * kScorePitch;
 static_assert(kSumShares * kShareScores * sizeof(float) <= kStagedChunks * sizeof(uint4), "as do scores");
 
-// The keys of product `p` of a step, by its bits.
-inline uint bits_of(uint keys, int p) { return (keys >> (p * kProductKeys)) & kProductBits; }
+// A step, of which product p has the keys from p * kProductKeys on.
+struct WideStep {
+  StepKeys keys;
+  uint exist;    // see StepKeys
+  uint present;  // those of them whose product is computed, by bits: some row may see a key of it
+  bool whole;    // every row sees every key
 
-// The keys of the products in which some row may see a key.
-inline uint keys_of(StepFragments fragments) {
-  uint keys = 0;
+  void find(thread const PrefillTile& tile, int first_key, ushort lane) thread {
+    const KeyTable table = tile.source.blocks();
+    keys.look_up(table, first_key, lane);
+    exist = keys.exist(table, lane);
+    const StepSight sight = tile.sight_of(first_key, exist);
+    whole = sight.whole;
+    present = 0;
 #pragma clang loop unroll(full)
-  for (int p = 0; p < kStepProducts; p++) {
-    const bool some = fragments.has_some(p * (kProductKeys / kFragment), kProductKeys / kFragment);
-    keys |= some ? kProductBits << (p * kProductKeys) : 0;
+    for (int p = 0; p < kStepProducts; p++) {
+      constexpr int kCount = kProductKeys / kFragment;
+      present |= sight.fragments.has_some(p * kCount, kCount) ? kProductBits << (p * kProductKeys) : 0;
+    }
+    present &= exist;
   }
-  return keys;
-}
+  static uint of_product(uint bits, int p) { return (bits >> (p * kProductKeys)) & kProductBits; }
+  bool has(int p) const thread { return of_product(present, p) != 0; }
+  // Whether products can read keys and values where they are.
+  bool in_place(thread const PrefillTile& tile, int p) const thread {
+    return is_in_place(tile, keys.first_key + p * kProductKeys, of_product(exist, p));
+  }
+  KeyPlace first(thread const PrefillTile& tile, int p) const thread {
+    return keys.find(tile.source.table, p * kProductKeys);
+  }
+};
 
 FATTN_CONSTEXPR int kRowLanes = kThreads / kTensorRows;
 FATTN_CONSTEXPR int kLaneScores = kTileKeys / kRowLanes;
@@ -77,10 +95,10 @@ struct RowPart {
   // Whether this lane stores what the row's lanes have in common.
   bool is_first() const thread { return key == 0; }
 
-  // Turns products into weights. Returns the keys that some row of this simdgroup sees, by bits. `exist`: see
-  // StepKeys.
+  // Turns products into weights. Returns the keys that some row of this simdgroup sees, by bits.
   uint weigh(const threadgroup float* products, threadgroup float* weights, threadgroup float* factors,
-             thread const PrefillTile& tile, int first_key, bool whole, uint exist) thread {
+             thread const PrefillTile& tile, thread const WideStep& step) thread {
+    const int first_key = step.keys.first_key + key;
     const int place = row * kScorePitch + key;
     float4 scores = float4(0.0f);
 #pragma clang loop unroll(full)
@@ -90,16 +108,16 @@ struct RowPart {
     uint seen = kAllKeys;
 #pragma clang loop unroll(full)
     for (int e = 0; e < kLaneScores; e++) {
-      scores[e] = modified_score(scores[e], modifiers, 0, first_key + key + e);
+      scores[e] = modified_score(scores[e], modifiers, 0, first_key + e);
     }
-    if (!whole) {
+    if (!step.whole) {
       const Visibility visible = saved_of(tile, row).visible_row(*tile.params);
       seen = 0;
 #pragma clang loop unroll(full)
       for (int e = 0; e < kLaneScores; e++) {
         float score = scores[e];
-        const bool exists = (exist >> (key + e)) & 1;
-        const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, first_key + key + e, exists);
+        const bool exists = (step.present >> (key + e)) & 1;
+        const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, first_key + e, exists);
         scores[e] = sees ? score : -INFINITY;
         seen |= uint(scores[e] != -INFINITY) << (key + e);
       }
@@ -146,8 +164,9 @@ using namespace fattn;
 
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
   const ushort own_product = simdgroup_index / kSumShares;  // along the keys of a step
-  const ushort sum_share = simdgroup_index % kSumShares;    // of the columns of the query
-  const int column = simdgroup_index * kShareDim;           // of the output
+  const ushort sum_share = simdgroup_index % kSumShares;    // of the columns of a piece
+  const int sum_column = sum_share * kProductDim;
+  const int out_column = simdgroup_index * kShareDim;
   threadgroup float* products = reinterpret_cast<threadgroup float*>(step_storage);
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
@@ -161,52 +180,44 @@ using namespace fattn;
     tile.state.put_ranges(tile.rows.ranges_of(tile.first_row, kOwnRows, params));
   }
   stage_rows(query_storage, query, params.query, tile, thread_index);
-  RowPart own;
-  own.begin(tile, thread_index);
+  RowPart rows;
+  rows.begin(tile, thread_index);
   FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query are saved
 
   bool staged = false;  // whether some simdgroup may still read staged rows
   for (int first_key = tile.first_step(); first_key < tile.ranges.end;
        first_key = tile.step_after(first_key)) {
-    StepKeys step;
-    const KeyTable table = tile.source.blocks();
-    step.look_up(table, first_key, lane);
-    const uint exist = step.exist(table, lane);
-    const StepSight sight = tile.sight_of(first_key, exist);
-    const uint present = exist & keys_of(sight.fragments);
-
+    WideStep step;
+    step.find(tile, first_key, lane);
     FATTN_EACH_ELEMENT(i, scores) { scores[i] = 0.0f; }
-#pragma clang loop unroll(full)
+#pragma clang loop unroll(disable)
     for (int p = 0; p < kStepProducts; p++) {
-      if (bits_of(present, p) == 0) {
+      if (!step.has(p) || step.in_place(tile, p)) {
         continue;
       }
-      const KeyPlace first = step.find(table, p * kProductKeys);
-      const bool in_place = is_in_place(tile, first_key + p * kProductKeys, bits_of(exist, p));
-#pragma clang loop unroll(full)
+#pragma clang loop unroll(disable)
       for (int piece = 0; piece < kKeyPieces; piece++) {
-        if (!in_place) {
-          threadgroup_barrier(mem_flags::mem_threadgroup);  // what was staged before, or scores, were read
-          stage_piece<kKeyColumns>(step_storage, tile.source.keys(), params.key, tile, step, p * kProductKeys,
-                                   piece * kKeyColumns, kAllKeys, thread_index);
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          staged = true;
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // scores, or what was staged before, were read
+        stage_piece<kKeyColumns>(step_storage, tile.source.keys(), params.key, tile, step.keys,
+                                 p * kProductKeys, piece * kKeyColumns, kAllKeys, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (p == own_product) {
+          SharedTensor queries =
+              staged_tensor(query_storage, piece * kKeyColumns + sum_column, kProductDim, kTensorRows);
+          SharedTensor keys = staged_piece(step_storage, kKeyColumns, sum_column, kProductDim, kProductKeys);
+          score_product.run(queries, keys, scores);
         }
-        if (p != own_product) {
-          continue;
-        }
-        const int of_share = sum_share * kProductDim;
-        SharedTensor rows =
-            staged_piece(query_storage, kTensorDim, piece * kKeyColumns + of_share, kProductDim, kTensorRows);
-        if (in_place) {
-          CacheTensor keys = tensor_in_place(tile.source.keys(), params.key, first,
-                                             piece * kKeyColumns + of_share, kProductDim);
-          score_product.run(rows, keys, scores);
-        } else {
-          SharedTensor keys = staged_piece(step_storage, kKeyColumns, of_share, kProductDim, kProductKeys);
-          score_product.run(rows, keys, scores);
-        }
+      }
+      staged = true;
+    }
+    const KeyPlace own_keys = step.first(tile, own_product);
+    if (step.has(own_product) && step.in_place(tile, own_product)) {
+#pragma clang loop unroll(full)
+      for (int column = sum_column; column < kTensorDim; column += kKeyColumns) {
+        SharedTensor queries = staged_tensor(query_storage, column, kProductDim, kTensorRows);
+        CacheTensor keys = tensor_in_place(tile.source.keys(), params.key, own_keys, column, kProductDim);
+        score_product.run(queries, keys, scores);
       }
     }
     if (staged) {
@@ -219,7 +230,7 @@ using namespace fattn;
           scores[i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the scores are there, and weights before were read
-    uint seen = own.weigh(products, shared_weights, factors, tile, first_key, sight.whole, present);
+    uint seen = rows.weigh(products, shared_weights, factors, tile, step);
     const bool hides = fc_hides_any && !tile.sees_whole(first_key);
     if (hides) {
       seen_by[simdgroup_index] = seen;
@@ -231,40 +242,39 @@ using namespace fattn;
     FATTN_EACH_ELEMENT(i, output) { output[i] *= factors[output.get_multidimensional_index(i)[1]]; }
 #pragma clang loop unroll(full)
     for (int p = 0; p < kStepProducts; p++) {
-      if (bits_of(present & seen, p) == 0) {
+      const uint kept = WideStep::of_product(seen, p);
+      if (!step.has(p) || kept == 0) {
         continue;
       }
-      const KeyPlace first = step.find(table, p * kProductKeys);
       SharedWeights weights(shared_weights + p * kProductKeys, dextents<int, 2>(kProductKeys, kTensorRows),
                             array<int, 2>{1, kScorePitch});
-      const bool in_place = bits_of(seen, p) == kProductBits &&
-                            is_in_place(tile, first_key + p * kProductKeys, bits_of(exist, p));
-      if (in_place) {
-        CacheTensor values = tensor_in_place(tile.source.values(), params.value, first, column, kShareDim);
+      if (kept == kProductBits && step.in_place(tile, p)) {
+        CacheTensor values =
+            tensor_in_place(tile.source.values(), params.value, step.first(tile, p), out_column, kShareDim);
         output_product.run(weights, values, output);
         continue;
       }
-#pragma clang loop unroll(full)
+#pragma clang loop unroll(disable)
       for (int piece = 0; piece < kValuePieces; piece++) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // scores, or what was staged before, were read
-        stage_piece<kValueColumns>(step_storage, tile.source.values(), params.value, tile, step,
+        stage_piece<kValueColumns>(step_storage, tile.source.values(), params.value, tile, step.keys,
                                    p * kProductKeys, piece * kValueColumns, seen, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        staged = true;
         if (simdgroup_index / kValueShares == piece) {
           SharedTensor values =
-              staged_piece(step_storage, kValueColumns, column % kValueColumns, kShareDim, kProductKeys);
+              staged_piece(step_storage, kValueColumns, out_column % kValueColumns, kShareDim, kProductKeys);
           output_product.run(weights, values, output);
         }
       }
+      staged = true;
     }
   }
-  if (own.is_first()) {
-    store_sum(own.state, own.row, tile);
+  if (rows.is_first()) {
+    store_sum(rows.state, rows.row, tile);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the factors of the last step were read
-  if (own.is_first()) {
-    factors[own.row] = result_scale(own.state.sum);
+  if (rows.is_first()) {
+    factors[rows.row] = result_scale(rows.state.sum);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   FATTN_EACH_ELEMENT(i, output) {
@@ -272,7 +282,7 @@ using namespace fattn;
     const TileState of_row = saved_of(tile, at[1]);
     const long place = of_row.out(0);
     if (place >= 0) {
-      put_result(tile.operands, place + column + at[0], scaled_result(float(output[i]), factors[at[1]]));
+      put_result(tile.operands, place + out_column + at[0], scaled_result(float(output[i]), factors[at[1]]));
     }
   }
 }
