@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "supported.h"
+
 namespace fattn {
 namespace {
 
@@ -65,7 +67,7 @@ const char* why_no_tensors(const Problem& p) {
   // Not decodes: no bit of a result may depend on the capacity of its cache, but the parts of a prefill do.
   if (!is_prefill && !is_backward(p.op)) return "they are for prefills and gradients";
   if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
-  if (is_backward(p.op) && p.head_dim == kLatentKeyDim) return "gradients of such heads do not use them";
+  if (is_backward(p.op) && p.head_dim > kMaxBackwardHeadDim) return "such heads have no gradients";
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
   if (!have_rows_apart(p.key, p.value)) return "rows of key or value are not 1 to 65,535 elements apart";

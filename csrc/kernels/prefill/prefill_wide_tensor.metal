@@ -211,8 +211,8 @@ using namespace fattn;
       }
       staged = true;
     }
-    const KeyPlace own_keys = step.first(tile, own_product);
     if (step.has(own_product) && step.in_place(tile, own_product)) {
+      const KeyPlace own_keys = step.first(tile, own_product);
 #pragma clang loop unroll(full)
       for (int column = sum_column; column < kTensorDim; column += kKeyColumns) {
         SharedTensor queries = staged_tensor(query_storage, column, kProductDim, kTensorRows);
