@@ -71,7 +71,8 @@ def test_latent_heads_have_one_variant(machines: Machines, tmp_path: Path, fault
         assert run.state == "off" and run.launches == once(("fattn_prefill_wide",))
         assert run.why.startswith("threadgroup: in a causal problem of 83 rows its out differs by")
         return
-    assert (run.state, run.why) == ("threadgroup", "passed the self-test")
+    assert run.state == "threadgroup", run.why
+    assert run.why == "passed the self-test"
     assert run.launches == once((WIDE_KERNEL,)) and run.all_launches[PROBE] == 1
     again = machines.run(tmp_path, Run(latent))
     assert again.all_launches == once((WIDE_KERNEL,))

@@ -89,7 +89,8 @@ struct RowPart {
     tile.rows.set_modifiers(0, at, tile.operands, *tile.params, modifiers);
     state = first_state(tile, row);
     if (is_first()) {
-      tile.rows.save(0, at, tile.part, *tile.params, saved_of(tile, row));
+      const TileState saved = saved_of(tile, row);
+      tile.rows.save(0, at, tile.part, *tile.params, saved);
     }
   }
   // Whether this lane stores what the row's lanes have in common.
@@ -111,7 +112,8 @@ struct RowPart {
       scores[e] = modified_score(scores[e], modifiers, 0, first_key + e);
     }
     if (!step.whole) {
-      const Visibility visible = saved_of(tile, row).visible_row(*tile.params);
+      const TileState saved = saved_of(tile, row);
+      const Visibility visible = saved.visible_row(*tile.params);
       seen = 0;
 #pragma clang loop unroll(full)
       for (int e = 0; e < kLaneScores; e++) {
