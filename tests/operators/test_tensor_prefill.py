@@ -96,11 +96,14 @@ def test_edges(problem: Problem) -> None:
         run_and_check(problem, layout, 1)
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (576, 512)])
-def test_parts_and_slices(dims: tuple[int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(150, 300, 64, 64), (40, 200, 576, 512)])
+def test_parts_and_slices(sizes: tuple[int, int, int, int]) -> None:
     """Keys cut into parts, and a grid cut into dispatches."""
+    rows, keys, head_dim, value_dim = sizes
     problem = Problem(
-        0, "prefill", torch.float16, 1, 2, 1, 150, 300, *dims, causality="bottom_right", sinks=True
+        *(0, "prefill", torch.float16, 1, 2, 1, rows, keys, head_dim, value_dim),
+        causality="bottom_right",
+        sinks=True,
     )
     case = problems.build(problem, 2)
     arguments, _ = case.arguments("cpu")

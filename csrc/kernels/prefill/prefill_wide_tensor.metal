@@ -73,7 +73,7 @@ struct WideStep {
 
 FATTN_CONSTEXPR int kRowLanes = kThreads / kTensorRows;
 FATTN_CONSTEXPR int kLaneScores = kTileKeys / kRowLanes;
-static_assert(kRowLanes == 8 && kLaneScores == 4, "a lane has a vector, and three shuffles reach a row");
+static_assert(kRowLanes == 8 && kLaneScores == 4, "the scores of a row are vectors of a simdgroup");
 
 // A lane's part of a row: from the products of a step to weights.
 struct RowPart {
@@ -101,15 +101,15 @@ struct RowPart {
              thread const PrefillTile& tile, thread const WideStep& step) thread {
     const int first_key = step.keys.first_key + key;
     const int place = row * kScorePitch + key;
-    float4 scores = float4(0.0f);
+    float4 own = float4(0.0f);
 #pragma clang loop unroll(full)
     for (int share = 0; share < kSumShares; share++) {
-      scores += *reinterpret_cast<const threadgroup float4*>(products + share * kShareScores + place);
+      own += *reinterpret_cast<const threadgroup float4*>(products + share * kShareScores + place);
     }
     uint seen = kAllKeys;
 #pragma clang loop unroll(full)
     for (int e = 0; e < kLaneScores; e++) {
-      scores[e] = modified_score(scores[e], modifiers, 0, first_key + e);
+      own[e] = modified_score(own[e], modifiers, 0, first_key + e);
     }
     if (!step.whole) {
       const TileState saved = saved_of(tile, row);
@@ -117,15 +117,15 @@ struct RowPart {
       seen = 0;
 #pragma clang loop unroll(full)
       for (int e = 0; e < kLaneScores; e++) {
-        float score = scores[e];
+        float score = own[e];
         const bool exists = (step.present >> (key + e)) & 1;
         const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, first_key + e, exists);
-        scores[e] = sees ? score : -INFINITY;
-        seen |= uint(scores[e] != -INFINITY) << (key + e);
+        own[e] = sees ? score : -INFINITY;
+        seen |= uint(own[e] != -INFINITY) << (key + e);
       }
       seen = fc_hides_any ? simd_or(seen) : kAllKeys;
     }
-    float largest = fmax(fmax(scores[0], scores[1]), fmax(scores[2], scores[3]));
+    float largest = fmax(fmax(own[0], own[1]), fmax(own[2], own[3]));
 #pragma clang loop unroll(full)
     for (ushort distance = 1; distance < kRowLanes; distance *= 2) {
       largest = fmax(largest, simd_shuffle_xor(largest, distance));
@@ -134,15 +134,15 @@ struct RowPart {
     float sum = 0.0f;
 #pragma clang loop unroll(full)
     for (int e = 0; e < kLaneScores; e++) {
-      scores[e] = weight_of(scores[e] - state.origin());
-      sum += scores[e];
+      own[e] = weight_of(own[e] - state.origin());
+      sum += own[e];
     }
 #pragma clang loop unroll(full)
     for (ushort distance = 1; distance < kRowLanes; distance *= 2) {
       sum += simd_shuffle_xor(sum, distance);
     }
     state.sum += sum;
-    *reinterpret_cast<threadgroup float4*>(weights + place) = scores;
+    *reinterpret_cast<threadgroup float4*>(weights + place) = own;
     if (is_first()) {
       factors[row] = factor;
     }
