@@ -24,7 +24,8 @@ Problem problem_of(TensorSize size, const TensorProblem& wanted) {
   p.kv_heads = wanted.kv_heads;
   p.q_len = wanted.q_len;
   p.kv_len = wanted.kv_len;
-  p.head_dim = p.value_dim = wanted.is_padded ? padded_dim(size) : size.dim;
+  p.head_dim = wanted.is_padded ? padded_dim(size) : size.dim;
+  p.value_dim = wanted.is_padded ? p.head_dim : size.value_dim();
   p.vector_aligned = true;
   p.is_causal = wanted.is_causal;
   p.q_offset = wanted.q_offset;

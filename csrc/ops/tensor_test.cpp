@@ -51,11 +51,12 @@ bool covers(const int32_t* pairs, int64_t capacity, int64_t rows, int64_t column
 std::string fault_of_layout(const std::vector<int32_t>& facts, const KernelSpec& spec) {
   const int32_t scores = facts[0], reduced = facts[1], out = facts[2];
   const int64_t rows = int64_t(spec.row_fragments) * kFragment;
+  const int64_t keys = spec.head_dim == kLatentKeyDim ? kWideProductKeys : spec.tile_keys;
   const int64_t out_columns = int64_t(spec.value_dim) * spec.row_groups / spec.simdgroups;
   const bool is_listed =
       scores > 0 && out > 0 && scores <= 2 * kMostScoreElements && out <= 2 * kMostOutElements;
   const int32_t* pairs = facts.data() + kTensorHeadFacts;
-  if (!is_listed || !covers(pairs, scores, rows, spec.tile_keys) ||
+  if (!is_listed || !covers(pairs, scores, rows, keys) ||
       !covers(pairs + int64_t{2} * kSimdWidth * scores, out, rows, out_columns))
     return "the probe does not find each element of a product in one lane";
   if (!spec.registers) return "";
@@ -113,7 +114,8 @@ TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSettin
   std::string why;
   bool lasting = true;
   for (const TensorState variant : {TensorState::kRegisters, TensorState::kThreadgroup}) {
-    if (setting == TensorSetting::kThreadgroup && variant == TensorState::kRegisters) continue;
+    const bool has_registers = setting != TensorSetting::kThreadgroup && !size.is_latent();
+    if (variant == TensorState::kRegisters && !has_registers) continue;
     const Fault fault = caught_fault([&] { return fault_of_variant(size, variant, gpu, by_hand); });
     if (fault.why.empty()) {
       const std::string passed = by_hand ? "FATTN_TENSOR, without a self-test" : "passed the self-test";

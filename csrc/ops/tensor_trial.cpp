@@ -54,7 +54,7 @@ Trial::Trial(const Problem& problem) : problem_(problem), type_(scalar_type_of(p
     p.max_seqlen_q = p.q_len;
     p.q_len += kShortRows;
   }
-  query_ = operand(p.q_heads, p.q_len);
+  query_ = operand(p.q_heads, p.q_len, p.head_dim);
   p.query = {query_.strides[0], query_.strides[1], query_.strides[2]};
   add_keys();
   add_sequences();
@@ -73,7 +73,7 @@ Trial::Trial(const Problem& problem) : problem_(problem), type_(scalar_type_of(p
 void Trial::add_backward() {
   Problem& p = problem_;
   const int64_t rows = p.q_heads * p.q_len;
-  grad_out_ = operand(p.q_heads, p.q_len);
+  grad_out_ = operand(p.q_heads, p.q_len, p.value_dim);
   p.grad_out = {grad_out_.strides[0], grad_out_.strides[1], grad_out_.strides[2]};
   fill_rows(grad_out_, seeing_rows(), 0.0f);
   forward_out_ = memory_.add(type_, rows * p.value_dim);
@@ -116,10 +116,14 @@ void Trial::add_keys() {
     p.max_blocks = (p.kv_len + p.block_size - 1) / p.block_size;
     p.kv_len = p.max_blocks * p.block_size;
   }
-  key_ = operand(p.kv_heads, stored_rows());
-  value_ = operand(p.kv_heads, stored_rows());
-  p.key = p.value = {key_.strides[0], key_.strides[1], key_.strides[2]};
-  if (p.block_size > 0) p.key.batch = p.value.batch = p.block_size * p.key.row;
+  key_ = operand(p.kv_heads, stored_rows(), p.head_dim);
+  value_ = operand(p.kv_heads, stored_rows(), p.value_dim);
+  p.key = {key_.strides[0], key_.strides[1], key_.strides[2]};
+  p.value = {value_.strides[0], value_.strides[1], value_.strides[2]};
+  if (p.block_size > 0) {
+    p.key.batch = p.block_size * p.key.row;
+    p.value.batch = p.block_size * p.value.row;
+  }
   if (p.packed_keys) {
     p.kv_rows = stored_rows();
     p.max_seqlen_k = p.kv_len;
@@ -278,8 +282,8 @@ std::string Trial::fault() const {
   return wrong;
 }
 
-Place Trial::operand(int64_t heads, int64_t rows) {
-  const int64_t dim = problem_.head_dim, row = dim + kRowGap, head = rows * row + kRowGap;
+Place Trial::operand(int64_t heads, int64_t rows, int64_t dim) {
+  const int64_t row = dim + kRowGap, head = rows * row + kRowGap;
   return memory_.add(type_, {1, heads, rows, dim}, {0, head, row, 1});  // packed rows have no batch
 }
 

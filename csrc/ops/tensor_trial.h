@@ -39,7 +39,7 @@ class Trial {
     double most;  // the largest difference
   };
 
-  Place operand(int64_t heads, int64_t rows);
+  Place operand(int64_t heads, int64_t rows, int64_t dim);
   void add_result(const char* name, at::ScalarType type, int64_t size, double most);
   void add_results();
   void add_backward();

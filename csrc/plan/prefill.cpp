@@ -67,7 +67,7 @@ Tile tile_of(const Problem& p, const DeviceFacts& device) {
     const bool registers = state == TensorState::kRegisters;
     const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, p.head_dim, registers);
     const int64_t row_groups = tensor_row_groups(p, row);
-    return {Kernel::kPrefillTensor,
+    return {p.head_dim == kLatentKeyDim ? Kernel::kPrefillWideTensor : Kernel::kPrefillTensor,
             kTensorRows / kFragment,
             row_groups,
             row.tile_keys,
@@ -133,7 +133,20 @@ int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
 }
 
+// The query, the staged values of a product for two simdgroups, the weights of a step, a factor of each row,
+// and the keys that each simdgroup saw.
+int64_t bytes_of_wide_tensors(const Problem& p, const Tile& tile) {
+  constexpr int64_t kStagedShares = 2;
+  const int64_t query_bytes = tile.rows() * p.head_dim * size_of(p.dtype);
+  const int64_t staged_bytes =
+      kWideProductKeys * kStagedShares * p.value_dim / tile.simdgroups * size_of(p.dtype);
+  const int64_t row_floats = tile.tile_keys + kScorePadFloats + 1;
+  return query_bytes + staged_bytes + tile.rows() * row_floats * int64_t(sizeof(float)) +
+         tile.simdgroups * int64_t(sizeof(uint32_t)) + saved_bytes(tile);
+}
+
 int64_t bytes_of(const Problem& p, const Tile& tile) {
+  if (tile.kernel == Kernel::kPrefillWideTensor) return bytes_of_wide_tensors(p, tile);
   if (tile.kernel == Kernel::kPrefillTensor) return bytes_of_tensors(p, tile);
   return tile.kernel == Kernel::kPrefillWide ? bytes_of_columns(p, tile) : bytes_of_rows(p, tile);
 }
@@ -195,7 +208,7 @@ int64_t held_by(const DeviceFacts& device, const Tile& tile) {
 // threadgroups, with too few keys to cut into parts, leave cores idle; smaller tiles read the keys more often
 // instead.
 bool halve(Tile& tile) {
-  if (tile.kernel == Kernel::kPrefillTensor) return false;  // its pipelines are the tested ones
+  if (is_tensor(tile.kernel)) return false;  // its pipelines are the tested ones
   if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kFewestSimdgroups) {
     tile.simdgroups /= 2;
     tile.row_groups = tile.simdgroups;
@@ -282,7 +295,8 @@ Plan plan_tensor_probe(TensorSize size, bool registers) {
   Pass& pass = plan.add_pass();
   pass.spec.kernel = Kernel::kTensorProbe;
   pass.spec.dtype = pass.spec.out_dtype = size.dtype;
-  pass.spec.head_dim = pass.spec.value_dim = size.dim;
+  pass.spec.head_dim = size.dim;
+  pass.spec.value_dim = size.value_dim();
   pass.spec.row_groups = row.row_groups;
   pass.spec.tile_keys = row.tile_keys;
   pass.spec.simdgroups = row.simdgroups;
@@ -338,7 +352,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   // If one fragment of each group holds all rows of a sequence, a second would stay empty. No bit of a result
   // depends on the rows of a tile.
   const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
-  const bool tensors = tile.kernel == Kernel::kPrefillTensor;
+  const bool tensors = is_tensor(tile.kernel);
   if (!tensors && rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "supported.h"
+
 namespace fattn {
 namespace {
 
@@ -52,15 +54,17 @@ size_t TensorStates::index(TensorSize size) {
 
 const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim) {
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) return "they are for float16 and bfloat16";
-  if (head_dim != value_dim) return "they are for values as wide as keys";
+  if (head_dim == kLatentKeyDim && value_dim == kLatentValueDim) return nullptr;
+  if (head_dim != value_dim) return "they are for values as wide as keys, or of 512 columns beside 576";
   const uint16_t dim = padded(head_dim);
-  if (dim != head_dim && !is_padded_size(head_dim))
-    return "they are for heads of 64, 72, 80, 96, 128, 192, 256";
+  if (dim == kLatentKeyDim || (dim != head_dim && !is_padded_size(head_dim)))
+    return "they are for heads of 64, 72, 80, 96, 128, 192, 256, and of 576 with values of 512";
   return nullptr;
 }
 
 const char* why_no_tensors(const Problem& p) {
   if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
+  if (is_backward(p.op) && p.head_dim > kMaxBackwardHeadDim) return "such heads have no gradients";
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
   if (!have_rows_apart(p.key, p.value)) return "rows of key or value are not 1 to 65,535 elements apart";
@@ -89,7 +93,8 @@ std::optional<TensorSize> tensor_size(const Problem& p) {
 
 TensorState tensor_state(const Problem& p, const TensorStates& states) {
   const auto size = tensor_size(p);
-  return size ? states.of(*size) : TensorState::kOff;
+  if (!size) return TensorState::kOff;
+  return size->is_latent() ? std::min(states.of(*size), TensorState::kThreadgroup) : states.of(*size);
 }
 
 const char* why_tensors(const Problem& p, const TensorStates& states) {

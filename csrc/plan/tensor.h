@@ -26,8 +26,11 @@ const char* name_of(TensorState state);
 inline constexpr int kMinTensorFamily = 10;
 inline constexpr int kMinTensorMacos = 2602;
 
+// Keys and values of multi-head latent attention with its projections absorbed. Their kernel has one variant:
+// scores pass through threadgroup memory.
+inline constexpr uint16_t kLatentKeyDim = 576, kLatentValueDim = 512;
 // The head sizes of the kernels; smaller heads are padded to one of them.
-inline constexpr std::array<uint16_t, 5> kTensorDims{64, 96, 128, 192, 256};
+inline constexpr std::array<uint16_t, 6> kTensorDims{64, 96, 128, 192, 256, kLatentKeyDim};
 
 // What the state depends on: the dtype, float16 or bfloat16, the padded head size, and whether gradients are
 // computed.
@@ -36,6 +39,8 @@ struct TensorSize {
   uint16_t dim = 0;
   bool is_backward = false;
 
+  bool is_latent() const { return dim == kLatentKeyDim; }
+  uint16_t value_dim() const { return is_latent() ? kLatentValueDim : dim; }
   bool operator==(const TensorSize&) const = default;
 };
 const char* call_of(TensorSize size);  // "prefill" or "backward"

@@ -98,17 +98,20 @@ struct PrefillTensorRow {
 
 // Query, a staged step and, without registers, the scores of all rows take at most 31 KB of threadgroup
 // memory. Output and scores of a simdgroup take 80 floats per lane at most, as in kernels that run on M5
-// (published, xwen). Rows, keys and simdgroups are those of MLX's and xwen's kernels for heads of 128.
-// Nothing here was measured on an Apple GPU.
+// (published, xwen); those of prefill_wide_tensor, for keys of 576 columns, take 72. Rows, keys and
+// simdgroups are those of MLX's and xwen's kernels for heads of 128. Nothing here was measured on an Apple
+// GPU.
 inline constexpr int64_t kTensorRows = 16;  // of a product
-inline constexpr std::array<PrefillTensorRow, 5> kPrefillTensorTuning{{
+inline constexpr std::array<PrefillTensorRow, 6> kPrefillTensorTuning{{
     {128, true, 4, 32, 4,
      "tensors: 4 simdgroups of 16 rows, 32 keys per step (published, MLX and xwen on M5)"},
     {96, false, 4, 32, 4, "tensors through threadgroup memory: 4 simdgroups of 16 rows, 32 keys per step"},
     {128, false, 2, 32, 2, "tensors through threadgroup memory: 2 simdgroups of 16 rows, 32 keys per step"},
-    {kAnyDim, true, 2, 16, 4, "tensors: 16 keys per step, columns over 2 of 4 simdgroups"},
-    {kAnyDim, false, 2, 16, 4,
+    {256, true, 2, 16, 4, "tensors: 16 keys per step, columns over 2 of 4 simdgroups"},
+    {256, false, 2, 16, 4,
      "tensors through threadgroup memory: 16 keys per step, columns over 2 of 4 simdgroups"},
+    {kAnyDim, false, 1, 32, 4,
+     "tensors through threadgroup memory: 16 rows, 32 keys per step, columns over 4 simdgroups"},
 }};
 
 struct BackwardTensorRow {

@@ -149,6 +149,8 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         M5 | {"tensor": "threadgroup"}, **CAUSAL),
     "prefill_tensor_wide": _call("prefill", bf16, (1, 4, 4, 100, 9000, 256, 256), TENSORS, mask=torch.bool),
     "prefill_tensor_f32": _call("prefill", f32, (1, 32, 8, 2000, 2000, 128, 128), TENSORS, **CAUSAL),
+    "prefill_tensor_latent": _call("prefill", f16, (1, 128, 1, 9, 4096, 576, 512), TENSORS,
+        value_in_key=True, **CAUSAL),
     "paged_prefill_tensor": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 80, 80), TENSORS,
         **CHUNK_AND_TOKEN),
     "paged_prefill_tokens": _call("paged_prefill", f16, (3, 8, 2, 3, 512, 64, 64), seq_lens=(400, 9, 3),

@@ -21,8 +21,10 @@ from tests.helpers.problems import DECODES, PACKED, Problem
 OPS = ("prefill", "paged_prefill", "varlen_prefill", *DECODES)
 DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 72, 80, 96, 128, 192, 256)
+LATENT, LATENT_VALUE = 576, 512  # of latent attention: prefills only, through threadgroup memory
+PREFILL_DIMS = (*DIMS, LATENT)
 STATES = ("registers", "threadgroup")
-KERNEL = "fattn_prefill_tensor"
+KERNEL, WIDE_KERNEL = KERNELS = ("fattn_prefill_tensor", "fattn_prefill_wide_tensor")
 BACKWARD_KERNELS = ("fattn_backward_query_tensor", "fattn_backward_key_tensor")
 Head = tuple[torch.dtype, int]
 # Those in which all rows start on 16-byte boundaries.
@@ -36,8 +38,8 @@ HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2
 ROOM = 2**16  # integers of a probe
 
 
-def heads(count: int, rng: random.Random) -> list[Head]:
-    return rng.sample([*itertools.product(DTYPES, DIMS)], count)
+def heads(count: int, rng: random.Random, dims: Sequence[int] = DIMS) -> list[Head]:
+    return rng.sample([*itertools.product(DTYPES, dims)], count)
 
 
 def problems(seed: int, heads: Sequence[Head]) -> Iterator[Problem]:
@@ -64,10 +66,10 @@ def _taken(problem: Problem, head: Head, rng: random.Random) -> Problem:
         problem,
         dtype=dtype,
         head_dim=dim,
-        value_dim=dim,
+        value_dim=LATENT_VALUE if dim == LATENT else dim,
         layouts=tuple(rng.choice(ALIGNED) for _ in range(3)),  # type: ignore[arg-type]
         kv_format="float",
-        value_in_key=False,
+        value_in_key=problem.op in DECODES and dim == LATENT and rng.random() < 0.5,
         q_len=problem.q_len if problem.op in (*PACKED, *DECODES) else max(problem.q_len, LEAST_ROWS),
     )
 

@@ -80,12 +80,12 @@ def test_the_other_kernels_are_read(standard: str) -> None:
 
 
 def tensor_pipelines(state: str) -> list[Pipeline]:
-    """Kernels and probe for padded, narrow and wide heads."""
-    kernels = ("prefill_tensor", "backward_tensor")
+    """Kernels and probe for padded, narrow, wide and latent heads; the last have one variant."""
+    kernels = ("prefill_tensor", "prefill_wide_tensor", "backward_tensor")
     found = [p for k in kernels for dtype in tensor_kernels.DTYPES for p in pipelines(k, dtype)]
-    assert len(found) == 2 * 4 * len(tensor_kernels.DIMS) * len(tensor_kernels.DTYPES)
+    assert len(found) == (2 * 4 * len(tensor_kernels.DIMS) + 2) * len(tensor_kernels.DTYPES)
     requested = f"-DFATTN_REGISTERS={int(state == 'registers')}"
-    heads = {f"-DFATTN_HEAD_DIM={dim}" for dim in (72, 128, 256)}
+    heads = {f"-DFATTN_HEAD_DIM={dim}" for dim in (72, 128, 256, tensor_kernels.LATENT)}
     return [
         (name, tuple(macro.removeprefix("-D") for macro in macros))
         for name, macros in found

@@ -3,6 +3,7 @@ lanes, and tensor_probe shows whether every element of a tile is held once."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -22,6 +23,14 @@ ALLOWED = {
         "tile.at.lane = lane;",
         "step.look_up(table, first_key, lane);",
         "const uint exist = step.exist(table, lane);",
+    },
+    "prefill_wide_tensor.metal": {
+        "void find(thread const PrefillTile& tile, int first_key, ushort lane) thread {",
+        "keys.look_up(table, first_key, lane);",
+        "exist = keys.exist(table, lane);",
+        "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
+        "tile.at.lane = lane;",
+        "step.find(tile, first_key, lane);",
     },
     "tensor_probe.metal": {
         "inline long list_elements(thread Tensor& held, device int* facts, long place, long most, "
@@ -115,7 +124,8 @@ def test_a_layout_is_noticed(name: str, line: str) -> None:
 
 
 def probe(layout: str, dim: int, *, registers: bool = True) -> Probe:
-    operands = [torch.empty(1, 1, 64, dim, dtype=torch.float16, device="meta")] * 3
+    key = torch.empty(1, 1, 64, dim, dtype=torch.float16, device="meta")
+    operands = key, key, key[..., :512]
     state = "registers" if registers else "threadgroup"
     plan = tensor_kernels.plan_of(
         "prefill", dict(zip(("query", "key", "value"), operands, strict=True)), state
@@ -124,12 +134,13 @@ def probe(layout: str, dim: int, *, registers: bool = True) -> Probe:
 
 
 @needs_emulator
-@pytest.mark.parametrize("registers", [True, False])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("dim", "registers"), [*itertools.product((64, 128, 256), (True, False)), (tensor_kernels.LATENT, False)]
+)
 @pytest.mark.parametrize("layout", tensor_kernels.layouts(0))
 def test_every_element_is_held_once(layout: str, dim: int, registers: bool) -> None:
     found = probe(layout, dim, registers=registers)
-    keys, columns = (32, dim) if dim <= 128 else (16, dim // 2)
+    keys, columns = (32, dim) if dim <= 128 else (16, 128 if dim > 256 else dim // 2)
     for elements, width in ((found.scores, keys), (found.output, columns)):
         numbers = elements[:, 1] * width + elements[:, 0]
         assert torch.equal(numbers.sort().values, torch.arange(16 * width, dtype=numbers.dtype))

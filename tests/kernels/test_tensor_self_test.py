@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import needs_emulator
+from tests.helpers.tensor_kernels import WIDE_KERNEL
 from tests.helpers.tensor_machines import (
     CALLS,
     PREFILL,
@@ -38,11 +39,9 @@ def test_registers_pass_on_the_layout_of_m5(machines: Machines, tmp_path: Path, 
     assert first.all_launches[PROBE] == 1
     assert all(first.all_launches[kernel] > 0 for kernel in SIMDGROUPS[call])
     name = f"{call} float16"
-    assert f"  {name + ' 64':<40} registers    passed the self-test\n" in first.doctor
-    assert (
-        f"  {name + ' 96, 128, 192, 256':<40} untested     the first {call} of a size runs the"
-        in first.doctor
-    )
+    assert f"  {name + ' 64':<44} registers    passed the self-test\n" in first.doctor
+    others = "96, 128, 192, 256, 576" if call == PREFILL else "96, 128, 192, 256"
+    assert f"  {f'{name} {others}':<44} untested     the first {call} of a size runs the" in first.doctor
     assert first.doctor.count("\n") == 7, "a line for the sizes of a call and dtype that have the same state"
     assert len(verdicts(tmp_path)) == 1
 
@@ -59,7 +58,26 @@ def test_every_size_has_its_own_verdict(
 ) -> None:
     run = machines.run(tmp_path, Run(calls=[{"call": call, "dtype": dtype, "dim": dim}]))
     assert (run.state, run.launches) == ("registers", once(TENSORS[call])), run.why
-    assert list(run.states.values()).count("untested") == len(run.states) - 1 == 19
+    assert list(run.states.values()).count("untested") == len(run.states) - 1 == 21
+
+
+@pytest.mark.parametrize("fault", ["", "wrong out"])
+def test_latent_heads_have_one_variant(machines: Machines, tmp_path: Path, fault: str) -> None:
+    """Their verdict does not depend on what registers could do."""
+    latent = [{"dim": 576, "rows": 20}]
+    wrong = {"kernel": WIDE_KERNEL, "flip": {"slot": 3, "bits": 0x40004000, "byte": 64}}
+    run = machines.run(tmp_path, Run(latent, faults=[wrong] if fault else []))
+    if fault:
+        assert run.state == "off" and run.launches == once(("fattn_prefill_wide",))
+        assert run.why.startswith("threadgroup: in a causal problem of 83 rows its out differs by")
+        return
+    assert run.state == "threadgroup", run.why
+    assert run.why == "passed the self-test"
+    assert run.launches == once((WIDE_KERNEL,)) and run.all_launches[PROBE] == 1
+    again = machines.run(tmp_path, Run(latent))
+    assert again.all_launches == once((WIDE_KERNEL,))
+    by_hand = machines.run(tmp_path, Run(latent, environment={"FATTN_TENSOR": "registers"}))
+    assert (by_hand.state, by_hand.launches) == ("threadgroup", once((WIDE_KERNEL,)))
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -25,41 +25,57 @@ def tensor() -> Iterator[Trial]:
         device = Device(10, state, layout)
         for trial in (*_dense(), *_packed(), *_decodes(), *backward_trials.on_tensors()):
             yield replace(trial, name=f"tensor-{state}-{trial.name}", device=device)
+    for trial in _latent():
+        yield replace(trial, name=f"tensor-latent-{trial.name}", device=device)
     yield from _probes()
 
 
 def _probes() -> Iterator[Trial]:
     """What is said of several layouts, with room for all elements and for a part of them."""
-    operands = {name: randn(f16, 1, 1, 64, 64) for name in ("query", "key", "value")}
-    for layout, registers, room, matches in (
-        ("random:2", True, tensor_kernels.ROOM, (True, True, True)),
-        ("random:2", False, tensor_kernels.ROOM, (True, True, False)),
-        ("random:3", True, tensor_kernels.ROOM, (True, True, True)),
-        ("random:4", True, 502, (False, False, False)),
+    narrow, latent = (64, 32, 64), (576, 16, 128)  # columns of keys, of scores and of the output
+    for layout, registers, room, matches, sizes in (
+        ("random:2", True, tensor_kernels.ROOM, (True, True, True), narrow),
+        ("random:2", False, tensor_kernels.ROOM, (True, True, False), narrow),
+        ("random:3", True, tensor_kernels.ROOM, (True, True, True), narrow),
+        ("random:4", True, 502, (False, False, False), narrow),
+        ("random:2", False, tensor_kernels.ROOM, (True, True, False), latent),
     ):
+        dim, *columns = sizes
+        key = randn(f16, 1, 1, 64, dim)
+        operands = {"query": key, "key": key, "value": key[..., :512]}
 
-        def plan(device: Device, registers: bool = registers, room: int = room) -> Plan:
+        def plan(
+            device: Device,
+            operands: dict[str, torch.Tensor] = operands,
+            registers: bool = registers,
+            room: int = room,
+        ) -> Plan:
             (prefill,) = device.plan_of("prefill", operands)["passes"]
             return {"passes": [tensor_kernels.probe_step(prefill, registers=registers, room=room)]}
 
-        def prepare(_plan: Plan, room: int = room, matches: tuple[bool, ...] = matches) -> Prepared:
+        def prepare(
+            _plan: Plan,
+            room: int = room,
+            matches: tuple[bool, ...] = matches,
+            columns: list[int] = columns,
+        ) -> Prepared:
             facts = torch.full((room,), -7, dtype=torch.int32)
-            return {"tensor_facts": facts}, lambda: _check(facts, matches)
+            return {"tensor_facts": facts}, lambda: _check(facts, matches, columns)
 
         device = Device(10, "registers", layout)
-        yield Trial(f"tensor-probe-{layout}-{registers}-{room}", plan, prepare, device=device)
+        yield Trial(f"tensor-probe-{layout}-{registers}-{dim}-{room}", plan, prepare, device=device)
 
 
-def _check(facts: torch.Tensor, matches: tuple[bool, ...]) -> None:
+def _check(facts: torch.Tensor, matches: tuple[bool, ...], columns: list[int]) -> None:
     if len(facts) < tensor_kernels.ROOM:
         assert tuple(map(bool, facts[3:6])) == matches
         assert torch.all(facts[tensor_kernels.HEAD_FACTS :] != -7), "as many as there is room for"
         return
     found = tensor_kernels.probe_of(facts)
     assert found.matches == matches and 0 < found.capacities[1] <= 2
-    for elements, columns in ((found.scores, 32), (found.output, 64)):
-        places = (elements[:, 1] * columns + elements[:, 0]).sort().values
-        assert torch.equal(places, torch.arange(16 * columns, dtype=places.dtype)), "each element once"
+    for elements, width in zip((found.scores, found.output), columns, strict=True):
+        places = (elements[:, 1] * width + elements[:, 0]).sort().values
+        assert torch.equal(places, torch.arange(16 * width, dtype=places.dtype)), "each element once"
     lists = tensor_kernels.HEAD_FACTS + 64 * (found.capacities[0] + found.capacities[2])
     assert torch.all(facts[lists:] == -7) and torch.all(facts[tensor_kernels.HEAD_FACTS : lists] != -7)
 
@@ -90,6 +106,34 @@ def _dense() -> Iterator[Trial]:
     yield of_problem("wide", "prefill", f16, 1, 2, 1, 50, 75, 256, 256, sinks=True, **causal)
 
 
+def _latent() -> Iterator[Trial]:
+    half, dims = ("prefill", f16), (576, 512)
+    causal: dict[str, Any] = {"causality": "bottom_right"}
+    yield of_problem("causal", *half, 1, 16, 1, 5, 100, *dims, **causal)
+    yield of_problem("full", "prefill", bf16, 2, 2, 1, 20, 75, *dims, scale=0.1, token_major_out=True)
+    yield of_problem(
+        "map", *half, 1, 1, 1, 40, 200, *dims, mask=f16, mask_pattern="patches", mask_map=True, **causal
+    )
+    yield of_problem(
+        "window", *half, 1, 2, 1, 40, 150, *dims, window_left=50, sink_tokens=20, sinks=True, **causal
+    )
+    yield of_problem(
+        "modifiers", *half, 2, 2, 1, 18, 40, *dims, mask=f16, softcap=2.0, alibi_slopes=True, sinks=True,
+        **causal,
+    )  # fmt: skip
+    yield hidden_nan("prefill", f16, *dims)
+    yield huge_sinks("prefill", f16, *dims)
+    yield every_option("prefill", (2, 4, 2, 18, 70, *dims), **causal)
+    yield of_problem("slices", *half, 2, 3, 1, 40, 40, *dims, change=in_slices, **causal)
+    yield of_problem("parts", *half, 1, 2, 1, 20, 260, *dims, sinks=True, change=in_parts, **causal)
+    for block_size in (16, 24):
+        yield of_problem(
+            f"packed-{block_size}", "paged_prefill", f16, 3, 16, 1, 9, 96, *dims, block_size=block_size,
+            q_lens=(1, 3, 5), seq_lens=(96, 50, 17), value_in_key=True, **causal,
+        )  # fmt: skip
+    yield _missing_blocks(576, 512)
+
+
 def _packed() -> Iterator[Trial]:
     for block_size in (64, 24):
         yield of_problem(
@@ -100,7 +144,7 @@ def _packed() -> Iterator[Trial]:
         "varlen", "varlen_prefill", f16, 3, 4, 2, 70, 120, 64, 64, q_lens=(70, 1, 20), seq_lens=(113, 65, 0),
         spare_rows=2, causality="offset", q_offset=11,
     )  # fmt: skip
-    yield _missing_blocks()
+    yield _missing_blocks(64, 64)
 
 
 def _decodes() -> Iterator[Trial]:
@@ -129,16 +173,16 @@ def by_limits(plan: Plan) -> None:
     direct_launch.set_params(step, {"most_parts": 2, "least_part": 1, "largest_part": 8})
 
 
-def _missing_blocks() -> Trial:
+def _missing_blocks(head_dim: int, value_dim: int) -> Trial:
     """The first block of one sequence and the second of the other are not in the pool; no key is there."""
-    pool = randn(f16, 6, 24, 2, 64)
+    pool = randn(f16, 6, 24, 2, head_dim)
     pool[4:] = torch.nan
 
     def ints(*numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32)
 
     return of_operands(
-        "missing-blocks", "paged_prefill", query=randn(f16, 40, 4, 64), key_cache=pool,
-        value_cache=pool.flip(3), block_tables=ints(-1, 3, 0, 2, 6, 1).view(2, 3), seq_lens=ints(70, 60),
-        cu_seqlens_q=ints(0, 25, 40), max_seqlen_q=25,
+        "missing-blocks", "paged_prefill", query=randn(f16, 40, 4, head_dim), key_cache=pool,
+        value_cache=pool.flip(3)[..., :value_dim], block_tables=ints(-1, 3, 0, 2, 6, 1).view(2, 3),
+        seq_lens=ints(70, 60), cu_seqlens_q=ints(0, 25, 40), max_seqlen_q=25,
     )  # fmt: skip

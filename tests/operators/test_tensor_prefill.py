@@ -15,19 +15,21 @@ from tests.conftest import needs_emulator
 from tests.helpers import direct_launch, problems, tensor_kernels
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
-from tests.helpers.tensor_kernels import KERNEL, STATES
+from tests.helpers.tensor_kernels import KERNELS, PREFILL_DIMS, STATES, WIDE_KERNEL
 
 pytestmark = needs_emulator
 
 LAYOUTS, PROBLEMS = 12, 4
 # All problems of a run have these, so that it compiles few kernels; another run has others.
-HEADS = tensor_kernels.heads(PROBLEMS, random.SystemRandom())
+HEADS = tensor_kernels.heads(PROBLEMS, random.SystemRandom(), PREFILL_DIMS)
 ORDERS = ("forward", "reverse", "random:3")
 
 
 def states_of(prefill: dict[str, object], layout: str) -> tuple[str, ...]:
     """What the self-test would allow."""
-    return STATES if tensor_kernels.probe(prefill, layout).allows_registers else STATES[1:]
+    has_registers = prefill["kernel"] != WIDE_KERNEL
+    has_registers = has_registers and tensor_kernels.probe(prefill, layout).allows_registers
+    return STATES if has_registers else STATES[1:]
 
 
 def run_and_check(problem: Problem, layout: str, seed: int) -> int:
@@ -36,10 +38,10 @@ def run_and_check(problem: Problem, layout: str, seed: int) -> int:
     arguments, _ = case.arguments("cpu")
     order = ORDERS[problem.index % len(ORDERS)]
     plan = tensor_kernels.plan_of(problem.op, arguments, "registers")
-    states = states_of(next(step for step in plan["passes"] if step["kernel"] == KERNEL), layout)
+    states = states_of(next(step for step in plan["passes"] if step["kernel"] in KERNELS), layout)
     for state in states:
         plan = tensor_kernels.plan_of(problem.op, arguments, state)
-        assert KERNEL in [step["kernel"] for step in plan["passes"]], plan["tensor"]
+        assert {*KERNELS} & {step["kernel"] for step in plan["passes"]}, plan["tensor"]
         out, lse = direct_launch.run(case, plan=plan, order=order, tensor_layout=layout)
         assert_close(case, out, lse)
     return len(states)
@@ -84,6 +86,18 @@ EDGES = (
         tree="shared", window_left=12, sink_tokens=2),
     Problem(10, "paged_decode", torch.float16, 3, 14, 2, 16, 96, 72, 72, seq_lens=(96, 15, 40), block_size=8,
         mask=torch.bool, sinks=True),
+    Problem(16, "decode", torch.bfloat16, 2, 16, 1, 2, 70, 576, 512, seq_lens=(69, 1), tree="each",
+        value_in_key=True),
+    Problem(17, "paged_decode", torch.float16, 2, 16, 1, 3, 96, 576, 512, seq_lens=(96, 15), block_size=24,
+        tree="shared", mask=torch.bool, window_left=50),
+    Problem(11, "prefill", torch.float16, 1, 16, 1, 1, 1, 576, 512),
+    Problem(12, "prefill", torch.bfloat16, 1, 16, 1, 5, 49, 576, 512, causality="bottom_right"),
+    Problem(13, "prefill", torch.float16, 1, 2, 1, 33, 117, 576, 512, window_left=9, window_right=11,
+        sink_tokens=3),
+    Problem(14, "paged_prefill", torch.float16, 2, 16, 1, 3, 96, 576, 512, q_lens=(1, 3), seq_lens=(96, 50),
+        block_size=16, causality="bottom_right"),
+    Problem(15, "paged_prefill", torch.bfloat16, 2, 16, 1, 3, 96, 576, 512, q_lens=(3, 0), seq_lens=(70, 50),
+        block_size=24),
 )
 # fmt: on
 
@@ -95,10 +109,14 @@ def test_edges(problem: Problem) -> None:
         run_and_check(problem, layout, 1)
 
 
-def test_parts_and_slices() -> None:
+@pytest.mark.parametrize("sizes", [(150, 300, 64, 64), (40, 200, 576, 512)])
+def test_parts_and_slices(sizes: tuple[int, int, int, int]) -> None:
     """Keys cut into parts, and a grid cut into dispatches."""
+    rows, keys, head_dim, value_dim = sizes
     problem = Problem(
-        0, "prefill", torch.float16, 1, 2, 1, 150, 300, 64, 64, causality="bottom_right", sinks=True
+        *(0, "prefill", torch.float16, 1, 2, 1, rows, keys, head_dim, value_dim),
+        causality="bottom_right",
+        sinks=True,
     )
     case = problems.build(problem, 2)
     arguments, _ = case.arguments("cpu")

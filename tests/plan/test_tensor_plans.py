@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import torch_fattn
-from tests.helpers.tensor_kernels import BACKWARD_KERNELS, DIMS, DTYPES, KERNEL, STATES
+from tests.helpers.tensor_kernels import BACKWARD_KERNELS, DIMS, DTYPES, KERNEL, STATES, WIDE_KERNEL
 
 pytestmark = pytest.mark.host_only
 
 M5: dict[str, Any] = {"device_name": "Apple M5", "family": 10, "cores": 10}
+HEADS = "they are for heads of 64, 72, 80, 96, 128, 192, 256, and of 576 with values of 512"
+UNEQUAL = "they are for values as wide as keys, or of 512 columns beside 576"
 SIMDGROUP_KERNELS = ("fattn_prefill", "fattn_prefill_wide")
 
 
@@ -85,6 +87,17 @@ def test_parts_of_a_decode() -> None:
     assert launches == [(1, 1, "one"), (2, 2, "two"), (2, 8, "two"), (2, 20, "two")]
 
 
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_latent_heads_are_taken(dtype: torch.dtype, state: str) -> None:
+    """In both states through threadgroup memory."""
+    explained = plan(*operands(dtype, 576, 512), tensor=state)
+    (step,) = explained.passes
+    assert step["kernel"] == WIDE_KERNEL and step["threadgroup_bytes"] <= 30 * 1024
+    assert step["macros"]["FATTN_REGISTERS"] == "0"
+    assert explained.data["tensor"] == "used; scores pass through threadgroup memory"
+
+
 def backward_operands(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[Any]:
     grad_out = query[..., : value.shape[-1]]
     return [grad_out, None, query, key, value, None, torch.empty(query.shape[:-1], device="meta")]
@@ -145,10 +158,12 @@ def _on_one_row() -> list[torch.Tensor]:
     ("tensors", "why"),
     [
         (operands(torch.float32), "they are for float16 and bfloat16"),
-        (operands(dim=128, value_dim=64), "they are for values as wide as keys"),
-        (operands(dim=112), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
-        (operands(dim=40), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
-        (operands(dim=512), "they are for heads of 64, 72, 80, 96, 128, 192, 256"),
+        (operands(dim=128, value_dim=64), UNEQUAL),
+        (operands(dim=576, value_dim=256), UNEQUAL),
+        (operands(dim=112), HEADS),
+        (operands(dim=40), HEADS),
+        (operands(dim=512), HEADS),
+        (operands(dim=576), HEADS),
         (operands(rows=3), "fewer than 16 rows share keys"),
         (_aligned(132), "the rows of query, key and value do not start on 16-byte boundaries"),
         (_aligned(65536), "rows of key or value are not 1 to 65,535 elements apart"),

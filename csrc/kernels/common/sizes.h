@@ -72,6 +72,9 @@ FATTN_CONSTEXPR int kMostOutElements = 64;
 FATTN_CONSTEXPR int kMostReducedRows = 2;
 FATTN_CONSTEXPR int kMostTensorFacts =
     kTensorHeadFacts + 2 * kSimdWidth * (2 * kMostScoreElements + 2 * kMostOutElements);
+// Keys of a product of prefill_wide_tensor, and the columns over which a product of its keys sums.
+FATTN_CONSTEXPR int kWideProductKeys = 16;
+FATTN_CONSTEXPR int kWideProductDim = 96;
 // Padding of the rows of a staged K or V tile, so that the addresses that a simdgroup reads together (tile.h)
 // are in different banks: for K, 16 bytes in each of eight rows; for V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;

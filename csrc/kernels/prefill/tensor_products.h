@@ -18,14 +18,19 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kTensorRows = 16;
 FATTN_CONSTEXPR int kTensorDim = (kHeadDim + 31) / 32 * 32;  // heads of 72 and 80 are padded
-FATTN_CONSTEXPR int kShareDim = kTensorDim / kColumnShares;  // of the output, of a simdgroup
 FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
+// Heads that are computed by prefill_wide_tensor: a product has a part of their columns.
+FATTN_CONSTEXPR bool kWide = kHeadDim != kValueDim;
+FATTN_CONSTEXPR int kShareDim = (kWide ? kValueDim : kTensorDim) / kColumnShares;  // of a simdgroup's output
 // Right rows of a step: keys or, in the backward pass over keys, query rows.
 #ifdef FATTN_STEP_ROWS
 FATTN_CONSTEXPR int kWalked = FATTN_STEP_ROWS;
 #else
 FATTN_CONSTEXPR int kWalked = kTileKeys;
 #endif
+// Right rows of a product, and the columns over which it sums.
+FATTN_CONSTEXPR int kProductKeys = kWide ? kWideProductKeys : kWalked;
+FATTN_CONSTEXPR int kProductDim = kWide ? kWideProductDim : kTensorDim;
 FATTN_CONSTEXPR int kScorePitch = kWalked + kScorePadFloats;  // of rows in threadgroup memory
 // Whether weights may lose bits below the tenth on their way into a product. The error is then that of half,
 // which is too much for a result in half.
@@ -47,29 +52,33 @@ inline uint4 chunk_at(const device Element* row, int column) {
 
 // The columns from `column` on of rows in device memory, or of rows that were staged.
 inline CacheTensor tensor_of_rows(const device Element* rows, long stride, int column, int columns) {
-  return CacheTensor((device Element*)(rows + column), dextents<int, 2>(columns, kWalked),
+  return CacheTensor((device Element*)(rows + column), dextents<int, 2>(columns, kProductKeys),
                      array<int, 2>{1, int(stride)});
 }
-inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int columns, int count) {
+inline SharedTensor staged_piece(threadgroup uint4* rows, int pitch, int column, int columns, int count) {
   return SharedTensor(reinterpret_cast<threadgroup Element*>(rows) + column, dextents<int, 2>(columns, count),
-                      array<int, 2>{1, kTensorDim});
+                      array<int, 2>{1, pitch});
+}
+inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int columns, int count) {
+  return staged_piece(rows, kTensorDim, column, columns, count);
 }
 
 }  // namespace fattn
 
 // Descriptors are local to a function, as in all public code. Metal's default mode differs between versions,
 // so it is named.
-#define FATTN_TENSOR_PRODUCTS                                                                             \
-  constexpr auto scores_of = matmul2d_descriptor(kTensorRows, kWalked, kTensorDim, false, true, false,    \
-                                                 matmul2d_descriptor::mode::multiply);                    \
-  constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kWalked, false, false, kRelaxed, \
-                                                 matmul2d_descriptor::mode::multiply_accumulate);         \
-  typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                          \
-  typedef matmul2d<output_of, execution_simdgroup> OutputProduct;                                         \
-  ScoreProduct score_product;                                                                             \
-  OutputProduct output_product;                                                                           \
-  FATTN_TENSOR_WEIGHTS                                                                                    \
-  auto scores = FATTN_TENSOR_SCORES;                                                                      \
+#define FATTN_TENSOR_PRODUCTS                                                                               \
+  constexpr auto scores_of = matmul2d_descriptor(                                                           \
+      kTensorRows, kProductKeys, kProductDim, false, true, false,                                           \
+      kWide ? matmul2d_descriptor::mode::multiply_accumulate : matmul2d_descriptor::mode::multiply);        \
+  constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kProductKeys, false, false,        \
+                                                 kRelaxed, matmul2d_descriptor::mode::multiply_accumulate); \
+  typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                            \
+  typedef matmul2d<output_of, execution_simdgroup> OutputProduct;                                           \
+  ScoreProduct score_product;                                                                               \
+  OutputProduct output_product;                                                                             \
+  FATTN_TENSOR_WEIGHTS                                                                                      \
+  auto scores = FATTN_TENSOR_SCORES;                                                                        \
   auto output = output_product.template get_destination_cooperative_tensor<Weights, CacheTensor, float>();
 
 // More tensors with the elements of `scores`, and one with a sum for each of its rows.

@@ -1,4 +1,4 @@
-// A row of prefill_tensor: its online softmax (softmax.h), and its sum in the result.
+// A row of a prefill on tensor operations: its online softmax (softmax.h), and its sum in the result.
 #pragma once
 
 #include "tensor_staging.h"

@@ -10,8 +10,8 @@
 namespace fattn {
 
 FATTN_CONSTEXPR int kStepChunks = kTileKeys * kRowChunks;
-FATTN_CONSTEXPR int kStepRounds = kStepChunks / kThreads;
-static_assert(kStepChunks % kThreads == 0, "all lanes look up keys together");
+// The keys of a product, as bits.
+FATTN_CONSTEXPR uint kProductBits = kProductKeys < 32 ? (1u << (kProductKeys % 32)) - 1 : ~0u;
 
 // What is saved of a row of this simdgroup.
 inline TileState saved_of(thread const PrefillTile& tile, int row) {
@@ -60,16 +60,20 @@ inline void stage_rows(threadgroup uint4* to, const device Element* from, consta
   }
 }
 
-// Keys that do not exist or are not in `kept`, by bits, become 0, as do the columns of the padding. All lanes
-// must call it.
-inline void stage_step(threadgroup uint4* to, StoredOperand operand, constant Strides3& strides,
-                       thread const PrefillTile& tile, thread const StepKeys& step, uint kept,
-                       ushort thread_index) {
+// Columns of the keys of a product, of which `first` is the first in the step. Keys that do not exist or are
+// not in `kept`, by bits of the step, become 0, as do the columns of the padding. All lanes must call it.
+template <int kColumns>
+inline void stage_piece(threadgroup uint4* to, StoredOperand operand, constant Strides3& strides,
+                        thread const PrefillTile& tile, thread const StepKeys& step, int first,
+                        int first_column, uint kept, ushort thread_index) {
+  constexpr int kChunks = kColumns / kChunk;
+  constexpr int kRounds = kProductKeys * kChunks / kThreads;
+  static_assert(kRounds * kThreads == kProductKeys * kChunks, "all lanes look up keys together");
 #pragma clang loop unroll(full)
-  for (int round = 0; round < kStepRounds; round++) {
+  for (int round = 0; round < kRounds; round++) {
     const int c = round * kThreads + thread_index;
-    const int key = c / kRowChunks;
-    const int column = c % kRowChunks * kChunk;
+    const int key = first + c / kChunks;
+    const int column = first_column + c % kChunks * kChunk;
     const KeyPlace place = step.find(tile.source.table, key);
     uint4 chunk = uint4(0);
     if (place.exists && ((kept >> key) & 1) && column < kHeadDim) {
@@ -79,18 +83,25 @@ inline void stage_step(threadgroup uint4* to, StoredOperand operand, constant St
     to[c] = chunk;
   }
 }
+// Whole rows of all keys of a step.
+inline void stage_step(threadgroup uint4* to, StoredOperand operand, constant Strides3& strides,
+                       thread const PrefillTile& tile, thread const StepKeys& step, uint kept,
+                       ushort thread_index) {
+  stage_piece<kTensorDim>(to, operand, strides, tile, step, 0, 0, kept, thread_index);
+}
 
-// Whether a product can read the keys of a step where they are: some row of the tile sees each by its
-// position, and they are a constant stride apart. `exist`: see StepKeys. The same for all threads.
+// Whether a product can read its keys, the first of which is `key`, where they are: some row of the tile sees
+// each by its position, and they are a constant stride apart. `exist`: those of them that StepKeys::exist()
+// has. The same for all threads.
 inline bool is_in_place(thread const PrefillTile& tile, int key, uint exist) {
   const KeyRanges ranges = tile.ranges;
-  const int end = key + kTileKeys;
+  const int end = key + kProductKeys;
   const bool seen = end <= ranges.end && (!fc_window || key >= ranges.begin || end <= ranges.sink_end);
-  const bool together = !fc_paged || (fc_block_size % kTileKeys == 0 && exist == kAllKeys);
+  const bool together = !fc_paged || (fc_block_size % kProductKeys == 0 && exist == kProductBits);
   return !kPadded && seen && together;
 }
 
-// The columns from `column` on of the keys or values of a step that is in place.
+// The columns from `column` on of the keys or values of a product that is in place.
 inline CacheTensor tensor_in_place(StoredOperand operand, constant Strides3& strides, KeyPlace first,
                                    int column, int columns) {
   const StoredRow row = operand.row_at(first, strides, strides);
