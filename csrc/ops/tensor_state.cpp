@@ -227,7 +227,7 @@ std::string why_tensors(const Problem& problem) {
   const auto verdict = all.find(*size, gpu);
   std::string why = verdict ? verdict->why : "";
   if (!why_tensors_are_off(gpu, all.setting).empty())
-    why += (why.empty() ? "" : "; ") + ("faster on this GPU, " + gpu.tuned->provenance);
+    why += (why.empty() ? "" : "; ") + gpu.tuned->provenance;
   return why;
 }
 

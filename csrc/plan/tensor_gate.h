@@ -1,4 +1,5 @@
-// The cheap part of the decision about tensor operations: what GPU and system say of themselves.
+// The cheap part of the decision about tensor operations: what GPU and system say of themselves, and what was
+// timed.
 #pragma once
 
 #include <string>

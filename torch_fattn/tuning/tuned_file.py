@@ -73,7 +73,7 @@ class TunedRow:
     max_dim: int
     sizes: dict[str, int]
     max_length: int | None = None  # most rows of a prefill; None: any
-    gain: float = 1.0  # how many times as fast as the built-in sizes, when it was timed
+    gain: float = 1.0  # how many times as fast as without this row, when it was timed
     macos: str | None = None  # of a row of TENSORS
 
     def named(self) -> Named:
