@@ -62,8 +62,9 @@ using Rows = c10::List<Row>;
 
 template <typename T>
 using Named = std::pair<const char*, T>;
-constexpr std::array<Named<Kernel>, 5> kKernels{{{"prefill", Kernel::kPrefill},
+constexpr std::array<Named<Kernel>, 6> kKernels{{{"prefill", Kernel::kPrefill},
                                                  {"prefill_wide", Kernel::kPrefillWide},
+                                                 {"prefill_tensor", Kernel::kPrefillTensor},
                                                  {"decode", Kernel::kDecode},
                                                  {"decode_wide", Kernel::kDecodeWide},
                                                  {"decode_vector", Kernel::kDecodeVector}}};
@@ -103,11 +104,14 @@ void check_names(const Row& row, std::initializer_list<std::string_view> known) 
   }
 }
 
+constexpr int64_t kMostVersion = 1000000;
+
 std::vector<TunedRow> rows_of(const Rows& named) {
   std::vector<TunedRow> rows;
   for (const Row row : named) {
-    check_names(row, {"kernel", "dtype", "min_dim", "max_dim", "max_length", "row_fragments", "row_groups",
-                      "tile_keys", "simdgroups", "early_loads", "least_chunk", "threadgroups_per_core"});
+    check_names(row,
+                {"kernel", "dtype", "min_dim", "max_dim", "max_length", "row_fragments", "row_groups",
+                 "tile_keys", "simdgroups", "early_loads", "least_chunk", "threadgroups_per_core", "macos"});
     const auto size = [&](const char* name, int64_t most) { return uint16_t(whole(row, name, most)); };
     rows.push_back({.kernel = one_of(kKernels, row, "kernel"),
                     .dtype = one_of(kDTypes, row, "dtype"),
@@ -120,13 +124,13 @@ std::vector<TunedRow> rows_of(const Rows& named) {
                     .simdgroups = size("simdgroups", 64),
                     .early_loads = size("early_loads", 1),
                     .least_chunk = size("least_chunk", 4096),
-                    .threadgroups_per_core = size("threadgroups_per_core", 64)});
+                    .threadgroups_per_core = size("threadgroups_per_core", 64),
+                    .macos = int(whole(row, "macos", kMostVersion))});
   }
   return rows;
 }
 
 std::vector<TunedRoute> routes_of(const Rows& named) {
-  constexpr int64_t kMostVersion = 1000000;
   std::vector<TunedRoute> routes;
   for (const Row row : named) {
     check_names(row, {"op", "dtype", "dim", "min_length", "max_length", "macos", "torch", "to"});
@@ -217,11 +221,11 @@ const DeviceFacts& gpu_facts() {
   std::lock_guard lock(mutex);
   auto* found = new DeviceFacts(device);  // kept, as callers hold references
   add_system_and_torch(*found);
-  found->tensors = tensor_states(*found);
   for (const Tuning* tuning : tunings()) {
     const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
     if (tuning->same_gpu(device) && says_something) found->tuned = &tuning->rows;
   }
+  found->tensors = tensor_states(*found);  // which reads the rows
   facts.store(found, std::memory_order_release);
   return *found;
 }

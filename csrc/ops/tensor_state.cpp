@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include "../plan/tensor_gate.h"
+#include "../plan/tuned.h"
 #include "gpu.h"
 
 #ifdef FATTN_WITH_METAL
@@ -140,15 +141,15 @@ void set_tensor_folder(std::string folder) {
 
 using Row = c10::Dict<std::string, std::string>;
 
-// Call, dtype, dim, state and reason of each size; without units for tensor operations, no rows.
+// Call, dtype, dim, state and reason of each size that the self-test decides.
 c10::List<Row> rows_of_states() {
   c10::List<Row> rows;
 #ifdef FATTN_WITH_METAL
   const DeviceFacts& gpu = gpu_facts();
   Sizes& all = sizes();
   std::lock_guard lock(all.mutex);
-  if (!why_tensors_are_off(gpu, all.setting).empty()) return rows;
   for (const TensorSize size : all_sizes()) {
+    if (!is_decided_by_test(size, gpu, all.setting)) continue;
     const TensorVerdict verdict = all.find(size, gpu).value_or(TensorVerdict{});
     Row row;
     row.insert("call", call_of(size));
@@ -162,7 +163,7 @@ c10::List<Row> rows_of_states() {
   return rows;
 }
 
-// Why no size of this GPU uses tensor operations, whatever its self-test; "" if there is no such reason.
+// Why the sizes that are not in rows_of_states use no tensor operations; "" if all are in it.
 std::string why_all_are_off() {
 #ifdef FATTN_WITH_METAL
   const DeviceFacts& gpu = gpu_facts();
@@ -230,8 +231,8 @@ TensorStates tensor_states(const DeviceFacts& gpu) {
   TensorStates states;
   Sizes& all = sizes();
   std::lock_guard lock(all.mutex);
-  if (!why_tensors_are_off(gpu, all.setting).empty()) return states;
   for (const TensorSize size : all_sizes()) {
+    if (!is_decided_by_test(size, gpu, all.setting)) continue;
     const auto verdict = all.find(size, gpu);
     states.set(size, verdict ? verdict->state : TensorState::kUntested);
   }
@@ -259,8 +260,12 @@ std::string why_tensors(const Problem& problem) {
   const DeviceFacts& gpu = gpu_facts();
   Sizes& all = sizes();
   std::lock_guard lock(all.mutex);
+  if (!is_decided_by_test(*size, gpu, all.setting)) return "no timing on this GPU found them faster";
   const auto verdict = all.find(*size, gpu);
-  return verdict ? verdict->why : "";
+  std::string why = verdict ? verdict->why : "";
+  if (!why_tensors_are_off(gpu, all.setting).empty())
+    why += (why.empty() ? "" : "; ") + gpu.tuned->provenance;
+  return why;
 }
 
 bool may_wait_for_tests(const Problem& problem) {

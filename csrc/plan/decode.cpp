@@ -256,8 +256,12 @@ Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  if (is_on(tensor_state(p, device.tensors))) return plan_as_prefill(p, device);
   plan.tensor = why_tensors(p, device.tensors);
+  if (is_on(tensor_state(p, device.tensors))) {
+    // What tune turned on before M5 was timed in prefills alone.
+    if (!are_tensors_faster(*tensor_size(p), device)) return plan_as_prefill(p, device);
+    plan.tensor = "only prefills were timed on this GPU";
+  }
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
   const AtOnce one_by_one{1, 1, ""};

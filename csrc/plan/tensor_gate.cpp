@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "tensor.h"
+#include "tuned.h"
 
 namespace fattn {
 namespace {
@@ -34,13 +35,21 @@ std::string why_tensors_are_off(const DeviceFacts& device, TensorSetting setting
   const bool by_hand = setting != TensorSetting::kAuto;
   if (device.macos < kMinTensorMacos && !(by_hand&& device.macos == 0)) return why_system_is_not(device);
   if (by_hand) return "";
+  if (!device.metal4) return "the GPU does not support Metal 4";
+  const std::string unless = "; `python -m torch_fattn tune` turns them on for prefills that gain";
   if (device.family < kMinTensorFamily)
     return "GPUs before M5 have no units for them: this is of Apple family " + std::to_string(device.family) +
-           ", an M5 of " + std::to_string(kMinTensorFamily);
-  if (!device.metal4) return "the GPU does not support Metal 4";
+           ", an M5 of " + std::to_string(kMinTensorFamily) + unless;
   if (!has_units(device.architecture))
-    return "the GPU's architecture, '" + device.architecture + "', is not that of an M5 or newer";
+    return "the GPU's architecture, '" + device.architecture + "', is not that of an M5 or newer" + unless;
   return "";
+}
+
+bool is_decided_by_test(TensorSize size, const DeviceFacts& device, TensorSetting setting) {
+  if (why_tensors_are_off(device, setting).empty()) return true;
+  const bool is_by_hand = setting != TensorSetting::kAuto;
+  const bool has_system = device.macos >= kMinTensorMacos&& device.metal4;
+  return !is_by_hand && has_system && are_tensors_faster(size, device);
 }
 
 }  // namespace fattn

@@ -39,6 +39,14 @@ bool is_one_of(int64_t value, std::initializer_list<int64_t> allowed) {
 
 // The static_asserts of the kernels and their fragments require these sizes.
 const char* fault_of_sizes(const TunedRow& row) {
+  if (row.kernel == Kernel::kPrefillTensor) {
+    const TunedRow scope{.kernel = row.kernel,
+                         .dtype = row.dtype,
+                         .min_dim = row.min_dim,
+                         .max_dim = row.max_dim,
+                         .macos = row.macos};
+    return row == scope ? nullptr : "a row of prefill_tensor has no sizes and is for all lengths";
+  }
   if (!is_one_of(row.tile_keys, {8, 16, 32})) return "tile_keys is not 8, 16 or 32";
   if (!is_one_of(row.simdgroups, {2, 4, 8, 16})) return "simdgroups is not 2, 4, 8 or 16";
   if (is_prefill(row.kernel)) {
@@ -65,7 +73,21 @@ const char* fault_of_sizes(const TunedRow& row) {
   return nullptr;
 }
 
+bool has_tensor_size(const TunedRow& row) {
+  return std::any_of(kTensorDims.begin(), kTensorDims.end(),
+                     [&](uint16_t dim) { return row.min_dim <= dim && dim <= row.max_dim; });
+}
+
 const char* fault_of_scope(const TunedRow& row) {
+  const bool is_of_tensors = row.kernel == Kernel::kPrefillTensor;
+  if (is_of_tensors != (row.macos != 0)) return "a row of prefill_tensor, and no other, names its macOS";
+  if (is_of_tensors) {
+    if (row.dtype != DType::kFloat16 && row.dtype != DType::kBFloat16)
+      return "tensor operations are for float16 and bfloat16";
+    return has_tensor_size(row) && row.max_dim <= kTensorDims.back()
+               ? nullptr
+               : "the kernel does not support these head sizes";
+  }
   if (!is_prefill(row.kernel) && !is_decode(row.kernel)) return "the kernel has no tiles";
   if (!is_float(row.dtype)) return "the dtype is not float32, float16 or bfloat16";
   const int64_t least = is_wide(row.kernel) ? kMaxRowDim + 1 : 1;
@@ -162,6 +184,15 @@ std::string fault_of(const std::vector<TunedRoute>& routes) {
     if (fault != nullptr) return "route " + std::to_string(i) + ": " + fault;
   }
   return "";
+}
+
+bool are_tensors_faster(TensorSize size, const DeviceFacts& device) {
+  if (device.tuned == nullptr || size.is_backward) return false;
+  const auto& rows = device.tuned->rows;
+  return std::any_of(rows.begin(), rows.end(), [&](const TunedRow& row) {
+    return row.kernel == Kernel::kPrefillTensor && row.macos == device.macos && row.dtype == size.dtype &&
+           row.min_dim <= size.dim && size.dim <= row.max_dim;
+  });
 }
 
 PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p) {

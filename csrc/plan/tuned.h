@@ -12,6 +12,7 @@
 
 #include "problem.h"
 #include "route.h"
+#include "tensor.h"
 #include "tuning.h"
 
 namespace fattn {
@@ -19,7 +20,9 @@ namespace fattn {
 inline constexpr int32_t kAnyLength = 0;
 
 // For calls of one kernel and dtype whose larger head size is in [min_dim, max_dim]. Sizes that the kernel
-// does not have are 0. torch_fattn/tuning/tuned_file.py has the same names.
+// does not have are 0. A row of prefill_tensor has none: it says that prefills of these padded head sizes
+// were faster on tensor operations, on a GPU that has no units for them and with this macOS, whose compiler
+// decides that. torch_fattn/tuning/tuned_file.py has the same names.
 struct TunedRow {
   Kernel kernel = Kernel::kPrefill;
   DType dtype = DType::kFloat32;
@@ -33,6 +36,9 @@ struct TunedRow {
   uint16_t early_loads = 0;
   uint16_t least_chunk = 0;
   uint16_t threadgroups_per_core = 0;
+  int macos = 0;  // of prefill_tensor: 26.2 as 2602
+
+  bool operator==(const TunedRow&) const = default;
 };
 
 struct TunedRows {
@@ -47,6 +53,9 @@ std::string fault_of(const std::vector<TunedRow>& rows);
 
 // The same for routes that were timed against torch: sizes or lengths that no such call has.
 std::string fault_of(const std::vector<TunedRoute>& routes);
+
+// Whether calls of this size were faster on tensor operations, on this GPU and macOS.
+bool are_tensors_faster(TensorSize size, const DeviceFacts& device);
 
 // The row of the built-in table, or the sizes that were timed for such a call on this GPU.
 PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p);

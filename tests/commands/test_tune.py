@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import counted_launches, needs_emulator
+from tests.conftest import counted_launches
 from tests.helpers.command_line import refusal_of, status_of
-from tests.helpers.tensor_machines import Machines, Run
 from tests.helpers.tuned import Install, install, plan_of, this_chip
 from torch_fattn import __main__ as command_line
 from torch_fattn.commands import tune
@@ -115,6 +114,8 @@ def test_subjects_do_not_overlap() -> None:
             assert [s for s in every if s.is_of(route)] == [one] and one.dim <= 256
         else:
             assert [s for s in every if s.is_of(one.row(candidates(one)[0]))] == [one]
+        if one.op == "prefill":
+            assert [s for s in every if s.is_of(one.tensors("26.2"))] == [one]
 
 
 # ---- the command
@@ -384,32 +385,3 @@ def test_without_a_gpu(
     monkeypatch.setattr(tune, "advice_about_device", lambda: ["torch finds no Metal device"])
     assert status_of(command_line.main, "tune --anyway") == 1
     assert "needs a GPU: torch finds no Metal device" in capsys.readouterr().err
-
-
-ON_TENSORS = """
-from torch_fattn.tuning.candidates import Subject
-from torch_fattn.tuning.timing import Stopwatch
-from tests.helpers.tuned import this_chip
-
-wanted = []
-class Times(Stopwatch):
-    def medians(self, subject, candidates):
-        wanted.append(sorted(candidates))
-        return {name: {0: 1.0, 1: 1.0} for name in candidates}
-
-for dtype in ("float16", "float32"):
-    Times(this_chip(), float("inf"), tiny=True).measure(Subject("prefill", dtype, 97, 128, 128))
-found["wanted"] = wanted
-"""
-
-
-@needs_emulator
-def test_prefills_on_tensor_operations_have_no_candidates(tmp_path: Path) -> None:
-    """The first call runs their self-test; the planner ignores sizes of the other kernels from then on."""
-    machines = Machines()
-    try:
-        run = machines.run(tmp_path, Run(calls=[{"dim": 128}], python=ON_TENSORS))
-    finally:
-        machines.stop()
-    on_tensors, control = run.found["wanted"]
-    assert run.state == "registers" and on_tensors == ["base", "base again"] and len(control) > 2

@@ -15,7 +15,7 @@ from tests.conftest import why_no_gpu
 from tests.helpers.problems import Problem
 from torch_fattn.commands import doctor
 from torch_fattn.tuning import tuned_file
-from torch_fattn.tuning.tuned_file import Chip, TunedFile, TunedRoute, TunedRow
+from torch_fattn.tuning.tuned_file import TENSORS, Chip, TunedFile, TunedRoute, TunedRow
 
 PROVENANCE = "tuned by a test"
 BUILT_IN = {
@@ -30,6 +30,11 @@ BUILT_IN = {
 def row(kernel: str, dtype: str = "float16", max_length: int | None = None, **sizes: int) -> TunedRow:
     dims = (129, 576) if kernel.endswith("_wide") else (1, 256) if kernel == "decode_vector" else (1, 128)
     return TunedRow(kernel, dtype, *dims, BUILT_IN[kernel] | sizes, max_length)
+
+
+def tensor_row(macos: str = "26.2") -> TunedRow:
+    """Turns on tensor operations for heads of 64, on a GPU before M5."""
+    return TunedRow(TENSORS, "float16", 64, 64, {}, macos=macos)
 
 
 def this_chip() -> Chip:

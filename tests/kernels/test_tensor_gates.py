@@ -19,6 +19,7 @@ from tests.helpers.tensor_machines import (
     Machines,
     Run,
     once,
+    verdicts,
 )
 
 pytestmark = needs_emulator
@@ -70,6 +71,69 @@ def test_a_variant_by_hand_that_does_not_compile(machines: Machines, tmp_path: P
     assert f"registers: the Metal compiler rejected {kernel.removeprefix('fattn_')}.metal" in run.why
     run = machines.run(tmp_path, replace(by_hand, faults=[fault]))
     assert run.hits[0] > 0 and run.state == "off" and run.launches == once(SIMDGROUPS[call])
+
+
+# An M4, whose row of `tune` says that prefills in float16 with heads of 64 are faster on tensor operations.
+M4 = {"SOFTMETAL_GPU_FAMILY": "9", "SOFTMETAL_TENSOR_LAYOUT": "blocks8"}
+TUNED = """
+from tests.helpers.tuned import PROVENANCE, tensor_row, this_chip
+from torch_fattn.tuning.tuned_file import install
+
+install(this_chip(), [tensor_row({macos!r})], PROVENANCE)
+for dim in (64, 128):
+    query = torch.empty(1, 4, 70, dim, device="mps", dtype=torch.float16)
+    found[str(dim)] = torch_fattn.explain("prefill", query, query, query).data.get("tensor")
+"""
+(TENSOR,), (SIMDGROUP,) = TENSORS[PREFILL], SIMDGROUPS[PREFILL]
+
+
+def test_a_gpu_before_m5_where_they_were_faster(machines: Machines, tmp_path: Path) -> None:
+    tuned = Run(environment=M4, python=TUNED.format(macos="26.2"))
+    run = machines.run(tmp_path, replace(tuned, calls=[{}, {"dim": 128}, {"call": BACKWARD}]))
+    assert run.states == {"prefill float16 64": "registers"} and run.why == "passed the self-test"
+    assert run.launches == {TENSOR: 1, SIMDGROUP: 1} | once(SIMDGROUPS[BACKWARD])
+    assert run.all_launches[PROBE] == 1 and len(verdicts(tmp_path)) == 1
+    assert "  prefill float16 64                       registers    passed the self-test\n" in run.doctor
+    assert "  all others                               off          GPUs before M5" in run.doctor
+    assert run.found == {
+        "64": "not tested yet on this GPU: tuned by a test",
+        "128": "off for this dtype and head size: no timing on this GPU found them faster",
+    }
+
+    run = machines.run(tmp_path, tuned)
+    assert run.launches == {TENSOR: 1} and PROBE not in run.all_launches
+    assert run.found["64"] == "used; scores stay in registers: passed the self-test; tuned by a test"
+    control = machines.run(tmp_path, replace(tuned, python=""))
+    assert control.launches == {SIMDGROUP: 1} and not control.states
+    assert "`python -m torch_fattn tune` turns them on for prefills that gain" in control.off
+
+
+def test_a_gpu_before_m5_that_fails_the_self_test(machines: Machines, tmp_path: Path) -> None:
+    fault = {"kernel": TENSOR, "fails": True}
+    run = machines.run(tmp_path, Run(environment=M4, python=TUNED.format(macos="26.2"), faults=[fault]))
+    assert run.hits[0] > 0 and run.launches == {SIMDGROUP: 1}
+    assert run.states == {"prefill float16 64": "off"}
+    assert "off          registers: the Metal compiler rejected prefill_tensor.metal" in run.doctor
+    assert "-> tensor operations of prefill float16 64 failed the self-test" in run.doctor
+
+
+@pytest.mark.parametrize(
+    ("macos", "timed", "environment"),
+    [
+        ("26.1", "26.1", {}),
+        ("15.5", "15.5", {}),
+        ("26.3", "26.2", {}),  # an update brought another compiler
+        ("26.2", "26.2", {"FATTN_TENSOR": "0"}),
+    ],
+)
+def test_a_row_that_changes_nothing(
+    machines: Machines, tmp_path: Path, macos: str, timed: str, environment: dict[str, str]
+) -> None:
+    environment = {**M4, "SOFTMETAL_MACOS": macos, **environment}
+    run = machines.run(tmp_path, Run(environment=environment, python=TUNED.format(macos=timed)))
+    assert run.launches == {SIMDGROUP: 1} and not run.states and run.off
+    assert not {PROBE, TENSOR} & {*run.all_launches} and run.found["64"] is None
+    assert f"tensor operations  off: {run.off}" in run.doctor
 
 
 def test_a_wrong_setting(machines: Machines, tmp_path: Path) -> None:

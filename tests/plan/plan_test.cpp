@@ -270,6 +270,52 @@ void test_tensor_gates() {
   }
 }
 
+// Prefills in float16 with heads of 65 to 128 were faster on tensor operations.
+void test_tensors_before_m5() {
+  const char* place = "tensor operations before M5";
+  const TunedRow row{.kernel = Kernel::kPrefillTensor,
+                     .dtype = DType::kFloat16,
+                     .min_dim = 65,
+                     .max_dim = 128,
+                     .macos = 2602};
+  EXPECT(fault_of({row}).empty());
+  TunedRow wrong = row;
+  wrong.simdgroups = 4;
+  EXPECT(has(fault_of({row, wrong}), "row 1: a row of prefill_tensor has no sizes"));
+
+  const TunedRows tuned{.rows = {row}, .provenance = "timed here", .routes = {}};
+  DeviceFacts m4 = gpu(9, 10);
+  m4.macos = 2602;
+  m4.metal4 = true;
+  m4.tuned = &tuned;
+  const TensorSize timed{DType::kFloat16, 96};
+  const auto on = [](TensorSize size, const DeviceFacts& device,
+                     TensorSetting setting = TensorSetting::kAuto) {
+    return is_decided_by_test(size, device, setting);
+  };
+  EXPECT(on(timed, m4) && on({DType::kFloat16, 128}, m4));
+  EXPECT(!on({DType::kFloat16, 64}, m4) && !on({DType::kBFloat16, 96}, m4));
+  EXPECT(!on({DType::kFloat16, 96, true}, m4));  // gradients were not timed
+  EXPECT(!on(timed, m4, TensorSetting::kOff) && on({DType::kFloat16, 64}, m4, TensorSetting::kRegisters));
+
+  DeviceFacts other = m4;
+  other.family = 10;  // with an older architecture
+  EXPECT(on(timed, other) && !on({DType::kFloat16, 64}, other));
+  other = m4;
+  other.tuned = nullptr;
+  EXPECT(!on(timed, other));
+  other = m4;
+  other.metal4 = false;
+  EXPECT(!on(timed, other));
+  other = m4;
+  other.macos = 2603;
+  EXPECT(!on(timed, other));
+  TunedRows earlier = tuned;
+  earlier.rows[0].macos = other.macos = 2601;
+  other.tuned = &earlier;
+  EXPECT(!on(timed, other));
+}
+
 void test_training_routes() {
   const char* place = "training routes";
   DeviceFacts device = gpu(8, 10);
@@ -337,6 +383,7 @@ int main() {
   test_tuned_rows();
   test_routes();
   test_tensor_gates();
+  test_tensors_before_m5();
   test_training_routes();
   return failures == 0 ? 0 : 1;
 }

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torch_fattn
-from tests.helpers.tuned import PROVENANCE, Install, file_of, install, plan_of, row, this_chip
+from tests.helpers.tuned import PROVENANCE, Install, file_of, install, plan_of, row, tensor_row, this_chip
 from torch_fattn.integrations.pytorch import routing
 from torch_fattn.tuning import tuned_file
 from torch_fattn.tuning.tuned_file import TunedRoute
@@ -49,7 +49,7 @@ def load() -> list[str]:
 
 def test_a_file_is_used(folder: Path) -> None:
     assert not load() and "tuned" not in tuning()
-    written = file_of([row("prefill", simdgroups=8)], [ROUTE])
+    written = file_of([row("prefill", simdgroups=8), tensor_row()], [ROUTE])
     path = tuned_file.write(written)
     assert path.parent == folder and list(folder.iterdir()) == [path]
     assert not load()
@@ -80,6 +80,10 @@ def change_size(**fields: Any) -> Callable[[Data], None]:
     return lambda data: data["rows"][0]["sizes"].update(fields)
 
 
+def change_tensors(**fields: Any) -> Callable[[Data], None]:
+    return lambda data: data["rows"][1].update(fields)
+
+
 def change_chip(**fields: Any) -> Callable[[Data], None]:
     return lambda data: data["chip"].update(fields)
 
@@ -95,7 +99,7 @@ def two_orders(data: Data) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
-    "format": (change(format=1), "format is not 2"),
+    "format": (change(format=1), "format is not 3"),
     "version": (change(torch_fattn="0.0.9"), "torch_fattn is '0.0.9'"),
     "sources": (change(sources="0" * 16), "sources is '0000000000000000'"),
     "unknown field": (change(note="x"), "unknown, fields: note"),
@@ -127,6 +131,13 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
         "more than 32 KiB of threadgroup memory",
     ),
     "one length": (change_row(max_length=512), "not followed by one for the others"),
+    "size of tensors": (change_tensors(sizes={"tile_keys": 32}), "the sizes of prefill_tensor are none"),
+    "length of tensors": (change_tensors(max_length=512), "prefill_tensor has no sizes and is for all"),
+    "dtype of tensors": (change_tensors(dtype="float32"), "are for float16 and bfloat16"),
+    "heads of tensors": (change_tensors(min_dim=97, max_dim=120), "does not support these head sizes"),
+    "system of tensors": (change_tensors(macos="new"), "'new' is not a version"),
+    "tensors of no system": (change_tensors(macos=None), "and no other, names its macOS"),
+    "system of a tile": (change_row(macos="26.2"), "and no other, names its macOS"),
     "routes": (change(routes=None), "routes are not a list"),
     "field of a route": (change_route(dims=3), "unknown, fields: dims"),
     "op of a route": (change_route(op="merge"), "route of 'merge' in 'float16' to 'torch' does not exist"),
@@ -147,7 +158,7 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
 def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
     """test_a_file_is_used is the control."""
     break_it, words = FAULTS[fault]
-    path = tuned_file.write(file_of([row("prefill")], [ROUTE]))
+    path = tuned_file.write(file_of([row("prefill"), tensor_row()], [ROUTE]))
     data = json.loads(path.read_text())
     break_it(data)
     path.write_text(json.dumps(data))

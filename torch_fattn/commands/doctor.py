@@ -221,8 +221,9 @@ def report_device() -> list[str]:
 def report_tensors(test_all: bool) -> list[str]:
     """Prints whether the kernels use Metal 4's tensor operations: a line for the head sizes of a call and
     dtype that have the same state."""
-    if why := tensor_units.why_off():
-        print(f"\ntensor operations  off: {why}")
+    why_off = tensor_units.why_off()
+    if not tensor_units.states():
+        print(f"\ntensor operations  off: {why_off}")
         return []
     if test_all:
         tensor_units.test_all()
@@ -239,6 +240,8 @@ def report_tensors(test_all: bool) -> list[str]:
             advice.append(
                 f"tensor operations of {name} failed the self-test: please report it with this output"
             )
+    if why_off:
+        print(f"  {'all others':<40} {'off':<12} {why_off}")
     return advice
 
 

@@ -18,9 +18,10 @@ from ..operators.head_padding import MAX_HEAD_DIM
 from ..runtime.cache_folder import cache_folder, tuning_is_off
 from ..runtime.versions import VERSION
 from ..tuning.candidates import Subject, subjects
-from ..tuning.choice import Timed, against_torch, choose, confirmed
+from ..tuning.choice import Timed, against_torch, choose, confirmed, faster_on_tensors
 from ..tuning.timing import TOLERANCES, TORCH, OutOfTimeError, Stopwatch
 from ..tuning.tuned_file import (
+    TENSORS,
     BadFileError,
     Chip,
     TunedFile,
@@ -189,6 +190,7 @@ def time_all(stopwatch: Stopwatch, chosen: list[Subject]) -> Outcome:
 def _tune(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[TunedRow]:
     timed = stopwatch.measure(subject)
     rows = _sizes(stopwatch, subject, timed, outcome)
+    rows = rows + _tensors(stopwatch, subject, rows, timed.noise, outcome)
     stopwatch.use([])
     lengths = stopwatch.lengths(subject)
     built_in = {i: route.to for i in lengths if (route := subject.plan(stopwatch.calls, i).route)}
@@ -222,13 +224,34 @@ def _sizes(stopwatch: Stopwatch, subject: Subject, timed: Timed, outcome: Outcom
         return []
     again = stopwatch.medians(subject, {"base": [], "base tuned": rows})
     rows = confirmed(rows, again["base"], again["base tuned"], timed.noise)
-    if not rows:
+    return rows if rows and _are_right(stopwatch, subject, rows, outcome) else []
+
+
+def _tensors(
+    stopwatch: Stopwatch, subject: Subject, rows: list[TunedRow], noise: float, outcome: Outcome
+) -> list[TunedRow]:
+    """The row that turns tensor operations on, if it changes a plan and they are faster than these rows in
+    two timings. It changes none where they are on or off without it, or fail the self-test."""
+    row = subject.tensors(system_and_torch()[0])
+    both = [*rows, row]
+    if subject.op != "prefill" or fault_of(both):
         return []
+    if stopwatch.plans(subject, both) == stopwatch.plans(subject, rows):
+        return []
+    seconds = stopwatch.medians(subject, {"base": rows, "tensors": both})
+    if "tensors" not in seconds or not faster_on_tensors(row, seconds["base"], seconds["tensors"], noise):
+        return []
+    again = stopwatch.medians(subject, {"base": rows, "base tensors": both})
+    found = faster_on_tensors(row, again["base"], again["base tensors"], noise)
+    return found if found and _are_right(stopwatch, subject, both, outcome) else []
+
+
+def _are_right(stopwatch: Stopwatch, subject: Subject, rows: list[TunedRow], outcome: Outcome) -> bool:
     error = stopwatch.error(subject, rows)
-    if fault_of(rows) or error > TOLERANCES[subject.dtype]:
-        outcome.wrong.append(f"{subject}: the fastest sizes, {rows[0].sizes}, are off by {error:.1e}")
-        return []
-    return rows
+    is_right = not fault_of(rows) and error <= TOLERANCES[subject.dtype]
+    if not is_right:
+        outcome.wrong.append(f"{subject}: the fastest choice, {_tile(rows[-1])}, is off by {error:.1e}")
+    return is_right
 
 
 def print_outcome(outcome: Outcome, stopwatch: Stopwatch, seconds: float) -> None:
@@ -254,9 +277,14 @@ def print_outcome(outcome: Outcome, stopwatch: Stopwatch, seconds: float) -> Non
 
 
 def _described(row: TunedRow) -> str:
-    sizes = ", ".join(f"{name} {value}" for name, value in row.sizes.items())
     rows = f"up to {row.max_length} rows: " if row.max_length else ""
-    return f"{row.gain:.2f} times as fast  {rows}{sizes}"
+    return f"{row.gain:.2f} times as fast  {rows}{_tile(row)}"
+
+
+def _tile(row: TunedRow) -> str:
+    if row.kernel == TENSORS:
+        return f"tensor operations (macOS {row.macos})"
+    return ", ".join(f"{name} {value}" for name, value in row.sizes.items())
 
 
 def _route_described(route: TunedRoute) -> str:

@@ -52,14 +52,14 @@ def check_setting(asker: str = "torch_fattn: ") -> None:
 
 
 def why_off() -> str:
-    """Why this machine has no tensor operations for the kernels, whatever the self-test; "" if it decides."""
+    """Why calls that `states` does not list use no tensor operations; "" if it lists all."""
     why: str = torch.ops.fattn._why_tensors_are_off()
     return why
 
 
 def states() -> list[TensorState]:
-    """One for each kind of call, dtype and head size, as far as it is known. None where `why_off` has a
-    reason."""
+    """One for each kind of call, dtype and head size that the self-test decides: all, or where `why_off` has
+    a reason the prefills that `tune` found to be faster, if any."""
     rows = torch.ops.fattn._tensor_states()
     return [TensorState(row["call"], row["dtype"], int(row["dim"]), row["state"], row["why"]) for row in rows]
 

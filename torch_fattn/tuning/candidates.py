@@ -12,7 +12,7 @@ import torch
 
 from ..inspection.plans import Explanation, explain
 from ..operators.differentiable import MAX_BACKWARD_HEAD_DIM
-from .tuned_file import SIZES, TunedRoute, TunedRow, fault_of
+from .tuned_file import SIZES, TENSORS, TunedRoute, TunedRow, fault_of
 
 # Prefills of up to this many rows are timed and tuned separately.
 SHORT_PREFILL = 512
@@ -82,11 +82,18 @@ class Subject:
         scope = (self.kernel, self.dtype, self.min_dim, self.max_dim)
         return TunedRow(*scope, dict(sizes), max_length, gain)
 
+    def tensors(self, macos: str) -> TunedRow:
+        """The row that turns on tensor operations for the head size that is timed."""
+        return TunedRow(TENSORS, self.dtype, self.dim, self.dim, {}, macos=macos)
+
     def is_of(self, row: TunedRow | TunedRoute) -> bool:
         if isinstance(row, TunedRoute):
             return (row.op, row.dtype, row.dim) == (self.routed, self.dtype, self.dim)
-        return (row.kernel, row.dtype) == (self.kernel, self.dtype) and (
-            row.min_dim <= self.max_dim and self.min_dim <= row.max_dim
+        kernels = (self.kernel, TENSORS) if self.op == "prefill" else (self.kernel,)
+        return (
+            row.kernel in kernels
+            and row.dtype == self.dtype
+            and (row.min_dim <= self.max_dim and self.min_dim <= row.max_dim)
         )
 
     def heads(self, calls: Calls) -> tuple[int, int]:

@@ -88,8 +88,22 @@ def confirmed(rows: list[TunedRow], base: Seconds, tuned: Seconds, noise: float)
     if max(gains) < 1 / (1 - LEAST_GAIN) or min(gains) < 1 - noise:
         return []
     if len(rows) == 1:
-        gains = [math.exp(sum(map(math.log, gains)) / len(gains))]
+        gains = [_mean(gains)]
     return [replace(row, gain=round(gain, 3)) for row, gain in zip(rows, gains, strict=True)]
+
+
+def faster_on_tensors(row: TunedRow, base: Seconds, tensors: Seconds, noise: float) -> list[TunedRow]:
+    """The row that turns tensor operations on, or none if they do not gain at every length: they have an
+    order of sums of their own, and no length may get slower."""
+    gains = [base[i] / tensors[i] for i in sorted(base)]
+    if min(gains) < 1 / (1 - max(LEAST_GAIN, 2 * noise)):
+        return []
+    return [replace(row, gain=_mean(gains))]
+
+
+def _mean(gains: list[float]) -> float:
+    """The geometric mean, as a row has it."""
+    return round(math.exp(sum(map(math.log, gains)) / len(gains)), 3)
 
 
 def against_torch(

@@ -50,10 +50,7 @@ class Stopwatch:
 
     def measure(self, subject: Subject) -> Timed:
         lengths = self.lengths(subject)
-        self.use([])
-        if subject.op == "prefill":
-            self._call(subject, 0)()  # the self-test of tensor operations, whose plans have no candidates
-        plans = [subject.plan(self.calls, i).passes for i in lengths]
+        plans = self.plans(subject, [])  # on tensor operations they have no candidates
         base_sizes = None
         if subject.op == "prefill" and plans[-1][0]["kernel"] == f"fattn_{subject.kernel}":
             base_sizes = sizes_of_plan(subject.kernel, subject.plan(self.calls, lengths[-1]))
@@ -72,6 +69,14 @@ class Stopwatch:
             base_sizes,
             {sizes: seconds[name] for name, sizes in names.items() if name in seconds},
         )
+
+    def plans(self, subject: Subject, rows: list[TunedRow]) -> list[list[dict[str, Any]]]:
+        """The passes at every length with these rows. A prefill runs first: it may be the one that runs the
+        self-test of tensor operations."""
+        self.use(rows)
+        if subject.op == "prefill":
+            self._call(subject, 0)()
+        return [subject.plan(self.calls, i).passes for i in self.lengths(subject)]
 
     def medians(self, subject: Subject, wanted: Mapping[str, list[TunedRow]]) -> dict[str, Seconds]:
         """Times of the candidates that can run and are not far too slow at every length."""

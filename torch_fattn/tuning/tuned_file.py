@@ -20,9 +20,8 @@ from ..integrations.pytorch.routing import forget, is_version, version_number
 from ..operators import DTYPES
 from ..runtime.cache_folder import cache_folder, tuning_is_off
 
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 1 << 20
-KERNELS = ("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector")
 SIZES = {
     "prefill": ("row_fragments", "tile_keys", "simdgroups", "early_loads"),
     "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
@@ -30,6 +29,8 @@ SIZES = {
     "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
     "decode_vector": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
 }
+# The kernel of a row that turns on tensor operations of Metal 4 on a GPU before M5. It has one tile.
+TENSORS = "prefill_tensor"
 OPS = ("prefill", "decode", "training", "training_causal")
 TAKERS = ("fattn", "torch")
 
@@ -63,7 +64,8 @@ class Chip:
 @dataclass(frozen=True)
 class TunedRow:
     """Sizes for calls of one kernel and dtype with the larger head size in a range; for prefill also by the
-    number of rows. csrc/plan/tuned.h has the rules."""
+    number of rows. A row of TENSORS has none: it says that prefills were faster on tensor operations, with
+    this macOS. csrc/plan/tuned.h has the rules."""
 
     kernel: str
     dtype: str
@@ -71,10 +73,16 @@ class TunedRow:
     max_dim: int
     sizes: dict[str, int]
     max_length: int | None = None  # most rows of a prefill; None: any
-    gain: float = 1.0  # how many times as fast as the built-in sizes, when it was timed
+    gain: float = 1.0  # how many times as fast as without this row, when it was timed
+    macos: str | None = None  # of a row of TENSORS
 
     def named(self) -> Named:
-        numbers = {"min_dim": self.min_dim, "max_dim": self.max_dim, "max_length": self.max_length or 0}
+        numbers = {
+            "min_dim": self.min_dim,
+            "max_dim": self.max_dim,
+            "max_length": self.max_length or 0,
+            "macos": 0 if self.macos is None else version_number(self.macos),
+        }
         return {"kernel": self.kernel, "dtype": self.dtype} | _texts(numbers | self.sizes)
 
 
@@ -192,6 +200,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "int | None": (int, type(None)),
     "float": (int, float),
     "str": (str,),
+    "str | None": (str, type(None)),
 }
 
 
@@ -215,11 +224,13 @@ def _checked_fields(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[st
 
 def _row(entry: Any) -> TunedRow:
     row = TunedRow(**_checked_fields(entry, TunedRow))
-    if row.kernel not in KERNELS or row.dtype not in DTYPES:
+    if row.kernel not in (*SIZES, TENSORS) or row.dtype not in DTYPES:
         raise BadFileError(f"kernel {row.kernel!r} in {row.dtype!r} is not tuned")
-    sizes = row.sizes
-    if not isinstance(sizes, dict) or sizes.keys() != set(SIZES[row.kernel]):
-        raise BadFileError(f"the sizes of {row.kernel} are {', '.join(SIZES[row.kernel])}")
+    sizes, names = row.sizes, SIZES.get(row.kernel, ())
+    if not isinstance(sizes, dict) or sizes.keys() != set(names):
+        raise BadFileError(f"the sizes of {row.kernel} are {', '.join(names) or 'none'}")
+    if row.macos is not None:
+        _check_version(row.macos)
     wholes = [row.min_dim, row.max_dim, row.max_length or 0, *sizes.values()]
     if not all(type(number) is int and abs(number) < 1 << 31 for number in wholes):
         raise BadFileError(f"a size of {row.kernel} is not a whole number")
@@ -231,9 +242,13 @@ def _route(entry: Any) -> TunedRoute:
     if route.op not in OPS or route.dtype not in DTYPES or route.to not in TAKERS:
         raise BadFileError(f"its route of {route.op!r} in {route.dtype!r} to {route.to!r} does not exist")
     for version in (route.macos, route.torch):
-        if not is_version(version):
-            raise BadFileError(f"{version!r} is not a version of two numbers")
+        _check_version(version)
     return route
+
+
+def _check_version(version: str) -> None:
+    if not is_version(version):
+        raise BadFileError(f"{version!r} is not a version of two numbers")
 
 
 def write(file: TunedFile) -> Path:
