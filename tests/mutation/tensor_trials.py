@@ -132,6 +132,21 @@ def _latent() -> Iterator[Trial]:
             q_lens=(1, 3, 5), seq_lens=(96, 50, 17), value_in_key=True, **causal,
         )  # fmt: skip
     yield _missing_blocks(576, 512)
+    yield _missing_blocks_of_drafts(576, 512)
+    yield of_problem(
+        "decode-tree",
+        "decode",
+        bf16,
+        2,
+        16,
+        1,
+        2,
+        70,
+        *dims,
+        seq_lens=(69, 1),
+        tree="each",
+        value_in_key=True,
+    )
 
 
 def _packed() -> Iterator[Trial]:
@@ -165,6 +180,7 @@ def _decodes() -> Iterator[Trial]:
         "decode-paged", "paged_decode", f16, 2, 8, 1, 3, 160, 64, 64, seq_lens=(160, 41), block_size=32,
         tree="shared", window_left=70, sink_tokens=9,
     )  # fmt: skip
+    yield _missing_blocks_of_drafts(64, 64)
 
 
 def by_limits(plan: Plan) -> None:
@@ -175,14 +191,31 @@ def by_limits(plan: Plan) -> None:
 
 def _missing_blocks(head_dim: int, value_dim: int) -> Trial:
     """The first block of one sequence and the second of the other are not in the pool; no key is there."""
-    pool = randn(f16, 6, 24, 2, head_dim)
-    pool[4:] = torch.nan
-
-    def ints(*numbers: int) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int32)
-
+    pool = _pool(head_dim)
     return of_operands(
         "missing-blocks", "paged_prefill", query=randn(f16, 40, 4, head_dim), key_cache=pool,
-        value_cache=pool.flip(3)[..., :value_dim], block_tables=ints(-1, 3, 0, 2, 6, 1).view(2, 3),
-        seq_lens=ints(70, 60), cu_seqlens_q=ints(0, 25, 40), max_seqlen_q=25,
+        value_cache=pool.flip(3)[..., :value_dim], block_tables=_ints(-1, 3, 0, 2, 6, 1).view(2, 3),
+        seq_lens=_ints(70, 60), cu_seqlens_q=_ints(0, 25, 40), max_seqlen_q=25,
     )  # fmt: skip
+
+
+def _missing_blocks_of_drafts(head_dim: int, value_dim: int) -> Trial:
+    """The same under a tree mask, in steps that end before the drafts."""
+    pool = _pool(head_dim)
+    return of_operands(
+        "missing-blocks-tree", "paged_decode", query=randn(f16, 2, 16, 2, head_dim),
+        key_cache=pool, value_cache=pool.flip(3)[..., :value_dim],
+        block_tables=_ints(-1, 3, 0, 2, 6, 1).view(2, 3), seq_lens=_ints(70, 60),
+        tree_mask=torch.tensor([1, 2]),
+    )  # fmt: skip
+
+
+def _pool(head_dim: int) -> torch.Tensor:
+    """Six blocks of 24 keys, of which the last two are NaN."""
+    pool = randn(f16, 6, 24, 2, head_dim)
+    pool[4:] = torch.nan
+    return pool
+
+
+def _ints(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
