@@ -238,27 +238,25 @@ using namespace fattn;
           scores[i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the scores are there, and weights before were read
-    uint seen = rows.weigh(products, shared_weights, factors, tile, step);
+    const uint own_seen = rows.weigh(products, shared_weights, factors, tile, step);
     const bool hides = fc_hides_any && !tile.sees_whole(first_key);
     if (hides) {
-      seen_by[simdgroup_index] = seen;
-    } else {
-      seen = kAllKeys;  // a branch below must be the same for all simdgroups
+      seen_by[simdgroup_index] = own_seen;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // weights and factors are there
+    uint seen = hides ? 0 : kAllKeys;  // the same for all simdgroups, which meet at barriers below
     for (int i = 0; hides && i < kSimdgroups; i++) {
       seen |= seen_by[i];
     }
     FATTN_EACH_ELEMENT(i, output) { output[i] *= factors[output.get_multidimensional_index(i)[1]]; }
 #pragma clang loop unroll(full)
     for (int p = 0; p < kStepProducts; p++) {
-      const uint kept = WideStep::of_product(seen, p);
-      if (!step.has(p) || kept == 0) {
+      if (!step.has(p)) {
         continue;
       }
       SharedWeights weights(shared_weights + p * kProductKeys, dextents<int, 2>(kProductKeys, kTensorRows),
                             array<int, 2>{1, kScorePitch});
-      if (kept == kProductBits && step.in_place(tile, p)) {
+      if (WideStep::of_product(seen, p) == kProductBits && step.in_place(tile, p)) {
         CacheTensor values =
             tensor_in_place(tile.source.values(), params.value, step.first(tile, p), out_column, kShareDim);
         output_product.run(weights, values, output);
