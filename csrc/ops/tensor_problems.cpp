@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include "../metal/executor.h"
+#include "../plan/slices.h"
 #include "tensor_trial.h"
 
 namespace fattn {
@@ -24,12 +25,15 @@ Problem problem_of(TensorSize size, const TensorProblem& wanted) {
   p.kv_heads = wanted.kv_heads;
   p.q_len = wanted.q_len;
   p.kv_len = wanted.kv_len;
-  p.head_dim = wanted.is_padded ? padded_dim(size) : size.dim;
-  p.value_dim = wanted.is_padded ? p.head_dim : size.value_dim();
+  const bool is_padded = wanted.kind == TensorProblem::kPadded;
+  p.head_dim = is_padded ? padded_dim(size) : size.dim;
+  p.value_dim = is_padded ? p.head_dim : size.value_dim();
+  p.query.row = p.key.row = p.head_dim;
+  p.value.row = p.grad_out.row = p.value_dim;
   p.vector_aligned = true;
   p.is_causal = wanted.is_causal;
   p.q_offset = wanted.q_offset;
-  if (wanted.is_decode) {
+  if (wanted.kind == TensorProblem::kDecode) {
     p.op = Op::kDecode;
     p.has_seq_lens = true;
   }
@@ -61,10 +65,11 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
   return p;
 }
 
-// A plan that has the tensor kernels, or with kOff has not.
+// A plan that has the tensor kernels, or with kOff has not, whatever was timed.
 Plan plan_with(const Problem& problem, TensorState variant, const DeviceFacts& gpu) {
   const TensorSize size = *tensor_size(problem);
   DeviceFacts facts = gpu;
+  facts.tuned = nullptr;
   facts.tensors.set(size, variant);
   auto planned = plan(problem, facts);
   if (const Refusal* refusal = std::get_if<Refusal>(&planned)) raise(*refusal);
@@ -80,16 +85,24 @@ Problem forward_of(Problem p) {
   return p;
 }
 
-std::string fault_of(const Problem& problem, TensorState variant, const DeviceFacts& gpu, bool only_compile) {
-  Trial trial(problem);
-  const Plan tested = plan_with(trial.problem(), variant, gpu);
-  compile_or_raise(tested);
-  if (only_compile) return "";
-  if (is_backward(problem.op)) {
+// What is wrong with the results of `tested`, a plan of the trial's problem.
+std::string fault_of(Trial& trial, const Plan& tested, const DeviceFacts& gpu) {
+  if (is_backward(trial.problem().op)) {
     trial.run_forward(plan_with(forward_of(trial.problem()), TensorState::kOff, gpu));
   }
   trial.run(tested, plan_with(trial.problem(), TensorState::kOff, gpu));
   return trial.fault();
+}
+
+// Gives the plan of a small problem the slices of this pipeline, and checks that it then has the pipeline.
+void take_pipeline(Plan& plan, const KernelSpec& pipeline) {
+  bool has_it = false;
+  for (uint32_t i = 0; i < plan.pass_count; ++i) {
+    Pass& pass = plan.passes[i];
+    if (pipeline.sliced && pass.spec.kernel == pipeline.kernel) cut_into_slices(pass, 1);
+    has_it = has_it || pass.spec == pipeline;
+  }
+  TORCH_CHECK(has_it, "no small problem has the pipeline of this call");
 }
 
 }  // namespace
@@ -119,21 +132,39 @@ void compile_or_raise(const Plan& plan) {
 }
 
 bool has_problem(TensorSize size, const TensorProblem& problem) {
-  if (problem.is_decode && size.is_backward) return false;
-  return !problem.is_padded || padded_dim(size) > 0;
+  if (problem.kind == TensorProblem::kPadded) return padded_dim(size) > 0;
+  return problem.kind == TensorProblem::kAny || !size.is_backward;
 }
 
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
                              const DeviceFacts& gpu, bool only_compile) {
-  return fault_of(problem_of(size, problem), variant, gpu, only_compile);
+  Trial trial(problem_of(size, problem));
+  const Plan tested = plan_with(trial.problem(), variant, gpu);
+  compile_or_raise(tested);
+  return only_compile ? "" : fault_of(trial, tested, gpu);
 }
 
-std::string fault_of_options(const Problem& problem, const KernelSpec& pipeline, const DeviceFacts& gpu) {
+std::string fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
+                             const DeviceFacts& gpu) {
   constexpr int kManyCores = 64;  // for which few tiles are cut into parts
+  const KernelSpec& pipeline = pipelines[0];
   DeviceFacts facts = gpu;
   if (pipeline.split) facts.cores = kManyCores;
-  return fault_of(small_problem(problem, pipeline), tensor_state(problem, gpu.tensors), facts,
-                  /*only_compile=*/false);
+  Trial trial(small_problem(problem, pipeline));
+  Plan tested = plan_with(trial.problem(), tensor_state(problem, gpu.tensors), facts);
+  for (const KernelSpec& each : pipelines) take_pipeline(tested, each);
+  compile_or_raise(tested);
+  return fault_of(trial, tested, facts);
+}
+
+std::vector<KernelSpec> pipelines_of_test(TensorSize size, const DeviceFacts& gpu) {
+  std::vector<KernelSpec> found;
+  for (const TensorProblem& problem : kTensorProblems) {
+    if (!has_problem(size, problem)) continue;
+    const Plan made = plan_with(problem_of(size, problem), gpu.tensors.of(size), gpu);
+    for (uint32_t i = 0; i < made.pass_count; ++i) found.push_back(made.passes[i].spec);
+  }
+  return found;
 }
 
 }  // namespace fattn

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "../plan/plan.h"
 #include "../plan/tensor.h"
@@ -19,21 +20,25 @@ struct TensorProblem {
   int64_t kv_len;
   int64_t q_offset;
   bool is_causal;
-  bool is_decode;
-  bool is_padded;  // with the smallest heads that the kernel pads; only for sizes that have such
+  enum Kind : uint8_t {
+    kAny,
+    kForward,  // of prefills alone
+    kDecode,   // likewise
+    kPadded,   // with the smallest heads that the kernel pads; only for sizes that have such
+  } kind;
 };
 
-// Lengths that fill no tile; rows that see no key, and keys that no row sees; and one that is large, as a
-// wrong layout may show only there (published, a fork of llama.cpp: 64 x 512 was right and 1024 x 2048
-// wrong).
-// Decodes have a tile of 16 rows, or of 32.
-inline constexpr std::array<TensorProblem, 6> kTensorProblems{{
-    {"a causal problem of 83 rows", 4, 2, 83, 117, -5, true, false, false},
-    {"a problem of 90 rows and 117 keys", 2, 1, 90, 117, 0, false, false, false},
-    {"a problem with padded heads", 2, 1, 83, 117, 34, true, false, true},
-    {"a decode of 16 rows", 16, 2, 2, 117, 115, true, true, false},
-    {"a decode of 28 rows", 14, 2, 4, 117, 113, true, true, false},
-    {"a problem of 1,024 rows and 2,048 keys", 1, 1, 1024, 2048, 0, false, false, false},
+// Lengths that fill no tile; rows that see no key, and keys that no row sees; decodes whose keys are cut into
+// parts; and one that is large, as a wrong layout may show only there (published, a fork of llama.cpp: 64 x
+// 512 was right and 1024 x 2048 wrong). Most calls have the pipeline of one of them.
+inline constexpr std::array<TensorProblem, 7> kTensorProblems{{
+    {"a causal problem of 83 rows", 2, 2, 83, 117, -5, true, TensorProblem::kAny},
+    {"a problem of 90 rows and 117 keys", 2, 2, 90, 117, 0, false, TensorProblem::kAny},
+    {"a causal problem of shared heads", 4, 2, 83, 117, 34, true, TensorProblem::kForward},
+    {"a problem with padded heads", 2, 1, 83, 117, 34, true, TensorProblem::kPadded},
+    {"a decode of 16 rows", 16, 2, 2, 1100, 1098, true, TensorProblem::kDecode},
+    {"a decode of 28 rows", 14, 2, 4, 1100, 1096, true, TensorProblem::kDecode},
+    {"a problem of 1,024 rows and 2,048 keys", 1, 1, 1024, 2048, 0, false, TensorProblem::kAny},
 }};
 
 // Largest differences from the simdgroup kernels: for values below 1, and of a gradient for its largest
@@ -63,8 +68,10 @@ bool has_problem(TensorSize size, const TensorProblem& problem);
 // simdgroup kernels. Returns what is wrong, "" if nothing. Raises CompileFault.
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
                              const DeviceFacts& gpu, bool only_compile);
-// The same for the pipelines of a call, of which `pipeline` is one, on a small problem with the options of
-// the call.
-std::string fault_of_options(const Problem& problem, const KernelSpec& pipeline, const DeviceFacts& gpu);
+// The same for pipelines of a call, on a small problem with the options of the call.
+std::string fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
+                             const DeviceFacts& gpu);
+// The pipelines of all problems of a size whose state is on.
+std::vector<KernelSpec> pipelines_of_test(TensorSize size, const DeviceFacts& gpu);
 
 }  // namespace fattn

@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "../plan/supported.h"
 #include "../plan/tensor_gate.h"
 #include "../plan/tuned.h"
 #include "gpu.h"
@@ -32,14 +33,6 @@ constexpr std::array<std::pair<const char*, TensorSetting>, 4> kSettings{
      {"threadgroup", TensorSetting::kThreadgroup},
      {"registers", TensorSetting::kRegisters}}};
 
-#ifdef FATTN_WITH_METAL
-// Whether no problem of the self-test of a size has this pipeline.
-bool has_options(const KernelSpec& pipeline) {
-  return pipeline.mask != kMaskNone || pipeline.window || pipeline.softcap || pipeline.alibi ||
-         pipeline.sinks || pipeline.tree || pipeline.packed || pipeline.block_size > 0 || pipeline.grad_lse;
-}
-#endif
-
 struct Sizes {
   std::mutex mutex;  // of the members below; not held while a test runs
   TensorSetting setting = TensorSetting::kAuto;
@@ -47,30 +40,38 @@ struct Sizes {
   std::string folder;         // of verdicts; "": they are not kept
 #ifdef FATTN_WITH_METAL
   std::vector<std::pair<TensorSize, TensorVerdict>> verdicts;
-  // Pipelines with options: those that were tested, and a call of those that steps of generation met.
+  // Pipelines that were tested: those of the self-test of a size, and others. And those that steps of
+  // generation met, with a call.
+  std::vector<std::pair<TensorSize, std::vector<KernelSpec>>> of_tests;
   std::vector<KernelSpec> tested;
-  std::vector<std::pair<KernelSpec, Problem>> left;
+  std::vector<std::pair<KernelSpec, Problem>> deferred;
   std::mutex testing;  // held while a test runs
 
-  // The pipelines of a plan that have options and were not tested.
-  std::vector<KernelSpec> untested(const Plan& plan) {
+  // The pipelines of a plan with tensor operations of this size that were not tested.
+  std::vector<KernelSpec> untested(const Plan& plan, TensorSize size, const DeviceFacts& gpu) {
+    const auto has = [](const std::vector<KernelSpec>& specs, const KernelSpec& pipeline) {
+      return std::find(specs.begin(), specs.end(), pipeline) != specs.end();
+    };
     std::vector<KernelSpec> found;
     std::lock_guard lock(mutex);
     if (setting != TensorSetting::kAuto) return found;
+    auto own = std::find_if(of_tests.begin(), of_tests.end(),
+                            [&](const auto& known) { return known.first == size; });
+    if (own == of_tests.end()) own = of_tests.insert(own, {size, pipelines_of_test(size, gpu)});
     for (uint32_t i = 0; i < plan.pass_count; ++i) {
       const KernelSpec& pipeline = plan.passes[i].spec;
-      const bool has_passed = std::find(tested.begin(), tested.end(), pipeline) != tested.end();
-      if (is_tensor(pipeline.kernel) && has_options(pipeline) && !has_passed) found.push_back(pipeline);
+      const bool has_passed = has(own->second, pipeline) || has(tested, pipeline);
+      if (is_tensor(pipeline.kernel) && !has_passed) found.push_back(pipeline);
     }
     return found;
   }
 
-  void leave(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
+  void defer(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
     std::lock_guard lock(mutex);
     for (const KernelSpec& pipeline : pipelines) {
-      const bool is_left =
-          std::any_of(left.begin(), left.end(), [&](const auto& known) { return known.first == pipeline; });
-      if (!is_left) left.emplace_back(pipeline, problem);
+      const bool is_known = std::any_of(deferred.begin(), deferred.end(),
+                                        [&](const auto& known) { return known.first == pipeline; });
+      if (!is_known) deferred.emplace_back(pipeline, problem);
     }
   }
 
@@ -100,8 +101,9 @@ void change(const Change& make) {
     make(all);
 #ifdef FATTN_WITH_METAL
     all.verdicts.clear();
+    all.of_tests.clear();
     all.tested.clear();
-    all.left.clear();
+    all.deferred.clear();
 #endif
   }
   forget_gpu_facts();
@@ -112,7 +114,7 @@ std::vector<TensorSize> all_sizes() {
   for (const bool is_backward : {false, true}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
       for (const uint16_t dim : kTensorDims) {
-        if (!is_backward || dim != kLatentKeyDim) all.push_back({dtype, dim, is_backward});
+        if (!is_backward || dim <= kMaxBackwardHeadDim) all.push_back({dtype, dim, is_backward});
       }
     }
   }
@@ -183,6 +185,7 @@ void settle(TensorSize size, const TensorVerdict& verdict) {
     Sizes& all = sizes();
     std::lock_guard lock(all.mutex);
     std::erase_if(all.verdicts, [&](const auto& known) { return known.first == size; });
+    std::erase_if(all.of_tests, [&](const auto& known) { return known.first == size; });
     all.verdicts.emplace_back(size, verdict);
     if (verdict.lasting && all.setting == TensorSetting::kAuto) write_verdict(all.folder, size, gpu, verdict);
   }
@@ -194,7 +197,7 @@ void settle(TensorSize size, const TensorVerdict& verdict) {
 // Tests the pipelines of a call, and turns tensor operations of its size off if they fail. Returns whether
 // they passed.
 bool pass(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
-  if (const auto verdict = test_options(problem, pipelines[0], gpu_facts())) {
+  if (const auto verdict = test_options(problem, pipelines, gpu_facts())) {
     settle(*tensor_size(problem), *verdict);
     return false;
   }
@@ -204,15 +207,16 @@ bool pass(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
   return true;
 }
 
-void test_what_is_left() {
+void run_deferred_tests() {
   Sizes& all = sizes();
-  std::lock_guard one_at_a_time(all.testing);
-  std::vector<std::pair<KernelSpec, Problem>> left;
+  std::vector<std::pair<KernelSpec, Problem>> deferred;
   {
     std::lock_guard lock(all.mutex);
-    left.swap(all.left);
+    deferred.swap(all.deferred);
   }
-  for (const auto& [pipeline, problem] : left) {
+  if (deferred.empty()) return;
+  std::lock_guard one_at_a_time(all.testing);
+  for (const auto& [pipeline, problem] : deferred) {
     if (is_on(tensor_state(problem, gpu_facts().tensors))) pass({pipeline}, problem);
   }
 }
@@ -276,19 +280,22 @@ bool may_wait_for_tests(const Problem& problem) {
 bool tensors_hold(const Problem& problem, const Plan& plan, bool may_wait) {
   if (!has_tensors(plan)) return true;
   Sizes& all = sizes();
-  if (const auto pipelines = all.untested(plan); !may_wait && !pipelines.empty()) {
-    all.leave(pipelines, problem);
+  const DeviceFacts& gpu = gpu_facts();
+  const TensorSize size = *tensor_size(problem);
+  std::vector<KernelSpec> pipelines = all.untested(plan, size, gpu);
+  if (!may_wait && !pipelines.empty()) {
+    all.defer(pipelines, problem);
     return false;
   }
   try {
     metal::prepare(plan);
   } catch (const c10::Error& error) {
-    settle(*tensor_size(problem), {TensorState::kOff, summary_of(error.what_without_backtrace())});
+    settle(size, {TensorState::kOff, summary_of(error.what_without_backtrace())});
     return false;
   }
-  if (all.untested(plan).empty()) return true;
+  if (pipelines.empty()) return true;
   std::lock_guard one_at_a_time(all.testing);
-  const std::vector<KernelSpec> pipelines = all.untested(plan);
+  pipelines = all.untested(plan, size, gpu);
   return pipelines.empty() || pass(pipelines, problem);
 }
 
@@ -300,7 +307,7 @@ DeviceFacts without_tensors(const Problem& problem) {
 
 void test_tensors_for(const Problem& problem) {
   if (!gpu_facts().tensors.any()) return;
-  test_what_is_left();
+  run_deferred_tests();
   if (const auto size = tensor_size(problem)) test_tensors_for(*size);
 }
 #endif

@@ -19,18 +19,18 @@ TensorStates tensor_states(const DeviceFacts& gpu);
 bool may_wait_for_tests(const Problem& problem);
 
 // Runs the self-test if the plan of this problem depends on it and it has not run, and before it the tests
-// that steps of generation left. Call before the plan of a call that may wait. Raises ValueError for a wrong
-// FATTN_TENSOR, and nothing else.
+// that steps of generation deferred. Call before the plan of a call that may wait. Raises ValueError for a
+// wrong FATTN_TENSOR, and nothing else.
 void test_tensors_for(const Problem& problem);
 void test_tensors_for(TensorSize size);
 
 // What decided the state that the plan of this problem follows; "" if nothing has.
 std::string why_tensors(const Problem& problem);
 
-// Whether the pipelines of this plan can be trusted, if it has tensor operations: options such as masks have
-// pipelines of their own, which are compiled, and tested on a small problem, before their first use in a
-// process. If they fail, tensor operations of its size are off from now on. Without `may_wait` the test is
-// left for the next call that may wait. The call needs another plan if they cannot be trusted.
+// Whether the pipelines of this plan can be trusted, if it has tensor operations: each was in the self-test
+// of its size, or is compiled, and tested on a small problem, before its first use in a process. If it fails,
+// tensor operations of its size are off from now on. Without `may_wait` the test is deferred to the next call
+// that may wait. If they cannot be trusted, the call needs another plan.
 bool tensors_hold(const Problem& problem, const Plan& plan, bool may_wait);
 // This GPU, for a plan of the problem that uses no tensor operations.
 DeviceFacts without_tensors(const Problem& problem);

@@ -127,10 +127,10 @@ TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSettin
   return {TensorState::kOff, why, lasting};
 }
 
-std::optional<TensorVerdict> test_options(const Problem& problem, const KernelSpec& pipeline,
+std::optional<TensorVerdict> test_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
                                           const DeviceFacts& gpu) {
   const c10::impl::ExcludeDispatchKeyGuard backend_only(kAbove);
-  const Fault fault = caught_fault([&] { return fault_of_options(problem, pipeline, gpu); });
+  const Fault fault = caught_fault([&] { return fault_of_options(problem, pipelines, gpu); });
   if (fault.why.empty()) return std::nullopt;
   return TensorVerdict{TensorState::kOff, "in a small problem with the options of a call " + fault.why,
                        fault.lasting};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "../plan/plan.h"
 #include "../plan/tensor_gate.h"
@@ -16,10 +17,9 @@ namespace fattn {
 // leaves only the compiler. Never raises.
 TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSetting setting);
 
-// Tests the pipelines of a call, whose options the problems above do not have, on a small problem.
-// `pipeline`: one of them. Returns why tensor operations of its size are off from now on, if they are. Never
-// raises.
-std::optional<TensorVerdict> test_options(const Problem& problem, const KernelSpec& pipeline,
+// Tests pipelines of a call that the problems above do not have, on a small problem. Returns why tensor
+// operations of its size are off from now on, if they are. Never raises.
+std::optional<TensorVerdict> test_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
                                           const DeviceFacts& gpu);
 
 }  // namespace fattn

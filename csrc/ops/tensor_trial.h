@@ -11,7 +11,7 @@
 
 namespace fattn {
 
-// Operands of a prefill or a backward, and results of both kinds of kernels.
+// Operands of a prefill, a decode or a backward, and results of both kinds of kernels.
 class Trial {
  public:
   // `problem`: sizes and options. The trial decides about batch, strides and lengths of sequences: a packed

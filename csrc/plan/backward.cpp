@@ -32,7 +32,7 @@ struct Tile {
 // Whether the products have the descriptors of those of prefill, of which plan_tensor_probe asks.
 consteval bool products_are_probed() {
   for (const uint16_t dim : kTensorDims) {
-    if (dim == kLatentKeyDim) continue;  // has no backward
+    if (dim > kMaxBackwardHeadDim) continue;
     for (const bool registers : {false, true}) {
       const PrefillTensorRow& probed = tensor_row(kPrefillTensorTuning, dim, registers);
       const BackwardTensorRow& row = tensor_row(kBackwardTensorTuning, dim, registers);

@@ -186,7 +186,7 @@ std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceF
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
 
-// The pass that asks the GPU how it lays out the tensors of prefill_tensor: kSlotTensorFacts
+// The pass that asks the GPU how it lays out the tensors of the tensor kernels: kSlotTensorFacts
 // (kernels/prefill/tensor_probe.metal).
 Plan plan_tensor_probe(TensorSize size, bool registers);
 

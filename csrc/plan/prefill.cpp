@@ -60,8 +60,8 @@ int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
   return groups;
 }
 
-// Selects from the tables of tuning.h. Each simdgroup has whole rows (prefill.metal) or some columns of its
-// rows (prefill_wide.metal).
+// Selects from the tables of tuning.h. Each simdgroup has whole rows (prefill.metal), some columns of its
+// rows (prefill_wide.metal), or either on tensor operations.
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   if (const auto state = tensor_state(p, device.tensors); is_on(state)) {
     const bool registers = state == TensorState::kRegisters;
@@ -121,7 +121,7 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
 }
 
-// The query, one staged operand of a step, slopes and positions of rows, and the keys that each simdgroup saw
+// The query, one staged operand of a step, the parameters of rows, and the keys that each simdgroup saw
 // in two steps. Without registers also the scores of a step and a factor of each row.
 int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   const int64_t dim = tensor_size(p)->dim;

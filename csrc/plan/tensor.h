@@ -1,6 +1,6 @@
 // Metal 4's tensor operations (matmul2d). From M5 on a GPU has units for them, which multiply several times
-// as fast as simdgroup matrices. How a GPU lays out their operands is not documented, so a self-test on the
-// user's machine decides whether the kernels may use them, for each dtype and head size.
+// as fast as simdgroup matrices (published). How a GPU lays out their operands is not documented, so a
+// self-test on the user's machine decides whether the kernels may use them, for each dtype and head size.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ inline constexpr int kMinTensorMacos = 2602;
 // Keys and values of multi-head latent attention with its projections absorbed. Their kernel has one variant:
 // scores pass through threadgroup memory.
 inline constexpr uint16_t kLatentKeyDim = 576, kLatentValueDim = 512;
-// The head sizes of the kernels; smaller heads are padded to one of them.
+// The head sizes of the kernels, ascending. Heads of 72 and 80 are padded to 96; others are not taken.
 inline constexpr std::array<uint16_t, 6> kTensorDims{64, 96, 128, 192, 256, kLatentKeyDim};
 
 // What the state depends on: the dtype, float16 or bfloat16, the padded head size, and whether gradients are

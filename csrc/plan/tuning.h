@@ -96,7 +96,7 @@ struct PrefillTensorRow {
   const char* provenance;
 };
 
-// Query, a staged step and, without registers, the scores of all rows take at most 31 KB of threadgroup
+// Query, a staged step and, without registers, the scores of all rows take at most 31 KiB of threadgroup
 // memory. Output and scores of a simdgroup take 80 floats per lane at most, as in kernels that run on M5
 // (published, xwen); those of prefill_wide_tensor, for keys of 576 columns, take 72. Rows, keys and
 // simdgroups are those of MLX's and xwen's kernels for heads of 128. Nothing here was measured on an Apple
@@ -110,7 +110,7 @@ inline constexpr std::array<PrefillTensorRow, 6> kPrefillTensorTuning{{
     {256, true, 2, 16, 4, "tensors: 16 keys per step, columns over 2 of 4 simdgroups"},
     {256, false, 2, 16, 4,
      "tensors through threadgroup memory: 16 keys per step, columns over 2 of 4 simdgroups"},
-    {kAnyDim, false, 1, 32, 4,
+    {576, false, 1, 32, 4,
      "tensors through threadgroup memory: 16 rows, 32 keys per step, columns over 4 simdgroups"},
 }};
 
@@ -133,8 +133,8 @@ inline constexpr std::array<BackwardTensorRow, 6> kBackwardTensorTuning{{
     {96, false, 2, 2, 32, 1, "tensors through threadgroup memory, D <= 96: 32 rows or keys per threadgroup"},
     {128, false, 2, 1, 32, 1,
      "tensors through threadgroup memory, D <= 128: 32 rows or 16 keys per threadgroup"},
-    {kAnyDim, true, 1, 1, 16, 2, "tensors: 16 rows or keys per threadgroup, columns over 2 simdgroups"},
-    {kAnyDim, false, 1, 1, 16, 2,
+    {256, true, 1, 1, 16, 2, "tensors: 16 rows or keys per threadgroup, columns over 2 simdgroups"},
+    {256, false, 1, 1, 16, 2,
      "tensors through threadgroup memory: 16 rows or keys per threadgroup, columns over 2 simdgroups"},
 }};
 

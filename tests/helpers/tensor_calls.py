@@ -1,4 +1,4 @@
-"""Random prefills through the operators, in a process whose GPU has tensor operations and whose FATTN_TENSOR
+"""Random prefills and decodes through the operators, in a process whose GPU has tensor operations and whose FATTN_TENSOR
 turns them on:
 
 python -m tests.helpers.tensor_calls SEED COUNT

@@ -136,7 +136,7 @@ def test_not_trusted(state: str, why: str | None) -> None:
     assert explained.data.get("tensor") == why
 
 
-def test_no_older_gpu_has_them() -> None:
+def test_no_gpu_has_them_by_default() -> None:
     for family in (7, 9, 10):
         explained = torch_fattn.explain("prefill", *operands(), family=family, cores=10)
         assert explained.passes[0]["kernel"] == "fattn_prefill" and "tensor" not in explained.data

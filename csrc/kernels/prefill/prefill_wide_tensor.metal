@@ -1,9 +1,9 @@
-// Prefill on Metal 4's tensor operations for heads of 576 columns with values of 512, which have multi-head
-// latent attention (DeepSeek-V2: DeepSeek-AI 2024) with its projections absorbed: many query heads on one
-// key-value head.
+// Prefill on Metal 4's tensor operations for keys of 576 columns with values of 512: the heads of multi-head
+// latent attention (DeepSeek-V2: DeepSeek-AI 2024) with absorbed projections, where many query heads share
+// one key-value head.
 //
-// Inputs, outputs and the packing of rows are those of prefill.metal. A threadgroup has 16 rows, for which
-// threadgroup memory has room. No simdgroup repeats the work of another. A step:
+// Inputs, outputs and the packing of rows are those of prefill.metal. A threadgroup has 16 rows; threadgroup
+// memory has no room for more. No simdgroup repeats the work of another. A step:
 //
 //   simdgroups   query x keys -> scores: each has one half of the keys and of the columns
 //   threads      the sums of both halves of the columns -> weights: each has four keys of a row
@@ -19,9 +19,11 @@
 namespace fattn {
 
 static_assert(kTileRows == kTensorRows, "all simdgroups have the same rows");
+static_assert(!FATTN_REGISTERS, "scores pass through threadgroup memory");
 FATTN_CONSTEXPR int kStepProducts = kTileKeys / kProductKeys;
 FATTN_CONSTEXPR int kSumShares = kSimdgroups / kStepProducts;  // of the columns over which keys are summed
-static_assert(kTileKeys == kStepProducts * kProductKeys, "a step is of two products along the keys");
+static_assert(kTileKeys == kStepProducts * kProductKeys,
+              "a step is a whole number of products along the keys");
 static_assert(kSimdgroups == kStepProducts * kSumShares, "a simdgroup has keys and columns of a step");
 
 // Operands are staged for one product along the keys at a time: some columns of its keys, and then those of
@@ -35,7 +37,7 @@ static_assert(kKeyPieces * kKeyColumns == kTensorDim && kValuePieces * kValueCol
               "pieces have the same size");
 FATTN_CONSTEXPR int kStagedChunks = kProductKeys * kValueColumns / kChunk;
 static_assert(kKeyColumns <= kValueColumns, "the pieces of keys fit, too");
-// The scores of a step take the same memory between them.
+// The scores of a step reuse this memory.
 FATTN_CONSTEXPR int kShareScores = kTensorRows * kScorePitch;
 static_assert(kSumShares * kShareScores * sizeof(float) <= kStagedChunks * sizeof(uint4), "as do scores");
 
@@ -43,7 +45,7 @@ static_assert(kSumShares * kShareScores * sizeof(float) <= kStagedChunks * sizeo
 struct WideStep {
   StepKeys keys;
   uint exist;    // see StepKeys
-  uint present;  // those of them whose product is computed, by bits: some row may see a key of it
+  uint present;  // the existing keys of the products that are computed: some row may see a key of each
   bool whole;    // every row sees every key
 
   void find(thread const PrefillTile& tile, int first_key, ushort lane) thread {
@@ -164,7 +166,7 @@ using namespace fattn;
     FATTN_ATTENTION_ARGUMENTS(PrefillParams)) {
   threadgroup uint4 query_storage[kTileRows * kRowChunks];
   threadgroup uint4 step_storage[kStagedChunks];
-  threadgroup float shared_weights[kShareScores];
+  threadgroup float4 weight_storage[kShareScores / 4];  // float4 for its alignment
   threadgroup float factors[kTensorRows];
   threadgroup SavedTile saved;
   threadgroup uint seen_by[kSimdgroups];  // the keys of a step
@@ -176,6 +178,7 @@ using namespace fattn;
   const int sum_column = sum_share * kProductDim;
   const int out_column = simdgroup_index * kShareDim;
   threadgroup float* products = reinterpret_cast<threadgroup float*>(step_storage);
+  threadgroup float* shared_weights = reinterpret_cast<threadgroup float*>(weight_storage);
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;

@@ -1,4 +1,4 @@
-// What a GPU says of the cooperative tensors of prefill_tensor, for the self-test: kTensorHeadFacts and
+// What a GPU says of the cooperative tensors of the tensor kernels, for the self-test: kTensorHeadFacts and
 // kMostTensorFacts (sizes.h) tell the order. One simdgroup.
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
@@ -31,16 +31,20 @@ using namespace fattn;
     constant TensorProbeParams& params [[buffer(fattn::kSlotParams)]],
     ushort lane [[thread_index_in_simdgroup]]) {
   FATTN_TENSOR_PRODUCTS
-  auto reduced = FATTN_TENSOR_REDUCED;
+  int rows = 0;
+  int rows_of_scores = 0;
+  int rows_of_output = 0;
   int is_left_input = 0;
 #if FATTN_REGISTERS
+  auto reduced = FATTN_TENSOR_REDUCED;
+  rows = reduced.get_capacity();
+  rows_of_scores = is_iterator_compatible(scores, reduced);
+  rows_of_output = is_iterator_compatible(output, reduced);
   is_left_input = output_product.template is_compatible_as_left_input<float, Element, float>(scores);
 #endif
-  const int rows_of_scores = is_iterator_compatible(scores, reduced);
-  const int rows_of_output = is_iterator_compatible(output, reduced);
   if (lane == 0) {
     facts[0] = scores.get_capacity();
-    facts[1] = reduced.get_capacity();
+    facts[1] = rows;
     facts[2] = output.get_capacity();
     facts[3] = rows_of_scores;
     facts[4] = rows_of_output;

@@ -1,7 +1,7 @@
 // The two products of a step on Metal 4's tensor operations: scores = query keys^T and output += weights
 // values, for the 16 rows of a simdgroup. Those of the backward are like them: backward/tensor_gradients.h.
-// Which lane holds which element of a cooperative tensor is the GPU's own affair and may differ with
-// descriptor and dtype: the kernels ask for the coordinates of each element.
+// The GPU decides which lane holds which element of a cooperative tensor. This may differ with descriptor and
+// dtype: the kernels ask for the coordinates of each element.
 //
 // No operand is read past its extents: Metal does not define what a product then does. An operand is in the
 // cache, where all its rows exist, or it was copied to threadgroup memory, padded with zeros.
@@ -19,16 +19,17 @@ namespace fattn {
 FATTN_CONSTEXPR int kTensorRows = 16;
 FATTN_CONSTEXPR int kTensorDim = (kHeadDim + 31) / 32 * 32;  // heads of 72 and 80 are padded
 FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
-// Heads that are computed by prefill_wide_tensor: a product has a part of their columns.
+// Whether prefill_wide_tensor computes these heads: a score product then sums over some of their columns.
 FATTN_CONSTEXPR bool kWide = kHeadDim != kValueDim;
 FATTN_CONSTEXPR int kShareDim = (kWide ? kValueDim : kTensorDim) / kColumnShares;  // of a simdgroup's output
-// Right rows of a step: keys or, in the backward pass over keys, query rows.
+static_assert(kTensorRows * kShareDim <= kMostOutElements * kSimdWidth, "as the self-test allows a lane");
+// Rows of the right operand of a step: keys or, in the backward pass over keys, query rows.
 #ifdef FATTN_STEP_ROWS
 FATTN_CONSTEXPR int kWalked = FATTN_STEP_ROWS;
 #else
 FATTN_CONSTEXPR int kWalked = kTileKeys;
 #endif
-// Right rows of a product, and the columns over which it sums.
+// Those of a score product, and the columns over which it sums.
 FATTN_CONSTEXPR int kProductKeys = kWide ? kWideProductKeys : kWalked;
 FATTN_CONSTEXPR int kProductDim = kWide ? kWideProductDim : kTensorDim;
 FATTN_CONSTEXPR int kScorePitch = kWalked + kScorePadFloats;  // of rows in threadgroup memory
@@ -65,7 +66,7 @@ inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int colum
 
 }  // namespace fattn
 
-// Descriptors are local to a function, as in all public code. Metal's default mode differs between versions,
+// Descriptors are local to a function, as in most public code. Metal's default mode differs between versions,
 // so it is named.
 #define FATTN_TENSOR_PRODUCTS                                                                               \
   constexpr auto scores_of = matmul2d_descriptor(                                                           \
@@ -84,15 +85,16 @@ inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int colum
 // More tensors with the elements of `scores`, and one with a sum for each of its rows.
 #define FATTN_TENSOR_SCORES \
   score_product.template get_destination_cooperative_tensor<SharedTensor, CacheTensor, float>()
+// With registers, rows of scores are reduced, and the scores become the left operand of the second product
+// where they are. Otherwise that is in threadgroup memory, and neither reductions nor cooperative operands
+// are named: systems that do not know them compile this too.
+#if FATTN_REGISTERS
 #define FATTN_TENSOR_REDUCED \
   score_product.template get_row_reduction_destination_cooperative_tensor<SharedTensor, CacheTensor, float>()
-
-// With registers, the scores become the left operand of the second product where they are; otherwise that is
-// in threadgroup memory, and no cooperative operand is named: systems that do not know them compile this too.
-#if FATTN_REGISTERS
 #define FATTN_TENSOR_WEIGHTS \
   typedef typename OutputProduct::template cooperative_tensor_left_input_t<float, Element, float> Weights;
 #else
+#define FATTN_TENSOR_REDUCED 0
 #define FATTN_TENSOR_WEIGHTS typedef SharedWeights Weights;
 #endif
 

@@ -15,7 +15,7 @@ struct TensorRows {
   template <class Scores, class Reduced, class Output>
   void begin(thread Scores& scores, thread Reduced& reduced, thread Output& output,
              thread const PrefillTile& tile) thread {
-    // The number of a row is the largest of equal numbers.
+    // Each element becomes the number of its row; their maximum is that number.
     FATTN_EACH_ELEMENT(i, scores) { scores[i] = scores.get_multidimensional_index(i)[1]; }
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
 #pragma clang loop unroll(full)

@@ -1,7 +1,6 @@
-// What the tensor kernels whose tiles are query rows keep in threadgroup memory: the rows of a tile once, and
-// keys and values of the steps that products cannot read where they are. These have keys that no row of the
-// tile sees, whose memory may hold NaN or belong to nobody; or their keys are in several blocks; or their
-// heads need padding.
+// Copies in threadgroup memory, for the tensor kernels whose tiles are query rows: the query of a tile, once,
+// and keys and values that a product cannot read in place. Those are keys that no row of the tile sees (their
+// memory may hold NaN or belong to nobody), keys of several cache blocks, and heads that need padding.
 #pragma once
 
 #include "prefill_tile.h"
@@ -48,8 +47,8 @@ inline ScoreModifiers modifiers_of(const threadgroup SavedTensorRow& row, consta
   return modifiers;
 }
 
-// The query rows of a tile, or rows like them. Rows that do not exist, and the columns of the padding, become
-// 0.
+// Copies the query rows of a tile, or rows like them. Rows that do not exist, and the columns of the padding,
+// become 0.
 inline void stage_rows(threadgroup uint4* to, const device Element* from, constant Strides3& strides,
                        thread const PrefillTile& tile, ushort thread_index) {
   for (int c = thread_index; c < kTileRows * kRowChunks; c += kThreads) {

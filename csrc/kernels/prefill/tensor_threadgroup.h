@@ -1,5 +1,5 @@
 // The rows of a simdgroup of prefill_tensor whose scores pass through threadgroup memory, where each has its
-// coordinates as an address. Two lanes have a row, and half of its scores each.
+// coordinates as an address. Two lanes share a row; each has half of its scores.
 #pragma once
 
 namespace fattn {
