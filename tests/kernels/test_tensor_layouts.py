@@ -21,8 +21,6 @@ ALLOWED = {
     "prefill_tensor.metal": {
         "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
         "tile.at.lane = lane;",
-        "step.look_up(table, first_key, lane);",
-        "const uint exist = step.exist(table, lane);",
     },
     "prefill_wide_tensor.metal": {
         "void find(thread const PrefillTile& tile, int first_key, ushort lane) thread {",
@@ -41,6 +39,10 @@ ALLOWED = {
         "const long place = list_elements(scores, facts, kTensorHeadFacts, params.most_facts, lane);",
         "list_elements(output, facts, place, params.most_facts, lane);",
     },
+    "tensor_step.h": {
+        "keys.look_up(table, key, tile.at.lane);",
+        "exist = keys.exist(table, tile.at.lane);",
+    },
     "tensor_staging.h": {
         "if (tile.at.lane == 0) {",
         "const int row = tile.at.lane;",
@@ -55,8 +57,6 @@ ALLOWED = {
         "QueryRow own_row() const thread { return tile.own_row(tile.at.lane); }",
         "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
         "tile.at.lane = lane;",
-        "keys.look_up(table, key, tile.at.lane);",
-        "const uint exist = keys.exist(table, tile.at.lane);",
         "const float weights = row_sum_of(weight_sums, lane);",
         "rows.put_sums(weights, row_sum_of(grad_sums, lane));",
         "const float slope_grad = fc_alibi ? row_sum_of(slope_sums, lane) : 0.0f;",
