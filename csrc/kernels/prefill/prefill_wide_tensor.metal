@@ -118,12 +118,11 @@ struct RowPart {
         visible.first_draft = tile.rows.first_position;
         visible.drafts[0] = drafts;
       }
-      const uint exist = step.has(key / kProductKeys) ? step.exist : 0;
       seen = 0;
 #pragma clang loop unroll(full)
       for (int e = 0; e < kLaneScores; e++) {
         float score = own[e];
-        const bool exists = (exist >> (key + e)) & 1;
+        const bool exists = (step.exist >> (key + e)) & 1;
         const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, first_key + e, exists);
         own[e] = sees ? score : -INFINITY;
         seen |= uint(own[e] != -INFINITY) << (key + e);
