@@ -44,26 +44,24 @@ static_assert(kSumShares * kShareScores * sizeof(float) <= kStagedChunks * sizeo
 // A step, of which product p has the keys from p * kProductKeys on.
 struct WideStep {
   StepKeys keys;
-  uint exist;    // see StepKeys
-  uint present;  // the existing keys of the products that are computed: some row may see a key of each
-  bool whole;    // every row sees every key
+  uint exist;  // see StepKeys
+  StepFragments fragments;
+  bool whole;  // every row sees every key
 
   void find(thread const PrefillTile& tile, int first_key, ushort lane) thread {
     const KeyTable table = tile.source.blocks();
     keys.look_up(table, first_key, lane);
     exist = keys.exist(table, lane);
     const StepSight sight = tile.sight_of(first_key, exist);
+    fragments = sight.fragments;
     whole = sight.whole;
-    present = 0;
-#pragma clang loop unroll(full)
-    for (int p = 0; p < kStepProducts; p++) {
-      constexpr int kCount = kProductKeys / kFragment;
-      present |= sight.fragments.has_some(p * kCount, kCount) ? kProductBits << (p * kProductKeys) : 0;
-    }
-    present &= exist;
+  }
+  // Whether some row may see a key of the product.
+  bool has(int p) const thread {
+    constexpr int kCount = kProductKeys / kFragment;
+    return fragments.has_some(p * kCount, kCount);
   }
   static uint of_product(uint bits, int p) { return (bits >> (p * kProductKeys)) & kProductBits; }
-  bool has(int p) const thread { return of_product(present, p) != 0; }
   // Whether products can read keys and values where they are.
   bool in_place(thread const PrefillTile& tile, int p) const thread {
     return is_in_place(tile, keys.first_key + p * kProductKeys, of_product(exist, p));
@@ -126,7 +124,7 @@ struct RowPart {
 #pragma clang loop unroll(full)
       for (int e = 0; e < kLaneScores; e++) {
         float score = own[e];
-        const bool exists = (step.present >> (key + e)) & 1;
+        const bool exists = (step.exist >> (key + e)) & 1;
         const bool sees = sees_key(score, visible, tile.operands.attn_mask, 0, first_key + e, exists);
         own[e] = sees ? score : -INFINITY;
         seen |= uint(own[e] != -INFINITY) << (key + e);
