@@ -81,10 +81,9 @@ def _prefill() -> list[Call]:
 
 def _tensor() -> list[Call]:
     """Calls on tensor operations: prefills of head sizes and lengths that MLX's and torch's kernels have too,
-    backwards, drafts of a speculative decode, and latent attention of 16 and 128 heads."""
+    backwards, and drafts of a speculative decode."""
     prompt = Call("prefill", 32, 32, 128, 0, 0, model="H32")
     drafts = Call("decode", 32, 8, 128, 0, 8192, model="drafts")
-    latent = Call("decode", 0, 1, 576, 1, 8192, latent_dim=512, model="latent")
     prompts = [
         call
         for op, lengths in (("prefill", (2048, 8192)), ("prefill_backward", (4096,)))
@@ -96,7 +95,6 @@ def _tensor() -> list[Call]:
     return [
         *prompts,
         *(replace(drafts, head_dim=dim, q_len=rows) for dim in (64, 128) for rows in (4, 8, 16)),
-        *(replace(latent, q_heads=heads) for heads in (16, 128)),
     ]
 
 

@@ -153,6 +153,8 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         value_in_key=True, **CAUSAL),
     "paged_prefill_tensor": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 80, 80), TENSORS,
         **CHUNK_AND_TOKEN),
+    "decode_tensor": _call("decode", f16, (2, 32, 8, 8, 5000, 128, 128), TENSORS, seq_lens=(4000, 9),
+        tree="shared"),
     "paged_prefill_tokens": _call("paged_prefill", f16, (3, 8, 2, 3, 512, 64, 64), seq_lens=(400, 9, 3),
         block_size=32, q_lens=(1, 3, 3), **CAUSAL),
 }

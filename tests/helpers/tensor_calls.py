@@ -1,5 +1,5 @@
-"""Random prefills and decodes through the operators, in a process whose GPU has tensor operations and whose FATTN_TENSOR
-turns them on:
+"""Random prefills and decodes through the operators, in a process whose GPU has tensor operations and whose
+FATTN_TENSOR turns them on:
 
 python -m tests.helpers.tensor_calls SEED COUNT
 """

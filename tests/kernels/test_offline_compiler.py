@@ -107,6 +107,9 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
                 if kernel.startswith("prefill"):
                     value = rows[..., : tensor_kernels.LATENT_VALUE]
                     yield torch_fattn.explain("prefill", rows, rows, value, **on_gpu)
+                    for heads in (2, 4, 8):  # tiles of 16, 32 and 64 rows
+                        drafts = torch.empty(1, heads, 16, dim, dtype=dtype, device="meta")
+                        yield torch_fattn.explain("decode", drafts, rows, value, **on_gpu)
                 else:
                     lse = torch.empty(1, 2, 64, device="meta")
                     operands = (rows, None, rows, rows, rows, None, lse)

@@ -91,8 +91,10 @@ def test_scores_in_registers_leave_threadgroup_memory_alone() -> None:
     assert threadgroup.total("simdgroup_barriers") > 0 == registers.total("simdgroup_barriers")
 
 
-MULTIPLY = """step.multiply(score_product, query_rows, tile.source.keys(), params.key, tile, step_storage, thread_index,
-                  scores);"""
+MULTIPLY = (
+    "step.multiply(score_product, query_rows, tile.source.keys(), params.key, tile, step_storage, "
+    "thread_index,\n                  scores);"
+)
 TWICE = {
     "a product": (MULTIPLY, {"products", "cache_bytes"}),
     "a step's softmax": ("rows.weigh(scores, reduced, output);", {"exps"}),

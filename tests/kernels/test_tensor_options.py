@@ -1,5 +1,5 @@
-"""Pipelines with options, which the self-test of a size does not have: before its first use each runs a small
-problem with its options beside the simdgroup kernel, on a simulated M5. Steps of generation leave that to the
+"""Pipelines that the self-test of a size does not have: before its first use each runs a small problem with
+the options of its call beside the simdgroup kernel, on a simulated M5. Steps of generation leave that to the
 next call that may wait."""
 
 from __future__ import annotations
@@ -44,10 +44,17 @@ def varlen_backward(**options):
 """
 # The calls that the self-test of a size covers.
 SETUPS = {
-    PREFILL: SETUP + "prefill(query, key, key)\nprefill(query, key, key, is_causal=True)\n",
+    PREFILL: SETUP
+    + """
+prefill(query, key, key)
+prefill(query, key, key, is_causal=True)
+prefill(*[randn(1, 2, 70, 96)] * 3)
+""",
     BACKWARD: SETUP + "backward()\nbackward(is_causal=True)\n",
 }
 PREFILLS = {
+    "parts, causal": "prefill(randn(1, 1, 20, 64), *[randn(1, 1, 1300, 64)] * 2, is_causal=True)",
+    "heads of 80": "prefill(*[randn(1, 2, 70, 80)] * 3)",
     "bool mask": "prefill(query, key, key, mask)",
     "float32 mask, causal": "prefill(query, key, key, mask.float(), is_causal=True)",
     "float16 mask and map": "prefill(query, key, key, mask.half().log(), mask_map=small)",
@@ -138,24 +145,26 @@ def test_a_pipeline_that_is_wrong_alone(
 
 # Steps of generation: decodes of 16 rows and more, and packed rows of one token.
 STEPS = {
-    "plain": "decode(draft, cache, cache, lengths)",
+    "16 rows": "decode(draft[:, :, :4], roomy, roomy, lengths)",
+    "32 rows": "decode(draft, roomy, roomy, lengths)",
+    "short cache": "decode(draft, cache, cache, lengths)",
     "full cache": "decode(draft, cache, cache)",
     "bool mask": "decode(draft, cache, cache, lengths, attn_mask=mask[:8])",
     "float32 mask, one head": "decode(query[:, :, :16], key, key, attn_mask=mask[:16].float())",
     "tree": "decode(draft, cache, cache, lengths, tree_mask=tree)",
     "tree, 16 rows": "decode(draft[:, :, :4], cache, cache, lengths, tree_mask=tree[:4])",
     "window, sinks": "decode(draft, cache, cache, lengths, window_left=20, sink_tokens=3, sinks=sinks)",
-    "softcap, alibi, parts": "decode(draft, long, long, softcap=9.0, alibi_slopes=sinks.abs())",
+    "softcap, alibi, parts": "decode(draft, roomy, roomy, softcap=9.0, alibi_slopes=sinks.abs())",
     "paged": "paged_decode(draft, pool, pool, tables, lengths)",
     "paged, tree": "paged_decode(draft, pool24, pool24, tables[:, :4], lengths, tree_mask=tree)",
     "packed": "paged(rows[:2], pool, pool, tables, lengths, ints(0, 1, 2), 1)",
 }
-OF_THE_SELF_TEST = ("plain", "full cache")
+OF_THE_SELF_TEST = ("16 rows", "32 rows")
 WITH_STEPS = (
     SETUPS[PREFILL]
     + """
 decode, paged_decode = torch_fattn.decode, torch_fattn.paged_decode
-draft, cache, long = randn(2, 8, 8, 64), randn(2, 2, 90, 64), randn(2, 2, 1200, 64)
+draft, cache, roomy = randn(2, 8, 8, 64), randn(2, 2, 90, 64), randn(2, 2, 900, 64)
 tree = torch.tensor([1, 3, 5, 11, 19, 37, 69, 0], device="mps")
 sinks = randn(8, dtype=torch.float32)
 """
@@ -204,6 +213,19 @@ def test_a_step_whose_pipeline_is_wrong(machines: Machines, tmp_path: Path, name
     assert run.found == {"hits": 1, "same": True, "launches": 0}
     assert run.state == "off" and run.launches == once(SIMDGROUPS[PREFILL])
     assert run.why.startswith("in a small problem with the options of a call its out differs by")
+
+
+SLICED = """
+before = tensor_launches()
+torch_fattn.warmup("prefill", heads=8, head_dim=64, q_len=200_000, kv_len=200_000, is_causal=True)
+found["launches"] = tensor_launches() - before
+"""
+
+
+def test_a_sliced_grid(machines: Machines, tmp_path: Path) -> None:
+    """The small problem has slices, too."""
+    run = machines.run(tmp_path, Run(calls=[], python=SETUPS[PREFILL] + SLICED))
+    assert run.states["prefill float16 64"] == "registers" and run.found["launches"] > 1
 
 
 WARMED_UP = """
