@@ -21,6 +21,7 @@ Problem problem_of(TensorSize size, const TensorProblem& wanted) {
   Problem p;
   if (size.is_backward) p.op = Op::kPrefillBackward;
   p.dtype = size.dtype;
+  p.batch = 1;
   p.q_heads = wanted.q_heads;
   p.kv_heads = wanted.kv_heads;
   p.q_len = wanted.q_len;
