@@ -44,7 +44,7 @@ template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
 #ifdef FATTN_WITH_METAL
   if constexpr (std::derived_from<AnyCall, Call>) {
-    if (call.device().is_mps() && may_wait_for_tests(call.problem)) test_tensors_for(call.problem);
+    if (call.device().is_mps()) test_tensors_for(call.problem, may_wait_for_tests(call.problem));
   }
 #endif
   [[maybe_unused]] Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
@@ -108,7 +108,7 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
                       std::optional<std::string_view> tensor, bool compiles) {
 #ifdef FATTN_WITH_METAL
   if constexpr (std::derived_from<AnyCall, Call>) {
-    if (compiles) test_tensors_for(call.problem);
+    if (compiles) test_tensors_for(call.problem, /*may_wait=*/true);
   }
 #endif
   DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());

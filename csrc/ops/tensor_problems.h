@@ -34,7 +34,7 @@ struct TensorProblem {
 inline constexpr std::array<TensorProblem, 7> kTensorProblems{{
     {"a causal problem of 83 rows", 2, 2, 83, 117, -5, true, TensorProblem::kAny},
     {"a problem of 90 rows and 117 keys", 2, 2, 90, 117, 0, false, TensorProblem::kAny},
-    {"a causal problem of shared heads", 4, 2, 83, 117, 34, true, TensorProblem::kForward},
+    {"a causal problem of shared heads", 8, 1, 83, 117, 34, true, TensorProblem::kForward},
     {"a problem with padded heads", 2, 1, 83, 117, 34, true, TensorProblem::kPadded},
     {"a decode of 16 rows", 16, 2, 2, 1100, 1098, true, TensorProblem::kDecode},
     {"a decode of 28 rows", 14, 2, 4, 1100, 1096, true, TensorProblem::kDecode},

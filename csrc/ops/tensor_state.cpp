@@ -45,7 +45,8 @@ struct Sizes {
   std::vector<std::pair<TensorSize, std::vector<KernelSpec>>> of_tests;
   std::vector<KernelSpec> tested;
   std::vector<std::pair<KernelSpec, Problem>> deferred;
-  std::mutex testing;  // held while a test runs
+  std::vector<TensorSize> deferred_sizes;  // whose self-test has not run
+  std::mutex testing;                      // held while a test runs
 
   // The pipelines of a plan with tensor operations of this size that were not tested.
   std::vector<KernelSpec> untested(const Plan& plan, TensorSize size, const DeviceFacts& gpu) {
@@ -73,6 +74,13 @@ struct Sizes {
                                         [&](const auto& known) { return known.first == pipeline; });
       if (!is_known) deferred.emplace_back(pipeline, problem);
     }
+  }
+
+  void defer(TensorSize size) {
+    std::lock_guard lock(mutex);
+    const bool is_known =
+        std::find(deferred_sizes.begin(), deferred_sizes.end(), size) != deferred_sizes.end();
+    if (!is_known) deferred_sizes.push_back(size);
   }
 
   // The verdict of this process or, without a setting by hand, of an earlier one.
@@ -104,6 +112,7 @@ void change(const Change& make) {
     all.of_tests.clear();
     all.tested.clear();
     all.deferred.clear();
+    all.deferred_sizes.clear();
 #endif
   }
   forget_gpu_facts();
@@ -210,10 +219,13 @@ bool pass(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
 void run_deferred_tests() {
   Sizes& all = sizes();
   std::vector<std::pair<KernelSpec, Problem>> deferred;
+  std::vector<TensorSize> deferred_sizes;
   {
     std::lock_guard lock(all.mutex);
     deferred.swap(all.deferred);
+    deferred_sizes.swap(all.deferred_sizes);
   }
+  for (const TensorSize size : deferred_sizes) test_tensors_for(size);
   if (deferred.empty()) return;
   std::lock_guard one_at_a_time(all.testing);
   for (const auto& [pipeline, problem] : deferred) {
@@ -305,10 +317,16 @@ DeviceFacts without_tensors(const Problem& problem) {
   return facts;
 }
 
-void test_tensors_for(const Problem& problem) {
-  if (!gpu_facts().tensors.any()) return;
+void test_tensors_for(const Problem& problem, bool may_wait) {
+  const TensorStates& states = gpu_facts().tensors;
+  if (!states.any()) return;
+  const auto size = tensor_size(problem);
+  if (!may_wait) {
+    if (size && states.of(*size) == TensorState::kUntested) sizes().defer(*size);
+    return;
+  }
   run_deferred_tests();
-  if (const auto size = tensor_size(problem)) test_tensors_for(*size);
+  if (size) test_tensors_for(*size);
 }
 #endif
 

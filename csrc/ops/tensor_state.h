@@ -19,9 +19,9 @@ TensorStates tensor_states(const DeviceFacts& gpu);
 bool may_wait_for_tests(const Problem& problem);
 
 // Runs the self-test if the plan of this problem depends on it and it has not run, and before it the tests
-// that steps of generation deferred. Call before the plan of a call that may wait. Raises ValueError for a
-// wrong FATTN_TENSOR, and nothing else.
-void test_tensors_for(const Problem& problem);
+// that steps of generation deferred. Without `may_wait` it is deferred, too. Call before a plan. Raises
+// ValueError for a wrong FATTN_TENSOR, and nothing else.
+void test_tensors_for(const Problem& problem, bool may_wait);
 void test_tensors_for(TensorSize size);
 
 // What decided the state that the plan of this problem follows; "" if nothing has.

@@ -93,8 +93,8 @@ def test_a_gpu_before_m5_where_they_were_faster(machines: Machines, tmp_path: Pa
     assert run.states == {"prefill float16 64": "registers"} and run.why == "passed the self-test"
     assert run.launches == {TENSOR: 1, SIMDGROUP: 1} | once(SIMDGROUPS[BACKWARD])
     assert run.all_launches[PROBE] == 1 and len(verdicts(tmp_path)) == 1
-    assert "  prefill float16 64                       registers    passed the self-test\n" in run.doctor
-    assert "  all others                               off          GPUs before M5" in run.doctor
+    assert "  prefill float16 64                           registers    passed the self-test\n" in run.doctor
+    assert "  all others                                   off          GPUs before M5" in run.doctor
     assert run.found == {
         "64": "not tested yet on this GPU: tuned by a test",
         "128": "off for this dtype and head size: no timing on this GPU found them faster",

@@ -24,6 +24,8 @@ ALLOWED = {
     },
     "prefill_wide_tensor.metal": {
         "void find(thread const PrefillTile& tile, int first_key, ushort lane) thread {",
+        "row = thread_index / kRowLanes;",
+        "key = thread_index % kRowLanes * kLaneScores;",
         "keys.look_up(table, first_key, lane);",
         "exist = keys.exist(table, lane);",
         "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
@@ -76,6 +78,8 @@ ALLOWED = {
         "half_row = tile.at.lane % kRowLanes;",
     },
 }
+# Lanes, or threads from which lanes are computed.
+LANE = re.compile(r"\blane\b|\bthread_index\s*[%/&]")
 # The elements of cooperative tensors by their own numbers, which mean nothing.
 ELEMENT = re.compile(r"\b(?:scores|reduced|output|held|weight_grads|\w+_sums)\[(?!i\]|j\])")
 
@@ -88,11 +92,7 @@ def code_of(name: str) -> list[str]:
 def layouts_assumed(name: str, lines: list[str]) -> list[str]:
     """The lines that tell elements of cooperative tensors, or lanes, from others."""
     allowed = ALLOWED.get(name, set())
-    return [
-        line
-        for line in lines
-        if ELEMENT.search(line) or (re.search(r"\blane\b", line) and line not in allowed)
-    ]
+    return [line for line in lines if ELEMENT.search(line) or (LANE.search(line) and line not in allowed)]
 
 
 @pytest.mark.host_only
@@ -115,6 +115,7 @@ def test_every_allowed_line_is_there() -> None:
         ("prefill_tensor.metal", "const int key = first_key + ((lane >> 2 & 2) | (lane & 1)) * 4 + i % 4;"),
         ("tensor_registers.h", "scores[2 * i] = 0.0f;"),
         ("tensor_gradients.h", "weight_grads[i ^ 1] = 0.0f;"),
+        ("prefill_wide_tensor.metal", "const int column = thread_index % 32 / 4 * 2;"),
         ("tensor_threadgroup.h", "largest = fmax(largest, output[lane]);"),
     ],
 )

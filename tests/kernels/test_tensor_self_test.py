@@ -4,6 +4,7 @@ verdict is kept. Every run checks its results against float64."""
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,6 @@ from torch_fattn.runtime import tensor_units
 half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
 torch_fattn.decode(half[:, :, :1], half, half)
 torch_fattn.decode(half[:, :, :8], half, half)
-torch_fattn.decode(half[:, :, :16], half, half)
 torch_fattn.prefill(half.float(), half.float(), half.float())
 torch_fattn.prefill(half[..., :40], half[..., :40], half[..., :40])
 torch_fattn.prefill(half[:, :, :8], half, half)
@@ -163,6 +163,7 @@ with fake.FakeTensorMode() as mode:
 graph = make_fx(torch.nn.functional.scaled_dot_product_attention, tracing_mode="fake")(half, half, half)
 found["graph"] = graph.code
 torch_fattn.uninstall()
+torch_fattn.decode(half[:, :, :16], half, half)
 found["states"] = sorted({each.state for each in tensor_units.states()})
 found["launches"] = softmetal.launches()
 found["result"] = graph(half, half, half).float().isnan().any().item()
@@ -175,6 +176,21 @@ def test_what_does_not_run_it(machines: Machines, tmp_path: Path) -> None:
     assert PROBE not in run.found["launches"] and run.found["launches"][SIMDGROUP] > 0
     assert "torch.ops.fattn.prefill" in run.found["graph"], "a traced call is ours until the test has run"
     assert run.state == "registers" and run.found["result"] is False, "the graph's operator ran the test"
+
+
+DEFERRED = """
+half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
+torch_fattn.decode(half[:, :, :16], half, half)
+"""
+
+
+def test_a_decode_leaves_it_to_the_next_prefill(machines: Machines, tmp_path: Path) -> None:
+    """As a model with latent attention needs it, whose prefills have other heads than its decodes."""
+    other_prefill = Run(calls=[{"dtype": "float32"}], python=DEFERRED)
+    run = machines.run(tmp_path, other_prefill)
+    assert [name for name, state in run.states.items() if state == "registers"] == ["prefill float16 64"]
+    control = machines.run(tmp_path / "other", replace(other_prefill, python=""))
+    assert {*control.states.values()} == {"untested"}
 
 
 COMPILED = """

@@ -241,7 +241,7 @@ def report_tensors(test_all: bool) -> list[str]:
                 f"tensor operations of {name} failed the self-test: please report it with this output"
             )
     if why_off:
-        print(f"  {'all others':<40} {'off':<12} {why_off}")
+        print(f"  {'all others':<44} {'off':<12} {why_off}")
     return advice
 
 

@@ -22,7 +22,7 @@ FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
 // Whether prefill_wide_tensor computes these heads: a score product then sums over some of their columns.
 FATTN_CONSTEXPR bool kWide = kHeadDim != kValueDim;
 FATTN_CONSTEXPR int kShareDim = (kWide ? kValueDim : kTensorDim) / kColumnShares;  // of a simdgroup's output
-static_assert(kTensorRows * kShareDim <= kMostOutElements * kSimdWidth, "as the self-test allows a lane");
+static_assert(kShareDim / 2 <= kMostOutElements, "the self-test allows no more elements of the output");
 // Rows of the right operand of a step: keys or, in the backward pass over keys, query rows.
 #ifdef FATTN_STEP_ROWS
 FATTN_CONSTEXPR int kWalked = FATTN_STEP_ROWS;

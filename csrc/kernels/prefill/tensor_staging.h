@@ -33,7 +33,9 @@ inline void save_rows(thread const PrefillTile& tile, threadgroup SavedTensorRow
     tile.rows.set_modifiers(0, at, tile.operands, *tile.params, of_row);
     rows[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
     rows[row].position = of_row.position[0];
-    rows[row].drafts = fc_tree && at.exists ? tile.drafts_of(at) : 0;
+    if (fc_tree) {
+      rows[row].drafts = at.exists ? tile.drafts_of(at) : 0;
+    }
   }
 }
 
