@@ -32,7 +32,7 @@ KV_INT4 = str(_FORMATS["int4"]["number"])  # as a macro
 
 def tensor_launches(case: Case, cores: int) -> list[Launch]:
     """The launches on tensor operations; empty if there is no such kernel for the case."""
-    states = OURS_ON_TENSORS if case.op in PREFILLS else {}
+    states = OURS_ON_TENSORS if case.op in (*PREFILLS, "decode") else {}
     launches = [launch(case, cores, TENSOR_FAMILY, tensor) for tensor in states]
     return [one for one in launches if one.impl in OURS_ON_TENSORS.values()]
 

@@ -129,6 +129,10 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
       plan = plan_or_raise(call.problem, facts = gpu_facts());
     if (is_here) why = why_tensors(call.problem);
     if (!why.empty()) plan.tensor = (why = plan.tensor + (": " + why)).c_str();
+    if (const char* not_yet = is_here && !compiles ? why_not_yet(call.problem, plan) : ""; *not_yet != '\0') {
+      plan = plan_or_raise(call.problem, facts = without_tensors(call.problem));
+      plan.tensor = not_yet;
+    }
   }
 #endif
   if (compiles) compile(plan);

@@ -52,14 +52,15 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
     p.q_heads = pipeline.grouped ? 16 : 2;
     p.q_len = !pipeline.grouped ? 16 : pipeline.row_groups == 4 ? 7 : pipeline.row_groups == 2 ? 3 : 2;
   }
-  p.kv_len = pipeline.split ? 1100 : p.mask_pairs ? 118 : 117;
+  constexpr int64_t kKeysOfParts = 2200;
+  p.kv_len = pipeline.split ? kKeysOfParts : p.mask_pairs ? 118 : 117;
   p.q_offset = p.kv_len - p.q_len - (is_decode(p.op) ? 0 : 3);
   p.part = p.value_in_key = p.has_float32_out = false;
   p.has_mask_map = pipeline.mask_map;  // the planner makes none for so few keys
   p.scale = 1.0 / std::sqrt(double(p.head_dim));
   ScoreOptions& options = p.options;
   // Numbers that leave gradients: beside a window of one key, all would be 0.
-  if (options.window_left >= 0) options.window_left = 20;
+  if (options.window_left >= 0) options.window_left = pipeline.split ? kKeysOfParts - 600 : 20;
   if (options.window_right >= 0) options.window_right = 7;
   if (options.sink_tokens > 0) options.sink_tokens = 5;
   if (options.softcap > 0.0) options.softcap = 5.0;
@@ -95,15 +96,20 @@ std::string fault_of(Trial& trial, const Plan& tested, const DeviceFacts& gpu) {
   return trial.fault();
 }
 
-// Gives the plan of a small problem the slices of this pipeline, and checks that it then has the pipeline.
-void take_pipeline(Plan& plan, const KernelSpec& pipeline) {
+// Gives the plan of a small problem the slices of this pipeline. Returns whether it then has the pipeline.
+bool takes_pipeline(Plan& plan, const KernelSpec& pipeline) {
   bool has_it = false;
   for (uint32_t i = 0; i < plan.pass_count; ++i) {
     Pass& pass = plan.passes[i];
     if (pipeline.sliced && pass.spec.kernel == pipeline.kernel) cut_into_slices(pass, 1);
     has_it = has_it || pass.spec == pipeline;
   }
-  TORCH_CHECK(has_it, "no small problem has the pipeline of this call");
+  return has_it;
+}
+
+bool take_pipelines(Plan& plan, const std::vector<KernelSpec>& pipelines) {
+  return std::all_of(pipelines.begin(), pipelines.end(),
+                     [&](const KernelSpec& pipeline) { return takes_pipeline(plan, pipeline); });
 }
 
 }  // namespace
@@ -145,15 +151,15 @@ std::string fault_of_problem(TensorSize size, const TensorProblem& problem, Tens
   return only_compile ? "" : fault_of(trial, tested, gpu);
 }
 
-std::string fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
-                             const DeviceFacts& gpu) {
+std::optional<std::string> fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
+                                            const DeviceFacts& gpu) {
   constexpr int kManyCores = 64;  // for which few tiles are cut into parts
   const KernelSpec& pipeline = pipelines[0];
   DeviceFacts facts = gpu;
   if (pipeline.split) facts.cores = kManyCores;
   Trial trial(small_problem(problem, pipeline));
   Plan tested = plan_with(trial.problem(), tensor_state(problem, gpu.tensors), facts);
-  for (const KernelSpec& each : pipelines) take_pipeline(tested, each);
+  if (!take_pipelines(tested, pipelines)) return std::nullopt;
   compile_or_raise(tested);
   return fault_of(trial, tested, facts);
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -68,9 +69,10 @@ bool has_problem(TensorSize size, const TensorProblem& problem);
 // simdgroup kernels. Returns what is wrong, "" if nothing. Raises CompileFault.
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
                              const DeviceFacts& gpu, bool only_compile);
-// The same for pipelines of a call, on a small problem with the options of the call.
-std::string fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
-                             const DeviceFacts& gpu);
+// The same for pipelines of a call, on a small problem with the options of the call; none if no small problem
+// has them, as of packed rows whose keys are cut into parts.
+std::optional<std::string> fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
+                                            const DeviceFacts& gpu);
 // The pipelines of all problems of a size whose state is on.
 std::vector<KernelSpec> pipelines_of_test(TensorSize size, const DeviceFacts& gpu);
 

@@ -44,6 +44,7 @@ struct Sizes {
   // generation met, with a call.
   std::vector<std::pair<TensorSize, std::vector<KernelSpec>>> of_tests;
   std::vector<KernelSpec> tested;
+  std::vector<KernelSpec> refused;  // no test has them: their calls run without tensor operations
   std::vector<std::pair<KernelSpec, Problem>> deferred;
   std::vector<TensorSize> deferred_sizes;  // whose self-test has not run
   std::mutex testing;                      // held while a test runs
@@ -65,6 +66,13 @@ struct Sizes {
       if (is_tensor(pipeline.kernel) && !has_passed) found.push_back(pipeline);
     }
     return found;
+  }
+
+  bool refuses(const std::vector<KernelSpec>& pipelines) {
+    std::lock_guard lock(mutex);
+    return std::any_of(pipelines.begin(), pipelines.end(), [&](const KernelSpec& pipeline) {
+      return std::find(refused.begin(), refused.end(), pipeline) != refused.end();
+    });
   }
 
   void defer(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
@@ -111,6 +119,7 @@ void change(const Change& make) {
     all.verdicts.clear();
     all.of_tests.clear();
     all.tested.clear();
+    all.refused.clear();
     all.deferred.clear();
     all.deferred_sizes.clear();
 #endif
@@ -206,14 +215,17 @@ void settle(TensorSize size, const TensorVerdict& verdict) {
 // Tests the pipelines of a call, and turns tensor operations of its size off if they fail. Returns whether
 // they passed.
 bool pass(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
-  if (const auto verdict = test_options(problem, pipelines, gpu_facts())) {
-    settle(*tensor_size(problem), *verdict);
+  const OptionsVerdict verdict = test_options(problem, pipelines, gpu_facts());
+  if (verdict.test == OptionsTest::kFailed) {
+    settle(*tensor_size(problem), verdict.of_size);
     return false;
   }
+  const bool has_passed = verdict.test == OptionsTest::kPassed;
   Sizes& all = sizes();
   std::lock_guard lock(all.mutex);
-  all.tested.insert(all.tested.end(), pipelines.begin(), pipelines.end());
-  return true;
+  auto& known = has_passed ? all.tested : all.refused;
+  known.insert(known.end(), pipelines.begin(), pipelines.end());
+  return has_passed;
 }
 
 void run_deferred_tests() {
@@ -286,7 +298,8 @@ std::string why_tensors(const Problem& problem) {
 
 bool may_wait_for_tests(const Problem& problem) {
   const bool is_packed_step = problem.packed && most_sequence_rows(problem) == 1;
-  return is_backward(problem.op) || !(is_packed_step || is_decode(problem.op));
+  // Steps over a shared prefix make partial results of it.
+  return is_backward(problem.op) || !(is_packed_step || is_decode(problem.op) || problem.part);
 }
 
 bool tensors_hold(const Problem& problem, const Plan& plan, bool may_wait) {
@@ -295,6 +308,7 @@ bool tensors_hold(const Problem& problem, const Plan& plan, bool may_wait) {
   const DeviceFacts& gpu = gpu_facts();
   const TensorSize size = *tensor_size(problem);
   std::vector<KernelSpec> pipelines = all.untested(plan, size, gpu);
+  if (all.refuses(pipelines)) return false;
   if (!may_wait && !pipelines.empty()) {
     all.defer(pipelines, problem);
     return false;
@@ -308,7 +322,16 @@ bool tensors_hold(const Problem& problem, const Plan& plan, bool may_wait) {
   if (pipelines.empty()) return true;
   std::lock_guard one_at_a_time(all.testing);
   pipelines = all.untested(plan, size, gpu);
-  return pipelines.empty() || pass(pipelines, problem);
+  return pipelines.empty() || (!all.refuses(pipelines) && pass(pipelines, problem));
+}
+
+const char* why_not_yet(const Problem& problem, const Plan& plan) {
+  if (!has_tensors(plan)) return "";
+  Sizes& all = sizes();
+  const std::vector<KernelSpec> pipelines = all.untested(plan, *tensor_size(problem), gpu_facts());
+  if (all.refuses(pipelines)) return "not used: no small problem can test this pipeline";
+  const bool is_deferred = !pipelines.empty() && !may_wait_for_tests(problem);
+  return is_deferred ? "not tested yet with these options; the next prefill or warmup does it" : "";
 }
 
 DeviceFacts without_tensors(const Problem& problem) {

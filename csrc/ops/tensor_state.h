@@ -32,6 +32,8 @@ std::string why_tensors(const Problem& problem);
 // tensor operations of its size are off from now on. Without `may_wait` the test is deferred to the next call
 // that may wait. If they cannot be trusted, the call needs another plan.
 bool tensors_hold(const Problem& problem, const Plan& plan, bool may_wait);
+// Why a call with this plan would run without its tensor operations now, "" if it would not.
+const char* why_not_yet(const Problem& problem, const Plan& plan);
 // This GPU, for a plan of the problem that uses no tensor operations.
 DeviceFacts without_tensors(const Problem& problem);
 #endif

@@ -127,13 +127,19 @@ TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSettin
   return {TensorState::kOff, why, lasting};
 }
 
-std::optional<TensorVerdict> test_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
-                                          const DeviceFacts& gpu) {
+OptionsVerdict test_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
+                            const DeviceFacts& gpu) {
   const c10::impl::ExcludeDispatchKeyGuard backend_only(kAbove);
-  const Fault fault = caught_fault([&] { return fault_of_options(problem, pipelines, gpu); });
-  if (fault.why.empty()) return std::nullopt;
-  return TensorVerdict{TensorState::kOff, "in a small problem with the options of a call " + fault.why,
-                       fault.lasting};
+  bool is_possible = true;
+  const Fault fault = caught_fault([&] {
+    const auto found = fault_of_options(problem, pipelines, gpu);
+    is_possible = found.has_value();
+    return found.value_or("");
+  });
+  if (!is_possible) return {OptionsTest::kImpossible, {}};
+  if (fault.why.empty()) return {OptionsTest::kPassed, {}};
+  return {OptionsTest::kFailed,
+          {TensorState::kOff, "in a small problem with the options of a call " + fault.why, fault.lasting}};
 }
 
 }  // namespace fattn

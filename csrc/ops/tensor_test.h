@@ -2,7 +2,7 @@
 // use them only where they were seen to be right. Compiled only with Metal.
 #pragma once
 
-#include <optional>
+#include <cstdint>
 #include <vector>
 
 #include "../plan/plan.h"
@@ -17,9 +17,15 @@ namespace fattn {
 // leaves only the compiler. Never raises.
 TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSetting setting);
 
-// Tests pipelines of a call that the problems above do not have, on a small problem. Returns why tensor
-// operations of its size are off from now on, if they are. Never raises.
-std::optional<TensorVerdict> test_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
-                                          const DeviceFacts& gpu);
+enum class OptionsTest : uint8_t { kPassed, kFailed, kImpossible };
+struct OptionsVerdict {
+  OptionsTest test;
+  TensorVerdict of_size;  // if it failed: why tensor operations of its size are off from now on
+};
+
+// Tests pipelines of a call that the problems above do not have, on a small problem; impossible if no small
+// problem has them. Never raises.
+OptionsVerdict test_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
+                            const DeviceFacts& gpu);
 
 }  // namespace fattn

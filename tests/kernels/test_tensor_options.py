@@ -54,6 +54,8 @@ prefill(*[randn(1, 2, 70, 96)] * 3)
 }
 PREFILLS = {
     "parts, causal": "prefill(randn(1, 1, 20, 64), *[randn(1, 1, 1300, 64)] * 2, is_causal=True)",
+    "parts, window": "prefill(randn(1, 1, 20, 64), *[randn(1, 1, 2300, 64)] * 2, is_causal=True, "
+    "window_left=1200)",
     "heads of 80": "prefill(*[randn(1, 2, 70, 80)] * 3)",
     "bool mask": "prefill(query, key, key, mask)",
     "float32 mask, causal": "prefill(query, key, key, mask.float(), is_causal=True)",
@@ -154,6 +156,7 @@ STEPS = {
     "tree": "decode(draft, cache, cache, lengths, tree_mask=tree)",
     "tree, 16 rows": "decode(draft[:, :, :4], cache, cache, lengths, tree_mask=tree[:4])",
     "window, sinks": "decode(draft, cache, cache, lengths, window_left=20, sink_tokens=3, sinks=sinks)",
+    "window, parts": "decode(draft, roomy, roomy, window_left=700)",
     "softcap, alibi, parts": "decode(draft, roomy, roomy, softcap=9.0, alibi_slopes=sinks.abs())",
     "paged": "paged_decode(draft, pool, pool, tables, lengths)",
     "paged, tree": "paged_decode(draft, pool24, pool24, tables[:, :4], lengths, tree_mask=tree)",
@@ -192,6 +195,46 @@ def test_steps_of_generation_leave_their_test(machines: Machines, tmp_path: Path
     for name in STEPS:
         assert run.found[name] == ([1, 0, 1] if name in OF_THE_SELF_TEST else [0, 1, 1]), name
         assert run.found[f"{name} differs by"] < 4e-3
+
+
+EXPLAINED = """
+def explained():
+    plan = torch_fattn.explain("decode", draft, cache, cache, lengths, tree_mask=tree)
+    return plan.passes[0]["kernel"], plan.data["tensor"]
+found["before"] = explained()
+eval(STEPS["tree"])
+prefill(query, key, key)
+found["after"] = explained()
+"""
+
+
+def test_explain_tells_what_a_step_waits_for(machines: Machines, tmp_path: Path) -> None:
+    run = machines.run(tmp_path, Run(python=WITH_STEPS + EXPLAINED))
+    assert run.found["before"] == [
+        "fattn_decode", "not tested yet with these options; the next prefill or warmup does it",
+    ]  # fmt: skip
+    assert run.found["after"] == [
+        "fattn_prefill_tensor",
+        "used; scores stay in registers: passed the self-test",
+    ]
+
+
+PART_OF_PACKED_ROWS = """
+def part():
+    before = tensor_launches()
+    out, sums = torch.ops.fattn.paged_prefill.part(rows, pool, pool, tables, lengths, starts, 70)
+    return tensor_launches() - before
+found["launches"] = [part()]
+prefill(query, key, key)
+found["launches"].append(part())
+"""
+
+
+def test_a_pipeline_that_no_small_problem_has(machines: Machines, tmp_path: Path) -> None:
+    """It stays on simdgroup matrices, and the size on tensor operations."""
+    run = machines.run(tmp_path, Run(python=SETUPS[PREFILL] + PART_OF_PACKED_ROWS))
+    assert run.found == {"launches": [0, 0]} and run.state == "registers"
+    assert run.launches == once(TENSORS[PREFILL])
 
 
 STEP_OF_A_FAULT = """
