@@ -33,7 +33,7 @@ QUERY, KEY = TENSORS[BACKWARD]
 OUT, LSE, PARTIAL_OUT, GRAD_KEY, GRAD_VALUE = 3, 4, 9, 28, 29  # slots of kernels/common/params.h
 WRONG_OUT = {"slot": OUT, "bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
 WRONG_LSE = {"slot": LSE, "bits": 1 << 30, "byte": 128}
-# Of the problems whose keys are cut into parts, the large one has the most threadgroups.
+# The large problem has the most threadgroups among those whose keys are cut into parts.
 WRONG_PART = {"slot": PARTIAL_OUT, "bits": 1 << 30, "byte": 64, "least_groups": 16}
 
 
