@@ -49,12 +49,12 @@ class Warmup:
 def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any, **options: Any) -> Warmup:
     """Compiles the kernels of future calls, so that the first call is as fast as the others.
 
-    Nothing is computed, launched or allocated. A kernel is compiled once per process for a combination of
-    dtype, head dims, tile and features, on its first use or here. Lengths matter in three cases: a prefill of
-    few rows (`q_len=16`), one whose keys are cut into parts (the same with kv_len=4096), and a decode with
-    room for few keys in few sequences (kv_len of 200 to 1,000, and the batch of the calls) have their own
-    kernels. warmup may run in a thread: a call that needs a kernel under compilation waits only for that
-    kernel.
+    Nothing is computed, launched or allocated, except by the tests of tensor operations (M5). A kernel is
+    compiled once per process for a combination of dtype, head dims, tile and features, on its first use or
+    here. Lengths matter in three cases: a prefill of few rows (`q_len=16`), one whose keys are cut into parts
+    (the same with kv_len=4096), and a decode with room for few keys in few sequences (kv_len of 200 to 1,000,
+    and the batch of the calls) have their own kernels. warmup may run in a thread: a call that needs a kernel
+    under compilation waits only for that kernel.
 
         warmup("decode", heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
         warmup("prefill", query, key, value, is_causal=True)
