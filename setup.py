@@ -137,6 +137,7 @@ def extension(torch: Any) -> CppExtension:
             "launch",
             "tensor_file",
             "tensor_memory",
+            "tensor_pipelines",
             "tensor_problems",
             "tensor_test",
             "tensor_trial",

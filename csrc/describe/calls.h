@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <variant>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
@@ -127,5 +128,11 @@ at::Tensor with_contiguous_rows(const at::Tensor& operand);
 
 // Raises the refusal as a Python exception of its kind.
 [[noreturn]] void raise(const Refusal& refusal);
+template <typename AnyProblem>
+Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& device) {
+  auto planned = plan(problem, device);
+  if (const Refusal* refusal = std::get_if<Refusal>(&planned)) raise(*refusal);
+  return std::get<Plan>(planned);
+}
 
 }  // namespace fattn

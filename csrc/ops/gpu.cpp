@@ -54,7 +54,11 @@ std::vector<const Tuning*>& tunings() {
   static auto& all = *new std::vector<const Tuning*>;
   return all;
 }
-std::atomic<const DeviceFacts*> facts{nullptr};  // null: not known, or out of date
+struct Facts {
+  DeviceFacts gpu;
+  DeviceFacts without_tensors;
+};
+std::atomic<const Facts*> known_facts{nullptr};  // null: not known, or out of date
 
 // A TunedRow or TunedRoute as text, by the names of its members.
 using Row = c10::Dict<std::string, std::string>;
@@ -162,7 +166,7 @@ void set_tuning(std::string name, int64_t family, int64_t cores, const Rows& row
   std::lock_guard lock(mutex);
   std::erase_if(tunings(), [&](const Tuning* tuning) { return tuning->same_gpu(*given); });
   tunings().push_back(given);
-  facts = nullptr;
+  known_facts = nullptr;
 }
 
 void set_archive_folder([[maybe_unused]] std::string folder) {
@@ -207,28 +211,34 @@ std::string source_digest() {
 #endif
 }
 
+#ifdef FATTN_WITH_METAL
+const Facts& facts() {
+  if (const Facts* known = known_facts.load(std::memory_order_acquire)) return *known;
+  DeviceFacts gpu = metal::device_facts();
+  std::lock_guard lock(mutex);
+  add_system_and_torch(gpu);
+  for (const Tuning* tuning : tunings()) {
+    const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
+    if (tuning->same_gpu(gpu) && says_something) gpu.tuned = &tuning->rows;
+  }
+  DeviceFacts without_tensors = gpu;
+  gpu.tensors = tensor_states(gpu);                                           // which reads the rows
+  const auto* found = new Facts{std::move(gpu), std::move(without_tensors)};  // kept: callers hold references
+  known_facts.store(found, std::memory_order_release);
+  return *found;
+}
+#endif
+
 }  // namespace
 
 void forget_gpu_facts() {
   std::lock_guard lock(mutex);
-  facts = nullptr;
+  known_facts = nullptr;
 }
 
 #ifdef FATTN_WITH_METAL
-const DeviceFacts& gpu_facts() {
-  if (const DeviceFacts* known = facts.load(std::memory_order_acquire)) return *known;
-  const DeviceFacts& device = metal::device_facts();
-  std::lock_guard lock(mutex);
-  auto* found = new DeviceFacts(device);  // kept, as callers hold references
-  add_system_and_torch(*found);
-  for (const Tuning* tuning : tunings()) {
-    const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
-    if (tuning->same_gpu(device) && says_something) found->tuned = &tuning->rows;
-  }
-  found->tensors = tensor_states(*found);  // which reads the rows
-  facts.store(found, std::memory_order_release);
-  return *found;
-}
+const DeviceFacts& gpu_facts() { return facts().gpu; }
+const DeviceFacts& gpu_without_tensors() { return facts().without_tensors; }
 #endif
 
 TensorState tensor_state(std::string_view name) {

@@ -11,6 +11,8 @@ namespace fattn {
 
 #ifdef FATTN_WITH_METAL
 const DeviceFacts& gpu_facts();
+// The same without tensor operations.
+const DeviceFacts& gpu_without_tensors();
 #endif
 // Call this after something that they depend on has changed; references stay valid.
 void forget_gpu_facts();

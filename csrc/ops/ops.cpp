@@ -22,6 +22,7 @@
 
 #ifdef FATTN_WITH_METAL
 #include "launch.h"
+#include "tensor_pipelines.h"
 #include "tensor_state.h"
 #include "../metal/executor.h"
 #endif
@@ -32,29 +33,20 @@ namespace {
 using at::Tensor;
 std::array<std::atomic<int64_t>, kKernelCount> launches{};
 
-template <typename AnyProblem>
-Plan plan_or_raise(const AnyProblem& problem, const DeviceFacts& facts) {
-  auto planned = plan(problem, facts);
-  if (const Refusal* refusal = std::get_if<Refusal>(&planned)) raise(*refusal);
-  return std::get<Plan>(planned);
+template <typename AnyCall>
+Plan plan_of(const AnyCall& call) {
+#ifdef FATTN_WITH_METAL
+  if constexpr (std::derived_from<AnyCall, Call>) {
+    if (call.device().is_mps()) return tested_plan(call.problem, untested_of(call.problem)).plan;
+  }
+#endif
+  return plan_or_raise(call.problem, facts_of(call.device()));
 }
 
 // Returns the results of the op: (out, lse), gradients, one tensor, or none. For `may_wait`, see fallback.h.
 template <typename AnyCall>
 auto run(const AnyCall& call, [[maybe_unused]] bool may_wait) {
-#ifdef FATTN_WITH_METAL
-  if constexpr (std::derived_from<AnyCall, Call>) {
-    if (call.device().is_mps()) test_tensors_for(call.problem, may_wait_for_tests(call.problem));
-  }
-#endif
-  [[maybe_unused]] Plan plan = plan_or_raise(call.problem, facts_of(call.device()));
-#ifdef FATTN_WITH_METAL
-  if constexpr (std::derived_from<AnyCall, Call>) {
-    const bool may_test = may_wait_for_tests(call.problem);
-    if (call.device().is_mps() && !tensors_hold(call.problem, plan, may_test))
-      plan = plan_or_raise(call.problem, without_tensors(call.problem));
-  }
-#endif
+  [[maybe_unused]] const Plan plan = plan_of(call);
   if constexpr (requires { check_device_data_if_enabled(call); }) check_device_data_if_enabled(call);
 #ifdef FATTN_WITH_METAL
   if (call.device().is_mps()) {
@@ -106,16 +98,12 @@ template <typename AnyCall>
 std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
                       std::optional<int64_t> family, std::optional<int64_t> cores,
                       std::optional<std::string_view> tensor, bool compiles) {
-#ifdef FATTN_WITH_METAL
-  if constexpr (std::derived_from<AnyCall, Call>) {
-    if (compiles) test_tensors_for(call.problem, /*may_wait=*/true);
-  }
-#endif
   DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
   if (device_name) facts.name = *device_name;
   if (family) facts.family = static_cast<int>(*family);
   if (cores) facts.cores = static_cast<int>(*cores);
-  if (device_name || family || cores) {  // these belong to the GPU of this process
+  const bool is_other_gpu = device_name || family || cores;
+  if (is_other_gpu) {  // these belong to the GPU of this process
     facts.tuned = nullptr;
     facts.tensors = {};
   }
@@ -124,14 +112,13 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
 #ifdef FATTN_WITH_METAL
   std::string why;
   if constexpr (std::derived_from<AnyCall, Call>) {
-    const bool is_here = !device_name && !family && !cores && !tensor && *plan.tensor != '\0';
-    if (is_here && compiles && !tensors_hold(call.problem, plan, /*may_wait=*/true))
-      plan = plan_or_raise(call.problem, facts = gpu_facts());
-    if (is_here) why = why_tensors(call.problem);
-    if (!why.empty()) plan.tensor = (why = plan.tensor + (": " + why)).c_str();
-    if (const char* not_yet = is_here && !compiles ? why_not_yet(call.problem, plan) : ""; *not_yet != '\0') {
-      plan = plan_or_raise(call.problem, facts = without_tensors(call.problem));
-      plan.tensor = not_yet;
+    if (!is_other_gpu && !tensor && facts.tensors.any()) {
+      const auto [tested, why_off] = tested_plan(call.problem, compiles ? Untested::kTest : Untested::kShow);
+      plan = tested;
+      why = *why_off != '\0' ? why_off : plan.tensor;
+      const std::string reason = *why_off != '\0' ? "" : reason_of_state(call.problem);
+      if (!reason.empty()) why += ": " + reason;
+      plan.tensor = why.c_str();
     }
   }
 #endif

@@ -4,8 +4,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <variant>
+#include <exception>
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include "../metal/executor.h"
@@ -15,7 +16,7 @@
 namespace fattn {
 namespace {
 
-int64_t padded_dim(TensorSize size) { return size.dim == 96 ? 72 : 0; }
+bool has_padded_heads(TensorSize size) { return padded_dim(kPaddedDims[0]) == size.dim; }
 
 Problem problem_of(TensorSize size, const TensorProblem& wanted) {
   Problem p;
@@ -27,7 +28,7 @@ Problem problem_of(TensorSize size, const TensorProblem& wanted) {
   p.q_len = wanted.q_len;
   p.kv_len = wanted.kv_len;
   const bool is_padded = wanted.kind == TensorProblem::kPadded;
-  p.head_dim = is_padded ? padded_dim(size) : size.dim;
+  p.head_dim = is_padded ? kPaddedDims[0] : size.dim;
   p.value_dim = is_padded ? p.head_dim : size.value_dim();
   p.query.row = p.key.row = p.head_dim;
   p.value.row = p.grad_out.row = p.value_dim;
@@ -73,9 +74,7 @@ Plan plan_with(const Problem& problem, TensorState variant, const DeviceFacts& g
   DeviceFacts facts = gpu;
   facts.tuned = nullptr;
   facts.tensors.set(size, variant);
-  auto planned = plan(problem, facts);
-  if (const Refusal* refusal = std::get_if<Refusal>(&planned)) raise(*refusal);
-  Plan made = std::get<Plan>(planned);
+  Plan made = plan_or_raise(problem, facts);
   TORCH_CHECK(has_tensors(made) == is_on(variant), "the plan of ", name_of(size),
               " does not follow the state ", name_of(variant));
   return made;
@@ -139,16 +138,40 @@ void compile_or_raise(const Plan& plan) {
 }
 
 bool has_problem(TensorSize size, const TensorProblem& problem) {
-  if (problem.kind == TensorProblem::kPadded) return padded_dim(size) > 0;
+  if (problem.kind == TensorProblem::kPadded) return has_padded_heads(size);
   return problem.kind == TensorProblem::kAny || !size.is_backward;
 }
 
+void compile_problems(TensorSize size, const std::vector<TensorState>& states, const DeviceFacts& gpu) {
+  std::vector<Plan> plans;
+  for (const TensorState state : states) {
+    for (const TensorProblem& wanted : kTensorProblems) {
+      if (!has_problem(size, wanted)) continue;
+      const Problem problem = problem_of(size, wanted);
+      plans.push_back(plan_with(problem, state, gpu));
+      if (size.is_backward && state == TensorState::kOff)
+        plans.push_back(plan_with(forward_of(problem), TensorState::kOff, gpu));
+    }
+  }
+  std::vector<std::exception_ptr> faults(plans.size());
+  at::parallel_for(0, int64_t(plans.size()), 1, [&](int64_t first, int64_t end) {
+    for (size_t i = size_t(first); i < size_t(end); ++i) {
+      try {
+        compile_or_raise(plans[i]);
+      } catch (...) {
+        faults[i] = std::current_exception();
+      }
+    }
+  });
+  for (const std::exception_ptr& fault : faults) {
+    if (fault) std::rethrow_exception(fault);
+  }
+}
+
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
-                             const DeviceFacts& gpu, bool only_compile) {
+                             const DeviceFacts& gpu) {
   Trial trial(problem_of(size, problem));
-  const Plan tested = plan_with(trial.problem(), variant, gpu);
-  compile_or_raise(tested);
-  return only_compile ? "" : fault_of(trial, tested, gpu);
+  return fault_of(trial, plan_with(trial.problem(), variant, gpu), gpu);
 }
 
 std::optional<std::string> fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,

@@ -65,12 +65,14 @@ void compile_or_raise(const Plan& plan);
 // Whether a size has such a problem.
 bool has_problem(TensorSize size, const TensorProblem& problem);
 
-// Compiles the kernels of this variant for the problem, and runs it unless `only_compile`, also with the
-// simdgroup kernels. Returns what is wrong, "" if nothing. Raises CompileFault.
+// Compiles the pipelines of all problems of a size side by side, in each of the states. Raises CompileFault
+// for the first that cannot be used.
+void compile_problems(TensorSize size, const std::vector<TensorState>& states, const DeviceFacts& gpu);
+// Runs the kernels of this variant and the simdgroup kernels. Returns what is wrong, "" if nothing.
 std::string fault_of_problem(TensorSize size, const TensorProblem& problem, TensorState variant,
-                             const DeviceFacts& gpu, bool only_compile);
-// The same for pipelines of a call, on a small problem with the options of the call; none if no small problem
-// has them, as of packed rows whose keys are cut into parts.
+                             const DeviceFacts& gpu);
+// The same for pipelines of a call, which it compiles, on a small problem with the options of the call; none
+// if no small problem has them, as of packed rows whose keys are cut into parts. Raises CompileFault.
 std::optional<std::string> fault_of_options(const Problem& problem, const std::vector<KernelSpec>& pipelines,
                                             const DeviceFacts& gpu);
 // The pipelines of all problems of a size whose state is on.

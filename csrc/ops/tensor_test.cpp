@@ -51,7 +51,7 @@ bool covers(const int32_t* pairs, int64_t capacity, int64_t rows, int64_t column
 std::string fault_of_layout(const std::vector<int32_t>& facts, const KernelSpec& spec) {
   const int32_t scores = facts[0], reduced = facts[1], out = facts[2];
   const int64_t rows = int64_t(spec.row_fragments) * kFragment;
-  const int64_t keys = spec.head_dim == kLatentKeyDim ? kWideProductKeys : spec.tile_keys;
+  const int64_t keys = spec.head_dim == kLatentKeyDim ? kLatentProductKeys : spec.tile_keys;
   const int64_t out_columns = int64_t(spec.value_dim) * spec.row_groups / spec.simdgroups;
   const bool is_listed =
       scores > 0 && out > 0 && scores <= 2 * kMostScoreElements && out <= 2 * kMostOutElements;
@@ -74,12 +74,15 @@ std::string fault_of_probe(TensorSize size, TensorState variant) {
 }
 
 std::string fault_of_variant(TensorSize size, TensorState variant, const DeviceFacts& gpu, bool by_hand) {
-  if (!by_hand) {
-    if (const std::string fault = fault_of_probe(size, variant); !fault.empty()) return fault;
+  if (by_hand) {
+    compile_problems(size, {variant}, gpu);
+    return "";
   }
+  if (const std::string fault = fault_of_probe(size, variant); !fault.empty()) return fault;
+  compile_problems(size, {variant, TensorState::kOff}, gpu);
   for (const TensorProblem& problem : kTensorProblems) {
     if (!has_problem(size, problem)) continue;
-    const std::string fault = fault_of_problem(size, problem, variant, gpu, by_hand);
+    const std::string fault = fault_of_problem(size, problem, variant, gpu);
     if (!fault.empty()) return "in " + std::string(problem.what) + " " + fault;
   }
   return "";

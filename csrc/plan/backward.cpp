@@ -253,7 +253,7 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   }
   plan.tuning = rows.provenance;
   plan.key_tuning = keys.provenance;
-  plan.tensor = why_tensors(p, device.tensors);
+  plan.tensor = tensor_note(p, device.tensors);
   if (pays_for_map(p, device)) add_mask_map(plan, p);
   plan.kept_bytes = kept_bytes(p);
   plan.scratch_row_floats = result_rows(p) * kRowStateFloats;

@@ -256,7 +256,7 @@ Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
-  plan.tensor = why_tensors(p, device.tensors);
+  plan.tensor = tensor_note(p, device.tensors);
   if (is_on(tensor_state(p, device.tensors))) {
     // What tune turned on before M5 was timed in prefills alone.
     if (!are_tensors_faster(*tensor_size(p), device)) return plan_as_prefill(p, device);

@@ -19,19 +19,19 @@
 namespace fattn {
 
 // X(enumerator, name, source, parameters): the function is fattn_<name>, in <source>.metal.
-#define FATTN_KERNELS(X)                                                        \
-  X(Prefill, prefill, prefill, PrefillParams)                                   \
-  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams)                     \
-  X(PrefillTensor, prefill_tensor, prefill_tensor, PrefillParams)               \
-  X(PrefillWideTensor, prefill_wide_tensor, prefill_wide_tensor, PrefillParams) \
-  X(TensorProbe, tensor_probe, tensor_probe, TensorProbeParams)                 \
-  X(Decode, decode, decode, DecodeParams)                                       \
-  X(DecodeWide, decode_wide, decode_wide, DecodeParams)                         \
-  X(DecodeVector, decode_vector, decode_vector, DecodeParams)                   \
-  X(Merge, merge, merge, MergeParams)                                           \
-  X(CacheWrite, cache_write, cache, CacheWriteParams)                           \
-  FATTN_LOGITS_OPS(X)                                                           \
-  X(MaskMap, mask_map, mask_map, MaskMapParams)                                 \
+#define FATTN_KERNELS(X)                                                              \
+  X(Prefill, prefill, prefill, PrefillParams)                                         \
+  X(PrefillWide, prefill_wide, prefill_wide, PrefillParams)                           \
+  X(PrefillTensor, prefill_tensor, prefill_tensor, PrefillParams)                     \
+  X(PrefillLatentTensor, prefill_latent_tensor, prefill_latent_tensor, PrefillParams) \
+  X(TensorProbe, tensor_probe, tensor_probe, TensorProbeParams)                       \
+  X(Decode, decode, decode, DecodeParams)                                             \
+  X(DecodeWide, decode_wide, decode_wide, DecodeParams)                               \
+  X(DecodeVector, decode_vector, decode_vector, DecodeParams)                         \
+  X(Merge, merge, merge, MergeParams)                                                 \
+  X(CacheWrite, cache_write, cache, CacheWriteParams)                                 \
+  FATTN_LOGITS_OPS(X)                                                                 \
+  X(MaskMap, mask_map, mask_map, MaskMapParams)                                       \
   FATTN_BACKWARD_KERNELS(X)
 #define FATTN_BACKWARD_KERNELS(X)                                                      \
   X(BackwardQuery, backward_query, backward_query, BackwardParams)                     \
@@ -58,10 +58,12 @@ inline bool is_backward(Kernel kernel) {
 #undef FATTN_IS
 }
 // The prefills of simdgroup matrices.
-inline bool is_prefill(Kernel kernel) { return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide; }
+inline bool is_simdgroup_prefill(Kernel kernel) {
+  return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide;
+}
 // The kernels of tensor operations, whose libraries need MSL 4.0.
 inline bool is_tensor(Kernel kernel) {
-  return kernel == Kernel::kPrefillTensor || kernel == Kernel::kPrefillWideTensor ||
+  return kernel == Kernel::kPrefillTensor || kernel == Kernel::kPrefillLatentTensor ||
          kernel == Kernel::kTensorProbe || kernel == Kernel::kBackwardQueryTensor ||
          kernel == Kernel::kBackwardKeyTensor;
 }

@@ -81,7 +81,7 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p, const DeviceFa
   spec.value_dim = uint16_t(p.value_dim);
   spec.mask = mask_kind(p.mask_dtype);
   // Not in decode: the masks of generation have odd and even lengths in turn, which would take two pipelines.
-  spec.mask_pairs = p.mask_pairs && is_prefill(kernel);
+  spec.mask_pairs = p.mask_pairs && is_simdgroup_prefill(kernel);
   spec.mask_map = p.has_mask_map;
   spec.vector_loads = p.vector_aligned;
   spec.has_seq_lens = p.has_seq_lens;

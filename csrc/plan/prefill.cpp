@@ -67,7 +67,7 @@ Tile tile_of(const Problem& p, const DeviceFacts& device) {
     const bool registers = state == TensorState::kRegisters;
     const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, p.head_dim, registers);
     const int64_t row_groups = tensor_row_groups(p, row);
-    return {p.head_dim == kLatentKeyDim ? Kernel::kPrefillWideTensor : Kernel::kPrefillTensor,
+    return {p.head_dim == kLatentKeyDim ? Kernel::kPrefillLatentTensor : Kernel::kPrefillTensor,
             kTensorRows / kFragment,
             row_groups,
             row.tile_keys,
@@ -135,18 +135,17 @@ int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
 
 // The query, the staged values of a product for two simdgroups, the weights of a step, a factor of each row,
 // and the keys that each simdgroup saw.
-int64_t bytes_of_wide_tensors(const Problem& p, const Tile& tile) {
-  constexpr int64_t kStagedShares = 2;
+int64_t bytes_of_latent_tensors(const Problem& p, const Tile& tile) {
   const int64_t query_bytes = tile.rows() * p.head_dim * size_of(p.dtype);
   const int64_t staged_bytes =
-      kWideProductKeys * kStagedShares * p.value_dim / tile.simdgroups * size_of(p.dtype);
+      kLatentProductKeys * kLatentValueShares * p.value_dim / tile.simdgroups * size_of(p.dtype);
   const int64_t row_floats = tile.tile_keys + kScorePadFloats + 1;
   return query_bytes + staged_bytes + tile.rows() * row_floats * int64_t(sizeof(float)) +
          tile.simdgroups * int64_t(sizeof(uint32_t)) + saved_bytes(tile);
 }
 
 int64_t bytes_of(const Problem& p, const Tile& tile) {
-  if (tile.kernel == Kernel::kPrefillWideTensor) return bytes_of_wide_tensors(p, tile);
+  if (tile.kernel == Kernel::kPrefillLatentTensor) return bytes_of_latent_tensors(p, tile);
   if (tile.kernel == Kernel::kPrefillTensor) return bytes_of_tensors(p, tile);
   return tile.kernel == Kernel::kPrefillWide ? bytes_of_columns(p, tile) : bytes_of_rows(p, tile);
 }
@@ -344,7 +343,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Problem p = problem;
   Tile tile = tile_of(p, device);
   plan.tuning = tile.provenance;
-  plan.tensor = why_tensors(p, device.tensors);
+  plan.tensor = tensor_note(p, device.tensors);
   const int64_t most_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
   const bool grouped = pays_to_group(p, most_rows);

@@ -103,7 +103,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   if (spec.step_rows > 0) {
     macros.emplace_back("FATTN_STEP_ROWS", std::to_string(spec.step_rows));
   }
-  if (is_prefill(spec.kernel) || is_backward(spec.kernel)) {
+  if (is_simdgroup_prefill(spec.kernel) || is_backward(spec.kernel)) {
     macros.emplace_back("FATTN_EARLY_LOADS", spec.early_loads ? "true" : "false");
   }
   return macros;

@@ -19,15 +19,6 @@ bool have_rows_apart(const Strides3& one, const Strides3& other) {
 // of a batch may not decide how a sequence is computed.
 constexpr int64_t kLeastTensorRows = 16;
 
-uint16_t padded(int64_t dim) {
-  const auto* found =
-      std::find_if(kTensorDims.begin(), kTensorDims.end(), [&](uint16_t size) { return dim <= size; });
-  return found == kTensorDims.end() ? 0 : *found;
-}
-
-// Heads that are padded in the kernel.
-bool is_padded_size(int64_t dim) { return dim == 72 || dim == 80; }
-
 }  // namespace
 
 const char* name_of(TensorState state) {
@@ -39,6 +30,12 @@ const char* call_of(TensorSize size) { return size.is_backward ? "backward" : "p
 
 std::string name_of(TensorSize size) {
   return std::string(call_of(size)) + " " + name_of(size.dtype) + " " + std::to_string(size.dim);
+}
+
+uint16_t padded_dim(int64_t dim) {
+  const auto* found =
+      std::find_if(kTensorDims.begin(), kTensorDims.end(), [&](uint16_t size) { return dim <= size; });
+  return found == kTensorDims.end() ? 0 : *found;
 }
 
 bool TensorStates::any() const {
@@ -56,8 +53,9 @@ const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim) {
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) return "they are for float16 and bfloat16";
   if (head_dim == kLatentKeyDim && value_dim == kLatentValueDim) return nullptr;
   if (head_dim != value_dim) return "they are for values as wide as keys, or of 512 columns beside 576";
-  const uint16_t dim = padded(head_dim);
-  if (dim == kLatentKeyDim || (dim != head_dim && !is_padded_size(head_dim)))
+  const uint16_t dim = padded_dim(head_dim);
+  const bool is_padded = std::find(kPaddedDims.begin(), kPaddedDims.end(), head_dim) != kPaddedDims.end();
+  if (dim == kLatentKeyDim || (dim != head_dim && !is_padded))
     return "they are for heads of 64, 72, 80, 96, 128, 192, 256, and of 576 with values of 512";
   return nullptr;
 }
@@ -81,7 +79,7 @@ const char* why_no_tensors(const Problem& p) {
 
 std::optional<TensorSize> tensor_size(DType dtype, int64_t head_dim, int64_t value_dim) {
   if (why_no_tensors(dtype, head_dim, value_dim) != nullptr) return std::nullopt;
-  return TensorSize{dtype, padded(head_dim)};
+  return TensorSize{dtype, padded_dim(head_dim)};
 }
 
 std::optional<TensorSize> tensor_size(const Problem& p) {
@@ -97,7 +95,7 @@ TensorState tensor_state(const Problem& p, const TensorStates& states) {
   return size->is_latent() ? std::min(states.of(*size), TensorState::kThreadgroup) : states.of(*size);
 }
 
-const char* why_tensors(const Problem& p, const TensorStates& states) {
+const char* tensor_note(const Problem& p, const TensorStates& states) {
   if (!states.any()) return "";
   if (const char* reason = why_no_tensors(p)) return reason;
   switch (tensor_state(p, states)) {

@@ -29,8 +29,11 @@ inline constexpr int kMinTensorMacos = 2602;
 // Keys and values of multi-head latent attention with its projections absorbed. Their kernel has one variant:
 // scores pass through threadgroup memory.
 inline constexpr uint16_t kLatentKeyDim = 576, kLatentValueDim = 512;
-// The head sizes of the kernels, ascending. Heads of 72 and 80 are padded to 96; others are not taken.
+// The head sizes of the kernels, ascending; and those that they pad to the next one. Others are not taken.
 inline constexpr std::array<uint16_t, 6> kTensorDims{64, 96, 128, 192, 256, kLatentKeyDim};
+inline constexpr std::array<uint16_t, 2> kPaddedDims{72, 80};
+// The first of kTensorDims that is not below a head size; 0 if there is none.
+uint16_t padded_dim(int64_t dim);
 
 // What the state depends on: the dtype, float16 or bfloat16, the padded head size, and whether gradients are
 // computed.
@@ -70,6 +73,6 @@ std::optional<TensorSize> tensor_size(const Problem& problem);
 // The state of a call's size; off also for calls that cannot use tensor operations.
 TensorState tensor_state(const Problem& problem, const TensorStates& states);
 // What explain says of it; "" on a GPU without tensor operations.
-const char* why_tensors(const Problem& problem, const TensorStates& states);
+const char* tensor_note(const Problem& problem, const TensorStates& states);
 
 }  // namespace fattn

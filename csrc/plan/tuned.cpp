@@ -49,7 +49,7 @@ const char* fault_of_sizes(const TunedRow& row) {
   }
   if (!is_one_of(row.tile_keys, {8, 16, 32})) return "tile_keys is not 8, 16 or 32";
   if (!is_one_of(row.simdgroups, {2, 4, 8, 16})) return "simdgroups is not 2, 4, 8 or 16";
-  if (is_prefill(row.kernel)) {
+  if (is_simdgroup_prefill(row.kernel)) {
     if (!is_one_of(row.row_fragments, {1, 2})) return "row_fragments is not 1 or 2";
     const bool groups =
         row.kernel == Kernel::kPrefillWide ? is_one_of(row.row_groups, {1, 2}) : row.row_groups == 0;
@@ -88,7 +88,7 @@ const char* fault_of_scope(const TunedRow& row) {
                ? nullptr
                : "the kernel does not support these head sizes";
   }
-  if (!is_prefill(row.kernel) && !is_decode(row.kernel)) return "the kernel has no tiles";
+  if (!is_simdgroup_prefill(row.kernel) && !is_decode(row.kernel)) return "the kernel has no tiles";
   if (!is_float(row.dtype)) return "the dtype is not float32, float16 or bfloat16";
   const int64_t least = is_wide(row.kernel) ? kMaxRowDim + 1 : 1;
   const int64_t most = is_wide(row.kernel)                   ? kMaxHeadDim

@@ -98,10 +98,9 @@ struct PrefillTensorRow {
 
 // Query, a staged step and, without registers, the scores of all rows take at most 31 KiB of threadgroup
 // memory. Output and scores of a simdgroup take 80 floats per lane at most, as in kernels that run on M5
-// (published, xwen); those of prefill_wide_tensor, for keys of 576 columns, take 72. Rows, keys and
+// (published, xwen); those of prefill_latent_tensor, for keys of 576 columns, take 72. Rows, keys and
 // simdgroups are those of MLX's and xwen's kernels for heads of 128. Nothing here was measured on an Apple
 // GPU.
-inline constexpr int64_t kTensorRows = 16;  // of a product
 inline constexpr std::array<PrefillTensorRow, 6> kPrefillTensorTuning{{
     {128, true, 4, 32, 4,
      "tensors: 4 simdgroups of 16 rows, 32 keys per step (published, MLX and xwen on M5)"},

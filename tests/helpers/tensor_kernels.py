@@ -24,7 +24,7 @@ DIMS = (64, 72, 80, 96, 128, 192, 256)
 LATENT, LATENT_VALUE = 576, 512  # of latent attention: prefills only, through threadgroup memory
 PREFILL_DIMS = (*DIMS, LATENT)
 STATES = ("registers", "threadgroup")
-KERNEL, WIDE_KERNEL = KERNELS = ("fattn_prefill_tensor", "fattn_prefill_wide_tensor")
+KERNEL, WIDE_KERNEL = KERNELS = ("fattn_prefill_tensor", "fattn_prefill_latent_tensor")
 BACKWARD_KERNELS = ("fattn_backward_query_tensor", "fattn_backward_key_tensor")
 Head = tuple[torch.dtype, int]
 # Those in which all rows start on 16-byte boundaries.

@@ -225,10 +225,15 @@ def _serve() -> None:
                 answer = _outcome(json.loads(line))
             except BaseException:
                 answer = {"error": traceback.format_exc()}
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
+            _answer(answer)
             os._exit(0)
-        os.wait()
+        if status := os.waitstatus_to_exitcode(os.wait()[1]):
+            _answer({"error": f"the process ended with {status}"})
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

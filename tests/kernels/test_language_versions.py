@@ -81,7 +81,7 @@ def test_the_other_kernels_are_read(standard: str) -> None:
 
 def tensor_pipelines(state: str) -> list[Pipeline]:
     """Kernels and probe for padded, narrow, wide and latent heads; the last have one variant."""
-    kernels = ("prefill_tensor", "prefill_wide_tensor", "backward_tensor")
+    kernels = ("prefill_tensor", "prefill_latent_tensor", "backward_tensor")
     found = [p for k in kernels for dtype in tensor_kernels.DTYPES for p in pipelines(k, dtype)]
     backwards = 2 * len(tensor_kernels.DIMS) * len(tensor_kernels.STATES)
     assert len(found) > (2 * backwards + 2) * len(tensor_kernels.DTYPES), "and those of decodes"

@@ -69,7 +69,7 @@ def test_prefills_on_tensor_operations(state: str) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout == "6 calls launched fattn_prefill_tensor or fattn_prefill_wide_tensor\n", (
+    assert done.stdout == "6 calls launched fattn_prefill_tensor or fattn_prefill_latent_tensor\n", (
         f"seed {seed}\n{done.stdout}{done.stderr}"
     )
 

@@ -38,7 +38,7 @@ KERNELS = (
     *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
     *("merge", "cache", "logits", "mask_map"),
     *("backward_query", "backward_key", "backward_head"),
-    *("prefill_tensor", "prefill_wide_tensor", "backward_tensor"),
+    *("prefill_tensor", "prefill_latent_tensor", "backward_tensor"),
 )
 # The version of the kernels on tensor operations, and of the libraries that have them.
 TENSOR_LANGUAGE = "metal4.0"
@@ -100,7 +100,7 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         return
     if "tensor" in kernel:
         if dtype in tensor_kernels.DTYPES:
-            dims = (tensor_kernels.LATENT,) if kernel == "prefill_wide_tensor" else tensor_kernels.DIMS
+            dims = (tensor_kernels.LATENT,) if kernel == "prefill_latent_tensor" else tensor_kernels.DIMS
             for dim, state in itertools.product(dims, tensor_kernels.STATES):
                 on_gpu: dict[str, Any] = {"family": 10, "cores": 10, "tensor": state}
                 rows = torch.empty(1, 2, 64, dim, dtype=dtype, device="meta")
@@ -201,7 +201,7 @@ def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
 @cache
 def pipelines(kernel: str, dtype: torch.dtype) -> list[Pipeline]:
     launches = [launch for plan in plans(kernel, dtype) for launch in plan.passes]
-    if kernel in ("prefill_tensor", "prefill_wide_tensor"):
+    if kernel in ("prefill_tensor", "prefill_latent_tensor"):
         launches += [launch | {"source": "tensor_probe.metal"} for launch in launches]
     return sorted(
         {

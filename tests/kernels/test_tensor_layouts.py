@@ -22,7 +22,7 @@ ALLOWED = {
         "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
         "tile.at.lane = lane;",
     },
-    "prefill_wide_tensor.metal": {
+    "prefill_latent_tensor.metal": {
         "void find(thread const PrefillTile& tile, int first_key, ushort lane) thread {",
         "row = thread_index / kRowLanes;",
         "key = thread_index % kRowLanes * kLaneScores;",
@@ -115,7 +115,7 @@ def test_every_allowed_line_is_there() -> None:
         ("prefill_tensor.metal", "const int key = first_key + ((lane >> 2 & 2) | (lane & 1)) * 4 + i % 4;"),
         ("tensor_registers.h", "scores[2 * i] = 0.0f;"),
         ("tensor_gradients.h", "weight_grads[i ^ 1] = 0.0f;"),
-        ("prefill_wide_tensor.metal", "const int column = thread_index % 32 / 4 * 2;"),
+        ("prefill_latent_tensor.metal", "const int column = thread_index % 32 / 4 * 2;"),
         ("tensor_threadgroup.h", "largest = fmax(largest, output[lane]);"),
     ],
 )

@@ -72,9 +72,13 @@ FATTN_CONSTEXPR int kMostOutElements = 64;
 FATTN_CONSTEXPR int kMostReducedRows = 2;
 FATTN_CONSTEXPR int kMostTensorFacts =
     kTensorHeadFacts + 2 * kSimdWidth * (2 * kMostScoreElements + 2 * kMostOutElements);
-// Keys of a product of prefill_wide_tensor, and the columns over which a product of its keys sums.
-FATTN_CONSTEXPR int kWideProductKeys = 16;
-FATTN_CONSTEXPR int kWideProductDim = 96;
+// Rows of a product on tensor operations.
+FATTN_CONSTEXPR int kTensorRows = 16;
+// Keys of a product of prefill_latent_tensor, the columns over which a product of its keys sums, and the
+// simdgroups whose values are staged at once.
+FATTN_CONSTEXPR int kLatentProductKeys = 16;
+FATTN_CONSTEXPR int kLatentProductDim = 96;
+FATTN_CONSTEXPR int kLatentValueShares = 2;
 // Padding of the rows of a staged K or V tile, so that the addresses that a simdgroup reads together (tile.h)
 // are in different banks: for K, 16 bytes in each of eight rows; for V, 64 bytes.
 FATTN_CONSTEXPR int kKeyPadBytes = 16;

@@ -16,12 +16,12 @@ using namespace mpp::tensor_ops;
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kTensorRows = 16;
 FATTN_CONSTEXPR int kTensorDim = (kHeadDim + 31) / 32 * 32;  // heads of 72 and 80 are padded
 FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
-// Whether prefill_wide_tensor computes these heads: a score product then sums over some of their columns.
-FATTN_CONSTEXPR bool kWide = kHeadDim != kValueDim;
-FATTN_CONSTEXPR int kShareDim = (kWide ? kValueDim : kTensorDim) / kColumnShares;  // of a simdgroup's output
+// Whether prefill_latent_tensor computes these heads: a score product then sums over some of their columns.
+FATTN_CONSTEXPR bool kLatent = kHeadDim != kValueDim;
+FATTN_CONSTEXPR int kShareDim =
+    (kLatent ? kValueDim : kTensorDim) / kColumnShares;  // of a simdgroup's output
 static_assert(kShareDim / 2 <= kMostOutElements, "the self-test allows no more elements of the output");
 // Rows of the right operand of a step: keys or, in the backward pass over keys, query rows.
 #ifdef FATTN_STEP_ROWS
@@ -30,8 +30,8 @@ FATTN_CONSTEXPR int kWalked = FATTN_STEP_ROWS;
 FATTN_CONSTEXPR int kWalked = kTileKeys;
 #endif
 // Those of a score product, and the columns over which it sums.
-FATTN_CONSTEXPR int kProductKeys = kWide ? kWideProductKeys : kWalked;
-FATTN_CONSTEXPR int kProductDim = kWide ? kWideProductDim : kTensorDim;
+FATTN_CONSTEXPR int kProductKeys = kLatent ? kLatentProductKeys : kWalked;
+FATTN_CONSTEXPR int kProductDim = kLatent ? kLatentProductDim : kTensorDim;
 FATTN_CONSTEXPR int kScorePitch = kWalked + kScorePadFloats;  // of rows in threadgroup memory
 // Whether weights may lose bits below the tenth on their way into a product. The error is then that of half,
 // which is too much for a result in half.
@@ -71,7 +71,7 @@ inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int colum
 #define FATTN_TENSOR_PRODUCTS                                                                               \
   constexpr auto scores_of = matmul2d_descriptor(                                                           \
       kTensorRows, kProductKeys, kProductDim, false, true, false,                                           \
-      kWide ? matmul2d_descriptor::mode::multiply_accumulate : matmul2d_descriptor::mode::multiply);        \
+      kLatent ? matmul2d_descriptor::mode::multiply_accumulate : matmul2d_descriptor::mode::multiply);      \
   constexpr auto output_of = matmul2d_descriptor(kTensorRows, kShareDim, kProductKeys, false, false,        \
                                                  kRelaxed, matmul2d_descriptor::mode::multiply_accumulate); \
   typedef matmul2d<scores_of, execution_simdgroup> ScoreProduct;                                            \

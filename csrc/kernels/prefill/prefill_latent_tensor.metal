@@ -30,8 +30,7 @@ static_assert(kSimdgroups == kStepProducts * kSumShares, "a simdgroup has keys a
 // the values that two simdgroups multiply.
 FATTN_CONSTEXPR int kKeyColumns = kSumShares * kProductDim;
 FATTN_CONSTEXPR int kKeyPieces = kTensorDim / kKeyColumns;
-FATTN_CONSTEXPR int kValueShares = 2;
-FATTN_CONSTEXPR int kValueColumns = kValueShares * kShareDim;
+FATTN_CONSTEXPR int kValueColumns = kLatentValueShares * kShareDim;
 FATTN_CONSTEXPR int kValuePieces = kValueDim / kValueColumns;
 static_assert(kKeyPieces * kKeyColumns == kTensorDim && kValuePieces * kValueColumns == kValueDim,
               "pieces have the same size");
@@ -42,7 +41,7 @@ FATTN_CONSTEXPR int kShareScores = kTensorRows * kScorePitch;
 static_assert(kSumShares * kShareScores * sizeof(float) <= kStagedChunks * sizeof(uint4), "as do scores");
 
 // A step, of which product p has the keys from p * kProductKeys on.
-struct WideStep {
+struct LatentStep {
   StepKeys keys;
   uint exist;  // see StepKeys
   StepFragments fragments;
@@ -100,7 +99,7 @@ struct RowPart {
 
   // Turns products into weights. Returns the keys that some row of this simdgroup sees, by bits.
   uint weigh(const threadgroup float* products, threadgroup float* weights, threadgroup float* factors,
-             thread const PrefillTile& tile, thread const WideStep& step) thread {
+             thread const PrefillTile& tile, thread const LatentStep& step) thread {
     const int first_key = step.keys.first_key + key;
     const int place = row * kScorePitch + key;
     float4 own = float4(0.0f);
@@ -160,7 +159,7 @@ struct RowPart {
 
 using namespace fattn;
 
-[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_wide_tensor(
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_prefill_latent_tensor(
     FATTN_ATTENTION_ARGUMENTS(PrefillParams)) {
   threadgroup uint4 query_storage[kTileRows * kRowChunks];
   threadgroup uint4 step_storage[kStagedChunks];
@@ -197,7 +196,7 @@ using namespace fattn;
   bool staged = false;  // whether some simdgroup may still read staged rows
   for (int first_key = tile.first_step(); first_key < tile.ranges.end;
        first_key = tile.step_after(first_key)) {
-    WideStep step;
+    LatentStep step;
     step.find(tile, first_key, lane);
     FATTN_EACH_ELEMENT(i, scores) { scores[i] = 0.0f; }
 #pragma clang loop unroll(disable)
@@ -257,7 +256,7 @@ using namespace fattn;
       }
       SharedWeights weights(shared_weights + p * kProductKeys, dextents<int, 2>(kProductKeys, kTensorRows),
                             array<int, 2>{1, kScorePitch});
-      if (WideStep::of_product(seen, p) == kProductBits && step.in_place(tile, p)) {
+      if (LatentStep::of_product(seen, p) == kProductBits && step.in_place(tile, p)) {
         CacheTensor values =
             tensor_in_place(tile.source.values(), params.value, step.first(tile, p), out_column, kShareDim);
         output_product.run(weights, values, output);
@@ -269,7 +268,7 @@ using namespace fattn;
         stage_piece<kValueColumns>(step_storage, tile.source.values(), params.value, tile, step.keys,
                                    p * kProductKeys, piece * kValueColumns, seen, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (simdgroup_index / kValueShares == piece) {
+        if (simdgroup_index / kLatentValueShares == piece) {
           SharedTensor values =
               staged_piece(step_storage, kValueColumns, out_column % kValueColumns, kShareDim, kProductKeys);
           output_product.run(weights, values, output);

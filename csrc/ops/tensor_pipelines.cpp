@@ -1,0 +1,200 @@
+#include "tensor_pipelines.h"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "../describe/calls.h"
+#include "../metal/executor.h"
+#include "gpu.h"
+#include "tensor_problems.h"
+#include "tensor_state.h"
+#include "tensor_test.h"
+
+namespace fattn {
+namespace {
+
+constexpr const char* kImpossible = "not used: no small problem can test this pipeline";
+constexpr const char* kDeferred = "not tested yet with these options; the next prefill or warmup does it";
+
+template <typename T>
+bool has(const std::vector<T>& all, const T& one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
+}
+
+// What is known of the pipelines of tensor operations in this process.
+class Pipelines {
+ public:
+  // Those of a plan that no test has passed.
+  std::vector<KernelSpec> untested(const Plan& plan, TensorSize size) {
+    std::lock_guard lock(mutex_);
+    if (!has(listed_, size)) {  // of the self-test of its size
+      for (const KernelSpec& pipeline : pipelines_of_test(size, gpu_facts())) passed_.push_back(pipeline);
+      listed_.push_back(size);
+    }
+    std::vector<KernelSpec> found;
+    for (uint32_t i = 0; i < plan.pass_count; ++i) {
+      const KernelSpec& pipeline = plan.passes[i].spec;
+      if (is_tensor(pipeline.kernel) && !has(passed_, pipeline)) found.push_back(pipeline);
+    }
+    return found;
+  }
+
+  bool has_impossible(const std::vector<KernelSpec>& pipelines) {
+    std::lock_guard lock(mutex_);
+    return std::any_of(pipelines.begin(), pipelines.end(),
+                       [&](const KernelSpec& pipeline) { return has(impossible_, pipeline); });
+  }
+
+  void add(const std::vector<KernelSpec>& pipelines, bool passed) {
+    std::lock_guard lock(mutex_);
+    auto& all = passed ? passed_ : impossible_;
+    all.insert(all.end(), pipelines.begin(), pipelines.end());
+  }
+
+  void defer(TensorSize size) {
+    std::lock_guard lock(mutex_);
+    if (!has(deferred_sizes_, size)) deferred_sizes_.push_back(size);
+  }
+  void defer(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
+    std::lock_guard lock(mutex_);
+    const bool is_known = std::any_of(deferred_.begin(), deferred_.end(),
+                                      [&](const auto& known) { return known.first == pipelines; });
+    if (!is_known) deferred_.emplace_back(pipelines, problem);
+  }
+
+  std::vector<TensorSize> take_deferred_sizes() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(deferred_sizes_, {});
+  }
+  auto take_deferred() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(deferred_, {});
+  }
+
+  void forget() {
+    std::lock_guard lock(mutex_);
+    passed_.clear();
+    impossible_.clear();
+    listed_.clear();
+    deferred_.clear();
+    deferred_sizes_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<KernelSpec> passed_;
+  std::vector<KernelSpec> impossible_;  // no test has them
+  std::vector<TensorSize> listed_;      // whose self-test's pipelines are in passed_
+  std::vector<std::pair<std::vector<KernelSpec>, Problem>> deferred_;  // with a call that has them
+  std::vector<TensorSize> deferred_sizes_;                             // whose self-test has not run
+};
+Pipelines& pipelines() {
+  static auto& all = *new Pipelines;
+  return all;
+}
+
+// Tests pipelines of a call that no test has passed. Returns whether they can be used.
+bool pass(const std::vector<KernelSpec>& untested, const Problem& problem) {
+  const OptionsVerdict verdict = test_options(problem, untested, gpu_facts());
+  if (verdict.test == OptionsTest::kFailed) {
+    settle(*tensor_size(problem), verdict.of_size);
+    return false;
+  }
+  const bool passed = verdict.test == OptionsTest::kPassed;
+  pipelines().add(untested, passed);
+  return passed;
+}
+
+std::mutex& testing() {
+  static auto& one_at_a_time = *new std::mutex;
+  return one_at_a_time;
+}
+
+void run_deferred_tests() {
+  for (const TensorSize size : pipelines().take_deferred_sizes()) test_tensors_for(size);
+  for (const auto& [untested, problem] : pipelines().take_deferred()) {
+    std::lock_guard one_at_a_time(testing());
+    if (is_on(tensor_state(problem, gpu_facts().tensors))) pass(untested, problem);
+  }
+}
+
+void test_size_of(const Problem& problem, Untested untested) {
+  const auto size = tensor_size(problem);
+  if (untested == Untested::kTest) {
+    run_deferred_tests();
+    if (size) test_tensors_for(*size);
+  } else if (untested == Untested::kDefer && size &&
+             gpu_facts().tensors.of(*size) == TensorState::kUntested) {
+    pipelines().defer(*size);
+  }
+}
+
+// Compiles the pipelines of a plan; if one does not compile, its size is off from now on.
+bool compiles(const Plan& plan, TensorSize size) {
+  try {
+    metal::prepare(plan);
+    return true;
+  } catch (const c10::Error& error) {
+    settle(size, {TensorState::kOff, summary_of(error.what_without_backtrace())});
+    return false;
+  }
+}
+
+enum class Use : uint8_t { kYes, kDeferred, kImpossible, kFailed };
+
+Use use_of(const Plan& plan, const Problem& problem, Untested what) {
+  const TensorSize size = *tensor_size(problem);
+  if (are_tensors_set_by_hand())
+    return what == Untested::kShow || compiles(plan, size) ? Use::kYes : Use::kFailed;
+  std::vector<KernelSpec> untested = pipelines().untested(plan, size);
+  if (pipelines().has_impossible(untested)) return Use::kImpossible;
+  if (what == Untested::kShow) {
+    return untested.empty() || untested_of(problem) == Untested::kTest ? Use::kYes : Use::kDeferred;
+  }
+  if (what == Untested::kDefer && !untested.empty()) {
+    pipelines().defer(untested, problem);
+    return Use::kDeferred;
+  }
+  if (!compiles(plan, size)) return Use::kFailed;
+  if (untested.empty()) return Use::kYes;
+  std::lock_guard one_at_a_time(testing());
+  untested = pipelines().untested(plan, size);  // without those that another thread has tested meanwhile
+  if (untested.empty() || pass(untested, problem)) return Use::kYes;
+  return pipelines().has_impossible(untested) ? Use::kImpossible : Use::kFailed;
+}
+
+}  // namespace
+
+Untested untested_of(const Problem& problem) {
+  const bool is_packed_step = problem.packed && most_sequence_rows(problem) == 1;
+  // Steps over a shared prefix make partial results of it.
+  const bool is_step = is_packed_step || is_decode(problem.op) || problem.part;
+  return is_step && !is_backward(problem.op) ? Untested::kDefer : Untested::kTest;
+}
+
+TestedPlan tested_plan(const Problem& problem, Untested untested) {
+  const DeviceFacts& gpu = gpu_facts();
+  if (!gpu.tensors.any()) return {plan_or_raise(problem, gpu)};
+  test_size_of(problem, untested);
+  TestedPlan planned{plan_or_raise(problem, gpu_facts())};
+  if (!has_tensors(planned.plan)) return planned;
+  switch (use_of(planned.plan, problem, untested)) {
+    case Use::kYes:
+      return planned;
+    case Use::kFailed:  // its size is off now
+      return {plan_or_raise(problem, gpu_facts())};
+    case Use::kDeferred:
+      return {plan_or_raise(problem, gpu_without_tensors()), kDeferred};
+    case Use::kImpossible:
+      return {plan_or_raise(problem, gpu_without_tensors()), kImpossible};
+  }
+}
+
+void forget_tested_pipelines() { pipelines().forget(); }
+
+}  // namespace fattn
