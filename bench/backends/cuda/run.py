@@ -133,8 +133,8 @@ def time_row(
     runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor]
 ) -> tuple[list[float], dict[str, Any]]:
     """Returns the times of the fastest variant, and its note. Each pass of a backward is timed alone too."""
-    storages = {storage.data_ptr(): storage for one in first.values() if (storage := one.untyped_storage())}
-    size = sum(storage.nbytes() for storage in storages.values())  # a value may be columns of its key
+    storages = [one.untyped_storage() for one in first.values()]  # a value may be columns of its key
+    size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     sets = [first] + [make(row, 100 + i) for i in range(min(MOST_SETS, ROTATION_BYTES // size))]
     timed = [
         (time_graph([runner.prepare(variant, buffers) for buffers in sets]), variant)
