@@ -76,8 +76,6 @@ def work(call: Call, on_tensors: bool = False) -> Work:
     """Counts small lengths and extrapolates: counts are polynomials of the length."""
     call = replace(call, model="")
     if not call.is_decode:
-        if call.latent_dim:  # a tile has rows of one query head
-            call = replace(call, kv_heads=call.q_heads)
         return _work_of(count_prefill_on_tensors(call) if on_tensors else count_prefill(call, _count))
     points = [_work_of(_count(replace(call, kv_len=n), on_tensors)) for n in DECODE_LENGTHS]
 

@@ -171,9 +171,13 @@ def test_a_call_of_one_kernel_on_tensor_operations_in_the_table() -> None:
 
 @needs_emulator
 def test_a_whole_prefill_is_counted_exactly() -> None:
-    """Counts extrapolated from a shorter, ragged call with heads and sequences equal the full count."""
-    for length, causal, copies in ((640, True, 2), (700, False, 1), (530, True, 1)):
-        call = Call("prefill", copies, 1, 64, length, length, batch=copies, causal=causal)
+    """Counts extrapolated from a shorter, ragged call with heads and sequences equal the full count, as do
+    those of one of the heads that share a latent vector."""
+    calls = [
+        Call("prefill", copies, 1, 64, length, length, batch=copies, causal=causal)
+        for length, causal, copies in ((640, True, 2), (700, False, 1), (530, True, 1))
+    ]
+    for call in (*calls, Call("prefill", 2, 1, 576, 130, 130, causal=True, latent_dim=512)):
         direct = counting.count_ours(call)
         whole = samples.count_prefill(call, counting.count_ours)
         assert whole.as_json()["dispatches"][0] | {"grid": ()} == direct.as_json()["dispatches"][0] | {
