@@ -27,8 +27,8 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
     """Returns the counts of the whole call.
 
     Heads and sequences are independent: one key-value head with its query heads is counted for all. If the
-    heads of a sequence share a pass, such as one over its mask, two heads are counted as well. Query heads that
-    share a latent vector are independent too: with so many rows, no tile has those of two heads.
+    heads of a sequence share a pass, such as one over its mask, two heads are counted as well. Query heads
+    that share a latent vector are independent too: with so many rows, no tile has those of two heads.
     """
     kv_heads = call.q_heads if call.latent_dim and call.q_len >= PERIOD else call.kv_heads
     group_size = call.q_heads // kv_heads
