@@ -254,15 +254,15 @@ def run_on_harness(launch: Launch, buffers: Mapping[str, Tensor], checks: str = 
     return tuple(dispatches)
 
 
-def count_on_tensors(call: Call, state: str) -> Counts:
-    """Counts our plan for a GPU with tensor units in this state, "registers" or "threadgroup", as one of a
-    call with many heads: a GPU of one core needs no split. The result is checked."""
+def count_on_tensors(call: Call, state: str, cores: int = 1) -> Counts:
+    """Counts our plan for a GPU with tensor units in this state, "registers" or "threadgroup". With one core
+    a prefill is counted as one of many heads, without a split. The result is checked."""
     from ..peers import fattn
     from ..peers.launch import OURS_ON_TENSORS
 
     case = call.case()
-    launch = fattn.launch(case, cores=1, family=fattn.TENSOR_FAMILY, tensor=state)
-    if launch.impl != OURS_ON_TENSORS[state]:
+    launch = fattn.launch(case, cores, fattn.TENSOR_FAMILY, state)
+    if launch.impl not in OURS_ON_TENSORS.values():
         raise NotImplementedError(f"fattn.{call.op} {call} does not take tensor operations")
     return _count_launch(call, case, launch)[0]
 

@@ -27,8 +27,11 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
     """Returns the counts of the whole call.
 
     Heads and sequences are independent: one key-value head with its query heads is counted for all. If the
-    heads of a sequence share a pass, such as one over its mask, two heads are counted as well.
+    heads of a sequence share a pass, such as one over its mask, two heads are counted as well. Query heads
+    that share a latent vector are independent too: with so many rows, no tile has those of two heads.
     """
+    kv_heads = call.q_heads if call.latent_dim and call.q_len >= PERIOD else call.kv_heads
+    group_size = call.q_heads // kv_heads
     shortest = PERIOD + call.q_len % PERIOD
     shortest += -(-max(0, call.window_left) // PERIOD) * PERIOD  # shorter ones do not see the whole window
     candidates = [shortest + i * PERIOD for i in range(2 * SAMPLES)]
@@ -37,7 +40,7 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
     longer = call.kv_len - call.q_len
 
     def counted(rows: int, heads: int) -> Counts:
-        sample = replace(call, batch=1, q_heads=heads * call.group_size, kv_heads=heads)
+        sample = replace(call, batch=1, q_heads=heads * group_size, kv_heads=heads)
         return count(replace(sample, q_len=rows, kv_len=rows + longer))
 
     sequences: list[list[Dispatch]] = []
@@ -47,8 +50,8 @@ def count_prefill(call: Call, count: Callable[[Call], Counts], has_shared_passes
         # The planner may split the keys of a single head to fill the GPU, but not those of many heads.
         if sequences and [each.kernel for each in one] != [each.kernel for each in sequences[0]]:
             continue
-        two = counted(rows, 2).dispatches if has_shared_passes and call.kv_heads > 1 else None
-        sequences.append(_for_all_heads(one, two, call.kv_heads))
+        two = counted(rows, 2).dispatches if has_shared_passes and kv_heads > 1 else None
+        sequences.append(_for_all_heads(one, two, kv_heads))
         lengths.append(rows)
         if len(lengths) == SAMPLES:
             break

@@ -32,7 +32,8 @@ def make(case: Case, names: Collection[str], scratch: Mapping[str, int], device:
     outputs = ("query", "key", "value") if case["op"] == "prefill_backward" else ()
     buffers |= {f"grad_{name}": torch.full_like(buffers[name], math.nan) for name in outputs}
     if not outputs:
-        buffers["out"] = torch.full_like(buffers["query"], math.nan)
+        columns = case["latent_dim"] or case["head_dim"]
+        buffers["out"] = torch.full_like(buffers["query"][..., :columns], math.nan)
     for name, size in scratch.items():
         buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device=device)
     for name in names:
@@ -57,11 +58,15 @@ def _operands(case: Case, generator: torch.Generator) -> Buffers:
         buffers["block_tables"] = order.reshape(batch, blocks).to(torch.int32)
     if case["op"] == "prefill_backward":
         buffers["grad_out"] = normal(*buffers["query"].shape)
-    for name in ("key", "value"):
+    for name in ("key",) if case["latent_dim"] else ("key", "value"):
         if case["kv_format"]:
             buffers[name], buffers[f"{name}_scales"] = _quantised(shape, generator)
         else:
             buffers[name] = normal(*shape)
+    if case["latent_dim"]:
+        buffers["value"] = buffers["key"][..., : case["latent_dim"]]
+        if case["kv_format"]:
+            buffers["value_scales"] = buffers["key_scales"]
     lengths = case["lengths"] or [length] * batch
     buffers["seq_lens"] = torch.tensor(lengths, dtype=torch.int32, device=device)
     return buffers

@@ -31,7 +31,7 @@ class Call:
     sinks: bool = False  # a learned sink logit per head
     mask: str = ""  # prefill: the name, in masks.py, of a mask that all heads share
     kv_format: str = ""  # the format of a quantised cache
-    latent_dim: int = 0  # decode: the value is the first columns of the key (multi-head latent attention)
+    latent_dim: int = 0  # the value is the first columns of the key (multi-head latent attention)
     lengths: tuple[int, ...] = ()  # decode: keys of each sequence, if not all have kv_len
     model: str = ""
 
@@ -91,7 +91,6 @@ class Call:
         words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
         words += ["attention sinks"] if self.sinks else []
         words += [f"a mask of {masks.DESCRIPTIONS[self.mask.partition(':')[0]]}"] if self.mask else []
-        words += ["values that are columns of the keys"] if self.latent_dim else []
         return words + self._case.features
 
     def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
@@ -121,20 +120,21 @@ class Call:
         return positional, keywords
 
     def case(self) -> Case:
-        """The call for the adapters in bench/peers, which have no windows, sinks, latent heads or masks."""
-        if self.window_left >= 0 or self.sinks or self.latent_dim or self.mask:
+        """The call for the adapters in bench/peers, which have no windows, sinks or masks."""
+        if self.window_left >= 0 or self.sinks or self.mask:
             raise NotImplementedError(f"the adapters do not take {' and '.join(self.features)}")
         return self._case
 
     @property
     def _case(self) -> Case:
         shape = (self.batch, self.q_heads, self.kv_heads, self.head_dim, self.q_len, self.kv_len)
-        options = (self.causal, self.dtype, self.block_size, self.kv_format, self.lengths)
+        options = (self.causal, self.dtype, self.block_size, self.kv_format, self.lengths, self.latent_dim)
         return Case(self.op, *shape, *options)
 
     def __str__(self) -> str:
         parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
-        parts.append(f"{self.q_len}x{self.kv_len}" if self.op in PREFILLS else f"N={self.kv_len}")
+        rows = f"q={self.q_len} " if self.q_len > 1 else ""
+        parts.append(f"{rows}N={self.kv_len}" if self.is_decode else f"{self.q_len}x{self.kv_len}")
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []

@@ -31,18 +31,24 @@ class Case:
     block_size: int = 0  # paged_decode: keys per block
     kv_format: str = ""  # "int8": a quantised cache, with a float32 scale per key and head
     lengths: tuple[int, ...] = ()  # keys of each sequence, if not all have kv_len
+    latent_dim: int = 0  # the value is the first columns of the key
     whole_rows: int = 0  # rows of the prompt of which this case is a sample; launch rules depend on them
 
     @property
     def features(self) -> list[str]:
         """Words for each feature of the case that plain attention lacks."""
-        words = ["a paged cache"] if self.block_size else []
+        words = ["values that are columns of the keys"] if self.latent_dim else []
+        words += ["a paged cache"] if self.block_size else []
         words += [f"a cache of {self.kv_format}"] if self.kv_format else []
         return words + (["sequences of different lengths"] if self.lengths else [])
 
     def refuse_features(self, impl: str) -> None:
         if self.features:
             raise UnsupportedCaseError(f"{impl} has no kernel for {' and '.join(self.features)}")
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.head_dim
 
     @property
     def group_size(self) -> int:
@@ -67,29 +73,10 @@ class Case:
         return 1.0 / math.sqrt(self.head_dim)
 
     @property
-    def query_bytes(self) -> int:
-        return self.batch * self.q_heads * self.q_len * self.head_dim * BYTES[self.dtype]
-
-    @property
-    def keys(self) -> int:
-        """Keys of all sequences."""
-        return sum(self.lengths) if self.lengths else self.batch * self.kv_len
-
-    @property
-    def key_bytes(self) -> int:
-        return self.keys * self.kv_heads * self.head_dim * BYTES[self.kv_format or self.dtype]
-
-    @property
     def flops(self) -> float:
         """Two products per visible query-key pair, five in a backward; a causal square counts as half."""
         pairs = self.q_len * self.kv_len * (0.5 if self.causal else 1.0)
-        products = 5 if self.is_backward else 2
-        return 2.0 * products * self.batch * self.q_heads * pairs * self.head_dim
-
-    @property
-    def least_bytes(self) -> int:
-        """Every key and value once per key-value head, query and output once; of a backward their gradients
-        as well, in place of the output."""
+        columns = self.head_dim + self.value_dim
         if self.is_backward:
-            return 4 * self.key_bytes + 3 * self.query_bytes
-        return 2 * self.key_bytes + 2 * self.query_bytes
+            columns = 3 * self.head_dim + 2 * self.value_dim
+        return 2.0 * self.batch * self.q_heads * pairs * columns

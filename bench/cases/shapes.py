@@ -79,9 +79,15 @@ def _prefill() -> list[Call]:
     return lengths + short + one + _with(wide, model="wide heads")
 
 
+def _latent(decode: tuple[int, ...], prefill: tuple[int, ...]) -> list[Call]:
+    """The absorbed form of multi-head latent attention: 128 query heads share one latent vector and a rotary
+    key per token."""
+    return _with(_model("DeepSeek-V3", 128, 1, 576, decode, prefill), latent_dim=512)
+
+
 def _tensor() -> list[Call]:
     """Calls on tensor operations: prefills of head sizes and lengths that MLX's and torch's kernels have too,
-    backwards, and drafts of a speculative decode."""
+    backwards, drafts of a speculative decode, and latent heads."""
     prompt = Call("prefill", 32, 32, 128, 0, 0, model="H32")
     drafts = Call("decode", 32, 8, 128, 0, 8192, model="drafts")
     prompts = [
@@ -95,6 +101,7 @@ def _tensor() -> list[Call]:
     return [
         *prompts,
         *(replace(drafts, head_dim=dim, q_len=rows) for dim in (64, 128) for rows in (4, 8, 16)),
+        *_latent((4096, 32768), (2048,)),
     ]
 
 
@@ -166,10 +173,7 @@ SHAPES: dict[str, list[Call]] = {
     "gpt-oss": _with(GPT_OSS, sinks=True)
     + _with(GPT_OSS[:1], sinks=True, window_left=127, model="GPT-OSS-20B local"),
     "gemma-4-like": _model("Gemma-4-like", 16, 2, 512, (4096,), (2048,)),
-    # The absorbed form: 128 query heads share one latent vector and a rotary key per token.
-    "deepseek": [
-        replace(call, latent_dim=512) for call in _model("DeepSeek-V3", 128, 1, 576, (4096, 32768), ())
-    ],
+    "deepseek": _latent((4096, 32768), ()),
     "whisper": list(_prefills(Call("prefill", 20, 20, 64, 0, 0, model="Whisper-large encoder"), 1500)),
     "flux": list(_prefills(Call("prefill", 24, 24, 128, 0, 0, model="FLUX-like"), 4608)),
 }

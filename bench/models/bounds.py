@@ -68,6 +68,12 @@ def _tensor_cases() -> dict[str, tuple[Call, str]]:
         # Staged: keys and values are padded, and the last step is partly empty.
         cases[f"tensor-{state}-ragged"] = Call("prefill", 2, 1, 80, 100, 230, causal=True), state
         cases[f"tensor-{state}-wide-D256"] = Call("prefill", 2, 1, 256, 64, 128, causal=True), state
+        cases[f"tensor-{state}-decode"] = Call("decode", 8, 2, 128, 8, 1024), state
+    latent = Call("decode", 32, 1, 576, 1, 256, latent_dim=512)
+    cases["tensor-decode-MLA"] = latent, "threadgroup"
+    cases["tensor-paged-decode-MLA"] = replace(latent, op="paged_decode", block_size=16), "threadgroup"
+    prompt = Call("prefill", 2, 1, 576, 32, 64, causal=True, latent_dim=512)
+    cases["tensor-prefill-MLA"] = prompt, "threadgroup"
     return cases
 
 

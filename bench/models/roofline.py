@@ -20,6 +20,7 @@ from ..backends import counting
 from ..backends.samples import count_prefill, count_prefill_on_tensors, polynomial
 from ..cases.arguments import Parser
 from ..cases.calls import Call
+from ..cases.shapes import SHAPES
 from . import model
 from .apple_figures import CHIPS, EXPS, L2_BYTES, ON_CORE_BYTES, PRODUCT_FLOPS, UNPUBLISHED, Chip
 
@@ -36,6 +37,13 @@ CALLS = (
     Call("prefill", 20, 20, 64, 1500, 1500, model="Whisper-large encoder"),
     Call("prefill", 24, 24, 128, 4608, 4608, model="FLUX-like"),
 )
+# Drafts of a speculative decode, and multi-head latent attention with its projections absorbed: calls of the
+# part on M5 alone.
+TENSOR_CALLS = (
+    *(Call("decode", 32, 8, 128, rows, 8192, model="drafts") for rows in (4, 16)),
+    *(call for call in SHAPES["tensor"] if call.latent_dim and call.op != "paged_decode"),
+)
+M5_CORES = 10
 
 
 @dataclass(frozen=True)
@@ -69,14 +77,14 @@ def work(call: Call, on_tensors: bool = False) -> Work:
     call = replace(call, model="")
     if not call.is_decode:
         return _work_of(count_prefill_on_tensors(call) if on_tensors else count_prefill(call, _count))
-    points = [_work_of(_count(replace(call, kv_len=n))) for n in DECODE_LENGTHS]
+    points = [_work_of(_count(replace(call, kv_len=n), on_tensors)) for n in DECODE_LENGTHS]
 
     def at_length(amounts: Iterable[float]) -> float:
         return float(polynomial(DECODE_LENGTHS, list(amounts), call.kv_len))
 
     return Work(
         products=at_length(point.products for point in points),
-        tensor_products=0,
+        tensor_products=at_length(point.tensor_products for point in points),
         exps=at_length(point.exps for point in points),
         on_core=at_length(point.on_core for point in points),
         device=at_length(point.device for point in points),
@@ -85,7 +93,9 @@ def work(call: Call, on_tensors: bool = False) -> Work:
 
 
 @functools.cache
-def _count(call: Call) -> counting.Counts:
+def _count(call: Call, on_tensors: bool = False) -> counting.Counts:
+    if on_tensors:
+        return counting.count_on_tensors(call, "registers", M5_CORES)
     return counting.count_ours(call)
 
 
@@ -94,8 +104,8 @@ def _takes_tensors(call: Call) -> bool:
     """Whether the plan for a GPU with tensor units, whose self-test passed, takes them."""
     tensors = call.operands(torch.device("meta")).values()
     options: dict[str, Any] = {"is_causal": call.causal} if call.op == "prefill" else {}
-    plan = torch_fattn.explain(call.op, *tensors, family=10, cores=10, tensor="registers", **options)
-    return any(step["kernel"] == "fattn_prefill_tensor" for step in plan.passes)
+    plan = torch_fattn.explain(call.op, *tensors, family=10, cores=M5_CORES, tensor="registers", **options)
+    return any("tensor" in step["kernel"] for step in plan.passes)
 
 
 def _works(calls: Iterable[Call]) -> dict[tuple[Call, bool], Work]:
@@ -108,11 +118,12 @@ def _works(calls: Iterable[Call]) -> dict[tuple[Call, bool], Work]:
     return done
 
 
-def _partial_bytes(call: Call, chip: Chip, reads: float) -> float:
+def _partial_bytes(call: Call, done: Work, chip: Chip) -> float:
     """Returns the traffic of the partial results of the plan for this chip."""
     tensors = call.operands(torch.device("meta")).values()
-    plan = torch_fattn.explain(call.op, *tensors, family=chip.family, cores=chip.cores)
-    return float(plan.data["scratch_bytes"]) * (1 + reads)
+    state = "registers" if done.tensor_products else "off"
+    plan = torch_fattn.explain(call.op, *tensors, family=chip.family, cores=chip.cores, tensor=state)
+    return float(plan.data["scratch_bytes"]) * (1 + done.partial_reads)
 
 
 def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
@@ -121,7 +132,7 @@ def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
     Device memory is charged with the least bytes and the partial results. Repeated reads are assumed to hit
     the caches, which have a limit of their own.
     """
-    partial = _partial_bytes(call, chip, done.partial_reads) if call.is_decode else 0.0
+    partial = _partial_bytes(call, done, chip) if call.is_decode else 0.0
     amounts = {
         "memory": (call.least_bytes + partial, (chip.ram_gb_s or 0) * 1e9),
         "products": (done.products * PRODUCT_FLOPS, chip.products),
@@ -163,11 +174,19 @@ def _predicted_cell(call: Call, done: Work, chip: Chip) -> str:
 
 def _two_times(call: Call, done: Work, chip: Chip) -> Iterator[str]:
     """The least time by the tensor units, and the time at the rate of the fastest published attention on
-    simdgroup products, for the operations of the visible pairs."""
-    bound = _bound(call, done, chip)
-    yield _milliseconds(bound[0]) if bound and bound[1] == "tensor units" else "–"
-    rate = chip.simdgroup_attention
-    yield _milliseconds(call.flops / rate / 1e12) if rate else "–"
+    simdgroup products, for the operations of the visible pairs; in place of either that of memory if it is
+    longer."""
+
+    def cell(products: float, memory: float) -> str:
+        return _milliseconds(products) if products >= memory else f"{_milliseconds(memory)} memory"
+
+    seconds = limits(call, done, chip)
+    yield cell(seconds["tensor units"], seconds["memory"])
+    if rate := chip.simdgroup_attention:
+        memory = limits(call, replace(done, tensor_products=0), chip)["memory"]
+        yield cell(call.flops / rate / 1e12, memory)
+    else:
+        yield "–"
 
 
 def _milliseconds(seconds: float) -> str:
@@ -197,10 +216,11 @@ def page() -> str:
         [describe(call), *(_predicted_cell(call, done[call, chip], chip) for chip in CHIPS)] for call in CALLS
     ]
     with_units = [chip for chip in CHIPS if chip.tensor_operations]
+    on_units = {call: works[call, True] for call in CALLS if not call.is_decode}
+    on_units |= {call: work(call, on_tensors=True) for call in TENSOR_CALLS}
     ceilings = [
-        [describe(call), *(cell for chip in with_units for cell in _two_times(call, done[call, chip], chip))]
-        for call in CALLS
-        if not call.is_decode
+        [describe(call), *(cell for chip in with_units for cell in _two_times(call, on_units[call], chip))]
+        for call in on_units
     ]
     ceiling_names = [f"{chip.name}, {what}" for chip in with_units for what in ("tensor", "simdgroup")]
     errors, times = (
@@ -284,6 +304,13 @@ weights and 16-bit values run at that rate is not published; if not, times are l
 Without tensor operations the limit is that of simdgroup products, which is not published for M5. In its
 place stands the time at the rate of the fastest attention on simdgroup products that is published for the
 chip: what a program reached, no bound.
+
+Two more kinds of calls take tensor operations: decodes of 16 rows and more that share keys, here drafts of
+4 and 16 tokens with four query heads to a key head, and multi-head latent attention, whose scores pass
+through threadgroup memory. Where memory takes longer than products, with the partial results of a split, its
+time stands there. A row with memory in both columns predicts that tensor operations save nothing. All these
+kernels load a byte for every 16 operations, from memory or a cache. The rates of M5's caches are not
+published, and the bounds do not have them.
 
 {ceilings}
 

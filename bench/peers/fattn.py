@@ -28,13 +28,14 @@ OLDER_FAMILY = 7
 TENSOR_FAMILY = 10  # M5, the first with tensor units
 _FORMATS = json.loads(torch.ops.fattn._kernel_interface())["kv_formats"]
 KV_INT4 = str(_FORMATS["int4"]["number"])  # as a macro
+_REGISTERS = "FATTN_REGISTERS"  # the macro of kernels on tensor operations
 
 
 def tensor_launches(case: Case, cores: int) -> list[Launch]:
-    """The launches on tensor operations; empty if there is no such kernel for the case."""
-    states = OURS_ON_TENSORS if case.op in (*PREFILLS, "decode") else {}
-    launches = [launch(case, cores, TENSOR_FAMILY, tensor) for tensor in states]
-    return [one for one in launches if one.impl in OURS_ON_TENSORS.values()]
+    """The launches on tensor operations, of each kernel that there is for the case."""
+    launches = (launch(case, cores, TENSOR_FAMILY, tensor) for tensor in OURS_ON_TENSORS)
+    kernels = {one.impl: one for one in launches}  # heads of 576 have one, whatever the state
+    return [one for impl, one in kernels.items() if impl in OURS_ON_TENSORS.values()]
 
 
 def launch(case: Case, cores: int, family: int = FAMILY, tensor: str = "off") -> Launch:
@@ -57,7 +58,8 @@ def launch(case: Case, cores: int, family: int = FAMILY, tensor: str = "off") ->
         scales = empty(*shape[:-1], of=torch.float32)
         options |= {"kv_format": case.kv_format, "key_scales": scales, "value_scales": scales}
     query = empty(case.batch, case.q_heads, case.q_len, case.head_dim)
-    key, value = empty(*shape, of=stored), empty(*shape, of=stored)
+    key = empty(*shape, of=stored)
+    value = key[..., : case.latent_dim] if case.latent_dim else empty(*shape, of=stored)
     operands: list[torch.Tensor | None] = [query, key, value, *rest]
     if case.op == "prefill_backward":
         lse = empty(*query.shape[:-1], of=torch.float32)
@@ -65,13 +67,15 @@ def launch(case: Case, cores: int, family: int = FAMILY, tensor: str = "off") ->
     plan = torch_fattn.explain(
         case.op, *operands, device_name="CUDA", family=family, cores=cores, tensor=tensor, **options
     )
-    if any(_is_on_tensors(one) for one in plan.data["passes"]):
-        return from_plan(case, plan.data, OURS_ON_TENSORS[tensor])
+    for one in plan.data["passes"]:
+        if _is_on_tensors(one):
+            state = "registers" if one["macros"][_REGISTERS] == "1" else "threadgroup"
+            return from_plan(case, plan.data, OURS_ON_TENSORS[state])
     return from_plan(case, plan.data, OLDER_IMPL if family == OLDER_FAMILY else IMPL)
 
 
 def _is_on_tensors(plan: dict[str, Any]) -> bool:
-    return "FATTN_REGISTERS" in plan["macros"]
+    return _REGISTERS in plan["macros"]
 
 
 def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
@@ -81,8 +85,8 @@ def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
         return Launch(impl, passes, scratch={"row_states": plan["scratch_bytes"]}, note=plan["tuning"])
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:
-        splits = plan["scratch_bytes"] // (4 * rows * (case.head_dim + 4))
-        scratch = {"partial_out": splits * rows * case.head_dim * 4, "partial_sum": splits * rows * 16}
+        splits = plan["scratch_bytes"] // (4 * rows * (case.value_dim + 4))
+        scratch = {"partial_out": splits * rows * case.value_dim * 4, "partial_sum": splits * rows * 16}
     return Launch(
         impl,
         passes,

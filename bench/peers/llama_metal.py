@@ -48,6 +48,8 @@ def launch(case: Case) -> Launch | None:
         )
     if case.block_size:
         raise UnsupportedCaseError(f"{IMPL} has no kernel for a paged cache")
+    if case.latent_dim:
+        raise UnsupportedCaseError(f"{IMPL} is not run over values that are columns of the keys")
     if case.kv_format not in ("", "int8"):
         raise UnsupportedCaseError(f"{IMPL} has no kernel for a cache of {case.kv_format}")
     if case.dtype == "float32":

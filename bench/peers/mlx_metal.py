@@ -72,7 +72,7 @@ def is_known_version() -> bool:
 
 
 def _has_full(case: Case) -> bool:
-    if case.causal and case.q_len > case.kv_len:
+    if case.is_causal and case.q_len > case.kv_len:
         return False
     if case.head_dim != _SQUARE_DIM:
         return case.head_dim in _FULL_DIMS
@@ -253,7 +253,7 @@ def _full(case: Case, tile_keys: int) -> Launch:
         **off,
         "align_Q": case.q_len % tile_rows == 0,
         "align_K": case.kv_len % tile_keys == 0,
-        "do_causal": case.causal,
+        "do_causal": case.is_causal,
     }
     kernel = f"attention<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, {halves}, {element}, float>"
     threads = (32, 4, halves)

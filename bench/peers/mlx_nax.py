@@ -25,7 +25,7 @@ def launch(case: Case) -> Launch | None:
         return None
     case.refuse_features(IMPL)
     is_taken = case.q_len > 8 and case.head_dim in _DIMS and case.dtype != "float32"
-    if not is_taken or (case.causal and case.q_len > case.kv_len):
+    if not is_taken or (case.is_causal and case.q_len > case.kv_len):
         return None
     element, d = METAL_TYPES[case.dtype], case.head_dim
     kernel = f"attention_nax<{element}, {_TILE_ROWS}, {_TILE_KEYS}, {d}, {d}, 4, 1, {element}, float>"
@@ -39,7 +39,7 @@ def launch(case: Case) -> Launch | None:
             **dict.fromkeys(("has_mask", "has_sinks", "save_lse"), False),
             "align_Q": case.q_len % _TILE_ROWS == 0,
             "align_K": case.kv_len % _TILE_KEYS == 0,
-            "do_causal": case.causal,
+            "do_causal": case.is_causal,
         },
         include=(str(mlx_metal.include_folder()),),
         aligned_runs=True,

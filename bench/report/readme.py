@@ -36,6 +36,7 @@ IN_THE_README = (
 TENSOR_IMPLS = {
     "fattn-tensor": "fattn, registers",
     "fattn-tensor-threadgroup": "fattn, threadgroup",
+    "fattn": "fattn, simdgroup matrices",
     "mlx-nax": "MLX 0.32 NAX",
     "torch-mpp": "torch 2.15 MPP",
 }
@@ -89,19 +90,20 @@ def _beside(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str:
 
 
 def tensor_table(results: dict[str, Any]) -> str:
-    """Returns one line per call on tensor operations: our time and rate, then the other times."""
+    """Returns one line per call on tensor operations: our time, the other times, and our rate."""
     calls: dict[str, dict[str, dict[str, Any]]] = {}
     for row in (row for row in results["rows"] if "refused" not in row):
-        call = f"{row['call'].removesuffix(' ' + row['dtype'])} {row['dtype']}"
+        call = f"{row['op']} {row['call'].removesuffix(' ' + row['dtype'])} {row['dtype']}"
         calls.setdefault(call, {})[row["impl"]] = row
-    first, *others = TENSOR_IMPLS
-    titles = ["prefill", TENSOR_IMPLS[first], "rate", *(TENSOR_IMPLS[impl] for impl in others)]
+    titles = ["call", *TENSOR_IMPLS.values(), "rate of the first time"]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for call, rows in calls.items():
-        ours = rows[first]
-        cells = [f"{ours['ms_median']:.3f} ms", f"{ours['rate']:,.0f} {ours['rate_unit']}"]
-        cells += [_beside(rows.get(impl), ours) for impl in others]
-        lines.append("| " + " | ".join([call, *cells]) + " |")
+        first = next(rows[impl] for impl in TENSOR_IMPLS if impl in rows)
+        cells = [
+            f"{first['ms_median']:.3f} ms" if rows.get(impl) is first else _beside(rows.get(impl), first)
+            for impl in TENSOR_IMPLS
+        ]
+        lines.append("| " + " | ".join([call, *cells, f"{first['rate']:,.0f} {first['rate_unit']}"]) + " |")
     lines += ["", f"{results['machine']}; {results['date']}, commit {results['versions']['commit']}."]
     return "\n".join(lines)
 

@@ -20,6 +20,9 @@ CALLS = [
     Call("paged_decode", 4, 2, 64, 1, 50, batch=2, block_size=16, lengths=(50, 9)),
     Call("decode", 4, 2, 64, 1, 50, batch=2, kv_format="int8", lengths=(1, 50)),
     Call("paged_decode", 4, 2, 64, 2, 33, block_size=16, kv_format="int8"),
+    Call("decode", 4, 1, 96, 2, 50, latent_dim=64),
+    Call("prefill", 4, 1, 96, 20, 33, causal=True, latent_dim=64),
+    Call("paged_decode", 4, 1, 96, 1, 33, block_size=16, kv_format="int8", latent_dim=64),
 ]
 
 

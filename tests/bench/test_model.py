@@ -34,7 +34,7 @@ def test_a_row_is_usable_or_says_why_not() -> None:
     for row in rows:
         assert bool(row.unusable) != (row.timing in published.TIMINGS)
     for row in usable:
-        assert str(row.attention) == re.sub(r" (f16|bf16|f32)$", "", row.call).replace("q=8 ", "") + (
+        assert str(row.attention) == re.sub(r" (f16|bf16|f32)$", "", row.call) + (
             "" if row.dtype == "f16" else f" {row.attention.dtype}"
         )
         amount = row.attention.least_bytes / 1e9 if row.kind == "decode" else row.attention.flops / 1e12

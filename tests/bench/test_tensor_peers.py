@@ -12,10 +12,13 @@ import pytest
 
 pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
 
+from bench.backends import counting
 from bench.backends.cuda import build
+from bench.cases.calls import Call
 from bench.cases.case import Case, UnsupportedCaseError
-from bench.peers import registry
+from bench.peers import mlx_nax, registry
 from softmetal.testing.cuda import compile_pipeline
+from tests.conftest import needs_emulator
 
 pytestmark = pytest.mark.host_only
 
@@ -32,6 +35,36 @@ def test_the_build_has_our_plans_on_tensor_operations() -> None:
     assert not found and refused.keys() == set(build.TENSOR_IMPLS)
     usual, _ = build.launches(case, cores=132)
     assert not {launch.impl for launch in usual} & set(build.TENSOR_IMPLS)
+
+
+@pytest.mark.parametrize("op", ["decode", "paged_decode"])
+def test_the_build_has_decodes_and_latent_heads(op: str) -> None:
+    drafts = Case(op, 1, 8, 2, 128, 4, 512, block_size=16 if op == "paged_decode" else 0)
+    found, _ = build.tensor_launches(drafts, cores=132)
+    assert [launch.impl for launch in found] == ["fattn-tensor", "fattn-tensor-threadgroup"]
+    assert not build.tensor_launches(replace(drafts, q_len=1), cores=132)[0], "four rows, of a tile of 16"
+    latent = replace(drafts, q_heads=16, kv_heads=1, head_dim=576, q_len=1, latent_dim=512)
+    found, refused = build.tensor_launches(latent, cores=132)
+    assert [launch.impl for launch in found] == ["fattn-tensor-threadgroup"]
+    assert found[0].passes[0].pipeline.kernel == "fattn_prefill_wide_tensor"
+    assert refused["fattn-tensor"] == "there is one kernel on tensor operations for this"
+    usual, _ = build.launches(latent, cores=132)
+    assert usual[0].passes[0].pipeline.macros["FATTN_VALUE_IN_KEY"] == "true"
+
+
+@needs_emulator
+def test_drafts_of_mlx_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the layout of an M5, which its kernel assumes."""
+    from softmetal import checks
+
+    if mlx_nax.version() == "not installed":
+        pytest.skip("no wheel with the headers of mlx-nax is named")
+    drafts = Call("decode", 4, 2, 64, 16, 100)
+    with checks(tensor_layout="m5"):
+        counting.count_peer(mlx_nax, drafts)
+        monkeypatch.setattr(Case, "is_causal", False)
+        with pytest.raises(NotImplementedError, match="mlx-nax computes .* wrongly"):
+            counting.count_peer(mlx_nax, drafts)
 
 
 @pytest.mark.parametrize("peer", registry.TENSOR_PEERS, ids=lambda peer: peer.IMPL)

@@ -32,7 +32,7 @@ def test_a_row_that_was_not_measured_is_not_left_out_silently() -> None:
 def test_times_on_tensor_operations_are_named_as_those_of_another_gpu() -> None:
     text = readme.tensor_table(read(readme.TENSOR_RESULTS))
     assert "not an Apple GPU" in text.splitlines()[-1]
-    assert text.count("\n| B1 32/32x") == 16  # two head sizes, lengths, dtypes; causal and not
+    assert text.count("\n| prefill B1 32/32x") == 16  # two head sizes, lengths, dtypes; causal and not
 
 
 def variables_that_are_read() -> set[str]:

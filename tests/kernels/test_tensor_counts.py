@@ -1,4 +1,4 @@
-"""Exact counts of prefill on tensor operations: products beside the least possible, bytes, and barriers.
+"""Exact counts of attention on tensor operations: products beside the least possible, bytes, and barriers.
 Bounds: counts_bounds.json, with those of the other kernels."""
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def counts_of(name: str) -> counting.Counts:
 @pytest.mark.parametrize("name", bounds.TENSOR_CASES)
 def test_every_product_is_one_of_tensor_operations(name: str) -> None:
     counts = counts_of(name)
-    assert [dispatch.kernel for dispatch in counts.dispatches] == ["fattn_prefill_tensor"]
+    first, *merges = [dispatch.kernel for dispatch in counts.dispatches]
+    assert first == ("fattn_prefill_wide_tensor" if counts.call.latent_dim else "fattn_prefill_tensor")
     assert counts.total("tensor_products") == counts.total("products") > 0
-    assert counts.partial_ratio == 0
+    assert (counts.partial_ratio == 0) == (not merges)
 
 
 def test_other_kernels_have_none() -> None:
@@ -58,6 +59,32 @@ def test_without_a_mask_nothing_is_done_twice(state: str, head_dim: int) -> None
         == counts.call.q_heads * counts.call.q_len // 16 * head
     )
     assert counts.traffic("query") == counts.traffic("out") == counts.call.q_heads * head
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_decode_reads_the_keys_of_its_rows_once(state: str) -> None:
+    """A tile has the 32 rows that share a key-value head, and each of its two simdgroups reads their keys.
+    The parts of the keys are merged."""
+    counts = counts_of(f"tensor-{state}-decode")
+    assert (counts.distinct_ratio, counts.cache_ratio, counts.products_ratio) == (1.0, 2.0, 1.0)
+    assert [dispatch.kernel for dispatch in counts.dispatches[1:]] == ["fattn_merge"]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("tensor-decode-MLA", 2 * 256),
+        ("tensor-paged-decode-MLA", 2 * 256),
+        ("tensor-prefill-MLA", 2 * (48 + 64)),  # of two heads; the first tile does not see the last 16 keys
+    ],
+)
+def test_latent_heads_are_read_once_for_16_rows(name: str, keys: int) -> None:
+    """A tile has 16 rows of a decode, or of one head. Values are columns of the keys: lanes load them again,
+    but a threadgroup has read these bytes."""
+    counts = counts_of(name)
+    assert counts.traffic("key") == counts.distinct_bytes == keys * 576 * 2
+    assert counts.traffic("value") == keys * 512 * 2
+    assert counts.total("products") == keys // 8 * (16 // 8) * (576 + 512) // 8
 
 
 @pytest.mark.parametrize("state", STATES)

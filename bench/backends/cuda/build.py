@@ -46,10 +46,12 @@ CORRECTNESS = [
     Case("decode", 1, 16, 2, 64, 1, 9000, dtype="bfloat16"),
     Case("decode", 1, 8, 1, 128, 1, 600, dtype="float32"),
     Case("decode", 1, 8, 2, 128, 4, 4100),
+    Case("decode", 1, 16, 1, 576, 2, 700, latent_dim=512),
     Case("decode", 1, 8, 2, 256, 1, 4100, dtype="bfloat16"),
     Case("decode", 2, 8, 2, 96, 1, 300, lengths=(300, 41)),
     Case("decode", 2, 8, 2, 128, 1, 2100, kv_format="int8"),
     Case("paged_decode", 2, 8, 2, 128, 1, 700, block_size=16, lengths=(700, 123)),
+    Case("paged_decode", 2, 8, 2, 128, 4, 700, block_size=16, lengths=(700, 123)),
     Case("prefill", 2, 4, 2, 64, 200, 200, causal=True),
     Case("prefill", 1, 4, 4, 128, 96, 333),
     Case("prefill", 1, 4, 1, 128, 300, 300, causal=True, dtype="bfloat16"),
@@ -58,6 +60,7 @@ CORRECTNESS = [
     Case("prefill", 1, 2, 1, 256, 72, 300, causal=True),
     Case("prefill", 1, 2, 1, 256, 72, 72, causal=True, whole_rows=2048),
     Case("prefill", 1, 2, 1, 512, 40, 128, dtype="bfloat16"),
+    Case("prefill", 1, 4, 1, 576, 40, 128, causal=True, dtype="bfloat16", latent_dim=512),
     Case("prefill_backward", 2, 4, 2, 64, 200, 200, causal=True),
     Case("prefill_backward", 1, 4, 1, 128, 96, 333, dtype="bfloat16"),
     Case("prefill_backward", 1, 2, 2, 80, 130, 130, causal=True, dtype="bfloat16"),
@@ -98,9 +101,8 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
 def tensor_launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
     """The same on tensor operations."""
     runs = fattn.tensor_launches(case, cores)
-    refused = {}
-    if not runs:
-        refused = dict.fromkeys(OURS_ON_TENSORS.values(), "there is no kernel on tensor operations for this")
+    why = f"there is {'one' if runs else 'no'} kernel on tensor operations for this"
+    refused = dict.fromkeys(set(OURS_ON_TENSORS.values()) - {launch.impl for launch in runs}, why)
     for peer in registry.TENSOR_PEERS:
         try:
             runs.append(registry.launch(peer, case))
@@ -139,7 +141,7 @@ def describe_passes(launch: Launch, cubins: Sequence[str]) -> dict[str, Any]:
 
 
 def describe(case: Case) -> dict[str, Any]:
-    return {**case.__dict__, "scale": case.scale, "flops": case.flops, "least_bytes": case.least_bytes}
+    return {**case.__dict__, "scale": case.scale}
 
 
 def ceilings() -> list[tuple[str, Pipeline]]:

@@ -133,7 +133,8 @@ def time_row(
     runner: Runner, row: dict[str, Any], first: dict[str, torch.Tensor]
 ) -> tuple[list[float], dict[str, Any]]:
     """Returns the times of the fastest variant, and its note. Each pass of a backward is timed alone too."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
+    storages = [one.untyped_storage() for one in first.values()]  # a value may be columns of its key
+    size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     sets = [first] + [make(row, 100 + i) for i in range(min(MOST_SETS, ROTATION_BYTES // size))]
     timed = [
         (time_graph([runner.prepare(variant, buffers) for buffers in sets]), variant)
@@ -172,6 +173,7 @@ def title(row: dict[str, Any]) -> str:
     shape = f"B{case['batch']} {heads} L{case['q_len']} N{case['kv_len']}"
     words = [case["op"], shape, case["dtype"], case["kv_format"]]
     words += ["causal"] if case["causal"] else []
+    words += [f"MLA {case['latent_dim']}"] if case["latent_dim"] else []
     words += [f"{sum(case['lengths'])} keys"] if case["lengths"] else []
     return " ".join(word for word in words if word)
 
