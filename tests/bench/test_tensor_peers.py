@@ -46,7 +46,7 @@ def test_the_build_has_decodes_and_latent_heads(op: str) -> None:
     latent = replace(drafts, q_heads=16, kv_heads=1, head_dim=576, q_len=1, latent_dim=512)
     found, refused = build.tensor_launches(latent, cores=132)
     assert [launch.impl for launch in found] == ["fattn-tensor-threadgroup"]
-    assert found[0].passes[0].pipeline.kernel == "fattn_prefill_wide_tensor"
+    assert found[0].passes[0].pipeline.kernel == "fattn_prefill_latent_tensor"
     assert refused["fattn-tensor"] == "there is one kernel on tensor operations for this"
     usual, _ = build.launches(latent, cores=132)
     assert usual[0].passes[0].pipeline.macros["FATTN_VALUE_IN_KEY"] == "true"

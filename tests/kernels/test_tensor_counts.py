@@ -32,7 +32,7 @@ def counts_of(name: str) -> counting.Counts:
 def test_every_product_is_one_of_tensor_operations(name: str) -> None:
     counts = counts_of(name)
     first, *merges = [dispatch.kernel for dispatch in counts.dispatches]
-    assert first == ("fattn_prefill_wide_tensor" if counts.call.latent_dim else "fattn_prefill_tensor")
+    assert first == ("fattn_prefill_latent_tensor" if counts.call.latent_dim else "fattn_prefill_tensor")
     assert counts.total("tensor_products") == counts.total("products") > 0
     assert (counts.partial_ratio == 0) == (not merges)
 

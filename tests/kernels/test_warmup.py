@@ -67,6 +67,9 @@ def test_of_example_tensors() -> None:
     of_meta = torch_fattn.warmup("decode", query.to("meta"), on_meta, value.to("meta"))
     assert of_meta.kernels == torch_fattn.warmup("decode", query, odd, value).kernels
     assert of_meta.kernels != torch_fattn.warmup("decode", query, key, value).kernels
+    by_name = {"query": query, "key": odd, "value": value}
+    assert torch_fattn.warmup("decode", **by_name).kernels == of_meta.kernels
+    assert torch_fattn.warmup([("decode", by_name)]).kernels == of_meta.kernels
 
 
 def test_lists_of_sizes() -> None:

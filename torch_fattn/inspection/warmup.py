@@ -62,8 +62,8 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
 
     Args:
         calls: an operator as `explain` takes it; or a list of (operator, keywords).
-        operands: example tensors, on any device; those on "meta" cost nothing. Unlike sizes, they have an
-            alignment: rows that are not aligned to 16 bytes have their own kernels.
+        operands: example tensors, also by name, on any device; those on "meta" cost nothing. Unlike sizes,
+            they have an alignment: rows that are not aligned to 16 bytes have their own kernels.
         options: those of the operator; tensors among them may be on "meta" too. Without `operands` also
             sizes: dtype (float16), batch (1), heads (32), kv_heads (as heads), head_dim (128), value_dim (as
             head_dim), q_len (1, or as kv_len), kv_len (64 and 4096; of decodes also 200, 500 and 1000),
@@ -102,10 +102,11 @@ def _warm(plans: Iterable[Explanation]) -> Warmup:
 def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Explanation]:
     check_op("warmup", op)
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
-    _check_names(op, options, () if operands else _SIZES)
     signature = SIGNATURES[f"fattn.{op}"]
+    has_operands = bool(operands) or signature.names[0] in options
+    _check_names(op, options, () if has_operands else _SIZES)
     options.pop("return_lse", None)  # it has no kernels of its own
-    if operands:
+    if has_operands:
         signature.check_call(operands, options)
         yield Explanation(op, plan(*operands, **options, compile=True))
         return
