@@ -100,7 +100,7 @@ def _tensor() -> list[Call]:
     ]
     return [
         *prompts,
-        *(replace(drafts, head_dim=dim, q_len=rows) for dim in (64, 128) for rows in (4, 8, 16)),
+        *(replace(drafts, head_dim=dim, q_len=rows) for dim in (64, 128) for rows in (6, 8, 16)),
         *_latent((4096, 32768), (2048,)),
     ]
 

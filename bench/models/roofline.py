@@ -40,7 +40,7 @@ CALLS = (
 # Drafts of a speculative decode, and multi-head latent attention with its projections absorbed: calls of the
 # part on M5 alone.
 TENSOR_CALLS = (
-    *(Call("decode", 32, 8, 128, rows, 8192, model="drafts") for rows in (4, 16)),
+    *(Call("decode", 32, 8, 128, rows, 8192, model="drafts") for rows in (6, 16)),
     *(call for call in SHAPES["tensor"] if call.latent_dim and call.op != "paged_decode"),
 )
 M5_CORES = 10
@@ -305,8 +305,8 @@ Without tensor operations the limit is that of simdgroup products, which is not 
 place stands the time at the rate of the fastest attention on simdgroup products that is published for the
 chip: what a program reached, no bound.
 
-Two more kinds of calls take tensor operations: decodes of 16 rows and more that share keys, here drafts of
-4 and 16 tokens with four query heads to a key head, and multi-head latent attention, whose scores pass
+Two more kinds of calls take tensor operations: decodes of 24 rows and more that share keys, here drafts of
+6 and 16 tokens with four query heads to a key head, and multi-head latent attention, whose scores pass
 through threadgroup memory. Where memory takes longer than products, with the partial results of a split, its
 time stands there. A row with memory in both columns predicts that tensor operations save nothing. All these
 kernels load a byte for every 16 operations, from memory or a cache. The rates of M5's caches are not

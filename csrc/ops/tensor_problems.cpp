@@ -51,7 +51,7 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
   p.q_len = pipeline.grouped ? 33 : 83;
   if (is_decode(p.op)) {  // with as many groups of 16 rows, of which the last is not full
     p.q_heads = pipeline.grouped ? 16 : 2;
-    p.q_len = !pipeline.grouped ? 16 : pipeline.row_groups == 4 ? 7 : pipeline.row_groups == 2 ? 3 : 2;
+    p.q_len = !pipeline.grouped ? 16 : pipeline.row_groups == 4 ? 7 : 3;
   }
   constexpr int64_t kKeysOfParts = 2200;
   p.kv_len = pipeline.split ? kKeysOfParts : p.mask_pairs ? 118 : 117;

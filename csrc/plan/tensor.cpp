@@ -18,6 +18,10 @@ bool have_rows_apart(const Strides3& one, const Strides3& other) {
 // Fewest rows that share keys in a dense call: those of a product. Packed calls have no limit, since the rest
 // of a batch may not decide how a sequence is computed.
 constexpr int64_t kLeastTensorRows = 16;
+// The same of a decode, whose simdgroup kernels have products of 8 rows. With fewer than about 20, an M5 reads
+// keys and values for longer than it multiplies (published rates); on an NVIDIA H100, 16 took 1.4 to 1.6 times
+// as long on tensor operations, and 32 took 0.8 times as long. Latent heads have products for twice as many.
+constexpr int64_t kLeastDecodeRows = 24;
 
 }  // namespace
 
@@ -73,6 +77,8 @@ const char* why_no_tensors(const Problem& p) {
   const bool has_pairs = is_decode(p.op) || (p.mask_dtype == DType::kOther && !is_backward(p.op));
   const bool packs_heads = has_pairs && p.kv_heads > 0;
   const int64_t heads = packs_heads ? p.q_heads / p.kv_heads : 1;
+  if (is_decode(p.op) && p.head_dim != kLatentKeyDim && p.q_len * heads < kLeastDecodeRows)
+    return "fewer than 24 rows of a decode share keys";
   if (!p.packed && p.q_len * heads < kLeastTensorRows) return "fewer than 16 rows share keys";
   return nullptr;
 }

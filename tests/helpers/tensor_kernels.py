@@ -24,15 +24,16 @@ DIMS = (64, 72, 80, 96, 128, 192, 256)
 LATENT, LATENT_VALUE = 576, 512  # of latent attention: prefills only, through threadgroup memory
 PREFILL_DIMS = (*DIMS, LATENT)
 STATES = ("registers", "threadgroup")
-KERNEL, WIDE_KERNEL = KERNELS = ("fattn_prefill_tensor", "fattn_prefill_latent_tensor")
+KERNEL, LATENT_KERNEL = KERNELS = ("fattn_prefill_tensor", "fattn_prefill_latent_tensor")
 BACKWARD_KERNELS = ("fattn_backward_query_tensor", "fattn_backward_key_tensor")
 Head = tuple[torch.dtype, int]
 # Those in which all rows start on 16-byte boundaries.
 ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
 LEAST_ROWS = 16  # of a dense call
+LEAST_DECODE_ROWS = 24  # latent heads need LEAST_ROWS
 MOST_DECODE_ROWS = 16  # of a head
-# Query and key-value heads of decodes.
-DECODE_GROUPS = ((1, 1), (4, 2), (6, 2), (4, 1), (14, 2), (8, 1), (16, 1))
+# Query and key-value heads of decodes. One head has too few rows, except of latent heads.
+DECODE_GROUPS = ((4, 2), (6, 2), (4, 1), (14, 2), (8, 1), (16, 1))
 # kTensorHeadFacts and the most elements of a lane (sizes.h).
 HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2
 ROOM = 2**16  # integers of a probe
@@ -61,7 +62,7 @@ def backward_problems(seed: int, heads: Sequence[Head]) -> Iterator[BackwardProb
 def _taken(problem: Problem, head: Head, rng: random.Random) -> Problem:
     dtype, dim = head
     if problem.op in DECODES:
-        problem = _with_many_rows(problem, rng)
+        problem = _with_many_rows(problem, dim, rng)
     return replace(
         problem,
         dtype=dtype,
@@ -74,10 +75,13 @@ def _taken(problem: Problem, head: Head, rng: random.Random) -> Problem:
     )
 
 
-def _with_many_rows(problem: Problem, rng: random.Random) -> Problem:
-    """A decode whose rows fill a product."""
-    q_heads, kv_heads = rng.choice(DECODE_GROUPS)
-    q_len = rng.randint(-(-LEAST_ROWS * kv_heads // q_heads), MOST_DECODE_ROWS)
+def _with_many_rows(problem: Problem, dim: int, rng: random.Random) -> Problem:
+    """A decode with enough rows for tensor operations."""
+    least, groups = (
+        (LEAST_ROWS, ((1, 1), *DECODE_GROUPS)) if dim == LATENT else (LEAST_DECODE_ROWS, DECODE_GROUPS)
+    )
+    q_heads, kv_heads = rng.choice(groups)
+    q_len = rng.randint(-(-least * kv_heads // q_heads), MOST_DECODE_ROWS)
     return replace(problem, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len)
 
 

@@ -145,16 +145,16 @@ def test_a_pipeline_that_is_wrong_alone(
     assert run.why.startswith(f"in a small problem with the options of a call its {of} differs by")
 
 
-# Steps of generation: decodes of 16 rows and more, and packed rows of one token.
+# Steps of generation: decodes of 24 rows and more, and packed rows of one token.
 STEPS = {
-    "16 rows": "decode(draft[:, :, :4], roomy, roomy, lengths)",
-    "32 rows": "decode(draft, roomy, roomy, lengths)",
+    "24 rows": "decode(draft[:, :, :6], roomy, roomy, lengths)",
+    "56 rows": "decode(wide_draft, roomy, roomy, lengths)",
     "short cache": "decode(draft, cache, cache, lengths)",
     "full cache": "decode(draft, cache, cache)",
     "bool mask": "decode(draft, cache, cache, lengths, attn_mask=mask[:8])",
-    "float32 mask, one head": "decode(query[:, :, :16], key, key, attn_mask=mask[:16].float())",
+    "float32 mask": "decode(draft, cache, cache, lengths, attn_mask=mask[:8].float())",
     "tree": "decode(draft, cache, cache, lengths, tree_mask=tree)",
-    "tree, 16 rows": "decode(draft[:, :, :4], cache, cache, lengths, tree_mask=tree[:4])",
+    "tree, 56 rows": "decode(wide_draft, cache, cache, lengths, tree_mask=tree[:7])",
     "window, sinks": "decode(draft, cache, cache, lengths, window_left=20, sink_tokens=3, sinks=sinks)",
     "window, parts": "decode(draft, roomy, roomy, window_left=700)",
     "softcap, alibi, parts": "decode(draft, roomy, roomy, softcap=9.0, alibi_slopes=sinks.abs())",
@@ -162,12 +162,13 @@ STEPS = {
     "paged, tree": "paged_decode(draft, pool24, pool24, tables[:, :4], lengths, tree_mask=tree)",
     "packed": "paged(rows[:2], pool, pool, tables, lengths, ints(0, 1, 2), 1)",
 }
-OF_THE_SELF_TEST = ("16 rows", "32 rows")
+OF_THE_SELF_TEST = ("24 rows", "56 rows")
 WITH_STEPS = (
     SETUPS[PREFILL]
     + """
 decode, paged_decode = torch_fattn.decode, torch_fattn.paged_decode
 draft, cache, roomy = randn(2, 8, 8, 64), randn(2, 2, 90, 64), randn(2, 2, 900, 64)
+wide_draft = randn(2, 16, 7, 64)
 tree = torch.tensor([1, 3, 5, 11, 19, 37, 69, 0], device="mps")
 sinks = randn(8, dtype=torch.float32)
 """

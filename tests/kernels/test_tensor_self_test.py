@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import needs_emulator
-from tests.helpers.tensor_kernels import WIDE_KERNEL
+from tests.helpers.tensor_kernels import LATENT_KERNEL
 from tests.helpers.tensor_machines import (
     CALLS,
     PREFILL,
@@ -66,7 +66,7 @@ def test_every_size_has_its_own_verdict(
 def test_latent_heads_have_one_variant(machines: Machines, tmp_path: Path, fault: str) -> None:
     """Their verdict does not depend on what registers could do."""
     latent = [{"dim": 576, "rows": 20}]
-    wrong = {"kernel": WIDE_KERNEL, "flip": {"slot": 3, "bits": 0x40004000, "byte": 64}}
+    wrong = {"kernel": LATENT_KERNEL, "flip": {"slot": 3, "bits": 0x40004000, "byte": 64}}
     run = machines.run(tmp_path, Run(latent, faults=[wrong] if fault else []))
     if fault:
         assert run.state == "off" and run.launches == once(("fattn_prefill_wide",))
@@ -74,11 +74,11 @@ def test_latent_heads_have_one_variant(machines: Machines, tmp_path: Path, fault
         return
     assert run.state == "threadgroup", run.why
     assert run.why == "passed the self-test"
-    assert run.launches == once((WIDE_KERNEL,)) and run.all_launches[PROBE] == 1
+    assert run.launches == once((LATENT_KERNEL,)) and run.all_launches[PROBE] == 1
     again = machines.run(tmp_path, Run(latent))
-    assert again.all_launches == once((WIDE_KERNEL,))
+    assert again.all_launches == once((LATENT_KERNEL,))
     by_hand = machines.run(tmp_path, Run(latent, environment={"FATTN_TENSOR": "registers"}))
-    assert (by_hand.state, by_hand.launches) == ("threadgroup", once((WIDE_KERNEL,)))
+    assert (by_hand.state, by_hand.launches) == ("threadgroup", once((LATENT_KERNEL,)))
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -163,7 +163,7 @@ with fake.FakeTensorMode() as mode:
 graph = make_fx(torch.nn.functional.scaled_dot_product_attention, tracing_mode="fake")(half, half, half)
 found["graph"] = graph.code
 torch_fattn.uninstall()
-torch_fattn.decode(half[:, :, :16], half, half)
+torch_fattn.decode(torch.randn(1, 16, 3, 64, device="mps", dtype=torch.float16), half, half)
 found["states"] = sorted({each.state for each in tensor_units.states()})
 found["launches"] = softmetal.launches()
 found["result"] = graph(half, half, half).float().isnan().any().item()
@@ -180,7 +180,7 @@ def test_what_does_not_run_it(machines: Machines, tmp_path: Path) -> None:
 
 DEFERRED = """
 half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
-torch_fattn.decode(half[:, :, :16], half, half)
+torch_fattn.decode(torch.randn(1, 16, 3, 64, device="mps", dtype=torch.float16), half, half)
 """
 
 

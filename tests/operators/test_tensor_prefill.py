@@ -15,7 +15,7 @@ from tests.conftest import needs_emulator
 from tests.helpers import direct_launch, problems, tensor_kernels
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
-from tests.helpers.tensor_kernels import KERNELS, PREFILL_DIMS, STATES, WIDE_KERNEL
+from tests.helpers.tensor_kernels import KERNELS, LATENT_KERNEL, PREFILL_DIMS, STATES
 
 pytestmark = needs_emulator
 
@@ -27,7 +27,7 @@ ORDERS = ("forward", "reverse", "random:3")
 
 def states_of(prefill: dict[str, object], layout: str) -> tuple[str, ...]:
     """What the self-test would allow."""
-    has_registers = prefill["kernel"] != WIDE_KERNEL
+    has_registers = prefill["kernel"] != LATENT_KERNEL
     has_registers = has_registers and tensor_kernels.probe(prefill, layout).allows_registers
     return STATES if has_registers else STATES[1:]
 
@@ -80,8 +80,8 @@ EDGES = (
         block_size=32, causality="bottom_right"),
     Problem(6, "paged_prefill", torch.bfloat16, 2, 4, 2, 33, 96, 80, 80, q_lens=(33, 0), seq_lens=(70, 50),
         block_size=24),
-    Problem(7, "decode", torch.float16, 3, 16, 2, 2, 40, 64, 64, seq_lens=(40, 1, 0)),
-    Problem(8, "decode", torch.bfloat16, 2, 1, 1, 16, 70, 128, 128, seq_lens=(7, 33), tree="each"),
+    Problem(7, "decode", torch.float16, 3, 16, 2, 3, 40, 64, 64, seq_lens=(40, 1, 0)),
+    Problem(8, "decode", torch.bfloat16, 2, 2, 1, 16, 70, 128, 128, seq_lens=(7, 33), tree="each"),
     Problem(9, "paged_decode", torch.float16, 2, 8, 2, 9, 64, 256, 256, seq_lens=(64, 31), block_size=32,
         tree="shared", window_left=12, sink_tokens=2),
     Problem(10, "paged_decode", torch.float16, 3, 14, 2, 16, 96, 72, 72, seq_lens=(96, 15, 40), block_size=8,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_fattn
-from tests.helpers.tensor_kernels import BACKWARD_KERNELS, DIMS, DTYPES, KERNEL, STATES, WIDE_KERNEL
+from tests.helpers.tensor_kernels import BACKWARD_KERNELS, DIMS, DTYPES, KERNEL, LATENT_KERNEL, STATES
 
 pytestmark = pytest.mark.host_only
 
@@ -49,7 +49,7 @@ def decode_of(rows: int, heads: int = 8, keys: int = 512, dim: int = 128) -> lis
 
 @pytest.mark.parametrize(
     ("rows", "heads", "dim", "row_groups"),
-    [(4, 8, 128, 1), (8, 8, 64, 2), (9, 8, 128, 4), (16, 16, 96, 4), (2, 16, 256, 1), (16, 2, 128, 1)],
+    [(6, 8, 128, 2), (8, 8, 64, 2), (9, 8, 128, 4), (16, 16, 96, 4), (3, 16, 256, 2), (12, 4, 128, 2)],
 )
 def test_decodes_of_many_rows(rows: int, heads: int, dim: int, row_groups: int) -> None:
     """A tile has as many groups of 16 rows as the rows fill, up to those of a prefill."""
@@ -57,20 +57,27 @@ def test_decodes_of_many_rows(rows: int, heads: int, dim: int, row_groups: int) 
     step = explained.passes[0]
     assert step["kernel"] == KERNEL and explained.data["tensor"].startswith("used; scores ")
     assert step["macros"]["FATTN_ROW_GROUPS"] == str(row_groups)
-    assert step["constants"]["causal"] and step["constants"]["grouped"] == (heads > 2)
+    assert step["constants"]["causal"] and step["constants"]["grouped"]
 
 
 def test_decodes_that_are_not_taken() -> None:
-    for rows, heads in ((3, 8), (15, 2), (1, 30)):
+    for rows, heads in ((5, 8), (16, 2), (1, 46)):
         explained = plan(*decode_of(rows, heads), op="decode")
         assert explained.passes[0]["kernel"].startswith("fattn_decode")
-        assert explained.data["tensor"] == "fewer than 16 rows share keys"
+        assert explained.data["tensor"] == "fewer than 24 rows of a decode share keys"
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(15, False), (16, True)])
+def test_decodes_of_latent_heads(rows: int, taken: bool) -> None:
+    query, key = (torch.empty(2, heads, 1, 576, dtype=torch.float16, device="meta") for heads in (rows, 1))
+    explained = plan(query, key, key[..., :512], op="decode")
+    assert (explained.passes[0]["kernel"] == LATENT_KERNEL) == taken
 
 
 def test_decodes_under_a_mask() -> None:
     """Heads share a tile, as there is no map of rows of one head."""
-    mask = torch.empty(2, 8, 4, 512, dtype=torch.bool, device="meta")
-    step = plan(*decode_of(4), attn_mask=mask, op="decode").passes[0]
+    mask = torch.empty(2, 8, 6, 512, dtype=torch.bool, device="meta")
+    step = plan(*decode_of(6), attn_mask=mask, op="decode").passes[0]
     assert step["kernel"] == KERNEL and step["constants"]["grouped"]
 
 
@@ -79,7 +86,7 @@ def test_parts_of_a_decode() -> None:
     capacity changes how a sequence is cut."""
     cuts, launches = set(), []
     for keys in (256, 300, 2000, 100_000):
-        explained = plan(*decode_of(4, keys=keys), op="decode")
+        explained = plan(*decode_of(6, keys=keys), op="decode")
         params = explained.passes[0]["params"]
         cuts.add(tuple(params[name] for name in ("most_parts", "least_part", "largest_part")))
         launches.append((len(explained.passes), params["parts"], explained.data["launches"][:3]))
@@ -93,7 +100,7 @@ def test_latent_heads_are_taken(dtype: torch.dtype, state: str) -> None:
     """In both states through threadgroup memory."""
     explained = plan(*operands(dtype, 576, 512), tensor=state)
     (step,) = explained.passes
-    assert step["kernel"] == WIDE_KERNEL and step["threadgroup_bytes"] <= 30 * 1024
+    assert step["kernel"] == LATENT_KERNEL and step["threadgroup_bytes"] <= 30 * 1024
     assert step["macros"]["FATTN_REGISTERS"] == "0"
     assert explained.data["tensor"] == "used; scores pass through threadgroup memory"
 
