@@ -14,6 +14,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "autorelease_pool.h"
 #include "hash.h"
 #include "mps_bridge.h"
 
@@ -101,21 +102,20 @@ void set_archive_folder(const std::string& path) {
 id<MTLComputePipelineState> new_archived_pipeline(MTLComputePipelineDescriptor* descriptor,
                                                   const std::string& what) noexcept {
   try {
-    @autoreleasepool {
-      const fs::path place = folder();
-      if (place.empty()) return nil;
-      const std::string begin = hash_of(what) + "-";
-      for (const fs::directory_entry& entry : fs::directory_iterator(place)) {
-        const std::string name = entry.path().filename().string();
-        if (name.rfind(begin, 0) != 0 || entry.path().extension() != kEnding) continue;
-        std::error_code ignored;
-        if (!entry.is_regular_file(ignored)) continue;
-        const bool whole = name == begin + hash_of_file(entry.path()) + kEnding;
-        if (id<MTLComputePipelineState> state = whole ? new_pipeline_of(descriptor, entry.path()) : nil) {
-          return state;
-        }
-        fs::remove(entry.path(), ignored);  // keep_pipeline writes another
+    const AutoreleasePool pool;
+    const fs::path place = folder();
+    if (place.empty()) return nil;
+    const std::string begin = hash_of(what) + "-";
+    for (const fs::directory_entry& entry : fs::directory_iterator(place)) {
+      const std::string name = entry.path().filename().string();
+      if (name.rfind(begin, 0) != 0 || entry.path().extension() != kEnding) continue;
+      std::error_code ignored;
+      if (!entry.is_regular_file(ignored)) continue;
+      const bool whole = name == begin + hash_of_file(entry.path()) + kEnding;
+      if (id<MTLComputePipelineState> state = whole ? new_pipeline_of(descriptor, entry.path()) : nil) {
+        return state;
       }
+      fs::remove(entry.path(), ignored);  // keep_pipeline writes another
     }
   } catch (...) {  // no folder, no permission; on macOS also Objective-C exceptions
     descriptor.binaryArchives = nil;
@@ -127,15 +127,14 @@ void keep_pipeline(MTLComputePipelineDescriptor* descriptor, const std::string& 
   static std::atomic<int> files{0};
   fs::path temporary;
   try {
-    @autoreleasepool {
-      const fs::path place = folder();
-      if (place.empty()) return;
-      fs::create_directories(place);
-      temporary = place / (".writing-" + std::to_string(getpid()) + "-" + std::to_string(files++));
-      write_archive(descriptor, temporary);
-      if (fs::exists(temporary)) {
-        fs::rename(temporary, place / (hash_of(what) + "-" + hash_of_file(temporary) + kEnding));
-      }
+    const AutoreleasePool pool;
+    const fs::path place = folder();
+    if (place.empty()) return;
+    fs::create_directories(place);
+    temporary = place / (".writing-" + std::to_string(getpid()) + "-" + std::to_string(files++));
+    write_archive(descriptor, temporary);
+    if (fs::exists(temporary)) {
+      fs::rename(temporary, place / (hash_of(what) + "-" + hash_of_file(temporary) + kEnding));
     }
   } catch (...) {
     std::error_code ignored;

@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "autorelease_pool.h"
 #include "mps_bridge.h"
 #include "pipelines.h"
 
@@ -28,17 +29,16 @@ std::string architecture_of(id<MTLDevice> device) {
 }
 
 DeviceFacts read_device_facts() {
-  @autoreleasepool {
-    id<MTLDevice> device = metal_device();
-    TORCH_CHECK(device != nil, "fattn needs a GPU, and torch finds no Metal device");
-    return {.name = [[device name] UTF8String],
-            .family = apple_family(device),
-            .cores = gpu_core_count(),
-            .max_threadgroup_bytes = static_cast<int64_t>([device maxThreadgroupMemoryLength]),
-            .working_set_bytes = static_cast<int64_t>([device recommendedMaxWorkingSetSize]),
-            .metal4 = static_cast<bool>([device supportsFamily:kFamilyMetal4]),
-            .architecture = architecture_of(device)};
-  }
+  const AutoreleasePool pool;
+  id<MTLDevice> device = metal_device();
+  TORCH_CHECK(device != nil, "fattn needs a GPU, and torch finds no Metal device");
+  return {.name = [[device name] UTF8String],
+          .family = apple_family(device),
+          .cores = gpu_core_count(),
+          .max_threadgroup_bytes = static_cast<int64_t>([device maxThreadgroupMemoryLength]),
+          .working_set_bytes = static_cast<int64_t>([device recommendedMaxWorkingSetSize]),
+          .metal4 = static_cast<bool>([device supportsFamily:kFamilyMetal4]),
+          .architecture = architecture_of(device)};
 }
 
 MTLSize size_of(const std::array<uint32_t, 3>& extent) {

@@ -8,6 +8,8 @@
 
 #include <exception>
 
+#include "autorelease_pool.h"
+
 namespace fattn::metal {
 
 inline id<MTLDevice> metal_device() { return at::mps::MPSDevice::getInstance()->device(); }
@@ -36,12 +38,11 @@ void with_shared_encoder(const Encode& encode) {
   std::exception_ptr* error_out = &error;  // an exception must not leave the block
   const Encode* encode_in = &encode;
   dispatch_sync(stream->queue(), ^{
-    @autoreleasepool {
-      try {
-        (*encode_in)(SharedEncoder(stream));
-      } catch (...) {
-        *error_out = std::current_exception();
-      }
+    const AutoreleasePool pool;
+    try {
+      (*encode_in)(SharedEncoder(stream));
+    } catch (...) {
+      *error_out = std::current_exception();
     }
   });
   if (error) std::rethrow_exception(error);

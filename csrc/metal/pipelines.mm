@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 
 #include "archive.h"
+#include "autorelease_pool.h"
 #include "executor.h"
 #include "mps_bridge.h"
 #include "once_map.h"
@@ -178,48 +179,46 @@ id<MTLFunction> new_function(id<MTLLibrary> library, const KernelSpec& spec, con
 }
 
 Pipeline* build_pipeline(const KernelSpec& spec) {
-  @autoreleasepool {
-    const Macros macros = macros_of(spec);
-    Compiled compiled{.spec = spec};
-    Library* library = library_for(spec, macros, &compiled.library_seconds);
-    const Stopwatch watch;
-    NSError* error = nil;
-    id<MTLFunction> function = new_function(library->library, spec, macros);
-    MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
-    descriptor.computeFunction = function;
-    [function release];
-    const std::string what = describe(spec, macros) + describe_constants(spec);
-    id<MTLComputePipelineState> state = new_archived_pipeline(descriptor, what);
-    compiled.archived = state != nil;
-    if (!compiled.archived) {
-      state = [metal_device() newComputePipelineStateWithDescriptor:descriptor
-                                                            options:MTLPipelineOptionNone
-                                                         reflection:nil
-                                                              error:&error];
-      TORCH_CHECK(state != nil, "Metal could not create a pipeline for ", describe(spec, macros), ": ",
-                  text_of(error));
-      keep_pipeline(descriptor, what);
-    }
-    compiled.pipeline_seconds = watch.seconds();
-    record().add(compiled);
-    return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup]),
-                        static_cast<uint32_t>([state threadExecutionWidth])};
+  const AutoreleasePool pool;
+  const Macros macros = macros_of(spec);
+  Compiled compiled{.spec = spec};
+  Library* library = library_for(spec, macros, &compiled.library_seconds);
+  const Stopwatch watch;
+  NSError* error = nil;
+  id<MTLFunction> function = new_function(library->library, spec, macros);
+  MTLComputePipelineDescriptor* descriptor = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
+  descriptor.computeFunction = function;
+  [function release];
+  const std::string what = describe(spec, macros) + describe_constants(spec);
+  id<MTLComputePipelineState> state = new_archived_pipeline(descriptor, what);
+  compiled.archived = state != nil;
+  if (!compiled.archived) {
+    state = [metal_device() newComputePipelineStateWithDescriptor:descriptor
+                                                          options:MTLPipelineOptionNone
+                                                       reflection:nil
+                                                            error:&error];
+    TORCH_CHECK(state != nil, "Metal could not create a pipeline for ", describe(spec, macros), ": ",
+                text_of(error));
+    keep_pipeline(descriptor, what);
   }
+  compiled.pipeline_seconds = watch.seconds();
+  record().add(compiled);
+  return new Pipeline{state, static_cast<uint32_t>([state maxTotalThreadsPerThreadgroup]),
+                      static_cast<uint32_t>([state threadExecutionWidth])};
 }
 
 Resources measure_without_limit(const KernelSpec& spec) {
-  @autoreleasepool {
-    const Macros macros = macros_of(spec);
-    NSError* error = nil;
-    id<MTLLibrary> library = [new_library(spec, macros, false) autorelease];
-    id<MTLFunction> function = [new_function(library, spec, macros) autorelease];
-    id<MTLComputePipelineState> state =
-        [[metal_device() newComputePipelineStateWithFunction:function error:&error] autorelease];
-    TORCH_CHECK(state != nil, "Metal could not create a pipeline for ", describe(spec, macros), ": ",
-                text_of(error));
-    return {spec, uint32_t([state maxTotalThreadsPerThreadgroup]), uint32_t([state threadExecutionWidth]),
-            uint32_t([state staticThreadgroupMemoryLength])};
-  }
+  const AutoreleasePool pool;
+  const Macros macros = macros_of(spec);
+  NSError* error = nil;
+  id<MTLLibrary> library = [new_library(spec, macros, false) autorelease];
+  id<MTLFunction> function = [new_function(library, spec, macros) autorelease];
+  id<MTLComputePipelineState> state =
+      [[metal_device() newComputePipelineStateWithFunction:function error:&error] autorelease];
+  TORCH_CHECK(state != nil, "Metal could not create a pipeline for ", describe(spec, macros), ": ",
+              text_of(error));
+  return {spec, uint32_t([state maxTotalThreadsPerThreadgroup]), uint32_t([state threadExecutionWidth]),
+          uint32_t([state staticThreadgroupMemoryLength])};
 }
 
 }  // namespace

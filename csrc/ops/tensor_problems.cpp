@@ -1,10 +1,12 @@
 #include "tensor_problems.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <future>
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -154,15 +156,23 @@ void compile_problems(TensorSize size, const std::vector<TensorState>& states, c
     }
   }
   std::vector<std::exception_ptr> faults(plans.size());
-  at::parallel_for(0, int64_t(plans.size()), 1, [&](int64_t first, int64_t end) {
-    for (size_t i = size_t(first); i < size_t(end); ++i) {
+  std::atomic<size_t> next{0};
+  std::atomic<bool> has_fault{false};
+  const auto compile = [&] {
+    for (size_t i = next++; i < plans.size() && !has_fault; i = next++) {
       try {
         compile_or_raise(plans[i]);
       } catch (...) {
         faults[i] = std::current_exception();
+        has_fault = true;
       }
     }
-  });
+  };
+  std::vector<std::future<void>> compilers;
+  for (int i = 0; i < at::get_num_threads(); ++i) {
+    compilers.push_back(std::async(std::launch::async, compile));
+  }
+  for (const std::future<void>& compiler : compilers) compiler.wait();
   for (const std::exception_ptr& fault : faults) {
     if (fault) std::rethrow_exception(fault);
   }
