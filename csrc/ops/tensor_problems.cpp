@@ -51,7 +51,7 @@ Problem small_problem(const Problem& like, const KernelSpec& pipeline) {
   p.kv_heads = 2;
   p.q_heads = pipeline.grouped ? 8 : p.packed || is_backward(p.op) ? 4 : 2;
   p.q_len = pipeline.grouped ? 33 : 83;
-  if (is_decode(p.op)) {  // with as many groups of 16 rows, of which the last is not full
+  if (is_decode(p.op)) {  // with as many groups of 16 rows; only latent heads can have one full group
     p.q_heads = pipeline.grouped ? 16 : 2;
     p.q_len = !pipeline.grouped ? 16 : pipeline.row_groups == 4 ? 7 : 3;
   }

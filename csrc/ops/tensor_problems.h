@@ -23,8 +23,8 @@ struct TensorProblem {
   bool is_causal;
   enum Kind : uint8_t {
     kAny,
-    kForward,  // of prefills alone
-    kDecode,   // likewise
+    kForward,  // not of backwards
+    kDecode,   // likewise; a decode
     kPadded,   // with the smallest heads that the kernel pads; only for sizes that have such
   } kind;
 };

@@ -13,8 +13,8 @@ namespace fattn {
 
 // Tests the kernels of a size on the current stream, and waits for it: that they compile, soon and for all
 // their threads; what the probe says of the layout; and results of problems against those of the simdgroup
-// kernels. Registers come first, then threadgroup memory; if both fail, the verdict is off. A setting by hand
-// leaves only the compiler. Never raises.
+// kernels. Registers come first, then threadgroup memory; if both fail, the verdict is off. With a setting by
+// hand they are only compiled. Never raises.
 TensorVerdict test_tensors(TensorSize size, const DeviceFacts& gpu, TensorSetting setting);
 
 enum class OptionsTest : uint8_t { kPassed, kFailed, kImpossible };

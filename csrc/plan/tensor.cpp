@@ -18,9 +18,10 @@ bool have_rows_apart(const Strides3& one, const Strides3& other) {
 // Fewest rows that share keys in a dense call: those of a product. Packed calls have no limit, since the rest
 // of a batch may not decide how a sequence is computed.
 constexpr int64_t kLeastTensorRows = 16;
-// The same of a decode, whose simdgroup kernels have products of 8 rows. With fewer than about 20, an M5 reads
-// keys and values for longer than it multiplies (published rates); on an NVIDIA H100, 16 took 1.4 to 1.6 times
-// as long on tensor operations, and 32 took 0.8 times as long. Latent heads have products for twice as many.
+// The same of a decode, whose simdgroup kernels have products of 8 rows. With fewer than about 20, an M5
+// reads keys and values for longer than it multiplies (published rates); on an NVIDIA H100, 16 took 1.4 to
+// 1.6 times as long on tensor operations, and 32 took 0.8 times as long. Latent heads, whose values are
+// columns of their keys, have about twice the products for each byte.
 constexpr int64_t kLeastDecodeRows = 24;
 
 }  // namespace

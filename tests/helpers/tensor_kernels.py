@@ -21,7 +21,7 @@ from tests.helpers.problems import DECODES, PACKED, Problem
 OPS = ("prefill", "paged_prefill", "varlen_prefill", *DECODES)
 DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 72, 80, 96, 128, 192, 256)
-LATENT, LATENT_VALUE = 576, 512  # of latent attention: prefills only, through threadgroup memory
+LATENT, LATENT_VALUE = 576, 512  # of latent attention: no gradients; through threadgroup memory
 PREFILL_DIMS = (*DIMS, LATENT)
 STATES = ("registers", "threadgroup")
 KERNEL, LATENT_KERNEL = KERNELS = ("fattn_prefill_tensor", "fattn_prefill_latent_tensor")
@@ -32,7 +32,8 @@ ALIGNED = ("contiguous", "token_major", "expanded_batch", "expanded_heads")
 LEAST_ROWS = 16  # of a dense call
 LEAST_DECODE_ROWS = 24  # latent heads need LEAST_ROWS
 MOST_DECODE_ROWS = 16  # of a head
-# Query and key-value heads of decodes. One head has too few rows, except of latent heads.
+# Query and key-value heads of decodes. With one query head to a key-value head, only latent heads have enough
+# rows.
 DECODE_GROUPS = ((4, 2), (6, 2), (4, 1), (14, 2), (8, 1), (16, 1))
 # kTensorHeadFacts and the most elements of a lane (sizes.h).
 HEAD_FACTS, MOST_SCORES, MOST_OUTPUTS, MOST_ROWS = 8, 32, 64, 2

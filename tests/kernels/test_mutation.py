@@ -67,6 +67,16 @@ def test_every_function_constant_is_on_in_a_trial() -> None:
     assert not off, f"no trial of tests/mutation switches on {', '.join(off)}"
 
 
+@needs_emulator
+def test_trials_of_tensor_operations_run_on_them() -> None:
+    """The planner leaves a call with too few rows to the other kernels."""
+    of_tensors = [trial for trial in trials().values() if trial.device.tensor]
+    elsewhere = [
+        trial.name for trial in of_tensors if not any("tensor" in source for source in trial.kernels())
+    ]
+    assert of_tensors and not elsewhere
+
+
 # A score modifier that calls can switch on: its constant, its parameter, and what it does.
 MODIFIER = {
     "X(uint, slopes_kind)": "X(uint, slopes_kind) X(bool, doubled)",

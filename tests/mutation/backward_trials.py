@@ -118,7 +118,7 @@ def on_tensors() -> Iterator[Trial]:
     )  # fmt: skip
     yield _of("backward-alibi", 1, 4, 2, 70, 70, *dims, alibi_slopes=True, softcap=30.0, **CAUSAL)
     yield _of("backward-sequence-slopes", 3, 4, 2, 40, 30, *dims, alibi_slopes=True, sinks=True, index=1)
-    yield _of("backward-sharp", 1, 2, 1, 40, 50, *dims, sharpness=8.0, sinks=True, out="float32")
+    yield _of("backward-sharp", 1, 2, 1, 40, 50, *dims, sharpness=8.0, sinks=True)
     yield _nan(100, 80, 48, dims[1])
     yield _every_option("prefill", 2, 4, 2, 40, 70, *dims, mask=f16, **CAUSAL)
     yield _every_option("varlen_prefill", *MIXED_SIZES, *dims, **MIXED, **CAUSAL)
