@@ -141,6 +141,17 @@ def test_a_fault_of_both_leaves_the_simdgroup_kernels(
     assert (again.state, again.why, again.launches) == ("off", run.why, once(SIMDGROUPS[call]))
 
 
+def test_a_fault_of_decodes_alone(machines: Machines, tmp_path: Path) -> None:
+    """Their tiles have fewer groups of rows. They share the verdict of prefills."""
+    flip = {key: WRONG_PART[key] for key in ("slot", "bits", "byte")}
+    fault = {"kernel": TENSOR, "macro": ("FATTN_ROW_GROUPS", "2"), "flip": flip}
+    run = machines.run(tmp_path, Run(faults=[fault]))
+    assert run.hits == [2], "one of each variant"
+    assert run.state == "off" and run.launches == once(SIMDGROUPS[PREFILL])
+    assert run.why.startswith("registers: in a decode of 24 rows its out differs by")
+    assert "; threadgroup: in a decode of 24 rows its out differs by" in run.why
+
+
 def test_scores_that_are_no_left_operand(machines: Machines, tmp_path: Path) -> None:
     flip = {"slot": OUT, "bits": 1, "byte": 20}  # the sixth fact of the probe
     run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "flip": flip}]))
