@@ -163,9 +163,9 @@ def _packed() -> Iterator[Trial]:
 
 
 def _decodes() -> Iterator[Trial]:
-    """Tiles of 16, 32 and 64 rows."""
+    """Tiles of 32 and 64 rows."""
     yield of_problem(
-        "decode-tree", "decode", f16, 2, 4, 2, 9, 90, 64, 64, seq_lens=(86, 20), tree="each",
+        "decode-tree", "decode", f16, 2, 4, 2, 13, 90, 64, 64, seq_lens=(86, 20), tree="each",
         token_major_out=True,
     )  # fmt: skip
     yield of_problem(
@@ -173,7 +173,7 @@ def _decodes() -> Iterator[Trial]:
         mask=torch.bool, alibi_slopes=True,
     )  # fmt: skip
     yield of_problem(
-        "decode-parts", "decode", f16, 2, 8, 2, 5, 700, 64, 64, seq_lens=(690, 150), sinks=True,
+        "decode-parts", "decode", f16, 2, 8, 2, 6, 700, 64, 64, seq_lens=(690, 150), sinks=True,
         change=by_limits,
     )  # fmt: skip
     yield of_problem(
@@ -203,10 +203,10 @@ def _missing_blocks_of_drafts(head_dim: int, value_dim: int) -> Trial:
     """The same under a tree mask, in steps that end before the drafts."""
     pool = _pool(head_dim)
     return of_operands(
-        "missing-blocks-tree", "paged_decode", query=randn(f16, 2, 16, 2, head_dim),
+        "missing-blocks-tree", "paged_decode", query=randn(f16, 2, 16, 3, head_dim),
         key_cache=pool, value_cache=pool.flip(3)[..., :value_dim],
         block_tables=_ints(-1, 3, 0, 2, 6, 1).view(2, 3), seq_lens=_ints(70, 60),
-        tree_mask=torch.tensor([1, 2]),
+        tree_mask=torch.tensor([1, 2, 4]),
     )  # fmt: skip
 
 
