@@ -173,7 +173,7 @@ def _decodes() -> Iterator[Trial]:
         mask=torch.bool, alibi_slopes=True,
     )  # fmt: skip
     yield of_problem(
-        "decode-parts", "decode", f16, 2, 8, 2, 7, 700, 64, 64, seq_lens=(690, 150), sinks=True,
+        "decode-parts", "decode", f16, 2, 8, 2, 6, 700, 64, 64, seq_lens=(690, 150), sinks=True,
         change=by_limits,
     )  # fmt: skip
     yield of_problem(
