@@ -112,6 +112,8 @@ void Trial::add_keys() {
   if (p.block_size > 0) {
     int64_t needed = 1;  // a block that no sequence has
     for (const Sequence& sequence : sequences_) needed += (sequence.keys + p.block_size - 1) / p.block_size;
+    // A large block, such as the whole capacity of a cache, has memory for its first keys alone.
+    rows_per_block_ = std::min(p.block_size, p.kv_len + kRoom);
     p.num_blocks = needed;
     p.max_blocks = (p.kv_len + p.block_size - 1) / p.block_size;
     p.kv_len = p.max_blocks * p.block_size;
@@ -121,8 +123,8 @@ void Trial::add_keys() {
   p.key = {key_.strides[0], key_.strides[1], key_.strides[2]};
   p.value = {value_.strides[0], value_.strides[1], value_.strides[2]};
   if (p.block_size > 0) {
-    p.key.batch = p.block_size * p.key.row;
-    p.value.batch = p.block_size * p.value.row;
+    p.key.batch = rows_per_block_ * p.key.row;
+    p.value.batch = rows_per_block_ * p.value.row;
   }
   if (p.packed_keys) {
     p.kv_rows = stored_rows();
@@ -132,7 +134,7 @@ void Trial::add_keys() {
 }
 
 int64_t Trial::stored_rows() const {
-  if (problem_.block_size > 0) return problem_.num_blocks * problem_.block_size;
+  if (problem_.block_size > 0) return problem_.num_blocks * rows_per_block_;
   return problem_.packed_keys ? kShortKeys + problem_.kv_len : problem_.kv_len;
 }
 
@@ -301,7 +303,7 @@ std::vector<bool> Trial::seen_rows() const {
   for (size_t i = 0; i < sequences_.size(); ++i) {
     for (int64_t key = 0; p.block_size > 0 && key < sequences_[i].keys; ++key) {
       if (key % p.block_size == 0) --block;
-      const size_t row = size_t(block * p.block_size + key % p.block_size);
+      const size_t row = size_t(block * rows_per_block_ + key % p.block_size);
       seen[row] = !is_missing(i, key / p.block_size);
     }
   }

@@ -62,6 +62,7 @@ class Trial {
   Problem problem_;
   at::ScalarType type_;
   std::vector<Sequence> sequences_;
+  int64_t rows_per_block_ = 0;  // paged: in memory
   Memory memory_;
   Numbers numbers_;
   Place query_, key_, value_;

@@ -238,6 +238,24 @@ def test_a_pipeline_that_no_small_problem_has(machines: Machines, tmp_path: Path
     assert run.launches == once(TENSORS[PREFILL])
 
 
+ONE_BLOCK = """
+import resource
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+block = torch.zeros(1, 1 << 18, 1, 64, device="mps", dtype=torch.float16)
+before = peak(), tensor_launches()
+paged(rows, block, block, ints(0).view(1, 1), ints(90), ints(0, 70), 70)
+found["kilobytes"], found["launches"] = peak() - before[0], tensor_launches() - before[1]
+"""
+
+
+def test_a_block_for_a_whole_sequence(machines: Machines, tmp_path: Path) -> None:
+    """The small problem has no memory for the rest of such blocks, which would be half a gigabyte."""
+    run = machines.run(tmp_path, Run(python=SETUPS[PREFILL] + ONE_BLOCK))
+    assert run.state == "registers", run.why
+    assert run.found["launches"] == 2 and run.found["kilobytes"] < 50_000
+
+
 STEP_OF_A_FAULT = """
 first = eval(STEPS[NAME])
 faulty = softmetal.Flip(slot=3, bits=0x40004000, byte=64)
