@@ -130,6 +130,7 @@ void test_size_of(const Problem& problem, Untested untested) {
     if (size) test_tensors_for(*size);
   } else if (untested == Untested::kDefer && size &&
              gpu_facts().tensors.of(*size) == TensorState::kUntested) {
+    tensor_setting();  // a wrong one is refused here, not in the call that runs the test
     pipelines().defer(*size);
   }
 }
@@ -149,7 +150,7 @@ enum class Use : uint8_t { kYes, kDeferred, kImpossible, kFailed };
 
 Use use_of(const Plan& plan, const Problem& problem, Untested what) {
   const TensorSize size = *tensor_size(problem);
-  if (are_tensors_set_by_hand())
+  if (tensor_setting() != TensorSetting::kAuto)
     return what == Untested::kShow || compiles(plan, size) ? Use::kYes : Use::kFailed;
   std::vector<KernelSpec> untested = pipelines().untested(plan, size);
   if (pipelines().has_impossible(untested)) return Use::kImpossible;

@@ -163,20 +163,20 @@ TensorStates tensor_states(const DeviceFacts& gpu) {
   return states;
 }
 
+TensorSetting tensor_setting() {
+  Verdicts& all = verdicts();
+  std::lock_guard lock(all.mutex);
+  TORCH_CHECK_VALUE(all.wrong_setting.empty(), all.wrong_setting);
+  return all.setting;
+}
+
 void test_tensors_for(TensorSize size) {
   if (gpu_facts().tensors.of(size) != TensorState::kUntested) return;
   static auto& testing = *new std::mutex;
   std::lock_guard one_at_a_time(testing);
   const DeviceFacts& gpu = gpu_facts();
   if (gpu.tensors.of(size) != TensorState::kUntested) return;
-  TensorSetting setting;
-  {
-    Verdicts& all = verdicts();
-    std::lock_guard lock(all.mutex);
-    TORCH_CHECK_VALUE(all.wrong_setting.empty(), all.wrong_setting);
-    setting = all.setting;
-  }
-  settle(size, test_tensors(size, gpu, setting));
+  settle(size, test_tensors(size, gpu, tensor_setting()));
 }
 
 void settle(TensorSize size, const TensorVerdict& verdict) {
@@ -189,12 +189,6 @@ void settle(TensorSize size, const TensorVerdict& verdict) {
     if (verdict.lasting && all.setting == TensorSetting::kAuto) write_verdict(all.folder, size, gpu, verdict);
   }
   forget_gpu_facts();
-}
-
-bool are_tensors_set_by_hand() {
-  Verdicts& all = verdicts();
-  std::lock_guard lock(all.mutex);
-  return all.setting != TensorSetting::kAuto;
 }
 
 std::string reason_of_state(const Problem& problem) {

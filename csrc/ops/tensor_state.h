@@ -7,6 +7,7 @@
 #include "../plan/device.h"
 #include "../plan/problem.h"
 #include "../plan/tensor.h"
+#include "../plan/tensor_gate.h"
 #include "tensor_file.h"
 
 namespace fattn {
@@ -21,8 +22,8 @@ void test_tensors_for(TensorSize size);
 // Keeps a verdict, in this process and, if it is lasting and no setting decided it, in a file.
 void settle(TensorSize size, const TensorVerdict& verdict);
 
-// Whether FATTN_TENSOR chose a variant, which then nothing tests.
-bool are_tensors_set_by_hand();
+// FATTN_TENSOR; nothing tests a variant that it chose. Raises ValueError if it is wrong.
+TensorSetting tensor_setting();
 // What decided the state that the plan of this problem follows; "" if nothing has.
 std::string reason_of_state(const Problem& problem);
 #endif

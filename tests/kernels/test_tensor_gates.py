@@ -140,18 +140,21 @@ def test_a_wrong_setting(machines: Machines, tmp_path: Path) -> None:
     python = """
 query = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
 lse = query.float().logsumexp(3)
+draft = torch.randn(1, 16, 3, 64, device="mps", dtype=torch.float16)
 for call in ("prefill(query, query, query)", "explain('prefill', query, query, query)", "install()",
-             "prefill_backward(query, None, query, query, query, None, lse)"):
+             "prefill_backward(query, None, query, query, query, None, lse)",
+             "decode(draft, query, query)"):
     try:
         eval("torch_fattn." + call)
     except ValueError as error:
         found[call] = str(error).splitlines()[0]
 found["decode"] = list(torch_fattn.decode(query[:, :, :1], query, query).shape)
+torch_fattn.prefill(query.float(), query.float(), query.float())
 """
     run = machines.run(tmp_path, Run(calls=[], python=python, environment={"FATTN_TENSOR": "1"}))
     fault = (
         "FATTN_TENSOR is '1' and must be 0, threadgroup or registers; unset it for what the self-test finds"
     )
     assert run.found.pop("decode") == [1, 2, 1, 64]
-    assert len(run.found) == 4
+    assert len(run.found) == 5
     assert all(text.endswith(fault) for text in run.found.values()), run.found
