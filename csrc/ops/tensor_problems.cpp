@@ -169,7 +169,8 @@ void compile_problems(TensorSize size, const std::vector<TensorState>& states, c
     }
   };
   std::vector<std::future<void>> compilers;
-  for (int i = 0; i < at::get_num_threads(); ++i) {
+  const size_t threads = std::min(size_t(at::get_num_threads()), plans.size());
+  for (size_t i = 0; i < threads; ++i) {
     compilers.push_back(std::async(std::launch::async, compile));
   }
   for (const std::future<void>& compiler : compilers) compiler.wait();

@@ -33,7 +33,8 @@ std::string why_system_is_not(const DeviceFacts& device) {
 std::string why_tensors_are_off(const DeviceFacts& device, TensorSetting setting) {
   if (setting == TensorSetting::kOff) return "FATTN_TENSOR=0";
   const bool by_hand = setting != TensorSetting::kAuto;
-  if (device.macos < kMinTensorMacos && !(by_hand&& device.macos == 0)) return why_system_is_not(device);
+  const bool is_other_system = device.macos == 0;
+  if (device.macos < kMinTensorMacos && !(is_other_system && by_hand)) return why_system_is_not(device);
   if (by_hand) return "";
   if (!device.metal4) return "the GPU does not support Metal 4";
   const std::string unless = "; `python -m torch_fattn tune` turns them on for prefills that gain";
@@ -48,8 +49,8 @@ std::string why_tensors_are_off(const DeviceFacts& device, TensorSetting setting
 bool is_decided_by_test(TensorSize size, const DeviceFacts& device, TensorSetting setting) {
   if (why_tensors_are_off(device, setting).empty()) return true;
   const bool is_by_hand = setting != TensorSetting::kAuto;
-  const bool has_system = device.macos >= kMinTensorMacos&& device.metal4;
-  return !is_by_hand && has_system && are_tensors_faster(size, device);
+  const bool has_system = device.macos >= kMinTensorMacos;
+  return device.metal4 && has_system && !is_by_hand && are_tensors_faster(size, device);
 }
 
 }  // namespace fattn
