@@ -222,7 +222,7 @@ const Facts& facts() {
     if (tuning->same_gpu(gpu) && says_something) gpu.tuned = &tuning->rows;
   }
   DeviceFacts without_tensors = gpu;
-  gpu.tensors = tensor_states(gpu);                                           // which reads the rows
+  add_tensor_states(gpu);
   const auto* found = new Facts{std::move(gpu), std::move(without_tensors)};  // kept: callers hold references
   known_facts.store(found, std::memory_order_release);
   return *found;

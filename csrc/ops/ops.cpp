@@ -116,7 +116,8 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
       const auto [tested, why_off] = tested_plan(call.problem, compiles ? Untested::kTest : Untested::kShow);
       plan = tested;
       why = *why_off != '\0' ? why_off : plan.tensor;
-      const std::string reason = *why_off != '\0' ? "" : reason_of_state(call.problem);
+      const bool is_by_state = has_tensors(plan) || !is_on(tensor_state(call.problem, gpu_facts().tensors));
+      const std::string reason = is_by_state ? reason_of_state(call.problem) : "";
       if (!reason.empty()) why += ": " + reason;
       plan.tensor = why.c_str();
     }

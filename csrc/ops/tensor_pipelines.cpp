@@ -19,6 +19,7 @@ namespace fattn {
 namespace {
 
 constexpr const char* kImpossible = "not used: no small problem can test this pipeline";
+constexpr const char* kSizeDeferred = "not tested yet on this GPU; the next prefill or warmup does it";
 constexpr const char* kDeferred = "not tested yet with these options; the next prefill or warmup does it";
 
 template <typename T>
@@ -99,7 +100,7 @@ Pipelines& pipelines() {
 }
 
 // Tests pipelines of a call that no test has passed. Returns whether they can be used.
-bool pass(const std::vector<KernelSpec>& untested, const Problem& problem) {
+bool passes_test(const std::vector<KernelSpec>& untested, const Problem& problem) {
   const OptionsVerdict verdict = test_options(problem, untested, gpu_facts());
   if (verdict.test == OptionsTest::kFailed) {
     settle(*tensor_size(problem), verdict.of_size);
@@ -119,7 +120,7 @@ void run_deferred_tests() {
   for (const TensorSize size : pipelines().take_deferred_sizes()) test_tensors_for(size);
   for (const auto& [untested, problem] : pipelines().take_deferred()) {
     std::lock_guard one_at_a_time(testing());
-    if (is_on(tensor_state(problem, gpu_facts().tensors))) pass(untested, problem);
+    if (is_on(tensor_state(problem, gpu_facts().tensors))) passes_test(untested, problem);
   }
 }
 
@@ -141,9 +142,12 @@ bool compiles(const Plan& plan, TensorSize size) {
     metal::prepare(plan);
     return true;
   } catch (const c10::Error& error) {
-    settle(size, {TensorState::kOff, summary_of(error.what_without_backtrace())});
-    return false;
+    const std::string text = error.what_without_backtrace();
+    settle(size, {TensorState::kOff, summary_of(text), is_lasting(text)});
+  } catch (...) {  // on macOS also Objective-C exceptions
+    settle(size, {TensorState::kOff, "it did not compile", false});
   }
+  return false;
 }
 
 enum class Use : uint8_t { kYes, kDeferred, kImpossible, kFailed };
@@ -165,7 +169,7 @@ Use use_of(const Plan& plan, const Problem& problem, Untested what) {
   if (untested.empty()) return Use::kYes;
   std::lock_guard one_at_a_time(testing());
   untested = pipelines().untested(plan, size);  // without those that another thread has tested meanwhile
-  if (untested.empty() || pass(untested, problem)) return Use::kYes;
+  if (untested.empty() || passes_test(untested, problem)) return Use::kYes;
   return pipelines().has_impossible(untested) ? Use::kImpossible : Use::kFailed;
 }
 
@@ -183,7 +187,11 @@ TestedPlan tested_plan(const Problem& problem, Untested untested) {
   if (!gpu.tensors.any()) return {plan_or_raise(problem, gpu)};
   test_size_of(problem, untested);
   TestedPlan planned{plan_or_raise(problem, gpu_facts())};
-  if (!has_tensors(planned.plan)) return planned;
+  if (!has_tensors(planned.plan)) {
+    const bool is_untested = tensor_state(problem, gpu_facts().tensors) == TensorState::kUntested;
+    if (is_untested && untested_of(problem) == Untested::kDefer) planned.why_off = kSizeDeferred;
+    return planned;
+  }
   switch (use_of(planned.plan, problem, untested)) {
     case Use::kYes:
       return planned;

@@ -75,6 +75,7 @@ Plan plan_with(const Problem& problem, TensorState variant, const DeviceFacts& g
   const TensorSize size = *tensor_size(problem);
   DeviceFacts facts = gpu;
   facts.tuned = nullptr;
+  facts.only_prefills_on_tensors = false;
   facts.tensors.set(size, variant);
   Plan made = plan_or_raise(problem, facts);
   TORCH_CHECK(has_tensors(made) == is_on(variant), "the plan of ", name_of(size),
@@ -124,19 +125,24 @@ std::string summary_of(const std::string& error) {
   return text.substr(0, kMost);
 }
 
+bool is_lasting(const std::string& error) {
+  return error.find("error: ") != std::string::npos || error.find(" threads ") != std::string::npos;
+}
+
 void compile_or_raise(const Plan& plan) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   try {
     metal::prepare(plan);
   } catch (const c10::Error& error) {
-    throw CompileFault(summary_of(error.what_without_backtrace()));
+    throw CompileFault(summary_of(error.what_without_backtrace()),
+                       is_lasting(error.what_without_backtrace()));
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (seconds <= kMostCompileSeconds) return;
   char text[64];
   std::snprintf(text, sizeof text, "it took %.1f s to compile (at most %.0f)", seconds, kMostCompileSeconds);
-  throw CompileFault(text);
+  throw CompileFault(text, true);
 }
 
 bool has_problem(TensorSize size, const TensorProblem& problem) {
@@ -164,6 +170,8 @@ void compile_problems(TensorSize size, const std::vector<TensorState>& states, c
         compile_or_raise(plans[i]);
       } catch (...) {
         faults[i] = std::current_exception();
+        // Of an Objective-C exception there is none.
+        if (!faults[i]) faults[i] = std::make_exception_ptr(CompileFault("it did not compile", false));
         has_fault = true;
       }
     }
@@ -192,6 +200,7 @@ std::optional<std::string> fault_of_options(const Problem& problem, const std::v
   DeviceFacts facts = gpu;
   if (pipeline.split) facts.cores = kManyCores;
   Trial trial(small_problem(problem, pipeline));
+  if (tensor_size(trial.problem()) != tensor_size(problem)) return std::nullopt;
   Plan tested = plan_with(trial.problem(), tensor_state(problem, gpu.tensors), facts);
   if (!take_pipelines(tested, pipelines)) return std::nullopt;
   compile_or_raise(tested);

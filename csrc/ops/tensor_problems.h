@@ -52,8 +52,13 @@ inline constexpr double kMostLseError = 1e-3;
 inline constexpr double kMostCompileSeconds = 20.0;
 
 struct CompileFault : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  CompileFault(const std::string& what, bool lasting) : std::runtime_error(what), lasting(lasting) {}
+  bool lasting;
 };
+
+// Whether a compiler's error will come again: it names what is wrong, or the threads are too many. Others,
+// such as a service of the system that broke down, may not.
+bool is_lasting(const std::string& error);
 
 // The first line of an error and, of a compiler's, the first that says what is wrong.
 std::string summary_of(const std::string& error);

@@ -151,16 +151,15 @@ void test_all_tensors() {
 }  // namespace
 
 #ifdef FATTN_WITH_METAL
-TensorStates tensor_states(const DeviceFacts& gpu) {
-  TensorStates states;
+void add_tensor_states(DeviceFacts& gpu) {
   Verdicts& all = verdicts();
   std::lock_guard lock(all.mutex);
   for (const TensorSize size : all_sizes()) {
     if (!is_decided_by_test(size, gpu, all.setting)) continue;
     const auto verdict = all.of(size, gpu);
-    states.set(size, verdict ? verdict->state : TensorState::kUntested);
+    gpu.tensors.set(size, verdict ? verdict->state : TensorState::kUntested);
   }
-  return states;
+  gpu.only_prefills_on_tensors = gpu.tensors.any() && !why_tensors_are_off(gpu, all.setting).empty();
 }
 
 TensorSetting tensor_setting() {

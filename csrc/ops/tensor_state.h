@@ -13,8 +13,8 @@
 namespace fattn {
 
 #ifdef FATTN_WITH_METAL
-// What is known of this GPU; untested sizes stay so.
-TensorStates tensor_states(const DeviceFacts& gpu);
+// Adds what is known of this GPU, with its tuned rows; untested sizes stay so.
+void add_tensor_states(DeviceFacts& gpu);
 
 // Runs the self-test of a size if it decides and has not run. Raises ValueError for a wrong FATTN_TENSOR, and
 // nothing else.

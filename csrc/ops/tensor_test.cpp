@@ -99,7 +99,7 @@ Fault caught_fault(const Test& test) {
   try {
     return {test()};
   } catch (const CompileFault& fault) {
-    return {fault.what()};
+    return {fault.what(), fault.lasting};
   } catch (const c10::Error& error) {
     return {summary_of(error.what_without_backtrace()), false};
   } catch (const std::exception& error) {

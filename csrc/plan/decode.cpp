@@ -258,8 +258,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   if (is_empty(p)) return plan;
   plan.tensor = tensor_note(p, device.tensors);
   if (is_on(tensor_state(p, device.tensors))) {
-    // What tune turned on before M5 was timed in prefills alone.
-    if (!are_tensors_faster(*tensor_size(p), device)) return plan_as_prefill(p, device);
+    if (!device.only_prefills_on_tensors) return plan_as_prefill(p, device);
     plan.tensor = "only prefills were timed on this GPU";
   }
   const int64_t group_size = p.q_heads / p.kv_heads;

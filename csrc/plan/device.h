@@ -20,6 +20,7 @@ struct DeviceFacts {
   std::string architecture;                // "applegpu_g13g"; "": unknown
   const TunedRows* tuned = nullptr;        // for exactly this GPU (tuned.h); lives as long as the process
   TensorStates tensors;                    // Metal 4's tensor operations
+  bool only_prefills_on_tensors = false;   // tune turned them on before M5, and timed nothing else
 
   // The system and torch, whose own attention is the alternative (route.h).
   int macos = 0;              // 26.2 as 2602; 0: another system

@@ -108,6 +108,28 @@ def test_a_gpu_before_m5_where_they_were_faster(machines: Machines, tmp_path: Pa
     assert "`python -m torch_fattn tune` turns them on for prefills that gain" in control.off
 
 
+@pytest.mark.parametrize(
+    ("setting", "kernel", "why"),
+    [
+        ("", "fattn_decode_wide", "only prefills were timed on this GPU"),
+        ("registers", TENSOR, "used; scores stay in registers: FATTN_TENSOR, without a self-test"),
+    ],
+)
+def test_decodes_before_m5(machines: Machines, tmp_path: Path, setting: str, kernel: str, why: str) -> None:
+    """They stay on simdgroup matrices unless a variant is set by hand."""
+    decode = """
+draft, key = (torch.randn(1, *size, 64, device="mps", dtype=torch.float16) for size in ((16, 3), (2, 70)))
+torch_fattn.prefill(key, key, key)
+plan = torch_fattn.explain("decode", draft, key, key)
+found["plan"] = plan.passes[0]["kernel"], plan.data["tensor"]
+found["finite"] = torch_fattn.decode(draft, key, key).isfinite().all().item()
+"""
+    environment = {**M4, "FATTN_TENSOR": setting}
+    run = machines.run(tmp_path, Run([], environment=environment, python=TUNED.format(macos="26.2") + decode))
+    assert run.found["plan"] == [kernel, why] and run.found["finite"]
+    assert run.all_launches.get(kernel, 0) > 0
+
+
 def test_a_gpu_before_m5_that_fails_the_self_test(machines: Machines, tmp_path: Path) -> None:
     fault = {"kernel": TENSOR, "fails": True}
     run = machines.run(tmp_path, Run(environment=M4, python=TUNED.format(macos="26.2"), faults=[fault]))
