@@ -27,22 +27,30 @@ bool has(const std::vector<T>& all, const T& one) {
   return std::find(all.begin(), all.end(), one) != all.end();
 }
 
+std::vector<KernelSpec> tensor_pipelines(const Plan& plan) {
+  std::vector<KernelSpec> found;
+  for (uint32_t i = 0; i < plan.pass_count; ++i) {
+    if (is_tensor(plan.passes[i].spec.kernel)) found.push_back(plan.passes[i].spec);
+  }
+  return found;
+}
+
 // What is known of the pipelines of tensor operations in this process.
 class Pipelines {
  public:
-  // Those of a plan that no test has passed.
-  std::vector<KernelSpec> untested(const Plan& plan, TensorSize size) {
+  // The self-test of a size, which it has passed, has tested these.
+  void add_tested_with(TensorSize size) {
     std::lock_guard lock(mutex_);
-    if (!has(listed_, size)) {  // of the self-test of its size
-      for (const KernelSpec& pipeline : pipelines_of_test(size, gpu_facts())) passed_.push_back(pipeline);
-      listed_.push_back(size);
-    }
-    std::vector<KernelSpec> found;
-    for (uint32_t i = 0; i < plan.pass_count; ++i) {
-      const KernelSpec& pipeline = plan.passes[i].spec;
-      if (is_tensor(pipeline.kernel) && !has(passed_, pipeline)) found.push_back(pipeline);
-    }
-    return found;
+    if (has(listed_, size)) return;
+    for (const KernelSpec& pipeline : pipelines_of_test(size, gpu_facts())) passed_.push_back(pipeline);
+    listed_.push_back(size);
+  }
+
+  // Those that no test has passed.
+  std::vector<KernelSpec> untested(std::vector<KernelSpec> wanted) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(wanted, [&](const KernelSpec& pipeline) { return has(passed_, pipeline); });
+    return wanted;
   }
 
   bool has_impossible(const std::vector<KernelSpec>& pipelines) {
@@ -57,9 +65,11 @@ class Pipelines {
     all.insert(all.end(), pipelines.begin(), pipelines.end());
   }
 
-  void defer(TensorSize size) {
+  void defer(TensorSize size, const Problem& problem) {
     std::lock_guard lock(mutex_);
-    if (!has(deferred_sizes_, size)) deferred_sizes_.push_back(size);
+    const bool is_known = std::any_of(deferred_sizes_.begin(), deferred_sizes_.end(),
+                                      [&](const auto& known) { return known.first == size; });
+    if (!is_known) deferred_sizes_.emplace_back(size, problem);
   }
   void defer(const std::vector<KernelSpec>& pipelines, const Problem& problem) {
     std::lock_guard lock(mutex_);
@@ -68,7 +78,7 @@ class Pipelines {
     if (!is_known) deferred_.emplace_back(pipelines, problem);
   }
 
-  std::vector<TensorSize> take_deferred_sizes() {
+  auto take_deferred_sizes() {
     std::lock_guard lock(mutex_);
     return std::exchange(deferred_sizes_, {});
   }
@@ -92,36 +102,40 @@ class Pipelines {
   std::vector<KernelSpec> impossible_;  // no test has them
   std::vector<TensorSize> listed_;      // whose self-test's pipelines are in passed_
   std::vector<std::pair<std::vector<KernelSpec>, Problem>> deferred_;  // with a call that has them
-  std::vector<TensorSize> deferred_sizes_;                             // whose self-test has not run
+  std::vector<std::pair<TensorSize, Problem>> deferred_sizes_;  // whose self-test has not run, likewise
 };
 Pipelines& pipelines() {
   static auto& all = *new Pipelines;
   return all;
 }
 
-// Tests pipelines of a call that no test has passed. Returns whether they can be used.
-bool passes_test(const std::vector<KernelSpec>& untested, const Problem& problem) {
-  const OptionsVerdict verdict = test_options(problem, untested, gpu_facts());
+enum class Use : uint8_t { kYes, kDeferred, kImpossible, kFailed };
+
+// Tests pipelines of a call, unless another thread has done it meanwhile.
+Use test_pipelines(const std::vector<KernelSpec>& wanted, const Problem& problem) {
+  static auto& testing = *new std::mutex;
+  std::lock_guard one_at_a_time(testing);
+  const DeviceFacts& gpu = gpu_facts();
+  if (!is_on(tensor_state(problem, gpu.tensors))) return Use::kFailed;
+  if (pipelines().has_impossible(wanted)) return Use::kImpossible;
+  const std::vector<KernelSpec> untested = pipelines().untested(wanted);
+  if (untested.empty()) return Use::kYes;
+  const OptionsVerdict verdict = test_options(problem, untested, gpu);
   if (verdict.test == OptionsTest::kFailed) {
     settle(*tensor_size(problem), verdict.of_size);
-    return false;
+    return Use::kFailed;
   }
   const bool passed = verdict.test == OptionsTest::kPassed;
   pipelines().add(untested, passed);
-  return passed;
-}
-
-std::mutex& testing() {
-  static auto& one_at_a_time = *new std::mutex;
-  return one_at_a_time;
+  return passed ? Use::kYes : Use::kImpossible;
 }
 
 void run_deferred_tests() {
-  for (const TensorSize size : pipelines().take_deferred_sizes()) test_tensors_for(size);
-  for (const auto& [untested, problem] : pipelines().take_deferred()) {
-    std::lock_guard one_at_a_time(testing());
-    if (is_on(tensor_state(problem, gpu_facts().tensors))) passes_test(untested, problem);
+  for (const auto& [size, problem] : pipelines().take_deferred_sizes()) {
+    test_tensors_for(size);
+    tested_plan(problem, Untested::kDefer);  // what is left to test of that call
   }
+  for (const auto& [deferred, problem] : pipelines().take_deferred()) test_pipelines(deferred, problem);
 }
 
 void test_size_of(const Problem& problem, Untested untested) {
@@ -132,7 +146,7 @@ void test_size_of(const Problem& problem, Untested untested) {
   } else if (untested == Untested::kDefer && size &&
              gpu_facts().tensors.of(*size) == TensorState::kUntested) {
     tensor_setting();  // a wrong one is refused here, not in the call that runs the test
-    pipelines().defer(*size);
+    pipelines().defer(*size, problem);
   }
 }
 
@@ -150,13 +164,12 @@ bool compiles(const Plan& plan, TensorSize size) {
   return false;
 }
 
-enum class Use : uint8_t { kYes, kDeferred, kImpossible, kFailed };
-
 Use use_of(const Plan& plan, const Problem& problem, Untested what) {
   const TensorSize size = *tensor_size(problem);
   if (tensor_setting() != TensorSetting::kAuto)
     return what == Untested::kShow || compiles(plan, size) ? Use::kYes : Use::kFailed;
-  std::vector<KernelSpec> untested = pipelines().untested(plan, size);
+  pipelines().add_tested_with(size);
+  const std::vector<KernelSpec> untested = pipelines().untested(tensor_pipelines(plan));
   if (pipelines().has_impossible(untested)) return Use::kImpossible;
   if (what == Untested::kShow) {
     return untested.empty() || untested_of(problem) == Untested::kTest ? Use::kYes : Use::kDeferred;
@@ -166,11 +179,7 @@ Use use_of(const Plan& plan, const Problem& problem, Untested what) {
     return Use::kDeferred;
   }
   if (!compiles(plan, size)) return Use::kFailed;
-  if (untested.empty()) return Use::kYes;
-  std::lock_guard one_at_a_time(testing());
-  untested = pipelines().untested(plan, size);  // without those that another thread has tested meanwhile
-  if (untested.empty() || passes_test(untested, problem)) return Use::kYes;
-  return pipelines().has_impossible(untested) ? Use::kImpossible : Use::kFailed;
+  return untested.empty() ? Use::kYes : test_pipelines(untested, problem);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@ verdict is kept. Every run checks its results against float64."""
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,16 +179,26 @@ def test_what_does_not_run_it(machines: Machines, tmp_path: Path) -> None:
 
 DEFERRED = """
 half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
-torch_fattn.decode(torch.randn(1, 16, 3, 64, device="mps", dtype=torch.float16), half, half)
+draft = torch.randn(1, 16, 3, 64, device="mps", dtype=torch.float16)
+
+def decode_launches():
+    torch_fattn.reset_launch_counts()
+    torch_fattn.decode(draft, half, half, softcap=5.0)
+    return torch_fattn.launch_counts().get("fattn_prefill_tensor", 0)
+
+found["launches"] = [decode_launches()]
+torch_fattn.prefill(half.float(), half.float(), half.float())
+found["launches"].append(decode_launches())
 """
 
 
 def test_a_decode_leaves_it_to_the_next_prefill(machines: Machines, tmp_path: Path) -> None:
-    """As a model with latent attention needs it, whose prefills have other heads than its decodes."""
-    other_prefill = Run(calls=[{"dtype": "float32"}], python=DEFERRED)
-    run = machines.run(tmp_path, other_prefill)
+    """With the small problem of its options, as a model with latent attention needs it, whose prefills have
+    other heads than its decodes."""
+    run = machines.run(tmp_path, Run(calls=[], python=DEFERRED))
     assert [name for name, state in run.states.items() if state == "registers"] == ["prefill float16 64"]
-    control = machines.run(tmp_path / "other", replace(other_prefill, python=""))
+    assert run.found["launches"] == [0, 1]
+    control = machines.run(tmp_path / "other", Run(calls=[{"dtype": "float32"}]))
     assert {*control.states.values()} == {"untested"}
 
 

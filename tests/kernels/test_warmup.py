@@ -131,15 +131,34 @@ def test_wrong_calls() -> None:
     for calls in (None, ["prefill"], [("prefill", None)], [("prefill",)]):
         with pytest.raises(TypeError, match=r"torch_fattn\.warmup: .*\(op, keywords\)"):
             torch_fattn.warmup(calls)
-    query = torch.empty(1, 2, 3, 24, device="meta")
-    with pytest.raises(TypeError, match="prefill has no option 'head_dim'; sizes go with calls that have no"):
-        torch_fattn.warmup("prefill", query, query, query, head_dim=24)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("op", "names", "message"),
+    [
+        ("prefill", {"query": 0, "key": 0, "value": 0, "head_dim": 24}, "leave it out, since the operands"),
+        ("decode", {"key": 0, "value": 0}, "missing a required argument: 'query'"),
+        ("decode", {"quer": 0, "key": 0, "value": 0}, "no option 'quer'; the arguments are query, key,"),
+        ("prefill_backward", {"query": 0, "heads": 4}, "no option 'heads'; leave it out"),
+        ("merge", {"lses": 0}, "missing a required argument: 'outs'"),
+        ("softmax", {"logits": 0}, "softmax has no option 'logits'; the arguments are"),
+        ("decode", {"seq_lens": 0, "heads": 2}, "is not a bool; pass True or False, or tensors for all"),
+    ],
+)
+def test_wrong_operands(op: str, names: dict[str, int], message: str) -> None:
+    tensor = torch.empty(1, 2, 3, 24, device="meta")
+    options = {name: number or tensor for name, number in names.items()}
+    with pytest.raises(TypeError) as refused:
+        torch_fattn.warmup(op, **options)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_the_control_of_wrong_sizes() -> None:
     sizes = {"dtype": [f16], "heads": 2, "kv_heads": None, "head_dim": 24, "kv_len": 64}
     assert torch_fattn.warmup("prefill", **sizes, mask=torch.bool, is_causal=True).kernels
     assert torch_fattn.warmup("paged_decode", **sizes, kv_format=(None, "int8")).kernels
+    assert torch_fattn.warmup("paged_prefill", **sizes, max_seqlen_q=1).kernels
 
 
 def test_refusals_of_the_operator() -> None:

@@ -103,14 +103,15 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
     check_op("warmup", op)
     plan = getattr(torch.ops.fattn, f"_plan_{op}")
     signature = SIGNATURES[f"fattn.{op}"]
-    has_operands = bool(operands) or signature.names[0] in options
-    _check_names(op, options, () if has_operands else _SIZES)
+    has_operands = bool(operands) or not options.keys().isdisjoint(signature.operands)
+    by_sizes = not has_operands and op in (*OPERATORS, *BACKWARDS, "mask_map")
+    _check_names(op, options, has_operands, by_sizes)
     options.pop("return_lse", None)  # it has no kernels of its own
     if has_operands:
         signature.check_call(operands, options)
         yield Explanation(op, plan(*operands, **options, compile=True))
         return
-    if op not in (*OPERATORS, *BACKWARDS, "mask_map"):
+    if not by_sizes:
         raise ValueError(
             f"torch_fattn.warmup: {op} is not described by sizes; pass example tensors, which may be on "
             '"meta"'
@@ -130,7 +131,7 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
             tensors, keywords = operands_of(op, **dict(zip(sizes, chosen, strict=True)))
         except ValueError as error:
             raise ValueError(f"torch_fattn.warmup: {error}") from None
-        yield Explanation(op, plan(*tensors, **keywords, **options, compile=True))
+        yield Explanation(op, plan(*tensors, **{**keywords, **options}, compile=True))
 
 
 def _pairs(calls: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -147,15 +148,16 @@ def _pairs(calls: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield call[0], call[1]
 
 
-def _option_names(op: str) -> set[str]:
-    return {*SIGNATURES[f"fattn.{op}"].names}
-
-
-def _check_names(op: str, options: dict[str, Any], sizes: tuple[str, ...]) -> None:
+def _check_names(op: str, options: dict[str, Any], has_operands: bool, by_sizes: bool) -> None:
     """Refuses an unknown keyword. torch's own message would show the schema of the planning operator."""
-    for name in options.keys() - {*sizes} - _option_names(op):
-        known = f"the sizes are {', '.join(sizes)}" if sizes else "sizes go with calls that have no operands"
-        raise TypeError(f"torch_fattn.warmup: {op} has no option {name!r}; {known}")
+    names = SIGNATURES[f"fattn.{op}"].names
+    for name in (each for each in options if each not in names):
+        refusal = f"torch_fattn.warmup: {op} has no option {name!r}; "
+        if name not in _SIZES:
+            known = ("sizes", _SIZES) if by_sizes else ("arguments", names)
+            raise TypeError(f"{refusal}the {known[0]} are {', '.join(known[1])}")
+        if has_operands:
+            raise TypeError(f"{refusal}leave it out, since the operands have sizes")
 
 
 def _check_size(op: str, name: str, value: Any) -> None:
@@ -164,6 +166,9 @@ def _check_size(op: str, name: str, value: Any) -> None:
     if name in _DTYPES:
         if not (isinstance(value, torch.dtype) or (value is None and _DTYPES[name])):
             raise TypeError(f"{given} is not a torch.dtype; pass for example torch.float16")
+    elif name == "seq_lens":
+        if not isinstance(value, bool):
+            raise TypeError(f"{given} is not a bool; pass True or False, or tensors for all operands")
     elif name in _NUMBERS:
         if value is None and _NUMBERS[name]:
             return
@@ -174,5 +179,5 @@ def _check_size(op: str, name: str, value: Any) -> None:
     elif name == "kv_format" and value is not None:
         if value not in KV_FORMATS:
             raise ValueError(f"{given} is not one of {', '.join(KV_FORMATS)}; leave it out for keys of dtype")
-        if op in OPERATORS and op != "merge" and "kv_format" not in _option_names(op):
+        if op in OPERATORS and op != "merge" and "kv_format" not in SIGNATURES[f"fattn.{op}"].names:
             raise ValueError(f"{given} is of a quantised cache, and {op} takes none; leave it out")

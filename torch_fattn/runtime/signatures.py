@@ -222,6 +222,16 @@ class Signature:
     def names(self) -> tuple[str, ...]:
         return tuple(self._kinds)
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that every call has."""
+        needed = self._arguments.parameters
+        return tuple(
+            name
+            for name, kind in self._kinds.items()
+            if Tensor in kind.parts and needed[name].default is inspect.Parameter.empty
+        )
+
     def of_class(self, cls: Any) -> Signature:
         """That of a method which the class inherits, with the `_name` of the class."""
         name = f"{cls._name}.{self.name.rpartition('.')[2]}"
