@@ -170,7 +170,7 @@ void compile_problems(TensorSize size, const std::vector<TensorState>& states, c
         compile_or_raise(plans[i]);
       } catch (...) {
         faults[i] = std::current_exception();
-        // Of an Objective-C exception there is none.
+        // There is none for an Objective-C exception.
         if (!faults[i]) faults[i] = std::make_exception_ptr(CompileFault("it did not compile", false));
         has_fault = true;
       }
