@@ -39,10 +39,10 @@ def test_the_build_has_our_plans_on_tensor_operations() -> None:
 
 @pytest.mark.parametrize("op", ["decode", "paged_decode"])
 def test_the_build_has_decodes_and_latent_heads(op: str) -> None:
-    drafts = Case(op, 1, 8, 2, 128, 4, 512, block_size=16 if op == "paged_decode" else 0)
+    drafts = Case(op, 1, 8, 2, 128, 6, 512, block_size=16 if op == "paged_decode" else 0)
     found, _ = build.tensor_launches(drafts, cores=132)
     assert [launch.impl for launch in found] == ["fattn-tensor", "fattn-tensor-threadgroup"]
-    assert not build.tensor_launches(replace(drafts, q_len=1), cores=132)[0], "four rows, of a tile of 16"
+    assert not build.tensor_launches(replace(drafts, q_len=1), cores=132)[0], "four rows share keys"
     latent = replace(drafts, q_heads=16, kv_heads=1, head_dim=576, q_len=1, latent_dim=512)
     found, refused = build.tensor_launches(latent, cores=132)
     assert [launch.impl for launch in found] == ["fattn-tensor-threadgroup"]
