@@ -20,7 +20,8 @@ Untested untested_of(const Problem& problem);
 
 struct TestedPlan {
   Plan plan;
-  const char* why_off = "";  // why this call goes without tensor operations though its size has them
+  // Why a call goes without tensor operations that its size has, or a step whose size is not tested; else "".
+  const char* why_off = "";
 };
 // Each pipeline of tensor operations in the plan was in the self-test of its size, or has passed a small
 // problem with the options of a call in this process. If one fails, its size is off from now on. Raises
