@@ -24,6 +24,8 @@ MODE := $(strip $(if $(filter-out 0,$(DEBUG)),FATTN_DEBUG=1) $(if $(SANITIZE),FA
 # softmetal's part of the build, which a Mac does not need.
 SOFTMETAL_STAMP := $(if $(LINUX),$(STAMPS)/softmetal)
 BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
+# clang, which a Mac has too, but none has built with the header yet.
+PRECOMPILE      := $(if $(LINUX),FATTN_PCH=1)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
 
 # The extras of pyproject.toml that the other targets install; `make build` installs its own requirements.
@@ -126,7 +128,7 @@ $(STAMPS)/mode: FORCE
 	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(MODE)" ] && [ -f $@ ] || echo "$(MODE)" > $@; }
 
 $(STAMPS)/product: $(STAMPS)/python $(STAMPS)/mode $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
-	$(BUILD_ENV) $(MODE) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
+	$(BUILD_ENV) $(PRECOMPILE) $(MODE) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
 	@touch $@
 
 # The product is installed: pip reads the extra's names from it, and rebuilds nothing.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+
+import pytest
 
 # Several processes share the cores, and tensors are small: the threads of torch's CPU kernels would spend a
 # third of all processor time spinning for work.
@@ -11,3 +15,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["FATTN_TUNING"] = os.environ["FATTN_ARCHIVE"] = "0"
 
 pytest_plugins = ["tests.tiers"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of xdist, and all processes of tests, inherit the server of the first process."""
+    if config.option.collectonly or config.option.costs:  # costs are those of each process by itself
+        return
+    # Where softmetal is not installed, its folder in the checkout is a namespace package, without an origin.
+    found = importlib.util.find_spec("softmetal")
+    if found is not None and found.origin is not None:
+        from softmetal.testing import compile_server
+
+        stack = contextlib.ExitStack()
+        stack.enter_context(compile_server())
+        config.add_cleanup(stack.close)

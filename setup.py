@@ -157,13 +157,54 @@ def extension(torch: Any) -> CppExtension:
     )
 
 
+def precompile(command: list[str], folder: Path) -> None:
+    """Compiles csrc/precompiled.h for both languages of the sources, unless the folder has what this command,
+    compiler and torch would make."""
+    header = ROOT / "csrc" / "precompiled.h"
+    compiler = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=True).stdout
+    torch = sys.modules["torch"].__version__
+    made_from = "\n".join((*command, compiler, torch, header.read_text(encoding="utf-8")))
+    stamp = folder / "made-from"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == made_from:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)
+    # Without the flag, every source instantiates the header's templates again.
+    command = [*command, "-fpch-instantiate-templates"]
+    processes = [
+        subprocess.Popen([*command, "-x", f"{language}-header", header, "-o", folder / f"{language}.pch"])
+        for language in ("c++", "objective-c++")
+    ]
+    if sum(process.wait() != 0 for process in processes):
+        sys.exit("torch_fattn: csrc/precompiled.h does not compile: set FATTN_PCH=0 to build without it")
+    stamp.write_text(made_from, encoding="utf-8")
+
+
+def build_command(torch: Any) -> type:
+    class BuildExtension(torch.utils.cpp_extension.BuildExtension):  # type: ignore[misc]
+        def build_extension(self, extension: CppExtension) -> None:
+            if os.environ.get("FATTN_PCH", "0") not in ("", "0"):
+                # clang refuses a header that was compiled with other options; torch has added its own by now.
+                command = [*shlex.split(os.environ.get("CXX", "c++")), *self.compiler.compiler_so[1:]]
+                for name, value in extension.define_macros:
+                    command.append(f"-D{name}" if value is None else f"-D{name}={value}")
+                command += [f"-I{path}" for path in (*extension.include_dirs, *self.compiler.include_dirs)]
+                flags = extension.extra_compile_args["cxx"]
+                folder = Path(self.build_temp).resolve() / "precompiled"
+                precompile([*command, *flags], folder)
+                flags += ["-include-pch", str(folder)]  # clang takes the one of the source's language
+            super().build_extension(extension)
+
+    return BuildExtension
+
+
 def build(torch: Any) -> dict[str, Any]:
     find_ninja()
     major, minor = VERSIONS["minor"](torch.__version__)
     tag = {} if os.environ.get("FATTN_LOCAL_VERSION") else {"build_number": f"{major}{minor}"}
     return {
         "ext_modules": [extension(torch)],
-        "cmdclass": {"build_ext": torch.utils.cpp_extension.BuildExtension},
+        "cmdclass": {"build_ext": build_command(torch)},
         "options": {"bdist_wheel": {"py_limited_api": "cp310", **tag}},
     }
 

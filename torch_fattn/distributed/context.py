@@ -155,7 +155,7 @@ def _routed(block: _Block) -> Iterator[None]:
     with _lock:
         if _open == 0:
             _torchs = F.scaled_dot_product_attention
-            F.scaled_dot_product_attention = _attend
+            F.scaled_dot_product_attention = _attention()
         _open += 1
     before = getattr(_local, "block", None)
     _local.block = block
@@ -169,8 +169,13 @@ def _routed(block: _Block) -> Iterator[None]:
                 F.scaled_dot_product_attention = _torchs
 
 
-@functools.wraps(F.scaled_dot_product_attention)
-@torch.compiler.disable
+@functools.cache
+def _attention() -> Callable[..., Tensor]:
+    """In place of torch's function; made late, because `torch.compiler.disable` imports torch._dynamo."""
+    attention: Callable[..., Tensor] = torch.compiler.disable(_attend)
+    return functools.wraps(torch._C._nn.scaled_dot_product_attention)(attention)
+
+
 def _attend(
     query: Tensor,
     key: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...operators.head_padding import HEAD_STEP
 from ...runtime.options import defaults_of
 from ...runtime.tensor_units import check_setting as check_tensor_setting
+from ...runtime.tracing import constant_in_graphs
 
 POLICIES = ("auto", "always")
 # Arguments that a plain call of torch's attention can express, or that change no result.
@@ -125,7 +126,7 @@ def torchs(
     return torch.ops.fattn.sdpa(*arguments, **options)
 
 
-@torch._dynamo.assume_constant_result
+@constant_in_graphs
 def _some_are_torchs() -> bool:
     global _may_go_to_torch
     if _may_go_to_torch is None:

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any, get_args
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from ...runtime.tracing import constant_in_graphs
 
 NAME = "fattn"
 # The name for uses where transformers requires "flash" in it: see `compat.switch_batching` and `use_packed`.
@@ -59,12 +60,12 @@ def is_recurrent(config: PreTrainedConfig) -> bool:
 
 
 # torch.compile uses the answers as constants of the graph instead of tracing through the class tree.
-@torch._dynamo.assume_constant_result
+@constant_in_graphs
 def _is_recurrent(config_class: type[PreTrainedConfig]) -> bool:
     return any(model_class._is_stateful for model_class in _base_classes(config_class))
 
 
-@torch._dynamo.assume_constant_result
+@constant_in_graphs
 def _form_or_refusal(config_class: type[PreTrainedConfig]) -> tuple[str, str]:
     classes = _base_classes(config_class)
     if not classes:

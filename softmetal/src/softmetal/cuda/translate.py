@@ -260,7 +260,7 @@ def _qualify_vectors(tokens: TokenList) -> None:
             and token.text in VECTORS
             and tokens.text(tokens.previous(i)) not in ("::", ".", "->")
         ):
-            token.text = f"::metal::{token.text}"
+            tokens.put(i, f"::metal::{token.text}")
 
 
 # ---- address spaces ---------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def _drop_address_spaces(tokens: TokenList) -> None:
         if token.kind == "name" and token.text in ADDRESS_SPACES:
             word = _word(tokens, i)
             if word:
-                token.text = word
+                tokens.put(i, word)
             else:
                 tokens.blank(i, i + 1)
 

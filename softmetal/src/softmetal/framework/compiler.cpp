@@ -1,10 +1,11 @@
-// Spawns the MSL compiler and reads its answer.
+// Asks the compile server, or spawns the MSL compiler, and reads the answer.
 #include "compiler.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,23 +16,14 @@
 #include <fstream>
 #include <vector>
 
+#include "environment.h"
+#include "module_index.h"
+
 extern char** environ;
 
 namespace softmetal {
 namespace {
 namespace fs = std::filesystem;
-
-std::string environment(const char* name, const std::string& fallback) {
-  const char* value = getenv(name);
-  return value && *value ? value : fallback;
-}
-
-// The folder that contains the package `softmetal`; this library is in the package's _build.
-std::string package_parent() {
-  Dl_info info;
-  if (!dladdr(reinterpret_cast<void*>(&compile_msl), &info)) return ".";
-  return fs::weakly_canonical(info.dli_fname).parent_path().parent_path().parent_path().string();
-}
 
 struct TemporaryFolder {
   std::string path = (fs::temp_directory_path() / "softmetal-XXXXXX").string();
@@ -103,21 +95,51 @@ Output run(const std::vector<std::string>& arguments) {
   return output;
 }
 
+// What the socket's server answers to a request; empty if none does.
+std::string exchange(const std::string& path, const std::string& request) {
+  sockaddr_un address{};
+  if (path.empty() || path.size() >= sizeof address.sun_path) return "";
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  int server = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (server < 0) return "";
+  bool sending = !connect(server, reinterpret_cast<sockaddr*>(&address), sizeof address);
+  for (size_t sent = 0; sending && sent < request.size();) {
+    ssize_t n = send(server, request.data() + sent, request.size() - sent, MSG_NOSIGNAL);
+    if (n > 0) sent += size_t(n);
+    sending = n > 0 || errno == EINTR;
+  }
+  std::string answer;
+  char chunk[4096];
+  if (sending) shutdown(server, SHUT_WR);
+  for (ssize_t n; sending && ((n = read(server, chunk, sizeof chunk)) > 0 || (n < 0 && errno == EINTR));)
+    if (n > 0) answer.append(chunk, size_t(n));
+  close(server);
+  return answer;
+}
+
+// Asks the compile server at $SOFTMETAL_COMPILER (msl/server.py has the format); false if there is none.
+bool ask_server(const std::vector<std::string>& arguments, Output& output) {
+  std::string request = package_parent() + '\0';  // the server of another checkout does not answer
+  for (const std::string& argument : arguments) request += argument + '\0';
+  request += '\0';
+  for (char** entry = environ; *entry; ++entry)
+    for (const char* start : {"SOFTMETAL_", "HOME=", "TMPDIR=", "PATH="})
+      if (!strncmp(*entry, start, strlen(start))) request += std::string(*entry) + '\0';
+  request += '\0';
+  std::string answer = exchange(environment("SOFTMETAL_COMPILER", ""), request);
+  if (answer.empty()) return false;
+  bool succeeded = answer[0] == '0';
+  output.status = succeeded ? 0 : 1 << 8;  // as waitpid has it
+  (succeeded ? output.out : output.err) = answer.substr(1);
+  return true;
+}
+
 }  // namespace
 
 std::string compile_msl(const std::string& source, const Macros& macros, const CompileOptions& options,
                         Mode mode) {
-  TemporaryFolder folder;
-  std::string file = folder.path + "/program_source";  // the name that Metal's own messages use
-  std::ofstream(file, std::ios::binary) << source;
-
-  std::vector<std::string> arguments{environment("SOFTMETAL_PYTHON", "python3"),
-                                     "-m",
-                                     "softmetal.msl",
-                                     "compile",
-                                     "--source",
-                                     file,
-                                     "--mode",
+  std::vector<std::string> arguments{"--mode",
                                      mode == Mode::kChecked ? "checked" : "fast",
                                      "--std",
                                      options.language,
@@ -129,11 +151,24 @@ std::string compile_msl(const std::string& source, const Macros& macros, const C
     arguments.push_back("--define");
     arguments.push_back(name + "=" + value);
   }
-  Output output = run(arguments);
+  IndexEntry entry(source, arguments);
+  if (std::string module = entry.module(); !module.empty()) return module;
+
+  TemporaryFolder folder;
+  std::string file = folder.path + "/program_source";  // the name that Metal's own messages use
+  std::ofstream(file, std::ios::binary) << source;
+  arguments.insert(arguments.begin(), {"compile", "--source", file});
+  Output output;
+  if (!ask_server(arguments, output)) {
+    arguments.insert(arguments.begin(), {environment("SOFTMETAL_PYTHON", "python3"), "-m", "softmetal.msl"});
+    output = run(arguments);
+  }
   if (!WIFEXITED(output.status) || WEXITSTATUS(output.status) != 0)
     throw CompileError(output.err.empty() ? "softmetal's MSL compiler failed without a message" : output.err);
   std::string path = output.out.substr(0, output.out.find_last_not_of(" \n") + 1);
-  return path.substr(path.find_last_of('\n') + 1);
+  path = path.substr(path.find_last_of('\n') + 1);
+  entry.remember(path);
+  return path;
 }
 
 }  // namespace softmetal

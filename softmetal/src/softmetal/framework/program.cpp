@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "module_index.h"
+
 namespace softmetal {
 namespace {
 
@@ -66,6 +68,7 @@ const std::string& Program::module_path(Mode mode) {
   std::lock_guard lock(mutex_);
   std::string& path = paths_[size_t(mode)];
   if (path.empty()) path = compile_msl(source_, macros_, options_, mode);
+  log_request(path);
   return path;
 }
 
@@ -77,7 +80,8 @@ Pipeline::Pipeline(std::shared_ptr<Program> program, std::string kernel, Constan
 const softmetal_kernel& Pipeline::kernel(Mode mode) {
   std::lock_guard lock(mutex_);
   std::unique_ptr<Module>& module = modules_[size_t(mode)];
-  if (!module) module = std::make_unique<Module>(program_->module_path(mode), constants_);
+  const std::string& path = program_->module_path(mode);  // logs every launch's module
+  if (!module) module = std::make_unique<Module>(path, constants_);
   const softmetal_kernel* found = module->find(name_);
   if (!found) throw CompileError("the compiled module has no kernel '" + name_ + "'");
   return *found;

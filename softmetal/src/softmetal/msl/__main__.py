@@ -10,9 +10,10 @@ from pathlib import Path
 from .arithmetic import FUNCTIONS, MATH_MODES, Arithmetic, choice
 from .compile import MODES, REFUSALS, CompileError, Program, compile_program
 from .language import DEFAULT, LANGUAGES
+from .server import serve
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m softmetal.msl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     compiler = commands.add_parser(
@@ -44,7 +45,11 @@ def main() -> int:
         help="refuse what Apple's compiler refuses (likely) or may refuse (unsure; $SOFTMETAL_REFUSE)",
     )
     compiler.add_argument("--name", help="name of the source in messages (default: the file's name)")
-    arguments = parser.parse_args()
+    server = commands.add_parser("serve", help="compile for other processes until standard input closes")
+    server.add_argument("socket", type=Path)
+    arguments = parser.parse_args(argv)
+    if arguments.command == "serve":
+        return serve(arguments.socket, main)
     from_stdin = arguments.source == "-"
     if not from_stdin and not Path(arguments.source).is_file():
         parser.error(f"--source {arguments.source!r} is not a file; name one, or - for standard input")

@@ -37,9 +37,9 @@ class _ComparisonPass:
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
         self.calls: list[tuple[int, bool, int, int]] = []  # length, is condition, first and last token
-        for token in tokens.tokens:
+        for i, token in enumerate(tokens.tokens):
             if token.kind == "name" and token.text in _ALTERNATIVES:
-                token.kind, token.text = "op", _ALTERNATIVES[token.text]
+                tokens.put(i, _ALTERNATIVES[token.text], "op")
         self.types = BUILTIN_TYPES | outline.class_names | outline.type_names | {"auto"}
         self.pairs = template_brackets(tokens)
         self.pairs.update(

@@ -53,7 +53,9 @@ _COMMON_FLAGS = [
 _LINK_FLAGS = ["-nostdlib++", "--rtlib=compiler-rt"]
 # Compiling a kernel takes longer than running it: optimisations that cost more than they save are off.
 _MODE_FLAGS = {
-    "fast": ["-O2", "-gline-tables-only", "-fno-vectorize", "-fno-slp-vectorize"],
+    "fast": [
+        "-O1", "-gline-tables-only", "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-inline-threshold=20",
+    ],
     # Every access of the kernel as one callback (simt/passes/checks.cpp): accesses are not merged, and not
     # turned into library calls.
     "checked": [
@@ -109,6 +111,9 @@ def compile_program(program: Program, mode: str, folder: Path | None = None) -> 
             compiler.build(mode, target)
     except (TranslationError, PreprocessorError) as error:
         raise CompileError(str(error)) from error
+    if requests := os.environ.get("SOFTMETAL_REQUESTS"):
+        with open(requests, "a") as log:
+            log.write(f"{target.name}\n")
     return target
 
 

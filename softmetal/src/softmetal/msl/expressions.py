@@ -21,16 +21,16 @@ _UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 
 def translate_literals(tokens: TokenList) -> None:
     """MSL has no double: `1.0` is a float; `1.0h` is a half, `1.0bf` a bfloat."""
-    for token in tokens.tokens:
+    for i, token in enumerate(tokens.tokens):
         if token.kind != "number":
             continue
         text = token.text.replace("'", "")
         if match := _HALF.fullmatch(text):
-            token.text = f"half({_as_float(match.group(1))})"
+            tokens.put(i, f"half({_as_float(match.group(1))})")
         elif match := _BFLOAT.fullmatch(text):
-            token.text = f"bfloat({_as_float(match.group(1))})"
+            tokens.put(i, f"bfloat({_as_float(match.group(1))})")
         elif _UNSUFFIXED_FLOAT.fullmatch(text) and not text.isdigit():
-            token.text += "f"
+            tokens.put(i, token.text + "f")
 
 
 def translate_vectors_of_bool(tokens: TokenList) -> None:

@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # '>' is always a separate token, because `>>` can close two template argument lists; rendering joins shifts
@@ -28,6 +29,7 @@ _NUMBERS = set(
     "bool char uchar short ushort int uint long ulong size_t uint16_t int16_t uint32_t int32_t".split()
 )
 _SPECIFIERS = {"static", "constexpr", "const", "constant", "inline"}
+_BEYOND = 64  # how far past either end a pass may look
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
@@ -56,6 +58,12 @@ class Token:
 class TokenList:
     def __init__(self, text: str) -> None:
         self.tokens, self._tail = _lex(text)
+        # What the passes ask most, 250,000 times per program: without a Python function in between.
+        self._texts = [token.text for token in self.tokens] + [""] * _BEYOND
+        self._kinds = [token.kind for token in self.tokens] + [""] * _BEYOND
+        # The token's text and kind; empty past either end.
+        self.text: Callable[[int], str] = self._texts.__getitem__
+        self.kind: Callable[[int], str] = self._kinds.__getitem__
         self._closing = self._match_brackets()
         self._values = self._value_names()
 
@@ -65,23 +73,16 @@ class TokenList:
     def __getitem__(self, index: int) -> Token:
         return self.tokens[index]
 
-    def text(self, index: int) -> str:
-        """The token's text; empty past either end."""
-        return self.tokens[index].text if 0 <= index < len(self.tokens) else ""
-
-    def kind(self, index: int) -> str:
-        return self.tokens[index].kind if 0 <= index < len(self.tokens) else ""
-
     def next(self, index: int) -> int:
         """The following token that was not blanked."""
         index += 1
-        while index < len(self.tokens) and self.tokens[index].kind == "gone":
+        while self._kinds[index] == "gone":
             index += 1
         return index
 
     def previous(self, index: int) -> int:
         index -= 1
-        while index >= 0 and self.tokens[index].kind == "gone":
+        while self._kinds[index] == "gone":
             index -= 1
         return index
 
@@ -128,12 +129,18 @@ class TokenList:
         return "".join(parts)
 
     def blank(self, begin: int, end: int) -> None:
-        for token in self.tokens[begin:end]:
-            token.kind, token.text = "gone", ""
+        for index in range(begin, min(end, len(self.tokens))):
+            self.put(index, "", "gone")
 
     def overwrite(self, index: int, text: str) -> None:
+        self.put(index, text, "raw")
+
+    def put(self, index: int, text: str, kind: str | None = None) -> None:
+        """Replaces the token's text, and its kind if given; nothing else does."""
         token = self.tokens[index]
-        token.kind, token.text = "raw", text
+        token.text = self._texts[index] = text
+        if kind is not None:
+            token.kind = self._kinds[index] = kind
 
     def render(self) -> str:
         parts: list[str] = []
@@ -165,7 +172,8 @@ class TokenList:
 
     def is_attribute(self, index: int) -> bool:
         """Whether [[ starts at `index`."""
-        return self.text(index) == "[" and self.text(index + 1) == "[" and not self.tokens[index + 1].prefix
+        texts = self._texts
+        return texts[index] == "[" == texts[index + 1] and not self.tokens[index + 1].prefix
 
     def _value_names(self) -> set[str]:
         """Names declared as numbers, after which `<` is a comparison: `int N`, but neither the function

@@ -45,11 +45,11 @@ def separate_overloads(tokens: TokenList, outline: Outline) -> None:
             own += "" if is_listed else f"<{_deduced(tokens, chosen, index)}>"
             for i in range(index, instantiation.end):  # in decltype(k<float>) k<float>, too
                 if tokens.text(i) == name and tokens.text(i + 1) in ("<", "("):
-                    tokens[i].text = own
+                    tokens.put(i, own)
         for number, function in enumerate(functions if len(functions) > 1 else []):
             function.host_name = function.namespace + name
             function.name = _own_name(name, number)
-            tokens[function.parameters[0] - 1].text = function.name
+            tokens.put(function.parameters[0] - 1, function.name)
 
 
 def resolve(path: str, namespace: str, names: Collection[str]) -> str:

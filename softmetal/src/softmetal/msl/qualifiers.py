@@ -62,10 +62,10 @@ def translate_address_spaces(tokens: TokenList, language: Language) -> None:
             tokens.blank(i, tokens.closing(i + 1) + 1 if tokens.text(i + 1) == "(" else i + 1)
             continue
         if token.text in _MACROS:
-            token.text = _MACROS[token.text]
+            tokens.put(i, _MACROS[token.text])
         elif token.text == "object_data":  # no kernel has any
             tokens.blank(i, i + 1)
         elif token.text == "thread" and language.has_generic_pointers:
-            token.text = "SOFTMETAL_THREAD"
+            tokens.put(i, "SOFTMETAL_THREAD")
         elif token.text == "thread":
             tokens.blank(i, i + 1)

@@ -1,0 +1,25 @@
+// Variables of the environment, and where this package is.
+#pragma once
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+namespace softmetal {
+
+inline std::string environment(const char* name, const std::string& fallback) {
+  const char* value = getenv(name);
+  return value && *value ? value : fallback;
+}
+
+// The folder that contains the package `softmetal`; this library is in the package's _build.
+inline std::string package_parent() {
+  static const int here = 0;
+  Dl_info info;
+  if (!dladdr(&here, &info)) return ".";
+  namespace fs = std::filesystem;
+  return fs::weakly_canonical(info.dli_fname).parent_path().parent_path().parent_path().string();
+}
+
+}  // namespace softmetal

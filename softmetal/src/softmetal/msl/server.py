@@ -1,0 +1,85 @@
+"""A compile server: one process that has this package imported, and forks for every program.
+
+`python -m softmetal.msl serve SOCKET` listens until its standard input closes, so it ends with the process
+that started it. A request is two lists, each closed by an empty entry; a zero byte ends an entry. The first
+has the folder of the client's package and the arguments of `compile`, the second the client's environment:
+NAME=VALUE. The answer is a digit, 0 for success, and the text that the command would print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+# Variables that the compiler reads, by the beginnings of their names; framework/compiler.cpp sends them.
+VARIABLES = ("SOFTMETAL_", "HOME=", "TMPDIR=", "PATH=")
+
+
+def serve(path: Path, compile_: Callable[[list[str]], int]) -> int:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as waiting:
+        listener.bind(str(path))
+        listener.listen(64)
+        waiting.register(listener, selectors.EVENT_READ)
+        waiting.register(sys.stdin, selectors.EVENT_READ)
+        print("ready", flush=True)
+        while True:
+            ready = {key.fileobj for key, _ in waiting.select()}
+            if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
+                path.unlink(missing_ok=True)
+                return 0
+            if listener in ready:
+                connection, _ = listener.accept()
+                if os.fork() == 0:
+                    try:
+                        listener.close()
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # clang is waited for
+                        _answer(connection, compile_)
+                    finally:
+                        os._exit(0)
+                connection.close()
+
+
+def _answer(connection: socket.socket, compile_: Callable[[list[str]], int]) -> None:
+    (package, *arguments), variables = _request(connection)
+    if Path(package) != Path(__file__).resolve().parents[2]:
+        return  # no answer: the client starts its own compiler
+    for name in [name for name in os.environ if f"{name}=".startswith(VARIABLES)]:
+        del os.environ[name]
+    os.environ.update(variable.split("=", 1) for variable in variables)
+    status, out, err = 1, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = compile_(arguments)
+        except BaseException as error:  # the client gets every fault
+            print(repr(error), file=err)
+    connection.sendall(f"{status}{err.getvalue() if status else out.getvalue()}".encode())
+    if requests := os.environ.get("SOFTMETAL_REQUESTS"):
+        with open(requests, "a") as log:
+            log.write(f"{Path(out.getvalue().strip()).name} {_processor_seconds():.3f}\n")
+
+
+def _request(connection: socket.socket) -> tuple[list[str], list[str]]:
+    data = b""
+    while chunk := connection.recv(65536):  # the client shuts its side down
+        data += chunk
+    lists: list[list[str]] = [[]]
+    for entry in data.decode().split("\0")[:-1]:
+        if entry:
+            lists[-1].append(entry)
+        else:
+            lists.append([])
+    return lists[0], lists[1]
+
+
+def _processor_seconds() -> float:
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

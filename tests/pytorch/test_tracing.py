@@ -1,0 +1,56 @@
+"""What `import torch_fattn` must not import, and the marks that stand in for torch._dynamo's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch._dynamo
+
+from torch_fattn.distributed import context
+from torch_fattn.runtime.tracing import constant_in_graphs
+
+pytestmark = pytest.mark.host_only
+IMPORTED = "import sys, torch; before = {*sys.modules}; import torch_fattn; print(*({*sys.modules} - before))"
+
+
+def test_import_is_light() -> None:
+    """Only the standard library, beside what torch has imported and one module of types."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    imported = [name for name in done.stdout.split() if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert "torch_fattn" in imported
+    assert not [name for name in imported if not name.startswith(("torch_fattn", "torch.nn.attention"))]
+
+
+def test_the_mark_is_torchs() -> None:
+    def ours() -> int:
+        return 1
+
+    def torchs() -> int:
+        return 1
+
+    assert vars(constant_in_graphs(ours)) == vars(torch._dynamo.assume_constant_result(torchs)) != {}
+
+
+def test_a_marked_function_is_a_constant_of_a_graph() -> None:
+    calls = []
+
+    def answer() -> bool:
+        calls.append(1)
+        return bool(sys.intern("yes"))  # which torch.compile cannot trace
+
+    def add(x: torch.Tensor, function: object = constant_in_graphs(answer)) -> torch.Tensor:
+        return x + 1 if function() else x - 1  # type: ignore[operator]
+
+    compiled = torch.compile(add, fullgraph=True, backend="eager")
+    x = torch.zeros(2)
+    assert compiled(x).tolist() == compiled(x).tolist() == [1.0, 1.0]
+    assert len(calls) == 1
+
+
+def test_attention_of_a_block_breaks_a_graph() -> None:
+    attention = context._attention()
+    assert attention._torchdynamo_disable  # type: ignore[attr-defined]
+    assert attention.__name__ == "scaled_dot_product_attention"
