@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch_fattn, which the plugin below imports, must not use tuned sizes or archives of this machine.
 os.environ["FATTN_TUNING"] = os.environ["FATTN_ARCHIVE"] = "0"
 
-pytest_plugins = ["tests.tiers"]
+pytest_plugins = ["tests.tiers", "tests.budget"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

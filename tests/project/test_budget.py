@@ -1,0 +1,64 @@
+"""The budget of kernel modules, on tests in another folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.budget import Folder, excesses
+from tests.conftest import needs_emulator
+
+ROOT = Path(__file__).resolve().parents[2]
+TWIN = """
+import pytest
+from softmetal.testing import Library
+
+SOURCE = "kernel void f(device int* x [[buffer(0)]]) { *x = %d; }"
+
+@pytest.mark.parametrize("number", [1, 2, 3, 3])
+def test_kernel(number, tmp_path):
+    path = tmp_path / "f.metal"
+    path.write_text(SOURCE % number)
+    Library(path)
+
+@pytest.mark.rotating
+def test_of_a_third(tmp_path):
+    test_kernel(4, tmp_path)
+"""
+
+
+@needs_emulator
+@pytest.mark.parametrize(("recorded", "status"), [(2, 1), (3, 0)])
+def test_a_folder_that_compiles_more_fails(recorded: int, status: int, tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/test_twin.py").write_text(TWIN)
+    record = tmp_path / "modules.txt"
+    record.write_text(f"kernels {recorded} test_twin={recorded}\n")
+    command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", "-p", "tests.tiers", "-p"]
+    command += [
+        "tests.budget",
+        "--modules",
+        "check",
+        "--modules-file",
+        str(record),
+        "--rootdir",
+        str(tmp_path),
+    ]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status and "5 passed" in done.stdout, done.stdout + done.stderr
+    over = "kernels requests 3 kernel modules, 2 are recorded and 2 allowed (test_twin +1)"
+    assert (over in done.stdout) == (status == 1)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("recorded", "allowed"), [(0, 0), (19, 19), (100, 105), (400, 420), (1000, 1020)])
+def test_what_is_allowed(recorded: int, allowed: int) -> None:
+    def found(count: int) -> list[str]:
+        folder = Folder({"test_new": {*map(str, range(count))}})
+        return [*excesses({"tests/kernels": folder}, {"tests/kernels": (recorded, {})})]
+
+    assert not found(allowed)
+    assert len(found(allowed + 1)) == 1 and "tests/kernels" in found(allowed + 1)[0]
