@@ -40,8 +40,8 @@ class Folder:
 
 
 def read_logs(logs: Path) -> dict[str, Folder]:
-    """Each file of tests has a log. A line is a module, with seconds if it was compiled, or "-" and the seconds
-    of a test."""
+    """A file of tests has a log. A line is a module, with the seconds of its compilation if there was one, or
+    "-" and the seconds of a test."""
     folders: dict[str, Folder] = defaultdict(Folder)
     for log in logs.iterdir():
         *parents, file = log.name.split("+")

@@ -1,4 +1,4 @@
-// The index is a file per source in the cache's folder: the module's name and size.
+// The index is a file per source in the cache's folder: the module's name, and the SHA-1 of its content.
 #include "module_index.h"
 
 #include <c10/util/hash.h>
@@ -44,7 +44,7 @@ const std::string& toolchain() {
     for (const char* library : {"rules", "passes", "arithmetic"})
       files.push_back(package / "_build" / ("libsoftmetal_" + std::string(library) + ".so"));
     std::sort(files.begin(), files.end());
-    std::string text = package.string();  // findings name the headers
+    std::string text;
     for (const fs::path& file : files) text += content_of(file);
 #ifdef __x86_64__
     text += std::to_string(bool(__builtin_cpu_supports("x86-64-v3")));
@@ -67,28 +67,25 @@ bool includes_files(const std::string& source) {
 IndexEntry::IndexEntry(const std::string& source, const std::vector<std::string>& arguments) {
   if (includes_files(source)) return;
   std::string key = toolchain();
-  for (const char* name :
-       {"SOFTMETAL_CONTRACT", "SOFTMETAL_FAST_MATH", "SOFTMETAL_REFUSE", "SOFTMETAL_PYTHON"})
+  for (const char* name : {"SOFTMETAL_CONTRACT", "SOFTMETAL_FAST_MATH", "SOFTMETAL_REFUSE"})
     key += environment(name, "") + '\0';
   for (const std::string& argument : arguments) key += argument + '\0';
   path_ = cache_folder() / ("source-" + c10::sha1(key + source).str());
 }
 
 std::string IndexEntry::module() const {
-  std::string name;
-  uintmax_t size = 0;
-  if (path_.empty() || !(std::ifstream(path_) >> name >> size)) return "";
+  std::string name, digest;
+  if (path_.empty() || !(std::ifstream(path_) >> name >> digest)) return "";
   fs::path module = cache_folder() / name;
-  std::error_code missing;
-  return fs::file_size(module, missing) == size && !missing ? module.string() : "";
+  return c10::sha1(content_of(module)).str() == digest ? module.string() : "";
 }
 
 void IndexEntry::remember(const std::string& module) const {
-  std::error_code failed;
-  uintmax_t size = fs::file_size(module, failed);
-  if (path_.empty() || failed) return;
+  if (path_.empty()) return;
   std::string scratch = path_ + "." + std::to_string(getpid());
-  std::ofstream(scratch) << fs::path(module).filename().string() << " " << size << "\n";
+  std::ofstream(scratch) << fs::path(module).filename().string() << " " << c10::sha1(content_of(module)).str()
+                         << "\n";
+  std::error_code failed;  // then the next process compiles the source again
   fs::rename(scratch, path_, failed);
 }
 
