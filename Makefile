@@ -27,6 +27,7 @@ BUILD_ENV       := $(if $(LINUX),eval "$$($(PY) -m softmetal config --env)";)
 # clang, which a Mac has too, but none has built with the header yet.
 PRECOMPILE      := $(if $(LINUX),FATTN_PCH=1)
 TESTS           := tests $(if $(LINUX),softmetal/tests)
+PYTEST          := $(PY) -m pytest -n 2 --dist worksteal $(if $(NAMING),--naming $(NAMING))
 
 # The extras of pyproject.toml that the other targets install; `make build` installs its own requirements.
 FOR_DEMO := $(STAMPS)/demo
@@ -56,24 +57,31 @@ docs: $(FOR_DOCS)  ## build the documentation site in out/site
 	$(PY) -m mkdocs build --strict
 
 check: TIER := check
-check: lint pytest  ## run lint, types and a cross-section of the tests: 4 minutes on 2 cores
+check:  ## run lint, types and a cross-section of the tests: 4 minutes on 2 cores
 
 test: TIER := test
-test: lint pytest  ## run lint, types and tests of every operator, option, refusal and integration: 8 minutes on 2 cores
+test:  ## run lint, types and tests of every operator, option, refusal and integration: 8 minutes on 2 cores
 
-test-all: TIER := all
-test-all: lint pytest  ## run lint, types and every test except the sweeps, like CI
+test-all: TIER := $(if $(LINUX),gpu host,all)
+test-all:  ## run lint, types and every test except the sweeps, like CI
+
+# Lint keeps one core busy, so the tests run meanwhile; what it says comes last.
+check test test-all: $(FOR_TEST)
+	@said=$$(mktemp); $(MAKE) --no-print-directory lint >$$said 2>&1 & lint=$$!; trap "kill $$lint" INT TERM; \
+	$(MAKE) --no-print-directory pytest TIER="$(TIER)"; tests=$$?; \
+	wait $$lint; lint=$$?; cat $$said; rm $$said; echo "exit status of the tests: $$tests, of lint: $$lint"; \
+	exit $$((tests | lint))
 
 # TIER=check, test or all selects their cases (tests/tiers.py).
 pytest: $(FOR_TEST)
-	$(PY) -m pytest -n 2 --dist worksteal $(if $(TIER),--tier $(TIER)) $(TESTS)
+	failed=0; $(foreach tier,$(or $(TIER),all),$(PYTEST) --tier $(tier) $(TESTS) || failed=1;) exit $$failed
 
 test-newest:  ## run the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
 	tools/copy_tree.sh .newest
-	$(MAKE) -C .newest VERSIONS=requirements/newest.txt TIER=$(or $(TIER),test) pytest
+	$(MAKE) -C .newest VERSIONS=requirements/newest.txt TIER=$(or $(TIER),test) NAMING=torch,torch_fattn,transformers pytest
 
 coverage: $(FOR_TEST)  ## measure the line coverage of torch_fattn by the tests of make test
-	$(PY) -m pytest -n 2 --dist worksteal --tier test --cov --cov-report=term $(TESTS)
+	$(PYTEST) --tier test --cov --cov-report=term $(TESTS)
 
 wheel: $(FOR_TEST)  ## build the source archive, and from it the wheel for this torch, in dist
 	rm -rf dist
@@ -83,7 +91,7 @@ check-wheel: wheel  ## test the wheel in a bare environment: doctor, and 30 fami
 	tools/check_wheel.sh out/bare $(VERSIONS)
 
 sweep: $(FOR_TEST)  ## run 500 random problems for each seed (SEEDS=FIRST-LAST)
-	$(PY) -m pytest -n 2 --dist worksteal -m slow --timeout 0 tests/operators/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
+	$(PYTEST) -m slow --timeout 0 tests/operators/test_random.py $(if $(SEEDS),--seeds $(SEEDS))
 
 mutants: $(FOR_TEST)  ## test a mutation of each operator and constant in the kernels (SAMPLE=200 SEED=1: a sample)
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))

@@ -6,13 +6,18 @@ tests/costs.txt has the processor seconds of the longest case of each test funct
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
   most half a second; else the first case, if it takes at most 1.5 seconds, or 10 if the file had none. ALWAYS
   has no limit. A random problem counts as its operator with each of its options, and a seed as nothing;
-- `all`, which is the default, runs every case.
+- `all`, which is the default, runs every case. Where Metal is software, `make test-all` runs its halves:
+  `gpu`, and on a GPU that runs no kernels `host`: all that is marked host_only, and the first case of each
+  function that is not, which must skip.
 
-SWEEPS are in no tier: `-m slow` runs them. `--tier first` runs the first case of every function.
+SWEEPS are in no tier: `-m slow` runs them. Workers begin with the files of the longest cases.
 """
 
 from __future__ import annotations
 
+import ast
+import os
+import re
 import resource
 import sys
 from collections import Counter, defaultdict
@@ -26,7 +31,9 @@ import pytest
 from tests.helpers.features import features
 from tests.helpers.problems import Problem
 
-TIERS = ("check", "first", "test", "all")
+TIERS = ("check", "test", "all", "gpu", "host")
+# A GPU that runs no kernels, like those of hosted runners.
+HOSTED_RUNNER = {"SOFTMETAL_GPU_FAMILY": "5", "SOFTMETAL_GPU_CORES": "0"}
 # By the beginning of their names: hours of random problems, or what most machines lack.
 SWEEPS = {
     "tests/operators/test_random.py::test_sweep": "20,000 random problems",
@@ -36,7 +43,7 @@ SWEEPS = {
     "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
     "tests/operators/test_large_offsets.py": "14 GB of memory",
     "tests/integrations/test_hub_kernel.py::test_transformers_takes_it_from_a_local_folder": "it builds",
-    "tests/project/test_no_gpu.py::test_nothing_fails[no mps]": "one test of each function once more",
+    "tests/project/test_no_gpu.py::test_nothing_fails": "the tier `host` once more",
     "tests/third_party/": "packages and checkouts that nothing here installs",
     "tests/transformers/test_serve_load.py::test_a_thousand_requests": "minutes of a server",
     "tests/transformers/test_families.py::test_every_family": "584 model families",
@@ -64,10 +71,11 @@ ALWAYS = (
     "tests/operators/test_logits.py::test_problem",
     *CATALOGUES,
 )
-LONGEST = {"check": 1.5, "first": float("inf"), "test": 1.5}
+LONGEST = {"check": 1.5, "test": 1.5}
 LONGEST_OF_A_SET = 0.5
 LONGEST_OF_A_FILE = 10.0
-COSTS = Path(__file__).parent / "costs.txt"
+ROOT = Path(__file__).resolve().parents[1]
+COSTS = ROOT / "tests" / "costs.txt"
 # A field of random problems that has more values than these is a size, of which any will do.
 MOST_VALUES = 24
 
@@ -154,10 +162,20 @@ def costs(path: Path = COSTS) -> dict[str, float]:
     return {name: float(seconds) for seconds, name in lines}
 
 
+def is_host_only(item: pytest.Item) -> bool:
+    return item.get_closest_marker("host_only") is not None
+
+
 def select(items: Sequence[pytest.Item], tier: str) -> set[pytest.Item]:
     if tier == "all":
         return set(items)
+    if tier == "gpu":
+        return {item for item in items if not is_host_only(item)}
     chosen: set[pytest.Item] = set()
+    if tier == "host":
+        chosen = {item for item in items if is_host_only(item) and item.get_closest_marker("slow") is None}
+        others = [item for item in items if item not in chosen and ROOT / "tests" in item.path.parents]
+        return chosen.union(cases[0] for cases in grouped(others, lambda item: function_of(item.nodeid)))
     longest = costs()
     for cases in grouped(items, lambda item: function_of(item.nodeid)):
         name = function_of(cases[0].nodeid)
@@ -175,9 +193,44 @@ def select(items: Sequence[pytest.Item], tier: str) -> set[pytest.Item]:
     return chosen
 
 
+def imports(path: Path) -> Iterator[Path]:
+    """The files of the tests that it imports. Each could import conftest.py, which says nothing about it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+            for name in (module, *(module + alias.name for alias in node.names)):
+                file = name.strip(".").replace(".", "/") + ".py"
+                found = (folder / file for folder in (ROOT, path.parent))
+                yield from (one for one in found if one.is_file() and one.name != "conftest.py")
+
+
+def names(path: Path, words: re.Pattern[str], seen: set[Path]) -> bool:
+    """Whether the file, or one that it imports, has one of the words, be it in a program that it starts."""
+    seen.add(path)
+    return words.search(path.read_text()) is not None or any(
+        file not in seen and names(file, words, seen) for file in imports(path)
+    )
+
+
+def longest_first(items: Iterable[pytest.Item], workers: int) -> list[pytest.Item]:
+    """xdist cuts the list in a part for each worker, and later gives the end of one to another: files with
+    the longest cases come first in each part."""
+    known, shares = costs(), [list[pytest.Item]() for _ in range(workers)]
+
+    def longest(cases: list[pytest.Item]) -> tuple[float, int]:
+        return max(known.get(function_of(item.nodeid), 0.0) for item in cases), len(cases)
+
+    for cases in sorted(grouped(items, lambda item: file_of(item.nodeid)), key=longest, reverse=True):
+        min(shares, key=len).extend(cases)
+    return [item for share in shares for item in share]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier", choices=TIERS, default="all", help="which cases run: tests/tiers.py has the rule"
+    )
+    parser.addoption(
+        "--naming", metavar="WORDS", help="only files that have one of these words, or import one that has"
     )
     parser.addoption(
         "--costs", type=Path, help="write the processor seconds of each function that runs here (without -n)"
@@ -193,8 +246,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[COLLECTED] = [*items]
     yield
     chosen = select(items, config.getoption("--tier"))
+    if config.getoption("--naming"):
+        words = re.compile(rf"\b({config.getoption('--naming').replace(',', '|')})\b")
+        naming = {path for path in {item.path for item in chosen} if names(path, words, set())}
+        chosen = {item for item in chosen if item.path in naming}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+    if worker := getattr(config, "workerinput", None):
+        items[:] = longest_first(items, worker["workercount"])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    assert item.config.getoption("--tier") != "host" or is_host_only(item), "it runs, so a GPU is here"
 
 
 def without_costs(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
@@ -262,5 +326,8 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--tier") == "host":
+        os.environ.update(HOSTED_RUNNER)
+        config.option.markexpr = ""  # one case of each sweep
     if path := config.getoption("--costs"):
         config.pluginmanager.register(Recorder(path))

@@ -154,11 +154,26 @@ def test_progress(status: int) -> None:
 ENDINGS = (".cpp", ".h", ".mm", ".cu", ".metal")
 
 
-@pytest.mark.parametrize(("target", "tier"), [("check", "check"), ("test", "test"), ("test-all", "all")])
-def test_a_target_runs_its_tier(target: str, tier: str) -> None:
+HALVES = "gpu host" if sys.platform == "linux" else "all"
+
+
+@pytest.mark.parametrize(("target", "tiers"), [("check", "check"), ("test", "test"), ("test-all", HALVES)])
+def test_a_target_runs_its_tiers(target: str, tiers: str) -> None:
     commands = make(target)
-    assert f"pytest -n 2 --dist worksteal --tier {tier} tests" in commands
-    assert commands.index("-m mypy") < commands.index("-m pytest")
+    assert re.findall(r"pytest -n 2 --dist worksteal +--tier (\w+) tests", commands) == tiers.split()
+    assert commands.index("-m pytest") < commands.index("-m mypy"), "what lint says is read last"
+
+
+@pytest.mark.parametrize(("tests", "lint"), [("true", "true"), ("false", "true"), ("true", "false")])
+def test_a_target_fails_if_tests_or_lint_fail(tests: str, lint: str, tmp_path: Path) -> None:
+    script(tmp_path / "bin" / "clang-format", "#!/bin/sh\n")
+    command = ["make", "check", f"VENV={tmp_path}", "FOR_TEST=", f"PYTEST={tests}", f"PY={lint}"]
+    env = os.environ | {"MAKEFLAGS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (done.returncode == 0) == (tests == lint == "true")
+    assert f"{lint} -m ruff check ." in done.stdout, "all that lint says"
+    passed = "exit status of the tests: 0, of lint: 0"
+    assert (passed in done.stdout) == (done.returncode == 0)
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:

@@ -208,10 +208,38 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("tier", "cases"), [("first", 1), ("check", 1), ("test", 3), ("all", 18)])
+@pytest.mark.parametrize(("tier", "cases"), [("check", 1), ("test", 3), ("all", 18)])
 def test_a_tier_of_other_tests(tier: str, cases: int, tmp_path: Path) -> None:
     said = run(tmp_path, "--collect-only", "--tier", tier)
     assert len(re.findall(r"::test_grid\[", said)) == cases and "::test_that_hangs" in said, said
+
+
+def test_the_halves_of_all(every: Items) -> None:
+    """Besides, `host` has one case of each function of `gpu`, but of softmetal's, which need no GPU."""
+    gpu, host = (tiers.select(every, tier) for tier in ("gpu", "host"))
+    assert gpu | host == {*every}
+    assert not any(map(tiers.is_host_only, gpu)) and len(host - gpu) > 1000
+    functions = {name for name in names_of(gpu) if name.startswith("tests/")}
+    assert sorted(tiers.function_of(item.nodeid) for item in gpu & host) == sorted(functions)
+
+
+def test_files_that_name_a_word(tmp_path: Path) -> None:
+    """Themselves, or one that they import."""
+    files = {"test_a": "import b", "b": "import c", "c": "'import torch'", "test_d": "import e"}
+    files["e"] = "torches = 1"
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(f"{text}\ndef test(): pass\n")
+    said = run(tmp_path, "--collect-only", "--naming", "numpy,torch")
+    assert re.findall(r"^(\w+)\.py::", said, re.MULTILINE) == ["test_a"], said
+
+
+def test_each_worker_begins_with_the_longest(every: Items) -> None:
+    order, costs = tiers.longest_first(every, 2), tiers.costs()
+    assert {*order} == {*every}
+    longest = [*dict.fromkeys(tiers.file_of(name) for name in costs if name in names_of(every))]
+    middle = len(order) // 2
+    first = order[0], *order[middle - 20 : middle + 20]
+    assert {*longest[:2]} <= files_of(first) and longest[2] not in files_of(first)
 
 
 def test_a_test_that_hangs_fails_and_the_others_run(tmp_path: Path) -> None:
