@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", default="1-40", help="FIRST-LAST: of the sweep in test_random.py (slow)")
     parser.addoption("--problems", type=int, default=500, help="of each seed of that sweep")
+    third, what = str(int(time.time() // 86400) % 3), "rotating cases that generate code on the emulator"
+    parser.addoption("--third", choices=("0", "1", "2", "all"), default=third, help=f"{what} (by the day)")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"rotating cases: --third {config.getoption('--third')}"
 
 
 @cache

@@ -1,55 +1,88 @@
 """Every kernel of the supported set through the device's compiler: Apple's on a Mac, softmetal's on Linux.
 
-Every test is one tiny call, so each also shows that the pipeline can be made and run.
-test_offline_compiler.py is about Apple's other compiler, which needs no GPU.
+Every test is one tiny call, so each also shows that the pipeline can be made and run. Only on Linux most head
+sizes are just read, by the compiler's front end: those that test_random.py runs, and of the others two thirds,
+which change every day (`--third`). test_offline_compiler.py is about Apple's other compiler, which needs no GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import counted_launches
+import torch_fattn
+from tests.conftest import EMULATED, counted_launches
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close
-from tests.helpers.problems import Problem
+from tests.helpers.direct_launch import kernel_text
+from tests.helpers.problems import HEAD_DIMS, WIDE_HEAD_DIMS, Problem
 
 ALL_DIMS = range(8, 129, 8)
 WIDE_DIMS = range(136, 577, 8)
+DRAWN = {*((*dims, False) for dims in HEAD_DIMS), *WIDE_HEAD_DIMS}
 
 
-def run(op: str, dtype: torch.dtype, **fields: Any) -> None:
+def case_of(op: str, dtype: torch.dtype, **fields: Any) -> problems.Case:
     sizes: dict[str, Any] = {"q_len": 9, "kv_len": 18, "head_dim": 64, "value_dim": 64}
     if op != "prefill":
         sizes |= {"q_len": 2, "kv_len": 32, "seq_lens": (21,)}
     if op == "paged_decode":
         sizes |= {"block_size": 16}
-    case = problems.build(Problem(0, op, dtype, 1, **{"q_heads": 2, "kv_heads": 1} | sizes | fields))
+    return problems.build(Problem(0, op, dtype, 1, **{"q_heads": 2, "kv_heads": 1} | sizes | fields))
+
+
+def run(op: str, dtype: torch.dtype, **fields: Any) -> None:
+    case = case_of(op, dtype, **fields)
     out, lse = getattr(torch.ops.fattn, op)(**case.arguments("mps")[0])
     assert_close(case, out.cpu(), lse.cpu())
 
 
+def read(op: str, dtype: torch.dtype, **fields: Any) -> None:
+    """By the compiler's front end, with the rules of Apple's: no code is generated."""
+    from softmetal.testing import compile_errors
+
+    for launch in torch_fattn.explain(op, **case_of(op, dtype, **fields).arguments("mps")[0]).passes:
+        macros = [f"{name}={value}" for name, value in launch["macros"].items()]
+        assert compile_errors(kernel_text(launch["source"]), macros) == "", macros
+
+
+@pytest.fixture
+def check(pytestconfig: pytest.Config) -> Callable[..., None]:
+    """Runs a head size, or only reads its kernels."""
+
+    def run_or_read(op: str, dtype: torch.dtype, *dims: int, value_in_key: bool = False) -> None:
+        third, number = pytestconfig.getoption("--third"), sum(dims) // 8 + problems.DTYPES.index(dtype)
+        is_due = third == str(number % 3) and (*dims, value_in_key) not in DRAWN
+        use = run if is_due or third == "all" or not EMULATED else read
+        use(op, dtype, head_dim=dims[0], value_dim=dims[1], value_in_key=value_in_key)
+
+    return run_or_read
+
+
+@pytest.mark.rotating
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
 @pytest.mark.parametrize("dim", ALL_DIMS)
-def test_head_dim(op: str, dtype: torch.dtype, dim: int) -> None:
-    run(op, dtype, head_dim=dim, value_dim=dim)
+def test_head_dim(op: str, dtype: torch.dtype, dim: int, check: Callable[..., None]) -> None:
+    check(op, dtype, dim, dim)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("dim", WIDE_DIMS)
 @pytest.mark.parametrize(("op", "value_in_key"), [("decode", False), ("decode", True), ("prefill", False)])
-def test_wide_head_dim(op: str, value_in_key: bool, dim: int) -> None:
-    dtype = problems.DTYPES[dim // 8 // 9 % 3]
-    run(op, dtype, head_dim=dim, value_dim=dim - 8 * value_in_key, value_in_key=value_in_key)
+def test_wide_head_dim(op: str, value_in_key: bool, dim: int, check: Callable[..., None]) -> None:
+    check(op, problems.DTYPES[dim // 8 // 9 % 3], dim, dim - 8 * value_in_key, value_in_key=value_in_key)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("value_dim", ALL_DIMS)
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
 @pytest.mark.parametrize("op", ["prefill", "decode"])
-def test_value_dim(op: str, head_dim: int, value_dim: int) -> None:
-    run(op, torch.float16, head_dim=head_dim, value_dim=value_dim)
+def test_value_dim(op: str, head_dim: int, value_dim: int, check: Callable[..., None]) -> None:
+    check(op, torch.float16, head_dim, value_dim)
 
 
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "scalars"])
