@@ -1,8 +1,8 @@
 """Every kernel of the supported set through the device's compiler: Apple's on a Mac, softmetal's on Linux.
 
-Every test is one tiny call, so each also shows that the pipeline can be made and run. Only on Linux most head
-sizes are just read, by the compiler's front end: those that test_random.py runs, and of the others two thirds,
-which change every day (`--third`). test_offline_compiler.py is about Apple's other compiler, which needs no GPU.
+Every test is one tiny call, so each also shows that the pipeline can be made and run. On Linux the compiler's
+front end just reads most head sizes: those that test_random.py runs, and of the others two thirds, by the day
+(`--third`). test_offline_compiler.py is about Apple's other compiler, which needs no GPU.
 """
 
 from __future__ import annotations
