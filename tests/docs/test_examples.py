@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import run_python
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def run(name: str, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
+    done = run_python([*launcher, EXAMPLES / name, *arguments], timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -117,14 +116,12 @@ def test_lora(device: str) -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    "launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]]
+    "launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")]
 )
-def test_context_parallel(launcher: list[str]) -> None:
+def test_context_parallel(launcher: tuple[str, ...]) -> None:
     """Started by itself, and by torchrun."""
-    command = [sys.executable, *launcher, str(EXAMPLES / "context_parallel.py"), "--device", "cpu"]
-    done = subprocess.run([*command, "--length", "200"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "ranks         3, with [67, 66, 67] tokens of the prompt" in done.stdout, done.stdout
-    assert "torch_fattn.distributed.prefill on 3 ranks: ring" in done.stdout
-    difference = re.search(r"difference +(\S+) at most", done.stdout)
+    message = run("context_parallel.py", "--device", "cpu", "--length", "200", launcher=launcher)
+    assert "ranks         3, with [67, 66, 67] tokens of the prompt" in message, message
+    assert "torch_fattn.distributed.prefill on 3 ranks: ring" in message
+    difference = re.search(r"difference +(\S+) at most", message)
     assert difference is not None and float(difference[1]) < 1e-5

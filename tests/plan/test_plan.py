@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +16,7 @@ from tests.golden.calls import GOLDEN_CALLS, M1, M2_MAX, on_meta, plan_of
 from tests.helpers import drawing, problems
 from tests.helpers.kv_formats import has_row_scales, name_of
 from tests.helpers.problems import Problem
+from tests.helpers.processes import run_python
 from tests.helpers.wrong_calls import refusal
 
 MAX_THREADGROUP_BYTES = 32768
@@ -349,8 +348,7 @@ def test_on_such_a_gpu(family: int) -> None:
     environment = {**os.environ, "SOFTMETAL_GPU_FAMILY": str(family), "SOFTMETAL_GPU_CORES": "0"}
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        done = run_python(arguments, env=environment, timeout=300)
         return done.stdout + done.stderr
 
     call = "q = torch.ones(1, 1, 1, 8, device='mps'); print(torch_fattn.prefill(q, q, q).shape)"
