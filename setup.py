@@ -158,9 +158,9 @@ def extension(torch: Any) -> CppExtension:
 
 
 def precompile(command: list[str], folder: Path) -> None:
-    """Compiles csrc/precompiled.h for both languages of the sources, unless the folder has what this command,
+    """Compiles csrc/ops/precompiled.h for both languages of the sources, unless the folder has what this command,
     compiler and torch would make."""
-    header = ROOT / "csrc" / "precompiled.h"
+    header = ROOT / "csrc" / "ops" / "precompiled.h"
     compiler = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=True).stdout
     torch = sys.modules["torch"].__version__
     made_from = "\n".join((*command, compiler, torch, header.read_text(encoding="utf-8")))
@@ -176,7 +176,7 @@ def precompile(command: list[str], folder: Path) -> None:
         for language in ("c++", "objective-c++")
     ]
     if sum(process.wait() != 0 for process in processes):
-        sys.exit("torch_fattn: csrc/precompiled.h does not compile: set FATTN_PCH=0 to build without it")
+        sys.exit("torch_fattn: csrc/ops/precompiled.h does not compile: set FATTN_PCH=0 to build without it")
     stamp.write_text(made_from, encoding="utf-8")
 
 

@@ -48,7 +48,8 @@ def run_and_check(problem: problems.Problem, seed: int, checked: Checked, device
     arguments, bases = case.arguments(device)
     order = ORDERS[problem.index % len(ORDERS)]
     # Most problems would not fill the GPU, and get smaller tiles than calls that do.
-    tiles = tiles_of_large_calls(problem) if problem.index % 2 else contextlib.nullcontext()
+    enlarged = device == "mps" and problem.index % 2
+    tiles = tiles_of_large_calls(problem) if enlarged else contextlib.nullcontext()
     with tiles, checked(order=order, seed=problem.index), counted_launches() as launches:
         out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
     tensors = "used" in torch_fattn.explain(problem.op, **arguments).data.get("tensor", "")

@@ -85,7 +85,7 @@ def test_every_diff_has_a_section() -> None:
 
 def run(copy: Path, *arguments: str) -> str:
     """The output of a command in a copy of the repository."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(copy), *sys.path))}
+    environment = {**os.environ, "FATTN_PCH": "1", "PYTHONPATH": os.pathsep.join((str(copy), *sys.path))}
     if EMULATED:
         from softmetal.testing import build_environment
 
