@@ -76,9 +76,10 @@ check test test-all: $(FOR_TEST)
 pytest: $(FOR_TEST)
 	failed=0; $(foreach tier,$(or $(TIER),all),$(PYTEST) --tier $(tier) $(TESTS) || failed=1;) exit $$failed
 
-test-newest:  ## run the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
+# softmetal's libraries but one do not depend on torch, nor do the files of tests that do not name it.
+test-newest: $(SOFTMETAL_STAMP)  ## run the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
 	tools/copy_tree.sh .newest
-	$(MAKE) -C .newest VERSIONS=requirements/newest.txt TIER=$(or $(TIER),test) NAMING=torch,torch_fattn,transformers pytest
+	SOFTMETAL_LIBRARIES=$(CURDIR)/softmetal/src/softmetal/_build $(MAKE) -C .newest VERSIONS=requirements/newest.txt TIER=$(or $(TIER),test) NAMING=torch,torch_fattn,transformers pytest
 
 coverage: $(FOR_TEST)  ## measure the line coverage of torch_fattn by the tests of make test
 	$(PYTEST) --tier test --cov --cov-report=term $(TESTS)
