@@ -98,10 +98,10 @@ for name, call in json.loads(CALLS).items():
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_each_pipeline_is_tested_once(machines: Machines, tmp_path: Path, call: str) -> None:
+def test_each_pipeline_is_tested_once(machines: Machines, tested: Path, call: str) -> None:
     """The small problem runs the very pipelines of the call: no other one is compiled."""
     calls = f"import json\nCALLS = {json.dumps(PIPELINES[call])!r}\n"
-    run = machines.run(tmp_path, Run([{"call": call}], python=SETUPS[call] + calls + COUNTED))
+    run = machines.run(tested, Run([{"call": call}], python=SETUPS[call] + calls + COUNTED))
     assert run.state == "registers", run.why
     kernels = len(TENSORS[call])
     assert run.found == dict.fromkeys(PIPELINES[call], [kernels, 2 * kernels, kernels])
@@ -135,11 +135,11 @@ GRAD_QUERY, GRAD_VALUE = (
     ],
 )
 def test_a_pipeline_that_is_wrong_alone(
-    machines: Machines, tmp_path: Path, call: str, name: str, result: tuple[str, int, str]
+    machines: Machines, tested: Path, call: str, name: str, result: tuple[str, int, str]
 ) -> None:
     kernel, slot, of = result
     named = f"CALL, KERNEL, SLOT = {(PIPELINES[call][name], kernel, slot)!r}\n"
-    run = machines.run(tmp_path, Run([{"call": call}], python=SETUPS[call] + named + FAULTY))
+    run = machines.run(tested, Run([{"call": call}], python=SETUPS[call] + named + FAULTY))
     assert run.found == {"result": True, "hits": 1}, "only the small problem"
     assert run.state == "off" and run.launches == once(SIMDGROUPS[call])
     assert run.why.startswith(f"in a small problem with the options of a call its {of} differs by")
@@ -189,9 +189,9 @@ for name, call in STEPS.items():
 """
 
 
-def test_steps_of_generation_leave_their_test(machines: Machines, tmp_path: Path) -> None:
+def test_steps_of_generation_leave_their_test(machines: Machines, tested: Path) -> None:
     """Their first call, the test in the next prefill, and the call after it, in launches."""
-    run = machines.run(tmp_path, Run(python=WITH_STEPS + RUN_TWICE))
+    run = machines.run(tested, Run(python=WITH_STEPS + RUN_TWICE))
     assert run.state == "registers", run.why
     for name in STEPS:
         assert run.found[name] == ([1, 0, 1] if name in OF_THE_SELF_TEST else [0, 1, 1]), name
@@ -209,8 +209,8 @@ found["after"] = explained()
 """
 
 
-def test_explain_tells_what_a_step_waits_for(machines: Machines, tmp_path: Path) -> None:
-    run = machines.run(tmp_path, Run(python=WITH_STEPS + EXPLAINED))
+def test_explain_tells_what_a_step_waits_for(machines: Machines, tested: Path) -> None:
+    run = machines.run(tested, Run(python=WITH_STEPS + EXPLAINED))
     kernel, tensor = run.found["before"]
     assert kernel == "fattn_decode_wide", "the value is in the key"
     assert tensor == "not tested yet with these options; the next prefill or warmup does it"
@@ -231,9 +231,9 @@ found["launches"].append(part())
 """
 
 
-def test_a_pipeline_that_no_small_problem_has(machines: Machines, tmp_path: Path) -> None:
+def test_a_pipeline_that_no_small_problem_has(machines: Machines, tested: Path) -> None:
     """It stays on simdgroup matrices, and the size on tensor operations."""
-    run = machines.run(tmp_path, Run(python=SETUPS[PREFILL] + PART_OF_PACKED_ROWS))
+    run = machines.run(tested, Run(python=SETUPS[PREFILL] + PART_OF_PACKED_ROWS))
     assert run.found == {"launches": [0, 0]} and run.state == "registers"
     assert run.launches == once(TENSORS[PREFILL])
 
@@ -249,9 +249,9 @@ found["kilobytes"], found["launches"] = peak() - before[0], tensor_launches() - 
 """
 
 
-def test_a_block_for_a_whole_sequence(machines: Machines, tmp_path: Path) -> None:
+def test_a_block_for_a_whole_sequence(machines: Machines, tested: Path) -> None:
     """The small problem has no memory for the rest of such blocks, which would be half a gigabyte."""
-    run = machines.run(tmp_path, Run(python=SETUPS[PREFILL] + ONE_BLOCK))
+    run = machines.run(tested, Run(python=SETUPS[PREFILL] + ONE_BLOCK))
     assert run.state == "registers", run.why
     assert run.found["launches"] == 2 and run.found["kilobytes"] < 50_000
 
@@ -269,9 +269,9 @@ found["launches"] = tensor_launches() - before
 
 
 @pytest.mark.parametrize("name", ["tree", "paged", "packed"])
-def test_a_step_whose_pipeline_is_wrong(machines: Machines, tmp_path: Path, name: str) -> None:
+def test_a_step_whose_pipeline_is_wrong(machines: Machines, tested: Path, name: str) -> None:
     """The prefill that meets the fault, and all that follow, run without tensor operations."""
-    run = machines.run(tmp_path, Run(python=WITH_STEPS + f"NAME = {name!r}\n" + STEP_OF_A_FAULT))
+    run = machines.run(tested, Run(python=WITH_STEPS + f"NAME = {name!r}\n" + STEP_OF_A_FAULT))
     assert run.found == {"hits": 1, "same": True, "launches": 0}
     assert run.state == "off" and run.launches == once(SIMDGROUPS[PREFILL])
     assert run.why.startswith("in a small problem with the options of a call its out differs by")
@@ -284,9 +284,9 @@ found["launches"] = tensor_launches() - before
 """
 
 
-def test_a_sliced_grid(machines: Machines, tmp_path: Path) -> None:
+def test_a_sliced_grid(machines: Machines, tested: Path) -> None:
     """The small problem has slices, too."""
-    run = machines.run(tmp_path, Run(calls=[], python=SETUPS[PREFILL] + SLICED))
+    run = machines.run(tested, Run(calls=[], python=SETUPS[PREFILL] + SLICED))
     assert run.states["prefill float16 64"] == "registers" and run.found["launches"] > 1
 
 
@@ -298,7 +298,7 @@ found["launches"] = tensor_launches() - before
 """
 
 
-def test_warmup_runs_the_tests_of_a_step(machines: Machines, tmp_path: Path) -> None:
+def test_warmup_runs_the_tests_of_a_step(machines: Machines, tested: Path) -> None:
     setup = WITH_STEPS.replace(SETUPS[PREFILL], SETUP)
-    run = machines.run(tmp_path, Run(calls=[], python=setup + WARMED_UP))
+    run = machines.run(tested, Run(calls=[], python=setup + WARMED_UP))
     assert run.state == "registers" and run.found == {"launches": 1}
