@@ -158,8 +158,8 @@ def extension(torch: Any) -> CppExtension:
 
 
 def precompile(command: list[str], folder: Path) -> None:
-    """Compiles csrc/ops/precompiled.h for both languages of the sources, unless the folder has what this command,
-    compiler and torch would make."""
+    """Compiles csrc/ops/precompiled.h for both languages of the sources, unless the folder has what this
+    command, compiler and torch would make."""
     header = ROOT / "csrc" / "ops" / "precompiled.h"
     compiler = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=True).stdout
     torch = sys.modules["torch"].__version__
