@@ -22,8 +22,10 @@ from tests.helpers import cache_problems, logits_problems, problems
 from tests.helpers.accuracy import assert_close, assert_lse_close
 from tests.helpers.cache_problems import WriteProblem, assert_written
 from tests.helpers.kv_formats import KV_FORMATS
+from tests.helpers.logits_problems import ROW_OPS, LogitsProblem
 from tests.helpers.problems import Problem
 from tests.operators.test_cache_write import written
+from torch_fattn.operators import LOGITS_OPERATORS
 
 pytestmark = needs_emulator
 
@@ -50,17 +52,23 @@ def small_problems() -> list[Problem]:
     return chosen
 
 
-def check_all() -> dict[str, str]:
-    """Checks every result, and returns a digest of the bits for each op. The bits of cache_write do not
-    depend on the arithmetic."""
+def check_writes_and_logits() -> None:
+    """The bits of cache_write do not depend on the arithmetic. Rows of logits are those of a simdgroup, of a
+    threadgroup, and longer than that holds."""
     for kv_format in KV_FORMATS:
         write = cache_problems.build(
             WriteProblem(7, kv_format, torch.float32, 150, 1, 64, 64, 160, 1, "hnd", special=True)
         )
         assert_written(write, written(write, "mps"))
-    for one in logits_problems.draw(28, seed=2):
-        logits = logits_problems.build(one, seed=2)
-        logits.assert_close(logits.run("mps"))
+    shapes = [*((dtype, 64) for dtype in problems.DTYPES), (torch.float16, 1300), (torch.float32, 33000)]
+    for op, cap, (dtype, columns) in itertools.product(LOGITS_OPERATORS, (0.0, 5.0), shapes):
+        if cap or op in ROW_OPS:
+            logits = logits_problems.build(LogitsProblem(2, op, dtype, (6, columns), "padded", cap))
+            logits.assert_close(logits.run("mps"))
+
+
+def check_attention() -> dict[str, str]:
+    """Checks every result, and returns a digest of the bits for each op."""
     digests: dict[str, hashlib._Hash] = {}
     for problem in small_problems():
         case = problems.build(problem)
@@ -124,6 +132,8 @@ def test_the_arithmetic_really_differs(name: str, op: str, digests: dict[str, di
 
 
 if __name__ == "__main__":
+    if {*os.environ} & {name for variables in ARITHMETICS.values() for name in variables}:
+        check_writes_and_logits()  # test_cache_write.py and test_logits.py have the default arithmetic
     torch.manual_seed(0)
-    for op, digest in check_all().items():
+    for op, digest in check_attention().items():
         print(op, digest)
