@@ -15,6 +15,7 @@ import torch
 
 import torch_fattn
 from tests.conftest import EMULATED, needs_emulator
+from tests.helpers.processes import run_python
 from torch_fattn.runtime.cache_folder import cache_folder
 from torch_fattn.tuning import tuned_file
 
@@ -33,16 +34,13 @@ print(json.dumps([(k.kernel, k.archived) for k in torch_fattn.compiled_kernels()
 
 def run(folder: Path, script: str = SCRIPT, **environment: str) -> dict[str, bool]:
     """Maps each kernel to whether its pipeline came from an archive."""
-    done = start(folder, script, **environment)
-    out, err = done.communicate()
-    assert done.returncode == 0 and not err, err
-    return dict(json.loads(out))
+    done = run_python(["-c", script], env={**settings(folder), **environment})
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return dict(json.loads(done.stdout))
 
 
-def start(folder: Path, script: str = SCRIPT, **environment: str) -> subprocess.Popen[str]:
-    settings = {**os.environ, "FATTN_CACHE": str(folder), "FATTN_ARCHIVE": "1", **environment}
-    command = [sys.executable, "-c", script]
-    return subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def settings(folder: Path) -> dict[str, str]:
+    return {**os.environ, "FATTN_CACHE": str(folder), "FATTN_ARCHIVE": "1"}
 
 
 def archives(folder: Path) -> list[Path]:
@@ -174,7 +172,11 @@ def test_those_of_another_gpu_are_refused_by_metal(folder: Path) -> None:
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
-    both = [start(tmp_path) for _ in range(2)]
+    command, pipe = [sys.executable, "-c", SCRIPT], subprocess.PIPE
+    both = [
+        subprocess.Popen(command, env=settings(tmp_path), stdout=pipe, stderr=pipe, text=True)
+        for _ in range(2)
+    ]
     for process in both:
         out, err = process.communicate()
         assert process.returncode == 0 and not err, err

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 import torch_fattn
+from tests.helpers.processes import run_python
 from tests.helpers.tuned import PROVENANCE, Install, file_of, install, plan_of, row, tensor_row, this_chip
 from torch_fattn.integrations.pytorch import routing
 from torch_fattn.tuning import tuned_file
@@ -242,8 +241,7 @@ print(torch_fattn.explain("prefill", *(t.to("mps") for t in operands)).data["tun
 
 def in_a_new_process(folder: Path, **environment: str) -> tuple[str, str]:
     environment = {**os.environ, "FATTN_CACHE": str(folder), "FATTN_TUNING": "1", **environment}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_python(["-c", SCRIPT], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
 

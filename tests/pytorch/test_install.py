@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_fattn
 from tests.conftest import counted_launches
+from tests.helpers.processes import run_python
 from tests.pytorch.test_sdpa import operands
 
 SDPA = "aten::scaled_dot_product_attention"
@@ -114,9 +115,7 @@ thread.join()
 
 def test_other_threads_may_call_while_it_is_turned() -> None:
     """In a separate process: removing kernels from torch's table during a call crashes it."""
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS_WHILE_IT_IS_TURNED], capture_output=True, text=True, check=False
-    )
+    done = run_python(["-c", CALLS_WHILE_IT_IS_TURNED])
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -342,8 +341,7 @@ assert len(seen) == 2
 @pytest.mark.parametrize("keys", [["MPS"], ["AutogradMPS"], ["MPS", "AutogradMPS"]])
 def test_a_library_before_us(keys: list[str]) -> None:
     """Its kernels get what we leave, each call counted once; when it is gone, torch's own do."""
-    script = f"KEYS = {keys}\n{A_LIBRARY_BEFORE_US}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = run_python(["-c", f"KEYS = {keys}\n{A_LIBRARY_BEFORE_US}"])
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -17,6 +16,7 @@ from torch import Tensor
 
 import torch_fattn
 from tests.conftest import counted_launches, decodes
+from tests.helpers.processes import run_python
 from tests.helpers.tuned import PROVENANCE, this_chip
 from tests.pytorch.test_sdpa import by_install
 from torch_fattn.flash_attn import flash_attn_func
@@ -228,8 +228,7 @@ def in_a_new_process(*arguments: str, **environment: str) -> subprocess.Complete
         "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION",
     )
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, *(arguments or ("-c", SCRIPT))]
-    return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True)
+    return run_python(arguments or ("-c", SCRIPT), env={**kept, **environment})
 
 
 @pytest.mark.host_only
