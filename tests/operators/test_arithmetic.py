@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from tests.helpers.cache_problems import WriteProblem, assert_written
 from tests.helpers.kv_formats import KV_FORMATS
 from tests.helpers.logits_problems import ROW_OPS, LogitsProblem
 from tests.helpers.problems import Problem
+from tests.helpers.processes import run_python
 from tests.operators.test_cache_write import written
 from torch_fattn.operators import LOGITS_OPERATORS
 
@@ -92,24 +91,11 @@ def check_attention() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def digests() -> dict[str, dict[str, str]]:
     """The results of each arithmetic; for a process that failed, its last output."""
-    started = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "tests.operators.test_arithmetic"],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for name, variables in ARITHMETICS.items()
-    }
     results = {}
-    for name, process in started.items():
-        text, _ = process.communicate(timeout=300)
-        lines = text.splitlines()
-        if process.returncode:
-            results[name] = {"failure": "\n".join(lines[-8:])}
-        else:
-            results[name] = dict(line.split() for line in lines[-4:])
+    for name, variables in ARITHMETICS.items():
+        done = run_python(["-m", "tests.operators.test_arithmetic"], env={**os.environ, **variables})
+        found = dict(line.split() for line in done.stdout.splitlines())
+        results[name] = {"failure": done.stderr} if done.returncode else found
     return results
 
 
