@@ -15,6 +15,7 @@ import torch
 
 from tests.conftest import counted_launches
 from tests.helpers.command_line import refusal_of, save_checkpoint, status_of
+from tests.helpers.processes import run_python
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
 from torch_fattn.commands import doctor
@@ -233,11 +234,11 @@ def test_demo_finds_out_first_that_it_cannot_write(
 
 def test_a_reader_that_has_read_enough() -> None:
     """`explain ... | head -1`; the whole output is the control."""
-    explained = [sys.executable, "-m", "torch_fattn", "explain", "decode", "--json"]
-    whole = subprocess.run(explained, capture_output=True, text=True)
+    explained = ["-m", "torch_fattn", "explain", "decode", "--json"]
+    whole = run_python(explained)
     assert whole.returncode == 0 and json.loads(whole.stdout) and not whole.stderr
     reader, writer = os.pipe()
     os.close(reader)
-    cut = subprocess.run(explained, stdout=writer, stderr=subprocess.PIPE, text=True)
+    cut = subprocess.run([sys.executable, *explained], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert cut.returncode == 1 and not cut.stderr

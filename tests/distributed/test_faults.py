@@ -4,8 +4,6 @@ within the timeout. Nothing hangs, and caches stay whole."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch import Tensor
 import torch_fattn
 from tests.distributed.pool import EndedError, Failure, Pool, World, pool
 from tests.helpers.documents import PYTHONPATH
+from tests.helpers.processes import run_python
 from tests.helpers.tensors import same_bits
 from torch_fattn import StaticKVCache, distributed
 from torch_fattn.distributed import Shards
@@ -238,8 +237,7 @@ except NotImplementedError as error:
 def test_a_torch_without_distributed() -> None:
     """The package can be imported, and calls name what is missing."""
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    command = [sys.executable, "-c", WITHOUT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = run_python(["-c", WITHOUT], env=environment, timeout=100)
     assert done.returncode == 0, done.stderr
     method, error = done.stdout.splitlines()
     assert method in METHODS

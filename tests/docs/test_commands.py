@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.conftest import needs_emulator
 from tests.helpers.document_commands import COMMANDS, ByTest, Run
 from tests.helpers.documents import DOCUMENTS, PYTHONPATH, ROOT, blocks_of, commands_of, inline_commands_of
+from tests.helpers.processes import run_python
 from tests.helpers.run_page import output_of, same_output
 
 
@@ -54,14 +56,11 @@ def test_the_tests_that_it_names_are_there(by: str) -> None:
 
 
 def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a shell whose `python` is this interpreter."""
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": PYTHONPATH,
-        "COLUMNS": "100",
-    }
-    command = command.replace(".venv/bin/python", "python")
+    """`python` is this interpreter. Other commands need a shell."""
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "100"}
+    if command.startswith("python "):
+        return run_python(shlex.split(command)[1:], cwd=cwd, env=environment, timeout=300)
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
     )

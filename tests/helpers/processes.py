@@ -4,7 +4,8 @@ On Linux the process forks from a server that has imported torch, and goes on li
 interpreter's own end. It imports torch_fattn itself. Torch was imported with the server's variables and
 folders. So a call gets a new interpreter if it has other variables, except those that `import torch` does not
 read, or a folder with a module that hides an imported one. Every call does on a Mac, where Metal does not
-survive a fork.
+survive a fork. Forked processes have the same hash seed and addresses: what must not depend on those needs
+new interpreters, too.
 """
 
 from __future__ import annotations
