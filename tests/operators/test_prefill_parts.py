@@ -25,7 +25,7 @@ f32, f16, bf16 = problems.DTYPES
 Results = tuple[Tensor, ...]
 
 # Few rows over many keys, whose keys the planner cuts into parts.
-ROWS = Problem(0, "prefill", f16, 1, 4, 1, 12, 1500, 64, 40, causality="bottom_right")
+ROWS = Problem(0, "prefill", f16, 1, 4, 1, 12, 1500, 80, 40, causality="bottom_right")
 MASKED = replace(ROWS, mask=torch.bool, mask_pattern="patches", causality="none")
 WIDE = replace(ROWS, q_heads=2, kv_len=700, head_dim=192, value_dim=128)
 CUT = {
@@ -48,7 +48,7 @@ CUT = {
         MASKED, mask_map=True, causality="bottom_right", window_left=900, sink_tokens=70, sinks=True
     ),
     "no_aligned_row": replace(ROWS, layouts=("padded_rows",) * 3, kv_len=1311),
-    "bfloat16": replace(ROWS, dtype=bf16, mask=bf16, mask_pattern="patches"),
+    "bfloat16": replace(ROWS, dtype=bf16, head_dim=72, value_dim=72, mask=bf16, mask_pattern="patches"),
     "float32": replace(ROWS, dtype=f32, kv_len=1100, sinks=True),
     "wide": replace(WIDE, sinks=True),
     "wide_window": replace(WIDE, window_left=450, sink_tokens=90, sinks=True),
