@@ -14,14 +14,12 @@ from tests.helpers import backward_problems, direct_launch, tensor_kernels
 from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.problems import Problem
-from tests.helpers.tensor_kernels import BACKWARD_KERNELS, STATES
+from tests.helpers.tensor_kernels import BACKWARD_KERNELS, HEADS, STATES
 from torch_fattn import reference
 
 pytestmark = needs_emulator
 
 LAYOUTS = 12
-# All problems of a run have these, so that it compiles few kernels; another run has others.
-HEADS = tensor_kernels.heads(2, random.SystemRandom())
 ORDERS = ("forward", "reverse", "random:3")
 SIMDGROUP_KERNELS = ("fattn_backward_query", "fattn_backward_key")
 
@@ -56,13 +54,12 @@ def test_random_problems(number: int) -> None:
     """Under a layout, with a new problem and a new seed of the layout in every run."""
     seed = random.SystemRandom().randrange(2**32)
     layout = tensor_kernels.layouts(seed)[number]
-    heads = [HEADS[number % len(HEADS)]]
-    for problem in tensor_kernels.backward_problems(seed, heads):
-        try:
-            run_and_check(problem, layout, seed)
-        except Exception as error:
-            error.add_note(f"seed {seed}, layout {layout}, heads {heads}: {problem}")
-            raise
+    problem = tensor_kernels.backward_problem(seed, HEADS[number % 3])  # latent heads have no gradients
+    try:
+        run_and_check(problem, layout, seed)
+    except Exception as error:
+        error.add_note(f"seed {seed}, layout {layout}: {problem}")
+        raise
 
 
 @pytest.mark.parametrize(("layout", "expected"), [("m5", 2), ("random:2", 2), ("random:0", 1)])
