@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import needs_emulator
 from tests.helpers.documents import PAGES, PYTHONPATH, ROOT, blocks_of
+from tests.helpers.processes import run_python
 
 WITH_CODE = [
     path
@@ -21,8 +21,7 @@ WITH_CODE = [
 
 def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(folder)}
-    command = [sys.executable, "-m", "tests.helpers.run_page", str(page)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return run_python(["-m", "tests.helpers.run_page", page], cwd=folder, env=environment, timeout=300)
 
 
 @pytest.mark.parametrize(
