@@ -34,7 +34,7 @@ FOR_DEMO := $(STAMPS)/demo
 FOR_DOCS := $(STAMPS)/docs
 FOR_TEST := $(STAMPS)/test
 
-.PHONY: FORCE help build agx compile-commands first-mac demo docs check test test-all test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
+.PHONY: FORCE help build agx compile-commands first-mac demo docs check test test-all newest test-newest coverage wheel check-wheel test-slow sweep mutants pytest lint format golden bench-host clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -76,10 +76,17 @@ check test test-all: $(FOR_TEST)
 pytest: $(FOR_TEST)
 	failed=0; $(foreach tier,$(or $(TIER),all),$(PYTEST) --tier $(tier) $(TESTS) || failed=1;) exit $$failed
 
-# softmetal's libraries but one do not depend on torch, nor do the files of tests that do not name it.
-test-newest: $(SOFTMETAL_STAMP)  ## run the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
+NEWEST := $(MAKE) --no-print-directory -C .newest VERSIONS=requirements/newest.txt
+
+# Its files are large: CI fetches them while the other tests run.
+newest:
 	tools/copy_tree.sh .newest
-	SOFTMETAL_LIBRARIES=$(CURDIR)/softmetal/src/softmetal/_build $(MAKE) -C .newest VERSIONS=requirements/newest.txt TIER=$(or $(TIER),test) NAMING=torch,torch_fattn,transformers pytest
+	$(NEWEST) $(STAMPS)/python
+
+# softmetal's libraries but one do not depend on torch, nor do the files of tests that do not name it.
+test-newest: newest $(SOFTMETAL_STAMP)  ## run the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
+	SOFTMETAL_LIBRARIES=$(CURDIR)/softmetal/src/softmetal/_build \
+	  $(NEWEST) TIER=$(or $(TIER),test) NAMING=torch,torch_fattn,transformers pytest
 
 coverage: $(FOR_TEST)  ## measure the line coverage of torch_fattn by the tests of make test
 	$(PYTEST) --tier test --cov --cov-report=term $(TESTS)

@@ -5,7 +5,8 @@ tests/costs.txt has the processor seconds of the longest case of each test funct
 - `check` runs the first case, if it takes at most 1.5 seconds;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
   most half a second; else the first case, if it takes at most 1.5 seconds, or 10 if the file had none. ALWAYS
-  has no limit. A random problem counts as its operator with each of its options, and a seed as nothing;
+  has no limit. A random problem counts as its operator with each of its options, and a seed as nothing. Of
+  softmetal's tests it runs those of `check`: `make -C softmetal test` runs them all;
 - `all`, which is the default, runs every case. Where Metal is software, `make test-all` runs its halves:
   `gpu`, and on a GPU that runs no kernels `host`: all that is marked host_only, and the first case of each
   function that is not, which must skip.
@@ -179,7 +180,8 @@ def select(items: Sequence[pytest.Item], tier: str) -> set[pytest.Item]:
     longest = costs()
     for cases in grouped(items, lambda item: function_of(item.nodeid)):
         name = function_of(cases[0].nodeid)
-        if tier == "test" and (name in ALWAYS or longest.get(name, 0.0) <= LONGEST_OF_A_SET):
+        in_sets = tier == "test" and name.startswith("tests/")
+        if in_sets and (name in ALWAYS or longest.get(name, 0.0) <= LONGEST_OF_A_SET):
             for part in grouped(cases, lambda item: str(parameters(item).get("device"))):
                 chosen |= {part[n] for n in choose([*map(parameters, part)])}
         elif longest.get(name, 0.0) <= LONGEST[tier]:

@@ -97,9 +97,11 @@ def run(copy: Path, *arguments: str) -> str:
 
 
 def run_tests(copy: Path) -> None:
-    for file, selected in TESTS.items():
-        said = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", file, "-k", selected)
-        assert re.search(r"\d+ passed", said) and "skipped" not in said
+    names = (f"({Path(file).name} and {selected or 'test'})" for file, selected in TESTS.items())
+    command = ["-m", "pytest", "-q", "-rp", "-p", "no:cacheprovider", "-n", "0", "-k", " or ".join(names)]
+    said = run(copy, *command, *TESTS)
+    assert {*re.findall(r"^PASSED ([\w/]+\.py)::", said, re.MULTILINE)} == TESTS.keys()
+    assert "skipped" not in said
 
 
 @needs_emulator
