@@ -26,7 +26,7 @@ PROBLEMS = {
     "decode_shared_rows": Problem(3, DECODE, f32, 2, 12, 2, 3, 70, 64, 64, seq_lens=(70, 0)),
     "decode_merge": Problem(4, DECODE, bf16, 2, 6, 2, 5, 1100, 128, 64, seq_lens=(900, 44)),
     "decode_vector": Problem(8, DECODE, f16, 2, 2, 2, 2, 1100, 80, 80, seq_lens=(900, 44), sinks=True),
-    "decode_one_launch": Problem(9, DECODE, f16, 2, 4, 2, 3, 500, 80, 80, seq_lens=(500, 44), sinks=True),
+    "decode_one_launch": Problem(9, DECODE, f16, 2, 4, 2, 3, 500, 40, 40, seq_lens=(500, 44), sinks=True),
     "decode_vector_one_launch": Problem(10, DECODE, bf16, 2, 2, 2, 2, 500, 64, 128, seq_lens=(500, 44)),
     "decode_wide": Problem(5, DECODE, bf16, 1, 8, 2, 2, 60, 24, 328, seq_lens=(60,)),
     "decode_wide_merge": Problem(6, DECODE, f16, 2, 3, 1, 4, 700, 24, 328, seq_lens=(700, 1)),
