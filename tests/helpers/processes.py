@@ -40,6 +40,8 @@ def _early(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 ENVIRONMENT = _early(os.environ)  # of the server
+# Processor seconds of forked processes, which only the server waits for.
+seconds_of_forks = 0.0
 _turn = threading.Lock()
 
 
@@ -52,23 +54,22 @@ def run_python(
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python ARGUMENTS`. Options of the interpreter other than -m and -c need a new one."""
+    global seconds_of_forks
     command = [sys.executable, *map(str, arguments)]
     env = dict(os.environ if env is None else env)
     forks = command[1] in ("-m", "-c") or not command[1].startswith("-")
     server = _server() if forks and _early(env) == ENVIRONMENT else None
     if server is not None and server.stdin is not None and server.stdout is not None:
         with tempfile.TemporaryDirectory() as folder, _turn:
-            files = [Path(folder, name) for name in ("in", "out", "err")]
-            for file in files:
-                file.write_text(input if file.name == "in" else "")
+            Path(folder, "in").write_text(input)
             request = [folder, str(cwd or Path.cwd()), env, timeout or 0, command[1:]]
             print(json.dumps(request), file=server.stdin, flush=True)
-            status = json.loads(server.stdout.readline())
-            out, err = (file.read_text() for file in files[1:])
-        if timeout is not None and status == -signal.SIGALRM:
-            raise subprocess.TimeoutExpired(command, timeout, out, err)
-        if status is not None:
-            return subprocess.CompletedProcess(command, status, out, err)
+            if answer := json.loads(server.stdout.readline()):
+                seconds_of_forks += answer[1]
+                out, err = (Path(folder, name).read_text() for name in ("out", "err"))
+                if timeout is not None and answer[0] == -signal.SIGALRM:
+                    raise subprocess.TimeoutExpired(command, timeout, out, err)
+                return subprocess.CompletedProcess(command, answer[0], out, err)
     return subprocess.run(
         command, env=env, cwd=cwd, input=input, timeout=timeout, capture_output=True, text=True
     )
@@ -86,10 +87,8 @@ def _server() -> subprocess.Popen[str] | None:
 
 
 def _serve() -> list[Any]:
-    """Forks for each request, and answers with the exit status, or null if that needs a new interpreter.
-
-    Returns in a child, with what it becomes, and at the end, with nothing.
-    """
+    """Forks for each request, and answers with status and processor seconds, or nothing if that needs a new
+    interpreter. Returns in a child, with what it becomes, and at the end."""
     sys.path.remove(str(Path(__file__).parent))
     import torch  # noqa: F401
 
@@ -105,9 +104,10 @@ def _serve() -> list[Any]:
             places += map(os.path.abspath, path.split(os.pathsep))
         importlib.invalidate_caches()
         if any(_hides(places, name) for name in {*sys.modules} - {"__main__"} if "." not in name):
-            print("null", flush=True)
-        elif os.fork():
-            print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+            print([], flush=True)
+        elif pid := os.fork():
+            _, status, usage = os.wait4(pid, 0)
+            print([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime], flush=True)
         else:
             return [folder, variables, timeout, places, how, rest]
     return []
@@ -122,11 +122,10 @@ def _become(
     folder: str, variables: dict[str, str], timeout: float, places: list[str], how: str, rest: list[str]
 ) -> None:
     for descriptor, name in enumerate(("in", "out", "err")):
-        file = os.open(Path(folder, name), os.O_RDWR)
+        file = os.open(Path(folder, name), os.O_RDWR | os.O_CREAT)
         os.dup2(file, descriptor)
         os.close(file)
-    os.environ.clear()
-    os.environ.update(variables)
+    os.environ.update(variables)  # the server has no others, except those that `import torch` sets
     signal.setitimer(signal.ITIMER_REAL, timeout)  # SIGALRM ends it
     sys.path[:0] = places
     main = sys.modules["__main__"] = ModuleType("__main__")

@@ -55,7 +55,9 @@ def forks(*options: str, **others: Any) -> bool:
 
 
 def test_which_calls_fork(tmp_path: Path) -> None:
+    before = processes.seconds_of_forks
     assert forks() and forks(cwd=tmp_path, env={**os.environ, "FATTN_CACHE": "x"})
+    assert processes.seconds_of_forks > before
     (tmp_path / "numpy.py").touch()
     assert not forks(cwd=tmp_path) and not forks("-W", "ignore")
     for name, value in {"OMP_NUM_THREADS": "2", "SOFTMETAL": "0", "PYTHONPATH": str(tmp_path)}.items():
