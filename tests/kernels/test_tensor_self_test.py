@@ -3,6 +3,7 @@ verdict is kept. Every run checks its results against float64."""
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from tests.conftest import needs_emulator
 from tests.helpers.tensor_kernels import LATENT_KERNEL
 from tests.helpers.tensor_machines import (
+    BACKWARD,
     CALLS,
     PREFILL,
     PROBE,
@@ -29,6 +31,12 @@ from tests.helpers.tensor_machines import (
 pytestmark = needs_emulator
 
 (TENSOR,), (SIMDGROUP,) = TENSORS[PREFILL], SIMDGROUPS[PREFILL]
+
+
+def file_of(call: str, folder: Path) -> Path:
+    """The verdict of the calls that machines run by default."""
+    (file,) = (file for file in verdicts(folder) if f"size {call} float16 64\n" in file.read_text())
+    return file
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -50,15 +58,20 @@ def test_registers_pass_on_the_layout_of_m5(machines: Machines, tmp_path: Path, 
     assert not {PROBE, *SIMDGROUPS[call]} & {*again.all_launches}
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("dim", [96, 128, 256])
-@pytest.mark.parametrize("call", CALLS)
+DIMS = 96, 128, 256
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize(("dtype", "call"), [*itertools.product(("float16", "bfloat16"), CALLS)])
 def test_every_size_has_its_own_verdict(
-    machines: Machines, tmp_path: Path, dtype: str, dim: int, call: str
+    machines: Machines, tmp_path: Path, dtype: str, call: str, pytestconfig: pytest.Config
 ) -> None:
-    run = machines.run(tmp_path, Run(calls=[{"call": call, "dtype": dtype, "dim": dim}]))
-    assert (run.state, run.launches) == ("registers", once(TENSORS[call])), run.why
-    assert list(run.states.values()).count("untested") == len(run.states) - 1 == 21
+    """Of the head sizes one, which changes every day (`--third`)."""
+    third, place = pytestconfig.getoption("--third"), CALLS.index(call) + (dtype == "float16")
+    for dim in DIMS if third == "all" else (DIMS[(int(third) + place) % 3],):
+        run = machines.run(tmp_path / str(dim), Run([{"call": call, "dtype": dtype, "dim": dim}]))
+        assert (run.state, run.launches) == ("registers", once(TENSORS[call])), run.why
+        assert list(run.states.values()).count("untested") == len(run.states) - 1 == 21
 
 
 @pytest.mark.parametrize("fault", ["", "wrong out"])
@@ -81,18 +94,19 @@ def test_latent_heads_have_one_variant(machines: Machines, tmp_path: Path, fault
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_verdict_is_of_one_kind_of_call(machines: Machines, tmp_path: Path, call: str) -> None:
+def test_a_verdict_is_of_one_kind_of_call(machines: Machines, tested: Path, call: str) -> None:
     """What fails in one kind leaves the other alone, and so does its file, even under the other's name."""
     size_of_other = f"{other(call)} float16 64"
     calls = [{"call": call}, {"call": other(call)}]
-    run = machines.run(tmp_path, Run(calls=calls, faults=[{"kernel": TENSORS[call][-1], "fails": True}]))
+    file_of(call, tested).unlink()
+    run = machines.run(tested, Run(calls=calls, faults=[{"kernel": TENSORS[call][-1], "fails": True}]))
     assert (run.state, run.states[size_of_other]) == ("off", "registers"), run.why
     assert run.launches == once(SIMDGROUPS[call]) | once(TENSORS[other(call)])
-    mine, others = sorted(verdicts(tmp_path), key=lambda file: f"size {call} " not in file.read_text())
-    others.write_text(mine.read_text())
-    again = machines.run(tmp_path, Run(calls=calls))
-    assert (again.state, again.why, again.states[size_of_other]) == ("off", run.why, "registers")
-    assert again.all_launches[PROBE] == 1, "of the other, whose file was not its own"
+    file_of(other(call), tested).write_text(file_of(call, tested).read_text())
+    faults = [{"kernel": TENSORS[other(call)][0], "fails": True}]
+    again = machines.run(tested, Run(calls=calls, faults=faults))
+    assert (again.state, again.why, again.states[size_of_other]) == ("off", run.why, "off")
+    assert again.hits[0] > 0, "the other, whose file was not its own, was tested"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +121,11 @@ def test_a_verdict_is_of_one_kind_of_call(machines: Machines, tmp_path: Path, ca
     ],
     ids=["empty", "cut", "edited", "another format", "twice", "zeros"],
 )
-def test_a_damaged_file_is_none(machines: Machines, tmp_path: Path, change: Any) -> None:
-    machines.run(tmp_path, Run())
-    (file,) = verdicts(tmp_path)
+def test_a_damaged_file_is_none(machines: Machines, tested: Path, change: Any) -> None:
+    file = file_of(PREFILL, tested)
     whole = file.read_text()
     file.write_text(change(whole))
-    run = machines.run(tmp_path, Run())
+    run = machines.run(tested, Run())
     assert run.all_launches[PROBE] == 1 and run.state == "registers"
     assert file.read_text() == whole, "it is written again"
 
@@ -122,12 +135,12 @@ def test_a_damaged_file_is_none(machines: Machines, tmp_path: Path, change: Any)
     [{"SOFTMETAL_MACOS_BUILD": "25C57"}, {"SOFTMETAL_GPU_CORES": "20"}],
     ids=["another build of macOS", "another GPU"],
 )
-def test_what_a_verdict_belongs_to(machines: Machines, tmp_path: Path, environment: dict[str, str]) -> None:
-    machines.run(tmp_path, Run())
-    run = machines.run(tmp_path, Run(environment=environment))
+def test_what_a_verdict_belongs_to(machines: Machines, tested: Path, environment: dict[str, str]) -> None:
+    before = verdicts(tested)
+    run = machines.run(tested, Run(environment=environment))
     assert run.all_launches[PROBE] == 1 and run.state == "registers"
-    assert len(verdicts(tmp_path)) == 2
-    assert PROBE not in machines.run(tmp_path, Run()).all_launches, "the first one is as good as before"
+    assert len(verdicts(tested)) == len(before) + 1
+    assert PROBE not in machines.run(tested, Run()).all_launches, "the first one is as good as before"
 
 
 def test_a_folder_that_cannot_be_written(machines: Machines, tmp_path: Path) -> None:
@@ -330,31 +343,34 @@ found["kernels"] = [each.kernel for each in torch_fattn.compiled_kernels()]
 
 EXPLAINED = """
 def said():
-    return torch_fattn.explain("prefill_backward", *operands).data["tensor"]
+    return torch_fattn.explain(OP, *operands).data["tensor"]
 
 half, lse = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16), torch.zeros(1, 2, 64, device="mps")
-operands = half, None, half, half, half, None, lse
+operands = (half, None, half, half, half, None, lse) if OP == "prefill_backward" else (half, half, half)
 found["before"] = said()
-with softmetal.fault(kernel="fattn_backward_key_tensor", macro=MACRO, fails=True):
-    torch_fattn.prefill_backward(*operands)
+with softmetal.fault(kernel=KERNEL, macro=MACRO, fails=True):
+    getattr(torch_fattn, OP)(*operands)
 found["after"] = said()
 """
 
 
 @pytest.mark.parametrize(
-    ("macro", "said"),
+    ("call", "macro", "said"),
     [
-        (("FATTN_NOTHING", "1"), "used; scores stay in registers: passed the self-test"),
+        (PREFILL, ("FATTN_NOTHING", "1"), "used; scores stay in registers: passed the self-test"),
         (
+            PREFILL,
             ("FATTN_REGISTERS", "1"),
             "used; scores pass through threadgroup memory: passed the self-test; registers: the Metal",
         ),
-        (None, "off for this dtype and head size: registers: the Metal"),
+        (BACKWARD, None, "off for this dtype and head size: registers: the Metal"),
     ],
 )
 def test_explain_says_why(
-    machines: Machines, tmp_path: Path, macro: tuple[str, str] | None, said: str
+    machines: Machines, tmp_path: Path, call: str, macro: tuple[str, str] | None, said: str
 ) -> None:
-    run = machines.run(tmp_path, Run(calls=[], python=f"MACRO = {macro!r}\n{EXPLAINED}"))
+    op = "prefill_backward" if call == BACKWARD else call
+    settings = f"OP, KERNEL, MACRO = {(op, TENSORS[call][-1], macro)!r}\n"
+    run = machines.run(tmp_path, Run(calls=[], python=settings + EXPLAINED))
     assert run.found["before"] == "not tested yet on this GPU"
     assert run.found["after"].startswith(said)
