@@ -54,7 +54,7 @@ def _answer(connection: socket.socket, compile_: Callable[[list[str]], int]) -> 
         return  # no answer: the client starts its own compiler
     for name in [name for name in os.environ if f"{name}=".startswith(VARIABLES)]:
         del os.environ[name]
-    os.environ.update(variable.split("=", 1) for variable in variables)
+    os.environ.update(dict(variable.split("=", 1) for variable in variables))
     status, out, err = 1, io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
