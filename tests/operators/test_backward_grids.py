@@ -5,7 +5,8 @@
 - MLX, python/tests/test_fast_sdpa.py: vector-Jacobian products under each kind of mask;
 - PyTorch, test/test_transformers.py: gradients compared with those of the composite attention, a scale.
 
-Head sizes that are not multiples of 8 are rounded up, as these projects pad them.
+Head sizes that are not multiples of 8 are rounded up, as these projects pad them. Each has one dtype: that of
+random problems, if they have this size.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from tests.conftest import counted_launches
 from tests.helpers import backward_problems
 from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
-from tests.helpers.problems import Problem
+from tests.helpers.problems import DTYPES, HEAD_DIMS, Problem
 
-DTYPES = (torch.float16, torch.bfloat16)
 HEADS = {"mha": (6, 6), "mqa": (6, 1), "gqa": (6, 2)}
 
 
-def problem(index: int, dtype: torch.dtype, heads: tuple[int, int], **fields: Any) -> BackwardProblem:
-    sizes = {"op": "prefill", "batch": 2, "q_heads": heads[0], "kv_heads": heads[1]} | fields
-    return BackwardProblem(index, Problem(index=index, dtype=dtype, **sizes), grad_lse=index % 3 == 0)
+def problem(index: int, heads: tuple[int, int], dim: int, **fields: Any) -> BackwardProblem:
+    which = HEAD_DIMS.index((dim, dim)) if (dim, dim) in HEAD_DIMS else dim // 8
+    sizes: dict[str, Any] = {"op": "prefill", "batch": 2, "head_dim": dim, "value_dim": dim} | fields
+    forward = Problem(index=index, dtype=DTYPES[which % 3], q_heads=heads[0], kv_heads=heads[1], **sizes)
+    return BackwardProblem(index, forward, grad_lse=index % 3 == 0)
 
 
 def flash_attention() -> Iterator[BackwardProblem]:
@@ -37,10 +39,10 @@ def flash_attention() -> Iterator[BackwardProblem]:
     turns."""
     dims = (32, 40, 64, 72, 96, 112, 128, 160, 192, 224, 256)
     lengths = itertools.cycle(((28, 51), (32, 55), (27, 53), (64, 33), (63, 64), (64, 63), (1, 47), (37, 1)))
-    heads, dtypes, numbers = itertools.cycle(HEADS.values()), itertools.cycle(DTYPES), itertools.count()
+    heads, numbers = itertools.cycle(HEADS.values()), itertools.count()
     for dim, way, op in itertools.product(dims, ("all", "causal", "local"), ("prefill", "varlen_prefill")):
         number, (q_len, kv_len) = next(numbers), next(lengths)
-        fields: dict[str, Any] = {"q_len": q_len, "kv_len": kv_len, "head_dim": dim, "value_dim": dim}
+        fields: dict[str, Any] = {"q_len": q_len, "kv_len": kv_len}
         if way == "causal":
             fields["causality"] = "bottom_right"
         elif way == "local":
@@ -48,7 +50,7 @@ def flash_attention() -> Iterator[BackwardProblem]:
         if op == "varlen_prefill":
             fields |= {"q_lens": (q_len, q_len // 3), "seq_lens": (kv_len // 2, kv_len), "spare_rows": 2}
         fields |= {"alibi_slopes": number % 4 == 1, "softcap": 30.0 if number % 5 == 2 else 0.0}
-        yield problem(number, next(dtypes), next(heads), op=op, **fields)
+        yield problem(number, next(heads), dim, op=op, **fields)
 
 
 def mlx() -> Iterator[BackwardProblem]:
@@ -61,8 +63,7 @@ def mlx() -> Iterator[BackwardProblem]:
     }
     sizes = itertools.product((64, 128), masks.values(), ((8, 8), (8, 2)))
     for number, (dim, mask, heads) in enumerate(sizes, start=100):
-        dtype = (torch.float32, *DTYPES)[number % 3]
-        yield problem(number, dtype, heads, q_len=32, kv_len=40, head_dim=dim, value_dim=dim, **mask)
+        yield problem(number, heads, dim, q_len=32, kv_len=40, **mask)
 
 
 def pytorch() -> Iterator[BackwardProblem]:
@@ -72,9 +73,8 @@ def pytorch() -> Iterator[BackwardProblem]:
         q_len, kv_len = next(lengths)
         fields: dict[str, Any] = {"causality": "top_left"} if causal else {}
         fields |= {"scale": 0.125 if number % 3 == 1 else None, "mask": None if causal else torch.bool}
-        dtype = (*DTYPES, torch.float32)[number % 3]
         heads = (4, 4) if number % 4 < 2 else (4, 2)
-        yield problem(number, dtype, heads, q_len=q_len, kv_len=kv_len, head_dim=dim, value_dim=dim, **fields)
+        yield problem(number, heads, dim, q_len=q_len, kv_len=kv_len, **fields)
 
 
 @pytest.mark.parametrize("problem", [*flash_attention(), *mlx(), *pytorch()], ids=str)

@@ -16,7 +16,8 @@ from tests.helpers import direct_launch, drawing, problems
 from tests.helpers.problems import Problem
 from tests.helpers.tensors import same_bits
 
-DRAWN = drawing.draw(120, seed=9)
+DIMS = ((64, 64), (80, 40), (64, 40), (192, 128))  # few, which compile few kernels
+DRAWN = [p for p in drawing.draw(600) if (p.head_dim, p.value_dim) in DIMS]
 
 
 def stay_in_key(p: Problem) -> bool:
@@ -40,7 +41,7 @@ f32, f16, bf16 = problems.DTYPES
 ONE_LAUNCH = [
     Problem(300, "decode", f16, 1, 8, 8, 1, 600, 64, 64, seq_lens=(600,)),
     Problem(301, "decode", bf16, 3, 2, 2, 1, 1000, 80, 40, seq_lens=(900, 0, 257), sinks=True),
-    Problem(302, "decode", bf16, 4, 1, 1, 1, 1024, 32, 32, seq_lens=(1024, 1, 256, 511), alibi_slopes=True),
+    Problem(302, "decode", bf16, 4, 1, 1, 1, 1024, 80, 40, seq_lens=(1024, 1, 256, 511), alibi_slopes=True),
     Problem(303, "paged_decode", f16, 2, 4, 4, 2, 1000, 128, 128, seq_lens=(1000, 700), block_size=8,
         tree="each", token_major_out=True),
     Problem(304, "decode", f16, 3, 8, 2, 1, 500, 64, 64, seq_lens=(500, 0, 130), mask=torch.bool),
@@ -52,11 +53,11 @@ ONE_LAUNCH = [
     Problem(308, "decode", f16, 2, 24, 6, 1, 1000, 128, 128, seq_lens=(900, 384), kv_format="int8"),
     Problem(309, "paged_decode", bf16, 2, 24, 6, 1, 512, 64, 64, seq_lens=(400, 129), kv_format="int4",
         block_size=16),
-    Problem(310, "decode", f16, 2, 8, 8, 1, 5000, 64, 32, seq_lens=(5000, 300), window_left=400),
+    Problem(310, "decode", f16, 2, 8, 8, 1, 5000, 64, 64, seq_lens=(5000, 300), window_left=400),
     Problem(311, "decode", f16, 9, 1, 1, 1, 1024, 64, 64, sinks=True,
         seq_lens=(1024, 0, 1, 128, 129, 512, 513, 900, 1000)),
-    Problem(312, "paged_decode", bf16, 8, 2, 1, 1, 512, 96, 40, block_size=16, softcap=3.0, alibi_slopes=True,
-        seq_lens=(512, 0, 300, 257, 256, 64, 65, 511)),
+    Problem(312, "paged_decode", bf16, 8, 2, 1, 1, 512, 128, 80, block_size=16, softcap=3.0,
+        alibi_slopes=True, seq_lens=(512, 0, 300, 257, 256, 64, 65, 511)),
     Problem(313, "decode", f32, 4, 4, 2, 1, 1000, 128, 128, seq_lens=(1000, 640, 1, 768), mask=torch.bool),
 ]  # fmt: skip
 TWO_ROUNDS = {301, 302, 303, 310, 311, 312, 313}  # of four chunks
