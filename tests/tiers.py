@@ -289,7 +289,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def processor_seconds() -> float:
-    """Used by this process, by those that it has waited for, by forks and by the ranks of tests/distributed."""
+    """Used by this process, those that it waited for, its forks, and the ranks of tests/distributed."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     ranks = getattr(sys.modules.get("tests.distributed.pool"), "seconds_of_ranks", 0.0)
     forks = getattr(sys.modules.get("tests.helpers.processes"), "seconds_of_forks", 0.0)

@@ -252,6 +252,15 @@ bool is_partial(const Value* vector, unsigned depth = 0) {
                           });
 }
 
+// Whether a pointer leads to the runtime's own description of a lane, its simdgroup or its threadgroup.
+bool is_of_runtime(const Value* pointer) {
+  const Value* object = getUnderlyingObject(pointer, 12);
+  if (auto* load = dyn_cast<LoadInst>(object)) object = getUnderlyingObject(load->getPointerOperand(), 12);
+  auto* call = dyn_cast<CallBase>(object);
+  return call && call->getCalledFunction() &&
+         call->getCalledFunction()->getName() == "softmetal_current_lane";
+}
+
 class Late {
  public:
   explicit Late(Module& module)
@@ -299,7 +308,7 @@ class Late {
     Value* pointer = i.getOperand(number);
     Value* object = getUnderlyingObject(pointer, 12);
     auto* alloca = dyn_cast<AllocaInst>(object);
-    if (alloca && !is_tracked(*alloca)) return;
+    if ((alloca && !is_tracked(*alloca)) || is_of_runtime(pointer)) return;
     IRBuilder<> b(&i);
     give_place(b, *i.getFunction());
     Value* kind = ConstantInt::get(number_, flags | static_cast<uint32_t>(Log2(alignment)) << 8);

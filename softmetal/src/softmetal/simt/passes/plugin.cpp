@@ -6,7 +6,7 @@
 
 extern "C" __attribute__((visibility("default"))) llvm::PassPluginLibraryInfo llvmGetPassPluginInfo() {
   return {
-      LLVM_PLUGIN_API_VERSION, "softmetal", "1", [](llvm::PassBuilder& builder) {
+      LLVM_PLUGIN_API_VERSION, "softmetal", LLVM_VERSION_STRING, [](llvm::PassBuilder& builder) {
         // Before inlining, merging and unrolling: the code still has the structure of the source.
         builder.registerPipelineStartEPCallback([](llvm::ModulePassManager& passes, llvm::OptimizationLevel) {
           passes.addPass(softmetal::AlignmentPass());
