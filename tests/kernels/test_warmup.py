@@ -73,15 +73,15 @@ def test_of_example_tensors() -> None:
 
 
 def test_lists_of_sizes() -> None:
-    sizes = {"heads": 2, "kv_len": 64, "head_dim": 24, "q_len": 40}
+    sizes = {"heads": 2, "kv_len": 64, "head_dim": 64, "q_len": 40}
     done = torch_fattn.warmup("prefill", **sizes, dtype=[torch.float32, f16])
     assert {kernel.macros["FATTN_T"] for kernel in done.kernels} == {"float", "half"}
-    assert {kernel.macros["FATTN_HEAD_DIM"] for kernel in done.kernels} == {"24"}
+    assert {kernel.macros["FATTN_HEAD_DIM"] for kernel in done.kernels} == {"64"}
 
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_operator_by_sizes(op: str) -> None:
-    assert torch_fattn.warmup(op, heads=2, head_dim=16).kernels
+    assert torch_fattn.warmup(op, heads=2, head_dim=64).kernels
 
 
 @pytest.mark.host_only
@@ -155,7 +155,7 @@ def test_wrong_operands(op: str, names: dict[str, int], message: str) -> None:
 
 
 def test_the_control_of_wrong_sizes() -> None:
-    sizes = {"dtype": [f16], "heads": 2, "kv_heads": None, "head_dim": 24, "kv_len": 64}
+    sizes = {"dtype": [f16], "heads": 2, "kv_heads": None, "head_dim": 64, "kv_len": 64}
     assert torch_fattn.warmup("prefill", **sizes, mask=torch.bool, is_causal=True).kernels
     assert torch_fattn.warmup("paged_decode", **sizes, kv_format=(None, "int8")).kernels
     assert torch_fattn.warmup("paged_prefill", **sizes, max_seqlen_q=1).kernels
@@ -164,7 +164,7 @@ def test_the_control_of_wrong_sizes() -> None:
 def test_refusals_of_the_operator() -> None:
     with pytest.raises(ValueError, match="5 query heads cannot share 2"):
         torch_fattn.warmup("decode", heads=5, kv_heads=2)
-    assert torch_fattn.warmup("decode", heads=4, kv_heads=2, head_dim=16).kernels
+    assert torch_fattn.warmup("decode", heads=4, kv_heads=2, head_dim=64).kernels
 
 
 def test_explain_reports_the_seconds() -> None:
