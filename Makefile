@@ -84,7 +84,7 @@ newest:
 	$(NEWEST) $(STAMPS)/python
 
 # softmetal's libraries but one do not depend on torch, nor do the files of tests that do not name it.
-test-newest: newest $(SOFTMETAL_STAMP)  ## run the tests of make test with the newest torch and transformers, in a copy of the sources in .newest
+test-newest: newest $(SOFTMETAL_STAMP)  ## run what torch and transformers can change of make test with the newest of both, in a copy of the sources in .newest
 	SOFTMETAL_LIBRARIES=$(CURDIR)/softmetal/src/softmetal/_build \
 	  $(NEWEST) TIER=$(or $(TIER),test) NAMING=torch,torch_fattn,transformers pytest
 

@@ -90,6 +90,9 @@ COMMANDS: dict[str, Kind] = {
         "softmetal/tests/test_arguments.py::test_a_corpus_and_its_file"
     ),
     "python -m softmetal.msl compile": NotRun("every dispatch of the tests compiles through it"),
+    "python -m softmetal.msl serve SOCKET": ByTest(
+        "softmetal/tests/framework/test_compiler.py::test_a_server_compiles_like_a_process"
+    ),
     "python softmetal/tools/fetch_corpus.py sources": FETCHED,
     "python -m tests.third_party.run out/third_party-2.13.0 --markdown": FETCHED,
     "python -m pytest softmetal/tests": SUITE,
