@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ from tests.kernels.test_offline_compiler import (
 pytestmark = pytest.mark.host_only
 
 
+@cache
 def one_of_each() -> dict[tuple[str, str], Pipeline]:
     """(what it has, source) -> a pipeline."""
     found: dict[tuple[str, str], Pipeline] = {}
@@ -85,6 +87,7 @@ def test_the_other_kernels_are_read(standard: str) -> None:
         assert refusals(kernel_text(name), named, standard) == "", (name, macros)
 
 
+@cache
 def tensor_pipelines(state: str) -> list[Pipeline]:
     """Kernels and probe for padded, narrow, wide and latent heads; the last have one variant."""
     kernels = ("prefill_tensor", "prefill_latent_tensor", "backward_tensor")
