@@ -19,6 +19,10 @@ from torch_fattn.operators.options import PointwiseOptions
 
 # Whether the prefix and the suffixes are dense or paged; "pool": both in one pool.
 KINDS = ("dense", "paged_suffix", "pool")
+# Few head sizes: each is compiled for the rows of a sequence, and for those of all sequences.
+HEAD_DIMS = ((64, 64, False), (128, 64, False), (80, 40, False))
+WIDE_HEAD_DIMS = ((192, 128, False), (64, 40, True), (576, 512, True))
+EVERY_DIMS = (*((*dims, False) for dims in problems.HEAD_DIMS), *problems.WIDE_HEAD_DIMS)
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ def draw(count: int, seed: int = 0) -> list[SharedProblem]:
 def _draw_one(rng: random.Random, index: int) -> SharedProblem:
     kind = KINDS[index % len(KINDS)]
     for_prefill = rng.random() < 0.3  # many rows, and nothing that the prefills do not take
-    dims = [(d, dv, False) for d, dv in problems.HEAD_DIMS]
-    head_dim, value_dim, value_in_key = rng.choice(dims if for_prefill else dims + [*problems.WIDE_HEAD_DIMS])
+    dims = rng.choice(HEAD_DIMS if for_prefill else HEAD_DIMS + WIDE_HEAD_DIMS)
+    head_dim, value_dim, value_in_key = dims
     q_heads, kv_heads = rng.choice(problems.GROUPS)
     q_len = rng.choice((1, 1, 2, rng.randint(1, 16)))
     batch = 40 * kv_heads // (q_heads * q_len) + 1 if for_prefill else rng.choice((1, 2, 3, 7))
@@ -79,13 +83,10 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
     elif kind == "pool" and rng.random() < 0.3:
         assert lengths is not None
         lengths[rng.randrange(batch)] = 0
-    plain = not for_prefill and not value_in_key and max(head_dim, value_dim) <= 128
-    every_dims = [*dims, *problems.WIDE_HEAD_DIMS]
+    plain = not for_prefill and dims in HEAD_DIMS
     formats = drawing.kv_formats(head_dim, value_dim) if plain else ("float",)
-    dtype, kv_format = features.types_for(
-        *(rng, 0, "decode", every_dims.index((head_dim, value_dim, value_in_key))),
-        *(q_heads // kv_heads * q_len, formats),
-    )
+    rows = q_heads // kv_heads * q_len if plain else 1
+    dtype, kv_format = features.types_for(rng, 0, "decode", EVERY_DIMS.index(dims), rows, formats)
     whole = Problem(
         index,
         "decode",
