@@ -33,7 +33,7 @@ struct PrefillRow {
 
 // K and V of a step together stay below 20 KB, so that three threadgroups fit in the 60 KB of an M1 core. M1
 // and M2 have 256 half registers per lane, and the largest part of a step without options needs at most 235
-// by Mesa's count (table in bench/NOTES.md). There K and V are loaded late and multiplied piece by piece, and
+// by Mesa's count (bench/results/agx.json). There K and V are loaded late and multiplied piece by piece, and
 // four simdgroups share a tile, so that three threadgroups fit on a core. Newer GPUs allocate registers
 // dynamically; their rows are the fastest on an NVIDIA H200. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<PrefillRow, 10> kPrefillTuning{{
@@ -158,8 +158,8 @@ struct BackwardRow {
 
 // A simdgroup of backward_query holds the operands and the gradient of its rows, one of backward_key two
 // operands and two gradients of its keys. For M1 and M2 these are the sizes with the fewest simulated cycles
-// per product among those whose steps need at most 232 of a lane's 256 half registers by Mesa's count,
-// without spills, and in 16 bits leave room for 384 threads on a core (table in bench/NOTES.md). There
+// per product among those whose steps need at most 234 of a lane's 256 half registers by Mesa's count,
+// without spills, and in 16 bits leave room for 384 threads on a core (bench/results/agx.json). There
 // bfloat16 is multiplied as float32. Sizes for later chips were chosen by time on an NVIDIA H100. Nothing
 // here was measured on an Apple GPU.
 inline constexpr std::array<BackwardRow, 7> kBackwardQueryTuning{{
@@ -218,7 +218,7 @@ struct DecodeRow {
 // The keys of a step leave registers for four threadgroups on a core of M1 and M2, for all options and
 // numbers of packed rows: the largest part of a step needs at most 208 of a lane's 256 halves by the count of
 // Mesa's compiler for these GPUs, without spills. D = 128 needs 171 in float16, 170 in bfloat16 and 163 in
-// float32 without options, and 199, 205 and 187 with all compatible ones (table in bench/NOTES.md). These
+// float32 without options, and 199, 205 and 187 with all compatible ones (bench/results/agx.json). These
 // numbers of keys are also the fastest on an H200. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<DecodeRow, 3> kDecodeTuning{{
     {kAnyFamily, k16Bit, 96, 32, 4, 64, 3,
