@@ -34,8 +34,8 @@ SPLIT = Problem(2, "decode", f16, 1, 3, 1, 1, 1400, 112, 72, seq_lens=(1400,))
 SHORT = Problem(21, "decode", f16, 6, 3, 1, 1, 256, 112, 72, seq_lens=(256, 250, 0, 1, 200, 44))
 SHORT_VECTOR = Problem(22, "decode", f16, 2, 2, 2, 1, 600, 40, 24, seq_lens=(600, 300))
 # Full to the last slot, and ragged against the kernel's step: one key too many is outside the cache.
-FULL = Problem(4, "decode", f32, 1, 3, 1, 1, 75, 40, 24, seq_lens=(75,))
-INT8 = Problem(11, "decode", f16, 1, 3, 1, 1, 75, 40, 24, seq_lens=(70,), kv_format="int8")
+FULL = replace(DECODE, index=4, batch=1, seq_lens=(75,))
+INT8 = Problem(11, "decode", f16, 1, 3, 1, 1, 75, 64, 32, seq_lens=(70,), kv_format="int8")
 # 15 packed rows of wide heads that do not divide evenly; a full cache, and columns in chunks of 16 bytes.
 WIDE = Problem(16, "decode", f16, 1, 5, 1, 3, 75, 136, 200, seq_lens=(69,), sinks=True)
 FULL_WIDE = Problem(17, "decode", f32, 1, 3, 1, 1, 16, 136, 200, seq_lens=(16,))
@@ -48,7 +48,7 @@ PAGED_VECTOR = Problem(20, "paged_decode", f16, 2, 2, 1, 1, 96, 80, 40, seq_lens
 PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
 # A chunk of a prompt, a token, a sequence without rows, a ragged one; blocks that end within a step.
 PACKED = Problem(
-    *(13, "paged_prefill", f16, 4, 6, 2, 50, 128, 40, 24),
+    *(13, "paged_prefill", f16, 4, 6, 2, 50, 128, 64, 32),
     causality="bottom_right",
     q_lens=(50, 1, 0, 7),
     seq_lens=(113, 65, 9, 7),
@@ -71,8 +71,9 @@ TILES = Problem(0, "prefill", f16, 1, 2, 1, 43, 100, 136, 200, causality="bottom
 SUMS = Problem(1, "prefill", f16, 1, 1, 1, 20, 70, 280, 264)
 GROUPS = Problem(2, "prefill", f32, 1, 1, 1, 20, 75, 136, 24, causality="bottom_right")
 TILES_INT8 = replace(
-    PACKED_INT8, index=3, q_len=20, kv_len=80, head_dim=136, q_lens=(20, 1, 0, 7), seq_lens=(75, 65, 9, 7)
-)
+    PACKED_INT8, index=3, q_len=20, kv_len=80, head_dim=136, value_dim=24, q_lens=(20, 1, 0, 7),
+    seq_lens=(75, 65, 9, 7),
+)  # fmt: skip
 CONTROLS = (
     *(DECODE, SPLIT, FULL, INT8, WIDE, FULL_WIDE, WIDE_INT8, PREFILL, PACKED, PACKED_INT8, VARLEN, MAPPED),
     *(TILES, SUMS, GROUPS, TILES_INT8, VECTOR, FULL_VECTOR, PAGED_VECTOR, SHORT, SHORT_VECTOR),
