@@ -105,7 +105,7 @@ mutants: $(FOR_TEST)  ## test a mutation of each operator and constant in the ke
 	$(PY) -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 test-slow: $(FOR_TEST)  ## the sweeps, hours of them (SWEEPS in tests/tiers.py)
-	$(PY) -m pytest -m slow --timeout 0 $(TESTS)
+	$(PY) -m pytest -m "slow or rotating" --third all --timeout 0 $(TESTS)
 
 lint: $(FOR_TEST)  ## run ruff, mypy, clang-format and the rules of the repository
 	$(PY) -m ruff check .

@@ -91,7 +91,9 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
     const bool apart = last.sink_end < first.begin;
     ranges.begin = apart ? first.begin : 0;
     ranges.sink_end = apart ? last.sink_end : 0;
-    ranges.end = max(last.end, last.sink_end);
+    // The window of rows past the last key is empty: the step that it would begin in has no key for them.
+    const int end = max(last.end, last.sink_end);
+    ranges.end = ranges.begin < end ? end : ranges.sink_end;
     ranges.all_begin = last.begin;
     ranges.all_sink_end = first.sink_end;
   }
