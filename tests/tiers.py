@@ -11,7 +11,8 @@ tests/costs.txt has the processor seconds of the longest case of each test funct
   `gpu`, and on a GPU that runs no kernels `host`: all that is marked host_only, and the first case of each
   function that is not, which must skip.
 
-SWEEPS are in no tier: `-m slow` runs them. Workers begin with the files of the longest cases.
+SWEEPS are in no tier: `-m slow` runs them. `--tier first` runs the first case of every function, for
+tools/first_mac.py. Workers begin with the files of the longest cases.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import pytest
 from tests.helpers.features import features
 from tests.helpers.problems import Problem
 
-TIERS = ("check", "test", "all", "gpu", "host")
+TIERS = ("check", "first", "test", "all", "gpu", "host")
 # A GPU that runs no kernels, like those of hosted runners.
 HOSTED_RUNNER = {"SOFTMETAL_GPU_FAMILY": "5", "SOFTMETAL_GPU_CORES": "0"}
 # By the beginning of their names: hours of random problems, or what most machines lack.
@@ -72,7 +73,7 @@ ALWAYS = (
     "tests/operators/test_logits.py::test_problem",
     *CATALOGUES,
 )
-LONGEST = {"check": 1.5, "test": 1.5}
+LONGEST = {"check": 1.5, "first": float("inf"), "test": 1.5}
 LONGEST_OF_A_SET = 0.5
 LONGEST_OF_A_FILE = 10.0
 ROOT = Path(__file__).resolve().parents[1]

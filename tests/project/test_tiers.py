@@ -209,7 +209,7 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("tier", "cases"), [("check", 1), ("test", 3), ("all", 18)])
+@pytest.mark.parametrize(("tier", "cases"), [("first", 1), ("check", 1), ("test", 3), ("all", 18)])
 def test_a_tier_of_other_tests(tier: str, cases: int, tmp_path: Path) -> None:
     said = run(tmp_path, "--collect-only", "--tier", tier)
     assert len(re.findall(r"::test_grid\[", said)) == cases and "::test_that_hangs" in said, said
