@@ -73,13 +73,14 @@ def types_for(
 ) -> tuple[int, str]:
     """Dtype, as a number, and format of the cache. A pipeline is compiled for these two, head dims, and rows.
     Any two of them occur together, but with one seed head dims and rows decide the others, because every
-    combination would need many more pipelines, and compiling takes longer than running."""
-    other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2)
+    combination would need many more pipelines, and compiling takes longer than running. Head dims of prefills
+    have two of the dtypes, so that each row of the tuning tables is used."""
+    other = row_class(packed_rows) if op in ("decode", "paged_decode") else rng.randint(0, 2) % 2
     kv_format = formats[(dims + 2 * other + seed // 3) % len(formats)]
     lacks_scales = rng.random() < 0.5  # drawn for every format, so that a new one changes nothing else
     if lacks_scales and (unscaled := f"{kv_format}_unscaled") in UNSCALED:  # the same pipeline
         kv_format = unscaled
-    return (dims + other + seed) % 3, kv_format
+    return (dims + 2 * other + seed) % 3, kv_format
 
 
 def _size(n: int, small: int, middle: int) -> str:
