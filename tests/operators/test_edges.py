@@ -67,7 +67,7 @@ def test_rows_above_the_causal_diagonal_see_nothing(dtype: torch.dtype, device: 
 @pytest.mark.parametrize("dim", [64, 136])
 @pytest.mark.parametrize("first", [0, 2])
 def test_windows_past_the_last_key_are_empty(dim: int, first: int, device: str) -> None:
-    """Rows see a sink, and perhaps the first keys. The values of the last keys, which no row sees, are NaN."""
+    """Rows see a sink, and perhaps the first keys. The last keys, which no row sees, have NaN values."""
     where = {"causality": "offset", "q_offset": 43, "window_left": 5, "sink_tokens": first}
     case = problems.build(problem(head_dim=dim, sinks=True, **where))
     assert case.operands["value"].of(case.operands["value"].base)[:, :, -1].isnan().all()
