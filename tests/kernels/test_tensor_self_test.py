@@ -66,7 +66,7 @@ DIMS = 96, 128, 256
 def test_every_size_has_its_own_verdict(
     machines: Machines, tmp_path: Path, dtype: str, call: str, pytestconfig: pytest.Config
 ) -> None:
-    """Of the head sizes one, which changes every day (`--third`)."""
+    """One of the head sizes runs; which one changes every day (`--third`)."""
     third, place = pytestconfig.getoption("--third"), CALLS.index(call) + (dtype == "float16")
     for dim in DIMS if third == "all" else (DIMS[(int(third) + place) % 3],):
         run = machines.run(tmp_path / str(dim), Run([{"call": call, "dtype": dtype, "dim": dim}]))
