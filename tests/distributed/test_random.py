@@ -96,7 +96,7 @@ def without_exchange(world: World, sharded: Sharded) -> Result:
 
 @pytest.mark.host_only
 def test_control(ranks: Pool) -> None:
-    drawn = (each for each in draw("decode", 20) if each.problem.seq_lens is None and each.shards.ranks > 1)
+    drawn = (each for each in draw("decode", PROBLEMS) if each.problem.seq_lens is None and each.shards.ranks > 1)
     sharded = next(each for each in drawn if all(each.shards.runs))
     check(ranks, sharded)
     with pytest.raises(AssertionError, match="has other bits"):

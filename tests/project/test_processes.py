@@ -55,6 +55,8 @@ def forks(*options: str, **others: Any) -> bool:
 
 
 def test_which_calls_fork(tmp_path: Path) -> None:
+    if processes._server() is None:
+        pytest.skip("this torch starts threads, which a fork would lack: every call has a new interpreter")
     before = processes.seconds_of_forks
     assert forks() and forks(cwd=tmp_path, env={**os.environ, "FATTN_CACHE": "x"})
     assert processes.seconds_of_forks > before
