@@ -3,8 +3,8 @@
 Compiling modules is what the suite spends most on. How many a folder needs, those in the cache included, is
 the same on every machine. tests/modules.txt has a line for each folder: its modules, then each file's.
 `check` allows 5 % more, at least 5 and at most 20: a few depend on which tests share a process. `record`
-rewrites the lines of the folders that ran.
-Tests marked `rotating` are not counted. Both print the processor seconds of each folder.
+rewrites the lines of the folders that ran. Tests marked `rotating` are not counted. Both print the processor
+seconds of each folder.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def without_exchange(world: World, sharded: Sharded) -> Result:
 
 @pytest.mark.host_only
 def test_control(ranks: Pool) -> None:
-    drawn = (each for each in draw("decode", PROBLEMS) if each.problem.seq_lens is None and each.shards.ranks > 1)
-    sharded = next(each for each in drawn if all(each.shards.runs))
+    drawn = (each for each in draw("decode", PROBLEMS) if each.problem.seq_lens is None)
+    sharded = next(each for each in drawn if each.shards.ranks > 1 and all(each.shards.runs))
     check(ranks, sharded)
     with pytest.raises(AssertionError, match="has other bits"):
         check(ranks, sharded, function=without_exchange)
