@@ -182,7 +182,7 @@ def select(items: Sequence[pytest.Item], tier: str) -> set[pytest.Item]:
     longest = costs()
     for cases in grouped(items, lambda item: function_of(item.nodeid)):
         name = function_of(cases[0].nodeid)
-        in_sets = tier == "test" and name.startswith("tests/")
+        in_sets = tier == "test" and not name.startswith("softmetal/")
         if in_sets and (name in ALWAYS or longest.get(name, 0.0) <= LONGEST_OF_A_SET):
             for part in grouped(cases, lambda item: str(parameters(item).get("device"))):
                 chosen |= {part[n] for n in choose([*map(parameters, part)])}

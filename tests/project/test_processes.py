@@ -49,8 +49,8 @@ def test_it_answers_as_a_new_interpreter(how: str, end: str, tmp_path: Path) -> 
     assert without_frames[0] == without_frames[1] and errors[0][-1:] == errors[1][-1:]
 
 
-def forks(*options: str, **others: Any) -> bool:
-    done = run_python([*options, "-c", "import sys; print('torch' in sys.modules)"], **others)
+def forks(*options: str, env: dict[str, str] = processes.ENVIRONMENT, **others: Any) -> bool:
+    done = run_python([*options, "-c", "import sys; print('torch' in sys.modules)"], env=env, **others)
     return done.stdout == "True\n"
 
 
@@ -58,12 +58,12 @@ def test_which_calls_fork(tmp_path: Path) -> None:
     if processes._server() is None:
         pytest.skip("this torch starts threads, which a fork would lack: every call has a new interpreter")
     before = processes.seconds_of_forks
-    assert forks() and forks(cwd=tmp_path, env={**os.environ, "FATTN_CACHE": "x"})
+    assert forks() and forks(cwd=tmp_path, env={**processes.ENVIRONMENT, "FATTN_CACHE": "x"})
     assert processes.seconds_of_forks > before
     (tmp_path / "numpy.py").touch()
     assert not forks(cwd=tmp_path) and not forks("-W", "ignore")
     for name, value in {"OMP_NUM_THREADS": "2", "SOFTMETAL": "0", "PYTHONPATH": str(tmp_path)}.items():
-        assert not forks(env={**os.environ, name: value}), name
+        assert not forks(env={**processes.ENVIRONMENT, name: value}), name
 
 
 def test_it_does_not_wait_forever() -> None:
