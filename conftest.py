@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import sys
 
 import pytest
 
@@ -23,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     # Where softmetal is not installed, its folder in the checkout is a namespace package, without an origin.
     found = importlib.util.find_spec("softmetal")
-    if found is not None and found.origin is not None:
+    if sys.platform == "linux" and found is not None and found.origin is not None:
         from softmetal.testing import compile_server
 
         stack = contextlib.ExitStack()
