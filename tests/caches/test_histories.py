@@ -406,8 +406,8 @@ def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         monkeypatch.setattr(BlockPool, "users", lambda pool, block: min(pool._users.get(block, 0), 1))
     with pytest.raises((AssertionError, KeyError)):
-        for seed in range(HISTORIES):
-            for kind in KINDS:
+        for kind in KINDS:
+            for seed in range(HISTORIES):
                 run(kind, seed)
 
 

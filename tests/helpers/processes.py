@@ -2,10 +2,10 @@
 
 On Linux the process forks from a server that has imported torch, and goes on like a new interpreter, to the
 interpreter's own end. It imports torch_fattn itself. Torch was imported with the server's variables and
-folders. So a call gets a new interpreter if it has other variables, except those that `import torch` does not
-read, or a folder with a module that hides an imported one. Every call does on a Mac, where Metal does not
-survive a fork. Forked processes have the same hash seed and addresses: what must not depend on those needs
-new interpreters, too.
+folders. So a call gets a new interpreter if its variables differ from this process's, except those that
+`import torch` does not read, or if its folder has a module that hides an imported one. Every call does on a
+Mac, where Metal does not survive a fork. Forked processes have the same hash seed and addresses: what must
+not depend on those needs new interpreters, too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ LATE = re.compile(
 )
 
 
-def _early(variables: Mapping[str, str]) -> dict[str, str]:
+def early(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not LATE.fullmatch(name)}
 
 
-ENVIRONMENT = _early(os.environ)  # of the server
 # Processor seconds of forked processes, which only the server waits for.
 seconds_of_forks = 0.0
 _turn = threading.Lock()
@@ -58,7 +57,8 @@ def run_python(
     command = [sys.executable, *map(str, arguments)]
     env = dict(os.environ if env is None else env)
     forks = command[1] in ("-m", "-c") or not command[1].startswith("-")
-    server = _server() if forks and _early(env) == ENVIRONMENT else None
+    same = forks and early(env) == early(os.environ)
+    server = _server(frozenset(early(env).items())) if same else None
     if server is not None and server.stdin is not None and server.stdout is not None:
         with tempfile.TemporaryDirectory() as folder, _turn:
             Path(folder, "in").write_text(input)
@@ -76,12 +76,13 @@ def run_python(
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str] | None:
-    """It ends when its input does, and so with this process."""
+def _server(variables: frozenset[tuple[str, str]]) -> subprocess.Popen[str] | None:
+    """It ends when its input does, and so with this process. Some tests and imports change os.environ: then
+    there is a second one."""
     if sys.platform != "linux":
         return None
     command, pipe = [sys.executable, __file__], subprocess.PIPE
-    server = subprocess.Popen(command, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True)
+    server = subprocess.Popen(command, env=dict(variables), stdin=pipe, stdout=pipe, text=True)
     atexit.register(server.communicate)
     return server if server.stdout and server.stdout.readline() == "ready\n" else None
 

@@ -1,7 +1,7 @@
 """The kernels as every version of the language that softmetal knows would read them: one pipeline of each
-kernel for each row of the tuning tables, each cache format, and each number of chunks at once.
-test_offline_compiler.py asks Apple's compiler the same. And what the headers for NVIDIA GPUs and for Mesa's
-compiler must define, without nvcc and Mesa.
+kernel for each row of the tuning tables, each cache format, and each number of chunks at once; a third of
+them, by the day (`--third`). test_offline_compiler.py asks Apple's compiler the same. And what the headers
+for NVIDIA GPUs and for Mesa's compiler must define, without nvcc and Mesa.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ def refusals(source: str, macros: tuple[str, ...], standard: str) -> str:
     return compile_errors(source, macros, standard, name="kernel.metal")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])
-def test_every_tuning_is_read(standard: str) -> None:
+def test_every_tuning_is_read(standard: str, pytestconfig: pytest.Config) -> None:
     found = one_of_each()
     assert {("FATTN_CHUNKS=4", "decode.metal"), ("FATTN_KV_FORMAT=3", "decode_vector.metal")} <= found.keys()
-    for name, macros in read_by(standard, sorted({*found.values()})):
+    third, every = pytestconfig.getoption("--third"), sorted({*found.values()})
+    due = every if third == "all" else every[int(third) :: 3]
+    for name, macros in read_by(standard, due):
         if "tensor" not in name or standard >= TENSOR_LANGUAGE:
             assert refusals(kernel_text(name), macros, standard) == "", macros
 

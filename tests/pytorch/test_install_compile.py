@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import torch_fattn
 from tests.conftest import counted_launches
+from tests.helpers.processes import run_python
 from tests.pytorch.test_sdpa import operands
 
 
@@ -152,13 +151,8 @@ print(dict(torch._dynamo.utils.counters["aot_autograd"]))
 def test_the_caches_of_torch_are_separate(tmp_path: Path) -> None:
     """A process that does not install must not be given the graph of one that does: it may lack our ops."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    message = [
-        subprocess.run(
-            [sys.executable, "-c", ONE_COMPILED_CALL, how],
-            capture_output=True, text=True, check=True, env=environment,
-        ).stdout
-        for how in ("installed", "plain", "installed")
-    ]  # fmt: skip
+    calls = ("installed", "plain", "installed")
+    message = [run_python(["-c", ONE_COMPILED_CALL, how], env=environment).stdout for how in calls]
     assert ["autograd_cache_hit" in text for text in message] == [False, False, True], message
 
 
