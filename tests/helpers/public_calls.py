@@ -353,7 +353,6 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
     "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},
     "torch_fattn.integrations.transformers.attend": _transformers,
-    "torch_fattn.integrations.transformers.kernel.flash_attn_forward": _transformers,
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
     "torch_fattn.integrations.transformers.use_packed": lambda: {"model": _model()},
 }
