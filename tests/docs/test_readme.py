@@ -59,7 +59,7 @@ def test_environment_variables_are_documented() -> None:
     read = variables_that_are_read()
     assert {"FATTN_CHECK", "MLX_METAL_WHEEL", "FATTN_LOCAL_VERSION", "COMFYUI"} <= read
     assert not read - documented
-    others = {"MAX_JOBS", "PYTHON"}  # torch's and the Makefile's
+    others = {"MAX_JOBS", "LDFLAGS", "PYTHON"}  # torch's, setuptools' and the Makefile's
     assert documented - read == others | {"NANOGPT", "TIMM", "DIFFUSERS"}  # by name, of checkouts
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from tests.helpers.accuracy import EXTRA_ERROR
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-HEAD_DIMS = (8, 16, 40, 64, 72, 80, 128, 136, 256, 5, 36, 60, 131)
+HEAD_DIMS = (8, 40, 64, 72, 80, 128, 136, 256, 5, 36, 60, 131)
+VALUE_DIMS = {80: 40, 64: 128, 128: 64, 60: 125, 36: 33}  # which random problems of the operators have, too
 LENGTHS = (0, 1, 1, 2, 7, 16, 17, 33, 64, 65, 130)
 LAYOUTS = ("contiguous", "token_major", "offset", "every_other", "padded", "flipped_memory")
 MASK_RANKS = (2, 3, 4)
@@ -96,7 +97,7 @@ def a_call(seed: int) -> SdpaCall:
     torch.manual_seed(seed)
     dtype = rng.choice(DTYPES)
     head_dim = rng.choice(HEAD_DIMS)
-    value_dim = head_dim if rng.random() < 0.7 else rng.choice(HEAD_DIMS)
+    value_dim = head_dim if rng.random() < 0.3 else VALUE_DIMS.get(head_dim, head_dim)
     q_len, kv_len = rng.choice(LENGTHS), rng.choice(LENGTHS)
     batch = rng.choice((1, 1, 2, 3))
     q_heads, kv_heads, gqa = rng.choice(

@@ -21,7 +21,7 @@ from tests.mutation.source import Source, kernel_sources
 from tests.mutation.trial import Device, Trial
 from tests.mutation.trials import all_trials
 
-SAMPLE, SEED = 4, 4
+SAMPLE, SEED = 2, 4
 
 
 @cache
