@@ -36,7 +36,6 @@ ADVICE = [
     *sparse.ADVICE,
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
-    "pass what it hides as block_mask, and what it adds as attn_mask to torch_fattn.prefill",
     "recreate it with torch_fattn.mask_map(attn_mask)",
     "pass the most rows that a sequence has",
     "give every token a different slot, or -1 to drop it",

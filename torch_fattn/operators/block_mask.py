@@ -11,35 +11,53 @@ __all__ = ["mask_of"]
 _ELEMENTS_AT_A_TIME = 2**24
 
 
-def mask_of(name: str, block_mask: BlockMask) -> Tensor:
-    """bool `[B, H, Lq, Lk]`, True = attend, where B and H may be 1. As in FlexAttention's kernels, a full
-    block is visible whatever `mask_mod` says, an empty one is not, and `mask_mod` decides in the others."""
-    _check(name, block_mask)
+def mask_of(
+    name: str, block_mask: BlockMask, shape: tuple[int, int] = (1, 1), places: Tensor | None = None
+) -> Tensor:
+    """bool `[B, H, Lq, Lk]`, True = attend. As in FlexAttention's kernels, a full block is visible whatever
+    `mask_mod` says, an empty one is not, and `mask_mod` decides in the others.
+    `shape`: B and H, where those of the BlockMask are 1. `places`: those of `places_of`."""
+    if places is None:
+        places = places_of(name, block_mask, shape)
     rows, keys = block_mask.seq_lengths
+    partial, full = _blocks_of(block_mask, shape)
     block_rows, block_keys = (min(*sizes) for sizes in zip(block_mask.BLOCK_SIZE, (rows, keys), strict=True))
-    if block_rows == 0 or block_keys == 0:
-        shape = (*block_mask.kv_num_blocks.shape[:2], rows, keys)
-        return torch.zeros(shape, dtype=torch.bool, device=block_mask.kv_num_blocks.device)
-    columns = -(-keys // block_keys)
-    partial = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
-    if block_mask.full_kv_num_blocks is None or block_mask.full_kv_indices is None:
-        full = torch.zeros_like(partial)
-    else:
-        full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
-        partial, full = torch.broadcast_tensors(partial, full)
     mask = full.repeat_interleave(block_rows, 2)[:, :, :rows].repeat_interleave(block_keys, 3)[..., :keys]
     mask = mask.contiguous()
     row, key = (torch.arange(n, device=mask.device) for n in (block_rows, block_keys))
-    listed = (partial & ~full).nonzero()
-    at_a_time = max(1, _ELEMENTS_AT_A_TIME // (block_rows * block_keys))
-    for blocks in listed.split(at_a_time) if len(listed) else ():
-        batch, head, block_row, block_key = blocks.unbind(1)
+    at_a_time = max(1, _ELEMENTS_AT_A_TIME // max(1, block_rows * block_keys))
+    for blocks in places.split(at_a_time) if len(places) else ():
+        at = batch, head, block_row, block_key = blocks.unbind(1)
         # Past the end, the last row and key once more.
         q_idx = (block_row[:, None] * block_rows + row).clamp(max=rows - 1)
         kv_idx = (block_key[:, None] * block_keys + key).clamp(max=keys - 1)
         seen = _evaluate(block_mask, batch, head, q_idx, kv_idx)
+        seen = torch.where(partial[at][:, None, None], seen, full[at][:, None, None])
         mask[batch[:, None, None], head[:, None, None], q_idx[:, :, None], kv_idx[:, None]] = seen
     return mask
+
+
+def places_of(name: str, block_mask: BlockMask, shape: tuple[int, int], waits: bool = True) -> Tensor:
+    """int64 `[n, 4]`, the blocks in which `mask_mod` decides. Without a wait for the device their number is
+    unknown: one for every block, and in place of another block the first of them."""
+    _check(name, block_mask)
+    partial, _ = _blocks_of(block_mask, shape)
+    if waits or partial.numel() == 0:
+        return partial.nonzero()
+    every = torch.cartesian_prod(*(torch.arange(n, device=partial.device) for n in partial.shape))
+    decides = partial.flatten()
+    return torch.where(decides[:, None], every, every.index_select(0, decides.int().argmax()[None]))
+
+
+def _blocks_of(block_mask: BlockMask, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """bool `[B, H, rows, columns]`: the blocks in which `mask_mod` decides, and those that are full."""
+    columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
+    partial = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
+    full = torch.zeros_like(partial)
+    if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
+        full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
+    of_shape = torch.broadcast_shapes(partial.shape, full.shape, (*shape, 1, 1))
+    return (partial & ~full).expand(of_shape), full.expand(of_shape)
 
 
 def _evaluate(block_mask: BlockMask, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-import torch_fattn
 from tests.helpers.advice import Advice
 from tests.helpers.public_calls import heads
 from torch_fattn import reference
@@ -17,20 +16,10 @@ from torch_fattn.integrations.flex_attention import flex_attention, mask_of
 
 Q, KV = heads(2, 4, 40, 16), heads(2, 4, 48, 16, seed=1)
 ROW, KEY = torch.arange(40)[:, None], torch.arange(48)
-BIAS = heads(40, 48, seed=2)
-ONE_KEY = torch.zeros(40, 48).index_put((torch.tensor(13), torch.tensor(17)), torch.tensor(-torch.inf))
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return q_idx >= kv_idx
-
-
-def even(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return (q_idx + kv_idx) % 2 == 0
-
-
-def only_even(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return torch.where(even(b, h, q_idx, kv_idx), score, -torch.inf)
 
 
 def block_mask(mask_mod: Callable[..., Tensor] = causal, rows: int = 40, **options: Any) -> BlockMask:
@@ -41,8 +30,8 @@ def flex(*arguments: Any, **options: Any) -> Callable[[], Any]:
     return lambda: flex_attention(Q, KV, KV, *arguments, **options)
 
 
-def exact(mask: Tensor | None = None, **options: Any) -> Callable[[], Tensor]:
-    return lambda: reference.prefill(Q, KV, KV, mask, **options)[0]
+def exact(**options: Any) -> Callable[[], Tensor]:
+    return lambda: reference.prefill(Q, KV, KV, **options)[0]
 
 
 def _slice(**changes: Any) -> BlockMask:
@@ -74,31 +63,6 @@ ADVICE = [
         lambda: mask_of(_slice()),
         lambda: mask_of(_slice(mask_mod=lambda b, h, q, k: q + 16 >= k, seq_lengths=(24, 48))),
         lambda: (ROW[16:] >= KEY)[None, None],
-    ),
-    Advice(
-        "pass what it hides as block_mask, and what it adds as attn_mask to torch_fattn.prefill",
-        flex(lambda s, b, h, q, k: s + ONE_KEY[q, k]),
-        lambda: torch_fattn.prefill(Q, KV, KV, ONE_KEY),
-        exact(ONE_KEY),
-        "what it adds as attn_mask to torch_fattn.prefill",
-    ),
-    Advice(
-        "pass such a bias as attn_mask to torch_fattn.prefill",
-        flex(lambda s, b, h, q, k: s + BIAS[q, k]),
-        lambda: torch_fattn.prefill(Q, KV, KV, BIAS),
-        exact(BIAS),
-    ),
-    Advice(
-        "pass block_mask=create_block_mask(mask_mod, ...)",
-        flex(only_even),
-        flex(None, block_mask(even)),
-        exact((ROW + KEY) % 2 == 0),
-    ),
-    Advice(
-        "hide them in its mask_mod, with and_masks",
-        flex(only_even, block_mask()),
-        flex(None, block_mask(and_masks(causal, even))),
-        exact(((ROW + KEY) % 2 == 0) & (ROW >= KEY)),
     ),
     Advice(
         "pass scale=, multiplied by it, instead",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import and_
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,16 +18,27 @@ from ...operators.differentiable import attention, needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ...operators.mask_map import mask_map
 from ...runtime.signatures import public
-from .positions import Places, options_of_mask, visible
-from .score_mods import NAME, options_of
+from .positions import Box, boxes_of, meet, options_of
+from .score_mods import NAME, biases_of, modified_by
+from .tracing import INDICES, evaluate, everywhere, symbols_of, trace
+
+
+class _Seen(NamedTuple):
+    """The keys that a BlockMask shows: in one of the boxes, and if there is a mask, also True in it."""
+
+    boxes: list[Box]
+    mask: Tensor | None = None
+    mask_map: Tensor | None = None
 
 
 class _Prepared(NamedTuple):
-    """What the calls with a BlockMask need."""
+    """What is remembered of a BlockMask."""
 
-    made_of: tuple[Any, ...]  # of these parts, which its owner may replace
-    mask: Tensor | None  # None: the options say it all
-    options: dict[str, Any]
+    state: Any  # of its lists of blocks
+    held: tuple[Any, ...]  # what `state` identifies by address
+    places: Tensor  # of the blocks in which mask_mod is evaluated
+    mask_mod: str = ""  # its trace, if it reads nothing that can change
+    seen: _Seen = _Seen([])  # through that mask_mod
 
 
 _prepared: WeakKeyDictionary[BlockMask, _Prepared] = WeakKeyDictionary()
@@ -52,6 +65,7 @@ def flex_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
+    kernel_options: Mapping[str, Any] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch.nn.attention.flex_attention.flex_attention` on the kernels of `torch_fattn.prefill`, with
     gradients of query, key and value.
@@ -60,13 +74,14 @@ def flex_attention(
         query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is up to 576, or 256 where gradients are
             needed.
         key, value: `[B or 1, Hkv, Lk, D]` and `[B or 1, Hkv, Lk, Dv]`. `Hkv != Hq` needs enable_gqa.
-        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`. It may apply a soft cap, then add ALiBi,
-            `slope * (kv_idx - q_idx)`; and return -inf for keys that are not causal, outside a window, or
-            both unless they are in a prefix. Every call recognises it by its values at some thousand places,
-            which costs two waits for the device. What it does elsewhere goes unnoticed, unless FATTN_CHECK=1
-            is in the environment.
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`. It may apply a soft cap, add biases, and hide keys
+            by -inf. Every call traces it on the host. ALiBi, and keys hidden as by `is_causal`, a window or a
+            prefix, become options; others become an attn_mask, which every call makes.
         block_mask: of `[B or 1, Hq or 1, Lq, Lk]`. The first call makes its mask and map, which live as long
-            as it does; a mask that is causal, a window or a prefix becomes options instead.
+            as it does; a mask that is causal, a window or a prefix becomes options instead. Where its
+            mask_mod reads tensors, every call makes the mask. The lists of blocks are known by their
+            versions, which writes through `.data` do not change.
+        kernel_options: for torch's kernels, whose results do not depend on them; ignored.
         return_lse: also return the natural logarithm of each row's softmax denominator, float32
             `[B, Hq, Lq]`.
 
@@ -74,7 +89,7 @@ def flex_attention(
         out `[B, Hq, Lq, Dv]`. A row that sees no key is 0, with lse -inf.
 
     Raises:
-        NotImplementedError: a score_mod that the operators have no option for; the message names what to use.
+        NotImplementedError: a score_mod that is not of this form; the message names what to use.
         TypeError: dtypes.
         ValueError: shapes, devices.
 
@@ -94,26 +109,53 @@ def flex_attention(
     batch, heads, rows, _dim = query.shape
     if key.shape[0] == value.shape[0] == 1:
         key, value = (operand.expand(batch, -1, -1, -1) for operand in (key, value))
-    keys = key.shape[2]
-    options: dict[str, Any] = {"q_offset": 0}
-    mask = sees = None
-    if block_mask is not None:
-        mask, found, sees = _of_block_mask(block_mask, (batch, heads, rows, keys), query.device)
-        options |= found
-    if score_mod is not None:
-        options |= options_of(score_mod, (batch, heads, rows, keys), sees, query.device)
+    shape, device = (batch, heads, rows, key.shape[2]), query.device
+    seen = _Seen([Box()]) if block_mask is None else _seen_through(block_mask, shape, device)
+    options: dict[str, Any] = {}
+    if score_mod is not None and min(shape) > 0:
+        seen, options = _modified(score_mod, seen, shape, device)
+    if seen.mask_map is not None:
+        options["mask_map"] = seen.mask_map
+    options |= {"q_offset": 0, **(options_of(seen.boxes, rows, shape[3]) or {})}
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, scale)
     op = attention if needs_gradient(query, key, value) else prefill
-    out, lse = op(query, key, value, mask, return_lse=True, **options)
+    out, lse = op(query, key, value, seen.mask, return_lse=True, **options)
     out = without_padding(out, value_dim)
     return (out, lse) if return_lse else out
 
 
-def _of_block_mask(
-    block_mask: BlockMask, shape: tuple[int, int, int, int], device: torch.device
-) -> tuple[Tensor | None, dict[str, Any], Callable[..., Tensor]]:
-    """The mask of a call, its options, and what is visible at given places."""
+def _modified(
+    score_mod: Callable[..., Tensor], seen: _Seen, shape: tuple[int, int, int, int], device: torch.device
+) -> tuple[_Seen, dict[str, Any]]:
+    """The keys that are visible after a score_mod, and the options for its scores. A bias that is not ALiBi
+    is added to the mask."""
+    softcap, (biases, all_conditions) = modified_by(score_mod, device)
+    options: dict[str, Any] = {"softcap": softcap}
+    boxes, mask = seen.boxes, seen.mask
+    conditions = []
+    for condition in all_conditions:
+        both = meet(boxes, boxes_of(*condition) or [])
+        if options_of(both, *shape[2:]) is None:
+            conditions.append(condition)
+        else:
+            boxes = both
+    if conditions:
+
+        def holds(known: dict[str, Tensor]) -> Tensor:
+            return reduce(and_, (evaluate(value, known).bool() == wanted for value, wanted in conditions))
+
+        shown = everywhere(holds, symbols_of(*(value for value, _ in conditions)), shape, device)
+        mask = shown if mask is None else mask & shown
+    slopes, bias = biases_of(biases, options_of(boxes, *shape[2:]) or {"is_causal": False}, shape, device)
+    if slopes is not None:
+        options["alibi_slopes"] = slopes
+    if bias is not None:
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
+    return _Seen(boxes, mask, seen.mask_map if mask is seen.mask else None), options
+
+
+def _seen_through(block_mask: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> _Seen:
     batch, heads, rows, keys = shape
     of_batch, of_heads = block_mask.kv_num_blocks.shape[:2]
     if of_batch not in (1, batch) or of_heads not in (1, heads) or block_mask.seq_lengths != (rows, keys):
@@ -126,22 +168,49 @@ def _of_block_mask(
             f"{NAME}: block_mask is on {block_mask.kv_num_blocks.device} and query on {device}; move it with "
             f'.to("{device}")'
         )
-    made_of = (block_mask.mask_mod, block_mask.kv_indices, block_mask.full_kv_indices)
+    traced = trace(block_mask.mask_mod, INDICES, device)
+    # torch reads the lists modulo their batch and heads, and calls mask_mod with the real indices.
+    read = INDICES if traced is None else traced.symbols
+    heads_of_mask = batch if "b" in read else of_batch, heads if "h" in read else of_heads
+    state, held = _state_of(block_mask, heads_of_mask)
+    # One row of blocks is cheaper than a wait for the device.
+    waits = state is not None and min(shape) > 0 and block_mask.kv_num_blocks.shape[2] > 1
     prepared = _prepared.get(block_mask)
-    if prepared is None or any(a is not b for a, b in zip(prepared.made_of, made_of, strict=True)):
-        mask: Tensor | None = block_masks.mask_of(NAME, block_mask)
-        assert mask is not None
-        options = options_of_mask(mask)
-        if options is None:
-            options = {"mask_map": mask_map(mask)}
-        else:
-            mask = None
-        prepared = _prepared[block_mask] = _Prepared(made_of, mask, options)
+    if prepared is None or state is None or prepared.state != state:
+        places = block_masks.places_of(NAME, block_mask, heads_of_mask, waits)
+        prepared = _Prepared(state, held, places)
+        if state is not None:
+            _prepared[block_mask] = prepared
+    if state is None or traced is None or traced.reads:
+        return _Seen([Box()], block_masks.mask_of(NAME, block_mask, heads_of_mask, prepared.places))
+    if prepared.mask_mod != repr(traced):
+        mask = block_masks.mask_of(NAME, block_mask, heads_of_mask, prepared.places)
+        boxes = boxes_of(traced) or []
+        is_options = waits and options_of(boxes, rows, keys) is not None
+        if is_options:  # unless the lists of blocks hide more, or show more
+            modified = everywhere(lambda known: evaluate(traced, known), traced.symbols, shape, device)
+            is_options = bool((mask == modified).all())
+        seen = _Seen(boxes) if is_options else _Seen([Box()], mask, mask_map(mask))
+        prepared = _prepared[block_mask] = prepared._replace(mask_mod=repr(traced), seen=seen)
+    return prepared.seen
 
-    def sees(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        if prepared.mask is None:
-            return visible(Places(q_idx, kv_idx), prepared.options)
-        of_batch, of_heads = prepared.mask.shape[:2]
-        return prepared.mask[b % of_batch, h % of_heads, q_idx, kv_idx]
 
-    return prepared.mask, prepared.options, sees
+def _state_of(block_mask: BlockMask, heads_of_mask: tuple[int, int]) -> tuple[Any, tuple[Any, ...]]:
+    """What tells whether a BlockMask has changed, and the objects whose identity is part of it. None if
+    something may change unseen: inference tensors have no version, and memory that torch cannot resize may
+    have other owners, such as a numpy array."""
+    fields = block_mask.as_tuple()
+    lists = [each for each in fields if isinstance(each, Tensor)]
+    storages = [each.untyped_storage() for each in lists]
+    if any(each.is_inference() for each in lists) or not all(each.resizable() for each in storages):
+        return None, ()
+    # What inference mode computes cannot be saved for a backward.
+    state = [
+        torch.is_inference_mode_enabled(),
+        heads_of_mask,
+        *(each for each in fields if isinstance(each, int)),
+    ]
+    for each, storage in zip(lists, storages, strict=True):
+        view = each.storage_offset(), each.shape, each.stride()
+        state.append((id(each), each._version, storage.data_ptr(), *view))
+    return state, (*lists, *storages)

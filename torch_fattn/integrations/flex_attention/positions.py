@@ -2,82 +2,110 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from math import inf
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from .tracing import Expression, is_linear, parts_of
 
-HOST = torch.device("cpu")  # whatever the default is
-_LINES = 7
-_ROWS_AT_A_TIME = 1024
+_MAX_BOXES, _MAX_NUMBER = 64, 2**30  # larger numbers may overflow in torch
 
 
-class Places(NamedTuple):
-    """Some places of a mask, each with its row and key: int64 `[n]`."""
+class Box(NamedTuple):
+    """The pairs with `least <= kv_idx - q_idx <= most` and `first <= kv_idx <= last`."""
 
-    q_idx: Tensor
-    kv_idx: Tensor
-
-
-def some_places(rows: int, keys: int) -> Places:
-    """On the host: all keys of some rows, and all rows of some keys."""
-    all_rows, all_keys = (torch.arange(n, device=HOST) for n in (rows, keys))
-    some_rows, some_keys = (
-        torch.tensor(sorted({0, n - 1, *(n * part // _LINES for part in range(_LINES))}), device=HOST)
-        for n in (rows, keys)
-    )
-    lines = torch.cartesian_prod(some_rows, all_keys), torch.cartesian_prod(all_rows, some_keys)
-    return Places(*torch.cat(lines).T)
+    least: float = -inf
+    most: float = inf
+    first: float = -inf
+    last: float = inf
 
 
-def fit(places: Places, seen: Tensor) -> dict[str, Any] | None:
-    """The fewest options under which exactly the keys `seen` bool `[n]` of these places are visible, rows
-    counted from 0; None if no options do that."""
-    ahead = places.kv_idx - places.q_idx
-    for causal in (True, False):
-        allowed = ahead <= 0 if causal else torch.ones_like(seen)
-        hidden = allowed & ~seen
-        ends = {"sink_tokens": 0, "window_left": -1, "window_right": -1}
-        if bool(hidden.any()):
-            ends["sink_tokens"] = int(places.kv_idx[hidden].min())
-            near = ahead[seen & (places.kv_idx >= ends["sink_tokens"])]
-            if near.numel() > 0:
-                ends |= {"window_left": -int(near.min()), "window_right": int(near.max())}
-        for count in range(len(ends) + 1):
-            for some in combinations(ends, count):
-                options = {"is_causal": causal, "q_offset": 0, **{name: ends[name] for name in some}}
-                if all(ends[name] >= 0 for name in some) and torch.equal(visible(places, options), seen):
-                    return options
+def meet(some: list[Box], others: list[Box]) -> list[Box]:
+    """The pairs in both unions of boxes."""
+    both = [
+        Box(max(a.least, b.least), min(a.most, b.most), max(a.first, b.first), min(a.last, b.last))
+        for a in some
+        for b in others
+    ]
+    return [box for box in both if box.least <= box.most and box.first <= box.last]
+
+
+def boxes_of(value: Any, wanted: bool = True) -> list[Box] | None:
+    """The boxes whose union are the pairs for which a bool expression is `wanted`; None if it is not made of
+    comparisons of `kv_idx - q_idx` or `kv_idx` with whole numbers."""
+    if not isinstance(value, Expression):
+        return None
+    name, arguments = value.name, value.arguments
+    if name in ("invert", "logical_not"):
+        return boxes_of(arguments[0], not wanted)
+    if name in ("new_ones", "new_zeros"):  # the beginning of and_masks and or_masks
+        return [Box()] if (name == "new_ones") == wanted else []
+    if len(arguments) != 2 or value.keywords:
+        return None
+    if name in ("and", "or", "logical_and", "logical_or"):
+        some, others = (boxes_of(each, wanted) for each in arguments)
+        if some is None or others is None or len(some) * len(others) > _MAX_BOXES:
+            return None
+        return meet(some, others) if name.endswith("and") == wanted else some + others
+    if name in ("ge", "gt", "le", "lt"):
+        smaller, larger = arguments if name[0] == "l" else arguments[::-1]
+        or_equal = name[1] == "e"
+        return _ordered(smaller, larger, or_equal) if wanted else _ordered(larger, smaller, not or_equal)
     return None
 
 
-def visible(places: Places, options: dict[str, Any]) -> Tensor:
-    """bool, which of these places are visible. The indices may be of any shapes that broadcast."""
-    q_idx, kv_idx = places
-    ahead = kv_idx - q_idx
-    near = torch.ones_like(ahead, dtype=torch.bool)
-    if (left := options.get("window_left", -1)) >= 0:
-        near &= ahead >= -left
-    if (right := options.get("window_right", -1)) >= 0:
-        near &= ahead <= right
-    near |= kv_idx < options.get("sink_tokens", 0)
-    return near & (ahead <= 0) if options["is_causal"] else near
+def _ordered(smaller: Any, larger: Any, or_equal: bool) -> list[Box] | None:
+    """The pairs for which `smaller` is at most `larger`, or below it. `abs(x)` is the larger of x and -x."""
+    found = [Box()]
+    for one in _sides(smaller):
+        some: list[Box] = []
+        for other in _sides(larger):
+            q, k, number = (other.get(part, inf) - one.get(part, inf) for part in ("q_idx", "kv_idx", 1))
+            if not all(isinstance(each, int) for each in (q, k, number)) or abs(number) > _MAX_NUMBER:
+                return None
+            least = (0 if or_equal else 1) - number  # of q * q_idx + k * kv_idx
+            boxes = {
+                (-1, 1): Box(least=least),
+                (1, -1): Box(most=-least),
+                (0, 1): Box(first=least),
+                (0, -1): Box(last=-least),
+            }
+            if (q, k) not in boxes:
+                return None
+            some.append(boxes[q, k])
+        found = meet(found, some)
+    return found
 
 
-def options_of_mask(mask: Tensor) -> dict[str, Any] | None:
-    """The options that are equivalent to a bool mask `[B, H, Lq, Lk]`; None if there are none."""
-    rows, keys = mask.shape[2:]
-    if mask.numel() == 0:
+def _sides(value: Any) -> list[dict[Any, Any]]:
+    """The factors of the indices and the number; none in another value."""
+    is_distance = isinstance(value, Expression) and value.name == "abs"
+    found = parts_of(value.arguments[0] if is_distance else value)
+    zeros = {"q_idx": 0, "kv_idx": 0, 1: 0}
+    parts = zeros | found[0] if is_linear(found) else {}
+    return [parts, {part: -factor for part, factor in parts.items()}] if is_distance else [parts]
+
+
+def options_of(boxes: list[Box] | None, rows: int, keys: int) -> dict[str, Any] | None:
+    """The options that hide all pairs outside the union of these boxes; None if no options do."""
+    everything = Box(1 - rows, keys - 1, 0, keys - 1)
+    some = {
+        Box(*(none if own == end else own for own, end, none in zip(box, everything, Box(), strict=True)))
+        for box in meet(boxes or [], [everything])
+    }
+    some = {box for box in some if not any(box != other and meet([box], [other]) == [box] for other in some)}
+    windows = [box for box in some if box.first == -inf and box.last == inf]
+    prefixes = [box for box in some if box.first == box.least == -inf and box.last < inf]
+    if len(windows) != 1 or len(prefixes) > 1 or len(some) != len(windows) + len(prefixes):
         return None
-    places = some_places(rows, keys)
-    q_idx, kv_idx = (each.to(mask.device) for each in places)
-    options = fit(places, mask[0, 0, q_idx, kv_idx].cpu())
-    if options is None:
+    left, right = -windows[0].least, windows[0].most
+    is_causal = right == 0 and all(box.most == 0 for box in prefixes)
+    if left < 0 or right < 0 or (not is_causal and any(box.most < inf for box in prefixes)):
         return None
-    row, key = (torch.arange(count, dtype=torch.int32, device=mask.device) for count in (rows, keys))
-    for some in row.split(_ROWS_AT_A_TIME):
-        expected = visible(Places(some[:, None], key), options)
-        if not bool((mask[:, :, some] == expected).all()):
-            return None
+    options: dict[str, Any] = {"is_causal": is_causal}
+    if left < inf:
+        options["window_left"] = left
+    if right < inf and not is_causal:
+        options["window_right"] = right
+    if prefixes:
+        options["sink_tokens"] = int(prefixes[0].last) + 1
     return options
