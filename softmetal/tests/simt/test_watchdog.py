@@ -63,7 +63,11 @@ def test_an_endless_kernel_is_stopped(library: Library, name: str, order: str, c
         run(library, name, order=order, checks=checks)
     text = str(caught.value)
     assert text.startswith(f"watchdog: kernel '{name}': thread (")
-    assert f" is at kernel.metal:{line}, and its threadgroup has not ended after 0.2 s" in text
+    # A thread that waits for its simdgroup may be at the end of the kernel, which the compiler has merged.
+    lines = {line, line + 2} if name == "counts" else {line}
+    assert any(
+        f" is at kernel.metal:{n}, and its threadgroup has not ended after 0.2 s" in text for n in lines
+    )
     assert time.process_time() - start < 20
     assert run(library, "ends", order=order, checks=checks) == 6400
 
