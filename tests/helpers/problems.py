@@ -129,7 +129,8 @@ def _sloped(score: float, slopes: Tensor, of: Score) -> float:
 
 def _tree(problem: Problem, generator: torch.Generator) -> Tensor:
     size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
-    return torch.randint(0, 2**problem.q_len, size, generator=generator)
+    least, end = (0, 2**problem.q_len) if problem.q_len < 63 else (-(2**63), 2**63 - 1)
+    return torch.randint(least, end, size, generator=generator)
 
 
 @dataclass(frozen=True)
