@@ -139,13 +139,11 @@ def test_many_sequences_or_heads_lie_along_x() -> None:
 # ---- run
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_a_large_batch(device: str) -> None:
+def test_a_large_batch() -> None:
     query, key = torch.randn(65_537, 1, 1, 16), torch.randn(65_537, 1, 2, 16)
     exact, _ = torch_fattn.reference.prefill(query, key, key)
-    given = [each.to(device) for each in (query, key, key)]
-    for call in (torch_fattn.prefill, torch_fattn.decode):
-        assert torch.allclose(call(*given).cpu().double(), exact, atol=1e-5)
+    out = torch_fattn.decode(*(each.to("mps") for each in (query, key, key)))
+    assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
 
 
 def operands_of(op: str, batch: int, heads: tuple[int, int], q_len: int, capacity: int) -> dict[str, Any]:

@@ -189,10 +189,9 @@ def test_backward_after_the_installation(recomputed: bool) -> None:
     found = []
     for ends_before in (False, True):
         given = [t.detach().clone().requires_grad_() for t in tensors]
-        torch_fattn.install()
         out = checkpoint(model, *given, use_reentrant=False) if recomputed else model(*given)
         if ends_before:
-            torch_fattn.uninstall()
+            torch.nn.attention.restore_flash_attention_impl()
         out.sum().backward()
         found.append([each.grad.cpu() for each in given if each.grad is not None])
     assert len(found[0]) == 3 and all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -170,7 +170,7 @@ class Exchange:
             ) from error
 
     def _leave(self) -> None:
-        """Closes the connections of this rank. Ranks that wait for it may have had none to the one that ended.
+        """Closes the connections of this rank. Ranks that wait for it may have none to the one that ended.
         gloo closes all when a receive exceeds its time."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         for peer in others if "gloo" in self._backends() else []:

@@ -5,9 +5,9 @@
 #include "softcap.h"
 #include "softmax.h"
 
-// A bit for each draft token. A decode has at most 16, a tree that runs as a prefill 64.
+// A bit for each draft token.
 #ifndef FATTN_DRAFTS
-#define FATTN_DRAFTS uint
+#define FATTN_DRAFTS ulong
 #endif
 
 namespace fattn {

@@ -2,8 +2,6 @@
 // the prefill kernels.
 #pragma once
 
-#define FATTN_DRAFTS ulong
-
 #include "packed.h"
 #include "../common/operands.h"
 #include "../common/saved.h"
