@@ -83,10 +83,10 @@ void add_tree_mask(Call& call, const Arguments& arguments) {
   std::vector<int64_t> target = {problem.batch, problem.q_len};
   if (is_bool) target.push_back(problem.q_len);
   const at::IntArrayRef of_batch = target;
-  TORCH_CHECK_VALUE(mask.sizes() == of_batch || mask.sizes() == of_batch.slice(1), name,
-                    ": tree_mask has shape ", mask.sizes(), " and must be ",
-                    is_bool ? "[q_len, q_len] or [batch, q_len, q_len] = " : "[q_len] or [batch, q_len] = ",
-                    of_batch);
+  TORCH_CHECK_VALUE(
+      mask.sizes() == of_batch || mask.sizes() == of_batch.slice(1), name, ": tree_mask has shape ",
+      mask.sizes(), " and must be ",
+      is_bool ? "[q_len, q_len] or [batch, q_len, q_len] = " : "[q_len] or [batch, q_len] = ", of_batch);
   call.tree_mask = is_bool ? bits_of(mask) : mask;
   problem.options.tree_mask = true;
   problem.options.tree_mask_batch_stride = call.tree_mask.dim() == 2 ? call.tree_mask.stride(0) : 0;

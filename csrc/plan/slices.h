@@ -34,8 +34,8 @@ inline void cut_into_slices(Pass& pass, int64_t most_groups) {
   pass.slice = uint32_t(std::clamp<int64_t>(most_groups, 1, std::min(pass.groups(), kMostAlong)));
 }
 
-// The same, of as many as there are if `most_groups` allows it. Slices run along x, so a grid that is too large
-// in y or z becomes slices, too.
+// The same, of as many as there are if `most_groups` allows it. Slices run along x, so a grid that is too
+// large in y or z becomes slices, too.
 inline void limit_groups(Pass& pass, double most_groups) {
   const bool fits = std::max(pass.grid[1], pass.grid[2]) <= kMostAcross;
   if (!fits || most_groups < double(pass.groups())) {

@@ -128,9 +128,8 @@ def _sloped(score: float, slopes: Tensor, of: Score) -> float:
 
 
 def _tree(problem: Problem, generator: torch.Generator) -> Tensor:
-    size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
-    least, end = (0, 2**problem.q_len) if problem.q_len < 63 else (-(2**63), 2**63 - 1)
-    return torch.randint(least, end, size, generator=generator)
+    rows, size = problem.q_len, (problem.batch, problem.q_len)[problem.tree == "shared" :]
+    return torch.randint(-(2**63) * (rows > 62), 2 ** min(rows, 62), size, generator=generator)
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ def test_any_parts_give_the_result(name: str) -> None:
 @needs_emulator
 @pytest.mark.parametrize("twin", [False, True])
 def test_the_last_part_takes_what_is_left(twin: bool) -> None:
-    """Of a packed sequence with more keys than max_seqlen_k has parts for. The twin forgets it."""
+    """A packed sequence may have more keys than max_seqlen_k has parts for. The twin forgets it."""
     case = cut_case("varlen")[0]
     arguments = case.arguments("cpu")[0]
     plan = direct_launch.plan_of(case.problem.op, arguments)

@@ -135,7 +135,7 @@ ADVICE: list[Advice] = [
             "tree_mask",
             run(op, query=LONGER, tree_mask=TREE, **options),
             _long_by_parts(op, LONGER, _tree_as_mask(), **options),
-            exact(op, query=LONGER, tree_mask=TREE, **options),
+            exact(op, query=LONGER, attn_mask=_tree_as_mask(), **options),
             message="up to its last row and an attn_mask instead of tree_mask",
         )
         for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))

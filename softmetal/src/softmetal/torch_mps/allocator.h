@@ -7,7 +7,7 @@ namespace softmetal {
 
 c10::Allocator* allocator();
 
-// Of tensors on the CPU that torch counts as pinned.
+// The allocator of tensors on the CPU that torch counts as pinned.
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* memory);
 
