@@ -253,9 +253,8 @@ Call describe_packed(Op op, const Arguments& arguments) {
   swap_rows_and_heads(problem.value);
   problem.kv_heads = key.size(1);
   problem.packed_keys = true;
-  problem.kv_rows = key.size(0);
   problem.max_seqlen_k = arguments.get<int64_t>("max_seqlen_k");
-  problem.kv_len = std::min(problem.max_seqlen_k, problem.kv_rows);
+  problem.kv_len = key.size(0);
 
   check_starts(call, "cu_seqlens_k", cu_seqlens_k);
   TORCH_CHECK_VALUE(cu_seqlens_k.size(0) > 0, name,

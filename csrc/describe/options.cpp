@@ -1,11 +1,12 @@
 #include "options.h"
 
-#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include <ATen/ops/arange.h>
 #include <c10/util/Exception.h>
 
 #include "tensor_checks.h"
@@ -48,6 +49,12 @@ NumberTensor add_numbers(const Call& call, const char* name, std::string_view sh
           .stride = of_heads ? numbers.stride(-1) : 0};
 }
 
+// Rows of up to 64 booleans, as bits.
+Tensor bits_of(const Tensor& rows) {
+  const Tensor bit = at::arange(rows.size(-1), rows.options().dtype(at::kLong));
+  return rows.to(at::kLong).bitwise_left_shift(bit).sum(-1);
+}
+
 }  // namespace
 
 void add_score_options(Call& call, const Arguments& arguments) {
@@ -69,17 +76,21 @@ void add_tree_mask(Call& call, const Arguments& arguments) {
   const char* name = name_of(problem.op);
   const Tensor& mask = *tree_mask;
   check_device(name, "tree_mask", mask, call.query);
-  TORCH_CHECK_TYPE(mask.scalar_type() == at::kLong, name, ": tree_mask is ", dtype_name(mask),
-                   " and must be torch.int64 (bit t: draft token t is visible)");
-  const std::array<int64_t, 2> target = {problem.batch, problem.q_len};
-  TORCH_CHECK_VALUE((mask.dim() == 1 && mask.size(0) == problem.q_len) ||
-                        (mask.dim() == 2 && mask.sizes() == at::IntArrayRef(target)),
-                    name, ": tree_mask has shape ", mask.sizes(),
-                    " and must be [q_len] or [batch, q_len] = ", at::IntArrayRef(target));
+  const bool is_bool = mask.scalar_type() == at::kBool;
+  TORCH_CHECK_TYPE(is_bool || mask.scalar_type() == at::kLong, name, ": tree_mask is ", dtype_name(mask),
+                   " and must be torch.bool [q_len, q_len] or torch.int64 [q_len] (bit t: draft token t is "
+                   "visible)");
+  std::vector<int64_t> target = {problem.batch, problem.q_len};
+  if (is_bool) target.push_back(problem.q_len);
+  const at::IntArrayRef of_batch = target;
+  TORCH_CHECK_VALUE(
+      mask.sizes() == of_batch || mask.sizes() == of_batch.slice(1), name, ": tree_mask has shape ",
+      mask.sizes(), " and must be ",
+      is_bool ? "[q_len, q_len] or [batch, q_len, q_len] = " : "[q_len] or [batch, q_len] = ", of_batch);
+  call.tree_mask = is_bool ? bits_of(mask) : mask;
   problem.options.tree_mask = true;
-  problem.options.tree_mask_batch_stride = mask.dim() == 2 ? mask.stride(0) : 0;
-  problem.options.tree_mask_row_stride = mask.stride(-1);
-  call.tree_mask = mask;
+  problem.options.tree_mask_batch_stride = call.tree_mask.dim() == 2 ? call.tree_mask.stride(0) : 0;
+  problem.options.tree_mask_row_stride = call.tree_mask.stride(-1);
 }
 
 }  // namespace fattn

@@ -11,10 +11,11 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include "install.h"
@@ -58,12 +59,23 @@ Results results_of(Invocation call) {
   return {results[0].toTensor(), results[1].toTensor()};
 }
 
-Results packed(const Arguments& arguments, const Tensor& key, const Tensor& value) {
+// `seqused_k`: of the keys of each sequence, how many it uses, if not all. A sequence without rows then
+// follows each: that of the others.
+Results packed(const Arguments& arguments, const std::optional<Tensor>& seqused_k) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::varlen_prefill", "");
   Invocation call(op);
   set_options(call, arguments);
-  call.set("query", arguments["query"]).set("key", key).set("value", value);
-  call.set("cu_seqlens_q", arguments["cum_seq_q"]).set("cu_seqlens_k", arguments["cum_seq_k"]);
+  Tensor rows = arguments.tensor("cum_seq_q"), keys = arguments.tensor("cum_seq_k");
+  if (seqused_k) {
+    const Tensor first = keys.slice(0, 0, keys.size(0) - 1);
+    const Tensor end = first.add(seqused_k->clamp_min(0).minimum(keys.diff()));
+    keys = at::cat({at::stack({first, end}, 1).flatten(), keys.slice(0, keys.size(0) - 1)});
+    rows = rows.repeat_interleave(2).slice(0, 1);
+    const auto slopes = newer_tensor(arguments, "alibi_slopes");
+    if (slopes && slopes->dim() == 2) call.set("alibi_slopes", slopes->repeat_interleave(2, 0));
+  }
+  for (const char* name : {"query", "key", "value"}) call.set(name, arguments[name]);
+  call.set("cu_seqlens_q", rows).set("cu_seqlens_k", keys);
   call.set("max_seqlen_q", arguments["max_q"]).set("max_seqlen_k", arguments["max_k"]);
   Results results = results_of(std::move(call));
   count(Taken::kPacked);
@@ -81,12 +93,6 @@ Results paged(const Arguments& arguments, const Tensor& key, const Tensor& value
   Results results = results_of(std::move(call));
   count(Taken::kPaged);
   return results;
-}
-
-// Packed keys as a pool with one key per block: seqused_k may use fewer keys than a sequence has.
-Tensor table_of_keys(const Tensor& cu_seqlens_k, int64_t max_k) {
-  const Tensor first = cu_seqlens_k.slice(0, 0, cu_seqlens_k.size(0) - 1).unsqueeze(1);
-  return at::add(first, at::arange(max_k, cu_seqlens_k.options()));
 }
 
 // Unpacked operands [B, L, H, D].
@@ -127,9 +133,7 @@ Results attend(const Arguments& arguments) {
   }
   TORCH_CHECK_VALUE(arguments.optional_tensor("cum_seq_k"),
                     "torch_fattn: _flash_attention_forward without a block_table needs cum_seq_k");
-  if (!seqused_k) return packed(arguments, key, value);
-  const Tensor table = table_of_keys(arguments.tensor("cum_seq_k"), arguments.get<int64_t>("max_k"));
-  return paged(arguments, key.unsqueeze(1), value.unsqueeze(1), table, *seqused_k);
+  return packed(arguments, seqused_k);
 }
 
 // Gives `out` the dimension order of query, as torch does and as its fake kernel promises torch.compile.
@@ -191,9 +195,12 @@ std::unordered_map<std::string, c10::SafeKernelFunction>& before_us() {
   return kernels;
 }
 
+// A graph may be differentiated, and a checkpoint in it recomputed, after the installation that made it.
+bool is_ours() { return is_installed() || torch::autograd::get_current_graph_task_id() != -1; }
+
 template <BoxedKernel kernel>
-void if_installed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (is_installed()) {
+void if_ours(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (is_ours()) {
     kernel(op, stack);
   } else {
     const auto before = before_us().find(op.schema().name());
@@ -209,7 +216,7 @@ void register_kernel(torch::Library& library, const char* name) {
   if (op.hasComputedKernelForDispatchKey(c10::DispatchKey::MPS)) {
     before_us().emplace(name, op.getComputedKernelForDispatchKey(c10::DispatchKey::MPS));
   }
-  library.impl(name, torch::CppFunction::makeFromBoxedFunction<&if_installed<kernel>>());
+  library.impl(name, torch::CppFunction::makeFromBoxedFunction<&if_ours<kernel>>());
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ using at::Tensor;
 // Reads cu_seqlens_k as csrc/kernels/prefill/packed.h does.
 Tensor first_packed_keys(const Call& call) {
   const Tensor starts = call.cu_seqlens_k.to(at::kLong).narrow(0, 0, call.problem.batch);
-  return starts.clamp(0, call.problem.kv_rows).unsqueeze(1);
+  return starts.clamp(0, call.key.size(0)).unsqueeze(1);
 }
 
 // Clamps lengths that are out of range.
@@ -41,7 +41,7 @@ Tensor key_counts(const Call& call) {
   const Problem& problem = call.problem;
   if (problem.packed_keys) {
     const Tensor ends = call.cu_seqlens_k.to(at::kLong).narrow(0, 1, problem.batch).unsqueeze(1);
-    return ends.clamp_max(problem.kv_rows).sub(first_packed_keys(call)).clamp(0, problem.kv_len);
+    return ends.clamp_max(call.key.size(0)).sub(first_packed_keys(call)).clamp(0, problem.kv_len);
   }
   if (!problem.has_seq_lens) {
     return at::full({problem.batch, 1}, problem.kv_len, call.query.options().dtype(at::kLong));
@@ -78,11 +78,11 @@ Keys gather_blocks(const Call& call) {
           exists};
 }
 
-// Pads packed keys to the longest sequence; visible_keys() hides the padding.
+// Pads packed keys to kv_len; visible_keys() hides the padding.
 Keys gather_rows(const Call& call) {
   const Problem& problem = call.problem;
   const Tensor first = first_packed_keys(call);
-  const Tensor index = first.add(at::arange(problem.kv_len, first.options())).clamp_max(problem.kv_rows - 1);
+  const Tensor index = first.add(at::arange(problem.kv_len, first.options())).clamp_max(call.key.size(0) - 1);
   const auto rows_of = [&](const Tensor& rows) {
     return rows.index_select(0, index.flatten())
         .unflatten(0, {problem.batch, problem.kv_len})

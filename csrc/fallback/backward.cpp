@@ -4,6 +4,7 @@
 //   dP = dO V^T    dS = P (dP - delta + dlse)    dV += P^T dO    dQ = dT K    dK += dT^T Q
 // where dS is the gradient of the score and dT that of the product of query and key.
 #include <algorithm>
+#include <limits>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/exp.h>
@@ -162,21 +163,22 @@ Sums one_by_one(const BackwardCall& call) {
 Tensor unpadded_keys(const Call& call, const Tensor& padded, const Tensor& packed) {
   const Problem& problem = call.problem;
   const Tensor place = at::arange(problem.kv_len, call.cu_seqlens_k.options().dtype(at::kLong));
-  const Tensor index = first_packed_keys(call).add(place).clamp_max(problem.kv_rows - 1);
+  const Tensor index = first_packed_keys(call).add(place).clamp_max(call.key.size(0) - 1);
   const Tensor exists = place.lt(key_counts(call)).view({problem.batch, 1, problem.kv_len, 1});
   const Tensor rows = at::where(exists, padded, 0.0).transpose(1, 2).flatten(0, 1);
   return packed.index_add(0, index.flatten(), rows);
 }
 
-// Packed rows and keys are padded.
+// Packed rows and keys are padded. Without all rows and keys, every gradient is NaN.
 Sums of_packed(const BackwardCall& call) {
   const Problem& problem = call.problem;
   Sums sums = zero_sums(call);
-  if (problem.batch == 0 || most_sequence_rows(problem) == 0 || problem.kv_len == 0) return sums;
+  if (problem.batch == 0 || problem.q_len == 0 || problem.kv_len == 0) return sums;
   const PaddedRows rows(call);
   Call padded = call;
   padded.problem.packed = false;
   padded.problem.q_len = rows.q_len;
+  padded.problem.kv_len = most_sequence_keys(problem);
   padded.query = rows.pad(call.query);
   const auto pad_numbers = [&](const Tensor& numbers) {
     return numbers.defined() ? rows.pad(numbers.transpose(0, 1)) : numbers;
@@ -187,14 +189,18 @@ Sums of_packed(const BackwardCall& call) {
     return at::zeros({problem.batch, heads, length, dim}, sums.query.options());
   };
   const Sums padded_sums = {zeros(problem.q_heads, rows.q_len, problem.head_dim),
-                            zeros(problem.kv_heads, problem.kv_len, problem.head_dim),
-                            zeros(problem.kv_heads, problem.kv_len, problem.value_dim), sums.sinks,
+                            zeros(problem.kv_heads, padded.problem.kv_len, problem.head_dim),
+                            zeros(problem.kv_heads, padded.problem.kv_len, problem.value_dim), sums.sinks,
                             sums.alibi_slopes};
   add_gradients({.call = padded, .first_position = rows.first_position, .count = rows.count}, received,
                 padded_sums);
   sums.query = at::where(rows.owned.view({-1, 1, 1}), rows.unpad(padded_sums.query), 0.0);
-  sums.key = unpadded_keys(call, padded_sums.key, sums.key);
-  sums.value = unpadded_keys(call, padded_sums.value, sums.value);
+  sums.key = unpadded_keys(padded, padded_sums.key, sums.key);
+  sums.value = unpadded_keys(padded, padded_sums.value, sums.value);
+  const Tensor lost = rows.lost.any();
+  for (Tensor* sum : {&sums.query, &sums.key, &sums.value, &sums.sinks, &sums.alibi_slopes}) {
+    *sum = sum->masked_fill(lost, std::numeric_limits<double>::quiet_NaN());
+  }
   return sums;
 }
 

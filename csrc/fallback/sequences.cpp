@@ -2,6 +2,7 @@
 #include "sequences.h"
 
 #include <algorithm>
+#include <limits>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -17,6 +18,7 @@ namespace fattn {
 namespace {
 
 using at::Tensor;
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Whether the last row of each sequence is at its last key.
 bool ends_meet(const Problem& problem) { return !problem.packed_keys || problem.last_rows_meet; }
@@ -94,18 +96,21 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
 std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const Problem& problem = call.problem;
   const auto [no_key_out, no_key_lse] = no_key_results(call);
-  if (no_key_out.numel() == 0 || problem.batch == 0 || most_sequence_rows(problem) == 0)
-    return {no_key_out, no_key_lse};
+  if (no_key_out.numel() == 0 || problem.batch == 0) return {no_key_out, no_key_lse};
   const PaddedRows rows(call);
   Call padded = call;
   padded.problem.packed = false;
   padded.problem.q_len = rows.q_len;
+  padded.problem.kv_len = most_sequence_keys(problem);
   padded.query = rows.pad(call.query);
   const auto [out, lse] = no_key_results(padded);
   attend({.call = padded, .first_position = rows.first_position, .count = rows.count}, out, lse);
-  const Tensor owned = problem.part ? rows.owned.view({1, -1, 1}) : rows.owned.unsqueeze(0);
-  return {at::where(rows.owned.view({-1, 1, 1}), rows.unpad(out), no_key_out),
-          at::where(owned, rows.unpad(lse).transpose(0, 1).contiguous(), no_key_lse)};
+  const auto of_rows = [&](const Tensor& own, const Tensor& rest, at::IntArrayRef shape) {
+    return at::where(rows.owned.view(shape), own, rest).masked_fill(rows.lost.view(shape), kNaN);
+  };
+  const Tensor own_lse = rows.unpad(lse).transpose(0, 1).contiguous();
+  return {of_rows(rows.unpad(out), no_key_out, {-1, 1, 1}),
+          problem.part ? of_rows(own_lse, no_key_lse, {1, -1, 1}) : of_rows(own_lse, no_key_lse, {1, -1})};
 }
 
 // All sequences at once, without waiting for values on the device.
@@ -153,7 +158,6 @@ std::vector<Sequence> sequences_of(const Call& call) {
   for (int64_t b = 0; b < problem.batch; ++b) {
     const bool at_end = problem.packed ? ends_meet(problem) : !is_dense_prefill(problem.op);
     const int64_t position = at_end ? keys[b].count - rows[b].count : first_row(problem);
-    if (problem.packed) rows[b].count = std::min(rows[b].count, most_sequence_rows(problem));
     Call own = with_own_keys(call, b, keys[b]);
     own.problem.packed = false;
     own.problem.q_len = rows[b].count;
@@ -169,20 +173,22 @@ Tensor first_positions(const Call& call) {
 }
 
 PaddedRows::PaddedRows(const Call& call)
-    : batch(call.problem.batch), q_len(most_sequence_rows(call.problem)) {
+    : batch(call.problem.batch), q_len(std::max<int64_t>(most_sequence_rows(call.problem), 1)) {
   const Problem& problem = call.problem;
   const auto ends = std::get<0>(call.cu_seqlens_q.to(at::kLong).clamp(0, problem.q_len).cummax(0));
   const Tensor starts = ends.slice(0, 0, batch);
   count = ends.slice(0, 1).sub(starts).unsqueeze(1);
-  first_position =
-      ends_meet(problem) ? key_counts(call).sub(count) : at::full_like(count, first_row(problem));
+  const Tensor keys = key_counts(call);
+  first_position = ends_meet(problem) ? keys.sub(count) : at::full_like(count, first_row(problem));
   index_ = at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1).flatten();
   // The sequence of each row, and its place there.
   const Tensor row = at::arange(problem.q_len, ends.options());
   const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
   const Tensor owner = sequence.clamp(0, batch - 1);
   const Tensor place = row.sub(starts.index_select(0, owner));
-  owned = sequence.eq(owner).logical_and(place.lt(q_len));
+  owned = sequence.eq(owner);
+  const Tensor cut = keys.flatten().gt(most_sequence_keys(problem)).index_select(0, owner);
+  lost = owned.logical_and(place.ge(q_len).logical_or(cut));
   source_ = owner.mul(q_len).add(place.clamp(0, q_len - 1));
 }
 

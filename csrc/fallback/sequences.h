@@ -35,7 +35,7 @@ std::vector<Sequence> sequences_of(const Call& call);
 // The position of the first rows of a call that is not packed: [batch or 1, 1].
 at::Tensor first_positions(const Call& call);
 
-// The packed rows of a call, padded to the most that a sequence has.
+// The packed rows of a call, padded to max_seqlen_q. Only the device knows whether it is too small.
 struct PaddedRows {
   explicit PaddedRows(const Call& call);
 
@@ -47,6 +47,7 @@ struct PaddedRows {
   at::Tensor count;           // rows of each sequence: [batch, 1]
   at::Tensor first_position;  // [batch, 1]
   at::Tensor owned;           // whether a packed row belongs to a sequence: bool [rows]
+  at::Tensor lost;            // and is beyond max_seqlen_q, or its sequence has more than max_seqlen_k keys
 
  private:
   at::Tensor index_;   // the packed row of each padded one

@@ -94,8 +94,7 @@ void check_device_data_if_enabled(const Call& call) {
     check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_q).const_data_ptr<int32_t>());
   }
   if (call.cu_seqlens_k.defined()) {
-    const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key",
-                       call.problem.kv_rows};
+    const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key", call.problem.kv_len};
     check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_k).const_data_ptr<int32_t>());
   }
   if (call.mask_map.defined()) check_mask_map(call);

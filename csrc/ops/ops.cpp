@@ -242,7 +242,7 @@ std::string flags([[maybe_unused]] bool of_prefill) {
 }
 const std::string kPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
-    "bool is_causal=False, int? q_offset=None, " +
+    "bool is_causal=False, SymInt? q_offset=None, " +
     kOptions + flags(true);
 const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
 const std::string kDecodeArguments =
@@ -255,11 +255,11 @@ const std::string kPagedDecodeArguments =
     kOptions + kFormat + flags(false);
 const std::string kPagedPrefillArguments =
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
-    "Tensor cu_seqlens_q, int max_seqlen_q, *, bool is_causal=True, " +
+    "Tensor cu_seqlens_q, SymInt max_seqlen_q, *, bool is_causal, " +
     kOptions + kFormat;
 const std::string kVarlenPrefillArguments =
-    "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
-    "int max_seqlen_k, *, bool is_causal=False, int? q_offset=None, " +
+    "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k, *, bool is_causal=False, SymInt? q_offset=None, " +
     kOptions;
 // The gradients of the results, the results, and the operands between.
 std::string backward_arguments(const std::string& forward) {

@@ -54,6 +54,11 @@ Trial::Trial(const Problem& problem) : problem_(problem), type_(scalar_type_of(p
     p.max_seqlen_q = p.q_len;
     p.q_len += kShortRows;
   }
+  if (p.packed_keys) {
+    p.max_seqlen_k = p.kv_len;
+    p.kv_len += kShortKeys;
+    p.q_offset = 0;
+  }
   query_ = operand(p.q_heads, p.q_len, p.head_dim);
   p.query = {query_.strides[0], query_.strides[1], query_.strides[2]};
   add_keys();
@@ -126,16 +131,10 @@ void Trial::add_keys() {
     p.key.batch = rows_per_block_ * p.key.row;
     p.value.batch = rows_per_block_ * p.value.row;
   }
-  if (p.packed_keys) {
-    p.kv_rows = stored_rows();
-    p.max_seqlen_k = p.kv_len;
-    p.q_offset = 0;
-  }
 }
 
 int64_t Trial::stored_rows() const {
-  if (problem_.block_size > 0) return problem_.num_blocks * rows_per_block_;
-  return problem_.packed_keys ? kShortKeys + problem_.kv_len : problem_.kv_len;
+  return problem_.block_size > 0 ? problem_.num_blocks * rows_per_block_ : problem_.kv_len;
 }
 
 // The first block of the short sequence, with the first key of a step: its keys do not exist.

@@ -111,7 +111,7 @@ int64_t result_rows(const Problem& p) { return (p.packed ? 1 : p.batch) * p.q_he
 
 // What must live from the forward to the backward: query, key, value and lse, and `out` if it is given.
 int64_t kept_bytes(const Problem& p) {
-  const int64_t keys = (p.packed ? p.kv_rows : p.batch * p.kv_len) * p.kv_heads;
+  const int64_t keys = (p.packed ? 1 : p.batch) * p.kv_len * p.kv_heads;
   const int64_t operands = result_rows(p) * p.head_dim + keys * (p.head_dim + p.value_dim);
   const int64_t floats = result_rows(p) * (p.has_float32_out ? 1 + p.value_dim : 1);
   return operands * size_of(p.dtype) + floats * int64_t(sizeof(float));
@@ -155,7 +155,7 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
 
 // The most rows or keys that a threadgroup walks.
 int64_t walked_by(const Tile& tile, const Problem& p) {
-  if (tile.walks_keys()) return p.kv_len;
+  if (tile.walks_keys()) return most_sequence_keys(p);
   return (p.packed ? most_sequence_rows(p) : p.q_len) * (p.q_heads / std::max<int64_t>(p.kv_heads, 1));
 }
 
@@ -178,7 +178,7 @@ std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
 void limit_work(Pass& pass, const DeviceFacts& device, const Problem& p, const Tile& tile) {
   const double products = products_of_walked(tile, p) * double(walked_by(tile, p));
   const double most_groups = std::max(most_products(device) / products, double(cores_of(device)));
-  if (most_groups < double(pass.groups())) cut_into_slices(pass, int64_t(most_groups));
+  limit_groups(pass, most_groups);
 }
 
 void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
@@ -223,7 +223,7 @@ void add_head_pass(Plan& plan, const Problem& p, Slot result, const NumberTensor
   pass.spec.sinks = of_sinks;
   pass.spec.sinks_kind = of_sinks ? numbers.kind : uint32_t{kKindFloat32};
   pass.spec.packed = p.packed && numbers.of_sequences;
-  pass.grid = {uint32_t(p.q_heads), uint32_t(numbers.of_sequences ? p.batch : 1), 1};
+  pass.grid = {uint32_t(p.q_heads * (numbers.of_sequences ? p.batch : 1)), 1, 1};
   pass.threads = {kHeadSimdgroups * kSimdWidth, 1, 1};
   pass.threadgroup_bytes = uint32_t(ceil_div(kHeadSimdgroups * int64_t(sizeof(float)), 16) * 16);
   pass.bind(kSlotRowStates);
@@ -262,11 +262,10 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   const int64_t pairs = p.q_len * (p.packed ? p.q_heads / p.kv_heads : 1);
   const int64_t surplus = p.packed ? p.batch + 2 : 1;
   const int64_t q_tiles = (pairs + surplus * (rows.rows() - 1)) / rows.rows();
-  const int64_t stored = p.packed ? p.kv_rows : p.kv_len;
-  const int64_t key_tiles = (stored + surplus * (keys.rows() - 1)) / keys.rows();
+  const int64_t key_tiles = (p.kv_len + surplus * (keys.rows() - 1)) / keys.rows();
   const BackwardParams params = params_of(p, q_tiles);
   add_query_pass(plan, p, device, rows, params);
-  if (stored > 0) add_key_pass(plan, p, device, keys, params, key_tiles);
+  if (p.kv_len > 0) add_key_pass(plan, p, device, keys, params, key_tiles);
   const ScoreOptions& options = p.options;
   if (options.sinks.given) add_head_pass(plan, p, kSlotGradSinks, options.sinks);
   if (options.alibi_slopes.given) add_head_pass(plan, p, kSlotGradAlibi, options.alibi_slopes);

@@ -117,8 +117,8 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
     return refuse(Kind::kValue, op, "max_seqlen_k ", p.max_seqlen_k,
                   " is negative; pass the most keys that a sequence has");
   }
-  if (p.kv_rows > kMaxLength) {
-    return refuse(Kind::kValue, op, p.kv_rows, " keys of all sequences are above ", kMaxLength,
+  if (p.packed_keys && p.kv_len > kMaxLength) {
+    return refuse(Kind::kValue, op, p.kv_len, " keys of all sequences are above ", kMaxLength,
                   "; split the call");
   }
   if (p.kv_heads > 0 && p.q_len * (p.q_heads / p.kv_heads) > kMaxLength) {
@@ -130,16 +130,18 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
 
 // Prefill takes neither a quantised cache nor a tree, paged_prefill no mask.
 std::optional<Refusal> check_decode_rows(const Problem& p) {
-  if (!is_decode(p.op) || p.q_len <= kMaxDecodeRows) return std::nullopt;
-  const char* op = name_of(p.op);
   const bool tree = p.options.tree_mask;
+  const int64_t most = tree ? kMaxTreeRows : kMaxDecodeRows;
+  if (!is_decode(p.op) || p.q_len <= most) return std::nullopt;
+  const char* op = name_of(p.op);
   const bool elsewhere = p.op == Op::kDecode ? p.kv_format == kKvFloat : p.mask_dtype == DType::kOther;
   if (tree || !elsewhere) {
-    return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
+    return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", most,
+                  tree ? ", the most of a tree_mask" : "",
                   "; split them into calls, each with the seq_lens up to its last row",
                   tree ? " and an attn_mask instead of tree_mask" : "");
   }
-  return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", kMaxDecodeRows,
+  return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", most,
                 p.op == Op::kDecode
                     ? "; use fattn.prefill with is_causal=True over the filled keys of each sequence"
                     : "; use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]");
@@ -178,18 +180,23 @@ std::optional<Refusal> check(const Problem& p) {
     return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,
                   p.packed ? "; split the call" : "; split the rows, each part with its q_offset");
   }
-  if (p.kv_len > kMaxLength && is_backward(p.op)) {
-    return refuse(Kind::kValue, op, "length ", p.kv_len, " is above ", kMaxLength, "; use shorter sequences");
+  const int64_t length = most_sequence_keys(p);
+  if (length > kMaxLength && is_backward(p.op)) {
+    return refuse(Kind::kValue, op, "length ", length, " is above ", kMaxLength, "; use shorter sequences");
   }
-  if (p.kv_len > kMaxLength) {
-    return refuse(Kind::kValue, op, "length ", p.kv_len, " is above ", kMaxLength,
+  if (length > kMaxLength) {
+    return refuse(Kind::kValue, op, "length ", length, " is above ", kMaxLength,
                   "; split the sequence and merge the parts with fattn.merge",
                   is_paged(p) ? ", or leave out columns of block_tables that no sequence fills" : "");
   }
-  if (p.batch > kMaxGrid || p.q_heads > kMaxGrid) {
-    return refuse(Kind::kValue, op, p.batch > kMaxGrid ? "batch " : "query head count ",
-                  p.batch > kMaxGrid ? p.batch : p.q_heads, " is above ", kMaxGrid,
-                  ", the largest grid; split the call");
+  if (p.batch > kMaxLength || p.q_heads > kMaxLength) {
+    return refuse(Kind::kValue, op, p.batch > kMaxLength ? "batch " : "query head count ",
+                  p.batch > kMaxLength ? p.batch : p.q_heads, " is above ", kMaxLength, "; split the call");
+  }
+  const double rows = double(p.packed ? 1 : p.batch) * double(p.q_heads) * double(p.q_len);
+  if (rows > double(kMaxRows)) {
+    return refuse(Kind::kValue, op, "the result has ", rows, " rows, more than ", kMaxRows,
+                  "; split the call");
   }
   if (p.packed) {
     if (auto refusal = check_packing(op, p)) return refusal;

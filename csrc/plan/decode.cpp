@@ -1,6 +1,6 @@
 // Plans fattn.decode and fattn.paged_decode: a pass over the chunks of all sequences, then a pass that merges
-// the chunks of each. Short caches take one pass, whose threadgroups have all chunks of a sequence. On tensor
-// operations, many rows take the kernel of prefill.
+// the chunks of each. Short caches take one pass, whose threadgroups have all chunks of a sequence. Many
+// rows, on tensor operations or of a large tree, take the kernel of prefill.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -261,6 +261,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
     if (!device.only_prefills_on_tensors) return plan_as_prefill(p, device);
     plan.tensor = "only prefills were timed on this GPU";
   }
+  if (p.q_len > kMaxDecodeRows) return plan_as_prefill(p, device);
   const int64_t group_size = p.q_heads / p.kv_heads;
   const int64_t packed_rows = group_size * p.q_len;
   const AtOnce one_by_one{1, 1, ""};
@@ -300,7 +301,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
   pass.grid = {uint32_t(shares), uint32_t(columns), 1};
-  if (sliced) cut_into_slices(pass, held);
+  limit_groups(pass, double(sliced ? held : kMostAlong));
   pass.threads = {uint32_t(at_once.chunks * shape.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
 

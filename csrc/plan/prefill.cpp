@@ -165,15 +165,15 @@ bool pays_to_group(const Problem& p, int64_t tile_rows) {
 // Upper bound of the keys that the rows of a tile see together.
 int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
   const ScoreOptions& options = p.options;
+  const int64_t length = most_sequence_keys(p);
   const bool causal = p.is_causal && !p.packed;
   const int64_t keys =
-      causal ? std::clamp<int64_t>(std::clamp(p.q_offset, -p.q_len, p.kv_len) + p.q_len, 0, p.kv_len)
-             : p.kv_len;
+      causal ? std::clamp<int64_t>(std::clamp(p.q_offset, -p.q_len, length) + p.q_len, 0, length) : length;
   if (options.window_left < 0) return keys;
-  const int64_t window_right = p.is_causal ? 0 : options.window_right < 0 ? p.kv_len : options.window_right;
+  const int64_t window_right = p.is_causal ? 0 : options.window_right < 0 ? length : options.window_right;
   const int64_t window_keys =
-      std::min(options.window_left, p.kv_len) + std::min(window_right, p.kv_len) + tile_rows;
-  return std::min(keys, window_keys + std::min(options.sink_tokens, p.kv_len));
+      std::min(options.window_left, length) + std::min(window_right, length) + tile_rows;
+  return std::min(keys, window_keys + std::min(options.sink_tokens, length));
 }
 
 // The parts of the steps of a tile, one threadgroup each: take_part in kernels/common/steps.h.
@@ -332,7 +332,6 @@ PrefillParams prefill_params(const Problem& p, const Strides3& out) {
   params.window_left = window_side(p.options.window_left);
   params.window_right = window_side(window_right_of(p));
   params.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoLimit));
-  params.kv_rows = int32_t(p.kv_rows);
   params.last_rows_meet = p.last_rows_meet;
   return params;
 }
@@ -382,9 +381,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const double keys_of_group = std::ceil(double(most_visible_keys(p, tile.rows())) / double(parts.count));
   const double products_of_group = double(tile.rows()) * keys_of_group * double(p.head_dim + p.value_dim);
   const double most_groups = std::max(most_products(device) / products_of_group, double(cores_of(device)));
-  if (most_groups < double(pass.groups())) {
-    cut_into_slices(pass, int64_t(most_groups));
-  }
+  limit_groups(pass, most_groups);
   pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile), 16) * 16);
 

@@ -93,7 +93,7 @@ inline DType dtype_of(FloatKind kind) {
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
 // and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,
 // and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim], some their keys
-// in one key [kv_rows, kv_heads, head_dim]. All strides are in elements.
+// in one key [kv_len, kv_heads, head_dim]. All strides are in elements.
 struct Problem {
   Op op = Op::kPrefill;
   DType dtype = DType::kFloat32;  // of query and result; of key and value unless they are quantised
@@ -101,7 +101,7 @@ struct Problem {
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
   int64_t q_len = 0;   // packed: rows of all sequences
-  int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size; packed: the most of a sequence
+  int64_t kv_len = 0;  // decode: the capacity; paged: max_blocks * block_size; packed keys: of all sequences
   int64_t head_dim = 0;
   int64_t value_dim = 0;
 
@@ -144,7 +144,6 @@ struct Problem {
   int64_t cu_seqlens_stride = 0;
 
   bool packed_keys = false;
-  int64_t kv_rows = 0;          // packed keys: of all sequences
   int64_t max_seqlen_k = 0;     // packed keys: of the longest sequence
   bool last_rows_meet = false;  // packed keys: instead of q_offset, a sequence's last row is at its last key
   int64_t cu_seqlens_k_stride = 0;
@@ -158,8 +157,11 @@ struct Problem {
   ScoreOptions options;
 };
 
-// Packed: upper bound of the rows of a sequence, also if max_seqlen_q is too large.
+// The rows and keys that the plan of a packed call assumes for a sequence. Results are right for more, too.
 inline int64_t most_sequence_rows(const Problem& p) { return std::min(p.max_seqlen_q, p.q_len); }
+inline int64_t most_sequence_keys(const Problem& p) {
+  return p.packed_keys ? std::min(p.max_seqlen_k, p.kv_len) : p.kv_len;
+}
 
 inline DType out_dtype(const Problem& p) { return p.part ? DType::kFloat32 : p.dtype; }
 

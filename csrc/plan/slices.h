@@ -24,10 +24,23 @@ inline double most_products(const DeviceFacts& device) {
   return kMostProductsPerCore * double(cores_of(device));
 }
 
+// Threadgroups of a grid in y and z, and of a dispatch in x, that every Apple GPU takes.
+inline constexpr uint32_t kMostAcross = 65535;
+inline constexpr int64_t kMostAlong = (int64_t{1} << 31) - 1;
+
 // Limits a dispatch to `most_groups` threadgroups of the pass.
 inline void cut_into_slices(Pass& pass, int64_t most_groups) {
   pass.spec.sliced = true;
-  pass.slice = uint32_t(std::clamp<int64_t>(most_groups, 1, pass.groups()));
+  pass.slice = uint32_t(std::clamp<int64_t>(most_groups, 1, std::min(pass.groups(), kMostAlong)));
+}
+
+// The same, of as many as there are if `most_groups` allows it. Slices run along x, so a grid that is too
+// large in y or z becomes slices, too.
+inline void limit_groups(Pass& pass, double most_groups) {
+  const bool fits = std::max(pass.grid[1], pass.grid[2]) <= kMostAcross;
+  if (!fits || most_groups < double(pass.groups())) {
+    cut_into_slices(pass, int64_t(std::min(most_groups, double(kMostAlong))));
+  }
 }
 
 }  // namespace fattn

@@ -13,6 +13,7 @@ inline constexpr int64_t kMaxBackwardHeadDim = 256;
 // With a larger cap, the quotient of a score and the cap could be subnormal in float32.
 inline constexpr double kMaxSoftcap = 1e30;
 inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
+inline constexpr int64_t kMaxTreeRows = 64;    // the same under a tree mask, which has a bit for each row
 // Lengths and block counts are passed as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;
 inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive
@@ -21,7 +22,7 @@ inline constexpr int64_t kMaxLogits = int64_t(1) << 33;
 inline constexpr int64_t kMaxLogitsRows = (int64_t(1) << 32) - 1;
 // Threadgroups of a pass that makes a map of a mask: numbered by 32-bit integers.
 inline constexpr int64_t kMaxMapGroups = (int64_t(1) << 31) - 1;
-// Threadgroups per grid dimension that every Apple GPU accepts for y and z.
-inline constexpr int64_t kMaxGrid = 65535;
+// Rows of all results, which the kernels number by 32-bit integers.
+inline constexpr int64_t kMaxRows = (int64_t(1) << 32) - 1;
 
 }  // namespace fattn

@@ -23,6 +23,7 @@ constexpr int64_t kLeastTensorRows = 16;
 // 1.6 times as long on tensor operations, and 32 took 0.8 times as long. Latent heads, whose values are
 // columns of their keys, have about twice the products for each byte.
 constexpr int64_t kLeastDecodeRows = 24;
+constexpr int64_t kMaxTensorTree = 32;  // rows, a bit each in SavedTensorRow
 
 }  // namespace
 
@@ -69,6 +70,7 @@ const char* why_no_tensors(const Problem& p) {
   if (const char* reason = why_no_tensors(p.dtype, p.head_dim, p.value_dim)) return reason;
   if (is_backward(p.op) && p.head_dim > kMaxBackwardHeadDim) return "such heads have no gradients";
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
+  if (p.options.tree_mask && p.q_len > kMaxTensorTree) return "they are for trees of up to 32 rows";
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";
   if (!have_rows_apart(p.key, p.value)) return "rows of key or value are not 1 to 65,535 elements apart";
   // The pass over keys reads rows of the query as a prefill reads keys.

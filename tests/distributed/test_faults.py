@@ -165,6 +165,30 @@ def test_a_rank_that_ends_in_a_ring(fragile: Pool) -> None:
         assert error.startswith("torch_fattn.distributed.prefill: rank ") and "lost the others" in error
 
 
+def outlive(world: World, closes: bool) -> float:
+    """Rank 1 ends after a good call. The others catch what they see and stay alive, and rank 3 waits for one
+    of them."""
+    own = torch.ones(1, 2, 8, 32)
+    options: dict[str, Any] = {"group": world.group, "is_causal": True, "shards": Shards.contiguous(32, 4)}
+    distributed.prefill(own, own, own, **options)
+    if world.rank == FAULTY:
+        os._exit(1)
+    if not closes:
+        distributed.exchange.Exchange._leave = lambda self: None  # type: ignore[method-assign]
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="lost the others"):
+        distributed.prefill(own, own, own, **options)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["", "twin"])
+def test_no_rank_waits_for_a_survivor(closes: bool) -> None:
+    """The twin leaves its connections open, and a rank waits for the timeout."""
+    with pool(4, timeout=TIMEOUT) as made:
+        seconds = [each for each in made.outcomes(4, outlive, closes) if not isinstance(each, EndedError)]
+    assert len(seconds) == 3 and (max(seconds) < TIMEOUT / 2) == closes, seconds
+
+
 def refusals(world: World) -> dict[str, str]:
     """The errors of calls that every rank refuses alike."""
     own = torch.ones(1, 4, 8, 32)

@@ -75,7 +75,8 @@ class Problem:
                 local = self.options.causal or max(self.options.window) >= 0
                 rows = rotated(rows, filled + torch.arange(self.q_len) * local, *angles)
                 keys = rotated(keys, filled + torch.arange(self.new), *angles)
-            end = min(filled + self.new, CAPACITY)
+            has_slots = self.lens is None or self.lens[b] >= 0
+            end = min(filled + self.new, CAPACITY) if has_slots else 0
             untouched[place[filled:end]] = False
             for pool, added in zip(written, (keys, fresh[1][b]), strict=True):
                 pool.flatten(0, 1)[place[filled:end]] = added[: end - filled]

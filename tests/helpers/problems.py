@@ -128,8 +128,8 @@ def _sloped(score: float, slopes: Tensor, of: Score) -> float:
 
 
 def _tree(problem: Problem, generator: torch.Generator) -> Tensor:
-    size = (problem.q_len,) if problem.tree == "shared" else (problem.batch, problem.q_len)
-    return torch.randint(0, 2**problem.q_len, size, generator=generator)
+    rows, size = problem.q_len, (problem.batch, problem.q_len)[problem.tree == "shared" :]
+    return torch.randint(-(2**63) * (rows > 62), 2 ** min(rows, 62), size, generator=generator)
 
 
 @dataclass(frozen=True)

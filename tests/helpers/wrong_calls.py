@@ -76,6 +76,7 @@ def valid(op: str, device: str = "mps") -> Arguments:
         return arguments | {"key": randn(2, 2, 32, 64), "value": randn(2, 2, 32, 40)}
     if op == "paged_prefill":
         arguments |= {"query": randn(9, 4, 64), "cu_seqlens_q": int32(0, 8, 9), "max_seqlen_q": 8}
+        arguments["is_causal"] = True
     pools = {"key_cache": randn(5, 16, 2, 64), "value_cache": randn(5, 16, 2, 40)}
     return arguments | pools | {"block_tables": int32([3, 1], [0, 4])}
 
@@ -169,6 +170,8 @@ WRONG: dict[str, list[Fault]] = {
             "query has head_dim 64 and key has 64 bytes (128 columns of int4)",
         ),
         unsupported("17 query rows", query_rows(17), "17", "16"),
+        unsupported("a tree of 65 rows", lambda a: query_rows(65)(a) | {"tree_mask": a["seq_lens"].new_zeros(
+                    65, dtype=torch.int64)}, "65", "64"),
         mistyped("int64 seq_lens", cast("seq_lens", torch.int64), "seq_lens", "int64", "int32"),
         fault("seq_lens of another batch", sliced("seq_lens", slice(1)), "seq_lens", "1", "2"),
         fault("seq_lens of rank 2", sliced("seq_lens", None), "seq_lens", "2"),

@@ -124,7 +124,26 @@ def test_usual_calls_take_one_dispatch() -> None:
     assert slices[0] > slices[1]
 
 
+@pytest.mark.host_only
+def test_many_sequences_or_heads_lie_along_x() -> None:
+    """In one dispatch: nothing says what a GPU takes in y and z."""
+    for op, sizes in (
+        ("prefill", (70_000, 2, 2, 1, 2, 64, 64)),
+        ("decode", (2, 70_000, 70_000, 1, 2, 64, 64)),
+    ):
+        step = plan_of(op, sizes, 8)["passes"][0]
+        assert max(step["grid"][1:]) == 70_000 and step["constants"]["sliced"]
+        assert list(direct_launch.dispatches(step)) == [(0, [math.prod(step["grid"]), 1, 1])]
+
+
 # ---- run
+
+
+def test_a_large_batch() -> None:
+    query, key = torch.randn(65_537, 1, 1, 16), torch.randn(65_537, 1, 2, 16)
+    exact, _ = torch_fattn.reference.prefill(query, key, key)
+    out = torch_fattn.decode(*(each.to("mps") for each in (query, key, key)))
+    assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
 
 
 def operands_of(op: str, batch: int, heads: tuple[int, int], q_len: int, capacity: int) -> dict[str, Any]:
@@ -147,7 +166,7 @@ def operands_of(op: str, batch: int, heads: tuple[int, int], q_len: int, capacit
     if op == "paged_prefill":
         arguments["query"] = randn(batch * q_len, heads[0], 64)
         arguments["cu_seqlens_q"] = torch.arange(0, batch * q_len + 1, q_len, dtype=torch.int32).to("mps")
-        arguments["max_seqlen_q"] = q_len
+        arguments |= {"max_seqlen_q": q_len, "is_causal": True}
     return arguments
 
 

@@ -223,7 +223,8 @@ def test_explain_tells_what_a_step_waits_for(machines: Machines, tested: Path) -
 PART_OF_PACKED_ROWS = """
 def part():
     before = tensor_launches()
-    out, sums = torch.ops.fattn.paged_prefill.part(rows, pool, pool, tables, lengths, starts, 70)
+    out, sums = torch.ops.fattn.paged_prefill.part(
+        *(rows, pool, pool, tables, lengths, starts, 70), is_causal=True)
     return tensor_launches() - before
 found["launches"] = [part()]
 prefill(query, key, key)

@@ -165,7 +165,7 @@ torch_fattn.explain("prefill", half, half, half)
 tokens, tables = half[0].transpose(0, 1)[:2], torch.tensor([[0], [0]], device="mps", dtype=torch.int32)
 lengths, starts = (torch.tensor(n, device="mps", dtype=torch.int32) for n in ([60, 30], [0, 1, 2]))
 pool = half.transpose(1, 2).contiguous()
-torch_fattn.paged_prefill(tokens.contiguous(), pool, pool, tables, lengths, starts, max_seqlen_q=1)
+torch_fattn.paged_prefill(tokens.contiguous(), pool, pool, tables, lengths, starts, 1, is_causal=True)
 torch_fattn.prefill(half.cpu(), half.cpu(), half.cpu())
 torch_fattn.install()
 with fake.FakeTensorMode() as mode:

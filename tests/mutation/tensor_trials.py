@@ -196,6 +196,7 @@ def _missing_blocks(head_dim: int, value_dim: int) -> Trial:
         "missing-blocks", "paged_prefill", query=randn(f16, 40, 4, head_dim), key_cache=pool,
         value_cache=pool.flip(3)[..., :value_dim], block_tables=_ints(-1, 3, 0, 2, 6, 1).view(2, 3),
         seq_lens=_ints(70, 60), cu_seqlens_q=_ints(0, 25, 40), max_seqlen_q=25,
+        is_causal=True,
     )  # fmt: skip
 
 

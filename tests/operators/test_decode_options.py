@@ -10,6 +10,7 @@ from tests.conftest import Checked, counted_launches
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
+from torch_fattn import reference
 
 fattn = torch.ops.fattn
 f16, f32 = torch.float16, torch.float32
@@ -138,6 +139,52 @@ def test_most_rows(op: str, dtype: torch.dtype, device: str) -> None:
         tree="shared",
         sinks=True,
     )
+
+
+LARGE_TREES: dict[str, dict[str, object]] = {
+    "17 rows": {"q_len": 17, "kv_len": 120, "seq_lens": (117,), "tree": "shared"},
+    "64 rows of each": {
+        "batch": 3, "q_len": 64, "kv_len": 160, "seq_lens": (150, 64, 20), "tree": "each", "sinks": True,
+        "window_left": 70, "sink_tokens": 5, "softcap": 3.0,
+    },
+    "int8": {"q_len": 33, "kv_len": 160, "seq_lens": (150,), "tree": "shared", "kv_format": "int8"},
+    "int4": {
+        "batch": 2, "q_len": 33, "kv_len": 160, "seq_lens": (150, 77), "tree": "each", "kv_format": "int4",
+        "head_dim": 64, "value_dim": 32,
+    },
+    "wide": {
+        "q_len": 40, "kv_len": 160, "seq_lens": (150,), "tree": "shared", "head_dim": 192, "value_dim": 128,
+        "mask": torch.bool,
+    },
+    "wide int8": {
+        "batch": 2, "q_len": 20, "kv_len": 160, "seq_lens": (150, 90), "tree": "each", "kv_format": "int8",
+        "head_dim": 192, "value_dim": 128,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", LARGE_TREES)
+def test_large_trees(op: str, name: str, device: str) -> None:
+    """More rows than a decode has, up to 64: on the kernels of prefill."""
+    with counted_launches() as launches:
+        check(device, op, **LARGE_TREES[name])
+    kernels = {"fattn_prefill" + "_wide" * ("wide" in name)} if device == "mps" else set()
+    assert {*launches} - {"fattn_merge"} == kernels
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+def test_trees_of_booleans(rows: int, device: str) -> None:
+    shown = torch.rand(2, rows, rows, generator=torch.Generator().manual_seed(0)) < 0.5
+    numbers = [[sum(int(on) << t for t, on in enumerate(row)) for row in tree] for tree in shown.tolist()]
+    bits = torch.tensor(numbers, dtype=torch.uint64).view(torch.int64)
+    query, key = torch.randn(2, 4, rows, 16), torch.randn(2, 2, 90, 24)
+    operands = [each.to(device) for each in (query, key[..., :16], key)]
+    for tree, of_bits in ((shown, bits), (shown[1], bits[1])):
+        masks = (tree.to(device), of_bits.to(device))
+        out, wanted = (fattn.decode(*operands, tree_mask=mask)[0].cpu() for mask in masks)
+        exact, _ = reference.decode(query, key[..., :16], key, tree_mask=tree)
+        assert torch.equal(out, wanted) and torch.allclose(out.double(), exact, atol=1e-5)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -78,7 +78,7 @@ def test_no_keys_to_see(device: str) -> None:
     query, key = (torch.randn(n, heads, 16, device=device) for n, heads in ((5, 4), (3, 2)))
     pool = torch.randn(3, 8, 2, 16, device=device)
     calls = []
-    for sequences, keys, most in ((0, 3, 9), (2, 0, 9), (2, 3, 0)):
+    for sequences, keys, most in ((0, 3, 9), (2, 0, 9)):
         starts = int32(*range(0, 2 * sequences + 1, 2), device=device)
         calls.append(("varlen_prefill", (key[:keys], key[:keys], starts, starts, 2, most)))
     for sequences, max_blocks, blocks in ((0, 4, 3), (2, 0, 3), (2, 4, 0)):
@@ -87,9 +87,24 @@ def test_no_keys_to_see(device: str) -> None:
         lengths = torch.full((sequences,), 9, dtype=torch.int32, device=device)
         calls.append(("paged_prefill", (pool[:blocks], pool[:blocks], tables, lengths, starts, 2)))
     for op, operands in calls:
-        out, lse = getattr(torch.ops.fattn, op)(query, *operands)
+        out, lse = getattr(torch.ops.fattn, op)(query, *operands, is_causal=True)
         assert out.shape == (5, 4, 16) and torch.all(out.cpu() == 0)
         assert lse.shape == (4, 5) and torch.all(lse.cpu() == -torch.inf)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", PACKED)
+def test_bounds_that_are_too_small_change_nothing(op: str, device: str) -> None:
+    case = case_of(op, q_lens=(50, 1, 0, 9), seq_lens=(113, 65, 20, 37), causality="bottom_right")
+    arguments = case.arguments(device)[0]
+    bounds = [name for name in arguments if name.startswith("max_seqlen")]
+    for call in (getattr(torch.ops.fattn, op).default, getattr(torch.ops.fattn, op).part):
+        out, lse = call(**arguments)
+        for most in (0, 1, 40):
+            smaller = call(**arguments | dict.fromkeys(bounds, most))
+            assert torch.equal(smaller[0].cpu(), out.cpu()) and torch.equal(smaller[1].cpu(), lse.cpu()), most
+    out, lse = getattr(torch.ops.fattn, op)(**arguments | dict.fromkeys(bounds, 1))
+    assert_close(case, out.cpu(), lse.cpu())
 
 
 @pytest.mark.parametrize("empty", ["rows", "heads"])
@@ -102,7 +117,7 @@ def test_empty_results_launch_nothing(op: str, empty: str) -> None:
     if op == "paged_prefill":
         operands = (pool, pool, int32(0, 1)[None], int32(9), starts, 5)
     with counted_launches() as launches:
-        out, lse = getattr(torch.ops.fattn, op)(query, *operands)
+        out, lse = getattr(torch.ops.fattn, op)(query, *operands, is_causal=True)
     assert launches == {} and out.shape == query.shape and lse.shape == query.shape[1::-1]
 
 

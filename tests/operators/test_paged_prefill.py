@@ -84,8 +84,8 @@ def test_sequences_share_blocks(device: str) -> None:
     tables = torch.tensor([[4, 1, 3, -1], [4, 1, 0, 5], [4, 1, -1, -1]], dtype=torch.int32).to(device)
     lengths, starts = int32(44, 63, 32, device=device), int32(0, 9, 10, 30, device=device)
     arguments = (query, *pool, tables, lengths, starts, 20)
-    out, lse = fattn.paged_prefill(*arguments)
-    exact, exact_lse = torch_fattn.reference.paged_prefill(*arguments)
+    out, lse = fattn.paged_prefill(*arguments, is_causal=True)
+    exact, exact_lse = torch_fattn.reference.paged_prefill(*arguments, is_causal=True)
     assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
     assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
 
@@ -102,8 +102,9 @@ def test_a_block_that_the_pool_has_not_is_no_key(bad: int, block_size: int, chec
     table[torch.tensor([0, blocks // 2, blocks - 1])] = bad
     arguments = (query, *pool, table[None].to("mps"), int32(160), int32(0, 8), 8)
     with checked():
-        out = fattn.paged_prefill(*arguments)[0].cpu()
-    assert torch.allclose(out.double(), torch_fattn.reference.paged_prefill(*arguments)[0], atol=1e-5)
+        out = fattn.paged_prefill(*arguments, is_causal=True)[0].cpu()
+    exact, _ = torch_fattn.reference.paged_prefill(*arguments, is_causal=True)
+    assert torch.allclose(out.double(), exact, atol=1e-5)
 
 
 # ---- agreement with other operators
@@ -126,7 +127,8 @@ def cache(
 def test_tokens_are_as_in_paged_decode(options: dict[str, Any], device: str) -> None:
     keys = cache([200, 33, 90], device=device)
     query = torch.randn(3, 8, 32).to(f16).to(device)
-    packed, packed_lse = fattn.paged_prefill(query, *keys, int32(0, 1, 2, 3, device=device), 1, **options)
+    starts = int32(0, 1, 2, 3, device=device)
+    packed, packed_lse = fattn.paged_prefill(query, *keys, starts, 1, is_causal=True, **options)
     out, lse = fattn.paged_decode(query[:, :, None], *keys, **options)
     assert torch.allclose(packed.cpu(), out[:, :, 0].cpu(), atol=2e-3)
     assert torch.allclose(packed_lse.mT.cpu(), lse[:, :, 0].cpu(), atol=1e-3)
@@ -136,13 +138,12 @@ def test_chunks_make_the_whole(device: str) -> None:
     """A prompt in chunks of any size, while its cache grows: the same bits as in one call."""
     pools = cache([150], device=device)
     query = torch.randn(150, 8, 32).to(f16).to(device)
-    whole, _ = fattn.paged_prefill(query, *pools, int32(0, 150, device=device), 150)
+    whole, _ = fattn.paged_prefill(query, *pools, int32(0, 150, device=device), 150, is_causal=True)
     first = 0
     for end in (1, 40, 104, 120, 150):
         keys = (*pools[:3], int32(end, device=device))
-        out, _ = fattn.paged_prefill(
-            query[first:end], *keys, int32(0, end - first, device=device), end - first
-        )
+        starts = int32(0, end - first, device=device)
+        out, _ = fattn.paged_prefill(query[first:end], *keys, starts, end - first, is_causal=True)
         assert torch.equal(out.cpu(), whole[first:end].cpu()), (first, end)
         first = end
 
@@ -169,7 +170,8 @@ def test_a_result_depends_on_its_sequence_alone(
             pool[tables[place, :5].long()] = dense.view(5, 16, 2, head_dim)
         lengths = int32(*(80 if b == place else 60 for b in range(len(rows))), device=device)
         tensors = (t.to(device) for t in (queries, *pools, tables))
-        out, lse = fattn.paged_prefill(*tensors, lengths, int32(*starts, device=device), most, **options)
+        packing = (int32(*starts, device=device), most)
+        out, lse = fattn.paged_prefill(*tensors, lengths, *packing, is_causal=True, **options)
         mine = slice(starts[place], starts[place + 1])
         return [out[mine].cpu(), lse[:, mine].cpu()]
 

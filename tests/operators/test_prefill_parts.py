@@ -247,6 +247,9 @@ FORCED = {
 }
 
 
+TAKES_REST = "part + 1 < params.parts && "
+
+
 @functools.cache
 def cut_case(name: str) -> tuple[problems.Case, dict[str, Any], dict[str, Any]]:
     problem, parts, least = FORCED[name]
@@ -271,6 +274,26 @@ def run_cut(
 @pytest.mark.parametrize("name", FORCED)
 def test_any_parts_give_the_result(name: str) -> None:
     assert_close(cut_case(name)[0], *run_cut(name))
+
+
+@needs_emulator
+@pytest.mark.parametrize("twin", [False, True])
+def test_the_last_part_takes_what_is_left(twin: bool) -> None:
+    """A packed sequence may have more keys than max_seqlen_k has parts for. The twin forgets it."""
+    case = cut_case("varlen")[0]
+    arguments = case.arguments("cpu")[0]
+    plan = direct_launch.plan_of(case.problem.op, arguments)
+    direct_launch.cut_prefill(plan, 2, 1)
+    direct_launch.set_params(plan["passes"][0], {"largest_part": 1})
+    buffers = direct_launch.buffers_of(case.problem.op, arguments, plan)
+    for step in plan["passes"]:
+        direct_launch.launch(step, buffers, (lambda text: text.replace(TAKES_REST, "")) if twin else None)
+    if not twin:
+        assert TAKES_REST in direct_launch.kernel_text("prefill.metal")
+        assert_close(case, buffers["out"], buffers["lse"])
+        return
+    with pytest.raises(AssertionError):
+        assert_close(case, buffers["out"], buffers["lse"])
 
 
 def packed_in_parts(parts: int, least: int, mutate: direct_launch.Mutate | None = None) -> Results:

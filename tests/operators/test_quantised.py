@@ -297,6 +297,7 @@ def test_a_bad_scale_of_a_pool_reaches_the_rows_that_see_it(
         "seq_lens": torch.tensor([40], dtype=torch.int32),
         "cu_seqlens_q": torch.tensor([0, 8], dtype=torch.int32),
         "max_seqlen_q": 8,
+        "is_causal": True,
         "key_scales": scales,
         "value_scales": value_scales,
         "kv_format": kv_format,

@@ -161,7 +161,9 @@ def test_decode_key_by_key(seed: int, paged: bool) -> None:
         return
     rows = query.transpose(1, 2).flatten(0, 1)  # of both sequences, one after the other
     starts = torch.tensor([0, q_len, 2 * q_len])
-    out, lse = reference.paged_prefill(rows, *pools, tables, seq_lens, starts, q_len, **options)
+    out, lse = reference.paged_prefill(
+        rows, *pools, tables, seq_lens, starts, q_len, is_causal=True, **options
+    )
     packed = (out.unflatten(0, (2, q_len)).transpose(1, 2), lse.unflatten(1, (2, q_len)).transpose(0, 1))
     assert_equal(packed, expected)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import torch_fattn
 from tests.conftest import counted_launches, decodes, needs_emulator
@@ -143,6 +144,19 @@ def test_edges(device: str) -> None:
     out = sparse_decode(query, pool, pool, every, lens, block_tables=table)
     one = sparse_decode(query, pool, pool, every, lens.fill_(10), block_tables=table.clamp(0, 1))
     assert out.isfinite().all() and not torch.equal(out, one), "blocks outside the pool hold no keys"
+
+
+@pytest.mark.host_only
+def test_compiled_for_any_capacity() -> None:
+    counter = CompileCounter()
+    torch.compiler.reset()
+    compiled = torch.compile(sparse_decode, backend=counter, fullgraph=True, dynamic=True)
+    for capacity in (10, 24):
+        query, key = heads(2, 4, 3, 16), heads(2, 2, capacity, 16, seed=1)
+        for cache in (key, key.transpose(1, 2).contiguous().transpose(1, 2)):
+            operands = (query, cache, cache, torch.arange(7).expand(2, 3, -1))
+            assert torch.equal(compiled(*operands), sparse_decode(*operands))
+    assert counter.frame_count <= 2, "one for each layout"
 
 
 @needs_emulator

@@ -223,7 +223,7 @@ def test_no_sequence_is_longer_than_the_call(longest: int) -> None:
             "paged_prefill": (query, pool, pool, tables, lengths, starts),
         }
         numbers = {"varlen_prefill": (longest, 4096), "paged_prefill": (longest,)}
-        return [torch_fattn.explain(op, *operands[op], *numbers[op]).json for op in operands]
+        return [torch_fattn.explain(op, *operands[op], *numbers[op], is_causal=True).json for op in operands]
 
     assert plans(longest) == plans(4096) != plans(1)
 

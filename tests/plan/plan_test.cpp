@@ -163,6 +163,11 @@ void test_refusals() {
   EXPECT(!refuses(attention(Op::kDecode, kMaxDecodeRows, 64), Kind::kNotImplemented, ""));
   EXPECT(refuses(attention(Op::kDecode, kMaxDecodeRows + 1, 64), Kind::kNotImplemented, "use fattn.prefill"));
   EXPECT(refuses(attention(Op::kPrefill, kMaxLength + 1, 8), Kind::kValue, "query length"));
+  Problem tree = attention(Op::kDecode, kMaxTreeRows, 64);
+  tree.options.tree_mask = true;
+  EXPECT(planned(tree).passes[0].spec.kernel == Kernel::kPrefill);
+  tree.q_len = kMaxTreeRows + 1;
+  EXPECT(refuses(tree, Kind::kNotImplemented, "above 64, the most of a tree_mask; split them into calls"));
 
   Problem p = attention(Op::kPrefill, 8, 8);
   p.dtype = DType::kInt8;

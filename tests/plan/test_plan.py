@@ -411,8 +411,9 @@ def test_explain_for_people() -> None:
     [
         ({"q_len": 2**30 + 1}, ValueError, "length 1073741825"),
         ({"kv_len": 2**30 + 1}, ValueError, "length 1073741825"),
-        ({"batch": 65536}, ValueError, "batch 65536"),
-        ({"q_heads": 65536 * 2, "kv_heads": 2}, ValueError, "head count 131072"),
+        ({"batch": 2**30 + 1}, ValueError, "batch 1073741825"),
+        ({"q_heads": 2**31, "kv_heads": 2}, ValueError, "head count 2147483648"),
+        ({"batch": 2**20, "q_heads": 2**11}, ValueError, "8.58993e.09 rows, more than 4294967295"),
         ({"head_dim": 584, "value_dim": 584}, NotImplementedError, "584"),
     ],
 )

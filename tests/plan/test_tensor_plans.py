@@ -206,7 +206,7 @@ def test_quantised_caches_are_not_taken() -> None:
         scales = torch.empty(8, 16, 2, dtype=torch.float32, device="meta")
         both = {"key_scales": scales, "value_scales": scales} if stored == torch.int8 else {}
         explained = plan(
-            query, pool, pool, tables, bounds[1:], bounds, max_seqlen_q=70, op="paged_prefill", **both
+            *(query, pool, pool, tables, bounds[1:], bounds, 70), is_causal=True, op="paged_prefill", **both
         )  # fmt: skip
         assert explained.passes[0]["kernel"] == kernel
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import torch_fattn
 from tests.helpers import backward_problems, problems
 from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.problems import Problem
+from torch_fattn.flash_attn import flash_attn_varlen_func
 from torch_fattn.operators import BACKWARDS
 
 PACKED = ("paged_prefill", "varlen_prefill")
@@ -60,6 +62,29 @@ def test_opcheck(op: str, device: str) -> None:
 @pytest.mark.parametrize("op", (*OPS, *BACKWARDS))
 def test_tags(op: str) -> None:
     assert torch.Tag.pt2_compliant_tag in getattr(torch.ops.fattn, op).default.tags
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("op", (*PACKED, "varlen_attention", "flash_attn"))
+def test_lengths_do_not_compile_again(op: str) -> None:
+    """The bounds of packed calls, and where their rows are, differ from batch to batch."""
+    arguments = arguments_of(op if op == "paged_prefill" else "varlen_prefill", "cpu")
+    names = ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k")
+    operands = [arguments[name] for name in names if name in arguments]
+    bounds = [name for name in arguments if name.startswith("max_seqlen")]
+    counter = CompileCounter()
+
+    def model(most: int) -> Tensor:
+        if op == "flash_attn":
+            return flash_attn_varlen_func(*operands, most, most)
+        offset = {} if op == "paged_prefill" else {"q_offset": most - 9}
+        return getattr(torch.ops.fattn, op)(**arguments | dict.fromkeys(bounds, most) | offset)[0]
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    for most in range(9, 20):
+        assert torch.equal(compiled(most), model(most))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])

@@ -280,14 +280,14 @@ def test_sdpa_counts_a_call_once(rank: int, operand_of: Callable[[Tensor], Tenso
 
 
 def test_an_internal_refusal_does_not_surface() -> None:
-    """65536 batches are above the grid of our kernels and nothing to torch."""
-    query = torch.randn(65536, 1, 1, 8, device="mps")
+    """So many batches are above a limit here and nothing to torch."""
+    query = torch.randn(2**30 + 1, 1, 0, 8, device="mps")
     with torch_fattn.installed(), counted_launches() as launches:
         out = F.scaled_dot_product_attention(query, query, query)
-    assert torch.allclose(out.cpu(), query.cpu()) and not launches
+    assert out.shape == query.shape and not launches
     report = torch_fattn.report()
     assert report.fallbacks_by_reason() == {"refused": 1}
-    assert "65535" in report.fallbacks[0].example
+    assert "batch 1073741825 is above" in report.fallbacks[0].example
 
 
 # The second where a Mac has no buffer of that size at all.

@@ -52,8 +52,8 @@ def of(some: bool, static: StaticKVCache, paged: PagedKVCache, step: CacheStep) 
     assert_type(torch_fattn.decode(t, t, t, return_lse=True), Both)
     assert_type(torch_fattn.paged_decode(t, t, t, t, t), One)
     assert_type(torch_fattn.paged_decode(t, t, t, t, t, return_lse=True), Both)
-    assert_type(torch_fattn.paged_prefill(t, t, t, t, t, t, 1), One)
-    assert_type(torch_fattn.paged_prefill(t, t, t, t, t, t, 1, return_lse=True), Both)
+    assert_type(torch_fattn.paged_prefill(t, t, t, t, t, t, 1, is_causal=some), One)
+    assert_type(torch_fattn.paged_prefill(t, t, t, t, t, t, 1, is_causal=some, return_lse=True), Both)
     assert_type(torch_fattn.varlen_prefill(t, t, t, t, t, 1, 1), One)
     assert_type(torch_fattn.varlen_prefill(t, t, t, t, t, 1, 1, return_lse=True), Both)
     gradients = torch_fattn.prefill_backward(t, None, t, t, t, None, t)
@@ -166,12 +166,31 @@ OPTIONS = {
 def test_the_options_are_those_of_the_schema(op: str) -> None:
     """In its order and with its defaults, for the operator and its reference."""
     schema = [each for each in getattr(torch.ops.fattn, op).default._schema.arguments if each.kwarg_only]
-    assert {each.name for each in schema} == {*OPTIONS[op].__annotations__}
+    wanted = [(e.name, e.default_value if e.has_default_value() else inspect.Parameter.empty) for e in schema]
+    assert {name for name, default in wanted if default is not inspect.Parameter.empty} == {
+        *OPTIONS[op].__annotations__
+    }
     for function in (getattr(torch_fattn, op), getattr(torch_fattn.reference, op)):
         parameters = inspect.signature(function).parameters.values()
         shown = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "return_lse"}
-        assert [*shown.items()] == [(each.name, each.default_value) for each in schema]
+        assert [*shown.items()] == wanted
         assert not any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def test_is_causal_has_one_default() -> None:
+    """False, or none; rows of a decode are causal."""
+    found = {
+        name: inspect.signature(each).parameters["is_causal"].default
+        for name in torch_fattn.__all__
+        if callable(each := getattr(torch_fattn, name)) and not isinstance(each, type)
+        if "is_causal" in inspect.signature(each).parameters
+    }
+    assert found.pop("paged_prefill") is inspect.Parameter.empty and found.pop("sparse_decode") is True
+    assert {*found} >= {"prefill", "attention", "varlen_prefill", "varlen_attention", "sdpa"}
+    assert not any(found.values())
+    t = torch.zeros(1)
+    with pytest.raises(TypeError, match="is_causal"):
+        torch_fattn.paged_prefill(t, t, t, t, t, t, 1)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("op", OPTIONS)

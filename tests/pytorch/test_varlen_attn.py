@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
+from torch.utils.checkpoint import checkpoint
 
 import torch_fattn
 from tests.conftest import counted_launches
@@ -64,10 +65,9 @@ def test_random_calls(seed: int) -> None:
     if rng.random() < 0.5:
         used = [rng.randint(0, length) for length in k_lens]
         options["seqused_k"] = torch.tensor(used, dtype=torch.int32, device="mps")
+    most = (1, 1) if rng.random() < 0.3 else (max(q_lens), max(k_lens))
     with counted_launches() as launches:
-        out = varlen_attn(
-            *(t.to("mps") for t in (query, key, value, cu_q, cu_k)), max(q_lens), max(k_lens), **options
-        )
+        out = varlen_attn(*(t.to("mps") for t in (query, key, value, cu_q, cu_k)), *most, **options)
     assert bool(launches) == (query.numel() > 0)
     lengths = used or k_lens
     keys, values = (
@@ -177,6 +177,26 @@ def test_backward(window: tuple[int, int], compiled: bool) -> None:
     for mine, theirs in zip(given, exact, strict=True):
         assert mine.grad is not None and theirs.grad is not None
         assert torch.allclose(mine.grad.cpu().double(), theirs.grad, atol=3e-3)  # float16
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "checkpoint"])
+def test_backward_after_the_installation(recomputed: bool) -> None:
+    tensors, cu = operands()
+
+    def model(*given: Tensor) -> Tensor:
+        return varlen_attn(*given, cu, cu, 9, 9)
+
+    found = []
+    for ends_before in (False, True):
+        given = [t.detach().clone().requires_grad_() for t in tensors]
+        out = checkpoint(model, *given, use_reentrant=False) if recomputed else model(*given)
+        if ends_before:
+            torch.nn.attention.restore_flash_attention_impl()
+        out.sum().backward()
+        found.append([each.grad.cpu() for each in given if each.grad is not None])
+    assert len(found[0]) == 3 and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    with pytest.raises(NotImplementedError, match="_flash_attention_forward"):
+        model(*tensors)
 
 
 def test_dropout_and_lonely_block_tables_are_refused() -> None:

@@ -49,6 +49,7 @@ class KVCache:
         step: CacheStep,
         query: Tensor,
         *,
+        is_causal: bool = ...,
         return_lse: Literal[False] = ...,
         **options: Unpack[PagedPrefillOptions],
     ) -> Tensor: ...
@@ -59,6 +60,7 @@ class KVCache:
         step: CacheStep,
         query: Tensor,
         *,
+        is_causal: bool = ...,
         return_lse: Literal[True],
         **options: Unpack[PagedPrefillOptions],
     ) -> tuple[Tensor, Tensor]: ...
@@ -69,6 +71,7 @@ class KVCache:
         step: CacheStep,
         query: Tensor,
         *,
+        is_causal: bool = ...,
         return_lse: bool,
         **options: Unpack[PagedPrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -79,30 +82,33 @@ class KVCache:
         step: CacheStep,
         query: Tensor,
         *,
+        is_causal: bool = True,
         return_lse: bool = False,
         **options: Unpack[PagedPrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
-        keys are, with its options and result."""
+        keys are, with its options and result. They are causal, as in `decode`, unless is_causal is False."""
         self._check_step("prefill", layer, step)
         step._check_appended(f"{self._name}.prefill", layer)
         step._check_packed(f"{self._name}.prefill", query)
         self._layers.check_query(f"{self._name}.prefill", query)
         self._add_options("prefill", layer, options)
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
-        return paged_prefill(query, *operands, step.max_seqlen_q, return_lse=return_lse, **options)
+        return paged_prefill(
+            *(query, *operands, step.max_seqlen_q), is_causal=is_causal, return_lse=return_lse, **options
+        )
 
     def _add_options(self, method: str, layer: int, options: Any) -> None:
         """Adds those that the cache decides."""
         options.update(self._layers.options(layer))
 
-    def _check_decode(self, layer: int, step: CacheStep, query: Tensor) -> None:
+    def _check_decode(self, layer: int, step: CacheStep, query: Tensor, options: Any) -> None:
         name = f"{self._name}.decode"
         self._check_step("decode", layer, step)
         step._check_appended(name, layer)
         step._check_query(name, query)
         self._layers.check_query(name, query)
-        if query.shape[2] > MAX_DECODE_ROWS:
+        if query.shape[2] > MAX_DECODE_ROWS and options.get("tree_mask") is None:
             raise NotImplementedError(
                 f"{name}: {query.shape[2]} query rows per sequence are above {MAX_DECODE_ROWS}; pass all new "
                 f"tokens of the step to {self._name}.prefill, packed as its keys are"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from ..operators.attention import paged_decode
@@ -80,7 +81,7 @@ class PagedAttention(KVCache):
         decide on the groups; bits of a result depend on no sequence with another first block. Use it for long
         common prompts: a group adds a second decode and a merge.
         """
-        self._check_decode(layer, step, query)
+        self._check_decode(layer, step, query, options)
         self._add_options("decode", layer, options)
         key, value = self._layers.operands(layer)
         tables, seq_lens = step.block_tables, step.seq_lens
@@ -125,7 +126,9 @@ class PagedAttention(KVCache):
 
 def _of_sequences(group: Group, options: Any) -> dict[str, Tensor]:
     """The options that differ between sequences, for those of the group."""
-    dims = {"attn_mask": 4, "tree_mask": 2, "alibi_slopes": 2}
+    tree = options.get("tree_mask")
+    of_tree = 3 if tree is not None and tree.dtype == torch.bool else 2
+    dims = {"attn_mask": 4, "tree_mask": of_tree, "alibi_slopes": 2}
     given = ((name, options.get(name), dim) for name, dim in dims.items())
     return {
         name: group.of(option)

@@ -171,7 +171,7 @@ class StaticKVCache(KVCache):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
         and result."""
-        self._check_decode(layer, step, query)
+        self._check_decode(layer, step, query, options)
         if step.sequences != tuple(range(len(self._lengths))):  # a sequence is a block of a pool
             self._add_options("decode", layer, options)
             pool = self._layers.operands(layer)

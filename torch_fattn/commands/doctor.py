@@ -332,9 +332,8 @@ def _paged_decode_case(dtype: torch.dtype) -> Case:
 def _paged_prefill_case(dtype: torch.dtype) -> Case:
     # A chunk of a prompt, and a single token.
     starts = torch.tensor([0, 37, 38], dtype=torch.int32)
-    return Case(
-        "paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts), {"max_seqlen_q": 37}
-    )
+    options = {"max_seqlen_q": 37, "is_causal": True}
+    return Case("paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts), options)
 
 
 def _varlen_prefill_case(dtype: torch.dtype) -> Case:

@@ -63,7 +63,7 @@ def decode(
     """`torch_fattn.decode` over a cache of which every rank of `group` holds a part of the positions.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 16, the same on every rank.
+        query: `[B, Hq, Lq, D]`, the same on every rank; Lq as in `torch_fattn.decode`.
         key, value: this rank's keys and values, `[B, Hkv, own capacity, D]` and `[.., Dv]`, in the order of
             their positions.
         seq_lens: int32 `[B]`, the same on every rank: how many keys each sequence has on all ranks together.
@@ -135,7 +135,7 @@ def paged_decode(
     """`torch_fattn.paged_decode` over pools of which every rank of `group` has its own.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 16, the same on every rank.
+        query: `[B, Hq, Lq, D]`, the same on every rank; Lq as in `torch_fattn.decode`.
         key_cache, value_cache: this rank's pools, as in `torch_fattn.paged_decode`. Their sizes may differ
             between ranks.
         block_tables: int32 `[B, max_blocks]`, the blocks of this rank's pool that hold its positions of each

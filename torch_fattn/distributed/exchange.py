@@ -14,8 +14,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ Facts = Mapping[str, Any]
 
 _HEADER = 1 + 10  # int64: whether the rank takes part, and at most ten facts
 HEADER_BYTES = 8 * _HEADER
+_NEVER_SENT, _AT_ONCE = 1 << 30, timedelta(milliseconds=1)  # a tag, and a time
 
 
 @dataclass
@@ -161,10 +163,20 @@ class Exchange:
         try:
             yield
         except RuntimeError as error:
+            self._leave()
             raise RuntimeError(
                 f"{self.name}: rank {self.rank} of {self.ranks} lost the others: a rank ended, or stalled "
                 f"beyond the group's timeout ({_reason(error)}); start all ranks of the group again"
             ) from error
+
+    def _leave(self) -> None:
+        """Closes the connections of this rank. Ranks that wait for it may have none to the one that ended.
+        gloo closes all when a receive exceeds its time."""
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        for peer in others if "gloo" in self._backends() else []:
+            with suppress(RuntimeError):
+                nothing = torch.empty(1, device="cpu")
+                dist.irecv(nothing, group=self.group, group_src=peer, tag=_NEVER_SENT).wait(_AT_ONCE)
 
     def _with_peer(self, operation: Any, tensor: Tensor, rank: int) -> dist.P2POp:
         peer = dist.get_global_rank(self.group, rank % self.ranks)

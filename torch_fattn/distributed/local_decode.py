@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.attention import tree_bits
 from ..operators.parts import shifted, with_sinks
 from ..runtime.options import with_defaults
 from .masks import biased, limited
@@ -97,6 +98,6 @@ def _visible(positions: Tensor, lengths: Tensor, row_at: Tensor, options: dict[s
         visible = visible & (in_window | (positions < options["sink_tokens"]))
     if tree_mask is not None:
         token = (positions - (lengths[:, None] - rows))[:, None]  # [B, 1, capacity]
-        bits = tree_mask.expand(row_at.shape)[..., None] >> token.clamp(0, rows - 1)
+        bits = tree_bits(tree_mask).expand(row_at.shape)[..., None] >> token.clamp(0, rows - 1)
         visible = visible & ((token < 0) | (bits & 1).bool())
     return visible[:, None]

@@ -144,7 +144,7 @@ def whole(op: str, what: str, number: int | Tensor, meaning: str) -> int:
         raise TypeError(
             f"{name_of(op)}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}"
         )
-    size = operator.index(number)
+    size = number if isinstance(number, int) else operator.index(number)  # a symbol stays one
     if size < 0:
         raise ValueError(f"{name_of(op)}: {what} {size} is negative; pass {meaning}")
     return size

@@ -96,9 +96,10 @@ def flash_attn_with_kvcache(
     `[B]`, or with a block_table `[B, blocks]` pools of blocks of any size. With cache_leftpad `[B]`, the keys
     of a sequence begin there. Returns out, shaped like q, and on request the log-sum-exp `[B, Hq, Lq]`.
 
-    A length on the device that is negative or above the capacity is clamped, and a key beyond the cache is
-    dropped; an int that leaves no room for k raises ValueError. rotary_cos and rotary_sin must have at least
-    as many positions as the cache has slots; a query row at a later position is NaN.
+    A sequence whose length on the device is negative has no key, and none is written. A length above the
+    capacity is clamped, and a key beyond the cache is dropped; an int that leaves no room for k raises
+    ValueError. rotary_cos and rotary_sin must have at least as many positions as the cache has slots; a query
+    row at a later position is NaN.
     """
     op = "flash_attn_with_kvcache"
     check_shape(op, "q", q, ROWS)
@@ -132,7 +133,7 @@ def flash_attn_with_kvcache(
         return (out, lse.contiguous()) if return_softmax_lse else out
 
     if k is not None and v is not None:
-        lens = lens.clamp(0, capacity)
+        lens, has_slots = lens.clamp(0, capacity), lens >= 0
         if rotary_cos is not None and rotary_sin is not None:
             # Rows that see the same keys all have the position of the first.
             by_position = causal or max(options["window_left"], options["window_right"]) >= 0
@@ -143,11 +144,11 @@ def flash_attn_with_kvcache(
     q, key_cache, value_cache, options["scale"] = pad_heads(q, k_cache, v_cache, scale)
     if k is not None and v is not None:
         k, _, v, _ = pad_heads(k, k, v, None)
-        append(k, v, key_cache, value_cache, lens, table)
+        append(k, v, key_cache, value_cache, lens.where(has_slots, capacity), table)
         for cache, padded in ((k_cache, key_cache), (v_cache, value_cache)):
             if padded is not cache:
                 cache.copy_(padded[..., : cache.shape[-1]])
-        lens = lens + new
+        lens = (lens + new).where(has_slots, 0)
 
     if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
         query = q.transpose(1, 2)

@@ -140,12 +140,9 @@ def _packed(
         )  # fmt: skip
         return result(without_padding(out, value_dim), lse, return_attn_probs)
 
-    if block_table is None:  # every key is a block
+    if block_table is None:
         assert cu_seqlens_k is not None
-        most_k = min(most_k, k.shape[0])
-        block_table = cu_seqlens_k[:-1, None] + torch.arange(most_k, device=q.device, dtype=torch.int32)
-        k, v = k[:, None], v[:, None]
-        lens = _lengths(op, cu_seqlens_k, most_k)
+        lens = _lengths(op, cu_seqlens_k, k.shape[0])
         if seqused_k is not None:
             check_between(op, "seqused_k", seqused_k, lens)
             lens = seqused_k.clamp(min=0).minimum(lens)
@@ -161,8 +158,19 @@ def _packed(
 
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
         keys = (lens - before).clamp(min=0) if before else lens
-        op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
-        result: tuple[Tensor, Tensor] = op(q, k, v, block_table, keys, cu_seqlens_q, most_q, **options)
+        result: tuple[Tensor, Tensor]
+        if block_table is not None:
+            op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
+            result = op(q, k, v, block_table, keys, cu_seqlens_q, most_q, **options)
+            return result
+        # A sequence without rows follows each: that of the keys that are not used.
+        assert cu_seqlens_k is not None
+        starts = torch.stack((cu_seqlens_k[:-1], cu_seqlens_k[:-1] + keys), 1).flatten()
+        of_keys, of_rows = torch.cat((starts, cu_seqlens_k[-1:])), cu_seqlens_q.repeat_interleave(2)[1:]
+        if (slopes := options["alibi_slopes"]) is not None and slopes.dim() == 2:
+            options["alibi_slopes"] = slopes.repeat_interleave(2, 0)
+        op = torch.ops.fattn.varlen_prefill.part if part else torch.ops.fattn.varlen_prefill
+        result = op(q, k, v, of_rows, of_keys, most_q, most_k, **options)
         return result
 
     if by_distance:

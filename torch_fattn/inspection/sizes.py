@@ -72,6 +72,7 @@ def operands_of(
         operands = [query, key, value, _tensor("block tables", torch.int32, batch, blocks), lengths]
         if op == "paged_prefill":
             operands.append(starts)
+            keywords["is_causal"] = True
     else:
         cache = (batch * kv_len, kv_heads) if op == "varlen_prefill" else (batch, kv_heads, kv_len)
         key, value = _tensor("key", dtype, *cache, columns[0]), _tensor("value", dtype, *cache, columns[1])

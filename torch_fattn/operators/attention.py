@@ -18,10 +18,26 @@ from .options import DecodeOptions, PagedPrefillOptions, PrefillOptions, VarlenP
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["MAX_DECODE_ROWS", "decode", "merge", "paged_decode", "paged_prefill", "prefill", "varlen_prefill"]
+__all__ = [
+    "MAX_DECODE_ROWS",
+    "decode",
+    "merge",
+    "paged_decode",
+    "paged_prefill",
+    "prefill",
+    "tree_bits",
+    "varlen_prefill",
+]
 
 # Query rows per sequence that the decode kernels take; longer queries are prefill's.
 MAX_DECODE_ROWS = 16
+
+
+def tree_bits(tree_mask: Tensor) -> Tensor:
+    """A tree mask as int64 `[Lq]` or `[B, Lq]`: bit t of row i says whether it sees draft token t."""
+    if tree_mask.dtype != torch.bool:
+        return tree_mask
+    return (tree_mask.long() << torch.arange(tree_mask.shape[-1], device=tree_mask.device)).sum(-1)
 
 
 @overload
@@ -146,7 +162,8 @@ def decode(
     """Causal attention of the newest `Lq` tokens over a key-value cache.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i is the token at position `seq_len - Lq + i`.
+        query: `[B, Hq, Lq, D]`, Lq 1 to 16; with a tree_mask up to 64. Row i is the token at position
+            `seq_len - Lq + i`.
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
             copied. The dtype is that of query, or that of a quantised cache.
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
@@ -214,7 +231,7 @@ def paged_decode(
     """`decode` over a paged cache: the keys of a sequence are in blocks of a common pool.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 16.
+        query: `[B, Hq, Lq, D]`, Lq as in `decode`.
         key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, any strides: a pool
             `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`. Any block_size from 1.
         block_tables: int32 `[B, max_blocks]`: the blocks of each sequence in order. Entries past the end of
@@ -243,6 +260,7 @@ def paged_prefill(
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
     *,
+    is_causal: bool,
     return_lse: Literal[False] = ...,
     **options: Unpack[PagedPrefillOptions],
 ) -> Tensor: ...
@@ -256,6 +274,7 @@ def paged_prefill(
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
     *,
+    is_causal: bool,
     return_lse: Literal[True],
     **options: Unpack[PagedPrefillOptions],
 ) -> tuple[Tensor, Tensor]: ...
@@ -269,6 +288,7 @@ def paged_prefill(
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
     *,
+    is_causal: bool,
     return_lse: bool,
     **options: Unpack[PagedPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -282,6 +302,7 @@ def paged_prefill(
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
     *,
+    is_causal: bool,
     return_lse: bool = False,
     **options: Unpack[PagedPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -295,7 +316,10 @@ def paged_prefill(
         cu_seqlens_q: int32 `[B + 1]` on the device of query: sequence b has the rows from `cu_seqlens_q[b]`
             to `cu_seqlens_q[b + 1]`, which may be none. Row i of `n` is the token at position
             `seq_lens[b] - n + i`.
-        max_seqlen_q: the largest number of rows of a sequence; it may be larger.
+        max_seqlen_q: the largest number of rows of a sequence, for which the call is planned. Results do not
+            depend on it, except on CUDA, where rows beyond it are NaN.
+        is_causal: a row at position p sees the keys up to p. There is no default, as rows of `decode` always
+            are causal, and those of `prefill` only if told.
         key_scales, value_scales: as in `paged_decode`.
         return_lse: also return lse.
 
@@ -308,7 +332,9 @@ def paged_prefill(
     more than max_seqlen_q rows.
     """
     out, lse = torch.ops.fattn.paged_prefill(
-        query, key_cache, value_cache, block_tables, seq_lens, cu_seqlens_q, max_seqlen_q, **options
+        *(query, key_cache, value_cache, block_tables, seq_lens, cu_seqlens_q, max_seqlen_q),
+        is_causal=is_causal,
+        **options,
     )
     return (out, lse) if return_lse else out
 
@@ -375,7 +401,9 @@ def varlen_prefill(
         cu_seqlens_q, cu_seqlens_k: int32 `[B + 1]` on the device of query: sequence b has the rows from
             `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise, any number of either, 0
             included.
-        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence; they may be larger.
+        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence, for which the call is
+            planned. Results do not depend on them, except on CUDA, where rows beyond max_seqlen_q and
+            sequences of more keys are NaN.
         q_offset: absolute position of row 0 of every sequence. Default: the number of its keys less that of
             its rows, which aligns its last row with its last key; 0 aligns the first ones.
         return_lse: also return lse.
@@ -388,9 +416,9 @@ def varlen_prefill(
         result of a row that sees no key.
 
     Entries of cu_seqlens_q that decrease, or lie beyond Tq, are cut to those before them, or to Tq. A
-    sequence whose entries of cu_seqlens_k decrease has no key; those beyond Tk are cut to it, and a sequence
-    of more than max_seqlen_k keys is cut to the first max_seqlen_k. With FATTN_CHECK=1 in the environment all
-    of them raise ValueError, as do first entries other than 0 and a sequence of more than max_seqlen_q rows.
+    sequence whose entries of cu_seqlens_k decrease has no key; those beyond Tk are cut to it. With
+    FATTN_CHECK=1 in the environment all of them raise ValueError, as do first entries other than 0 and a
+    sequence of more than max_seqlen_q rows or max_seqlen_k keys.
 
     No work is done for padding. For each key-value head, a launch has at most B + 1 threadgroups more than
     tiles of rows; these end at once.

@@ -147,7 +147,8 @@ def varlen_attention(
             `attention`.
         cu_seqlens_q, cu_seqlens_k: int32 `[B + 1]` on the device of query: sequence b has the rows from
             `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise.
-        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence; they may be larger.
+        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence, as in
+            `varlen_prefill`. Where results are NaN, so is every gradient.
         return_lse: also return lse, which has gradients too.
 
     Rows and keys that belong to no sequence have gradient 0.

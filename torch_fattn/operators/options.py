@@ -105,13 +105,14 @@ class DecodeOptions(ScoreOptions, StorageOptions, LayoutOptions, total=False):
     attn_mask: Tensor | None
     """broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`."""
     tree_mask: Tensor | None
-    """int64 `[Lq]` or `[B, Lq]`, for drafts that branch: bit t of row i says whether it sees the
-    t-th of the newest Lq tokens, itself included. It only hides keys, and never shows a key that
-    another rule hides."""
+    """for drafts that branch: which of the newest Lq tokens each row sees, itself included. bool
+    `[Lq, Lq]` or `[B, Lq, Lq]`; or int64 `[Lq]` or `[B, Lq]`, where bit t of a row is token t. It
+    only hides keys, and never shows a key that another rule hides. More than 16 rows, up to 64, run
+    on the kernels of `prefill`."""
 
 
-class PagedPrefillOptions(CausalOptions, ScoreOptions, StorageOptions, total=False):
-    """The options of `torch_fattn.paged_prefill`."""
+class PagedPrefillOptions(ScoreOptions, StorageOptions, total=False):
+    """The options of `torch_fattn.paged_prefill`, whose is_causal has no default."""
 
 
 class VarlenPrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, total=False):

@@ -93,7 +93,7 @@ def shared_prefix_decode(
     once for all sequences.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 16. Row i of sequence b is the token at position
+        query: `[B, Hq, Lq, D]`, Lq as in `decode`. Row i of sequence b is the token at position
             `P + seq_lens[b] - Lq + i`.
         prefix_key, prefix_value: `[1, Hkv, P, D]` and `[1, Hkv, P, Dv]`, the keys 0 to P - 1 of every
             sequence; any strides, of the dtype of query or quantised.

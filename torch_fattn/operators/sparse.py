@@ -4,7 +4,7 @@ token, so that a selection is a block table and a row a sequence of `paged_decod
 
 from __future__ import annotations
 
-import math
+from functools import reduce
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -194,6 +194,13 @@ def _to_the_front(at: Tensor, seen: Tensor) -> Tensor:
     return tables.scatter_(-1, place, at.int())[..., :count].flatten(0, 2)
 
 
+def _common_divisor(a: int, b: int) -> int:
+    """The greatest one. math.gcd takes no symbolic strides."""
+    while b:
+        a, b = b, a % b
+    return a
+
+
 class _Pool(NamedTuple):
     """A cache as blocks of one token. A block begins at every multiple of the greatest common divisor of the
     strides, so that each token of each sequence is one."""
@@ -209,7 +216,7 @@ class _Pool(NamedTuple):
         counted = [stride if size > 1 else 0 for size, stride in zip(sizes, strides, strict=False)]
         if not per_head:
             counted[2] = 0
-        unit = math.gcd(*counted) or 1
+        unit = reduce(_common_divisor, counted) or 1
         first, slot, head = (stride // unit for stride in counted)
         last = sum((size - 1) * stride for size, stride in zip(sizes, counted, strict=True)) // unit
         view = stored.as_strided(

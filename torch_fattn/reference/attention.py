@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..operators.attention import tree_bits
 from ..operators.options import (
     DecodeOptions,
     PagedPrefillOptions,
@@ -76,7 +77,7 @@ def decode(
     positions = lengths[:, None] - q_len + torch.arange(q_len, device="cpu")
     visible = _visible(positions, lengths, capacity, True, every)
     if (tree_mask := every["tree_mask"]) is not None:
-        visible = visible & _tree_visible(tree_mask.cpu(), lengths, q_len, capacity)
+        visible = visible & _tree_visible(tree_bits(tree_mask.cpu()), lengths, q_len, capacity)
     out, lse = _attend(query, key, value, positions, visible, every["attn_mask"], every)
     return (_token_major(out) if every["token_major_out"] else out), lse
 
@@ -119,6 +120,8 @@ def paged_prefill(
     seq_lens: Tensor,
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
+    *,
+    is_causal: bool,
     **options: Unpack[PagedPrefillOptions],
 ) -> tuple[Tensor, Tensor]:
     """Query `[T,Hq,D]`: rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` are the newest of sequence b over the
@@ -139,6 +142,7 @@ def paged_prefill(
             key[b : b + 1, :, :length],
             value[b : b + 1, :, :length],
             in_pool[b, :length],
+            is_causal=is_causal,
             **of_sequence(_without_storage(every), b),
         )
         out[first:end] = sequence_out[0].transpose(0, 1)
@@ -160,9 +164,8 @@ def varlen_prefill(
     """Query `[Tq,Hq,D]` and key `[Tk,Hkv,D]`, value `[Tk,Hkv,Dv]`: `prefill` of rows `cu_seqlens_q[b]` to
     `cu_seqlens_q[b + 1]` over keys `cu_seqlens_k[b]` to `cu_seqlens_k[b + 1]`. A row of no sequence sees no
     key. Returns out `[Tq,Hq,Dv]` and lse `[Hq,Tq]`."""
-    sizes = (max_seqlen_q, max_seqlen_k)
     with torch.no_grad():
-        return differentiable_varlen_prefill(query, key, value, cu_seqlens_q, cu_seqlens_k, *sizes, **options)
+        return differentiable_varlen_prefill(query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
 
 
 def differentiable_varlen_prefill(
@@ -171,8 +174,6 @@ def differentiable_varlen_prefill(
     value: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
     **options: Unpack[VarlenPrefillOptions],
 ) -> tuple[Tensor, Tensor]:
     """`varlen_prefill`, through which gradients reach the operands."""
@@ -183,7 +184,7 @@ def differentiable_varlen_prefill(
     key_bounds = cu_seqlens_k.cpu().long().clamp(0, key.shape[0]).tolist()
     sequences = zip(pairwise(bounds), pairwise(key_bounds), strict=True)
     for b, ((first, end), (first_key, end_key)) in enumerate(sequences):
-        keys = slice(first_key, min(end_key, first_key + max_seqlen_k))
+        keys = slice(first_key, end_key)
         sequence_out, sequence_lse = differentiable_prefill(
             query[first:end].transpose(0, 1)[None],
             key[keys].transpose(0, 1)[None],

@@ -58,10 +58,11 @@ def varlen_prefill_backward(
     **options: Unpack[VarlenPrefillOptions],
 ) -> Gradients:
     """The same for packed sequences. Rows and keys of no sequence have gradient 0."""
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, own: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        return differentiable_varlen_prefill(query, key, value, *packing, **{**options, **own})
+        return differentiable_varlen_prefill(
+            query, key, value, cu_seqlens_q, cu_seqlens_k, **{**options, **own}
+        )
 
     return _gradients(forward, (query, key, value), options, grad_out, grad_lse)
 

@@ -31,11 +31,11 @@ using namespace fattn;
     const device int* cu_seqlens_q [[buffer(fattn::kSlotCuSeqlens), function_constant(fc_packed)]],
     device Element* grad [[buffer(fattn::kSlotOut)]],
     constant BackwardHeadParams& params [[buffer(fattn::kSlotParams)]],
-    uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float shared_sums[kSimdgroups];
-  const int head = int(group.x);
-  const int sequence = int(group.y);
+  const int head = int(group % uint(params.q_heads));
+  const int sequence = int(group / uint(params.q_heads));
   int begin = 0;
   int end = params.q_len;
   if (fc_packed) {
@@ -63,6 +63,6 @@ using namespace fattn;
     for (int s = 0; s < kSimdgroups; s++) {
       total += shared_sums[s];
     }
-    grad[sequence * params.q_heads + head] = Element(total);
+    grad[group] = Element(total);
   }
 }

@@ -82,7 +82,7 @@ inline KeyTile packed_key_tile(const device int* cu_seqlens_q, const device int*
   keys.cu_seqlens = cu_seqlens_k;
   keys.stride = params.cu_seqlens_k_stride;
   keys.sequences = params.batch;
-  keys.rows = params.kv_rows;
+  keys.rows = params.kv_len;
   keys.row_items = 1;
   keys.tile_items = kOwnedKeys;
   const SequenceTile found = sequence_tile(keys, int(group.x), lane);
@@ -97,7 +97,7 @@ inline KeyTile packed_key_tile(const device int* cu_seqlens_q, const device int*
   tile.q_len = 0;
   tile.first_position = 0;
   if (found.end > 0 && found.batch >= 0) {
-    tile.length = min(found.end, params.kv_len);
+    tile.length = found.end;
     tile.q_row = clamp(cu_seqlens_q[found.batch * params.cu_seqlens_stride], 0, params.q_len);
     const int end =
         clamp(cu_seqlens_q[(found.batch + 1) * params.cu_seqlens_stride], tile.q_row, params.q_len);

@@ -161,7 +161,7 @@ struct GridSlice {
   FATTN_SCORE_STRIDES(X)                                                                               \
   X(fattn_i32, batch)                                                                                  \
   X(fattn_i32, q_len)  /* packed: rows of all sequences */                                             \
-  X(fattn_i32, kv_len) /* paged: max_blocks * block_size; packed keys: the most that a sequence has */ \
+  X(fattn_i32, kv_len) /* paged: max_blocks * block_size; packed keys: of all sequences */             \
   X(fattn_i32, q_heads)                                                                                \
   X(fattn_i32, group_size)   /* query heads per key-value head */                                      \
   X(fattn_i32, q_offset)     /* absolute position of query row 0; unused with seq_lens */              \
@@ -170,7 +170,6 @@ struct GridSlice {
   X(fattn_i32, sink_tokens)                                                                            \
   X(fattn_i32, num_blocks)                                                                             \
   X(fattn_i32, q_tiles)                                                                                \
-  X(fattn_i32, kv_rows)        /* packed keys: of all sequences */                                     \
   X(fattn_i32, last_rows_meet) /* packed keys: the last row is at the last key, instead of q_offset */ \
   FATTN_SCORE_PARAMS(X)                                                                                \
   X(fattn_i32, parts)        /* per tile, in the grid */                                               \

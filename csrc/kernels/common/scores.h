@@ -5,6 +5,11 @@
 #include "softcap.h"
 #include "softmax.h"
 
+// A bit for each draft token.
+#ifndef FATTN_DRAFTS
+#define FATTN_DRAFTS ulong
+#endif
+
 namespace fattn {
 
 // The keys that a row sees by its position, counted from some key of a step. A lane computes it once for a
@@ -14,7 +19,7 @@ struct NearKeys {
   int window_begin;
   int sink_end;
   int first_draft;
-  uint drafts;
+  FATTN_DRAFTS drafts;
 
   bool has(int key) const thread {
     bool seen = key < limit;
@@ -36,8 +41,8 @@ struct Visibility {
   int window_begin[kRowFragments];
   int sink_end[kRowFragments];
   int first_draft;
-  uint drafts[kRowFragments];    // bit t: row r sees draft token t
-  long mask_row[kRowFragments];  // its first element; 0 if the row does not exist
+  FATTN_DRAFTS drafts[kRowFragments];  // bit t: row r sees draft token t
+  long mask_row[kRowFragments];        // its first element; 0 if the row does not exist
   long mask_key_stride;
   int mask_keys;
 

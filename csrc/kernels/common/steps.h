@@ -166,7 +166,8 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
 
 // Cuts the steps of a prefill tile into parts of equal size, one per threadgroup, and restricts the ranges to
 // part `part`. Returns the first key of its first step; ranges.end if there are fewer parts. The size does
-// not depend on params.parts, nor thus on the capacity of a cache.
+// not depend on params.parts, nor thus on the capacity of a cache. The last part takes what is left: a packed
+// sequence may have more keys than max_seqlen_k.
 inline int take_part(thread KeyRanges& ranges, constant PrefillParams& params, int part, int unit) {
   const Visits steps = visits_of(ranges, 0, ranges.end, unit);
   const int equal = (steps.count + params.most_parts - 1) / params.most_parts;
@@ -175,7 +176,7 @@ inline int take_part(thread KeyRanges& ranges, constant PrefillParams& params, i
   if (first >= steps.count) {
     return ranges.end;
   }
-  if (first + size < steps.count) {
+  if (part + 1 < params.parts && first + size < steps.count) {
     ranges.end = steps[first + size] * unit;
     ranges.all_end = min(ranges.all_end, ranges.end);
   }

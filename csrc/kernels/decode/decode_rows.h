@@ -2,6 +2,8 @@
 // where their results go.
 #pragma once
 
+#define FATTN_DRAFTS uint  // it has at most 16
+
 #include "../common/operands.h"
 #include "../common/out_rows.h"
 #include "../common/results.h"

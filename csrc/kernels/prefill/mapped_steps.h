@@ -5,8 +5,10 @@
 
 #include "prefill_rows.h"
 
+// Whether the keys of a step are looked up, for their blocks or for the scales of their rows.
+constant bool fc_looks_up = fc_paged || fattn::kKvFormat != fattn::kKvFloat;
 // Whether whole steps can follow others. If not, they have a loop of their own, which needs fewer registers.
-constant bool fc_alternating = fc_window || fc_paged || fc_mask_map;
+constant bool fc_alternating = fc_window || fc_looks_up || fc_mask_map;
 
 namespace fattn {
 

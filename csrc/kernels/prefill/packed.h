@@ -172,17 +172,16 @@ struct PackedKeys {
   int count;
 };
 
-// Clamps cu_seqlens_k to the keys that exist, and the count to the most of a sequence. Rows of no sequence
-// have no keys.
+// Clamps cu_seqlens_k to the keys that exist. Rows of no sequence have no keys.
 inline PackedKeys packed_keys(const device int* cu_seqlens_k, constant PrefillParams& params, long batch) {
   PackedKeys keys;
   keys.first = 0;
   keys.count = 0;
   if (batch >= 0) {
-    const int first = clamp(cu_seqlens_k[batch * params.cu_seqlens_k_stride], 0, params.kv_rows);
-    const int end = clamp(cu_seqlens_k[(batch + 1) * params.cu_seqlens_k_stride], first, params.kv_rows);
+    const int first = clamp(cu_seqlens_k[batch * params.cu_seqlens_k_stride], 0, params.kv_len);
+    const int end = clamp(cu_seqlens_k[(batch + 1) * params.cu_seqlens_k_stride], first, params.kv_len);
     keys.first = first;
-    keys.count = min(end - first, params.kv_len);
+    keys.count = end - first;
   }
   return keys;
 }

@@ -118,7 +118,7 @@ inline void prefill_step(thread OnlineAttention& attention, thread const QueryRe
   score_step(attention, query, tiles, sight.fragments, at);
   modify_scores(attention, modifiers, first_key, at);
   if (!kWhole) {
-    const Visibility visible = tile.state.visible(*tile.params);
+    const Visibility visible = tile.visible();
     hide_scores(attention, visible, tile.operands.attn_mask, first_key, sight.present, at);
   }
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);

@@ -190,6 +190,7 @@ struct TileRows {
     source.key.elements = operands.key;
     source.value.elements = operands.value;
     source.key.head = source.value.head = uint(tile.kv_head);
+    source.key.batch = source.value.batch = uint(tile.batch);
     if (fc_scales) {
       source.key.scales = operands.key_scales;
       source.value.scales = operands.value_scales;

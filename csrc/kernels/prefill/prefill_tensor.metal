@@ -45,7 +45,7 @@ inline uint modify_products(thread Scores& scores, thread const PrefillTile& til
     Visibility visible = saved.visible_row(*tile.params);
     if (fc_tree) {
       visible.first_draft = tile.rows.first_position;
-      visible.drafts[0] = saved_rows[at[1]].drafts;
+      visible.drafts[0] = uint(saved_rows[at[1]].drafts);
     }
     const bool exists = (step.exist >> at[0]) & 1;
     float score = scores[i];

@@ -123,10 +123,24 @@ struct PrefillTile {
     return sight;
   }
 
+  // What this lane's rows see.
+  Visibility visible() const thread {
+    Visibility visible = state.visible(*params);
+    if (fc_tree) {
+      visible.first_draft = rows.first_position;
+#pragma clang loop unroll(full)
+      for (int r = 0; r < kRowFragments; r++) {
+        visible.drafts[r] = drafts_of(own_row(r * 8 + at.row));
+      }
+    }
+    return visible;
+  }
+
   // The row's tree mask.
-  uint drafts_of(QueryRow row) const thread {
-    return uint(operands.tree_mask[rows.tile.batch * params->tree_mask_batch_stride +
-                                   row.row * params->tree_mask_row_stride]);
+  ulong drafts_of(QueryRow row) const thread {
+    return row.exists ? ulong(operands.tree_mask[rows.tile.batch * params->tree_mask_batch_stride +
+                                                 row.row * params->tree_mask_row_stride])
+                      : 0;
   }
 
   // The results of this lane's row of fragment r, as store_rows() uses them.

@@ -96,7 +96,7 @@ inline void finish_step(thread WideAttention& attention, thread const ScoreModif
   scale_products(attention, scales, tile.at);
   modify_scores(attention, modifiers, step.first_key, tile.at);
   if (!kWhole) {
-    const Visibility visible = tile.state.visible(*tile.params);
+    const Visibility visible = tile.visible();
     hide_scores(attention, visible, tile.operands.attn_mask, step.first_key, sight.present, tile.at);
   }
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(tile.at);

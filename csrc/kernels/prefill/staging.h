@@ -144,8 +144,8 @@ struct TileShare {
 #pragma clang loop unroll(full)
       for (int e = 0; e < kRowsTogether; e++) {
         const int below = (has ? i * kRoundRows : 0) + e;
-        if (fc_paged) {
-          fetch_paged<kWhole>(rows, table, step, first_row + below, column, chunks[i][e]);
+        if (fc_looks_up) {
+          fetch_found<kWhole>(rows, table, step, first_row + below, column, chunks[i][e]);
         } else {
           const int key = own_key + below;
           const StoredRow from = rows.row_at(kWhole ? key : table.held(key), column);
@@ -185,7 +185,7 @@ struct TileShare {
   }
 
   template <bool kWhole>
-  static void fetch_paged(thread const StagedRows& rows, thread const KeyTable& table,
+  static void fetch_found(thread const StagedRows& rows, thread const KeyTable& table,
                           thread const StepKeys& step, int row, int column, thread Chunk& found) {
     const KeyPlace place = step.find(table, row);
     const StoredRow from = rows.operand.row_at(place, *rows.strides, *rows.scale_strides);
@@ -208,14 +208,14 @@ struct StepTiles {
 struct StepShare {
   TileShare<kHeadDim, kPairedKeys> keys;
   TileShare<kValueDim, false> values;
-  StepKeys step;  // paged: its keys
+  StepKeys step;  // its keys, if they are looked up
   uint exist;
   float key_scale;  // of this thread's key
   float value_scale;
 
   // Looks up the keys of the step.
   void look_up(thread const PrefillTile& tile, int first_key) thread {
-    if (fc_paged) {
+    if (fc_looks_up) {
       const KeyTable table = tile.source.blocks();
       step.look_up(table, first_key, tile.at.lane);
       exist = step.exist(table, tile.at.lane);

@@ -76,6 +76,13 @@ def test_data_pointers_are_buffer_objects() -> None:
     assert torch.empty(0, device="mps").data_ptr() == 0
 
 
+def test_pinned_memory() -> None:
+    plain = torch.arange(6.0)
+    pinned = plain.pin_memory()
+    assert pinned.is_pinned() and not plain.is_pinned() and pinned.device.type == "cpu"
+    both(lambda x: x * 2, pinned)
+
+
 def test_results_are_not_copied() -> None:
     """A reduction of views and an elementwise op make one new buffer each, not copies of their operands."""
     a = torch.zeros(1 << 20, device="mps")

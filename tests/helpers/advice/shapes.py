@@ -35,25 +35,28 @@ GROUPED = WIDE | {"query": heads(1, 4, 3, 584)}
 FOUR = torch.tensor([4], dtype=torch.int32)
 HEADS_FIRST = {n: of("paged_decode")[n].transpose(1, 2) for n in ("key_cache", "value_cache")}
 LONG_MASK = heads(2, 4, 17, 32, seed=3) > 0
-TREE = torch.tensor([1 << row | 1 << row // 2 | 1 for row in range(17)])
+LONGER = heads(2, 4, 65, 64)  # more rows than keys
+TREE = torch.eye(65, dtype=torch.bool) | (torch.arange(65) < 3)
 
 
-def _long_by_parts(op: str, attn_mask: Tensor | None = None, **options: Any) -> Callable[[], Tensor]:
-    """16 rows, and then the last one."""
+def _long_by_parts(
+    op: str, query: Tensor = LONG, attn_mask: Tensor | None = None, **options: Any
+) -> Callable[[], Tensor]:
+    """16 rows at a time."""
 
-    def part(rows: slice, later: int) -> Tensor:
+    def part(first: int) -> Tensor:
+        rows = slice(first, min(first + 16, query.shape[2]))
         mask = {} if attn_mask is None else {"attn_mask": attn_mask[:, :, rows]}
-        lens = of(op)["seq_lens"] - later
-        return run(op, query=LONG[:, :, rows], seq_lens=lens, **mask, **options)()
+        lens = of(op)["seq_lens"] - (query.shape[2] - rows.stop)
+        return run(op, query=query[:, :, rows], seq_lens=lens, **mask, **options)()
 
-    return lambda: torch.cat([part(slice(16), 1), part(slice(16, 17), 0)], dim=2)
+    return lambda: torch.cat([part(first) for first in range(0, query.shape[2], 16)], dim=2)
 
 
 def _tree_as_mask() -> Tensor:
-    """bool [2, 1, 17, 32]: the tree is of the newest 17 keys of each sequence."""
-    draft = torch.arange(32) - (of("decode")["seq_lens"][:, None] - 17)
-    bits = (TREE[:, None] >> draft.clamp(0, 16)[:, None, None]) & 1
-    return (draft < 0)[:, None, None] | (bits == 1)
+    """bool [2, 1, 65, 32]: all keys are of the newest 65."""
+    draft = torch.arange(32) - (of("decode")["seq_lens"][:, None] - 65)
+    return TREE[:, draft.clamp(max=64)].transpose(0, 1)[:, None]
 
 
 def _by_torch(keys: int = 5) -> Callable[[], Tensor]:
@@ -130,9 +133,9 @@ ADVICE: list[Advice] = [
         Advice(
             "split them into calls, each with the seq_lens up to its last row{} and an attn_mask instead of "
             "tree_mask",
-            run(op, query=LONG, tree_mask=TREE, **options),
-            _long_by_parts(op, attn_mask=_tree_as_mask(), **options),
-            exact(op, query=LONG, tree_mask=TREE, **options),
+            run(op, query=LONGER, tree_mask=TREE, **options),
+            _long_by_parts(op, LONGER, _tree_as_mask(), **options),
+            exact(op, query=LONGER, attn_mask=_tree_as_mask(), **options),
             message="up to its last row and an attn_mask instead of tree_mask",
         )
         for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))

@@ -60,6 +60,7 @@ def _prefill_of_cache(query: Tensor, key: Tensor, value: Tensor, seq_lens: Tenso
         seq_lens,
         numbers * q_len,
         q_len,
+        is_causal=True,
         **options,
     )
     return out.unflatten(0, (batch, q_len))

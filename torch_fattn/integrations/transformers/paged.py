@@ -119,7 +119,9 @@ def attend_paged(
             out, _lse = torch.ops.fattn.paged_decode(rows[:, :, None], *operands, **options)
             out = out[:, :, 0]
         else:
-            out, _lse = torch.ops.fattn.paged_prefill(rows, *operands, cu_seqlens_q, max_seqlen_q, **options)
+            out, _lse = torch.ops.fattn.paged_prefill(
+                rows, *operands, cu_seqlens_q, max_seqlen_q, is_causal=True, **options
+            )
     except (NotImplementedError, TypeError, ValueError) as refusal:
         refused = refusal_of_operator(module, refusal, USE_PAGED_EAGER)
         if not falls_back():

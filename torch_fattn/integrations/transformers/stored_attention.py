@@ -65,7 +65,8 @@ def attend_stored(
             out = cache.decode(layer.index, step, query, token_major_out=True, **options).transpose(1, 2)
         else:
             packed = query.transpose(1, 2).flatten(0, 1)
-            out = cache.prefill(layer.index, step, packed if kept is None else packed[kept], **options)
+            rows_of_step = packed if kept is None else packed[kept]
+            out = cache.prefill(layer.index, step, rows_of_step, is_causal=True, **options)
             if kept is not None:
                 out = torch.zeros_like(out[:1]).expand(batch * rows, -1, -1).index_copy(0, kept, out)
             out = out.unflatten(0, (batch, rows))

@@ -2,7 +2,9 @@
 #include "allocator.h"
 
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <unordered_map>
 
 #include <c10/util/Exception.h>
 
@@ -34,12 +36,43 @@ struct BufferAllocator final : c10::Allocator {
   }
 };
 
+// A device that is a CPU can read all memory, so pinned memory is known by its address alone.
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
+    void* address = memory.get();
+    if (address == nullptr) return memory;
+    const std::lock_guard lock(mutex);
+    allocated.emplace(address, std::move(memory));
+    return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
+
+  static void release(void* address) {
+    const std::lock_guard lock(mutex);
+    allocated.erase(address);
+  }
+  static inline std::mutex mutex;
+  static inline auto& allocated = *new std::unordered_map<const void*, c10::DataPtr>;
+};
+
 BufferAllocator g_allocator;
 const bool g_registered = (c10::SetAllocator(c10::DeviceType::MPS, &g_allocator, 1), true);
 
 }  // namespace
 
 c10::Allocator* allocator() { return &g_allocator; }
+
+c10::Allocator* pinned_allocator() {
+  static PinnedAllocator pinned;
+  return &pinned;
+}
+
+bool is_pinned(const void* memory) {
+  const std::lock_guard lock(PinnedAllocator::mutex);
+  return PinnedAllocator::allocated.contains(memory);
+}
 
 void* host_bytes(const c10::StorageImpl& storage) {
   void* buffer = const_cast<void*>(storage.data());

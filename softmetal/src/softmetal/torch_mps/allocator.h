@@ -7,6 +7,10 @@ namespace softmetal {
 
 c10::Allocator* allocator();
 
+// The allocator of tensors on the CPU that torch counts as pinned.
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* memory);
+
 // The bytes behind an mps storage.
 void* host_bytes(const c10::StorageImpl& storage);
 // An mps storage over the memory of a CPU storage, which it keeps alive. No copy.

@@ -126,6 +126,8 @@ struct MPSHooks final : at::MPSHooksInterface {
   void* getDispatchQueue() const override { return stream_dispatch_queue(); }
 
   at::Allocator* getMPSDeviceAllocator() const override { return allocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  bool isPinnedPtr(const void* memory) const override { return is_pinned(memory); }
   void emptyCache() const override { drop_cached_blocks(); }
   size_t getCurrentAllocatedMemory() const override { return allocated_bytes(); }
   size_t getDriverAllocatedMemory() const override { return allocated_bytes() + cached_bytes(); }
