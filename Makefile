@@ -47,7 +47,7 @@ agx: $(STAMPS)/product  ## build Mesa's compiler for M1 and M2, for `python -m b
 compile-commands: $(STAMPS)/product  ## write compile_commands.json, for editors and clang-tidy
 	$(BUILD_ENV) $(MODE) $(PY) tools/compile_commands.py compile_commands.json
 
-first-mac: $(FOR_TEST)  ## on a Mac: run doctor, tests, bench and tune in ten minutes, and write one archive to send
+first-mac: $(FOR_TEST)  ## on a Mac: compile kernels, run doctor, tests, bench and tune in ten minutes, and write one archive to send
 	$(PY) tools/first_mac.py
 
 demo: $(FOR_DEMO)  ## generate with a transformers model on device="mps" through torch.ops.fattn (MODEL=path: your own)

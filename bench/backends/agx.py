@@ -13,19 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import torch_fattn
-from softmetal.testing import agx as compiler
-from softmetal.testing import cuda
 
 from ..cases.calls import Call
 from ..peers import fattn, llama_source
 from ..peers.launch import OURS, Pass
 from ..peers.registry import PEERS, launch
 from . import agx_step
+
+if TYPE_CHECKING:
+    from softmetal.testing import agx as compiler
 
 Row = dict[str, Any]
 
@@ -98,6 +99,8 @@ class Entry:
 
     @property
     def digest(self) -> str:
+        from softmetal.testing import agx as compiler
+
         text = repr((compiler.version(), self.version, replace(self.kernel, include=())))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -329,7 +332,9 @@ def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entr
 
 
 def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:
-    pipeline: cuda.Pipeline = attend.pipeline
+    from softmetal.testing import agx as compiler
+
+    pipeline = attend.pipeline
     source = pipeline.source
     for branch, replacement in _WITHOUT_DEAD_BRANCHES:
         source = branch.sub(replacement, source)
@@ -352,6 +357,8 @@ def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:
 def measure(chosen: Iterable[Entry], recorded: Iterable[Row], jobs: int = 2) -> list[Row]:
     """Returns the recorded row of an entry if its digest is right, and compiles the others. Without the
     compiler, a recorded row with another digest stands, marked as stale, and other entries have none."""
+    from softmetal.testing import agx as compiler
+
     known = {(row["impl"], row["call"], row["shape"]): row for row in recorded}
     can_compile = compiler.is_built()
 
@@ -368,6 +375,8 @@ def measure(chosen: Iterable[Entry], recorded: Iterable[Row], jobs: int = 2) -> 
 
 
 def _row(entry: Entry) -> Row:
+    from softmetal.testing import agx as compiler
+
     row: Row = {
         "impl": entry.impl,
         "call": entry.call,
@@ -432,6 +441,8 @@ def _backward_costs(entry: Entry) -> Row:
 
 def _resident_band(cost: compiler.Cost) -> list[int]:
     """Resident threads if another compiler gives one step of registers more, or fewer."""
+    from softmetal.testing import agx as compiler
+
     steps = sorted(set(compiler.THREADS_BY_REGISTERS.values()))
     place = steps.index(cost.threads_by_registers)
     return [
