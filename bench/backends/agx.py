@@ -99,9 +99,9 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        from softmetal.testing import agx as compiler
+        from softmetal.testing.agx import version
 
-        text = repr((compiler.version(), self.version, replace(self.kernel, include=())))
+        text = repr((version(), self.version, replace(self.kernel, include=())))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -334,8 +334,7 @@ def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entr
 def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:
     from softmetal.testing import agx as compiler
 
-    pipeline = attend.pipeline
-    source = pipeline.source
+    pipeline, source = attend.pipeline, attend.pipeline.source
     for branch, replacement in _WITHOUT_DEAD_BRANCHES:
         source = branch.sub(replacement, source)
     return compiler.Kernel(
@@ -441,13 +440,9 @@ def _backward_costs(entry: Entry) -> Row:
 
 def _resident_band(cost: compiler.Cost) -> list[int]:
     """Resident threads if another compiler gives one step of registers more, or fewer."""
-    from softmetal.testing import agx as compiler
+    from softmetal.testing.agx import THREADS_BY_REGISTERS, resident_threads
 
-    steps = sorted(set(compiler.THREADS_BY_REGISTERS.values()))
+    steps = sorted(set(THREADS_BY_REGISTERS.values()))
     place = steps.index(cost.threads_by_registers)
-    return [
-        compiler.resident_threads(
-            steps[min(max(one, 0), len(steps) - 1)], cost.threadgroup_threads, cost.threadgroup_bytes
-        )
-        for one in (place - 1, place + 1)
-    ]
+    near = (steps[min(max(one, 0), len(steps) - 1)] for one in (place - 1, place + 1))
+    return [resident_threads(one, cost.threadgroup_threads, cost.threadgroup_bytes) for one in near]
