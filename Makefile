@@ -107,13 +107,14 @@ mutants: $(FOR_TEST)  ## test a mutation of each operator and constant in the ke
 test-slow: $(FOR_TEST)  ## the sweeps, hours of them (SWEEPS in tests/tiers.py)
 	$(PY) -m pytest -m "slow or rotating" --third all --timeout 0 $(TESTS)
 
-lint: $(FOR_TEST)  ## run ruff, mypy, clang-format and the rules of the repository
+lint: $(FOR_TEST)  ## run ruff, mypy, clang-format, actionlint and the rules of the repository
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	@echo "clang-format --dry-run -Werror ($(words $(FORMATTED)) files)"
 	@$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	$(PY) tools/check_sources.py
+	$(VENV)/bin/actionlint -shellcheck= -pyflakes=
 
 format: $(FOR_TEST)  ## format the sources with ruff and clang-format
 	$(PY) -m ruff check --fix .
