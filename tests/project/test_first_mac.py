@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import needs_emulator
+from tests.helpers.processes import run_python
 from tools import first_mac
 from tools.first_mac import Step
 from torch_fattn.commands.doctor import FIND_FAULTS
@@ -43,12 +44,8 @@ def test_rehearsal(tmp_path: Path) -> None:
         assert re.search(
             rf"^{op} float16: compiled .*(\n  .*)*\n  fattn_{kernel} in [\d.]+ s", files["compile.txt"], re.M
         )
-    for name, message in (
-        ("compile", "refused: none"),
-        ("doctor", "No problems found."),
-        ("tests", "1 passed"),
-        ("tune", "written"),
-    ):
+    said = {"doctor": "No problems found.", "tests": "1 passed", "tune": "written"}
+    for name, message in (said | {"compile": "refused: none"}).items():
         assert message in files[f"{name}.txt"]
         assert f"| {name} | ok |" in files["summary.md"] and message in files["summary.md"]
     assert "torch 2." in files["summary.md"] and "name a fault of the GPU: 0" in files["summary.md"]
@@ -117,12 +114,11 @@ def test_it_is_for_a_mac(
     assert first_mac.main(["--out", str(tmp_path / "mac")]) == 0, "the control"
 
 
-def test_what_the_compiler_refuses_is_named(tmp_path: Path) -> None:
+def test_what_the_compiler_refuses_is_named() -> None:
     """A head size that no kernel has."""
-    result = Step("compile", (sys.executable, "-c", first_mac.COMPILE, "7", "float16"), 60).run(tmp_path)
-    assert result.outcome == "exit status 1"
-    assert "refused: prefill float16, decode float16, " in result.last_line
-    assert "\ndecode float16: REFUSED: fattn.decode: " in (tmp_path / "compile.txt").read_text()
+    done = run_python(["-c", first_mac.COMPILE, "7", "float16"])
+    assert done.returncode == 1 and "\ndecode float16: REFUSED: fattn.decode: " in done.stdout
+    assert "refused: prefill float16, decode float16, " in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.host_only

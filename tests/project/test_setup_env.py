@@ -213,9 +213,7 @@ def test_git_in_a_container_takes_the_checkout_of_another_user() -> None:
 
     def refused(text: str) -> list[str]:
         jobs = {name: job for name, job in yaml.safe_load(text)["jobs"].items() if "container" in job}
-        steps = {name: [str(step) for step in job["steps"]] for name, job in jobs.items()}
-        after = {n: found[1 + ["checkout" in one for one in found].index(True)] for n, found in steps.items()}
-        return [name for name, step in after.items() if "--add safe.directory" not in step]
+        return [name for name, job in jobs.items() if "--add safe.directory" not in str(job["steps"])]
 
     texts = {path.name: path.read_text() for path in WORKFLOWS}
     assert not [name for text in texts.values() for name in refused(text)]
