@@ -47,7 +47,7 @@ agx: $(STAMPS)/product  ## build Mesa's compiler for M1 and M2, for `python -m b
 compile-commands: $(STAMPS)/product  ## write compile_commands.json, for editors and clang-tidy
 	$(BUILD_ENV) $(MODE) $(PY) tools/compile_commands.py compile_commands.json
 
-first-mac: $(FOR_TEST)  ## on a Mac: run doctor, tests, bench and tune in ten minutes, and write one archive to send
+first-mac: $(FOR_TEST)  ## on a Mac: compile kernels, run doctor, tests, bench and tune in ten minutes, and write one archive to send
 	$(PY) tools/first_mac.py
 
 demo: $(FOR_DEMO)  ## generate with a transformers model on device="mps" through torch.ops.fattn (MODEL=path: your own)
@@ -107,13 +107,14 @@ mutants: $(FOR_TEST)  ## test a mutation of each operator and constant in the ke
 test-slow: $(FOR_TEST)  ## the sweeps, hours of them (SWEEPS in tests/tiers.py)
 	$(PY) -m pytest -m "slow or rotating" --third all --timeout 0 $(TESTS)
 
-lint: $(FOR_TEST)  ## run ruff, mypy, clang-format and the rules of the repository
+lint: $(FOR_TEST)  ## run ruff, mypy, clang-format, actionlint and the rules of the repository
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	@echo "clang-format --dry-run -Werror ($(words $(FORMATTED)) files)"
 	@$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	$(PY) tools/check_sources.py
+	$(VENV)/bin/actionlint -shellcheck= -pyflakes=
 
 format: $(FOR_TEST)  ## format the sources with ruff and clang-format
 	$(PY) -m ruff check --fix .

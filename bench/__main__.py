@@ -34,7 +34,14 @@ COMMANDS = {
 def main(arguments: list[str]) -> int:
     name, *rest = arguments or [""]
     if name in COMMANDS:
-        return int(importlib.import_module(COMMANDS[name]).main(rest))
+        try:
+            return int(importlib.import_module(COMMANDS[name]).main(rest))
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "softmetal":
+                raise
+            refusal = f"python -m bench {name}: it needs softmetal, which is for Linux; run it there"
+            print(refusal, file=sys.stderr)
+            return 2
     if name in ("-h", "--help"):
         print(__doc__)
     return int(importlib.import_module("bench.report.run").main(arguments))

@@ -2,7 +2,7 @@
 
 tests/costs.txt has the processor seconds of the longest case of each test function. For each function
 
-- `check` runs the first case, if it takes at most 1.5 seconds;
+- `check` runs the first case, if it takes at most 1.5 seconds, or the function is one of IN_CHECK;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
   most half a second; else the first case, if it takes at most 1.5 seconds, or 10 if the file had none. ALWAYS
   has no limit. A random problem counts as its operator with each of its options, and a seed as nothing. Of
@@ -73,6 +73,8 @@ ALWAYS = (
     "tests/operators/test_logits.py::test_problem",
     *CATALOGUES,
 )
+# In `check` and `test` whatever they take.
+IN_CHECK = ("tests/project/test_without_softmetal.py::test_every_module_is_imported",)
 LONGEST = {"check": 1.5, "first": float("inf"), "test": 1.5}
 LONGEST_OF_A_SET = 0.5
 LONGEST_OF_A_FILE = 10.0
@@ -185,7 +187,7 @@ def select(items: Sequence[pytest.Item], tier: str) -> set[pytest.Item]:
         if in_sets and (name in ALWAYS or longest.get(name, 0.0) <= LONGEST_OF_A_SET):
             for part in grouped(cases, lambda item: str(parameters(item).get("device"))):
                 chosen |= {part[n] for n in choose([*map(parameters, part)])}
-        elif longest.get(name, 0.0) <= LONGEST[tier]:
+        elif name in IN_CHECK or longest.get(name, 0.0) <= LONGEST[tier]:
             chosen.add(cases[0])
     if tier == "test":
         for cases in grouped(items, lambda item: file_of(item.nodeid)):

@@ -47,6 +47,11 @@ NOT_OURS = re.compile(
     r"\w*scaled_dot_product_attention\w*|\battn_mask\b|\b(?:Prefill|Decode|Mpp)Attention\.h\b|\bsteel/attn\b"
     r"|\bsteel_attention_nax\.h\b|\battention_nax\b|\bprefill_attention_mpp_"
 )
+# Forms in csrc that softmetal takes, and Apple's system may not.
+UNSURE = {
+    re.compile(r"\bUTF8String\]"): "call utf8() of csrc/metal/text.h, since the text may be nil",
+    re.compile(r"\bconst constant\b"): "write `constant`, since a function takes `constant T&`",
+}
 # Tests and tools use only softmetal's public modules.
 EMULATOR_USERS = ("tests", "bench", "tools", "examples", "conftest.py", "setup.py")
 INSIDE_EMULATOR = re.compile(
@@ -99,6 +104,8 @@ def violations(path: Path) -> Iterator[str]:
             yield f"{path}:{number}: an unfinished mark"
         if path.parts[0] in PRODUCT_FOLDERS and EMULATOR.search(line):
             yield f"{path}:{number}: the product must not know of softmetal"
+        if path.parts[0] == "csrc" and path.name != "text.h":
+            yield from (f"{path}:{number}: {advice}" for form, advice in UNSURE.items() if form.search(line))
         if path.parts[0] == "softmetal" and ATTENTION.search(NOT_OURS.sub("", line)):
             yield f"{path}:{number}: softmetal must not know of attention"
         if path.parts[0] in EMULATOR_USERS and INSIDE_EMULATOR.search(line):

@@ -1,8 +1,8 @@
-"""Tests torch_fattn on a Mac in ten minutes: describes the machine, runs doctor, a cross-section of the
-tests, the bench and tune, and collects the GPU messages from macOS' log. Writes one archive to attach to an
-issue, without names of users and machines.
+"""Tests torch_fattn on a Mac in ten minutes: compiles kernels, describes the machine, runs doctor, a
+cross-section of the tests, the bench and tune, and collects the GPU messages from macOS' log. Writes one
+archive to attach to an issue, without names of users and machines.
 
-Usage: tools/first_mac.py [--out DIR] [--rehearse] (in the environment of `make build`)
+Usage: tools/first_mac.py [--out DIR] (in the environment of `make build`; --rehearse: on any machine)
 """
 
 from __future__ import annotations
@@ -29,8 +29,27 @@ FATTN = (sys.executable, "-m", "torch_fattn")
 # Prints a traceback if a test takes a minute.
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--durations=10"),
-    *("-o", "faulthandler_timeout=60"),
+    *("-o", "faulthandler_timeout=60", "--continue-on-collection-errors"),
 )
+# Launches nothing, so that what Apple's compiler refuses comes first. Arguments: head size, dtypes.
+COMPILE = """
+import os, sys
+os.environ["FATTN_TENSOR"] = "0"  # its self-test would launch
+import torch, torch_fattn
+refused = []
+for dtype in sys.argv[2:]:
+    for op in ("prefill", "decode", "merge", "prefill_backward"):
+        try:
+            done = torch_fattn.warmup(op, dtype=getattr(torch, dtype), head_dim=int(sys.argv[1]))
+            print(f"{op} {dtype}: {done}", flush=True)
+        except Exception as error:
+            refused.append(f"{op} {dtype}")
+            print(f"{op} {dtype}: REFUSED: {error}", flush=True)
+kernels = torch_fattn.compiled_kernels()
+seconds = sum(kernel.seconds for kernel in kernels)
+print(f"compiled {len(kernels)} kernels in {seconds:.1f} s; refused: {', '.join(refused) or 'none'}")
+sys.exit(len(refused) > 0)
+"""
 # Messages of Metal and macOS about GPU faults and timeouts, but not the query that `log` prints.
 FAULT = re.compile(
     r"^(?!Filtering the log data).*"
@@ -113,7 +132,9 @@ def steps(folder: Path, since: datetime.datetime, rehearse: bool) -> list[Step]:
     bench = ["--shapes", "whisper", "--backend", "counts", "--peers"] if rehearse else []
     tune = ["--anyway", "--op", "prefill", "--dtype", "float16", "--head-dim", "64", "--seconds", "1"]
     logged = ["log", "show", "--style", "compact", "--start", f"{since:%Y-%m-%d %H:%M:%S}", "--predicate"]
+    sizes = ("64", "float16") if rehearse else ("128", "float16", "bfloat16", "float32")
     found = [
+        Step("compile", (sys.executable, "-c", COMPILE, *sizes), 300),
         Step("facts", ("sh", "-c", FACTS), 60),
         Step("doctor", (*FATTN, "doctor", *([] if rehearse else ["--report"])), 300),
         Step("tests", (*PYTEST, "--tier", "first", "-m", "not host_only and not slow", *tests), 300),
@@ -178,7 +199,7 @@ def pack(folder: Path, results: list[Result]) -> Path:
 def fault_of(folder: Path) -> str:
     """Returns why the folder cannot be used, or "". A folder with anything other than an earlier run is not
     removed."""
-    ours = re.compile(r"(\w+\.txt|bench\.json|summary\.md|tuned-.*|\.tuned-.*|pipelines|\.DS_Store)")
+    ours = re.compile(r"(\w+\.txt|bench\.json|summary\.md|tuned-.*|\.tuned-.*|\.DS_Store)")
     try:
         others = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
         if others:
@@ -218,6 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out/first-mac", help="default: out/first-mac")
     parser.add_argument("--rehearse", action="store_true", help="as little as possible of each step")
     options = parser.parse_args(arguments)
+    if sys.platform != "darwin" and not options.rehearse:
+        parser.exit(2, "first_mac: this is not a Mac; give --rehearse to try the steps in software\n")
     folder = options.out.resolve()
     if fault := fault_of(folder):
         parser.exit(2, f"first_mac: --out {folder} {fault}; give a new folder\n")

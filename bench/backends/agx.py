@@ -13,19 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import torch_fattn
-from softmetal.testing import agx as compiler
-from softmetal.testing import cuda
 
 from ..cases.calls import Call
 from ..peers import fattn, llama_source
 from ..peers.launch import OURS, Pass
 from ..peers.registry import PEERS, launch
 from . import agx_step
+
+if TYPE_CHECKING:
+    from softmetal.testing import agx as compiler
 
 Row = dict[str, Any]
 
@@ -98,7 +99,9 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        text = repr((compiler.version(), self.version, replace(self.kernel, include=())))
+        from softmetal.testing.agx import version
+
+        text = repr((version(), self.version, replace(self.kernel, include=())))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -329,8 +332,9 @@ def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entr
 
 
 def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:
-    pipeline: cuda.Pipeline = attend.pipeline
-    source = pipeline.source
+    from softmetal.testing import agx as compiler
+
+    pipeline, source = attend.pipeline, attend.pipeline.source
     for branch, replacement in _WITHOUT_DEAD_BRANCHES:
         source = branch.sub(replacement, source)
     return compiler.Kernel(
@@ -352,6 +356,8 @@ def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:
 def measure(chosen: Iterable[Entry], recorded: Iterable[Row], jobs: int = 2) -> list[Row]:
     """Returns the recorded row of an entry if its digest is right, and compiles the others. Without the
     compiler, a recorded row with another digest stands, marked as stale, and other entries have none."""
+    from softmetal.testing import agx as compiler
+
     known = {(row["impl"], row["call"], row["shape"]): row for row in recorded}
     can_compile = compiler.is_built()
 
@@ -368,6 +374,8 @@ def measure(chosen: Iterable[Entry], recorded: Iterable[Row], jobs: int = 2) -> 
 
 
 def _row(entry: Entry) -> Row:
+    from softmetal.testing import agx as compiler
+
     row: Row = {
         "impl": entry.impl,
         "call": entry.call,
@@ -432,11 +440,9 @@ def _backward_costs(entry: Entry) -> Row:
 
 def _resident_band(cost: compiler.Cost) -> list[int]:
     """Resident threads if another compiler gives one step of registers more, or fewer."""
-    steps = sorted(set(compiler.THREADS_BY_REGISTERS.values()))
+    from softmetal.testing.agx import THREADS_BY_REGISTERS, resident_threads
+
+    steps = sorted(set(THREADS_BY_REGISTERS.values()))
     place = steps.index(cost.threads_by_registers)
-    return [
-        compiler.resident_threads(
-            steps[min(max(one, 0), len(steps) - 1)], cost.threadgroup_threads, cost.threadgroup_bytes
-        )
-        for one in (place - 1, place + 1)
-    ]
+    near = (steps[min(max(one, 0), len(steps) - 1)] for one in (place - 1, place + 1))
+    return [resident_threads(one, cost.threadgroup_threads, cost.threadgroup_bytes) for one in near]

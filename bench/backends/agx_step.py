@@ -7,14 +7,17 @@ rest of the step.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from softmetal.testing import agx as compiler
+if TYPE_CHECKING:
+    from softmetal.testing import agx as compiler
 
 
 def costs(kernel: compiler.Kernel, fragments: int) -> tuple[compiler.Cost, dict[str, Any]]:
     """The cost of the kernel, and that of one of `fragments` fragments: its loops, and its share of the rest
     of the step, in the second walk over the keys if there are two."""
+    from softmetal.testing import agx as compiler
+
     text = compiler.compiled(kernel)
     cost = compiler.cost_of(text, kernel)
     loops = cost.loops

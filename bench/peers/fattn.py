@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 import torch_fattn
-from softmetal.testing.cuda import Pipeline
 
 from ..cases.case import METAL_TYPES, PREFILLS, Case
 from .launch import OURS, OURS_ON_M1, OURS_ON_TENSORS, Launch, Pass
@@ -97,6 +96,8 @@ def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
 
 def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
     """Converts one pass of a plan for operands of `dtype` ("float16", ...)."""
+    from softmetal.testing.cuda import Pipeline
+
     if "slice" in plan:
         raise ValueError("a call that is split into several dispatches is not timed; choose a smaller one")
     params = bytes.fromhex(plan["params_bytes"])

@@ -13,11 +13,13 @@ import struct
 import tarfile
 import tempfile
 from pathlib import Path
-
-from softmetal.testing.cuda import Pipeline
+from typing import TYPE_CHECKING
 
 from ..cases.arguments import WrongArgumentError
 from ..cases.case import METAL_TYPES, Case
+
+if TYPE_CHECKING:
+    from softmetal.testing.cuda import Pipeline
 
 IMPL = "llama-metal"
 VERSION = "0.3.36"
@@ -103,6 +105,8 @@ def kargs(struct_name: str, values: dict[str, int | float]) -> bytes:
 def pipeline(
     case: Case, source: str, kernel: str, threads: int, constants: Constants, threadgroup_bytes: int = 0
 ) -> Pipeline:
+    from softmetal.testing.cuda import Pipeline
+
     return Pipeline(
         source=source,
         name=f"{kernel}.metal",

@@ -16,12 +16,14 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-
-from softmetal.testing.cuda import Pipeline
+from typing import TYPE_CHECKING
 
 from ..cases.arguments import WrongArgumentError
 from ..cases.case import BYTES, METAL_TYPES, Case
 from .launch import Launch, Pass
+
+if TYPE_CHECKING:
+    from softmetal.testing.cuda import Pipeline
 
 IMPL = "mlx-metal"
 VERSION = "0.32.4"
@@ -140,6 +142,8 @@ def instantiation(declarations: str, host_name: str, kernel: str) -> str:
 def _pipeline(
     case: Case, header: str, kernel: str, threads: int, constants: dict[str, bool | int | float]
 ) -> Pipeline:
+    from softmetal.testing.cuda import Pipeline
+
     name = kernel.split("<")[0]
     return Pipeline(
         source=instantiation(f'#include "{KERNELS}/{header}"', name, kernel),

@@ -6,8 +6,6 @@ layout of an M5.
 
 from __future__ import annotations
 
-from softmetal.testing.cuda import Pipeline
-
 from ..cases.case import METAL_TYPES, Case
 from . import mlx_metal
 from .launch import Launch, Pass
@@ -21,6 +19,8 @@ version = mlx_metal.version
 
 def launch(case: Case) -> Launch | None:
     """Returns None if MLX runs this case otherwise, or if its headers are missing."""
+    from softmetal.testing.cuda import Pipeline
+
     if not mlx_metal.is_known_version():
         return None
     case.refuse_features(IMPL)

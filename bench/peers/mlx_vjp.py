@@ -13,8 +13,6 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-from softmetal.testing.cuda import Pipeline
-
 from ..cases.arguments import WrongArgumentError
 from ..cases.case import METAL_TYPES, Case, UnsupportedCaseError
 from . import mlx_metal
@@ -118,6 +116,8 @@ def _launch(
 
 
 def _delta(case: Case, rows: int) -> Pass:
+    from softmetal.testing.cuda import Pipeline
+
     macros = {"T": METAL_TYPES[case.dtype], "ROWS": str(_ROWS_OF_A_GROUP), "COLUMNS": str(case.head_dim)}
     threads = 32 * _ROWS_OF_A_GROUP
     pipeline = Pipeline(_DELTA, "row_delta", threads, macros, name="row_delta")
@@ -134,6 +134,8 @@ def _pass(
     grid: tuple[int, int],
     arguments: dict[int, str | bytes],
 ) -> Pass:
+    from softmetal.testing.cuda import Pipeline
+
     tile_rows, tile_keys, simdgroups = tile
     name = f"attention_vjp_{suffix}"
     kernel = f"{name}<{METAL_TYPES[case.dtype]}, {tile_rows}, {tile_keys}, {case.head_dim}, {simdgroups}, 1>"

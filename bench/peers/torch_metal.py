@@ -9,13 +9,15 @@ import functools
 import re
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from softmetal.testing.cuda import Pipeline
-
 from ..cases.case import METAL_TYPES, Case
 from .launch import Launch, Pass
+
+if TYPE_CHECKING:
+    from softmetal.testing.cuda import Pipeline
 
 IMPL = "torch-metal"
 VERSIONS = ("2.13", "2.14", "2.15")
@@ -78,6 +80,8 @@ def params_format(header: Path = INCLUDE / PREFILL_HEADER) -> str:
 
 
 def _pipeline(case: Case, header: str, kernel: str, threads: int) -> Pipeline:
+    from softmetal.testing.cuda import Pipeline
+
     return Pipeline(
         source=SOURCE.format(header=header),
         name=header,

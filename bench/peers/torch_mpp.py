@@ -14,8 +14,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from softmetal.testing.cuda import Pipeline
-
 from ..cases.arguments import WrongArgumentError
 from ..cases.case import Case
 from . import torch_metal
@@ -54,6 +52,8 @@ def version() -> str:
 
 def launch(case: Case) -> Launch | None:
     """Returns None if torch runs this case otherwise, or if its header is missing."""
+    from softmetal.testing.cuda import Pipeline
+
     include = include_folder()
     if include is None:
         return None

@@ -13,8 +13,6 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from softmetal.testing import agx as compiler
-
 from ..backends import agx
 from ..backends.agx import Row
 from ..backends.record import read, write
@@ -49,6 +47,8 @@ No row has been compared with a Mac: softmetal/docs/agx.md."""
 
 
 def main(arguments: list[str] | None = None) -> int:
+    from softmetal.testing import agx as compiler
+
     parser = Parser(prog="python -m bench agx", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="REGEX", type=pattern, default="", help="of 'implementation call'")
     parser.add_argument("--jobs", type=positive, default=2, help="compilers at a time (%(default)s)")

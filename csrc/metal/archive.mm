@@ -17,6 +17,7 @@
 #include "autorelease_pool.h"
 #include "hash.h"
 #include "mps_bridge.h"
+#include "text.h"
 
 namespace fattn::metal {
 namespace {
@@ -40,7 +41,7 @@ Folder& chosen_folder() {
 }
 
 std::string words_of(NSString* text) {
-  std::string words = [text UTF8String];
+  std::string words = utf8(text);
   for (char& c : words) {
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.') c = '-';
   }

@@ -8,6 +8,7 @@
 #include "autorelease_pool.h"
 #include "mps_bridge.h"
 #include "pipelines.h"
+#include "text.h"
 
 namespace fattn::metal {
 namespace {
@@ -24,7 +25,7 @@ int apple_family(id<MTLDevice> device) {
 }
 
 std::string architecture_of(id<MTLDevice> device) {
-  if (@available(macOS 14.0, *)) return [[[device architecture] name] UTF8String];
+  if (@available(macOS 14.0, *)) return utf8([[device architecture] name]);
   return "";
 }
 
@@ -32,7 +33,7 @@ DeviceFacts read_device_facts() {
   const AutoreleasePool pool;
   id<MTLDevice> device = metal_device();
   TORCH_CHECK(device != nil, "fattn needs a GPU, and torch finds no Metal device");
-  return {.name = [[device name] UTF8String],
+  return {.name = utf8([device name]),
           .family = apple_family(device),
           .cores = gpu_core_count(),
           .max_threadgroup_bytes = static_cast<int64_t>([device maxThreadgroupMemoryLength]),

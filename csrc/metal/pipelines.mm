@@ -16,6 +16,7 @@
 #include "executor.h"
 #include "mps_bridge.h"
 #include "once_map.h"
+#include "text.h"
 
 namespace fattn::metal {
 namespace {
@@ -105,7 +106,8 @@ std::string describe_constants(const KernelSpec& spec) {
 }
 
 std::string text_of(NSError* error) {
-  return error == nil ? "no reason given" : [[error localizedDescription] UTF8String];
+  const std::string text = utf8([error localizedDescription]);
+  return text.empty() ? "no reason given" : text;
 }
 
 NSString* to_nsstring(const std::string& text) { return [NSString stringWithUTF8String:text.c_str()]; }

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("softmetal.testing", reason="costs are of softmetal's compiler, which is for Linux")
+
 import bench.__main__ as bench
 from bench.backends import agx
 from bench.peers.launch import OURS

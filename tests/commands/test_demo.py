@@ -61,6 +61,24 @@ def test_lost_padding_is_noticed(
     assert "FAILED: tokens differ" in capsys.readouterr().out
 
 
+def test_the_cpu_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate = demo.generate
+
+    def other_on_cpu(model: Any, *rest: Any) -> demo.Run:
+        run = generate(model, *rest)
+        if model.device.type == "cpu":
+            run.tokens[0][0] += 1
+        return run
+
+    monkeypatch.setattr(demo, "generate", other_on_cpu)
+    monkeypatch.chdir(tmp_path)
+    assert demo.main(None, "float32", 1) == 0
+    assert "eager on CPU chooses other tokens; logits differ by at most" in capsys.readouterr().out
+    assert not json.loads((tmp_path / "out" / "demo.json").read_text())["eager_on_cpu"]["agree"]
+
+
 def test_kernels_that_did_not_run_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

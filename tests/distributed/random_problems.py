@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_fattn
+from tests.conftest import EMULATED
 from tests.distributed.pool import Pool, World
 from tests.helpers import drawing, problems
 from tests.helpers.accuracy import assert_close
@@ -156,7 +156,7 @@ def _launches() -> int:
 
 
 def _checks(wanted: bool) -> Any:
-    if not wanted or importlib.util.find_spec("softmetal") is None:
+    if not wanted or not EMULATED:
         return contextlib.nullcontext()
     import softmetal
 

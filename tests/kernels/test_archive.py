@@ -74,10 +74,13 @@ def test_the_next_process_finds_them(folder: Path) -> None:
     assert tuned_file.source_digest() in where
 
 
-def test_they_can_be_switched_off(folder: Path, tmp_path: Path) -> None:
-    assert run(folder, FATTN_ARCHIVE="0") == NONE
-    assert run(tmp_path / "other", FATTN_ARCHIVE="0") == NONE
-    assert not (tmp_path / "other").exists()
+def test_they_are_off_by_default(folder: Path, tmp_path: Path) -> None:
+    assert run(folder, FATTN_ARCHIVE="") == NONE
+    other = tmp_path / "other"
+    environment = {name: value for name, value in settings(other).items() if name != "FATTN_ARCHIVE"}
+    done = run_python(["-c", SCRIPT], env=environment)
+    assert done.returncode == 0 and dict(json.loads(done.stdout)) == NONE, done.stderr
+    assert not other.exists()
 
 
 def test_the_other_tests_keep_none() -> None:

@@ -45,6 +45,7 @@ def far(numbers: Mapping[str, tuple[int, int]], more: int = 0) -> list[str]:
 
 
 def test_registers_by_hand() -> None:
+    pytest.importorskip("softmetal.testing.agx", reason="kernels are known by the version of its compiler")
     numbers = counted([row for row in read(RESULTS)["rows"] if row["impl"] == OURS])
     assert not far(numbers)
     for wrong in (-2 * TOLERANCE - 1, 2 * TOLERANCE + 1):  # the control

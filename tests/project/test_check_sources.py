@@ -29,6 +29,8 @@ def violations(path: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPat
 SOFTMETAL = "softmetal/src/softmetal/a.py"
 KNOWS = "softmetal must not know of attention"
 INSIDE = "only `softmetal` and `softmetal.testing` are public"
+NIL = "call utf8() of csrc/metal/text.h, since the text may be nil"
+CONST = "write `constant`, since a function takes `constant T&`"
 SUBJECT = "write 'begin with the subject'"
 
 
@@ -49,6 +51,10 @@ SUBJECT = "write 'begin with the subject'"
         ("bench/a.py", "from softmetal import record", None),
         ("softmetal/tests/test_a.py", "from softmetal.simt.harness import Library", None),
         ("csrc/a.h", "// softmetal does", "the product must not know of softmetal"),
+        ("csrc/metal/a.mm", "std::string name = [[device name] UTF8String];", NIL),
+        ("csrc/metal/text.h", "const char* bytes = [text UTF8String];", None),
+        ("csrc/kernels/a.h", "  const constant Params* params;", CONST),
+        ("csrc/kernels/a.h", "  constant Params* params;", None),
         ("tests/test_a.py", "# " + "TO" + "DO", "an unfinished mark"),
         ("docs/a.md", "The keys. O" + "f these, some are hidden.", "'. O" + f"f t': {SUBJECT}"),
         ("docs/a.md", "The last of the rows sees all keys. Often two do.", None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import needs_emulator
+from tests.helpers.processes import run_python
 from tools import first_mac
 from tools.first_mac import Step
 from torch_fattn.commands.doctor import FIND_FAULTS
@@ -35,9 +37,15 @@ def test_rehearsal(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     files = contents(tmp_path / "mac.zip")
-    names = ["summary.md", "bench.json", "bench.txt", "doctor.txt", "facts.txt", "tests.txt", "tune.txt"]
-    assert list(files) == names
-    for name, message in (("doctor", "No problems found."), ("tests", "1 passed"), ("tune", "written")):
+    names = ["bench.json", "bench.txt", "compile.txt", "doctor.txt", "facts.txt", "tests.txt", "tune.txt"]
+    assert list(files) == ["summary.md", *names]
+    assert done.stdout.startswith("compile ")
+    for op, kernel in (("decode", "decode_vector"), ("merge", "merge"), ("prefill_backward", "backward_key")):
+        assert re.search(
+            rf"^{op} float16: compiled .*(\n  .*)*\n  fattn_{kernel} in [\d.]+ s", files["compile.txt"], re.M
+        )
+    said = {"doctor": "No problems found.", "tests": "1 passed", "tune": "written"}
+    for name, message in (said | {"compile": "refused: none"}).items():
         assert message in files[f"{name}.txt"]
         assert f"| {name} | ok |" in files["summary.md"] and message in files["summary.md"]
     assert "torch 2." in files["summary.md"] and "name a fault of the GPU: 0" in files["summary.md"]
@@ -81,17 +89,36 @@ def test_it_removes_nothing_but_an_earlier_run(
 ) -> None:
     monkeypatch.setattr(first_mac, "steps", lambda *_: [python("facts", "print('is well')")])
     folder = tmp_path / "mac"
-    assert first_mac.main(["--out", str(folder)]) == first_mac.main(["--out", str(folder)]) == 0, (
-        "the control"
-    )
+    rehearse = ["--rehearse", "--out", str(folder)]
+    assert first_mac.main(rehearse) == first_mac.main(rehearse) == 0, "the control"
     (folder / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for out, message in ((folder, "contains thesis.tex"), (tmp_path / "file", "Not a directory")):
         with pytest.raises(SystemExit, match="2"):
-            first_mac.main(["--out", str(out)])
+            first_mac.main(["--rehearse", "--out", str(out)])
         words = capsys.readouterr().err
         assert message in words and words.count("\n") == 1 and "give a new folder" in words
     assert (folder / "thesis.tex").read_text() == (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.host_only
+def test_it_is_for_a_mac(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(first_mac, "steps", lambda *_: [python("facts", "print('is well')")])
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(SystemExit, match="2"):
+        first_mac.main(["--out", str(tmp_path / "mac")])
+    assert "not a Mac; give --rehearse" in capsys.readouterr().err and not (tmp_path / "mac").exists()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert first_mac.main(["--out", str(tmp_path / "mac")]) == 0, "the control"
+
+
+def test_what_the_compiler_refuses_is_named() -> None:
+    """A head size that no kernel has."""
+    done = run_python(["-c", first_mac.COMPILE, "7", "float16"])
+    assert done.returncode == 1 and "\ndecode float16: REFUSED: fattn.decode: " in done.stdout
+    assert "refused: prefill float16, decode float16, " in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.host_only

@@ -166,7 +166,8 @@ def test_a_target_runs_its_tiers(target: str, tiers: str) -> None:
 
 @pytest.mark.parametrize(("tests", "lint"), [("true", "true"), ("false", "true"), ("true", "false")])
 def test_a_target_fails_if_tests_or_lint_fail(tests: str, lint: str, tmp_path: Path) -> None:
-    script(tmp_path / "bin" / "clang-format", "#!/bin/sh\n")
+    for program in ("actionlint", "clang-format"):
+        script(tmp_path / "bin" / program, "#!/bin/sh\n")
     command = ["make", "check", f"VENV={tmp_path}", "FOR_TEST=", f"PYTEST={tests}", f"PY={lint}"]
     env = os.environ | {"MAKEFLAGS": ""}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
@@ -205,6 +206,18 @@ def test_the_targets_that_ci_makes_are_there(path: Path) -> None:
     made = set(re.findall(target, path.read_text(), re.MULTILINE))
     assert made <= set(phony[1].split())
     assert made or path.name == "wheels.yml"
+
+
+def test_git_in_a_container_takes_the_checkout_of_another_user() -> None:
+    yaml = pytest.importorskip("yaml")
+
+    def refused(text: str) -> list[str]:
+        jobs = {name: job for name, job in yaml.safe_load(text)["jobs"].items() if "container" in job}
+        return [name for name, job in jobs.items() if "--add safe.directory" not in str(job["steps"])]
+
+    texts = {path.name: path.read_text() for path in WORKFLOWS}
+    assert not [name for text in texts.values() for name in refused(text)]
+    assert refused(texts["ci.yml"].replace("safe.directory", "x")) == ["linux", "coverage", "softmetal"]
 
 
 def test_a_pull_request_does_not_run_on_our_mac() -> None:

@@ -84,7 +84,8 @@ def test_every_file_and_every_function_that_is_short(every: Items, chosen: Items
     }
     assert files_of(in_short_files) == files_of(chosen)
     assert all(costs[name] > tiers.LONGEST["test"] for name in names_of(every) - names_of(chosen))
-    assert names_of(chosen) >= set(tiers.ALWAYS)
+    assert names_of(chosen) >= {*tiers.ALWAYS, *tiers.IN_CHECK}
+    assert names_of(tiers.select(every, "check")) >= {*tiers.IN_CHECK}
     assert len(chosen) < 0.6 * len(every)
 
 

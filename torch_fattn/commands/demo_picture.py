@@ -24,7 +24,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     verdict = "all tokens agree" if report["agree"] else "TOKENS DIFFER"
     device = report["device"]["name"] if report["device"] else "no GPU"
     figure.suptitle(
-        f"fattn on {device}\nagainst eager attention on the CPU: {verdict}",
+        f"fattn on {device}\nagainst eager attention on the same device: {verdict}",
         fontweight="bold",
         x=0.01,
         ha="left",
@@ -44,7 +44,7 @@ def _draw_logits(axes: Any, report: dict[str, Any]) -> None:
         ms=2,
         color=MUTED,
         lw=1.2,
-        label="gap between the best two tokens (eager on CPU)",
+        label="gap between the best two tokens (eager)",
     )
     # An exact match has no place on a logarithmic axis.
     shown = [value or float("nan") for value in difference]

@@ -19,6 +19,7 @@ from ..inspection.compiled import compile_summary
 from ..inspection.plans import Explanation, explain, launch_counts
 from ..operators import BACKWARDS, LOGITS_OPERATORS, PLANNED
 from ..runtime import extension, tensor_units, versions
+from ..runtime.cache_folder import archives_are_on
 from ..runtime.signatures import shown
 from . import report
 
@@ -135,7 +136,8 @@ def main(report_kernels: bool = False) -> int:
     advice += self_test("mps" if on_gpu else "cpu")
     if on_gpu:
         advice += report_tensors(test_all=report_kernels)
-    print(f"\ncompiled      {compile_summary()}\n")
+    kept = "kept" if archives_are_on() else "not kept"
+    print(f"\ncompiled      {compile_summary()}\n              {kept} for the next run (FATTN_ARCHIVE)\n")
     if report_kernels and on_gpu:
         advice += print_report()
     for line in advice:

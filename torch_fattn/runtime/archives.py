@@ -1,15 +1,15 @@
-"""Sets the folder in which csrc/metal/archive.mm keeps compiled kernels between runs."""
+"""Sets the folder in which csrc/metal/archive.mm keeps pipelines between runs."""
 
 from __future__ import annotations
 
 import torch
 
-from .cache_folder import archives_are_off, cache_folder
+from .cache_folder import archives_are_on, cache_folder
 
 
 def use_folder(version: str) -> None:
-    """Sets the folder for new kernels. It is created with the first file."""
-    if archives_are_off():
+    """Sets the folder for new kernels, with FATTN_ARCHIVE=1. It is created with the first file."""
+    if not archives_are_on():
         return
     try:
         folder = cache_folder() / "pipelines" / version

@@ -1,4 +1,4 @@
-"""The folder for tuned sizes and compiled kernels, which can be made again."""
+"""The folder for tuned sizes and kept pipelines, which can be made again."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def tuning_is_off() -> bool:
     return os.environ.get("FATTN_TUNING") == "0"
 
 
-def archives_are_off() -> bool:
-    return os.environ.get("FATTN_ARCHIVE") == "0"
+def archives_are_on() -> bool:
+    return (os.environ.get("FATTN_ARCHIVE") or "0") != "0"

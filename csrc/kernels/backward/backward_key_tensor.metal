@@ -208,15 +208,15 @@ using namespace fattn;
   }
 
   used = simd_or(used);
-  constant Strides3& strides = of_keys ? params.grad_key : params.grad_value;
-  device Element* gradient = (of_keys ? grad_key : grad_value) + tile.batch * strides.batch +
-                             tile.kv_head * strides.head + (tile.key_row + step.first_key) * strides.row;
+  constant Strides3* strides = of_keys ? &params.grad_key : &params.grad_value;
+  device Element* gradient = (of_keys ? grad_key : grad_value) + tile.batch * strides->batch +
+                             tile.kv_head * strides->head + (tile.key_row + step.first_key) * strides->row;
   FATTN_EACH_ELEMENT(i, output) {
     const auto at = output.get_multidimensional_index(i);
     if (step.first_key + at[1] < tile.stored && column + at[0] < kHeadDim) {
       const bool counts = (used >> at[1]) & 1;
       const float scale = !counts ? 0.0f : of_keys ? params.grad_scale : 1.0f;
-      gradient[at[1] * strides.row + column + at[0]] = Element(scaled_result(float(output[i]), scale));
+      gradient[at[1] * strides->row + column + at[0]] = Element(scaled_result(float(output[i]), scale));
     }
   }
 }

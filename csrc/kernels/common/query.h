@@ -75,11 +75,13 @@ struct SharedQuery {
   // The last argument selects the overload by its type.
   template <typename T>
   static OperandFragment pair_at(volatile threadgroup uint* pair, T) {
-    const vec<T, 2> elements = as_type<vec<T, 2>>(*pair);
+    const uint word = *pair;  // as_type takes no volatile memory
+    const vec<T, 2> elements = as_type<vec<T, 2>>(word);
     return fragment_of(elements[0], elements[1]);
   }
   static OperandFragment pair_at(volatile threadgroup uint* pair, float) {
-    return fragment_of(as_type<float>(pair[0]), as_type<float>(pair[kSimdWidth]));
+    const uint first = pair[0], second = pair[kSimdWidth];
+    return fragment_of(as_type<float>(first), as_type<float>(second));
   }
   template <typename T>
   static OperandFragment fragment_of(T first, T second) {

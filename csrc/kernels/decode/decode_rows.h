@@ -186,7 +186,7 @@ inline ChunkResults chunk_results(constant DecodeParams& params, RowBlock block,
 // The results of this lane's rows, as store_rows() uses them.
 struct ResultRows {
   Operands operands;
-  const constant DecodeParams* params;
+  constant DecodeParams* params;
   RowBlock block;
   ChunkResults chunk;
   int own_row;  // this lane's row of fragment 0, in the threadgroup

@@ -195,8 +195,9 @@ constexpr int log2_of(int n) {
 template <int kLanes, int kStride, int N>
 inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
   static_assert(N % kLanes == 0, "every lane keeps as many");
+  constexpr int kStages = log2_of(kLanes);
 #pragma clang loop unroll(full)
-  for (int stage = 1; stage <= log2_of(kLanes); stage++) {
+  for (int stage = 1; stage <= kStages; stage++) {
     const ushort distance = (kLanes >> stage) * kStride;
     const bool upper = (lane & distance) != 0;
 #pragma clang loop unroll(full)

@@ -24,7 +24,7 @@ inline StepSight whole_sight() {
 // A tile, or a part of its keys, for one of its simdgroups.
 struct PrefillTile {
   Operands operands;
-  const constant PrefillParams* params;
+  constant PrefillParams* params;
   LanePosition at;
   TileRows rows;
   KeyRanges ranges;  // the tile's

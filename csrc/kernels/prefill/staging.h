@@ -94,8 +94,8 @@ struct StagedChunkOf<N, kKvFloat> {
 // The rows of one operand in a step.
 struct StagedRows {
   StoredOperand operand;
-  const constant Strides3* strides;
-  const constant Strides3* scale_strides;
+  constant Strides3* strides;
+  constant Strides3* scale_strides;
   int first_key;  // the step's
   long stride;    // from row to row
 

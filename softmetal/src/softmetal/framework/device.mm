@@ -26,7 +26,6 @@ std::string cpu_model() {
 // The name of the base model's GPU, as in applegpu_g17g of M5.
 std::string architecture_name() {
   const unsigned family = apple_family();
-  if (family < 7) return "applegpu_g" + std::to_string(family + 6) + "p";
   const unsigned generation = family == 9 ? 15 : family >= 10 ? family + 7 : family + 6;
   return "applegpu_g" + std::to_string(generation) + "g";
 }
@@ -99,6 +98,7 @@ extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice(void) { return [softmetal:
   return softmetal::to_ns(softmetal::device_name());
 }
 - (MTLArchitecture*)architecture {
+  if (softmetal::apple_family() < 7) return nil;  // a virtual machine's GPU may have none
   return [[[MTLArchitecture alloc] init] autorelease];
 }
 - (uint64_t)registryID {
