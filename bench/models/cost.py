@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch_fattn.inspection.chips import PRODUCT_CYCLES, PRODUCT_FLOPS, Chip
+
 from ..backends import agx
 from ..cases.calls import Call
 from ..peers import mlx_metal
-from .apple_figures import PRODUCT_CYCLES, PRODUCT_FLOPS, Chip
 
 Row = Mapping[str, Any]
 

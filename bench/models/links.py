@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_fattn.distributed import Shards, explain
+from torch_fattn.inspection.chips import CHIPS, Chip
 
 from ..cases.arguments import Parser
 from ..cases.calls import Call
-from .apple_figures import CHIPS, Chip
 from .model import predicted, print_rows
 
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from torch_fattn.inspection.chips import CHIPS, Chip
+
 from ..backends.record import read
 from ..cases.arguments import Parser
 from ..cases.calls import Call
 from ..cases.shapes import SHAPES
 from ..peers import llama_source, mlx_metal
 from . import cost, published
-from .apple_figures import CHIPS, Chip
 from .cost import Check, Figures, Row
 from .published import Measurement
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from torch_fattn.inspection.chips import Chip
+
 from ..cases.calls import Call
-from .apple_figures import Chip
 
 FILE = Path(__file__).parent / "published.csv"
 OF_MEMORY = ("decode", "read")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 OURS = "fattn"
 OURS_ON_M1 = "fattn-m1"  # our plans for M1 and M2, where those for later chips differ
+SAME_PLAN = f"it is the plan of {OURS}"  # why such a row was not timed
 # Our plans for a GPU with tensor units, by where scores are.
 OURS_ON_TENSORS = {"registers": "fattn-tensor", "threadgroup": "fattn-tensor-threadgroup"}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..backends.record import read
 from ..cases.arguments import Parser
+from ..peers.launch import OURS, OURS_ON_M1, SAME_PLAN
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -40,6 +41,7 @@ TENSOR_IMPLS = {
     "mlx-nax": "MLX 0.32 NAX",
     "torch-mpp": "torch 2.15 MPP",
 }
+TILES = {OURS: "fattn, tiles of M3 and later", OURS_ON_M1: "fattn, tiles of M1 and M2"}
 PEERS = {"torch-metal": "torch 2.13 Metal", "mlx-metal": "MLX 0.32 Metal", "llama-metal": "llama.cpp Metal"}
 
 
@@ -56,18 +58,17 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
     calls = {call: calls[call] for call in only or calls}
     measured = {row["impl"] for row in results["rows"]}
     titles = {name: title for name, title in PEERS.items() if name in measured}
-    lines = [
-        "| " + " | ".join(["float16", "fattn", "rate", "of the ceiling", *titles.values()]) + " |",
-        "|---" * (4 + len(titles)) + "|",
-    ]
+    head = ["float16", *TILES.values(), "rate of the first", "of the ceiling", *titles.values()]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for call, rows in calls.items():
         ours = rows["fattn"]
         if "refused" in ours:
             continue
-        peers = [_beside(rows.get(name), ours) for name in titles]
+        older, *peers = [_beside(rows.get(name), ours) for name in (OURS_ON_M1, *titles)]
         cells = [
             call,
             f"{ours['ms_median']:.3f} ms",
+            older,
             f"{ours['rate']:,.0f} {ours['rate_unit']}",
             f"{ours['ceiling_fraction']:.0%}",
             *peers,
@@ -84,6 +85,8 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
 
 
 def _beside(peer: dict[str, Any] | None, ours: dict[str, Any]) -> str:
+    if peer is not None and peer.get("refused") == SAME_PLAN:
+        return "the same"
     if peer is None or "refused" in peer:
         return "–"
     return f"{peer['ms_median']:.3f} ms ({peer['ms_median'] / ours['ms_median']:.2f}x)"

@@ -92,13 +92,14 @@ std::string resources_without_limit([[maybe_unused]] std::vector<int64_t> number
 #endif
 }
 
-// The plan of a call, for its device or for another one. `tensor`: the state of all its tensor operations.
-// `compiles`: compiles it for the GPU of this process.
+// The plan of a call, for its device, `device`, or the GPU with these figures. `tensor`: the state of all its
+// tensor operations. `compiles`: compiles it for the GPU of this process.
 template <typename AnyCall>
 std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
                       std::optional<int64_t> family, std::optional<int64_t> cores,
-                      std::optional<std::string_view> tensor, bool compiles) {
-  DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : call.device());
+                      std::optional<std::string_view> tensor, std::optional<at::Device> device,
+                      bool compiles) {
+  DeviceFacts facts = facts_of(compiles ? at::Device(at::kMPS) : device.value_or(call.device()));
   if (device_name) facts.name = *device_name;
   if (family) facts.family = static_cast<int>(*family);
   if (cores) facts.cores = static_cast<int>(*cores);
@@ -141,8 +142,9 @@ struct OpOf<describe> {
 
   static std::string explain(Args... args, std::optional<std::string_view> device_name,
                              std::optional<int64_t> family, std::optional<int64_t> cores,
-                             std::optional<std::string_view> tensor, bool compiles) {
-    return explained(describe(args...), device_name, family, cores, tensor, compiles);
+                             std::optional<std::string_view> tensor, std::optional<at::Device> device,
+                             bool compiles) {
+    return explained(describe(args...), device_name, family, cores, tensor, device, compiles);
   }
 };
 
@@ -162,15 +164,18 @@ struct AttentionOf {
     return_results(op, stack, fattn::run(call, may_wait));
   }
 
+  template <bool is_part>
   static void explain(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const Arguments arguments(op, *stack);
+    auto call = describe(arguments);
+    if constexpr (is_part) call.problem.part = true;
     const auto name = arguments.get<std::optional<std::string>>("device_name");
     const auto tensor = arguments.get<std::optional<std::string>>("tensor");
-    return_results(
-        op, stack,
-        std::tuple(explained(describe(arguments), name, arguments.get<std::optional<int64_t>>("family"),
-                             arguments.get<std::optional<int64_t>>("cores"), tensor,
-                             arguments.get<bool>("compile"))));
+    return_results(op, stack,
+                   std::tuple(explained(call, name, arguments.get<std::optional<int64_t>>("family"),
+                                        arguments.get<std::optional<int64_t>>("cores"), tensor,
+                                        arguments.get<std::optional<at::Device>>("device"),
+                                        arguments.get<bool>("compile"))));
   }
 
  private:
@@ -272,7 +277,8 @@ const std::string kMaskMapArguments = "Tensor attn_mask";
 const std::string kRowOpArguments = "Tensor scores, *, float softcap=0.0";
 const std::string kElementOpArguments = "Tensor x, float cap";
 const std::string kDeviceArguments =
-    "str? device_name=None, int? family=None, int? cores=None, str? tensor=None, bool compile=False";
+    "str? device_name=None, int? family=None, int? cores=None, str? tensor=None, Device? device=None, "
+    "bool compile=False";
 const std::string kGradients =
     " -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_sinks, Tensor grad_alibi)";
 const std::string kResults = " -> (Tensor out, Tensor lse)";
@@ -324,10 +330,11 @@ TORCH_LIBRARY(fattn, library) {
   const auto define = [&](const std::string& schema) { library.def(schema.c_str(), tags); };
   // The overloads .part attend to a part of the keys, without rounding to the dtype, and merge.parts merges
   // parts: shared prefixes.
-#define FATTN_DEFINE(op, name, ...)                        \
-  define(#name "(" + k##op##Arguments + ")" + kResults);   \
-  define(#name ".part(" + k##op##Arguments + ")" + kPart); \
-  define("_plan_" #name "(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str");
+#define FATTN_DEFINE(op, name, ...)                                                     \
+  define(#name "(" + k##op##Arguments + ")" + kResults);                                \
+  define(#name ".part(" + k##op##Arguments + ")" + kPart);                              \
+  define("_plan_" #name "(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str"); \
+  define("_plan_" #name ".part(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str");
   FATTN_ATTENTION_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
 #define FATTN_DEFINE(op, name, forward)                                                             \
@@ -346,6 +353,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_refuse_second_derivative(Tensor grad) -> Tensor");
 
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
+  define("_plan_merge.parts(Tensor outs, Tensor sums, ScalarType dtype, *, " + kDeviceArguments + ") -> str");
   define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 #define FATTN_DEFINE(op, name, ...)                    \
@@ -374,10 +382,15 @@ TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
 #define FATTN_IMPL(op, name, ...) \
-  library.impl("_plan_" #name, boxed<AttentionOf<describe_##name>::explain>());
+  library.impl("_plan_" #name, boxed<AttentionOf<describe_##name>::explain<false>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
   FATTN_BACKWARD_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
+#define FATTN_IMPL(op, name, ...) \
+  library.impl("_plan_" #name ".part", boxed<AttentionOf<describe_##name>::explain<true>>());
+  FATTN_ATTENTION_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
+  library.impl("_plan_merge.parts", MergeParts::explain);
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
   library.impl("_plan_mask_map", MaskMap::explain);

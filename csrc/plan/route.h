@@ -87,9 +87,8 @@ inline constexpr std::array<RouteRow, 8> kRoutes{{
      "before M5, torch's matmul2d has no units of its own: mtlattn's kernel with it made 1.9 TFLOP/s where "
      "MPSGraph made 3.1 (published, M4); torch's was not compared with ours"},
     {set_of(TorchWay::kVector), kAnyFamily, false, false, 0, kAnyNumber, 0, false,
-     "torch's decode took 1.3 to 4.3 times as long on an H200 where heads share 4,096 keys or more, 0.98 "
-     "where "
-     "none do, 0.85 at 256 keys; not compared on an Apple GPU"},
+     "torch's decode took 1.16 to 4.4 times as long on an H200 where heads share 256 keys or more, 1.02 "
+     "where none do; not compared on an Apple GPU"},
     {set_of(TorchWay::kScores), kAnyFamily, true, false, 0, 8, 256, true,
      "our kernels would need the heads padded: for so few rows, the copy of all keys and values moves more "
      "bytes "

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from bench.models import published, roofline
-from bench.models.apple_figures import CHIPS
 from bench.models.published import KINDS, OF_MEMORY
+from torch_fattn.inspection.chips import CHIPS
 
 pytestmark = pytest.mark.host_only
 

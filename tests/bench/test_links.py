@@ -10,8 +10,8 @@ import pytest
 import bench.__main__ as bench
 from bench.cases.calls import Call
 from bench.models import links
-from bench.models.apple_figures import CHIPS
 from bench.models.links import CALLS, LINKS, MACS, seconds
+from torch_fattn.inspection.chips import CHIPS
 
 pytestmark = pytest.mark.host_only
 

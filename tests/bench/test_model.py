@@ -11,8 +11,8 @@ import pytest
 import bench.__main__ as bench
 from bench.cases.calls import Call
 from bench.models import cost, model, published, roofline
-from bench.models.apple_figures import CHIPS
 from bench.models.cost import Demand, Figures
+from torch_fattn.inspection.chips import CHIPS
 
 pytestmark = pytest.mark.host_only
 

@@ -72,6 +72,11 @@ prefill --device-name M3 | give --family and --cores | prefill --device-name M3 
 prefill --device-name M3 --cores 10 | give --family and --cores | prefill --cores 10
 merge --device-name M1 --family 9 --cores 8 | family 7, not 9 | merge --device-name M1 --family 7 --cores 8
 merge --device-name= --family 9 --cores 8 | '' is not a printable | merge --device-name X --family 9 --cores 8
+prefill --chip M9 | explain: chip 'M9' is not known; use one of M1, M1 Max | prefill --chip M2Max --cores 30
+prefill --chip M1 --family 8 | give family 7 or another name | prefill --chip M1 --family 7
+softmax --head-dim 8 | softmax takes no --head-dim | softmax --kv-len 8
+sparse_decode --parts 2 | sparse_decode takes no --parts | sparse_decode --top-k 8
+attention --prefix-len 8 | attention takes no --prefix-len | shared_prefix_decode --prefix-len 8
 prefill --head-dim 580 | head_dim 580 is above 576 | prefill --head-dim 576
 prefill --torch 2 | '2' is not a version | prefill --torch 2.14+local
 """
@@ -111,7 +116,7 @@ def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) ->
     assert status_of(command_line.main, ["explain", "merge", *device, "M3 “new”"]) == 0
 
 
-@pytest.mark.parametrize("op", (*OPERATORS, "mask_map"))
+@pytest.mark.parametrize("op", (*OPERATORS, "mask_map", "cache_write", "softmax"))
 def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     other = ["--family", "9", "--cores", "40"]
     with counted_launches() as launches:
@@ -125,16 +130,21 @@ def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.C
 
 
 def test_the_plan_of_a_masked_call(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of(command_line.main, ["explain", "prefill", "--mask", "bool", "--causal"]) == 0
+    assert (
+        status_of(command_line.main, ["explain", "prefill", "--mask", "bool", "--causal", "--verbose"]) == 0
+    )
     message = capsys.readouterr().out
     assert (
         "pass 1       fattn_mask_map from mask_map.metal" in message
         and "pass 2       fattn_prefill" in message
     )
-    assert status_of(command_line.main, ["explain", "prefill", "--kv-len", "64", "--mask", "float32"]) == 0
+    assert (
+        status_of(command_line.main, ["explain", "prefill", "--kv-len=64", "--mask=float32", "--verbose"])
+        == 0
+    )
     message = capsys.readouterr().out
     assert "fattn_mask_map" not in message and "mask=2" in message
-    assert "it belongs to prefill, prefill_backward, mask_map" in refusal_of(
+    assert "it belongs to prefill, attention, sdpa, prefill_backward, mask_map" in refusal_of(
         command_line.main, ["explain", "decode", "--mask", "bool"], capsys
     )
 

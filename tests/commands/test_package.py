@@ -109,8 +109,9 @@ def test_doctor_notices_a_wrong_result(
     assert "-> a wrong result in prefill float32" in capsys.readouterr().out
 
 
-def _exact(case: doctor.Case) -> tuple[torch.Tensor, torch.Tensor]:
-    return getattr(doctor.reference, case.op)(*case.operands, **case.options)
+def _exact(case: doctor.Case) -> tuple[torch.Tensor, ...]:
+    same = case.same or case
+    return doctor._several(getattr(doctor.reference, same.op)(*same.operands, **same.options))
 
 
 def test_doctor_notices_that_nothing_ran(

@@ -8,7 +8,6 @@ import pytest
 
 from bench.backends.record import read
 from bench.report import readme
-from torch_fattn import __main__ as command_line
 
 
 def test_measured_numbers_are_those_of_the_results() -> None:
@@ -61,14 +60,3 @@ def test_environment_variables_are_documented() -> None:
     assert not read - documented
     others = {"MAX_JOBS", "LDFLAGS", "PYTHON"}  # torch's, setuptools' and the Makefile's
     assert documented - read == others | {"NANOGPT", "TIMM", "DIFFUSERS"}  # by name, of checkouts
-
-
-def test_explain_as_the_readme_writes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = re.findall(r"^python -m torch_fattn (explain .*)", readme.README.read_text(), re.MULTILINE)
-    assert commands
-    for command in commands:
-        assert command_line.main(command.split("#")[0].split()) == 0
-        words = command.split()
-        figures = (words[words.index(option) + 1] for option in ("--family", "--cores"))
-        expected = "on an Apple GPU (Apple family {}, {} cores)".format(*figures)
-        assert expected in capsys.readouterr().out.splitlines()[0]

@@ -99,8 +99,8 @@ COMMANDS: dict[str, Kind] = {
     "python -m torch_fattn doctor": DOCTOR,
     "python -m torch_fattn doctor --report": ByTest("tests/commands/test_report.py::test_the_report"),
     "python -m torch_fattn demo --dtype float16 --new-tokens 64": DEMO,
-    "python -m torch_fattn explain paged_decode --batch 8 --heads 32 --kv-heads 8 --kv-len 4096 --family 9 "
-    "--cores 40": Run(),
+    "python -m torch_fattn explain paged_decode --batch 8 --heads 32 --kv-heads 8 --kv-len 4096 "
+    '--chip "M3 Max" --verbose': Run(),
     "python -m torch_fattn explain prefill --heads 32 --kv-heads 8 --kv-len 1024 --causal --macos 15.6 "
     "--torch 2.15": Run(),
     "python -m torch_fattn explain prefill --heads 6 --kv-heads 4": Run(),

@@ -90,7 +90,7 @@ def test_a_large_mask_takes_several_dispatches() -> None:
     mask = torch.empty(1, device="meta").expand(32768, 32768)
     (launch,) = torch_fattn.explain("mask_map", mask, **M1).passes
     assert launch["constants"]["sliced"] and launch["slice"] * 8 * 16 * 32 == 2**28
-    assert "4 of up to 65536 threadgroups" in str(torch_fattn.explain("mask_map", mask, **M1)).replace(
+    assert "4 of up to 65536 threadgroups" in torch_fattn.explain("mask_map", mask, **M1).details.replace(
         "\n", " "
     )
     small = torch_fattn.explain("mask_map", mask[:16384, :16384], **M1).passes[0]

@@ -54,7 +54,7 @@ def test_registers_by_hand() -> None:
 
 def shown(text: str) -> tuple[int, int]:
     """The total of the first pass, and the sum of its parts."""
-    total, parts = re.findall(r"about (\d+) halves per lane, by hand: (.*)", text)[0]
+    total, parts = re.findall(r"~(\d+) half registers per lane \(estimate\): (.*)", text)[0]
     return int(total), sum(map(int, re.findall(r"\w+ (\d+)", parts)))
 
 
@@ -66,7 +66,7 @@ def test_explain_shows_what_is_held_at_once(dim: int, family: int, missing: str)
     rest = parts["query"] + parts["out"] + parts["state"] + parts["rest"]
     step = parts["scores"] + parts["operands"]  # with early loads, while the next one is staged
     assert parts["total"] == rest + (max(step, parts["staged"]) if missing else step + parts["staged"])
-    total, of_parts = shown(str(plan))
+    total, of_parts = shown(plan.details)
     assert total == of_parts == parts["total"]
-    assert {"scores", "staged"} - set(str(plan).split()) == ({missing} if missing else set())
-    assert shown(str(plan).replace("query ", "query 1"))[1] != total, "the control"
+    assert {"scores", "staged"} - set(plan.details.split()) == ({missing} if missing else set())
+    assert shown(plan.details.replace("query ", "query 1"))[1] != total, "the control"

@@ -317,7 +317,7 @@ def launch_problems(ours: Run, plans: PlanRecorder) -> list[str]:
     ran = {kernel for kernel, count in launched.items() if count}
     problems = [
         f"{kernel} was planned {count} times and launched {launched.get(kernel, 0)} times"
-        for kernel, count in plans.planned.items()
+        for kernel, count in plans.kernels.items()
         if launched.get(kernel, 0) != count
     ]
     missing = [name for name in expected if not any(kernel.startswith(name) for kernel in ran)]
@@ -370,7 +370,7 @@ def print_plans(plans: PlanRecorder, verbose: bool) -> None:
         print(f"{label:<13}{plan.calls:3} x fattn.{plan.first.op}: {plan.summary}")
     if verbose:
         for plan in plans.distinct:
-            print(f"\n{plan.first}\n  calls        {plan.calls}")
+            print(f"\n{plan.first.details}\n  calls        {plan.calls}")
         print()
     elif plans.distinct:
         print(f"{'':<13}--verbose prints them whole")

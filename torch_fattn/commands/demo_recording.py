@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessor
 
+from ..inspection.planning import Recorder
 from ..inspection.plans import Explanation
-from ..operators import OPERATORS
 
 
 class Progress:
@@ -67,43 +65,38 @@ class DistinctPlan:
     calls: int = 0
 
     @property
+    def kernels(self) -> list[str]:
+        return [launch["kernel"] for launch in self.first.passes]
+
+    @property
     def summary(self) -> str:
         """The kernels of the plan, the features of the first and the grid of its first call."""
         launches = self.first.passes
-        kernels = " + ".join(launch["kernel"] for launch in launches)
         features = (name for name, value in launches[0]["constants"].items() if value)
         grid = " x ".join(map(str, launches[0]["grid"]))
-        return f"{kernels} ({', '.join(features)}), grid {grid} in the first call"
+        return f"{' + '.join(self.kernels)} ({', '.join(features)}), grid {grid} in the first call"
 
 
-class PlanRecorder(TorchDispatchMode):
+class PlanRecorder(Recorder):
     """Records the plan of every operator call. Two plans are distinct if their kernels, macros or constants
     differ. Grids may differ: they follow the lengths, which change with each step."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.planned: Counter[str] = Counter()
-        self._distinct: dict[Any, DistinctPlan] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        namespace, _, name = func._schema.name.partition("::")
-        if namespace == "fattn" and name in OPERATORS:
-            self._record(Explanation(name, getattr(torch.ops.fattn, f"_plan_{name}")(*args, **kwargs)))
-        return func(*args, **kwargs)
-
-    def _record(self, plan: Explanation) -> None:
-        self.planned.update(launch["kernel"] for launch in plan.passes)
-        identity = tuple(
-            (launch["kernel"], *launch["macros"].items(), *launch["constants"].items())
-            for launch in plan.passes
-        )
-        self._distinct.setdefault(identity, DistinctPlan(plan)).calls += 1
+    @property
+    def kernels(self) -> Counter[str]:
+        return sum((Counter(plan.kernels * plan.calls) for plan in self.distinct), Counter())
 
     @property
     def distinct(self) -> list[DistinctPlan]:
-        return list(self._distinct.values())
+        found: dict[Any, DistinctPlan] = {}
+        for call in self.planned:
+            plan = Explanation(call.op, [call])
+            identity = tuple(
+                (launch["kernel"], *launch["macros"].items(), *launch["constants"].items())
+                for launch in plan.passes
+            )
+            found.setdefault(identity, DistinctPlan(plan)).calls += 1
+        return list(found.values())
 
     @property
     def device_name(self) -> str:
-        return self.distinct[0].first.device_name if self._distinct else "no GPU was used"
+        return self.distinct[0].first.device_name if self.planned else "no GPU was used"

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from .. import reference
 from ..inspection.compiled import compile_summary
+from ..inspection.planning import FUNCTIONS, signature_of
 from ..inspection.plans import Explanation, explain, launch_counts
-from ..operators import BACKWARDS, LOGITS_OPERATORS, PLANNED
+from ..operators import BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS
 from ..runtime import extension, tensor_units, versions
 from ..runtime.cache_folder import archives_are_on
 from ..runtime.signatures import shown
@@ -35,7 +36,7 @@ FIND_FAULTS = (
     "if the GPU faulted, there may be a line with `command buffer` or `kIOGPU` above: run this again with "
     "MTL_SHADER_VALIDATION=1 MTL_SHADER_VALIDATION_REPORT_TO_STDERR=1 to see which kernel"
 )
-KERNEL_OF = {
+KERNEL_OF: dict[str, str | None] = {
     "prefill": "fattn_prefill",
     "decode": "fattn_decode",
     "paged_decode": "fattn_decode_vector",
@@ -46,29 +47,40 @@ KERNEL_OF = {
     **{op: f"fattn_{op}" for op in LOGITS_OPERATORS},
     "mask_map": "fattn_mask_map",
     "cache_write": "fattn_cache_write",
+    **dict.fromkeys(DIFFERENTIABLE, "fattn_prefill"),
+    **dict.fromkeys(("shared_prefix_decode", "shared_prefix_paged_decode"), "fattn_merge"),
+    "sparse_decode": "fattn_decode",
+    "sdpa": None,  # torch's own kernel may be faster
 }
 
 
 @dataclass
 class Case:
-    """One operator on one small problem."""
+    """One function on one small problem."""
 
     op: str
     operands: tuple[Tensor, ...]
     options: dict[str, Any]
+    same: Case | None = None  # of an operator of the reference with the same results
 
     def run(self, device: str) -> tuple[Tensor, ...]:
-        return copied_and_cleared(
-            *getattr(torch.ops.fattn, self.op)(*(t.to(device) for t in self.operands), **self.options)
-        )
+        signature = signature_of(self.op)
+        options = self.options | ({"return_lse": True} if "return_lse" in signature.names else {})
+        operands = (each.to(device) for each in self.operands)
+        return copied_and_cleared(*_several(signature.function(*operands, **options)))
 
     def error(self, results: tuple[Tensor, ...]) -> float:
         """The largest difference from the reference in out and lse; inf where a result is not a number."""
-        exact = getattr(reference, self.op)(*self.operands, **self.options)
+        same = self.same or self
+        exact = _several(getattr(reference, same.op)(*same.operands, **same.options))
         errors = [
-            (mine.double() - true).abs().max().item() for mine, true in zip(results, exact, strict=True)
+            (mine.double() - true).abs().max().item() for mine, true in zip(results, exact, strict=False)
         ]
         return max(error if error == error else float("inf") for error in errors)
+
+
+def _several(results: Any) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 class CacheWriteCase(Case):
@@ -108,24 +120,12 @@ class BackwardCase(Case):
         return (grad_out, None, query, key, value, None, lse, *packing)
 
 
-class LogitsCase(Case):
-    """An operator with one result."""
-
-    def run(self, device: str) -> tuple[Tensor, ...]:
-        operands = (t.to(device) for t in self.operands)
-        return copied_and_cleared(getattr(torch.ops.fattn, self.op)(*operands, **self.options))
-
-    def error(self, results: tuple[Tensor, ...]) -> float:
-        exact = getattr(reference, self.op)(*self.operands, **self.options)
-        return float((results[0].double() - exact).abs().max())
-
-
 def copied_and_cleared(*results: Tensor) -> tuple[Tensor, ...]:
     """Copies the results and fills their memory with NaN. The next run gets the same memory and returns NaN
     if its kernel wrote nothing: before torch 2.15 a GPU fault raises no error."""
     copies = tuple(result.to("cpu", copy=True) for result in results)
     for result in results:
-        result.view(torch.uint8).fill_(0xFF)
+        result.fill_(torch.nan if result.is_floating_point() else 0xFF)
     return copies
 
 
@@ -262,15 +262,16 @@ def self_test(device: str) -> list[str]:
     """Runs every operator in every dtype against the float64 reference."""
     print(f"\nself-test on {device}: largest difference from the float64 reference, first and second run")
     failed: dict[str, list[str]] = {}
-    for op in PLANNED:
-        for dtype, tolerance in TOLERANCES.items():
+    width = max(map(len, FUNCTIONS)) + len(" bfloat16  ")
+    for op in FUNCTIONS:
+        for dtype, tolerance in TOLERANCES.items() if (op, device) != ("sdpa", "cpu") else ():
             name = f"{op} {str(dtype).removeprefix('torch.')}"
             try:
                 verdict, line = judge(CASES[op](dtype), device, tolerance)
             except RuntimeError as error:
                 text = str(error).splitlines()
                 verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))
-            print(f"  {name:<24}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
+            print(f"  {name:<{width}}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
             failed.setdefault(verdict, []).append(name)
     failed.pop(OK, None)
     advice = [
@@ -283,7 +284,7 @@ def self_test(device: str) -> list[str]:
 def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
     """The verdict, OK or a fault, and the line to print."""
     kernel = KERNEL_OF[case.op]
-    launched = _launches(kernel)
+    launched = kernel and _launches(kernel)
     start = time.perf_counter()
     results = case.run(device)
     middle = time.perf_counter()
@@ -295,7 +296,7 @@ def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
         return "a wrong result", line
     if not all(map(torch.equal, results, again)):
         return "results that differ from run to run", line
-    if device == "mps" and _launches(kernel) == launched:
+    if device == "mps" and kernel and _launches(kernel) == launched:
         return "no launch of the kernel", line
     return OK, line
 
@@ -358,14 +359,14 @@ def _merge_case(dtype: torch.dtype) -> Case:
 
 def _logits_case(op: str, dtype: torch.dtype) -> Case:
     _logits, cap = getattr(torch.ops.fattn, op).default._schema.arguments
-    return LogitsCase(op, (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {cap.name: 2.0})
+    return Case(op, (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {cap.name: 2.0})
 
 
 def _mask_map_case(dtype: torch.dtype) -> Case:
     # Three documents side by side.
     document = torch.tensor([70, 40, 90]).repeat_interleave(torch.tensor([70, 40, 90]))
     hidden = document[:, None] != document
-    return LogitsCase("mask_map", (torch.zeros(200, 200, dtype=dtype).masked_fill(hidden, -torch.inf),), {})
+    return Case("mask_map", (torch.zeros(200, 200, dtype=dtype).masked_fill(hidden, -torch.inf),), {})
 
 
 def _cache_write_case(dtype: torch.dtype) -> Case:
@@ -373,6 +374,37 @@ def _cache_write_case(dtype: torch.dtype) -> Case:
     return CacheWriteCase(
         "cache_write", (rows, rows.flip(0), pool, pool, torch.tensor([7, 0, -1, 11, 4])), {}
     )
+
+
+def _as(op: str, same: Case, **options: Any) -> Case:
+    return Case(op, same.operands, same.options | options, same)
+
+
+def _sdpa_case(dtype: torch.dtype) -> Case:
+    same = _prefill_case(dtype)
+    same.options["q_offset"] = 0
+    return Case("sdpa", same.operands, {"is_causal": True, "enable_gqa": True}, same)
+
+
+def _sparse_decode_case(dtype: torch.dtype) -> Case:
+    same = _decode_case(dtype)
+    *operands, lengths = same.operands
+    every = torch.randperm(600, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    return Case("sparse_decode", (*operands, every.expand(2, 1, 600), lengths), {}, same)
+
+
+def _shared_prefix_case(dtype: torch.dtype) -> Case:
+    same = _decode_case(dtype)
+    query, key, value, lengths = same.operands
+    key[1, :, :30], value[1, :, :30] = key[0, :, :30], value[0, :, :30]
+    parts = (key[:1, :, :30], value[:1, :, :30], key[:, :, 30:], value[:, :, 30:])
+    return Case("shared_prefix_decode", (query, *parts, lengths - 30), {}, same)
+
+
+def _shared_blocks_case(dtype: torch.dtype) -> Case:
+    same = _paged_decode_case(dtype)
+    same.operands[3][:, 0] = 7
+    return _as("shared_prefix_paged_decode", same, shared_blocks=1)
 
 
 CASES: dict[str, Callable[[torch.dtype], Case]] = {
@@ -387,4 +419,10 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     **{op: partial(_logits_case, op) for op in LOGITS_OPERATORS},
     "mask_map": _mask_map_case,
     "cache_write": _cache_write_case,
+    "attention": lambda dtype: _as("attention", _prefill_case(dtype)),
+    "varlen_attention": lambda dtype: _as("varlen_attention", _varlen_prefill_case(dtype)),
+    "sdpa": _sdpa_case,
+    "shared_prefix_decode": _shared_prefix_case,
+    "shared_prefix_paged_decode": _shared_blocks_case,
+    "sparse_decode": _sparse_decode_case,
 }

@@ -5,29 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import Any
 
-import torch
-
+from ..inspection.chips import NAMES
+from ..inspection.planning import COMPOSED, FUNCTIONS
 from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
-from ..inspection.sizes import SIZES, operands_of
-from ..operators import ATTENTION, BACKWARDS, DTYPES, OPERATORS
+from ..inspection.sizes import SIZES
+from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LOGITS_OPERATORS
 from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
 from ..operators.kv_formats import KV_FORMATS
 from .arguments import Parser, whole
 
 MOST = 2**31 - 1
-# Options that not every operator has; the others refuse them.
-_WITH_KEYS = (*ATTENTION, *BACKWARDS)
+_MACHINE = ("chip", "device_name", "family", "cores", "macos")
+# Options that not every function has; the others refuse them.
+_PREFILLS = ("prefill", "varlen_prefill", *DIFFERENTIABLE, "sdpa", *BACKWARDS)
+_DECODES = ("decode", "paged_decode", *COMPOSED)
+_WITH_KEYS = (*_PREFILLS, *_DECODES, "paged_prefill")
 USED_BY = {
-    "kv_heads": _WITH_KEYS,
-    "kv_len": (*_WITH_KEYS, "mask_map"),
-    "value_dim": _WITH_KEYS,
-    "block_size": ("paged_decode", "paged_prefill"),
-    "kv_format": ("decode", "paged_decode", "paged_prefill"),
+    "kv_heads": (*_WITH_KEYS, "cache_write"),
+    "kv_len": (*_WITH_KEYS, "cache_write", "mask_map", *LOGITS_OPERATORS),
+    "head_dim": (*_WITH_KEYS, "cache_write", "merge"),
+    "value_dim": (*_WITH_KEYS, "cache_write"),
+    "block_size": ("paged_decode", "paged_prefill", "cache_write", "shared_prefix_paged_decode"),
+    "kv_format": (*_DECODES, "paged_prefill", "cache_write"),
     "parts": ("merge",),
-    "causal": ("prefill", "varlen_prefill", *BACKWARDS),
-    "mask": ("prefill", "prefill_backward", "mask_map"),
+    "prefix_len": ("shared_prefix_decode", "shared_prefix_paged_decode"),
+    "top_k": ("sparse_decode",),
+    "causal": _PREFILLS,
+    "mask": ("prefill", "attention", "sdpa", "prefill_backward", "mask_map"),
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and always causal",
@@ -38,26 +43,29 @@ WHY_NOT = {
 
 def add_arguments(parser: Parser) -> None:
     size = whole(1, MOST)
-    parser.add_argument("op", choices=(*OPERATORS, *BACKWARDS, "mask_map"))
+    parser.add_argument("op", choices=FUNCTIONS)
     parser.add_argument("--batch", type=size, default=1)
     parser.add_argument("--heads", type=size, default=32, help="query heads")
     parser.add_argument("--kv-heads", type=size, help="key-value heads; default: as many as query heads")
     parser.add_argument("--q-len", type=size, help="query rows; default: 1, for the prefills --kv-len")
     parser.add_argument("--kv-len", type=size, help="keys, or a decode's cache capacity; default: 1024")
-    parser.add_argument("--head-dim", type=size, default=128)
+    parser.add_argument("--head-dim", type=size, help="default: 128")
     parser.add_argument("--value-dim", type=size, help="default: --head-dim")
-    parser.add_argument("--block-size", type=size, help="the paged ones: keys per block; default: 16")
+    parser.add_argument("--block-size", type=size, help="paged caches: keys per block; default: 16")
     parser.add_argument(
         "--kv-format",
         choices=KV_FORMATS,
         help="format of a quantised cache; default: --dtype",
     )
     parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")
+    parser.add_argument("--prefix-len", type=size, help="shared prefixes: their keys; default: 1024")
+    parser.add_argument("--top-k", type=size, help="sparse_decode: selected keys of a row; default: 2048")
     parser.add_argument("--dtype", choices=DTYPES, default="float16")
     parser.add_argument("--causal", action="store_const", const=True, help="prefill: is_causal")
     parser.add_argument(
         "--mask", choices=("bool", *DTYPES), help="dtype of an attn_mask for all heads; of mask_map: bool"
     )
+    parser.add_argument("--chip", metavar="NAME", help=f"plan for this chip: {', '.join(NAMES)}")
     parser.add_argument("--family", type=whole(FAMILIES[0], FAMILIES[-1]), help="n of MTLGPUFamilyApple<n>")
     parser.add_argument(
         "--cores", type=whole(1, MOST_CORES), help="figures of the GPU; default: those of an Apple M1"
@@ -65,6 +73,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--device-name", help="name of that GPU; needs --family and --cores")
     parser.add_argument("--macos", metavar="26.2", help="macOS version for the route; default: this system")
     parser.add_argument("--torch", metavar="2.14", help="torch version for the route; default: this torch")
+    parser.add_argument("--verbose", action="store_true", help="print the passes with their settings")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -72,31 +81,18 @@ def run(parser: Parser, options: argparse.Namespace) -> int:
     """Prints the plan. A call that the planner refuses counts as a wrong argument."""
     _check_use(parser, options)
     _check_device(parser, options)
-    sizes = {name: getattr(options, name) for name in SIZES if getattr(options, name) is not None}
-    keywords: dict[str, Any] = {}
+    given = {name: getattr(options, name, None) for name in (*SIZES, *_MACHINE)}
+    given["torch_version"] = options.torch
     if options.op in USED_BY["causal"]:
-        keywords["is_causal"] = bool(options.causal)
+        given["is_causal"] = bool(options.causal)
     try:
-        operands, described = operands_of(
-            options.op,
-            dtype=getattr(torch, options.dtype),
-            mask=getattr(torch, options.mask) if options.mask else None,
-            **sizes,
-        )
-        plan = explain(
-            options.op,
-            *operands,
-            **described,
-            **keywords,
-            device_name=options.device_name,
-            family=options.family,
-            cores=options.cores,
-            macos=options.macos,
-            torch_version=options.torch,
-        )
+        plan = explain(options.op, **{name: value for name, value in given.items() if value is not None})
     except (RuntimeError, TypeError, ValueError) as refusal:
-        parser.refuse(str(refusal).splitlines()[0])
-    print(json.dumps(plan.data | {"route": plan.route and asdict(plan.route)}) if options.json else plan)
+        parser.refuse(str(refusal).splitlines()[0].removeprefix("torch_fattn.explain: "))
+    if options.json:
+        print(json.dumps(plan.data | {"route": plan.route and asdict(plan.route), "cost": asdict(plan.cost)}))
+    else:
+        print(plan.details if options.verbose else plan)
     return 0
 
 
@@ -106,8 +102,8 @@ def _check_use(parser: Parser, options: argparse.Namespace) -> None:
             why = WHY_NOT.get((options.op, name), f"it belongs to {', '.join(operators)}")
             parser.refuse(f"{options.op} takes no {_option(name)}: {why}; leave it out")
     for name in ("head_dim", "value_dim"):
-        dim = getattr(options, name)
-        if options.op in _WITH_KEYS and dim is not None and dim % HEAD_STEP and dim < MAX_HEAD_DIM:
+        dim = getattr(options, name) or 0
+        if options.op in {*_WITH_KEYS} - {"sdpa"} and dim % HEAD_STEP and dim < MAX_HEAD_DIM:
             parser.refuse(
                 f"{_option(name)} {dim} is not a multiple of {HEAD_STEP}; give {_option(name)} "
                 f"{dim + -dim % HEAD_STEP}, to which such heads are padded"

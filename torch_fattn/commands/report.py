@@ -11,7 +11,6 @@ import torch
 
 from ..inspection.compiled import compiled_kernels
 from ..inspection.plans import Explanation, explain
-from ..inspection.sizes import operands_of
 from ..inspection.warmup import warmup
 
 _ATTENTION = "FATTN_ROW_FRAGMENTS"  # a macro of the kernels that read keys
@@ -47,8 +46,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any]]]:
 def plans(device: Mapping[str, Any]) -> Iterator[Explanation]:
     """Their plans for the GPU with these arguments of `explain`."""
     for op, sizes in calls():
-        operands, options = operands_of(op, **sizes)
-        yield explain(op, *operands, **options, **device)
+        yield explain(op, **sizes, **device)
 
 
 def attention_of(plan: Explanation) -> list[dict[str, Any]]:

@@ -6,33 +6,51 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..integrations.pytorch.routing import Route, check_settings, is_torch_version, is_version, route_of
-from ..operators import BACKWARDS, PLANNED
-from ..runtime.signatures import SIGNATURES, public, shown
+from ..operators import BACKWARDS
+from ..runtime.signatures import public, shown
 from ..runtime.tensor_units import STATES
+from .chips import FAMILY_OF_GENERATION, NAMES, chip_named
 from .compiled import compiled_kernels
+from .cost import Cost
+from .planning import Planned, planned, plans_of, signature_of
+from .sizes import call_of, check_op
 
 __all__ = ["Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
+NAME = "torch_fattn.explain"
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner refuses those without kernels
 MOST_CORES = 1024
-FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
 
 
 class Explanation:
-    """The plan of one call. `str()` is for reading, `.data` for programs, `.json` the text that the planner
-    wrote."""
+    """What one call launches. `str()` says who runs it, and its least work and time; `.details` also has the
+    passes. `.data` is for programs, `.json` the text that the planner wrote."""
 
-    def __init__(self, op: str, text: str, route: Route | None = None) -> None:
+    def __init__(self, op: str, plans: Sequence[Planned], route: Route | None = None) -> None:
+        """`op`: the function; `plans`: its operator calls, at least one."""
         self.op = op
-        self.json = text
-        self.data: dict[str, Any] = json.loads(text)
         self.route = route  # of the equivalent plain call of torch's attention, if there is one
+        self.cost = sum((each.cost for each in plans), Cost())
+        parts = [json.loads(each.text) for each in plans]
+        self.data: dict[str, Any] = parts[0]
+        self.json = plans[0].text
+        if op == "sdpa" and route is not None and route.to == "torch":
+            plans, parts = [], []
+        if len(parts) != 1:
+            self.data = {
+                "device": self.data["device"],
+                "passes": [launch for part in parts for launch in part["passes"]],
+                "scratch_bytes": max((part["scratch_bytes"] for part in parts), default=0),
+                "calls": [each.op for each in plans],
+            }
+            self.json = json.dumps(self.data)
+        self._calls = [(each.op, part) for each, part in zip(plans, parts, strict=True)]
 
     @property
     def passes(self) -> list[dict[str, Any]]:
@@ -44,34 +62,74 @@ class Explanation:
         """Metal's name of the GPU that the plan is for."""
         return self.data["device"]["name"]
 
-    def __str__(self) -> str:
-        device = self.data["device"]
-        lines = [
-            f"fattn.{self.op} on {device['name']} (Apple family {device['family']}, {device['cores']} cores)"
-        ]
-        for number, launch in enumerate(self.passes, start=1):
-            lines.append(f"  pass {number}       {launch['kernel']} from {launch['source']}")
-            lines += [f"    {label:<11} {text}" for label, text in _facts_of(launch)]
-        if not self.passes:
-            lines.append("  no launch    the result is empty")
-        lines.append(f"  scratch      {self.data['scratch_bytes']:,} bytes")
-        if "kept_bytes" in self.data:
-            lines.append(f"  kept         {self.data['kept_bytes']:,} bytes from the forward")
-        lines.append(f"  tuning       {self.data['tuning']}")
-        if "tensor" in self.data:
-            lines.append(f"  tensors      {self.data['tensor']}")
-        if "launches" in self.data:
-            lines.append(f"  launches     {self.data['launches']}")
-        if self.route is not None:
-            call = "plain call with gradients" if self.op in BACKWARDS else "plain call"
-            text = f"  route        a {call} is {self.route}"
-            lines.append(textwrap.fill(text, width=100, subsequent_indent=" " * 15))
+    @property
+    def least_seconds(self) -> float | None:
+        """The bytes and products at the published rates of this chip; None if the chip is not known."""
+        found = self._least()
+        return None if found is None else found[0]
+
+    @property
+    def details(self) -> str:
+        """The text of `str()`, and of each pass its macros, constants, grid and registers."""
+        lines = [str(self)]
+        for op, plan in self._calls:
+            if len(self._calls) > 1:
+                lines.append(f"  call         fattn.{op}")
+            for number, launch in enumerate(plan["passes"], start=1):
+                lines.append(f"  pass {number}       {launch['kernel']} from {launch['source']}")
+                lines += [f"    {label:<11} {text}" for label, text in _facts_of(launch)]
+            lines.append(f"  scratch      {plan['scratch_bytes']:,} bytes")
+            lines += [f"  {name:<12} {plan[name]}" for name in ("tuning", "launches") if name in plan]
         return "\n".join(lines)
 
+    def __str__(self) -> str:
+        device = self.data["device"]
+        name = signature_of(self.op).name
+        gpu = f"{device['name']} (Apple family {device['family']}, {device['cores']} cores)"
+        lines = (f"  {label:<12} {text}" for label, text in self._facts())
+        filled = (textwrap.fill(line, width=100, subsequent_indent=" " * 15) for line in lines)
+        return "\n".join([f"{name} on {gpu}", *filled])
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        why = self.route.why if self.route is not None and self.op == "sdpa" else ""
+        kernels = ", ".join(launch["kernel"] for launch in self.passes) or "no launch, the result is empty"
+        runs = f"fattn: {kernels}; {why}".removesuffix("; ") if self._calls else f"torch: {why}"
+        yield "run by", runs
+        if self.route is not None and not why:
+            call = "plain call with gradients" if self.op in BACKWARDS else "plain call"
+            yield "route", f"a {call} is {self.route}"
+        up_to = "up to " if self.cost.is_most else ""
+        yield "bytes", f"{up_to}{_rounded(self.cost.bytes)}B, operands and results once each"
+        if self.cost.flops:
+            yield "products", f"{up_to}{_rounded(self.cost.flops)}FLOP"
+        if least := self._least():
+            us = 1e6 * least[0]
+            time = f"{us:.1f} us" if us < 100 else f"{us / 1e3:,.2f} ms"
+            yield "least time", f"{time} by {least[1]}"
+        else:
+            yield "least time", "unknown, as the rates of this GPU are; name its chip, such as M2 Max"
+        for _op, plan in self._calls:
+            if "kept_bytes" in plan:
+                yield "kept", f"{plan['kept_bytes']:,} bytes from the forward"
+            if "tensor" in plan:
+                yield "tensors", plan["tensor"]
+
     def __repr__(self) -> str:
-        return (
-            f"<Explanation of fattn.{self.op}: {', '.join(p['kernel'] for p in self.passes) or 'no launch'}>"
-        )
+        kernels = ", ".join(launch["kernel"] for launch in self.passes)
+        return f"<Explanation of {signature_of(self.op).name}: {kernels or 'no launch'}>"
+
+    def _least(self) -> tuple[float, str] | None:
+        chip = chip_named(self.device_name, self.data["device"]["cores"])
+        on_tensors = any("tensor" in launch["kernel"] for launch in self.passes)
+        return None if chip is None else self.cost.least_seconds(chip, on_tensors)
+
+
+def _rounded(amount: int) -> str:
+    """Three digits and the prefix of a unit: "16.8 M"."""
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if amount >= 0.9995 * factor:
+            return f"{amount / factor:.3g} {prefix}"
+    return f"{amount} "
 
 
 def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -86,7 +144,7 @@ def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "threadgroup", f"{launch['threadgroup_bytes']:,} bytes of memory"
     if registers := launch.get("registers"):
         parts = "  ".join(f"{name} {n}" for name, n in _at_once(registers).items())
-        yield "registers", f"about {registers['total']} halves per lane, by hand: {parts}"
+        yield "registers", f"~{registers['total']} half registers per lane (estimate): {parts}"
     for kernel in compiled_kernels():
         if kernel.is_launched_by(launch):
             yield "compiled", f"in {kernel.times}"
@@ -109,13 +167,6 @@ def _settings(values: dict[str, Any]) -> str:
         subsequent_indent=" " * 16,
         break_long_words=False,
     )
-
-
-def check_op(asker: str, op: str) -> None:
-    if op not in PLANNED:
-        raise ValueError(
-            f"torch_fattn.{asker}: {shown(op)} is not an operator; use one of {', '.join(PLANNED)}"
-        )
 
 
 def check_machine(
@@ -170,10 +221,11 @@ def _check_device_name(
         )
 
 
-@public("torch_fattn.explain", renames=False)
+@public(NAME, renames=False)
 def explain(
     op: str,
     *operands: Any,
+    chip: str | None = None,
     device_name: str | None = None,
     family: int | None = None,
     cores: int | None = None,
@@ -182,11 +234,19 @@ def explain(
     tensor: str | None = None,
     **options: Any,
 ) -> Explanation:
-    """The plan of `torch_fattn.<op>(*operands, **options)`; nothing is computed and nothing is launched.
+    """What `torch_fattn.<op>(*operands, **options)` launches; nothing is computed and nothing is launched.
+
+        print(explain("decode", query, key, value))
+        print(explain("decode", heads=32, kv_heads=8, kv_len=4096, chip="M2 Max").details)
 
     Args:
-        op: the name of an operator, such as "prefill".
-        operands, options: as for the operator. Tensors on any device will do; those on "meta" cost nothing.
+        op: the name of a function of torch_fattn that computes, such as "prefill" or "sparse_decode".
+        operands, options: as for the function. Tensors on any device will do; those on "meta" cost nothing.
+            Without tensors also sizes: dtype (float16; its name will do), batch (1), heads (32), kv_heads (as
+            heads), head_dim (128), value_dim (as head_dim), q_len (1, or as kv_len), kv_len (1024),
+            block_size (16), kv_format, parts (2), prefix_len (1024) and top_k (2048) of the functions that
+            have them, seq_lens (of decode: True), mask (of prefill: the dtype of an attn_mask; none).
+        chip: plan for this one, such as "M2 Max"; `cores` if yours has fewer.
         device_name, family, cores: plan for this GPU (family n of `MTLGPUFamilyApple<n>`; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the
             GPU of this machine for tensors on "mps", else an Apple M1; with another family or number of
@@ -202,12 +262,26 @@ def explain(
     `training` of the last `install`. Its limit of memory is that of the GPU of this machine for tensors on
     "mps", else that of an Apple M1 with 8 GB.
 
-    A call that the operator refuses is refused here with the same error.
+    `.cost` has the bytes of operands and results and the products of the pairs that rows see by position, for
+    full caches. `.least_seconds` divides them by published figures: no kernel is faster.
+
+    A call that the function refuses is refused here with the same error; one that `sdpa` leaves to torch has
+    no passes.
     """
-    check_op("explain", op)
+    check_op(NAME, op)
     on_mps = any(isinstance(x, torch.Tensor) and x.is_mps for x in (*operands, *options.values()))
+    if chip is not None:
+        figures = chip_named(chip)
+        if figures is None:
+            raise ValueError(
+                f"{NAME}: chip {shown(chip)} is not known; use one of {', '.join(NAMES)}, or give family and "
+                "cores"
+            )
+        device_name = device_name or f"Apple {figures.name}"
+        family = figures.family if family is None else family
+        cores = figures.cores if cores is None else cores
     check_machine(
-        "torch_fattn.explain: ",
+        f"{NAME}: ",
         device_name,
         family,
         cores,
@@ -218,18 +292,27 @@ def explain(
     check_settings()
     if tensor is not None and tensor not in STATES:
         raise ValueError(
-            f"torch_fattn.explain: tensor {shown(tensor)} is not a state of tensor operations; use one of "
+            f"{NAME}: tensor {shown(tensor)} is not a state of tensor operations; use one of "
             f"{', '.join(STATES)}"
         )
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
-    SIGNATURES[f"fattn.{op}"].check_call(operands, options)
-    with_lse = options.pop("return_lse", False)  # this option changes no plan
-    plan = getattr(torch.ops.fattn, f"_plan_{op}")
-    text = plan(*operands, **options, device_name=device_name, family=family, cores=cores, tensor=tensor)
-    plan_family = json.loads(text)["device"]["family"] if device_name is not None else None
-    route = None if with_lse else route_of(op, operands, options, plan_family, macos, torch_version, tensor)
-    return Explanation(op, text, route)
+    operands, options = call_of(NAME, op, operands, options)
+    machine: dict[str, Any] = {"device_name": device_name, "family": family, "cores": cores, "tensor": tensor}
+    if on_mps and device_name is None:
+        machine["device"] = torch.device("mps")
+    try:
+        plans = plans_of(op, operands, options, **machine)
+    except (RuntimeError, TypeError, ValueError) as refusal:
+        if op != "sdpa":
+            raise
+        nothing = torch.empty(1, 0, 1, 1, 8, device="meta")
+        plan = planned("merge", (nothing, nothing[..., 0]), {}, **machine)
+        return Explanation(op, [plan], Route("torch", str(refusal).splitlines()[0]))
+    plan_family = json.loads(plans[0].text)["device"]["family"] if device_name is not None else None
+    with_lse = options.get("return_lse", False)
+    route = route_of(op, operands, options, plan_family, macos, torch_version, tensor)
+    return Explanation(op, plans, None if with_lse else route)
 
 
 def launch_counts() -> dict[str, int]:

@@ -28,7 +28,7 @@ class ScoreOptions(PointwiseOptions, total=False):
     """a row at position p sees keys from `p - window_left` on; -1: all. Keys outside the windows
     of all rows of a tile are never loaded."""
     window_right: int
-    """and up to `p + window_right`; -1: all. Without effect on causal rows, such as those of
+    """and up to `p + window_right`; -1: all. Ignored for causal rows, such as those of
     `decode`."""
     sink_tokens: int
     """this many keys at the beginning stay visible outside the window."""

@@ -359,7 +359,7 @@ def _check_prefix(name: str, what: str, prefix: Tensor, query: Tensor, kv_heads:
 
 
 def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = False) -> None:
-    if not is_checked():
+    if not is_checked(seq_lens):
         return
     for b, length in enumerate(seq_lens.flatten().tolist()):
         if length < least and not (or_zero and length == 0):
@@ -370,7 +370,7 @@ def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = F
 
 
 def _check_shared(name: str, blocks: Tensor, seq_lens: Tensor) -> None:
-    if not is_checked():
+    if not is_checked(seq_lens):
         return
     used = [(b, blocks[b].tolist()) for b, length in enumerate(seq_lens.flatten().tolist()) if length > 0]
     for b, table in used:

@@ -82,9 +82,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
-def is_checked() -> bool:
-    """Whether to check numbers on the device, as the operators do."""
-    return not torch.compiler.is_compiling() and os.environ.get("FATTN_CHECK", "") not in ("", "0")
+def is_checked(numbers: Tensor | None = None) -> bool:
+    """Whether to check numbers on the device, as the operators do; on "meta" there are none."""
+    if torch.compiler.is_compiling() or (numbers is not None and numbers.is_meta):
+        return False
+    return os.environ.get("FATTN_CHECK", "") not in ("", "0")
 
 
 def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
@@ -194,6 +196,7 @@ class Signature:
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self.function = function
         self._names = names or {}
         self._refused_by = refused_by
         self._any_layout = any_layout
@@ -231,6 +234,12 @@ class Signature:
             for name, kind in self._kinds.items()
             if Tensor in kind.parts and needed[name].default is inspect.Parameter.empty
         )
+
+    def named(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, defaults included."""
+        bound = self._arguments.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        return bound.arguments
 
     def of_class(self, cls: Any) -> Signature:
         """That of a method which the class inherits, with the `_name` of the class."""
@@ -409,6 +418,7 @@ def public(
                     raise
                 raise own from None
 
+        signature.function = call
         return call  # type: ignore[return-value]
 
     return decorate

@@ -24,7 +24,7 @@ from ...cases.arguments import Parser, WrongArgumentError, positive
 from ...cases.case import Case, UnsupportedCaseError
 from ...cases.shapes import SHAPES
 from ...peers import fattn, registry
-from ...peers.launch import OURS_ON_TENSORS, Launch
+from ...peers.launch import OURS_ON_TENSORS, SAME_PLAN, Launch
 from . import FOLDER
 
 CEILINGS = Path(__file__).parents[1] / "ceilings.metal"
@@ -87,7 +87,7 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
         if older.passes != runs[0].passes:
             runs.append(older)
         else:
-            refused[fattn.OLDER_IMPL] = f"it is the plan of {fattn.IMPL}"
+            refused[fattn.OLDER_IMPL] = SAME_PLAN
     except NotImplementedError as refusal:
         refused |= dict.fromkeys((fattn.IMPL, fattn.OLDER_IMPL), str(refusal))
     for peer in registry.PEERS:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import HEAD_STEP
 from ...runtime.options import defaults_of
 from ...runtime.tensor_units import check_setting as check_tensor_setting
@@ -149,6 +150,7 @@ def route_of(
         "prefill": ("query", "key", "value", "attn_mask"),
         "prefill_backward": ("grad_out", "grad_lse", "query", "key", "value", "out", "lse", "attn_mask"),
         "decode": ("query", "key", "value", "seq_lens"),
+        "sdpa": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
     }
     if op not in names:
         return None
@@ -157,6 +159,8 @@ def route_of(
     if not is_plain(call) or call.get("grad_lse") is not None:
         return None
     is_causal = bool(call.get("is_causal"))
+    if op == "sdpa" and is_causal:
+        call["q_offset"] = 0
     if op == "decode" and query.shape[2] > 1:  # causal, aligned to the lower right corner
         return None
     if is_causal:
@@ -170,7 +174,7 @@ def route_of(
         call["value"],
         mask,
         is_causal,
-        op == "prefill_backward",
+        op == "prefill_backward" or (op == "sdpa" and needs_gradient(query, key, call["value"])),
         family,
         None if macos is None else version_number(macos),
         None if torch_version is None else version_number(torch_version),

@@ -1,4 +1,4 @@
-"""Published figures of Apple GPUs, for roofline.py. This project measured none of them.
+"""The chips, and published figures of their GPUs. This project measured none of them.
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
 databases (clocks of later chips), tzakharko.github.io/apple-neural-accelerators-benchmark (the units of M5
@@ -9,7 +9,7 @@ measurements in published.csv.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Per GPU core and cycle, for the M1 and M2 families. Figures of later families are not published.
 PRODUCT_FMAS = 102.5  # in 8x8x8 simdgroup products with 16-bit operands; 101.7 in float32
@@ -125,4 +125,24 @@ CHIPS = (
         "50 (mlx#3943), a matrix product 57 (mlx#3838) and about 60 (Draw Things)",
     ),
 )
-UNPUBLISHED = "M3, M3 Pro, M3 Max, M4 Pro, M4 Max"
+# The rate of their products is not published. Some have fewer cores; an M3 Max of 30 reads 300 GB/s and an M4
+# Max of 32 reads 410.
+UNPUBLISHED = (
+    Chip("M3", 10, 100, family=9),
+    Chip("M3 Pro", 18, 150, family=9),
+    Chip("M3 Max", 40, 400, family=9),
+    Chip("M4 Pro", 20, 273, family=9),
+    Chip("M4 Max", 40, 546, family=9),
+)
+NAMES = tuple(sorted(chip.name for chip in (*CHIPS, *UNPUBLISHED)))
+FAMILY_OF_GENERATION = {chip.name.partition(" ")[0]: chip.family for chip in CHIPS}
+
+
+def chip_named(name: str, cores: int | None = None) -> Chip | None:
+    """The chip of this name ("M2 Max", "M2Max", Metal's "Apple M2 Max"), with this number of cores."""
+
+    def plain(text: str) -> str:
+        return text.replace(" ", "").lower().removeprefix("apple")
+
+    found = {plain(chip.name): chip for chip in (*CHIPS, *UNPUBLISHED)}.get(plain(name))
+    return found and replace(found, cores=cores or found.cores)

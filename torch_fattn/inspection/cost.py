@@ -1,0 +1,133 @@
+"""The least work of an operator call: bytes and products, by its sizes and options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators import LOGITS_OPERATORS
+from ..operators.kv_formats import head_dim
+from .chips import Chip
+
+LSE_BYTES = 4
+FAR = 2**40  # beyond every position
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`flops` counts two for each pair of a row and a key that it sees, and column: of q.k and of the
+    weighted sum of values, in a backward of five products."""
+
+    bytes: int = 0  # of operands and results, each once
+    flops: int = 0
+    is_most: bool = False  # lengths, tables or a mask on the device may leave less
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.bytes + other.bytes, self.flops + other.flops, self.is_most or other.is_most)
+
+    def least_seconds(self, chip: Chip, on_tensors: bool) -> tuple[float, str] | None:
+        """The longer of the times for bytes and products, and the figure that decides; None if that of the
+        memory is not published."""
+        if chip.ram_gb_s is None:
+            return None
+        memory = self.bytes / (chip.ram_gb_s * 1e9), f"memory at {chip.ram_gb_s:.0f} GB/s"
+        rate = chip.tensor_operations if on_tensors else chip.products
+        if rate is None:
+            unknown = "; the rate of its products is not published" if self.flops else ""
+            return memory[0], memory[1] + unknown
+        return max(memory, (self.flops / rate, f"products at {rate / 1e12:.1f} TFLOP/s"))
+
+
+def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
+    """`call`: the arguments of the operator by name, defaults included."""
+    tensors = list({id(each): each for each in call.values() if isinstance(each, Tensor)}.values())
+    operands = sum(map(_bytes, tensors))
+    if op in LOGITS_OPERATORS:
+        return Cost(operands + tensors[0].numel() * tensors[0].itemsize)
+    if op == "mask_map":
+        rows, keys = (1, 1, *tensors[0].shape)[-2:]
+        maps = tensors[0].numel() // max(rows * keys, 1)
+        return Cost(operands + maps * math.ceil(rows / 16) * math.ceil(keys / 32))
+    if op == "merge":
+        return Cost(operands + operands // max(len(call["outs"]), 1))
+    if op == "cache_write":
+        read = sum(_bytes(call[name]) for name in ("key", "value", "slot_mapping"))
+        caches = (call.get(name) for name in ("key_cache", "value_cache", "key_scales", "value_scales"))
+        slot = sum(each[:1, :1].numel() * each.itemsize for each in caches if each is not None)
+        return Cost(read + call["slot_mapping"].numel() * slot)
+    return _attention(op.removesuffix("_backward"), op.endswith("_backward"), call, tensors)
+
+
+def _attention(op: str, is_backward: bool, call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:
+    query, is_packed = call["query"], op in ("varlen_prefill", "paged_prefill")
+    key, value = (call.get(f"{name}_cache", call.get(name)) for name in ("key", "value"))
+    stored = [each for name in ("key_scales", "value_scales") if (each := call.get(name)) is not None]
+    cache = [*stored, key] if _is_view(value, key) else [*stored, key, value]
+    rows, heads, dim = query.shape if is_packed else (query.shape[2], query.shape[1], query.shape[3])
+    value_dim = head_dim(value.shape[-1], call["kv_format"] if value.dtype == torch.uint8 else None)
+    if op.startswith("paged"):
+        sequences, blocks = call["block_tables"].shape
+        keys = blocks * key.shape[1]
+        capacity = sequences * keys
+        filled = capacity * sum(each[:1, :1].numel() * each.itemsize for each in cache)
+    else:
+        sequences = call["cu_seqlens_q"].numel() - 1 if is_packed else query.shape[0]
+        keys = min(call["max_seqlen_k"], key.shape[0]) if is_packed else key.shape[2]
+        capacity = key.shape[0] if is_packed else sequences * keys
+        filled = sum(map(_bytes, cache))
+    most_rows = min(call["max_seqlen_q"], rows) if is_packed else rows
+    pairs, seen = pairs_and_keys(most_rows, keys, call, call.get("is_causal", op.endswith("decode")))
+    pairs = min(sequences * pairs, rows * keys) if is_packed else sequences * pairs
+    read = filled * min(sequences * seen, capacity) // max(capacity, 1)
+    others = sum(_bytes(each) for each in tensors if all(each is not one for one in (*cache, value)))
+    results = query.numel() // dim * (value_dim * query.itemsize + LSE_BYTES)
+    if is_backward:  # the gradients of query, key and value
+        results = sum(each.numel() * each.itemsize for each in (query, key, value))
+    columns = 3 * dim + 2 * value_dim if is_backward else dim + value_dim
+    is_most = any(call.get(n) is not None for n in ("seq_lens", "cu_seqlens_q", "attn_mask", "tree_mask"))
+    return Cost(others + read + results, 2 * pairs * heads * columns, is_most)
+
+
+def _bytes(operand: Tensor) -> int:
+    """An expanded dimension is read once."""
+    sizes = zip(operand.shape, operand.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride or size == 0) * operand.itemsize
+
+
+def _is_view(value: Tensor, key: Tensor) -> bool:
+    """Whether the value is the first columns of the key."""
+    return (
+        value.untyped_storage()._cdata == key.untyped_storage()._cdata
+        and value.storage_offset() == key.storage_offset()
+        and value.stride() == key.stride()
+    )
+
+
+def pairs_and_keys(rows: int, keys: int, call: Mapping[str, Any], is_causal: bool) -> tuple[int, int]:
+    """The pairs of a row and a key that it sees by position, and the keys that some row sees."""
+    if rows == 0:
+        return 0, 0
+    offset = call.get("q_offset")
+    first = keys - rows if offset is None else offset
+    left, right = (call[name] if call[name] >= 0 else FAR for name in ("window_left", "window_right"))
+    last, sinks = 0 if is_causal else FAR, min(call["sink_tokens"], keys)
+
+    def until(shift: int, end: int) -> int:
+        """The pairs with a key below `end` and at most `shift` after the row's position."""
+        low, high = first + shift + 1, first + shift + rows  # numbers of keys of the first and the last row
+        low_in, high_in = max(low, 1), min(high, end)
+        rising = (low_in + high_in) * (high_in - low_in + 1) // 2 if low_in <= high_in else 0
+        return rising + max(high - max(low - 1, end), 0) * end
+
+    def after_sinks(shift: int) -> int:
+        return until(shift, keys) - until(shift, sinks)
+
+    right = min(right, last)
+    pairs = until(last, sinks) + after_sinks(right) - after_sinks(-left - 1)
+    sinks = max(min(sinks, first + rows + last), 0)
+    return pairs, sinks + max(min(first + rows + right, keys) - max(first - left, sinks), 0)

@@ -1,0 +1,107 @@
+"""Plans what a public function would launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..integrations.pytorch.report import REASONS
+from ..operators import DIFFERENTIABLE, PLANNED
+from ..operators.attention import decode, prefill
+from ..operators.head_padding import pad_heads
+from ..runtime.signatures import SIGNATURES, Signature
+from .cost import Cost, cost_of
+
+COMPOSED = ("shared_prefix_decode", "shared_prefix_paged_decode", "sparse_decode")
+FUNCTIONS = (*PLANNED, *DIFFERENTIABLE, "sdpa", *COMPOSED)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An operator call, and the JSON that the planner wrote."""
+
+    op: str
+    text: str
+    cost: Cost
+
+
+def signature_of(function: str) -> Signature:
+    return SIGNATURES.get(f"fattn.{function}") or SIGNATURES[f"torch_fattn.{function}"]
+
+
+def planned(
+    op: str, operands: tuple[Any, ...], options: Mapping[str, Any], overload: str = "default", **machine: Any
+) -> Planned:
+    """`machine`: keywords of the planning operators, which have the arguments of the operator too."""
+    plan = getattr(getattr(torch.ops.fattn, f"_plan_{op}"), overload)
+    arguments = getattr(getattr(torch.ops.fattn, op), overload)._schema.arguments
+    call = {each.name: each.default_value for each in arguments}
+    call |= dict(zip(call, operands, strict=False)) | dict(options)
+    return Planned(op, plan(*operands, **options, **machine), cost_of(op, call))
+
+
+def plans_of(
+    function: str, operands: tuple[Any, ...], options: Mapping[str, Any], **machine: Any
+) -> list[Planned]:
+    """The operator calls of a function, in order. Nothing is computed."""
+    if function in PLANNED or function in DIFFERENTIABLE:
+        options = {name: value for name, value in options.items() if name != "return_lse"}
+        return [planned(DIFFERENTIABLE.get(function, function), operands, options, **machine)]
+    call = _sdpa if function == "sdpa" else signature_of(function).function
+    bases: dict[int, Tensor] = {}
+    with Recorder(**machine) as recorder:
+        call(*(_on_meta(x, bases) for x in operands), **{n: _on_meta(x, bases) for n, x in options.items()})
+    return recorder.planned
+
+
+class Recorder(TorchDispatchMode):
+    """Plans the operators that are called inside, for this machine or that of the tensors."""
+
+    def __init__(self, **machine: Any) -> None:
+        super().__init__()
+        self.machine = machine
+        self.planned: list[Planned] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, op = func._schema.name.partition("::")
+        if namespace == "fattn" and op in PLANNED:
+            self.planned.append(planned(op, args, kwargs or {}, func._overloadname, **self.machine))
+        return func(*args, **(kwargs or {}))
+
+
+def _on_meta(operand: Any, bases: dict[int, Tensor]) -> Any:
+    """The operand without data. Views of one memory remain so."""
+    if not isinstance(operand, Tensor):
+        return operand
+    memory = operand.untyped_storage()
+    base = bases.setdefault(memory._cdata, torch.empty(memory.nbytes(), dtype=torch.uint8, device="meta"))
+    typed = base[: memory.nbytes() // operand.itemsize * operand.itemsize].view(operand.dtype)
+    return typed.as_strided(operand.shape, operand.stride(), operand.storage_offset())
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """The operator that `sdpa` calls where it does not call torch's own attention."""
+    if dropout_p or (is_causal and attn_mask is not None):
+        raise NotImplementedError(REASONS["dropout" if dropout_p else "mask_with_causal"])
+    query, key, value = (each[(None,) * (4 - each.dim())] for each in (query, key, value))
+    batch = max(each.shape[0] for each in (query, key, value))
+    query, key, value = (each.expand(batch, -1, -1, -1) for each in (query, key, value))
+    query, key, value, scale = pad_heads(query, key, value, scale)
+    if query.shape[2] == 1 and not is_causal:
+        return decode(query, key, value, attn_mask=attn_mask, scale=scale)
+    offset = 0 if is_causal else None
+    return prefill(query, key, value, attn_mask, scale=scale, is_causal=is_causal, q_offset=offset)
