@@ -99,8 +99,8 @@ class PrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, LayoutOptions, 
     for all layers. It changes no bit of a result that is defined, unless the keys are cut into parts."""
 
 
-class DecodeOptions(ScoreOptions, StorageOptions, LayoutOptions, total=False):
-    """The options of `torch_fattn.decode` and `torch_fattn.paged_decode`."""
+class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):
+    """The options of `decode` of the cache classes, which know how they store keys and values."""
 
     attn_mask: Tensor | None
     """broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`."""
@@ -110,7 +110,15 @@ class DecodeOptions(ScoreOptions, StorageOptions, LayoutOptions, total=False):
     another rule hides."""
 
 
-class PagedPrefillOptions(CausalOptions, ScoreOptions, StorageOptions, total=False):
+class DecodeOptions(CacheDecodeOptions, StorageOptions, total=False):
+    """The options of `torch_fattn.decode` and `torch_fattn.paged_decode`."""
+
+
+class CachePrefillOptions(CausalOptions, ScoreOptions, total=False):
+    """The options of `prefill` of the cache classes."""
+
+
+class PagedPrefillOptions(CachePrefillOptions, StorageOptions, total=False):
     """The options of `torch_fattn.paged_prefill`."""
 
 
