@@ -227,8 +227,7 @@ class History:
             self.check_attention(step)
 
     def do_interrupted(self) -> None:
-        """A failure between the layers. The step is dropped or finished; before, its blocks are not found,
-        and no other step has its sequences."""
+        """A failure between the layers: no other step has its sequences until it is finished or dropped."""
         counts = self.some()
         if (step := self.extend(counts)) is None:
             return
@@ -237,8 +236,7 @@ class History:
         numbers = {s: self.numbers_after(s, own) if is_finished else [7] * len(own) for s, own in new.items()}
         self.append(0, step, numbers)
         self.cache.extend([s for s in self.tokens if s not in {*counts, *self.swapped}], 0)
-        for sequence in (s for s, n in counts.items() if n > 0):
-            length = len(self.tokens[sequence])
+        for sequence, length in [(s, len(self.tokens[s])) for s, n in counts.items() if n > 0]:
             self.call(self.cache.commit, sequence, self.tokens[sequence] + new[sequence])
             if 1 in self.cache._layers.written:
                 words = rf"layer 1 does .* {length} on; .* truncate\({sequence}, {length}\)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import pytest
@@ -151,14 +152,12 @@ def test_a_read_of_what_was_never_written(
 @pytest.mark.parametrize("make", [static, paged])
 def test_what_the_cache_knows_is_no_option(make: Any) -> None:
     cache = make("cpu", kv_format="int8")
-    step = step_of(cache, 1)
-    query = torch.zeros(3, HEADS, DIM)
-    scales = torch.ones(3, KV_HEADS, 20)
-    for name, value in (("kv_format", "int8"), ("key_scales", scales), ("value_scales", scales)):
-        for method in (cache.decode, cache.prefill):
-            with pytest.raises(TypeError, match=f"there is no option '{name}'"):
-                method(0, step, query, **{name: value})
-            assert name not in inspect.signature(method).parameters
+    step, query = step_of(cache, 1), torch.zeros(3, HEADS, DIM)
+    names = ("kv_format", "key_scales", "value_scales")
+    for name, method in itertools.product(names, (cache.decode, cache.prefill)):
+        assert name not in inspect.signature(method).parameters
+        with pytest.raises(TypeError, match=f"there is no option '{name}'"):
+            method(0, step, query, **{name: None})
 
 
 def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:

@@ -71,6 +71,7 @@ NOT_FOLLOWED = {
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,
+    "append() the rest of their step, or drop them with truncate({}, {})": "tests/caches/test_histories.py",
     "drop it with truncate({}, {}) and append it again": "tests/caches/test_refusals.py",
     "pass the packed rows of such a step to prefill()": "tests/caches/test_caches.py",
     "pip install safetensors": FILES,

@@ -169,21 +169,6 @@ def _grown_exactly() -> Tensor:
     return reference.decode(heads(1, 4, 1, 64), key, value)[0]
 
 
-def _interrupted(recovery: str = "") -> tuple[int, ...]:
-    """The lengths of the step after one that did not reach the last layer."""
-    cache, rows = _cache(num_layers=2), heads(3, 2, 64)
-    first = cache.extend([cache.allocate()], 3)
-    for layer in range(2):
-        cache.append(layer, first, rows, rows)
-    step = cache.extend(first.sequences, 3)
-    cache.append(0, step, rows, rows)
-    if recovery == "append":
-        cache.append(1, step, rows, rows)
-    if recovery == "truncate":
-        cache.truncate(0, 3)
-    return tuple(cache.extend(first.sequences).lengths)
-
-
 def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
     newest = cache.extend(step.sequences, 2)
     if first:
@@ -272,9 +257,6 @@ ADVICE: list[Advice] = [
     Advice("pass the path of a file that save() wrote", lambda: _loaded(missing=True), _loaded,
            lambda: 3),
     Advice("pass the path of a file in a folder", lambda: _loaded(folder="/none"), _loaded, lambda: 3),
-    *(Advice("append() the rest of their step, or drop them with truncate({}, {})", _interrupted, followed,
-             lambda length=length: (length,), message="drop them with truncate(0, 3)")
-      for followed, length in ((lambda: _interrupted("append"), 7), (lambda: _interrupted("truncate"), 4))),
     Advice("pass {} rows", _used(lambda cache, step: cache.decode(0, step, heads(5, 4, 64))),
            _used(lambda cache, step: cache.decode(0, step, heads(4, 4, 64, seed=2))), _prefilled_exactly,
            message="pass 4 rows"),
