@@ -91,9 +91,7 @@ def read(name: str, path: Path, layers: Layers, window: Window) -> Saved:
     safetensors = _safetensors(name)
     try:
         if not path.is_file():
-            raise FileNotFoundError(
-                f"{name}: there is no file {path}; pass the path of a file that save() wrote"
-            )
+            raise OSError(f"{name}: there is no file {path}; pass the path of a file that save() wrote")
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             _check_header(name, path, header, layers, window)

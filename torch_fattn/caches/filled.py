@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 
@@ -10,13 +11,11 @@ class Filled:
     tokens. Those of the newest step grow as it is appended. A layer that lacks a run never has a later one.
     """
 
-    def __init__(self) -> None:
-        self._runs: list[tuple[int, AbstractSet[int]]] = []
+    def __init__(self, runs: Sequence[tuple[int, AbstractSet[int]]] = ()) -> None:
+        self._runs = [*runs]
 
     def copy(self) -> Filled:
-        other = Filled()
-        other._runs = [*self._runs]
-        return other
+        return Filled(self._runs)
 
     def freeze(self, every: AbstractSet[int]) -> None:
         """Layers that are appended to the newest step from now on do not count for this sequence."""

@@ -20,7 +20,6 @@ from .stored import Stored
 NAME = "PagedCache"
 CACHE_NAME = "fattn_paged"
 _BLOCK_SIZE = 16
-_MAX_SEQUENCES = 2**20  # tables grow as they are needed
 _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
@@ -56,7 +55,7 @@ class _Group:
                 value_dim=value_dim,
                 dtype=key.dtype,
                 device=key.device,
-                max_sequences=_MAX_SEQUENCES,
+                max_sequences=2**20,  # tables grow as they are needed
                 **self._sizes,
             )
         if not self.sequences:
