@@ -36,7 +36,7 @@ def generate(cache: StaticKVCache | PagedKVCache, device: str, kv_format: str = 
     dense = Dense(kv_format)
     sequences = [cache.allocate() for _ in range(3)] if isinstance(cache, PagedKVCache) else [0, 1, 2]
     for counts in ((5, 1, 8), *[(1, 1, 1)] * 4, (3, 3, 3), (0, 2, 1)):
-        step = cache.extend(sequences, counts) if isinstance(cache, PagedKVCache) else cache.extend(counts)
+        step = cache.extend(sequences, tokens=counts)
         dense.append(cache, step, counts, device)
         starts = [length - count for length, count in zip(step.lengths, counts, strict=True)]
         positions = [s + i for s, count in zip(starts, counts, strict=True) for i in range(count)]
@@ -83,33 +83,38 @@ def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked)
                 assert torch.allclose(result.double(), exact[0].transpose(0, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_format", FORMATS[1:])
+@pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("make", [static, paged])
-def test_contents_of_a_quantised_cache(make: Any, kv_format: str) -> None:
-    """Also after a copy on write, which copies the scales too."""
-    cache, dense = make("mps", kv_format=kv_format), Dense(kv_format)
-    sequences = [cache.allocate()] if isinstance(cache, PagedKVCache) else [0, 1, 2]
-    for _ in range(3):
-        step = cache.extend(sequences, 2) if isinstance(cache, PagedKVCache) else cache.extend(2)
-        dense.append(cache, step, [2] * len(sequences), "mps")
-    if isinstance(cache, PagedKVCache):
-        copy = cache.fork(sequences[0])
-        dense.tokens[copy] = [list(layer) for layer in dense.tokens[sequences[0]]]
-        step = cache.extend([copy, *sequences], 1)
-        assert cache.blocks(copy)[0] == cache.blocks(sequences[0])[0]
-        assert cache.blocks(copy)[1] != cache.blocks(sequences[0])[1]
-        dense.append(cache, step, [1] * 2, "mps")
-    for layer in range(LAYERS):
-        stored, options = cache._layers.operands(layer), cache._layers.options(layer)
-        for side, name in enumerate(("key_scales", "value_scales")):
-            rows = reference.dequantise(stored[side], options[name], kv_format)
-            for sequence, layers in dense.tokens.items():
-                exact = torch.stack([pair[side] for pair in layers[layer]])
-                if isinstance(cache, PagedKVCache):
-                    mine = torch.cat([rows[block] for block in cache.blocks(sequence)])
-                else:
-                    mine = rows[sequence]
-                assert torch.equal(mine[: len(exact)], exact)
+def test_packed_rows(make: Any, device: str) -> None:
+    """`decode` takes them as `append` and `prefill` do, and returns packed results."""
+    cache, dense = make(device), Dense()
+    sequences = [cache.allocate() for _ in range(3)] if make is paged else [0, 1, 2]
+    dense.append(cache, cache.extend(sequences, tokens=(4, 1, 7)), (4, 1, 7), device)
+    if make is paged:
+        sequences.append(cache.fork(sequences[0]))
+        dense.fork(*sequences[::3])
+    for chosen, count in ((sequences, 3), (sequences[:0:-1], 1), (sequences, 0)):
+        step = cache.extend(chosen, tokens=count)
+        dense.append(cache, step, [count] * len(chosen), device)
+        query = dense.rows(len(chosen) * max(count, 1), HEADS, DIM).to(device)
+        rows = query.unflatten(0, (len(chosen), -1)).transpose(1, 2)
+        for options in ({}, {"shared_prefix": True} if make is paged else {"softcap": 3.0}):
+            with counted_launches() as launches:
+                out, lse = cache.decode(1, step, query, return_lse=True, **options)
+            assert decodes(launches) >= (device == "mps")
+            exact, exact_lse = cache.decode(1, step, rows, return_lse=True, **options)
+            assert torch.equal(out, exact.transpose(1, 2).flatten(0, 1)) and out.is_contiguous()
+            assert torch.equal(lse, exact_lse.transpose(0, 1).flatten(1)) and lse.is_contiguous()
+            assert torch.equal(cache.decode(1, step, query, **options), out)
+    batch = len(sequences)
+    with pytest.raises(
+        ValueError, match=f"{batch + 1} packed rows and the step {batch} sequences of 1; pass"
+    ):
+        cache.decode(1, step, torch.zeros(batch + 1, HEADS, DIM, device=device))
+    step = cache.extend(sequences[:3], tokens=(1, 0, 2))
+    dense.append(cache, step, (1, 0, 2), device)
+    with pytest.raises(ValueError, match="packed and the step has 0 to 2 new tokens .*; pass .* prefill"):
+        cache.decode(1, step, torch.zeros(3, HEADS, DIM, device=device))
 
 
 def test_a_forked_sequence_is_independent() -> None:
@@ -235,11 +240,11 @@ def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
 
 def test_a_full_static_cache() -> None:
     cache = static()
-    step = cache.extend((20, 3, 0))
+    step = cache.extend(tokens=(20, 3, 0))
     with pytest.raises(CacheFullError, match=r"sequence 0 would have 21 tokens and the capacity is 20"):
-        cache.extend(1)
+        cache.extend(tokens=1)
     assert cache.lengths == (20, 3, 0) and step.seq_lens.tolist() == [20, 3, 0]
-    assert cache.extend((0, 17, 20)).seq_lens.tolist() == [20, 20, 20]
+    assert cache.extend(tokens=(0, 17, 20)).seq_lens.tolist() == [20, 20, 20]
 
 
 def test_a_step_survives_changes_of_other_sequences() -> None:
@@ -284,10 +289,11 @@ def test_rejected_drafts(device: str) -> None:
 def test_an_old_step_of_the_same_length() -> None:
     cache = paged("cpu")
     sequence = cache.allocate()
+    rows = [torch.zeros(5, KV_HEADS, dim) for dim in (DIM, VALUE_DIM)]
     old = cache.extend([sequence], 5)
+    cache.append(0, old, *rows)
     cache.truncate(sequence, 3)
     step = cache.extend([sequence], 2)
-    rows = [torch.zeros(5, KV_HEADS, dim) for dim in (DIM, VALUE_DIM)]
     with pytest.raises(ValueError, match="has changed since this step"):
         cache.append(0, old, *rows)
     cache.append(0, step, *(row[:2] for row in rows))
@@ -322,13 +328,14 @@ def test_nothing_waits(make: Any) -> None:
     query = torch.zeros(3, HEADS, 1, DIM, device="mps")
     key, value = (torch.zeros(9, KV_HEADS, dim, device="mps") for dim in (DIM, VALUE_DIM))
     with Synchronisations() as found:
-        sequences = [cache.allocate() for _ in range(3)] if isinstance(cache, PagedKVCache) else None
+        is_paged = isinstance(cache, PagedKVCache)
+        sequences = [cache.allocate() for _ in range(3)] if is_paged else [0, 1, 2]
         for counts in ((3, 1, 5), (1, 1, 1), (1, 2, 0)):
-            step = cache.extend(counts) if sequences is None else cache.extend(sequences, counts)
+            step = cache.extend(sequences, tokens=counts)
             for layer in range(LAYERS):
                 cache.append(layer, step, key[: sum(counts)], value[: sum(counts)])
                 cache.decode(layer, step, query)
-            if sequences is not None:
+            if is_paged:
                 cache.truncate(sequences[2], cache.length(sequences[2]) // 2)
                 cache.free(sequences.pop(0))
                 sequences.insert(0, cache.fork(sequences[1]))
@@ -353,5 +360,5 @@ def test_made_in_inference_mode_and_used_outside() -> None:
         sequence = paged.allocate()
     step = paged.extend([sequence], 3)
     paged.append(0, step, rows, rows)
-    static.append(0, static.extend(3), rows, rows)
+    static.append(0, static.extend(tokens=3), rows, rows)
     assert paged.length(sequence) == 3 and torch.equal(static.keys(0)[0, :, :3], rows.transpose(0, 1))

@@ -17,12 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tests.helpers.cache_classes import paged
 from tests.helpers.faults import OutOfMemory, with_faults
 from tests.helpers.kv_formats import QUANTISED
-from torch_fattn import CacheFullError, CacheStep, reference
+from torch_fattn import CacheFullError, CacheStep, PagedKVCache, reference
 from torch_fattn.caches import paged as paged_cache
 from torch_fattn.caches.blocks import BlockPool
 from torch_fattn.caches.files import Saved, read
 from torch_fattn.caches.memory import Layers
-from torch_fattn.caches.sequences import PagedSequence
 from torch_fattn.caches.tables import Tables
 
 KINDS = ("plain", "window", "latent", *QUANTISED)
@@ -87,7 +86,10 @@ class History:
 
     def run(self, actions: int) -> None:
         names = [name.removeprefix("do_") for name in dir(self) if name.startswith("do_")]
-        weights = [{"grow": 5, "accept": 2, "commit": 3, "allocate": 2}.get(name, 1) for name in names]
+        weights = [
+            {"grow": 5, "accept": 2, "commit": 3, "allocate": 2, "interrupted": 2}.get(name, 1)
+            for name in names
+        ]
         for name in self.rng.choices(names, weights, k=actions):
             if not self.tokens.keys() - self.swapped and name != "swap_in":
                 name = "allocate"
@@ -216,19 +218,36 @@ class History:
         new = {s: self.next_tokens(s, n) for s, n in counts.items()}
         for layer in range(LAYERS):
             self.append(layer, step, {s: self.numbers_after(s, own) for s, own in new.items()})
+        self.grow(step, new)
+
+    def grow(self, step: CacheStep, new: dict[int, list[int]]) -> None:
         for sequence, tokens in new.items():
             self.tokens[sequence] += tokens
         if self.rng.random() < 0.3:
             self.check_attention(step)
 
-    def do_rejected(self) -> None:
-        """A step that one layer lacks is dropped: its blocks are never found."""
-        sequence = self.any()
-        if (step := self.extend({sequence: self.block_size})) is not None:
-            length = len(self.tokens[sequence])
-            self.append(0, step, {sequence: [7] * self.block_size})
-            self.call(self.cache.commit, sequence, self.tokens[sequence] + [0] * self.block_size)
-            self.call(self.cache.truncate, sequence, length)
+    def do_interrupted(self) -> None:
+        """A failure between the layers: no other step has its sequences until it is finished or dropped."""
+        counts = self.some()
+        if (step := self.extend(counts)) is None:
+            return
+        new = {s: self.next_tokens(s, n) for s, n in counts.items()}
+        is_finished = self.rng.random() < 0.3
+        numbers = {s: self.numbers_after(s, own) if is_finished else [7] * len(own) for s, own in new.items()}
+        self.append(0, step, numbers)
+        self.cache.extend([s for s in self.tokens if s not in {*counts, *self.swapped}], 0)
+        for sequence, length in [(s, len(self.tokens[s])) for s, n in counts.items() if n > 0]:
+            self.call(self.cache.commit, sequence, self.tokens[sequence] + new[sequence])
+            if 1 in self.cache._layers.written:
+                words = rf"layer 1 does .* {length} on; .* truncate\({sequence}, {length}\)"
+                with pytest.raises(ValueError, match=words):
+                    self.rng.choice((self.cache.extend, self.cache.blocks_needed))([sequence], 0)
+        if is_finished:
+            self.append(1, step, numbers)
+            self.grow(step, new)
+        else:
+            for sequence in counts:
+                self.call(self.cache.truncate, sequence, len(self.tokens[sequence]))
 
     def do_accept(self) -> None:
         """Drafts that are not kept have contents of their own; a fork may keep all of them for a while."""
@@ -287,6 +306,7 @@ class History:
         cache = self.cache
         chosen, numbers = list(counts), list(counts.values())
         needed, free, before = cache.blocks_needed(chosen, numbers), cache.free_blocks, self.host_state()
+        assert needed == self.needed(counts)
         if needed > free:
             with pytest.raises(CacheFullError, match=f"{needed} blocks .* are needed and {free} of"):
                 cache.extend(chosen, numbers)
@@ -297,6 +317,13 @@ class History:
         assert cache.free_blocks == free - needed or (self.window and cache.free_blocks > free - needed)
         self.check_step(step, counts)
         return step
+
+    def needed(self, counts: dict[int, int]) -> int:
+        """New blocks, and copies of shared ends: one user keeps the block."""
+        size, grown = self.block_size, {s: len(self.tokens[s]) for s, n in counts.items() if n > 0}
+        new = sum(-(-(length + counts[s]) // size) - -(-length // size) for s, length in grown.items())
+        ends = [self.cache.blocks(s)[-1] for s, length in grown.items() if length % size]
+        return new + sum(min(ends.count(b), self.cache._pool._users[b] - 1) for b in {*ends})
 
     def append(self, layer: int, step: CacheStep, new: dict[int, list[int]]) -> None:
         numbers = [number for own in new.values() for number in own]
@@ -381,7 +408,9 @@ def run(kind: str, seed: int, device: str = "cpu") -> History:
 @pytest.mark.host_only
 @pytest.mark.parametrize("seed", range(HISTORIES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_history(kind: str, seed: int) -> None:
+def test_history(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with FATTN_CHECK=1, which finds no slot that was never written."""
+    monkeypatch.setenv("FATTN_CHECK", str(int(seed % 4 == 0)))
     assert run(kind, seed).faults > 60
 
 
@@ -392,20 +421,22 @@ def test_history_on_mps(kind: str, seed: int) -> None:
 
 
 @pytest.mark.host_only
-@pytest.mark.parametrize("of", ["forget", "register unfilled", "restore", "stale", "copy"])
+@pytest.mark.parametrize("of", ["forget", "register unfilled", "interrupted", "restore", "stale", "copy"])
 def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the histories fail if the cache forgets one of these."""
     if of == "forget":
         monkeypatch.setattr(BlockPool, "forget", lambda pool, block: None)
     elif of == "register unfilled":
-        monkeypatch.setattr(PagedSequence, "filled", property(lambda own: own.length, lambda own, _: None))
+        monkeypatch.setattr(PagedKVCache, "_filled_length", lambda cache, sequence: sequence.length)
+    elif of == "interrupted":
+        monkeypatch.setattr(PagedKVCache, "_check_filled", lambda *_: None)
     elif of == "restore":
         monkeypatch.setattr(Layers, "move", move_without_restoring)
     elif of == "stale":
         monkeypatch.setattr(Tables, "begin", lambda tables, sequences: None)
     else:
         monkeypatch.setattr(BlockPool, "users", lambda pool, block: min(pool._users.get(block, 0), 1))
-    with pytest.raises((AssertionError, KeyError)):
+    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
         for kind in KINDS:
             for seed in range(HISTORIES):
                 run(kind, seed)

@@ -25,7 +25,7 @@ def test_values_in_the_keys(make: Any, kv_format: str, device: str) -> None:
     cache = make(device, kv_format=kv_format, latent=True, head_dim=64, value_dim=LATENT_DIM)
     dense = Dense(kv_format, is_latent=True, dim=64)
     if not isinstance(cache, PagedKVCache):
-        step = cache.extend((5, 1, 8))
+        step = cache.extend(tokens=(5, 1, 8))
         dense.append(cache, step, (5, 1, 8), device)
         dense.check(cache, step, device)
         return

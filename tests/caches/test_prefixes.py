@@ -94,7 +94,7 @@ def test_the_least_recently_used_is_evicted() -> None:
         cache.free(prompted(cache, prompt)[0])
     assert cache.free_blocks == 8 and cache.stats.cached_blocks == 4 and cache.stats.evictions == 0
     user = cache.allocate()
-    cache.extend([user], 20)  # four that nothing is in, and one
+    append(cache, cache.extend([user], 20))  # four that nothing is in, and one
     assert cache.stats.evictions == 1 and cache.free_blocks == 3
     assert [cache.length(cache.allocate(prompt)) for prompt in (b, a)] == [4, 8]
     with pytest.raises(CacheFullError, match="1 blocks of 4 tokens are needed and 0 of 8 are free"):

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot, static
+from tests.helpers.cache_classes import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    VALUE_DIM,
+    paged,
+    same,
+    snapshot,
+    static,
+)
+from tests.helpers.kv_formats import QUANTISED
 from torch_fattn import CacheStep, PagedKVCache, StaticKVCache
 
 
@@ -72,10 +85,79 @@ def test_lengths_that_are_not_there() -> None:
 
 def test_an_old_step_of_a_static_cache() -> None:
     cache = static()
-    old = cache.extend(1)
-    cache.extend(1)
+    old = cache.extend(tokens=1)
+    cache.extend(tokens=1)
     with pytest.raises(ValueError, match="sequence 0 has changed since this step"):
         cache.append(0, old, *(torch.zeros(3, KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)))
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("make", [static, paged])
+def test_layers_that_are_not_used(make: Any) -> None:
+    """A layer counts from its first token on: then it must have every token of a sequence."""
+    cache = make("cpu", num_layers=3)
+    first, other = (cache.allocate(), cache.allocate()) if make is paged else (0, 1)
+    for _ in range(3):
+        step = cache.extend([first], tokens=2)
+        for layer in (0, 1):
+            cache.append(layer, step, *new_rows(2, torch.ones(())))
+    cache.append(2, cache.extend([other], tokens=1), *new_rows(1, torch.ones(())))
+    with pytest.raises(ValueError, match=rf"extend: layer 2 .* sequence {first} from position 0 on"):
+        cache.extend([first], tokens=1)
+    cache = make("cpu")  # a first step that fails is noticed by the layer that it did not reach
+    first = cache.allocate() if make is paged else 0
+    for _ in range(2):
+        step = cache.extend([first], tokens=2)
+        cache.append(0, step, *new_rows(2, torch.ones(())))
+    for call in (
+        lambda: cache.append(1, step, *new_rows(2, torch.ones(()))),
+        lambda: cache.decode(1, cache.extend([first], tokens=0), torch.zeros(1, HEADS, 1, DIM)),
+    ):
+        with pytest.raises(ValueError, match=rf"layer 1 .* position 0 on; .* truncate\({first}, 0\)"):
+            call()
+    cache.truncate(first, 0)
+    step = cache.extend([first], tokens=1)
+    for layer in (0, 1):
+        cache.append(layer, step, *new_rows(1, torch.ones(())))
+    cache.decode(1, step, torch.zeros(1, HEADS, 1, DIM))
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("kv_format", ["auto", *QUANTISED])
+@pytest.mark.parametrize("make", [static, paged])
+def test_a_read_of_what_was_never_written(
+    make: Any, kv_format: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With FATTN_CHECK=1, whatever else lets it through."""
+    cache = make(device, kv_format=kv_format)
+    first = cache.allocate() if make is paged else 0
+    like = torch.ones((), device=device)
+    monkeypatch.setattr(type(cache), "_check_filled", lambda *_: None)
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    for layers in ((0, 1), (0,), (0, 1)):
+        step = cache.extend([first], tokens=3)
+        for layer in layers:
+            cache.append(layer, step, *new_rows(3, like))
+    rows = like.new_zeros(3, HEADS, DIM)
+    for call in (lambda layer: cache.decode(layer, step, rows), lambda n: cache.prefill(n, step, rows)):
+        call(0)
+        with pytest.raises(ValueError, match=rf"position 3 of sequence {first} was never written in layer 1"):
+            call(1)
+        with monkeypatch.context() as patch:
+            patch.delenv("FATTN_CHECK")
+            call(1)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("make", [static, paged])
+def test_what_the_cache_knows_is_no_option(make: Any) -> None:
+    cache = make("cpu", kv_format="int8")
+    step, query = step_of(cache, 1), torch.zeros(3, HEADS, DIM)
+    names = ("kv_format", "key_scales", "value_scales")
+    for name, method in itertools.product(names, (cache.decode, cache.prefill)):
+        assert name not in inspect.signature(method).parameters
+        with pytest.raises(TypeError, match=f"there is no option '{name}'"):
+            method(0, step, query, **{name: None})
 
 
 def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:
@@ -83,7 +165,7 @@ def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:
     if isinstance(cache, PagedKVCache):
         step = cache.extend([cache.allocate() for _ in range(3)], tokens)
     else:
-        step = cache.extend(tokens)
+        step = cache.extend(tokens=tokens)
     cache.append(0, step, *new_rows(3 * tokens, step.seq_lens.float()))
     return step
 
@@ -212,7 +294,7 @@ def test_wrong_sizes_of_one_class(make: Any, size: str) -> None:
 @pytest.mark.parametrize("layer", [-1, LAYERS])
 def test_wrong_layers(make: Any, layer: int) -> None:
     cache = make()
-    step = cache.extend([cache.allocate()], 1) if make is paged else cache.extend(1)
+    step = cache.extend([cache.allocate()], 1) if make is paged else cache.extend(tokens=1)
     rows = [torch.zeros(len(step.sequences), KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)]
     with pytest.raises(IndexError, match=f"layer {layer} is not one of this cache's {LAYERS}"):
         cache.append(layer, step, *rows)

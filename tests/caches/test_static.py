@@ -11,7 +11,7 @@ import torch
 
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, Dense, static
 from tests.helpers.faults import with_faults
-from torch_fattn import CacheFullError, StaticKVCache, reference
+from torch_fattn import CacheFullError, CacheStep, StaticKVCache, reference
 
 _Result = TypeVar("_Result")
 BATCH, CAPACITY = 3, 20
@@ -24,14 +24,29 @@ class History:
         self.cache: StaticKVCache = static(device)
         self.faults = 0
 
-    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    def is_dropped(self, step: CacheStep, counts: list[int]) -> bool:
+        """After a failure between the layers, the step is dropped or finished; before, no other step has its
+        sequences."""
+        self.dense.append(self.cache, step, counts, self.device, layers=1)
+        for sequence, length, count in zip(step.sequences, step.lengths, counts, strict=True):
+            if count > 0 and 1 in self.cache._layers.written:
+                words = rf"layer 1 .* sequence {sequence} .*; .* truncate\({sequence}, {length - count}\)"
+                with pytest.raises(ValueError, match=words):
+                    self.cache.extend([sequence], tokens=self.rng.randint(0, 1))
+        if self.rng.random() < 0.5:
+            return False
+        for sequence, length, count in zip(step.sequences, step.lengths, counts, strict=True):
+            self.call(self.cache.truncate, sequence, length - count)
+        return True
+
+    def call(self, function: Callable[..., _Result], *arguments: Any, **keywords: Any) -> _Result:
         before = self.state()
 
         def check_unchanged() -> None:
             assert self.state() == before
 
         ops = range(self.rng.randrange(3), 1000, 3)
-        result, failures = with_faults(lambda: function(*arguments), check_unchanged, ops)
+        result, failures = with_faults(lambda: function(*arguments, **keywords), check_unchanged, ops)
         self.faults += failures
         return result
 
@@ -68,17 +83,19 @@ class History:
         cache, dense, rng = self.cache, self.dense, self.rng
         chosen = rng.sample(range(BATCH), rng.randint(1, BATCH))
         counts = [rng.choice((0, 1, 1, 2, 5)) for _ in chosen]
-        given: tuple[Any, ...] = (counts, chosen)
+        given: Any = {"sequences": chosen, "tokens": counts}
         if rng.random() < 0.3:
             chosen, counts = list(range(BATCH)), [rng.choice((0, 1, 3)) for _ in range(BATCH)]
-            given = (counts,)
+            given = {"tokens": counts}
         if any(cache.lengths[s] + n > CAPACITY for s, n in zip(chosen, counts, strict=True)):
             before = self.state()
             with pytest.raises(CacheFullError, match="and the capacity is 20; make the cache larger"):
-                cache.extend(*given)
+                cache.extend(**given)
             assert self.state() == before
             return
-        step = self.call(cache.extend, *given)
+        step = self.call(cache.extend, **given)
+        if rng.random() < 0.3 and self.is_dropped(step, counts):
+            return
         dense.append(cache, step, counts, self.device)
         dense.check(cache, step, self.device, rows=min(counts) or 1)
         query = dense.rows(sum(counts), HEADS, DIM)
@@ -91,28 +108,43 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_history(seed: int) -> None:
+def test_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with FATTN_CHECK=1, which finds no slot that was never written."""
+    monkeypatch.setenv("FATTN_CHECK", str(int(seed % 4 == 0)))
     history = History(seed, "mps" if seed % 20 == 0 else "cpu")
     history.run(30)
     assert history.faults > 40
 
 
 @pytest.mark.host_only
+def test_the_order_of_paged_caches() -> None:
+    """Sequences first: a call with the number of tokens first raises, whatever the numbers are."""
+    cache = static("cpu")
+    for wrong in ((1,), ([1, 2, 0],), (1, [0]), ([1, 0], [0, 1])):
+        with pytest.raises(TypeError, match=r"^StaticKVCache\.extend"):
+            cache.extend(*wrong)
+    assert cache.lengths == (0, 0, 0)
+    step = cache.extend([2, 0], tokens=[3, 1])
+    assert cache.lengths == (1, 0, 3)
+    assert repr(step) == "CacheStep(sequences=(2, 0), lengths=(3, 1), max_seqlen_q=3, shared_blocks=0)"
+
+
+@pytest.mark.host_only
 def test_wrong_sequences() -> None:
     cache = static("cpu")
-    cache.extend((2, 0, 1))
+    cache.extend(tokens=(2, 0, 1))
     calls: list[Callable[[int], Any]] = [
         cache.reset,
         lambda s: cache.truncate(s, 0),
         lambda s: cache.fork(s, 1),
         lambda s: cache.fork(0, s),
-        lambda s: cache.extend(1, [0, s]),
+        lambda s: cache.extend([0, s], tokens=1),
     ]
     for call in calls:
         with pytest.raises(IndexError, match="sequence 3 is not one of this cache's 3; count from 0"):
             call(3)
     with pytest.raises(ValueError, match=r"sequences \[1, 1\] are not distinct"):
-        cache.extend(1, [1, 1])
+        cache.extend([1, 1], tokens=1)
     with pytest.raises(ValueError, match="length 3 is not from 0 to 2, the tokens of sequence 0"):
         cache.truncate(0, 3)
     assert cache.lengths == (2, 0, 1)

@@ -38,7 +38,7 @@ class Seen:
 
 def cache_of(world: World) -> tuple[StaticKVCache, Any]:
     cache = StaticKVCache(1, 2, 16, 2, 32, dtype=torch.float32, device="cpu")
-    step = cache.extend([5, 3])
+    step = cache.extend(tokens=[5, 3])
     tokens = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(world.rank))
     cache.append(0, step, tokens, tokens)
     return cache, step

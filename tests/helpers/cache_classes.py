@@ -53,9 +53,15 @@ class Dense:
         return torch.randn(count, heads, dim, generator=self.generator)
 
     def append(
-        self, cache: PagedKVCache | StaticKVCache, step: CacheStep, counts: Sequence[int], device: str
+        self,
+        cache: PagedKVCache | StaticKVCache,
+        step: CacheStep,
+        counts: Sequence[int],
+        device: str,
+        layers: int = LAYERS,
     ) -> None:
-        for layer in range(LAYERS):
+        """Random tokens in the first layers; they count if these are all."""
+        for layer in range(layers):
             key, value = (
                 self.rows(sum(counts), KV_HEADS, self.dim),
                 self.rows(sum(counts), KV_HEADS, VALUE_DIM),
@@ -68,10 +74,12 @@ class Dense:
                 )
             if self.is_latent:
                 value = key[..., :LATENT_DIM]
+            if layers < LAYERS:
+                continue
             pairs = iter(zip(key, value, strict=True))
             for sequence, count in zip(step.sequences, counts, strict=True):
-                layers = self.tokens.setdefault(sequence, [[] for _ in range(LAYERS)])
-                layers[layer] += [next(pairs) for _ in range(count)]
+                own = self.tokens.setdefault(sequence, [[] for _ in range(LAYERS)])
+                own[layer] += [next(pairs) for _ in range(count)]
 
     def check(
         self,

@@ -84,10 +84,6 @@ OPTIONS = {
     "torch_fattn.explain": torch_fattn.prefill,
     "torch_fattn.shared_prefix_decode": torch_fattn.decode,
     "torch_fattn.shared_prefix_paged_decode": torch_fattn.decode,
-    "PagedKVCache.decode": torch_fattn.paged_decode,
-    "PagedKVCache.prefill": torch_fattn.paged_prefill,
-    "StaticKVCache.decode": torch_fattn.decode,
-    "StaticKVCache.prefill": torch_fattn.paged_prefill,
     "torch_fattn.integrations.comfyui.attention_override": comfyui._attention,
 }
 
@@ -145,7 +141,7 @@ def _paged(filled: bool = True) -> tuple[PagedKVCache, Any]:
 
 def _static(filled: bool = True, reset: int | None = None) -> tuple[StaticKVCache, Any]:
     cache = StaticKVCache(1, 2, 8, 2, 16, dtype=torch.float32, device="cpu")
-    step = cache.extend([3, 2])
+    step = cache.extend(tokens=[3, 2])
     if filled:
         cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
     if reset is not None:
@@ -320,7 +316,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
     "StaticKVCache.decode": lambda: _decode(*_static()),
     "StaticKVCache.extend": lambda: {"self": _static()[0], "tokens": 1},
-    "StaticKVCache.fork": lambda: {"self": _static(reset=1)[0], "source": 0, "target": 1},
+    "StaticKVCache.fork": lambda: {"self": _static(reset=1)[0], "sequence": 0, "target": 1},
     "StaticKVCache.keys": lambda: {"self": _static()[0], "layer": 0},
     "StaticKVCache.prefill": lambda: _decode(*_static()) | {"query": heads(5, 4, 16)},
     "StaticKVCache.reset": lambda: {"self": _static()[0]},

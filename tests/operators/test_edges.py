@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import torch_fattn
 from tests.conftest import Checked, counted_launches
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close, assert_lse_close, expected
 from tests.helpers.problems import Problem
+from torch_fattn import reference
 
 fattn = torch.ops.fattn
 DTYPES = problems.DTYPES
@@ -280,6 +282,23 @@ def test_merge_joins_disjoint_keys(dtype: torch.dtype, device: str, checked: Che
     assert out.dtype == dtype
     assert torch.allclose(out.cpu().double(), whole.cpu().double(), atol=rounding)
     assert_lse_close(lse.cpu(), whole_lse.cpu().double(), dtype)
+
+
+def test_merge_of_packed_results(device: str) -> None:
+    """The first part of the keys has none of the second sequence."""
+    query, key, value = torch.randn(12, 4, 64), *torch.randn(2, 28, 2, 64)
+    parts = []
+    for first, second, end in ((0, 20, 28), (0, 7, 7), (7, 20, 28)):  # all keys, and both parts
+        cu_seqlens = torch.tensor([[0, 5, 12], [0, second - first, end - first]], dtype=torch.int32)
+        operands = (query, key[first:end], value[first:end], *cu_seqlens)
+        parts.append(fattn.varlen_prefill(*(each.to(device) for each in operands), 7, 20))
+    (whole, whole_lse), *parts = parts
+    outs, lses = (torch.stack(each) for each in zip(*parts, strict=True))
+    out, lse = torch_fattn.merge(outs, lses, return_lse=True)
+    assert out.is_contiguous() and lse.is_contiguous()
+    for merged in ((out, lse), reference.merge(outs, lses)):
+        assert torch.allclose(merged[0].cpu().double(), whole.cpu().double(), atol=1e-6)
+        assert torch.allclose(merged[1].cpu().double(), whole_lse.cpu().double(), atol=1e-5)
 
 
 def test_merge_of_nothing_is_nothing(device: str) -> None:

@@ -327,14 +327,14 @@ def test_caches(kind: str, kv_format: str, device: str) -> None:
         cache = PagedKVCache(1, 4, 1, DIM, block_size=1, max_sequences=2, **options)
         sequence = cache.allocate()
         steps = [cache.extend([sequence], 1)]
-        cache.append(
-            0, steps[0], torch.randn(1, 1, DIM, device=device), torch.randn(1, 1, DIM, device=device)
-        )
+        cache.append(0, steps[0], *torch.randn(2, 1, 1, DIM, device=device))
         fork = cache.fork(sequence)
         steps.append(cache.extend([fork], 1))
     else:
         cache = StaticKVCache(1, 1, 4, 1, DIM, **options)
-        steps = [cache.extend(1), cache.extend(1)]
+        steps = [cache.extend(tokens=1)]
+        cache.append(0, steps[0], *torch.randn(2, 1, 1, DIM, device=device))
+        steps.append(cache.extend(tokens=1))
     for a in tensors_in(steps):
         assert not any(share_memory(a, own) for own in memory_of(cache)), "a step is memory of the cache"
     for a, b in ((a, b) for a in tensors_in(steps[0]) for b in tensors_in(steps[1])):

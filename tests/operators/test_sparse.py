@@ -65,7 +65,7 @@ def test_random(seed: int, paged: bool, per_head: bool, kv_format: str, device: 
         arguments["block_tables"] = step.block_tables
     else:
         cache = StaticKVCache(1, batch, 64, KV_HEADS, dim, **sizes)
-        step = cache.extend(lengths)
+        step = cache.extend(tokens=lengths)
     key, value = torch.cat(new, 1).to(device)
     cache.append(0, step, key, value)
     operands = cache._layers.operands(0)

@@ -21,7 +21,7 @@ from tests.helpers.public_calls import LEFT_OUT, VALID, Arguments, Public, find
 
 PUBLIC = find()
 WITH_ARGUMENTS = sorted(name for name, public in PUBLIC.items() if public.parameters and name not in LEFT_OUT)
-ERRORS = (IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+ERRORS = (IndexError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
 RAW = (
     "unflatten",
     "Exception raised",

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
+    DeepseekV3Config,
     DynamicCache,
     Gemma3TextConfig,
     GptOssConfig,
@@ -204,12 +205,48 @@ def test_a_full_cache_is_unchanged() -> None:
     cache = PagedCache(ours.config, 4)
     with torch.no_grad():
         before = ours(ids.to(DEVICE), past_key_values=cache).logits
-        with pytest.raises(CacheFullError):
+        with pytest.raises(CacheFullError, match=r": 4 blocks .* 0 of 4 .*; make the PagedCache with a l"):
             ours(torch.full((2, 40), 5, device=DEVICE), past_key_values=cache)
         assert cache.get_seq_length() == PROMPT
         assert {each.length(s) for each in cache.caches for s in each.sequences} == {PROMPT}
         cache.crop(-PROMPT)
         assert torch.equal(ours(ids.to(DEVICE), past_key_values=cache).logits, before)
+
+
+@pytest.mark.parametrize("failing", range(LAYERS))
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_forward_that_fails_in_a_layer(name: str, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is refused, whether the cache was empty or not, until it is reset."""
+    ours, _ = pair(AutoModelForCausalLM, MODELS[name])
+    ids = prompt(PROMPT)[0].to(DEVICE)
+
+    def forward(*tokens: int) -> Tensor:
+        with torch.no_grad():
+            return ours(ids[:, slice(*tokens)], past_key_values=cache, logits_to_keep=1).logits
+
+    append, left = PagedKVCache.append, -1
+
+    def failing_append(*arguments: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise MemoryError("no memory")
+        append(*arguments)
+
+    monkeypatch.setattr(PagedKVCache, "append", failing_append)
+    cache = PagedCache(ours.config, 16)
+    expected = forward(0, PROMPT)
+    for start in (0, 12):
+        cache.reset()
+        if start:
+            forward(0, start)
+        left = failing
+        with pytest.raises(MemoryError):
+            forward(start, PROMPT)
+        with pytest.raises(RuntimeError, match=r": a layer lacks .*; reset\(\) the PagedCache"):
+            forward(start, PROMPT)
+        cache.reset()
+        assert torch.equal(forward(0, PROMPT), expected)
 
 
 @pytest.mark.parametrize("other", ["sdpa", "eager"])
@@ -218,6 +255,15 @@ def test_other_attention_cannot_read_it(other: str) -> None:
     with pytest.raises(
         NotImplementedError, match='PagedCache: .* load the model with attn_implementation="fattn"'
     ):
+        generate(ours, **PAGED)
+
+
+def test_latent_attention_cannot_read_it() -> None:
+    """The model's own code reads the stored latents, whatever the attention function."""
+    dims = {"kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": LAYERS, "num_key_value_heads": 4}
+    dims |= {"head_dim": 8, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    ours, _ = pair(AutoModelForCausalLM, DeepseekV3Config(**(COMMON | dims)))
+    with pytest.raises(NotImplementedError, match="latent attention.; use DynamicCache for it$"):
         generate(ours, **PAGED)
 
 

@@ -1,14 +1,14 @@
 """Key-value caches for generation: `StaticKVCache` for a fixed batch, `PagedKVCache` for sequences that come,
 go and share prefixes. Both hold all layers of a model and have the same interface:
 
-    step = cache.extend(...)                     # room for new tokens of some sequences, once for all layers
+    step = cache.extend(sequences, tokens=...)   # room for new tokens of the sequences, once for all layers
     for layer, block in enumerate(model):
         query, key, value = block.project(x, step.positions)
         cache.append(layer, step, key, value)    # [tokens, kv_heads, dim]: the new tokens, packed
         out = cache.decode(layer, step, query)   # [batch, heads, rows, dim]: the newest rows of each sequence
 
-`decode` takes up to 16 rows of each sequence; `prefill` takes all new tokens of a step, including whole
-prompts.
+`decode` takes up to 16 rows of each sequence, also packed; `prefill` takes all new tokens of a step, packed,
+including whole prompts.
 
 The host assigns blocks to sequences. Lengths and block tables are updated on the device, so no method waits
 for the GPU, except those that copy to host memory or a file. The classes are not thread-safe.

@@ -64,12 +64,14 @@ def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -
     }
     try:
         if wrong := _not_writable(path):
-            raise ValueError(f"{name}: {wrong}; pass the path of a file in a folder")
+            raise OSError(f"{name}: {wrong}; pass the path of a file in a folder")
         with TemporaryDirectory(dir=path.parent, prefix=".") as folder:
             whole = Path(folder) / "whole"
             safetensors.torch.save_file(tensors, whole, header)
             os.replace(whole, path)
     except (OSError, safetensors.SafetensorError) as error:
+        if str(error).startswith(name):
+            raise
         raise OSError(
             f"{name}: {path} cannot be written ({error}); pass a path with the permission and the space for "
             "a file"
@@ -89,13 +91,15 @@ def read(name: str, path: Path, layers: Layers, window: Window) -> Saved:
     safetensors = _safetensors(name)
     try:
         if not path.is_file():
-            raise ValueError(f"{name}: there is no file {path}; pass the path of a file that save() wrote")
+            raise OSError(f"{name}: there is no file {path}; pass the path of a file that save() wrote")
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             _check_header(name, path, header, layers, window)
             tensors = {key: file.get_tensor(key) for key in file.keys()}
         return _checked(tensors, json.loads(header["salts"]), layers, window)
     except OSError as error:
+        if str(error).startswith(name):
+            raise
         raise OSError(
             f"{name}: {path} cannot be read ({error.strerror or error}); pass the path of a "
             "file that you may read"
@@ -212,7 +216,6 @@ class LoadedSequence:
             salt=self._saved.salt,
             epoch=epoch,
             length=length,
-            filled=length,
             blocks=blocks,
             hidden=self._hidden,
             missing=self._saved.missing,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from torch import Tensor
 
 from ..operators.attention import MAX_DECODE_ROWS, paged_prefill
-from ..operators.options import PagedPrefillOptions
-from ..runtime.signatures import public
+from ..operators.options import CachePrefillOptions
+from ..runtime.signatures import is_checked, public
+from .filled import Filled
 from .memory import Layers
 from .step import CacheStep
 
@@ -27,8 +30,12 @@ class KVCache:
         """The count of changes when the tokens of the sequence changed last."""
         raise NotImplementedError
 
-    def _note_filled(self, step: CacheStep) -> None:
-        """Every layer has the tokens of the step."""
+    def _filled(self, method: str, sequence: int) -> Filled:
+        raise NotImplementedError
+
+    def _places(self, sequence: int) -> Iterable[tuple[int, int]]:
+        """Positions and slots of the tokens of a sequence that the cache still has."""
+        raise NotImplementedError
 
     @public("KVCache.append", inherited=True)
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
@@ -39,8 +46,6 @@ class KVCache:
         rows = self._layers.new_rows(f"{self._name}.append", key, value, tokens)
         self._layers.write(layer, step.slot_mapping, *rows)
         step._appended.add(layer)
-        if len(step._appended) == len(self._layers):
-            self._note_filled(step)
 
     @overload
     def prefill(
@@ -51,7 +56,7 @@ class KVCache:
         *,
         is_causal: bool = ...,
         return_lse: Literal[False] = ...,
-        **options: Unpack[PagedPrefillOptions],
+        **options: Unpack[CachePrefillOptions],
     ) -> Tensor: ...
     @overload
     def prefill(
@@ -62,7 +67,7 @@ class KVCache:
         *,
         is_causal: bool = ...,
         return_lse: Literal[True],
-        **options: Unpack[PagedPrefillOptions],
+        **options: Unpack[CachePrefillOptions],
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def prefill(
@@ -73,7 +78,7 @@ class KVCache:
         *,
         is_causal: bool = ...,
         return_lse: bool,
-        **options: Unpack[PagedPrefillOptions],
+        **options: Unpack[CachePrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
     @public("KVCache.prefill", options="paged_prefill", inherited=True)
     def prefill(
@@ -84,7 +89,7 @@ class KVCache:
         *,
         is_causal: bool = True,
         return_lse: bool = False,
-        **options: Unpack[PagedPrefillOptions],
+        **options: Unpack[CachePrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
         keys are, with its options and result. They are causal, as in `decode`, unless is_causal is False."""
@@ -92,6 +97,7 @@ class KVCache:
         step._check_appended(f"{self._name}.prefill", layer)
         step._check_packed(f"{self._name}.prefill", query)
         self._layers.check_query(f"{self._name}.prefill", query)
+        self._check_written("prefill", layer, step)
         self._add_options("prefill", layer, options)
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
         return paged_prefill(
@@ -113,6 +119,16 @@ class KVCache:
                 f"{name}: {query.shape[2]} query rows per sequence are above {MAX_DECODE_ROWS}; pass all new "
                 f"tokens of the step to {self._name}.prefill, packed as its keys are"
             )
+        self._check_written("decode", layer, step)
+
+    def _decode_packed(
+        self, decode: Callable[..., Any], layer: int, step: CacheStep, query: Tensor, options: Any
+    ) -> Any:
+        """`decode` of packed rows, with the results of the packed operators."""
+        rows = step._unpacked(f"{self._name}.decode", query)
+        options = {**options, "token_major_out": True, "return_lse": True}
+        out, lse = decode(layer, step, rows, **options)
+        return out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
 
     def _check_step(self, method: str, layer: int, step: CacheStep) -> None:
         """Raises also if a sequence of the step has changed since."""
@@ -122,3 +138,31 @@ class KVCache:
         if step._change != self._change:
             for sequence in step.sequences:
                 step._check_unchanged(name, sequence, self._last_change(method, sequence))
+        if layer in step._lacking:
+            for sequence, length, count in zip(step.sequences, step.lengths, step._counts, strict=True):
+                self._check_filled(method, sequence, {layer}, length - count)
+
+    def _check_filled(self, method: str, sequence: int, layers: AbstractSet[int], length: int) -> None:
+        """Raises if one of the layers lacks one of the first `length` tokens."""
+        gap = self._filled(method, sequence).gap(layers, length)
+        if gap is not None:
+            layer, position = gap
+            raise ValueError(
+                f"{self._name}.{method}: layer {layer} does not have the tokens of sequence {sequence} from "
+                f"position {position} on; append() the rest of their step, or drop them with "
+                f"truncate({sequence}, {position})"
+            )
+
+    def _check_written(self, method: str, layer: int, step: CacheStep) -> None:
+        """With FATTN_CHECK=1, raises for a key that was not written since `extend` made room for it."""
+        if not is_checked():
+            return
+        for sequence in step.sequences:
+            places = [*self._places(sequence)]
+            written = self._layers.is_written(layer, [slot for _, slot in places])
+            if not all(written):
+                position = places[written.index(False)][0]
+                raise ValueError(
+                    f"{self._name}.{method}: position {position} of sequence {sequence} was never written in "
+                    f"layer {layer}; drop it with truncate({sequence}, {position}) and append it again"
+                )

@@ -125,6 +125,9 @@ class CacheShape:
         )
 
 
+_ERASED = 0xFF  # every byte of a key that was not written: a NaN, or codes that no row of numbers has
+
+
 class Layers:
     """The keys and values of every layer, with slots before heads as `cache_write` and `paged_decode` take
     them. In memory, the slots of a head are contiguous."""
@@ -135,6 +138,8 @@ class Layers:
         self._options: list[dict[str, Any]] = []
         self._shape = shape
         self._memory: list[Tensor] = []
+        self.every = frozenset(range(shape.num_layers))
+        self.written: set[int] = set()  # layers that have ever had a token
         for _ in range(shape.num_layers):
             with torch.inference_mode(False):  # the cache must outlive inference mode
                 sides = [shape.memory(shape.head_dim)]
@@ -285,3 +290,17 @@ class Layers:
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         cache_write(key, value, *self.operands(layer), slots, **self.options(layer))
+        if slots.shape[0] > 0:
+            self.written.add(layer)
+
+    def erase(self, slots: Tensor) -> None:
+        """Marks the keys of these slots as not written, in every layer."""
+        size = self._shape.shape[2]
+        for key, _value in self._operands:
+            key.view(torch.uint8)[slots // size, slots % size] = _ERASED
+
+    def is_written(self, layer: int, slots: Sequence[int]) -> list[bool]:
+        """Whether each of these slots was written since it was erased. It waits for the device."""
+        rows = self._operands[layer][0].view(torch.uint8)[self._index(slots)]
+        is_erased = (rows == _ERASED).flatten(1).all(1) if rows.numel() else rows.new_zeros(len(slots))
+        return [not erased for erased in is_erased.tolist()]

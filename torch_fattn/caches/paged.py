@@ -42,7 +42,8 @@ class PagedKVCache(PagedSequences):
             window needs a cache for each kind of layer.
 
     A sequence is a number, which `allocate` or `fork` returned and will not return again. After an error of
-    any method, all sequences are as they were.
+    any method, all sequences are as they were. A step that fails between two layers leaves its tokens in some
+    of them, until the others append them or `truncate` drops them.
     """
 
     @public("PagedKVCache")
@@ -104,7 +105,7 @@ class PagedKVCache(PagedSequences):
         released.
 
         Args:
-            step: the last one of its sequences, appended in every layer.
+            step: the last one of its sequences, appended in every layer that the cache is used for.
             accepted: for each of its sequences, the new tokens to keep, as increasing numbers from 0.
 
         CacheFullError: a kept token moves to a block that a fork shares, and no block is free for a copy.
@@ -140,8 +141,8 @@ class PagedKVCache(PagedSequences):
 
     def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Acceptance]:
         name = "PagedKVCache.accept"
-        self._check_step("accept", 0, step)
-        for layer in range(len(self._layers)):
+        for layer in sorted(self._layers.written) or [0]:
+            self._check_step("accept", layer, step)
             step._check_appended(name, layer)
         if len(accepted) != len(step.sequences):
             raise ValueError(
@@ -209,11 +210,7 @@ class PagedKVCache(PagedSequences):
         numbers = self.sequences if sequences is None else sequences
         saved = [self._get("save", number) for number in numbers]
         for number, own in zip(numbers, saved, strict=True):
-            if own.filled < own.length:
-                raise ValueError(
-                    f"PagedKVCache.save: not every layer has the last tokens of sequence {number}; append() "
-                    f"them, or truncate it to {own.filled}"
-                )
+            self._check_filled("save", number, self._layers.every, own.length)
         rows: dict[int, int] = {}  # of each slot
         slots = [dict(own.places(self._block_size)) for own in saved]  # by position
         for slot in chain.from_iterable(where.values() for where in slots):
@@ -250,6 +247,7 @@ class PagedKVCache(PagedSequences):
             kept = [(slot, row) for slot, row in slots if row >= 0]
             index = torch.tensor([row for _, row in kept], dtype=torch.int64, device="cpu")
             self._layers.restore([slot for slot, _ in kept], [memory[index] for memory in saved.memory])
+            self._layers.written |= self._layers.every
             for each in loaded:
                 own = each.sequence([blocks[chunk] if chunk else GONE for chunk in each.chunks], self._epoch)
                 own.row = self._new_row("load", own)

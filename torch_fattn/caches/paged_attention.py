@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..operators.attention import paged_decode
-from ..operators.options import DecodeOptions
+from ..operators.options import CacheDecodeOptions
 from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import public
 from .blocks import GONE
@@ -38,7 +38,7 @@ class PagedAttention(KVCache):
         *,
         shared_prefix: bool = ...,
         return_lse: Literal[False] = ...,
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> Tensor: ...
     @overload
     def decode(
@@ -49,7 +49,7 @@ class PagedAttention(KVCache):
         *,
         shared_prefix: bool = ...,
         return_lse: Literal[True],
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def decode(
@@ -60,7 +60,7 @@ class PagedAttention(KVCache):
         *,
         shared_prefix: bool = ...,
         return_lse: bool,
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
     @public("PagedKVCache.decode", options="paged_decode")
     def decode(
@@ -71,16 +71,21 @@ class PagedAttention(KVCache):
         *,
         shared_prefix: bool = False,
         return_lse: bool = False,
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
-        step's sequences, with its options and result.
+        step's sequences, with its options and result. Packed rows `[tokens, heads, head_dim]`, an equal
+        number of each sequence, have packed results.
 
         With `shared_prefix`, sequences that begin with the same blocks form groups, and each group reads its
         common blocks once (`torch_fattn.shared_prefix_paged_decode`). The blocks of the step's sequences
         decide on the groups; bits of a result depend on no sequence with another first block. Use it for long
         common prompts: a group adds a second decode and a merge.
         """
+        if query.dim() == 3:
+            packed = {**options, "shared_prefix": shared_prefix}
+            out, lse = self._decode_packed(self.decode, layer, step, query, packed)
+            return (out, lse) if return_lse else out
         self._check_decode(layer, step, query, options)
         self._add_options("decode", layer, options)
         key, value = self._layers.operands(layer)

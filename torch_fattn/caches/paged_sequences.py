@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from ..runtime.signatures import public, shown
+from ..runtime.signatures import is_checked, public, shown
 from .blocks import BlockPool
+from .filled import Filled
 from .groups import common_beginning
 from .indices import counts_of
 from .memory import Layers
@@ -74,7 +75,7 @@ class PagedSequences(PagedAttention):
             sequence.blocks = longest_prefix(found, self._window, self._block_size)
             sequence.keys = keys[: len(sequence.blocks)]
             missed = len(keys) - len(sequence.keys)
-            sequence.length = sequence.filled = len(sequence.blocks) * self._block_size
+            sequence.length = len(sequence.blocks) * self._block_size
             sequence.token_ids += token_ids[: sequence.length]
             sequence.hidden = self._window.hidden(sequence.length, self._block_size)[1]
         sequence.row = self._new_row("allocate", sequence)
@@ -104,11 +105,16 @@ class PagedSequences(PagedAttention):
             )
         if own.epoch != self._epoch:  # its keys are those of a model before clear_prefixes()
             return
-        known = token_ids[: own.filled]
+        known = token_ids[: self._filled_length(own)]
         first = len(own.keys)
         own.keys += block_keys(known, self._block_size, own.salt, own.keys)
         self._register(own, first)
         own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
+
+    def _filled_length(self, sequence: PagedSequence) -> int:
+        """How many tokens every layer has."""
+        gap = sequence.filled.gap(self._layers.every, sequence.length)
+        return sequence.length if gap is None else gap[1]
 
     def _register(self, sequence: PagedSequence, first: int = 0) -> None:
         """Its blocks, from the first one on, are found by their keys."""
@@ -143,8 +149,9 @@ class PagedSequences(PagedAttention):
 
     @public("PagedKVCache.truncate")
     def truncate(self, sequence: int, length: int) -> None:
-        """Drops the newest tokens of the sequence, such as rejected drafts, so that `length` are left. Blocks
-        without a token of it are released. Steps made before cannot be used for it any more.
+        """Drops the newest tokens of the sequence, such as rejected drafts, or those of a step that failed
+        between two layers, so that `length` are left. Blocks without a token of it are released. Steps made
+        before cannot be used for it any more.
 
         ValueError: the sequence has fewer tokens, or is not allocated.
         """
@@ -183,7 +190,8 @@ class PagedSequences(PagedAttention):
         """Makes room for new tokens of these sequences: one number for all, or one for each.
 
         CacheFullError: the pool has too few free blocks. ValueError: a sequence is not allocated or given
-        twice, or the numbers are not one for each.
+        twice, the numbers are not one for each, or a layer does not have all tokens of a sequence (a layer
+        without any token of any sequence does not count).
         """
         plan = self._plan("extend", sequences, tokens)
         taken = self._take("extend", sum(growth.blocks for growth in plan))
@@ -199,6 +207,8 @@ class PagedSequences(PagedAttention):
             raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
         counts = counts_of(name, tokens, len(sequences))
         grown = [self._get(method, sequence) for sequence in sequences]
+        for sequence, own in zip(sequences, grown, strict=True):
+            self._check_filled(method, sequence, self._layers.written, own.length)
         return plan_growth(self._pool, self._block_size, grown, counts)
 
     def _take(self, method: str, needed: int) -> list[int]:
@@ -215,6 +225,9 @@ class PagedSequences(PagedAttention):
         grown, counts = [growth.sequence for growth in plan], [growth.tokens for growth in plan]
         fresh = iter(taken)
         after = [self._grown_blocks(growth, fresh) for growth in plan]
+        for growth in plan:  # its last block, if it gets other tokens, is not found by the old ones
+            if growth.tokens > 0 and not growth.copies_end and growth.sequence.length % self._block_size != 0:
+                self._pool.forget(growth.sequence.blocks[-1])
         self._tables.begin(grown)
         moves = []
         for growth, blocks in zip(plan, after, strict=True):
@@ -226,30 +239,32 @@ class PagedSequences(PagedAttention):
         if moves:
             self._layers.move(*zip(*moves, strict=True))
         tensors = self._tables.extended(grown, counts, max(map(len, after), default=0), self._block_size)
+        if is_checked():
+            self._layers.erase(tensors["slot_mapping"])
 
-        lengths = tuple(growth.length for growth in plan)
         self._change += 1
-        for growth, blocks in zip(plan, after, strict=True):
-            sequence = growth.sequence
-            if growth.copies_end:
-                self._pool.release(sequence.blocks[-1:])
-            elif growth.tokens > 0 and sequence.length % self._block_size != 0:
-                self._pool.forget(sequence.blocks[-1])
-            if growth.tokens > 0:
-                hidden = self._window.hidden(sequence.length, self._block_size)
-                sequence.changed, sequence.length, sequence.blocks = self._change, growth.length, blocks
-                self._pool.release(sequence.hide(*hidden))
-        self._tables.done(grown)
-        return CacheStep(
+        step = CacheStep(
             sequences=numbers,
-            lengths=lengths,
+            lengths=tuple(growth.length for growth in plan),
             max_seqlen_q=max(counts, default=0),
             shared_blocks=common_beginning(after) if self._window.left < 0 else 0,
             _layers=self._layers,
             _counts=tuple(counts),
             _change=self._change,
+            _lacking=frozenset().union(*(each.filled.lacking(self._layers.every) for each in grown)),
             **tensors,
         )
+        for growth, blocks in zip(plan, after, strict=True):
+            sequence = growth.sequence
+            if growth.copies_end:
+                self._pool.release(sequence.blocks[-1:])
+            if growth.tokens > 0:
+                sequence.filled.add(sequence.length, step._appended, self._layers.every)
+                hidden = self._window.hidden(sequence.length, self._block_size)
+                sequence.changed, sequence.length, sequence.blocks = self._change, growth.length, blocks
+                self._pool.release(sequence.hide(*hidden))
+        self._tables.done(grown)
+        return step
 
     def _grown_blocks(self, growth: Growth, fresh: Iterator[int]) -> list[int]:
         kept = growth.sequence.blocks
@@ -295,10 +310,11 @@ class PagedSequences(PagedAttention):
         self._next += 1
         return self._next - 1
 
-    def _note_filled(self, step: CacheStep) -> None:
-        for number, length, count in zip(step.sequences, step.lengths, step._counts, strict=True):
-            if self._sequences[number].filled == length - count:
-                self._sequences[number].filled = length
+    def _filled(self, method: str, sequence: int) -> Filled:
+        return self._get(method, sequence).filled
+
+    def _places(self, sequence: int) -> Iterator[tuple[int, int]]:
+        return self._sequences[sequence].places(self._block_size)
 
     def _last_change(self, method: str, sequence: int) -> int:
         return self._get(method, sequence).changed

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from .blocks import GONE, BlockPool
+from .filled import Filled
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class PagedSequence:
     salt: str = ""
     epoch: int = 0  # of the prefixes that its blocks may be found in
     length: int = 0
-    filled: int = 0  # tokens that every layer has
+    filled: Filled = field(default_factory=Filled)
     blocks: list[int] = field(default_factory=list)
     hidden: int = 0  # blocks before this one are `GONE` if they hold no sink token
     missing: range = range(0)  # positions behind a window that the file of load() did not have
@@ -52,11 +53,14 @@ class PagedSequence:
     changed: int = 0  # the count of changes to the cache when its tokens changed last
 
     def fork(self, row: int) -> PagedSequence:
-        return replace(self, row=row, blocks=[*self.blocks], token_ids=[*self.token_ids], keys=[*self.keys])
+        own = replace(self, row=row, blocks=[*self.blocks], token_ids=[*self.token_ids], keys=[*self.keys])
+        own.filled = self.filled.copy()
+        return own
 
     def cut(self, length: int, block_size: int) -> list[int]:
         """Drops the newest tokens. Returns the blocks that hold none of the others."""
-        self.length, self.filled = length, min(self.filled, length)
+        self.length = length
+        self.filled.cut(length)
         self.drop_keys(length, block_size)
         used = -(-length // block_size)
         self.hidden = min(self.hidden, used)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ..operators.attention import decode, paged_decode
-from ..operators.options import DecodeOptions
-from ..runtime.signatures import public
+from ..operators.options import CacheDecodeOptions
+from ..runtime.signatures import is_checked, public
+from .filled import Filled
 from .indices import counts_of, new_tokens, on_device
 from .kv_cache import KVCache
 from .memory import CacheShape, Layers, check_sizes
@@ -64,6 +65,7 @@ class StaticKVCache(KVCache):
         self._lengths = [0] * batch_size
         self._change = 0
         self._changed = [0] * batch_size
+        self._filled_of = [Filled() for _ in range(batch_size)]
         self._seq_lens = torch.zeros(batch_size, dtype=torch.int32, device=device)
 
     def __repr__(self) -> str:
@@ -81,12 +83,13 @@ class StaticKVCache(KVCache):
         return tuple(self._lengths)
 
     @public("StaticKVCache.extend")
-    def extend(self, tokens: int | Sequence[int], sequences: Sequence[int] | None = None) -> CacheStep:
+    def extend(self, sequences: Sequence[int] | None = None, *, tokens: int | Sequence[int]) -> CacheStep:
         """Makes room for new tokens of these sequences, by default of all: one number for all, or one for
         each.
 
         CacheFullError: a sequence would exceed the capacity. ValueError: the numbers are not one for each
-        sequence, or a sequence is given twice.
+        sequence, a sequence is given twice, or a layer does not have all its tokens (a layer without any
+        token of any sequence does not count).
         """
         name = "StaticKVCache.extend"
         grown = range(len(self._lengths)) if sequences is None else [*sequences]
@@ -95,6 +98,8 @@ class StaticKVCache(KVCache):
         if len({*grown}) != len(grown):
             raise ValueError(f"{name}: sequences {list(grown)} are not distinct; give each once")
         counts = counts_of(name, tokens, len(grown))
+        for sequence in grown:
+            self._check_filled("extend", sequence, self._layers.written, self._lengths[sequence])
         lengths = [self._lengths[sequence] + count for sequence, count in zip(grown, counts, strict=True)]
         for sequence, length in zip(grown, lengths, strict=True):
             if length > self._capacity:
@@ -122,10 +127,14 @@ class StaticKVCache(KVCache):
             _layers=self._layers,
             _counts=tuple(counts),
             _change=self._change + 1,
+            _lacking=frozenset().union(*(self._filled_of[s].lacking(self._layers.every) for s in grown)),
         )
+        if is_checked():
+            self._layers.erase(step.slot_mapping)
         self._change, self._seq_lens = step._change, seq_lens
         for sequence, length, count in zip(grown, lengths, counts, strict=True):
             if count > 0:
+                self._filled_of[sequence].add(length - count, step._appended, self._layers.every)
                 self._lengths[sequence], self._changed[sequence] = length, self._change
         return step
 
@@ -137,7 +146,7 @@ class StaticKVCache(KVCache):
         query: Tensor,
         *,
         return_lse: Literal[False] = ...,
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> Tensor: ...
     @overload
     def decode(
@@ -147,7 +156,7 @@ class StaticKVCache(KVCache):
         query: Tensor,
         *,
         return_lse: Literal[True],
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def decode(
@@ -157,7 +166,7 @@ class StaticKVCache(KVCache):
         query: Tensor,
         *,
         return_lse: bool,
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
     @public("StaticKVCache.decode", options="decode")
     def decode(
@@ -167,10 +176,14 @@ class StaticKVCache(KVCache):
         query: Tensor,
         *,
         return_lse: bool = False,
-        **options: Unpack[DecodeOptions],
+        **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
-        and result."""
+        and result. Packed rows `[tokens, heads, head_dim]`, an equal number of each sequence, have packed
+        results."""
+        if query.dim() == 3:
+            out, lse = self._decode_packed(self.decode, layer, step, query, options)
+            return (out, lse) if return_lse else out
         self._check_decode(layer, step, query, options)
         if step.sequences != tuple(range(len(self._lengths))):  # a sequence is a block of a pool
             self._add_options("decode", layer, options)
@@ -200,8 +213,9 @@ class StaticKVCache(KVCache):
 
     @public("StaticKVCache.truncate")
     def truncate(self, sequence: int, length: int) -> None:
-        """Drops the newest tokens of the sequence, such as rejected drafts, so that `length` are left. Steps
-        made before cannot be used for it any more. ValueError: the sequence has fewer tokens."""
+        """Drops the newest tokens of the sequence, such as rejected drafts, or those of a step that failed
+        between two layers, so that `length` are left. Steps made before cannot be used for it any more.
+        ValueError: the sequence has fewer tokens."""
         self._check_sequence("truncate", sequence)
         if not 0 <= length <= self._lengths[sequence]:
             raise ValueError(
@@ -212,19 +226,21 @@ class StaticKVCache(KVCache):
             self._set_length(sequence, length)
 
     @public("StaticKVCache.fork")
-    def fork(self, source: int, target: int) -> None:
+    def fork(self, sequence: int, target: int) -> None:
         """Copies the tokens of a sequence to an empty one; append those of its last `extend` before.
         ValueError: the target has tokens."""
-        for sequence in (source, target):
-            self._check_sequence("fork", sequence)
+        for each in (sequence, target):
+            self._check_sequence("fork", each)
         if self._lengths[target] > 0:
             raise ValueError(
                 f"StaticKVCache.fork: sequence {target} has {self._lengths[target]} tokens; reset() it first"
             )
-        length = self._lengths[source]
+        length = self._lengths[sequence]
         for memory in self._layers.tensors():
-            memory[target, :length].copy_(memory[source, :length])
+            memory[target, :length].copy_(memory[sequence, :length])
         self._set_length(target, length)
+        self._filled_of[target] = self._filled_of[sequence].copy()
+        self._filled_of[target].freeze(self._layers.every)
 
     @public("StaticKVCache.reset")
     def reset(self, sequence: int | None = None) -> None:
@@ -237,6 +253,8 @@ class StaticKVCache(KVCache):
         self._change += 1
         self._lengths = [0] * len(self._lengths)
         self._changed = [self._change] * len(self._lengths)
+        for filled in self._filled_of:
+            filled.cut(0)
 
     def _set_length(self, sequence: int, length: int) -> None:
         seq_lens = self._seq_lens.clone()
@@ -244,6 +262,7 @@ class StaticKVCache(KVCache):
         self._seq_lens = seq_lens
         self._change += 1
         self._lengths[sequence], self._changed[sequence] = length, self._change
+        self._filled_of[sequence].cut(length)
 
     def _check_sequence(self, method: str, sequence: int) -> None:
         if not 0 <= sequence < len(self._lengths):
@@ -254,3 +273,10 @@ class StaticKVCache(KVCache):
 
     def _last_change(self, method: str, sequence: int) -> int:
         return self._changed[sequence]
+
+    def _filled(self, method: str, sequence: int) -> Filled:
+        return self._filled_of[sequence]
+
+    def _places(self, sequence: int) -> Iterator[tuple[int, int]]:
+        first = sequence * self._capacity
+        return ((position, first + position) for position in range(self._lengths[sequence]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,7 +18,7 @@ class CacheFullError(RuntimeError):
     """The cache has no room for the new tokens. It is unchanged."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class CacheStep:
     """New tokens of some sequences, packed in the order of the sequences, with the numbers that the kernels
     need."""
@@ -34,8 +35,15 @@ class CacheStep:
     _layers: Layers  # of the cache that made this step
     _counts: tuple[int, ...]  # new tokens of each sequence
     _change: int  # the count of changes to the cache when this step was made
+    _lacking: AbstractSet[int]  # layers that lacked tokens before this step when it was made
     _appended: set[int] = field(default_factory=set)
     _groups: dict[int, list[Group]] = field(default_factory=dict)  # by the number of rows
+
+    def __repr__(self) -> str:  # without tensors: reading them waits for the GPU
+        return (
+            f"CacheStep(sequences={self.sequences}, lengths={self.lengths}, "
+            f"max_seqlen_q={self.max_seqlen_q}, shared_blocks={self.shared_blocks})"
+        )
 
     def _check_cache(self, method: str, layers: Layers) -> None:
         if self._layers is not layers:
@@ -62,7 +70,7 @@ class CacheStep:
         if query.dim() != 4:
             raise ValueError(
                 f"{method}: query has {query.dim()} dimensions; its shape must be [batch, heads, rows, "
-                "head_dim]"
+                "head_dim] or [tokens, heads, head_dim]"
             )
         if query.shape[0] != len(self.sequences):
             raise ValueError(
@@ -75,6 +83,21 @@ class CacheStep:
                 f"{method}: query has {query.shape[2]} rows of each sequence and the step at most "
                 f"{self.max_seqlen_q} new tokens; pass at most {most}"
             )
+
+    def _unpacked(self, method: str, query: Tensor) -> Tensor:
+        """The packed rows of a decode as `[batch, heads, rows, head_dim]`."""
+        if len(set(self._counts)) > 1:
+            raise ValueError(
+                f"{method}: query is packed and the step has {min(self._counts)} to {self.max_seqlen_q} new "
+                "tokens of a sequence; pass the packed rows of such a step to prefill()"
+            )
+        batch, rows = len(self.sequences), max(self.max_seqlen_q, 1)
+        if query.shape[0] != batch * rows:
+            raise ValueError(
+                f"{method}: query has {query.shape[0]} packed rows and the step {batch} sequences of {rows}; "
+                f"pass {batch * rows} rows"
+            )
+        return query.unflatten(0, (batch, rows)).transpose(1, 2)
 
     def _check_packed(self, method: str, query: Tensor) -> None:
         check_tensor(method, "query", query, "[tokens, heads, head_dim]")

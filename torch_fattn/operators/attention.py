@@ -440,11 +440,17 @@ def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | t
     """Combine attention over disjoint sets of keys into attention over their union.
 
     Args:
-        outs: `[N, B, H, L, D]`, the `out` of N calls, float32, float16 or bfloat16.
-        lses: float32 `[N, B, H, L]`, their `lse`. A part whose lse is -inf saw no key and has no weight.
+        outs: `[N, B, H, L, D]`, the `out` of N calls, float32, float16 or bfloat16; of packed operators
+            `[N, T, H, D]`.
+        lses: float32 `[N, B, H, L]`, their `lse`; of packed operators `[N, H, T]`. A part whose lse is -inf
+            saw no key and has no weight.
 
     Returns:
-        out `[B, H, L, D]` of the dtype of outs; with `return_lse` also lse `[B, H, L]`, float32.
+        out of the shape `[B, H, L, D]` or `[T, H, D]` and the dtype of outs; with `return_lse` also lse
+        `[B, H, L]` or `[H, T]`, float32.
     """
+    if outs.dim() == 4 and lses.dim() == 3:  # rows before heads, which the operator treats alike
+        out, lse = torch.ops.fattn.merge(outs[:, None], lses.transpose(1, 2)[:, None])
+        return (out[0], lse[0].t().contiguous()) if return_lse else out[0]
     out, lse = torch.ops.fattn.merge(outs, lses)
     return (out, lse) if return_lse else out

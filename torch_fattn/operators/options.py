@@ -99,8 +99,8 @@ class PrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, LayoutOptions, 
     for all layers. It changes no bit of a result that is defined, unless the keys are cut into parts."""
 
 
-class DecodeOptions(ScoreOptions, StorageOptions, LayoutOptions, total=False):
-    """The options of `torch_fattn.decode` and `torch_fattn.paged_decode`."""
+class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):
+    """The options of `decode` of the cache classes, which know how they store keys and values."""
 
     attn_mask: Tensor | None
     """broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`."""
@@ -111,7 +111,15 @@ class DecodeOptions(ScoreOptions, StorageOptions, LayoutOptions, total=False):
     on the kernels of `prefill`."""
 
 
-class PagedPrefillOptions(ScoreOptions, StorageOptions, total=False):
+class DecodeOptions(CacheDecodeOptions, StorageOptions, total=False):
+    """The options of `torch_fattn.decode` and `torch_fattn.paged_decode`."""
+
+
+class CachePrefillOptions(ScoreOptions, total=False):
+    """The options of `prefill` of the cache classes, whose is_causal is in their signature."""
+
+
+class PagedPrefillOptions(CachePrefillOptions, StorageOptions, total=False):
     """The options of `torch_fattn.paged_prefill`, whose is_causal has no default."""
 
 

@@ -199,8 +199,11 @@ def differentiable_varlen_prefill(
 
 @public("torch_fattn.reference.merge", refused_by="merge")
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """`N` partial results over disjoint keys, outs `[N,B,H,L,D]` and lses `[N,B,H,L]`, as one. A part whose
-    lse is -inf saw no key: its out is not read."""
+    """`N` partial results over disjoint keys, outs `[N,B,H,L,D]` and lses `[N,B,H,L]`, or packed ones,
+    `[N,T,H,D]` and `[N,H,T]`, as one. A part whose lse is -inf saw no key: its out is not read."""
+    if outs.dim() == 4 and lses.dim() == 3:
+        out, lse = merge(outs.transpose(1, 2)[:, None], lses[:, None])
+        return out[0].transpose(0, 1), lse[0]
     outs, lses = outs.cpu().double(), lses.cpu().double()
     top = _finite_top(lses.amax(0))
     weights = (lses - top).exp()

@@ -79,22 +79,18 @@ def _windowed(length: int) -> int:
 
 def _forked(reset: bool) -> int:
     cache = _cache(StaticKVCache, batch_size=2)
-    cache.extend([2, 1])
+    cache.extend(tokens=[2, 1])
     if reset:
         cache.reset(1)
     cache.fork(0, 1)
     return int(cache.lengths[1])
 
 
-def _loaded(
-    *, damaged: bool = False, missing: bool = False, unfilled: bool = False, folder: str = "", **changes: Any
-) -> int:
+def _loaded(*, damaged: bool = False, missing: bool = False, folder: str = "", **changes: Any) -> int:
     """How many tokens a saved sequence has in another cache."""
     cache = _cache()
     step = cache.extend([cache.allocate()], 3)
     cache.append(0, step, heads(3, 2, 64), heads(3, 2, 64))
-    if unfilled:
-        cache.extend(step.sequences, 1)
     with tempfile.TemporaryDirectory() as own:
         path = Path(own + folder) / "cache.safetensors"
         cache.save(path)
@@ -173,15 +169,6 @@ def _grown_exactly() -> Tensor:
     return reference.decode(heads(1, 4, 1, 64), key, value)[0]
 
 
-def _static(*, last: bool) -> Tensor:
-    cache = _cache(StaticKVCache)
-    first = cache.extend(1)
-    second = cache.extend(1)
-    step = second if last else first
-    cache.append(0, step, heads(1, 2, 64), heads(1, 2, 64))
-    return cache.keys(0)[0, :, 1]
-
-
 def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
     newest = cache.extend(step.sequences, 2)
     if first:
@@ -237,8 +224,8 @@ ADVICE: list[Advice] = [
            lambda: (cache := _cache(num_blocks=2)).extend([cache.allocate()], 17).lengths, lambda: (17,)),
     Advice("free() one, or make it with a larger max_sequences", _fork_of_full,
            lambda: (cache := _cache(max_sequences=2)).fork(cache.allocate()), lambda: 1),
-    Advice("make the cache larger, or reset() it", lambda: _cache(StaticKVCache).extend(9),
-           lambda: _cache(StaticKVCache, capacity=9).extend(9).lengths, lambda: (9,)),
+    Advice("make the cache larger, or reset() it", lambda: _cache(StaticKVCache).extend(tokens=9),
+           lambda: _cache(StaticKVCache, capacity=9).extend(tokens=9).lengths, lambda: (9,)),
     Advice("count from 0", lambda: _cache(StaticKVCache).keys(1), lambda: _cache(StaticKVCache).keys(0).shape,
            lambda: (1, 2, 8, 64)),
     Advice("append() them first", _used(lambda cache, step: _appended(cache, step, first=False)),
@@ -270,8 +257,9 @@ ADVICE: list[Advice] = [
     Advice("pass the path of a file that save() wrote", lambda: _loaded(missing=True), _loaded,
            lambda: 3),
     Advice("pass the path of a file in a folder", lambda: _loaded(folder="/none"), _loaded, lambda: 3),
-    Advice("append() them, or truncate it to", lambda: _loaded(unfilled=True), _loaded, lambda: 3,
-           message="append() them, or truncate it to 3"),
+    Advice("pass {} rows", _used(lambda cache, step: cache.decode(0, step, heads(5, 4, 64))),
+           _used(lambda cache, step: cache.decode(0, step, heads(4, 4, 64, seed=2))), _prefilled_exactly,
+           message="pass 4 rows"),
     Advice("use the step of a later extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
     Advice("use the one that extend() of this cache returned",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
-from ...caches import CacheStep, PagedKVCache
+from ...caches import CacheFullError, CacheStep, PagedKVCache
 from ...caches.memory import check_sizes
 from ...operators.head_padding import HEAD_STEP
 from ...operators.kv_formats import check_format
@@ -23,16 +23,24 @@ _BLOCK_SIZE = 16
 _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
+def _refuse_failed() -> NoReturn:
+    raise RuntimeError(
+        f"{NAME}: a layer lacks the tokens of a forward that failed, and others have them; reset() the "
+        "PagedCache and pass all tokens again"
+    )
+
+
 class _Group:
     """The layers that see the same keys, and so have one block table for each sequence."""
 
-    def __init__(self, sizes: dict[str, Any]) -> None:
+    def __init__(self, sizes: dict[str, Any], config: PreTrainedConfig) -> None:
         self.layers = 0
+        self.config = config
         self.sequences: list[int] = []  # of the rows of the batch
         self.cache: PagedKVCache | None = None
         self._sizes = sizes
         self._step: tuple[CacheStep, Tensor | None] | None = None
-        self._done: set[int] = set()  # layers that have appended the step's tokens
+        self._done: dict[int, bool] = {}  # whether the layers that the step has reached have its tokens
 
     def allocate(self, key: Tensor, value: Tensor) -> PagedKVCache:
         """The cache, with a sequence for each row of `key` and `value` `[B, Hkv, n, D]`; made if missing."""
@@ -47,6 +55,7 @@ class _Group:
                 value_dim=value_dim,
                 dtype=key.dtype,
                 device=key.device,
+                max_sequences=2**20,  # tables grow as they are needed
                 **self._sizes,
             )
         if not self.sequences:
@@ -63,16 +72,31 @@ class _Group:
                 "for each batch"
             )
         if self._step is None or layer in self._done:
+            if not all(self._done.values()):
+                _refuse_failed()
             counts = [rows] * batch if real is None else real.sum(-1).tolist()
             kept = None
             if real is not None and min(counts) < rows:
                 kept = real.flatten().nonzero()[:, 0]
-            self._step, self._done = (self.cache.extend(self.sequences, counts), kept), set()
-        step = self._step
-        self._done.add(layer)
-        if len(self._done) == self.layers:
+            self._step, self._done = (self._extend(self.cache, counts), kept), {}
+        self._done[layer] = False
+        return self._step
+
+    def finish(self, layer: int) -> None:
+        self._done[layer] = True
+        if len(self._done) == self.layers and all(self._done.values()):
             self._step = None  # it holds memory
-        return step
+
+    def _extend(self, cache: PagedKVCache, counts: Sequence[int]) -> CacheStep:
+        try:
+            return cache.extend(self.sequences, counts)
+        except CacheFullError as error:  # its advice is for callers of PagedKVCache
+            what = str(error).partition("; ")[0].partition(": ")[2]
+            raise CacheFullError(
+                f"{NAME}: {what}; make the PagedCache with a larger num_blocks, or pass fewer tokens"
+            ) from None
+        except ValueError:
+            _refuse_failed()
 
     def select(self, rows: Sequence[int]) -> None:
         """The new batch has these rows of the old one, each any number of times."""
@@ -97,7 +121,7 @@ class _Group:
         for sequence in self.sequences:
             assert self.cache is not None
             self.cache.free(sequence)
-        self.sequences, self._step = [], None
+        self.sequences, self._step, self._done = [], None, {}
 
 
 class PagedLayer(CacheLayerMixin):
@@ -107,8 +131,10 @@ class PagedLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, group: _Group, is_sliding: bool) -> None:
+    def __init__(self, group: _Group, is_sliding: bool, first: PagedLayer | None) -> None:
         super().__init__()
+        self._first = first
+        self._before = 0  # of the first layer: its length before this forward
         self.group, self.index, self.is_sliding = group, group.layers, is_sliding
         group.layers += 1
         self.length = 0
@@ -120,8 +146,17 @@ class PagedLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *arguments: Any, **keywords: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores nothing: the attention function does, which knows the padding."""
+        if self._first is None:
+            self._before = self.length
+        elif self._first._before != self.length:
+            _refuse_failed()
         length = self.length + key_states.shape[2]
         return Stored.of(self, key_states, length), Stored.of(self, value_states, length)
+
+    def finish(self, length: int) -> None:
+        """It has all tokens of a forward."""
+        self.length = length
+        self.group.finish(self.index)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -148,7 +183,8 @@ class PagedCache(Cache):
     size. Padding is not stored. Beams and copies of a sequence share blocks until they differ. Layers with
     a window keep all keys. `crop` drops the rejected drafts of assisted generation.
 
-    CacheFullError: there are too few blocks; the cache is unchanged.
+    CacheFullError: there are too few blocks; the cache is unchanged. RuntimeError: the forward before failed
+    when some layers had its tokens; `reset` the cache.
     """
 
     @public(NAME)
@@ -166,15 +202,19 @@ class PagedCache(Cache):
             raise NotImplementedError(
                 f"{NAME}: a model of {type(config).__name__} has an encoder, too; use DynamicCache for it"
             )
-        kinds, _ = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+        config = config.get_text_config(decoder=True)
+        kinds, _ = get_layer_types_and_kwargs(config)
         for kind in kinds:
             if kind not in _KINDS:
                 raise NotImplementedError(
                     f"{NAME}: {kind} layers are not implemented; use DynamicCache for them"
                 )
         sizes = {"num_blocks": num_blocks, "block_size": block_size, "kv_format": kv_format}
-        self._groups = {kind: _Group(sizes) for kind in dict.fromkeys(kinds)}
-        self._layers = [PagedLayer(self._groups[kind], _KINDS[kind]) for kind in kinds]
+        self._groups = {kind: _Group(sizes, config) for kind in dict.fromkeys(kinds)}
+        self._layers: list[PagedLayer] = []
+        for kind in kinds:
+            first = self._layers[0] if self._layers else None
+            self._layers.append(PagedLayer(self._groups[kind], _KINDS[kind], first))
         super().__init__(layers=list(self._layers))
 
     @property
@@ -216,10 +256,13 @@ class PagedCache(Cache):
         self._each(_Group.select, rows, length=self.get_seq_length())
 
     def _each(self, change: Any, *arguments: Any, length: int) -> None:
+        for layer in self._layers if length else ():
+            if layer.length not in (0, self.get_seq_length()):
+                _refuse_failed()
         for group in self._groups.values():
             change(group, *arguments)
         for layer in self._layers:
-            layer.length = length
+            layer.length = min(layer.length, length)
 
 
 def cache_of(config: PreTrainedConfig, sequences: int, length: int, settings: dict[str, Any]) -> PagedCache:

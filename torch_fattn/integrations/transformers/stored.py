@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from .support import FLASH_NAME, NAME
 
 if TYPE_CHECKING:
     from .paged_cache import PagedLayer
@@ -34,10 +37,15 @@ class Stored(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        what = f"PagedCache: {func.__name__.partition('.')[0]} cannot read keys that are stored in blocks"
+        stored = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Stored))
+        if stored.layer.group.config._attn_implementation in (NAME, FLASH_NAME):
+            raise NotImplementedError(
+                f"{what}, which this model does outside of its attention function (as in latent attention); "
+                "use DynamicCache for it"
+            )
         raise NotImplementedError(
-            f"PagedCache: {func.__name__.partition('.')[0]} cannot "
-            'read keys that are stored in blocks; load the model with attn_implementation="fattn", or use '
-            "DynamicCache for it"
+            f'{what}; load the model with attn_implementation="fattn", or use DynamicCache for it'
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

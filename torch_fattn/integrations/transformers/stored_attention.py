@@ -72,7 +72,7 @@ def attend_stored(
             out = out.unflatten(0, (batch, rows))
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal) from refusal
-    layer.length = key.shape[2]
+    layer.finish(key.shape[2])
     return without_padding(out, value_dim)
 
 
