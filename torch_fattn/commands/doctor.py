@@ -260,6 +260,7 @@ def self_test(device: str) -> list[str]:
     """Runs every operator in every dtype against the float64 reference."""
     print(f"\nself-test on {device}: largest difference from the float64 reference, first and second run")
     failed: dict[str, list[str]] = {}
+    width = max(map(len, PLANNED)) + len(" bfloat16")
     for op in PLANNED:
         for dtype, tolerance in TOLERANCES.items():
             name = f"{op} {str(dtype).removeprefix('torch.')}"
@@ -268,7 +269,7 @@ def self_test(device: str) -> list[str]:
             except RuntimeError as error:
                 text = str(error).splitlines()
                 verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))
-            print(f"  {name:<24}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
+            print(f"  {name:<{width}}{line}{'' if verdict == OK else f'   {verdict.upper()}'}")
             failed.setdefault(verdict, []).append(name)
     failed.pop(OK, None)
     advice = [

@@ -15,7 +15,7 @@ import torch
 from ..operators import BACKWARDS, OPERATORS
 from ..operators.kv_formats import KV_FORMATS
 from ..runtime.signatures import SIGNATURES, public, shown
-from .compiled import CompiledKernel, compiled_kernels
+from .compiled import CompiledKernel, compiled_kernels, counted
 from .plans import Explanation, check_op
 from .sizes import operands_of
 
@@ -40,8 +40,8 @@ class Warmup:
     seconds: float = 0.0  # of the whole warm-up
 
     def __str__(self) -> str:
-        there = len(self.kernels) - len(self.compiled)
-        lines = [f"compiled {len(self.compiled)} kernels in {self.seconds:.2f} s; {there} were there already"]
+        made, there = counted(len(self.compiled)), len(self.kernels) - len(self.compiled)
+        lines = [f"compiled {made} in {self.seconds:.2f} s; {there} were there already"]
         return "\n".join(lines + [f"  {kernel}" for kernel in self.compiled])
 
 

@@ -40,21 +40,22 @@ def with_defaults(op: str, options: _Options) -> _Options:
     return cast("_Options", {**defaults_of(op), **options})
 
 
-def show(function: Callable[..., Any], op: str) -> tuple[str, ...]:
+def show(function: Callable[..., Any], options: str | Mapping[str, Any]) -> tuple[str, ...]:
     """Gives the function the signature and documentation that it would have if it named its options, which
-    are those of `op`, one by one. Returns their names."""
+    are those of an operator or have these defaults, one by one. Returns their names."""
     *own, last = inspect.signature(function).parameters.values()
     typed = function.__globals__[str(last.annotation).removeprefix("Unpack[").removesuffix("]")]
     types = {name: getattr(each, "__forward_arg__", each) for name, each in typed.__annotations__.items()}
-    options = [
+    defaults = defaults_of(options) if isinstance(options, str) else options
+    parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
-        for name, default in defaults_of(op).items()
+        for name, default in defaults.items()
         if name in types
     ]
-    shown = sorted((*own, *options), key=lambda each: each.name == "return_lse")
+    shown = sorted((*own, *parameters), key=lambda each: each.name == "return_lse")
     signature = inspect.signature(function).replace(parameters=shown)
     function.__signature__ = signature  # type: ignore[attr-defined]
-    names = tuple(each.name for each in options)
+    names = tuple(each.name for each in parameters)
     if function.__doc__:
         texts = _documentation(typed.__module__)
         texts = {name: texts[name] for name in names if name in texts}
