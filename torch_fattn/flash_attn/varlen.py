@@ -184,6 +184,9 @@ def _packed(
 
     if decodes and num_splits != 1:
         check_between(op, "cu_seqlens_q.diff()", cu_seqlens_q.diff(), most_q)
+        # A sequence with another number of rows sees no key.
+        starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * most_q == cu_seqlens_q
+        lens = lens.where(starts[:-1] & starts[1:], 0)
         query = q.unflatten(0, (batch, most_q)).transpose(1, 2)
         options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
         out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
