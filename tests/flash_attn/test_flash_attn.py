@@ -135,7 +135,7 @@ SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 @pytest.mark.parametrize("num_splits", [0, 1])
 @pytest.mark.parametrize("q_lens", [(1, 1, 1), (3, 3, 3), (5, 0, 1), (1, 1, 0)], ids=str)
 def test_vllms_call(q_lens: tuple[int, ...], num_splits: int, device: str) -> None:
-    """Batches of decodes alone are paged_decode's, unless vLLM asks for batch-invariant results. A padded
+    """Batches of decodes alone are paged_decode's, unless vLLM requests batch-invariant results. A padded
     batch ends with rows of no sequence."""
     torch.manual_seed(3)
     options, k_lens = Options(causal=True, window=(7, -1), sinks=SINKS), (20, 9, 30)

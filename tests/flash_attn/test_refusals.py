@@ -214,10 +214,10 @@ def test_packed_operands(name: str) -> None:
     rest = rest if "varlen" in name else ()
     rows = () if "qkv" in name else (q,) if "varlen" in name else (q[None],)
     for packed in (None, q, zeros(20, 5, 2, 32), zeros(1, 20, 5, 2, 32)):
-        with refusal(f"torch_fattn.{name}", TypeError if packed is None else ValueError, "kv"):
+        with refusal(f"torch_fattn.flash_attn.{name}", TypeError if packed is None else ValueError, "kv"):
             getattr(fa, name)(*rows, packed, *rest)
     right = zeros(20, 3 if "qkv" in name else 2, 2, 32)
-    with refusal(f"torch_fattn.{name}", NotImplementedError):
+    with refusal(f"torch_fattn.flash_attn.{name}", NotImplementedError):
         getattr(fa, name)(*rows, right if "varlen" in name else right[None], *rest, 0.5)
 
 

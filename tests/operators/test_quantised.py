@@ -445,3 +445,9 @@ def test_int4_needs_groups_of_32_columns(groups: int) -> None:
     scales = torch.zeros(1, 1, 4, groups, 2, dtype=f16, device="mps")
     with pytest.raises(ValueError, match="head_dim 40 .*int4.*32 columns"):
         fattn.decode(query, stored, stored, key_scales=scales, value_scales=scales, kv_format="int4")
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "int4", "fp8_e4m3"])
+def test_the_stored_form_stays_on_the_device(kv_format: str) -> None:
+    stored, scales = quantise(torch.randn(3, 32, device="mps"), kv_format)
+    assert stored.is_mps and scales is not None and scales.is_mps

@@ -190,7 +190,7 @@ def _packed(
         query = q.unflatten(0, (batch, most_q)).transpose(1, 2)
         options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
         out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
-        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1)
+        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
     elif by_distance:
         assert alibi_slopes is not None
         refuse_gradient_by_distance(op, trains)

@@ -9,7 +9,8 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
@@ -17,10 +18,13 @@ import torch
 
 from . import extension
 
-__all__ = ["defaults_of", "show", "with_defaults"]
+__all__ = ["defaults_of", "hint", "show", "with_defaults"]
 
 _Options = TypeVar("_Options", bound=Mapping[str, Any])
 _ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
+# Names of other libraries for options whose names here are unlike them.
+_MEANT = {"learnable_sink": "sinks", "s_aux": "sinks", "softmax_scale": "scale"}
+_MEANT |= {"page_table": "block_tables", "seqused_k": "seq_lens"}
 _DEFAULTS: dict[str, dict[str, Any]] = {}  # of each operator, filled on demand
 
 
@@ -38,6 +42,15 @@ def defaults_of(op: str) -> dict[str, Any]:
 def with_defaults(op: str, options: _Options) -> _Options:
     """The given options, and the operator's defaults of the others."""
     return cast("_Options", {**defaults_of(op), **options})
+
+
+def hint(unknown: str, names: Sequence[str]) -> str:
+    """What an argument with an unknown name may mean."""
+    if unknown == "dim":
+        return " (it is always the last one)"
+    own = _MEANT.get(unknown, "")
+    meant = [own] if own in names else get_close_matches(unknown, names, 1)
+    return f" (did you mean {meant[0]}?)" if meant else ""
 
 
 def show(function: Callable[..., Any], options: str | Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -51,14 +50,6 @@ _SYMBOLS: dict[Any, tuple[type, ...]] = {
 }
 _LARGEST = 2**63
 _LONGEST = 100  # characters of a value that a message quotes
-# Names of other libraries for arguments whose names here are unlike them.
-_MEANT = {
-    "learnable_sink": "sinks",
-    "page_table": "block_tables",
-    "s_aux": "sinks",
-    "seqused_k": "seq_lens",
-    "softmax_scale": "scale",
-}
 
 
 def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
@@ -297,7 +288,7 @@ class Signature:
         return type(error)(self.name + words)
 
     def _fault_of_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TypeError | None:
-        """Of a call with a missing or superfluous argument."""
+        """The error of a call with a missing or superfluous argument."""
         try:
             self._arguments.bind(*arguments, **keywords)
         except TypeError as error:
@@ -369,10 +360,7 @@ class Signature:
     def _refuse_unknown(self, what: str) -> None:
         if self._takes_any:
             return
-        own = _MEANT.get(what, "")
-        meant = [own] if own in self._kinds else get_close_matches(what, self._kinds, 1)
-        hint = f" (did you mean {meant[0]}?)" if meant else ""
-        hint = " (it is always the last one)" if what == "dim" else hint
+        hint = options_of_operators.hint(what, self.names)
         kind, names = ("option", self._options) if self._options else ("argument", self.names)
         raise TypeError(f"{self.name}: there is no {kind} {what!r}{hint}; {self._listed(f'{kind}s', names)}")
 
