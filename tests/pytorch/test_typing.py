@@ -125,7 +125,14 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     for name, text in scripts.items():
         (folder / f"{name}.py").write_text(text)
     run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", f"--config-file={folder / 'mypy.ini'}", "--no-error-summary"]
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            f"--config-file={folder / 'mypy.ini'}",
+            "--no-error-summary",
+        ]
         + ["--python-executable", str(folder / "venv/bin/python"), *(f"{name}.py" for name in scripts)],
         cwd=folder,
         capture_output=True,

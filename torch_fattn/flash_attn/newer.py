@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from ..operators import DTYPES
-from .arguments import check_device, check_shape, name_of
+from .arguments import check_device, check_operands, check_shape, name_of
 from .cache_arguments import check_written
 
 
@@ -27,23 +27,21 @@ class DenseArguments(TypedDict, total=False):
     sm_margin: int
 
 
-class PackedArguments(DenseArguments, total=False):
+class PagedArguments(DenseArguments, total=False):
     page_table: Tensor | None
     scheduler_metadata: Tensor | None
     q_v: Tensor | None
     seqused_q: Tensor | None
 
 
-class CacheArguments(DenseArguments, total=False):
-    page_table: Tensor | None
-    scheduler_metadata: Tensor | None
+class CacheArguments(PagedArguments, total=False):
     cu_seqlens_q: Tensor | None
     cu_seqlens_k_new: Tensor | None
     max_seqlen_q: int | None
 
 
-_NAMES = PackedArguments.__annotations__ | CacheArguments.__annotations__
-DEFAULTS: dict[str, Any] = dict.fromkeys(_NAMES) | {"attention_chunk": 0, "sm_margin": 0}
+DEFAULTS: dict[str, Any] = dict.fromkeys(CacheArguments.__annotations__)
+DEFAULTS |= {"attention_chunk": 0, "sm_margin": 0}
 # What would change the result, and what to do instead.
 _JOINED = "pass the second query joined to q, and the values joined to the keys"
 _MASKED = "use torch_fattn.prefill with an attn_mask"
@@ -91,13 +89,9 @@ def sinks_of(op: str, given: Mapping[str, Any], q: Tensor) -> dict[str, Tensor]:
 
 
 def check_out(op: str, out: Tensor | None, q: Tensor, value_dim: int) -> None:
-    if out is None:
-        return
-    check_shape(op, "out", out, str([*q.shape[:-1], value_dim]))
-    check_device(op, "out", out, q)
-    if out.dtype != q.dtype:
-        raise TypeError(f"{name_of(op)}: out is {out.dtype} and q {q.dtype}; pass one of the dtype of q")
-    check_written(op, out=out)
+    if out is not None:
+        check_operands(op, q, out=(out, str([*q.shape[:-1], value_dim])))
+        check_written(op, out=out)
 
 
 def into(out: Tensor | None, result: Tensor) -> Tensor:

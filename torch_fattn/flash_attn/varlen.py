@@ -35,7 +35,7 @@ from .arguments import (
     whole,
     window,
 )
-from .newer import DEFAULTS, PackedArguments, check_newer, check_out, into, one_of, sinks_of
+from .newer import DEFAULTS, PagedArguments, check_newer, check_out, into, one_of, sinks_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,7 +53,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
+    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PagedArguments],
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
@@ -62,7 +62,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ...,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
+    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PagedArguments],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -71,7 +71,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: Literal[True],
-    num_splits: int = ..., **newer: Unpack[PackedArguments],
+    num_splits: int = ..., **newer: Unpack[PagedArguments],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -80,7 +80,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: bool = ...,
-    num_splits: int = ..., **newer: Unpack[PackedArguments],
+    num_splits: int = ..., **newer: Unpack[PagedArguments],
 ) -> Result | tuple[Tensor, Tensor]: ...
 # fmt: on
 @public("torch_fattn.flash_attn.flash_attn_varlen_func", options=DEFAULTS)
@@ -91,7 +91,7 @@ def flash_attn_varlen_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
     seqused_k: Tensor | None = None, *, return_softmax_lse: bool = False, num_splits: int = 0,
-    **newer: Unpack[PackedArguments],
+    **newer: Unpack[PagedArguments],
 ) -> Result | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
     blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the

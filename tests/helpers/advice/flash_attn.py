@@ -216,8 +216,6 @@ ADVICE: list[Advice] = [
            exact_dense(), message="pass [batch, length, heads, head_dim]"),
     Advice("pass one of them", packed(s_aux=SINKS, learnable_sink=SINKS),
            packed(learnable_sink=SINKS), exact_packed(sinks=SINKS)),
-    Advice("pass one of the dtype of q", dense(out=torch.empty(2, 3, 4, 16).half()),
-           dense(out=torch.empty(2, 3, 4, 16)), exact_dense()),
     Advice("pass their product in torch.float16 or torch.bfloat16",
            dense(k=FLOAT8, k_descale=torch.full((2, 2), 0.5)),
            dense(**{n: DENSE[n].half() for n in "qv"}, k=(FLOAT8.float() * 0.5).half()),
