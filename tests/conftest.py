@@ -118,7 +118,7 @@ def counted_launches() -> Iterator[dict[str, int]]:
     torch_fattn.reset_launch_counts()
     counts: dict[str, int] = {}
     yield counts
-    counts.update({kernel: n for kernel, n in torch_fattn.launch_counts().items() if n})
+    counts.update(torch_fattn.launch_counts())
 
 
 def decodes(launches: dict[str, int]) -> int:

@@ -16,7 +16,7 @@ torch_fattn doctor` checks the installation.
 
 from __future__ import annotations
 
-from . import distributed, reference
+from . import distributed, flash_attn, reference
 from .caches import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache
 from .inspection.compiled import CompiledKernel, compiled_kernels
 from .inspection.plans import Explanation, explain, launch_counts, reset_launch_counts
@@ -78,6 +78,7 @@ __all__ = [
     "decode",
     "distributed",
     "explain",
+    "flash_attn",
     "install",
     "installed",
     "launch_counts",

@@ -193,6 +193,11 @@ void add_scales(Call& call, const Arguments& arguments) {
 void add_seq_lens(Call& call, const Tensor& seq_lens) {
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
+  // The fourth argument of torch's own attention is a mask.
+  const bool is_mask =
+      seq_lens.scalar_type() == at::kBool || (seq_lens.is_floating_point() && seq_lens.dim() > 1);
+  TORCH_CHECK_TYPE(problem.packed || !is_mask, name, ": seq_lens is ", dtype_name(seq_lens),
+                   " and must be torch.int32; pass a mask as attn_mask");
   check_rank(name, "seq_lens", seq_lens, 1, "[batch]");
   check_device(name, "seq_lens", seq_lens, call.query);
   check_int32(name, "seq_lens", seq_lens);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,8 +34,8 @@ constexpr const char* kNoSecondDerivative = "fattn::_refuse_second_derivative"; 
 
 class RefuseBackward : public torch::autograd::Node {
  public:
-  RefuseBackward(const char* refusal, const variable_list& inputs)
-      : Node(torch::autograd::collect_next_edges(inputs)), refusal_(refusal) {
+  RefuseBackward(const char* refusal, std::string op, const variable_list& inputs)
+      : Node(torch::autograd::collect_next_edges(inputs)), refusal_(refusal), op_(std::move(op)) {
     for (const Tensor& input : inputs) {
       const c10::SymIntArrayRef sizes = input.sym_sizes();
       input_sizes_.emplace_back(sizes.begin(), sizes.end());
@@ -56,12 +57,14 @@ class RefuseBackward : public torch::autograd::Node {
 
  private:
   Tensor refuse(const Tensor& grad) const {
-    const auto op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(refusal_, "").typed<Tensor(const Tensor&)>();
-    return op.call(grad);
+    const auto refusal = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow(refusal_, "")
+                             .typed<Tensor(const Tensor&, std::string_view)>();
+    return refusal.call(grad, op_);
   }
 
   const char* refusal_;
+  std::string op_;
   std::vector<std::vector<c10::SymInt>> input_sizes_;
 };
 
@@ -105,7 +108,8 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   }
   if (inputs.empty()) return;
-  const c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<RefuseBackward>(refusal, inputs);
+  const c10::intrusive_ptr<torch::autograd::Node> node =
+      c10::make_intrusive<RefuseBackward>(refusal, public_name(op), inputs);
   for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
     torch::autograd::set_history(result.toTensor(), node);
   }

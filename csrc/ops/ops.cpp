@@ -204,15 +204,20 @@ LogitsCall describe_logits_of(const Tensor& logits, double softcap) {
 template <Op op>
 using LogitsOf = OpOf<describe_logits_of<op>>;
 
-Tensor refuse_backward(const Tensor&) {
-  TORCH_CHECK(false,
-              "fattn has no backward here; use torch_fattn.attention or "
+Tensor refuse_backward(const Tensor&, std::string_view op) {
+#define FATTN_REFUSE(id, name, ...)     \
+  TORCH_CHECK(op != "fattn." #name, op, \
+              " has no backward; use torch.softmax or torch.tanh where one is needed");
+  FATTN_LOGITS_OPS(FATTN_REFUSE)
+#undef FATTN_REFUSE
+  TORCH_CHECK(false, op,
+              " has no backward; use torch_fattn.attention, torch_fattn.varlen_attention or "
               "torch.nn.functional.scaled_dot_product_attention where gradients are needed");
 }
 
-Tensor refuse_second_derivative(const Tensor&) {
-  TORCH_CHECK(false,
-              "fattn.attention has no second derivative; use "
+Tensor refuse_second_derivative(const Tensor&, std::string_view op) {
+  TORCH_CHECK(false, op == "fattn.prefill_backward" ? "fattn.attention" : "fattn.varlen_attention",
+              " has no second derivative; use "
               "torch.nn.functional.scaled_dot_product_attention under "
               "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) where one is needed");
 }
@@ -349,8 +354,8 @@ TORCH_LIBRARY(fattn, library) {
   define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
-  define("_refuse_backward(Tensor grad) -> Tensor");
-  define("_refuse_second_derivative(Tensor grad) -> Tensor");
+  define("_refuse_backward(Tensor grad, str op) -> Tensor");
+  define("_refuse_second_derivative(Tensor grad, str op) -> Tensor");
 
   define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_merge.parts(Tensor outs, Tensor sums, ScalarType dtype, *, " + kDeviceArguments + ") -> str");

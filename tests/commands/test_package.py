@@ -96,9 +96,17 @@ def test_import_brings_no_other_package() -> None:
 def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:
     with counted_launches() as launches:
         assert doctor.main() == 0
-    message = capsys.readouterr().out
-    assert "No problems found." in message and "\n              not kept for the next run" in message
+    said = capsys.readouterr().out
+    assert "No problems found." in said and "\n              not kept for the next run" in said
+    assert len({line.rindex(" ms ") for line in said.splitlines() if line.endswith(" ms")}) == 1, "columns"
     assert {"fattn_prefill", "fattn_decode", "fattn_merge", "fattn_cache_write"} <= launches.keys()
+
+
+def test_kernels_without_a_launch_are_not_listed() -> None:
+    torch_fattn.reset_launch_counts()
+    torch_fattn.softmax(torch.ones(3, 8, device="mps"))
+    counts = torch_fattn.launch_counts()
+    assert counts == {"fattn_softmax": 1} and counts["fattn_merge"] == 0
 
 
 def test_doctor_notices_a_wrong_result(

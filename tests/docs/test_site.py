@@ -71,6 +71,12 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
     operators = (site / "api/operators.html").read_text()
     assert "::: torch_fattn" not in operators
     assert "Keys outside the windows" in operators and "Unpack" not in operators
+    signatures = re.findall(r"doc-signature.*?<pre>(.*?)</pre>", operators, re.DOTALL)
+    lines = [re.sub(r"<[^>]+>", "", line) for one in signatures for line in one.splitlines()]
+    assert lines and max(map(len, lines)) < 120, "wrapped, by a formatter of the documentation's tools"
+    docs = re.search(r"^docs = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert docs and '"ruff' in docs[1]
+    assert "Bases:" not in (site / "api/caches.html").read_text()
     assert "Metal compute in software" in (site / "softmetal.html").read_text()
 
 

@@ -22,6 +22,7 @@ OPTIONS: dict[str, Options] = {
     "both windows": Options(window=(2, 1), scale=0.3),
     "softcap": Options(softcap=2.0),
     "slopes": Options(causal=True, slopes=SLOPES),
+    "sinks": Options(causal=True, sinks=SLOPES),
 }
 
 
@@ -129,9 +130,9 @@ def test_slopes_by_distance_are_refused(device: str) -> None:
     q, slopes = randn(2, 9, 4, 16).to(device).requires_grad_(), SLOPES.to(device)
     starts = torch.tensor([0, 9], dtype=torch.int32, device=device)
     words = r"alibi_slopes without causal=True have no backward; use F\.scaled_dot_product_attention"
-    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn_func: {words}"):
+    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn.flash_attn_func: {words}"):
         fa.flash_attn_func(q, q, q, alibi_slopes=slopes)
-    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn_varlen_func: {words}"):
+    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn.flash_attn_varlen_func: {words}"):
         fa.flash_attn_varlen_func(*[q[0]] * 3, starts, starts, 9, 9, alibi_slopes=slopes)
     fa.flash_attn_func(q, q, q, alibi_slopes=slopes, window_size=(0, 3)).sum().backward()
     with torch.no_grad():
@@ -143,5 +144,5 @@ def test_pools_have_no_backward(device: str) -> None:
     lens = torch.tensor([0, 3], dtype=torch.int32, device=device)
     table = torch.zeros(1, 1, dtype=torch.int32, device=device)
     out = fa.flash_attn_varlen_func(q, pool, pool, lens, lens, 3, 3, causal=True, block_table=table)
-    with pytest.raises(RuntimeError, match="fattn has no backward here"):
+    with pytest.raises(RuntimeError, match="fattn.paged_decode has no backward; use torch_fattn.attention"):
         out.sum().backward()

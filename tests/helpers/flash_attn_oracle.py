@@ -22,6 +22,7 @@ class Options:
     softcap: float = 0.0
     scale: float | None = None
     slopes: Tensor | None = None  # [H] or [B, H]
+    sinks: Tensor | None = None  # [H]
 
     def arguments(self, device: str) -> dict[str, Any]:
         return {
@@ -30,6 +31,7 @@ class Options:
             "softcap": self.softcap,
             "softmax_scale": self.scale,
             "alibi_slopes": None if self.slopes is None else self.slopes.to(device),
+            **({} if self.sinks is None else {"learnable_sink": self.sinks.to(device)}),
         }
 
     def attend(self, b: int, q: Tensor, k: Tensor, v: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
@@ -51,6 +53,8 @@ class Options:
         seen = seen & (key <= position + right) if right >= 0 else seen
         scores = scores.masked_fill(~seen, -torch.inf)
         lse = torch.logsumexp(scores, dim=-1)
+        if self.sinks is not None:
+            lse = torch.logaddexp(lse, self.sinks.double()[:, None])
         weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0)[..., None])
         # Hidden keys may hold anything.
         return (weights @ v.masked_fill(~seen.any(0)[:, None], 0.0)).transpose(0, 1), lse

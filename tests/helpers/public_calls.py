@@ -117,7 +117,7 @@ def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
                     made = thing if method == "__init__" else None
                     yield Public(full, function, OPTIONS.get(full), made)
     elif inspect.isfunction(thing):
-        full = f"{'torch_fattn' if module == 'torch_fattn.flash_attn' else module}.{name}"
+        full = f"{module}.{name}"
         if module == "torch_fattn" and hasattr(torch.ops.fattn, name) and name != "sdpa":
             full = f"fattn.{name}"
         yield Public(full, thing, OPTIONS.get(full))
@@ -323,26 +323,29 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "StaticKVCache.truncate": lambda: {"self": _static()[0], "sequence": 0, "length": 1},
     "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
     "CompiledKernel.is_launched_by": lambda: {"self": _kernel(), "launch": {"kernel": "fattn_merge"}},
-    "torch_fattn.flash_attn_func": _flash,
-    "torch_fattn.flash_attn_kvpacked_func": lambda: {"q": heads(2, 3, 4, 16), "kv": heads(2, 5, 2, 2, 16)},
-    "torch_fattn.flash_attn_qkvpacked_func": lambda: {"qkv": heads(2, 3, 3, 4, 16)},
-    "torch_fattn.flash_attn_varlen_func": lambda: {
+    "torch_fattn.flash_attn.flash_attn_func": _flash,
+    "torch_fattn.flash_attn.flash_attn_kvpacked_func": lambda: {
+        "q": heads(2, 3, 4, 16),
+        "kv": heads(2, 5, 2, 2, 16),
+    },
+    "torch_fattn.flash_attn.flash_attn_qkvpacked_func": lambda: {"qkv": heads(2, 3, 3, 4, 16)},
+    "torch_fattn.flash_attn.flash_attn_varlen_func": lambda: {
         "q": heads(4, 4, 16),
         "k": heads(6, 2, 16),
         "v": heads(6, 2, 16),
         **_flash_varlen(),
     },
-    "torch_fattn.flash_attn_varlen_kvpacked_func": lambda: {
+    "torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func": lambda: {
         "q": heads(4, 4, 16),
         "kv": heads(6, 2, 2, 16),
         **_flash_varlen(),
     },
-    "torch_fattn.flash_attn_varlen_qkvpacked_func": lambda: {
+    "torch_fattn.flash_attn.flash_attn_varlen_qkvpacked_func": lambda: {
         "qkv": heads(4, 3, 4, 16),
         "cu_seqlens": _int32(0, 3, 4),
         "max_seqlen": 3,
     },
-    "torch_fattn.flash_attn_with_kvcache": _flash_cache,
+    "torch_fattn.flash_attn.flash_attn_with_kvcache": _flash_cache,
     "torch_fattn.integrations.comfyui.apply": lambda: {"model": _Patcher()},
     "torch_fattn.integrations.comfyui.attention_override": _comfyui,
     "torch_fattn.integrations.flex_attention.flex_attention": _flex,

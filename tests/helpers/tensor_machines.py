@@ -194,7 +194,7 @@ def _outcome(run: dict[str, Any]) -> dict[str, Any]:
         "why": mine.why if mine else "",
         "states": {name: each.state for name, each in states.items()},
         "off": tensor_units.why_off(),
-        "launches": {name: count for name, count in torch_fattn.launch_counts().items() if count},
+        "launches": torch_fattn.launch_counts(),
         "all_launches": softmetal.launches(),
         "hits": [fault.hits for fault in faults],
         "doctor": printed,

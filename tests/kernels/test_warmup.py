@@ -182,5 +182,7 @@ def test_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(compiled, "compiled_kernels", lambda: kernels)
     assert compiled.compile_summary() == "3 kernels in 7.0 s: 1 x b 5.0 s, 2 x a 2.0 s"
+    monkeypatch.setattr(compiled, "compiled_kernels", lambda: kernels[:1])
+    assert compiled.compile_summary() == "1 kernel in 1.5 s: 1 x a 1.5 s"
     monkeypatch.setattr(compiled, "compiled_kernels", list)
     assert compiled.compile_summary() == "0 kernels in 0.0 s"

@@ -236,7 +236,7 @@ REFUSED_BY_TORCH: dict[str, tuple[Callable[[], list[Tensor]], dict[str, Any]]] =
     "head sizes": (lambda: operands(SAME, _shape(2, 4, 9, 8), SAME), {}),
     "lengths": (lambda: operands(SAME, SAME, _shape(2, 4, 8, 16)), {}),
     "batches": (lambda: operands(SAME, _shape(3, 4, 9, 16), _shape(3, 4, 9, 16)), {}),
-    "heads": (lambda: operands(SAME, *[_shape(2, 2, 9, 16)] * 2), {}),
+    "heads": (lambda: operands(SAME, *[_shape(2, 3, 9, 16)] * 2), {}),
     "grouped heads": (lambda: operands(SAME, *[_shape(2, 3, 9, 16)] * 2), {"enable_gqa": True}),
     "mask shape": (operands, {"attn_mask": lambda: torch.ones(9, 8, dtype=torch.bool, device="mps")}),
     "mask and causal": (

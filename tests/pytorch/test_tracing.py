@@ -18,6 +18,7 @@ import sys, torch
 import torch.nn.attention.flex_attention  # of which `mask_map` takes a type
 before = {*sys.modules}
 import torch_fattn
+torch_fattn.flash_attn.flash_attn_func
 print(*({*sys.modules} - before))
 """
 

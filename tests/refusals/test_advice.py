@@ -65,7 +65,6 @@ NOT_FOLLOWED = {
     "its shape must be [batch, heads, rows, head_dim] or [tokens, heads, head_dim]": LIMIT,
     "its shape must be [tokens, heads, head_dim]": LIMIT,
     "pass a number that allocate() or fork() returned and free() has not released": LIMIT,
-    "the options are": LIMIT,
     "pass rows [..., D] of a floating dtype": LIMIT,
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,

@@ -122,7 +122,30 @@ def test_an_unknown_option(function: Callable[..., Any]) -> None:
         function(**valid("prefill"), causal=True)
     options = ", ".join(each for each in defaults_of("prefill") if each != "attn_mask")
     assert options.startswith("mask_map, is_causal, q_offset, window_left, ")
-    assert str(caught.value) == f"{name}: there is no option 'causal'; the options are {options}"
+    hint = "(did you mean is_causal?)"
+    assert str(caught.value) == f"{name}: there is no option 'causal' {hint}; the options are {options}"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: torch_fattn.softmax(x, dim=-1),
+         "no argument 'dim' (it is always the last one); the arguments are scores, softcap"),
+        (lambda x: torch_fattn.softmax(x, -1),
+         "fattn.softmax: too many positional arguments; the arguments by position are scores"),
+        (lambda x: torch_fattn.softcap(x, softcap=5.0), "no argument 'softcap' (did you mean cap?); "),
+        (lambda x: torch_fattn.prefill(x, x),
+         "fattn.prefill: missing a required argument: 'value'; the arguments by position are query, key, "),
+        (lambda x: torch_fattn.decode(x, x, x, return_softmax_lse=True), "(did you mean return_lse?); "),
+        (lambda x: torch_fattn.decode(x, x, x, softmax_scale=1.0), "(did you mean scale?); "),
+        (lambda x: torch_fattn.paged_decode(x, x, x, page_table=x), "(did you mean block_tables?); "),
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_not_there(call: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call(torch.randn(1, 2, 3, 16))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def takes(annotation: str, value: Any) -> bool:
         "os.PathLike[str]": lambda v: False,
         "Sequence[Sequence[int]]": lambda v: False,
         "OnUnsupported": lambda v: isinstance(v, str) and v in ("error", "sdpa"),
-        "Window": lambda v: False,
+        "Window": lambda v: v is None,
         "Iterable[tuple[str, Mapping[str, Any]]]": lambda v: isinstance(v, dict),
         "Mapping[str, Any]": lambda v: isinstance(v, dict),
         "Callable[..., Tensor]": callable,

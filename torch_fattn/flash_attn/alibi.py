@@ -30,6 +30,7 @@ def attend_by_distance(
     if left == 0:
         return attend(0, **ahead)
     before = {"is_causal": True, "alibi_slopes": slopes, **options, "window_left": max(left - 1, -1)}
+    before["sinks"] = None  # they count once
     out, sums = attend(0, part=True, **ahead)
     out_before, sums_before = attend(1, part=True, **before)
     sums_before = shifted(

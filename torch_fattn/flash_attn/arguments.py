@@ -14,7 +14,7 @@ from ..operators.head_padding import MAX_HEAD_DIM
 from ..runtime.signatures import check_tensor, is_checked
 
 Result = Tensor | tuple[Tensor, Tensor, Tensor]
-Window = tuple[int | None, int | None]
+Window = tuple[int | None, int | None] | None
 
 ROWS = "[batch, length, heads, head_dim]"
 POOL = "[num_blocks, block_size, kv_heads, head_dim]"
@@ -24,7 +24,7 @@ NO_LIMIT = 2**31  # a window of more keys than a sequence can have
 
 
 def name_of(op: str) -> str:
-    return f"torch_fattn.{op}"
+    return f"torch_fattn.flash_attn.{op}"
 
 
 def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
@@ -138,8 +138,10 @@ def refuse_gradient_by_distance(op: str, trains: bool) -> None:
         )
 
 
-def whole(op: str, what: str, number: int | Tensor, meaning: str) -> int:
+def whole(op: str, what: str, number: int | Tensor | None, meaning: str) -> int:
     """Accepts a tensor of one number, as flash-attn does."""
+    if number is None:
+        raise TypeError(f"{name_of(op)}: {what} is None; pass {meaning}")
     if isinstance(number, Tensor) and (number.dim() or number.dtype not in (torch.int32, torch.int64)):
         raise TypeError(
             f"{name_of(op)}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}"
@@ -181,8 +183,9 @@ def refuse_dropout(op: str, dropout_p: float) -> None:
 
 
 def window(size: Window) -> dict[str, int]:
-    """The options of the operators. A side of -1, or in later versions of flash-attn None, has no limit."""
-    left, right = (-1 if side is None else min(max(operator.index(side), -1), NO_LIMIT) for side in size)
+    """The options of the operators. A side of -1 or None has no limit; None alone is vLLM's default."""
+    sides = (None, None) if size is None else size
+    left, right = (-1 if side is None else min(max(operator.index(side), -1), NO_LIMIT) for side in sides)
     return {"window_left": left, "window_right": right}
 
 

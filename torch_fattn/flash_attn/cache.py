@@ -4,7 +4,7 @@ treated as a pool with one block per sequence."""
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ from .arguments import (
     window,
 )
 from .cache_arguments import check_new_keys, lengths, table_of
+from .newer import DEFAULTS, CacheArguments, check_newer, check_out, into, one_of, sinks_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _DENSE_CACHE = "[batch_of_cache, capacity, kv_heads, head_dim]"
 
@@ -41,54 +45,42 @@ def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
     rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
     cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
-    num_splits: int = ..., return_softmax_lse: Literal[False] = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
+    alibi_slopes: Tensor | None = ..., num_splits: int = ..., return_softmax_lse: Literal[False] = ...,
+    **newer: Unpack[CacheArguments],
 ) -> Tensor: ...
 @overload
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
     rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
     cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
-    num_splits: int = ..., *, return_softmax_lse: Literal[True],
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
+    alibi_slopes: Tensor | None = ..., num_splits: int = ..., *, return_softmax_lse: Literal[True],
+    **newer: Unpack[CacheArguments],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
     rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
     cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ...,
-    num_splits: int = ..., return_softmax_lse: bool = ...,
+    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
+    alibi_slopes: Tensor | None = ..., num_splits: int = ..., return_softmax_lse: bool = ...,
+    **newer: Unpack[CacheArguments],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@public("torch_fattn.flash_attn_with_kvcache")
+@public("torch_fattn.flash_attn.flash_attn_with_kvcache", options=DEFAULTS)
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: int | Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
+    num_splits: int = 0, return_softmax_lse: bool = False, **newer: Unpack[CacheArguments],
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention over a cache. First appends k and v `[B, Lnew, Hkv, D]` in place at cache_seqlens; with
     rotary_cos and rotary_sin `[positions, rotary_dim / 2]`, k and q are rotated.
 
@@ -102,6 +94,8 @@ def flash_attn_with_kvcache(
     row at a later position is NaN.
     """
     op = "flash_attn_with_kvcache"
+    check_newer(op, newer, q=q, k_cache=k_cache, v_cache=v_cache)
+    block_table = one_of(op, block_table=block_table, page_table=newer.get("page_table"))
     check_shape(op, "q", q, ROWS)
     cache_shape = _DENSE_CACHE if block_table is None else POOL
     check_operands(op, q, k_cache=(k_cache, cache_shape), v_cache=(v_cache, cache_shape))
@@ -116,6 +110,9 @@ def flash_attn_with_kvcache(
     batch, q_len = q.shape[:2]
     value_dim = v_cache.shape[-1]
     options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
+    options |= sinks_of(op, newer, q)
+    target = newer.get("out")
+    check_out(op, target, q, value_dim)
     table = table_of(op, q, k_cache, cache_batch_idx, block_table)
     capacity = table.shape[1] * k_cache.shape[1]
     check_new_keys(op, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, capacity)
@@ -130,6 +127,9 @@ def flash_attn_with_kvcache(
     if capacity == 0:  # an empty cache: no slot to write, no key to see
         out = q.new_zeros(*q.shape[:-1], value_dim)
         lse = q.new_full((batch, q.shape[2], q_len), -torch.inf, dtype=torch.float32)
+        if "sinks" in options:
+            lse = options["sinks"].float()[:, None].expand_as(lse)
+        out = into(target, out)
         return (out, lse.contiguous()) if return_softmax_lse else out
 
     if k is not None and v is not None:
@@ -180,7 +180,7 @@ def flash_attn_with_kvcache(
         else:
             of_rows = alibi_slopes[..., None]
             out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
-    out = without_padding(out, value_dim)
+    out = into(target, without_padding(out, value_dim))
     return (out, lse.contiguous()) if return_softmax_lse else out
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -30,6 +31,10 @@ from .arguments import (
     softcap_of,
     window,
 )
+from .newer import DEFAULTS, DenseArguments, check_newer, check_out, into, sinks_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PACKED_QKV = "[batch, length, 3, heads, head_dim]"
 _PACKED_KV = "[batch, length, 2, kv_heads, head_dim]"
@@ -39,52 +44,49 @@ _PACKED_KV = "[batch, length, 2, kv_heads, head_dim]"
 @overload
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ..., *, num_splits: int = ...,
+    **newer: Unpack[DenseArguments],
 ) -> Tensor: ...
 @overload
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
-    return_attn_probs: Literal[True],
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True], num_splits: int = ...,
+    **newer: Unpack[DenseArguments],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ..., *, num_splits: int = ...,
+    **newer: Unpack[DenseArguments],
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_func")
+@public("torch_fattn.flash_attn.flash_attn_func", options=DEFAULTS)
 def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False, *,
+    num_splits: int = 0, **newer: Unpack[DenseArguments],
+) -> Result:  # fmt: skip
     """Attention of q `[B, Lq, Hq, D]` over k and v `[B, Lk, Hkv, D]`. Returns out, shaped like q; with
     return_attn_probs also the log-sum-exp `[B, Hq, Lq]` and an empty tensor, as flash-attn does without
     dropout. Differentiable for heads of up to 256, also in alibi_slopes if causal; `deterministic` changes
-    nothing, as gradients always are."""
+    nothing, as gradients always are. learnable_sink (s_aux) `[Hq]` are logits of the
+    softmax that have no value; the result is copied to `out`."""
     return _dense(
         "flash_attn_func", q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        return_attn_probs,
+        return_attn_probs, newer,
     )  # fmt: skip
 
 
 def _dense(
     op: str, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
     window_size: Window, softcap: float, alibi_slopes: Tensor | None, return_attn_probs: bool,
+    newer: Mapping[str, Any],
 ) -> Result:  # fmt: skip
+    check_newer(op, newer, q=q, k=k, v=v)
     check_shape(op, "q", q, ROWS)
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
     check_sizes(op, "batch size", q=q.shape[0], k=k.shape[0], v=v.shape[0])
@@ -94,12 +96,15 @@ def _dense(
     refuse_dropout(op, dropout_p)
     scale = scale_of(op, softmax_scale)
     q_len, kv_len, value_dim = q.shape[1], k.shape[1], v.shape[-1]
-    limits = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
-    trains = needs_gradient(q, k, v, alibi_slopes)
+    limits: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
+    limits |= sinks_of(op, newer, q)
+    target = newer.get("out")
+    check_out(op, target, q, value_dim)
+    trains = needs_gradient(q, k, v, alibi_slopes, limits.get("sinks"))
     if alibi_slopes is None and not return_attn_probs and not trains and is_plain(limits):
         routed = torchs(*(tensor.transpose(1, 2) for tensor in (q, k, v)), is_causal=causal, scale=scale)
         if routed is not None:
-            return routed.transpose(1, 2).contiguous()
+            return into(target, routed.transpose(1, 2).contiguous())
     options: dict[str, Any] = {**limits, "token_major_out": True}
     q, k, v, options["scale"] = pad_heads(q, k, v, scale)
     operands = [tensor.transpose(1, 2) for tensor in (q, k, v)]
@@ -118,7 +123,7 @@ def _dense(
     else:
         refuse_gradient_by_distance(op, trains and limits["window_left"] != 0)
         out, lse = attend_by_distance(attend, alibi_slopes, alibi_slopes[..., None], result_dtype(q), options)
-    return result(without_padding(out, value_dim), lse, return_attn_probs)
+    return result(into(target, without_padding(out, value_dim)), lse, return_attn_probs)
 
 
 # fmt: off
@@ -141,66 +146,53 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_qkvpacked_func", names=dict.fromkeys("qkv", "qkv"))
+@public("torch_fattn.flash_attn.flash_attn_qkvpacked_func", names=dict.fromkeys("qkv", "qkv"))
 def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Result:  # fmt: skip
     """`flash_attn_func` of qkv `[B, L, 3, H, D]`, which is not copied."""
     op = "flash_attn_qkvpacked_func"
     check_shape(op, "qkv", qkv, _PACKED_QKV)
     q, k, v = qkv.unbind(2)
     return _dense(
-        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
-    )
+        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs,
+        {},
+    )  # fmt: skip
 
 
 # fmt: off
 @overload
 def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
 def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
-    return_attn_probs: Literal[True],
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_kvpacked_func", names=dict.fromkeys("kv", "kv"))
+@public("torch_fattn.flash_attn.flash_attn_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Result:  # fmt: skip
     """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, which is not copied."""
     op = "flash_attn_kvpacked_func"
     check_shape(op, "kv", kv, _PACKED_KV)
     k, v = kv.unbind(2)
     return _dense(
-        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
-    )
+        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs,
+        {},
+    )  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
@@ -33,6 +35,10 @@ from .arguments import (
     whole,
     window,
 )
+from .newer import DEFAULTS, PagedArguments, check_newer, check_out, into, one_of, sinks_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _ROWS = "[tokens, heads, head_dim]"
 _QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in "qk"}
@@ -42,69 +48,77 @@ _QKV |= dict.fromkeys("qkv", "qkv")
 # fmt: off
 @overload
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ..., block_table: Tensor | None = ...,
-    seqused_k: Tensor | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
+    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *,
+    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PagedArguments],
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
-    return_attn_probs: Literal[True], block_table: Tensor | None = ...,
-    seqused_k: Tensor | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
+    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
+    block_table: Tensor | None = ..., seqused_k: Tensor | None = ...,
+    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PagedArguments],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
+    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
-    block_table: Tensor | None = ...,
-    seqused_k: Tensor | None = ...,
-) -> Result: ...
-# fmt: on
-@public("torch_fattn.flash_attn_varlen_func")
+    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: Literal[True],
+    num_splits: int = ..., **newer: Unpack[PagedArguments],
+) -> tuple[Tensor, Tensor]: ...
+@overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | Tensor,
-    max_seqlen_k: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-) -> Result:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
+    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: bool = ...,
+    num_splits: int = ..., **newer: Unpack[PagedArguments],
+) -> Result | tuple[Tensor, Tensor]: ...
+# fmt: on
+@public("torch_fattn.flash_attn.flash_attn_varlen_func", options=DEFAULTS)
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None, max_seqlen_k: int | Tensor | None = None,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
+    seqused_k: Tensor | None = None, *, return_softmax_lse: bool = False, num_splits: int = 0,
+    **newer: Unpack[PagedArguments],
+) -> Result | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
     blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the
     log-sum-exp `[Hq, Tq]`. seqused_k `[B]` is the number of keys of each sequence that are used, as in vLLM;
     with it and a block_table, cu_seqlens_k may be None. Differentiable like `flash_attn_func`, without
-    block_table and seqused_k."""
-    return _packed(
-        "flash_attn_varlen_func", q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-        softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, block_table, seqused_k,
+    block_table and seqused_k.
+
+    With a block_table and the same number of rows for every sequence, one or, if causal, up to 16, this is
+    `paged_decode`, and otherwise `paged_prefill`. num_splits=1 is always `paged_prefill`: the result of a
+    sequence then does not depend on the rest of the batch, bit for bit."""
+    op = "flash_attn_varlen_func"
+    check_newer(op, newer, q=q, k=k, v=v)
+    out, lse = _packed(
+        op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes,
+        one_of(op, block_table=block_table, page_table=newer.get("page_table")), seqused_k, num_splits, newer,
     )  # fmt: skip
+    return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
 
 
 def _packed(
     op: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | Tensor, max_seqlen_k: int | Tensor, dropout_p: float, softmax_scale: float | None,
-    causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None, return_attn_probs: bool,
-    block_table: Tensor | None = None, seqused_k: Tensor | None = None,
-) -> Result:  # fmt: skip
+    max_seqlen_q: int | Tensor | None, max_seqlen_k: int | Tensor | None, dropout_p: float,
+    softmax_scale: float | None, causal: bool, window_size: Window, softcap: float,
+    alibi_slopes: Tensor | None, block_table: Tensor | None, seqused_k: Tensor | None, num_splits: int,
+    newer: Mapping[str, Any],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     check_shape(op, "q", q, _ROWS)
     check_integers(op, "cu_seqlens_q", cu_seqlens_q, "[batch + 1]", q)
     batch = cu_seqlens_q.shape[0] - 1
@@ -127,10 +141,11 @@ def _packed(
     most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the most keys that a sequence has")
     scale = scale_of(op, softmax_scale)
     options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
-
-    value_dim = v.shape[-1]
+    options |= sinks_of(op, newer, q)
+    target, value_dim = newer.get("out"), v.shape[-1]
+    check_out(op, target, q, value_dim)
     q, k, v, options["scale"] = pad_heads(q, k, v, scale)
-    trains = needs_gradient(q, k, v, alibi_slopes)
+    trains = needs_gradient(q, k, v, alibi_slopes, options.get("sinks"))
     by_distance = alibi_slopes is not None and not sees_no_later_key(causal, options)
     if block_table is None and seqused_k is None and not by_distance:
         prefill = torch.ops.fattn.varlen_attention if trains else torch.ops.fattn.varlen_prefill
@@ -138,8 +153,9 @@ def _packed(
             q, k, v, cu_seqlens_q, cu_seqlens_k, most_q, most_k,
             is_causal=causal, alibi_slopes=alibi_slopes, **options,
         )  # fmt: skip
-        return result(without_padding(out, value_dim), lse, return_attn_probs)
+        return into(target, without_padding(out, value_dim)), lse
 
+    decodes = False
     if block_table is None:
         assert cu_seqlens_k is not None
         lens = _lengths(op, cu_seqlens_k, k.shape[0])
@@ -155,6 +171,7 @@ def _packed(
             assert cu_seqlens_k is not None
             lens = _lengths(op, cu_seqlens_k, capacity)
         check_blocks(op, "block_table", block_table, lens, 0, k)
+        decodes = q.shape[0] == batch * most_q > 0 and (most_q == 1 or (causal and most_q <= MAX_DECODE_ROWS))
 
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
         keys = (lens - before).clamp(min=0) if before else lens
@@ -173,14 +190,23 @@ def _packed(
         result = op(q, k, v, of_rows, of_keys, most_q, most_k, **options)
         return result
 
-    if by_distance:
+    if decodes and num_splits != 1:
+        check_between(op, "cu_seqlens_q.diff()", cu_seqlens_q.diff(), most_q)
+        # NaN, and not wrong rows, for sequences with other numbers of rows, whose max_seqlen_q is too small.
+        starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * most_q == cu_seqlens_q
+        even = (starts[:-1] & starts[1:])[:, None, None, None]
+        query = q.unflatten(0, (batch, most_q)).transpose(1, 2).where(even, torch.nan)
+        options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
+        out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
+        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
+    elif by_distance:
         assert alibi_slopes is not None
         refuse_gradient_by_distance(op, trains)
         of_rows = _slopes_of_rows(alibi_slopes, cu_seqlens_q, q.shape[0])
         out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     else:
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
-    return result(without_padding(out, value_dim), lse, return_attn_probs)
+    return into(target, without_padding(out, value_dim)), lse
 
 
 def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
@@ -202,96 +228,76 @@ def _slopes_of_rows(slopes: Tensor, cu_seqlens_q: Tensor, rows: int) -> Tensor:
 @overload
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
-    return_attn_probs: Literal[True],
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: bool = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
+    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_varlen_qkvpacked_func", names=_QKV)
+@public("torch_fattn.flash_attn.flash_attn_varlen_qkvpacked_func", names=_QKV)
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Result:
+) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, which is not copied."""
     op = "flash_attn_varlen_qkvpacked_func"
     check_shape(op, "qkv", qkv, "[tokens, 3, heads, head_dim]")
     q, k, v = qkv.unbind(1)
-    return _packed(
+    out, lse = _packed(
         op, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, return_attn_probs,
+        window_size, softcap, alibi_slopes, None, None, 0, {},
     )  # fmt: skip
+    return result(out, lse, return_attn_probs)
 
 
 # fmt: off
 @overload
 def flash_attn_varlen_kvpacked_func(
-    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
     return_attn_probs: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_kvpacked_func(
-    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
     return_attn_probs: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_kvpacked_func(
-    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
+    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ...,
 ) -> Result: ...
 # fmt: on
-@public("torch_fattn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
+@public("torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int | Tensor,
-    max_seqlen_k: int | Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
+) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, which is not copied."""
     op = "flash_attn_varlen_kvpacked_func"
     check_shape(op, "kv", kv, "[tokens, 2, kv_heads, head_dim]")
     k, v = kv.unbind(1)
-    return _packed(
+    out, lse = _packed(
         op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, return_attn_probs,
+        window_size, softcap, alibi_slopes, None, None, 0, {},
     )  # fmt: skip
+    return result(out, lse, return_attn_probs)

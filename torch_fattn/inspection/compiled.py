@@ -51,6 +51,10 @@ def compiled_kernels() -> list[CompiledKernel]:
     return [CompiledKernel(**entry) for entry in json.loads(torch.ops.fattn._compiled_pipelines())]
 
 
+def counted(kernels: int) -> str:
+    return f"{kernels} kernel{'' if kernels == 1 else 's'}"
+
+
 def compile_summary() -> str:
     """One line: how many kernels were compiled, and the seconds of each kernel function."""
     kernels = compiled_kernels()
@@ -59,6 +63,6 @@ def compile_summary() -> str:
         seconds.setdefault(kernel.kernel, []).append(kernel.seconds)
     slowest_first = sorted(seconds.items(), key=lambda item: -sum(item[1]))
     parts = ", ".join(f"{len(each)} x {name} {sum(each):.1f} s" for name, each in slowest_first)
-    return f"{len(kernels)} kernels in {sum(map(sum, seconds.values())):.1f} s" + (
+    return f"{counted(len(kernels))} in {sum(map(sum, seconds.values())):.1f} s" + (
         f": {parts}" if parts else ""
     )

@@ -315,9 +315,15 @@ def explain(
     return Explanation(op, plans, None if with_lse else route)
 
 
+class _Counts(dict[str, int]):
+    def __missing__(self, kernel: str) -> int:
+        return 0
+
+
 def launch_counts() -> dict[str, int]:
-    """Launches of each kernel function on the GPU since the last `reset_launch_counts()`, in all threads."""
-    return dict(torch.ops.fattn._launch_counts())
+    """Launches of each kernel function on the GPU since the last `reset_launch_counts()`, in all threads.
+    Kernels without a launch are not listed, and count 0."""
+    return _Counts({kernel: n for kernel, n in torch.ops.fattn._launch_counts().items() if n})
 
 
 def reset_launch_counts() -> None:

@@ -31,8 +31,8 @@ class Warmup:
     seconds: float = 0.0  # of the whole warm-up
 
     def __str__(self) -> str:
-        there = len(self.kernels) - len(self.compiled)
-        lines = [f"compiled {len(self.compiled)} kernels in {self.seconds:.2f} s; {there} were there already"]
+        made, there = counted(len(self.compiled)), len(self.kernels) - len(self.compiled)
+        lines = [f"compiled {made} in {self.seconds:.2f} s; {there} were there already"]
         return "\n".join(lines + [f"  {kernel}" for kernel in self.compiled])
 
 

@@ -31,7 +31,7 @@ def register() -> None:
     torch.library.register_fake("fattn::mask_map", _mask_map)
     torch.library.register_fake("fattn::cache_write", _cache_write)
     for op in ("_refuse_backward", "_refuse_second_derivative"):
-        torch.library.register_fake(f"fattn::{op}", torch.empty_like)
+        torch.library.register_fake(f"fattn::{op}", lambda grad, op: torch.empty_like(grad))
 
 
 def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:

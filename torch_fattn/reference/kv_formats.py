@@ -42,8 +42,8 @@ _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 @public("torch_fattn.reference.quantise")
 def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor, Tensor | None]:
-    """The stored form of the rows `[..., D]` in that format, and their scales. `scales=False` is for
-    fp8_e4m3."""
+    """The stored form of the rows `[..., D]` in that format, and their scales, on the device of the rows.
+    `scales=False` is for fp8_e4m3."""
     check_format("torch_fattn.reference.quantise", kv_format)
     if not x.is_floating_point() or x.dim() == 0:
         raise TypeError(
@@ -62,14 +62,15 @@ def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor,
         )
     rows = _flushed(x.detach().cpu().float())
     if kv_format == "int4":
-        return _int4_of(rows)
+        stored, scale = _int4_of(rows)
+        return stored.to(x.device), scale.to(x.device)
     largest, codes_of = _CODES[kv_format]
     if not scales:
-        return codes_of(rows), None
+        return codes_of(rows).to(x.device), None
     scale = _flushed(rows.abs().amax(-1) / largest)
     scale = scale.masked_fill(~rows.isfinite().all(-1), float("nan"))
     q = (rows / scale[..., None]).where((scale > 0)[..., None], 0.0)
-    return codes_of(q), scale
+    return codes_of(q).to(x.device), scale.to(x.device)
 
 
 @public("torch_fattn.reference.dequantise")

@@ -9,7 +9,8 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
@@ -17,10 +18,13 @@ import torch
 
 from . import extension
 
-__all__ = ["defaults_of", "show", "with_defaults"]
+__all__ = ["defaults_of", "hint", "show", "with_defaults"]
 
 _Options = TypeVar("_Options", bound=Mapping[str, Any])
 _ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
+# Names of other libraries for options whose names here are unlike them.
+_MEANT = {"learnable_sink": "sinks", "s_aux": "sinks", "softmax_scale": "scale"}
+_MEANT |= {"page_table": "block_tables", "seqused_k": "seq_lens"}
 _DEFAULTS: dict[str, dict[str, Any]] = {}  # of each operator, filled on demand
 
 
@@ -40,21 +44,31 @@ def with_defaults(op: str, options: _Options) -> _Options:
     return cast("_Options", {**defaults_of(op), **options})
 
 
-def show(function: Callable[..., Any], op: str) -> tuple[str, ...]:
+def hint(unknown: str, names: Sequence[str]) -> str:
+    """What an argument with an unknown name may mean."""
+    if unknown == "dim":
+        return " (it is always the last one)"
+    own = _MEANT.get(unknown, "")
+    meant = [own] if own in names else get_close_matches(unknown, names, 1)
+    return f" (did you mean {meant[0]}?)" if meant else ""
+
+
+def show(function: Callable[..., Any], options: str | Mapping[str, Any]) -> tuple[str, ...]:
     """Gives the function the signature and documentation that it would have if it named its options, which
-    are those of `op`, one by one. Returns their names."""
+    are those of an operator or have these defaults, one by one. Returns their names."""
     *own, last = inspect.signature(function).parameters.values()
     typed = function.__globals__[str(last.annotation).removeprefix("Unpack[").removesuffix("]")]
     types = {name: getattr(each, "__forward_arg__", each) for name, each in typed.__annotations__.items()}
-    options = [
+    defaults = defaults_of(options) if isinstance(options, str) else options
+    parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
-        for name, default in defaults_of(op).items()
+        for name, default in defaults.items()
         if name in types
     ]
-    shown = sorted((*own, *options), key=lambda each: each.name == "return_lse")
+    shown = sorted((*own, *parameters), key=lambda each: each.name == "return_lse")
     signature = inspect.signature(function).replace(parameters=shown)
     function.__signature__ = signature  # type: ignore[attr-defined]
-    names = tuple(each.name for each in options)
+    names = tuple(each.name for each in parameters)
     if function.__doc__:
         texts = _documentation(typed.__module__)
         texts = {name: texts[name] for name in names if name in texts}

@@ -11,6 +11,7 @@ import functools
 import inspect
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
@@ -183,13 +184,14 @@ def _takes(part: Any, value: Any) -> bool:
 
 
 class Signature:
-    """The arguments of a public function; with `options`, also those of that operator."""
+    """The arguments of a public function; with `options`, also those of that operator, or those with these
+    defaults."""
 
     def __init__(
         self,
         name: str,
         function: Callable[..., Any],
-        options: str | None = None,
+        options: str | Mapping[str, Any] | None = None,
         refused_by: str | None = None,
         any_layout: bool = False,
         any_text: bool = False,
@@ -204,6 +206,7 @@ class Signature:
         self._options = options_of_operators.show(function, options) if options else ()
         self._arguments = inspect.signature(function)
         parameters = self._arguments.parameters.values()
+        self._takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         self._kinds = {
             each.name: _Kind(_evaluated(each.annotation, function))
             for each in parameters
@@ -263,12 +266,9 @@ class Signature:
 
     def check_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Raises TypeError also for a missing or superfluous argument."""
-        try:
-            self._arguments.bind(*arguments, **keywords)
-        except TypeError as error:
-            function = self.name.rpartition(".")[2]
-            raise TypeError(f"{self.name}: {error}; pass the arguments of torch_fattn.{function}") from None
         self.check(arguments, keywords)
+        if fault := self._fault_of_call(arguments, keywords):
+            raise fault
         self._check_layouts(arguments, keywords)
         self._check_strictly(arguments, keywords)
 
@@ -281,8 +281,8 @@ class Signature:
             return error
         named = _NAMED.match(str(error))
         if named is None or self._refused_by is not None:
-            if not self._takes_call(arguments, keywords):
-                return error  # Python's own message names the function
+            if fault := self._fault_of_call(arguments, keywords):
+                return fault
             self._check_strictly(arguments, keywords)
             if " is on meta" in str(error) or torch.ops.fattn._torch_error(str(error)) == "no_data":
                 self._refuse_meta(arguments, keywords)
@@ -296,12 +296,14 @@ class Signature:
             words = re.sub(rf"\b{theirs}\b", own, words)
         return type(error)(self.name + words)
 
-    def _takes_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    def _fault_of_call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TypeError | None:
+        """The error of a call with a missing or superfluous argument."""
         try:
             self._arguments.bind(*arguments, **keywords)
-        except TypeError:
-            return False
-        return True
+        except TypeError as error:
+            places = [name for name in self._places if name != "self"]
+            return TypeError(f"{self.name}: {error}; {self._listed('arguments by position', places)}")
+        return None
 
     def _refuse_meta(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         for what, _kind, value in self._given(arguments, keywords):
@@ -365,11 +367,15 @@ class Signature:
         )
 
     def _refuse_unknown(self, what: str) -> None:
-        """Refuses an unknown keyword. Python does this itself unless the function takes any."""
-        if self._options:
-            raise TypeError(
-                f"{self.name}: there is no option {what!r}; the options are {', '.join(self._options)}"
-            )
+        if self._takes_any:
+            return
+        hint = options_of_operators.hint(what, self.names)
+        kind, names = ("option", self._options) if self._options else ("argument", self.names)
+        raise TypeError(f"{self.name}: there is no {kind} {what!r}{hint}; {self._listed(f'{kind}s', names)}")
+
+    @staticmethod
+    def _listed(kind: str, names: Sequence[str]) -> str:
+        return f"the {kind} are {textwrap.shorten(', '.join(names), 180, placeholder=' ...') or 'none'}"
 
 
 SIGNATURES: dict[str, Signature] = {}  # keyed by the name in errors
@@ -378,7 +384,7 @@ SIGNATURES: dict[str, Signature] = {}  # keyed by the name in errors
 def public(
     name: str,
     *,
-    options: str | None = None,
+    options: str | Mapping[str, Any] | None = None,
     refused_by: str | None = None,
     ahead: bool = True,
     renames: bool = True,
@@ -389,7 +395,7 @@ def public(
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
 
-    options: the operator whose options it takes, as `**options: Unpack[...]`.
+    options: the operator whose options it takes, or their defaults, as `**options: Unpack[...]`.
     refused_by: the operator whose message covers shapes that do not fit.
     ahead: False: types are checked only after an error.
     renames: False: an error in the name of another public function stays.

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from ..integrations.pytorch.routing import forget, is_version, version_number
 from ..operators import DTYPES
 from ..runtime.cache_folder import cache_folder, tuning_is_off
+from ..runtime.warn import warn
 
 FORMAT = 3
 MOST_BYTES = 1 << 20
@@ -284,11 +284,10 @@ def load_all(version: str) -> None:
         except BadFileError as fault:
             if path.name != _this_file_name():
                 continue
-            warnings.warn(
+            warn(
                 f"torch_fattn: the tuned sizes in {path} are not used, the built-in ones are: "
                 f"{fault}; run `python -m torch_fattn tune` again, or with --reset",
                 RuntimeWarning,
-                stacklevel=3,
             )
 
 

@@ -125,6 +125,7 @@ HALVES |= {f"{name}_scales": torch.zeros(2, 2, 32, 1, 2).half() for name in ("ke
 HALVES["query"] = heads(2, 4, 2, 40)
 LONG = heads(2, 4, 17, 64)  # 17 rows, of sequences of 20 and 32 keys
 MANY = heads(1, 1, 1, 8).expand(2**30 + 1, -1, -1, -1)
+SHARED = tuple(of("prefill")[name] for name in ("query", "key", "value"))
 SLOPES, MASK = torch.tensor([0.5, 0.25, 0.125, 1.0]), heads(9, 24) > 0
 
 
@@ -174,6 +175,10 @@ ADVICE: list[Advice] = [
            run("prefill", alibi_slopes=SLOPES, q_offset=-(2**31)),
            run("prefill", alibi_slopes=SLOPES, q_offset=-9),
            exact("prefill", alibi_slopes=SLOPES, q_offset=-(2**31))),
+    *(of_op("pass a mask as attn_mask", "decode", {"seq_lens": mask}, {"seq_lens": None, "attn_mask": mask})
+      for mask in (heads(2, 1, 2, 32) > 0, heads(2, 1, 2, 32))),
+    Advice("pass enable_gqa=True", lambda: torch_fattn.sdpa(*SHARED),
+           lambda: torch_fattn.sdpa(*SHARED, enable_gqa=True), lambda: reference.prefill(*SHARED)[0]),
     of_op("leave it out for 1 / sqrt(head_dim)", "prefill", {"scale": float("nan")}),
     of_op("pass the most query rows that a sequence has", "varlen_prefill", {"max_seqlen_q": -1}),
     of_op("pass the most keys that a sequence has", "varlen_prefill", {"max_seqlen_k": -7}),

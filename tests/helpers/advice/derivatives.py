@@ -106,8 +106,8 @@ def _by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 ADVICE: list[Advice] = [
     *(
         Advice(
-            "use torch_fattn.attention or torch.nn.functional.scaled_dot_product_attention "
-            "where gradients are needed",
+            "use torch_fattn.attention, torch_fattn.varlen_attention or "
+            "torch.nn.functional.scaled_dot_product_attention where gradients are needed",
             _gradient(torch_fattn.prefill),
             _gradient(followed),
             _gradient(_by_hand),
@@ -151,6 +151,12 @@ ADVICE: list[Advice] = [
         _packed_by_vmap,
         _packed_in_one_call,
         _packed_one_by_one,
+    ),
+    Advice(
+        "use torch.softmax or torch.tanh where one is needed",
+        _gradient(lambda q, k, v: torch_fattn.softmax(q @ k.mT) @ v),
+        _gradient(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v),
+        _gradient(lambda q, k, v: _by_hand(q, k * 8**0.5, v)),
     ),
     Advice(
         "use torch.matmul and torch.softmax where one is needed",

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import torch_fattn
 from tests.helpers.advice import Advice
 from tests.helpers.flash_attn_oracle import Options, rotated
 from tests.helpers.public_calls import VALID, heads
@@ -16,13 +17,18 @@ from tests.helpers.wrong_calls import Arguments
 from torch_fattn import flash_attn, reference
 
 DENSE, PACKED, CACHE = (
-    VALID[f"torch_fattn.flash_attn_{name}"]() for name in ("func", "varlen_func", "with_kvcache")
+    VALID[f"torch_fattn.flash_attn.flash_attn_{name}"]() for name in ("func", "varlen_func", "with_kvcache")
 )
 ROTARY = {name: CACHE[name] for name in ("rotary_cos", "rotary_sin")}
 FILLED = {name: CACHE[name] for name in ("q", "k_cache", "v_cache", "cache_seqlens")}
 APPENDED = {name: CACHE[name] for name in ("k", "v")}
 SLOPES = torch.tensor([[0.5, 0.25, 0.125, 1.0], [0.1, 0.2, 0.3, 0.4]])
 WIDE = {"q": heads(1, 3, 4, 584), "k": heads(1, 5, 2, 584, seed=1), "v": heads(1, 5, 2, 584, seed=2)}
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+FLOAT8 = DENSE["k"].to(torch.float8_e4m3fn)
+JOINED = {"q": torch.cat((DENSE["q"], DENSE["q"]), -1), "k": torch.cat((DENSE["k"], DENSE["v"]), -1)}
+CHUNKS = (torch.arange(3)[:, None] + 2) // 2 == torch.arange(5) // 2
+CACHES = ("k_cache", "v_cache")
 BOTH_IN_ONE = torch.zeros(2, 1, dtype=torch.int32)
 
 
@@ -55,11 +61,11 @@ def exact_dense(options: Options | None = None, **changes: Tensor) -> Callable[[
     return call
 
 
-def exact_packed() -> Tensor:
+def exact_packed(sinks: Tensor | None = None) -> Callable[[], Tensor]:
     q, k, v = (PACKED[name] for name in "qkv")
-    return torch.cat(
-        [Options().attend(b, q[b * 3 :][:3], *(t[b * 5 :][:5] for t in (k, v)))[0] for b in (0, 1)]
-    )
+    attend = Options(sinks=sinks).attend
+    parts = [(q[b * 3 :][:3], *(t[b * 5 :][:5] for t in (k, v))) for b in (0, 1)]
+    return lambda: torch.cat([attend(b, *part)[0] for b, part in enumerate(parts)])
 
 
 def exact_cached(
@@ -200,14 +206,33 @@ ADVICE: list[Advice] = [
     Advice("pass a multiple of them, and transpose q and the keys if yours have the heads before the length",
            dense(**{name: DENSE[name].transpose(1, 2) for name in "qkv"}), dense(), exact_dense()),
     Advice("convert it with .to(torch.int32)", packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long()),
-           packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long().to(torch.int32)), exact_packed),
+           packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long().to(torch.int32)), exact_packed()),
     Advice("it begins with 0", packed(cu_seqlens_q=NOTHING),
            packed(cu_seqlens_q=torch.cat((torch.tensor([0]), torch.tensor([3, 1]).cumsum(0))).int()),
-           exact_packed),
-    Advice("pass", packed(max_seqlen_k=-1), packed(max_seqlen_k=5), exact_packed,
+           exact_packed()),
+    Advice("pass", packed(max_seqlen_k=-1), packed(max_seqlen_k=5), exact_packed(),
            message="pass the most keys that a sequence has"),
     Advice("pass", dense(k=DENSE["k"].flatten(0, 1)), dense(k=DENSE["k"].flatten(0, 1).view(2, 5, 2, 16)),
            exact_dense(), message="pass [batch, length, heads, head_dim]"),
+    Advice("pass one of them", packed(s_aux=SINKS, learnable_sink=SINKS),
+           packed(learnable_sink=SINKS), exact_packed(sinks=SINKS)),
+    Advice("pass their product in torch.float16 or torch.bfloat16",
+           dense(k=FLOAT8, k_descale=torch.full((2, 2), 0.5)),
+           dense(**{n: DENSE[n].half() for n in "qv"}, k=(FLOAT8.float() * 0.5).half()),
+           exact_dense(k=FLOAT8.float() * 0.5)),
+    Advice("pass the second query joined to q, and the values joined to the keys", dense(qv=DENSE["q"]),
+           dense(**JOINED), exact_dense(**JOINED)),
+    Advice("use torch_fattn.prefill with an attn_mask", dense(attention_chunk=2),
+           lambda: torch_fattn.prefill(*(DENSE[n].transpose(1, 2) for n in "qkv"), CHUNKS).transpose(1, 2),
+           lambda: reference.prefill(*(DENSE[n].transpose(1, 2) for n in "qkv"), CHUNKS)[0].transpose(1, 2)),
+    Advice("use flash_attn_varlen_func, with cache_seqlens as seqused_k",
+           cached(FILLED, q=FILLED["q"].flatten(0, 1), cu_seqlens_q=torch.arange(3, dtype=torch.int32)),
+           lambda: flash_attn.flash_attn_varlen_func(
+               FILLED["q"].flatten(0, 1), *(FILLED[n].unflatten(1, (-1, 4)).flatten(0, 1) for n in CACHES),
+               torch.arange(3, dtype=torch.int32), max_seqlen_q=1, max_seqlen_k=8,
+               seqused_k=FILLED["cache_seqlens"], page_table=torch.tensor([[0, 1], [2, 3]]).int(),
+           )[:, None],
+           exact_cached()),
     # Advice about caches.
     *(
         Advice(

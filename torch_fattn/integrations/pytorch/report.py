@@ -111,7 +111,8 @@ class Report:
         return "\n".join([*lines, UNSEEN])
 
     def _saved(self) -> str:
-        return f": torch's own would keep {self.bytes_saved / 1e9:.3g} GB more for their backward"
+        scale, unit = next((s for s in ((1e9, "GB"), (1e6, "MB")) if self.bytes_saved >= s[0]), (1e3, "kB"))
+        return f": torch's own would keep {self.bytes_saved / scale:.3g} {unit} more for their backward"
 
     def _headline(self) -> str:
         """The first line. The state of `install` now says nothing about earlier calls or those of `sdpa`."""

@@ -3,13 +3,12 @@ implementation."""
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...runtime.signatures import public
+from ...runtime.warn import warn
 from .report import REASONS
 from .routing import check_settings
 
@@ -54,18 +53,31 @@ def sdpa(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    out, number = torch.ops.fattn._sdpa_and_reason(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    try:
+        out, number = torch.ops.fattn._sdpa_and_reason(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    except RuntimeError:
+        _refuse_shared_heads(query, key, value, enable_gqa)
+        raise
     if number:
         _warn(torch.ops.fattn._reason_name(number))
     return out
+
+
+def _refuse_shared_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """torch's own error is about broadcasting."""
+    if enable_gqa or min(query.dim(), key.dim(), value.dim()) < 3:
+        return
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if kv_heads == value.shape[-3] and 1 < kv_heads < heads and heads % kv_heads == 0:
+        raise ValueError(
+            f"torch_fattn.sdpa: {heads} query heads share {kv_heads} key-value heads; pass enable_gqa=True"
+        ) from None
 
 
 def _warn(reason: str) -> None:
     if reason in _warned or reason in ("torch_is_faster", "small_training"):
         return
     _warned.add(reason)
-    warnings.warn(
-        f"torch_fattn.sdpa: {REASONS[reason]}; torch's own scaled_dot_product_attention is used", stacklevel=4
-    )
+    warn(f"torch_fattn.sdpa: {REASONS[reason]}; torch's own scaled_dot_product_attention is used")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Literal, get_args
 
 import torch
 
 from ...runtime.signatures import shown
+from ...runtime.warn import warn
 
 OnUnsupported = Literal["error", "sdpa"]
 
@@ -40,4 +40,4 @@ def warn_once(who: str, where: str, why: str) -> None:
     kind = (who, re.sub(r"\d+", "#", re.sub(r"^fattn\.\w+: ", "", why)))
     if kind not in _warned:
         _warned.add(kind)
-        warnings.warn(f"fattn attention in {where}: {why}", stacklevel=4)
+        warn(f"fattn attention in {where}: {why}")

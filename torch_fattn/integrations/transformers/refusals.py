@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from ...operators.differentiable import MAX_BACKWARD_HEAD_DIM, needs_gradient
+from ...runtime.warn import warn
 from .support import USE_ANOTHER, USE_EAGER
 
 # Keywords that change the result and that the operators cannot express, with advice for each.
@@ -115,7 +115,4 @@ def refuse_keywords(
             module, f"the keyword {name} is unknown and may change the result of attention", USE_ANOTHER
         )
     if keywords.get("output_attentions"):
-        warnings.warn(
-            'fattn attention does not return attention weights; use attn_implementation="eager" for them',
-            stacklevel=3,
-        )
+        warn('fattn attention does not return attention weights; use attn_implementation="eager" for them')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...runtime import versions
 from ...runtime.signatures import public
+from ...runtime.warn import warn
 from . import attention_classes, policy
 from .attention import attend
 from .compat import entry, let_generate_make, restore, switch_batching
@@ -51,7 +51,7 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
     if (fault := versions.fault("transformers", version, versions.TRANSFORMERS)) is not None:
         if versions.minor(version) < versions.TRANSFORMERS[0]:
             raise ImportError(fault)
-        warnings.warn(fault, stacklevel=3)
+        warn(fault)
     policy.choose(on_unsupported)
     if not _undo:
         for interface, name, _function in _ENTRIES:

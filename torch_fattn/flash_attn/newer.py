@@ -1,0 +1,98 @@
+"""Arguments that flash-attn 3, flash-attn 4 or vLLM's flash-attn has beside those of flash-attn 2.8, by
+keyword. What cannot change a result is accepted and ignored; what would change it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from ..operators import DTYPES
+from .arguments import check_device, check_operands, check_shape, name_of
+from .cache_arguments import check_written
+
+
+class DenseArguments(TypedDict, total=False):
+    out: Tensor | None
+    learnable_sink: Tensor | None
+    s_aux: Tensor | None
+    qv: Tensor | None
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    attention_chunk: int
+    fa_version: int | None
+    pack_gqa: bool | None
+    sm_margin: int
+
+
+class PagedArguments(DenseArguments, total=False):
+    page_table: Tensor | None
+    scheduler_metadata: Tensor | None
+    q_v: Tensor | None
+    seqused_q: Tensor | None
+
+
+class CacheArguments(PagedArguments, total=False):
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k_new: Tensor | None
+    max_seqlen_q: int | None
+
+
+DEFAULTS: dict[str, Any] = dict.fromkeys(CacheArguments.__annotations__)
+DEFAULTS |= {"attention_chunk": 0, "sm_margin": 0}
+# What would change the result, and what to do instead.
+_JOINED = "pass the second query joined to q, and the values joined to the keys"
+_MASKED = "use torch_fattn.prefill with an attn_mask"
+_PACKED = "use flash_attn_varlen_func, with cache_seqlens as seqused_k"
+_NOT_BUILT = {"qv": _JOINED, "q_v": _JOINED, "attention_chunk": _MASKED, "seqused_q": _MASKED}
+_NOT_BUILT |= {"cu_seqlens_q": _PACKED, "cu_seqlens_k_new": _PACKED}
+
+
+def check_newer(op: str, given: Mapping[str, Any], **operands: Any) -> None:
+    """Refuses what would change the result: those of `_NOT_BUILT`, and scales of float8 operands."""
+    for name, value in given.items():
+        if name not in DEFAULTS:  # torch.compile does not check names
+            raise TypeError(f"{name_of(op)}: there is no argument {name!r}; leave it out")
+        if name in _NOT_BUILT and (isinstance(value, Tensor) or value != DEFAULTS[name]):
+            raise NotImplementedError(f"{name_of(op)}: {name} is not implemented; {_NOT_BUILT[name]}")
+    for name, operand in operands.items():
+        scale = f"{name[0]}_descale"
+        if given.get(scale) is not None and isinstance(operand, Tensor) and operand.dtype.itemsize == 1:
+            raise NotImplementedError(
+                f"{name_of(op)}: {name} is {operand.dtype} with {scale}; pass their product in torch.float16 "
+                "or torch.bfloat16"
+            )
+
+
+def one_of(op: str, **tensors: Tensor | None) -> Tensor | None:
+    """The argument that has these names."""
+    given = [name for name, tensor in tensors.items() if tensor is not None]
+    if len(given) > 1:
+        raise ValueError(f"{name_of(op)}: {' and '.join(given)} are the same argument; pass one of them")
+    return tensors[given[0]] if given else None
+
+
+def sinks_of(op: str, given: Mapping[str, Any], q: Tensor) -> dict[str, Tensor]:
+    """The option of the operators."""
+    named = {name: given.get(name) for name in ("s_aux", "learnable_sink")}
+    sinks = one_of(op, **named)
+    if sinks is None:
+        return {}
+    (what,) = (name for name, tensor in named.items() if tensor is not None)
+    check_shape(op, what, sinks, f"[{q.shape[-2]}]")
+    if sinks.dtype not in DTYPES.values():
+        raise TypeError(f"{name_of(op)}: {what} is {sinks.dtype}; convert it with .float()")
+    check_device(op, what, sinks, q)
+    return {"sinks": sinks}
+
+
+def check_out(op: str, out: Tensor | None, q: Tensor, value_dim: int) -> None:
+    if out is not None:
+        check_operands(op, q, out=(out, str([*q.shape[:-1], value_dim])))
+        check_written(op, out=out)
+
+
+def into(out: Tensor | None, result: Tensor) -> Tensor:
+    return result if out is None else out.copy_(result)

@@ -1,0 +1,21 @@
+"""Warnings at the line of the program, which would otherwise name a line of a library."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import torch
+
+_LIBRARIES = {"importlib", "torch", "torch_fattn", "transformers"}
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Silent in a graph that is traced: Dynamo cannot read frames."""
+    if torch.compiler.is_compiling():
+        return
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry=registry)
