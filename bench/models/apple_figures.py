@@ -2,9 +2,9 @@
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
 databases (clocks of later chips), tzakharko.github.io/apple-neural-accelerators-benchmark (the units of M5
-for matrix products). Every figure is a limit of the hardware (units times clock), not the rate
-of a program, which another program may exceed. tests/bench/test_apple_bounds.py compares each with the
-measurements in published.csv.
+for matrix products), midudev/canirun.ai#26 (M6 and M5 Ultra, second-hand). Every figure is a limit of the
+hardware (units times clock), not the rate of a program, which another program may exceed.
+tests/bench/test_apple_bounds.py compares each with the measurements in published.csv.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Chip:
     gigahertz: float | None = None  # None: not published; there are no limits per core and cycle
     alu_gigahertz: float | None = None  # the clock, if the share of the ALUs that products use is unknown
     tensor_gigahertz: float | None = (
-        None  # the clock of the units for tensor operations; None: there are none
+        None  # the clock of the units for tensor operations; None: there are none, or not published (M6)
     )
     # TFLOP/s of the fastest attention on simdgroup products that is published, where their limit is not.
     simdgroup_attention: float | None = None
@@ -123,6 +123,23 @@ CHIPS = (
         note="bandwidth from the specification, 530 GB/s measured (mlx#3837). Simdgroup products: attention "
         "reaches 13.1 TFLOP/s (xwen); the limit is not published. Tensor operations: MLX's attention reaches "
         "50 (mlx#3943), a matrix product 57 (mlx#3838) and about 60 (Draw Things)",
+    ),
+    Chip(
+        "M5 Ultra",
+        80,
+        1200,
+        tensor_gigahertz=M5_GIGAHERTZ,
+        family=10,
+        note="second-hand: 80 cores and 1.2 TB/s as reported of its specification (canirun.ai#26); clock and "
+        "units assumed to be those of M5",
+    ),
+    Chip(
+        "M6",
+        12,
+        170,
+        family=11,
+        note="second-hand: 12 cores and 170 GB/s as reported of its specification (canirun.ai#26); family "
+        "assumed, and its plans are those of M5",
     ),
 )
 UNPUBLISHED = "M3, M3 Pro, M3 Max, M4 Pro, M4 Max"

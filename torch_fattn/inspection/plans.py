@@ -21,7 +21,17 @@ __all__ = ["Explanation", "explain", "launch_counts", "reset_launch_counts"]
 
 FAMILIES = range(1, 21)  # n of MTLGPUFamilyApple<n>; the planner refuses those without kernels
 MOST_CORES = 1024
-FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10}
+FAMILY_OF_GENERATION = {"M1": 7, "M2": 8, "M3": 9, "M4": 9, "M5": 10, "M6": 11}
+ASSUMED = ("M6",)  # Apple has not said of which family it is; 11 is the next that Metal has
+NEWEST_TUNED = 10  # the newest family for which tiles were chosen
+
+
+def newer_than_tiles(family: int) -> str | None:
+    """A sentence about a GPU of a family for which no tiles were chosen."""
+    if family <= NEWEST_TUNED:
+        return None
+    known = next(name for name, n in FAMILY_OF_GENERATION.items() if n == NEWEST_TUNED)
+    return f"family {family} is newer than the tables of tiles; planned like family {NEWEST_TUNED} ({known})"
 
 
 class Explanation:
@@ -49,6 +59,8 @@ class Explanation:
         lines = [
             f"fattn.{self.op} on {device['name']} (Apple family {device['family']}, {device['cores']} cores)"
         ]
+        if newer := newer_than_tiles(device["family"]):
+            lines.append(f"  newer        {newer}")
         for number, launch in enumerate(self.passes, start=1):
             lines.append(f"  pass {number}       {launch['kernel']} from {launch['source']}")
             lines += [f"    {label:<11} {text}" for label, text in _facts_of(launch)]
@@ -161,9 +173,9 @@ def _check_device_name(
             f"{named} {shown(name)} is only a name, and a plan depends on the GPU's figures; give "
             f"{spelled('family')} and {spelled('cores')} with it"
         )
-    generation = re.match(r"(?:Apple )?(M\d)\b", name)
+    generation = re.match(r"(?:Apple )?(M\d+)\b", name)
     own = FAMILY_OF_GENERATION.get(generation.group(1)) if generation else None
-    if own not in (None, family):
+    if own not in (None, family) and generation and generation.group(1) not in ASSUMED:
         raise ValueError(
             f"{named} {shown(name)} is of Apple family {own}, not {family}; give {spelled('family')} {own} "
             "or another name"
