@@ -88,8 +88,8 @@ def test_generate(name: str, beams: int, padding: int, calls: list[Call]) -> Non
 @pytest.mark.parametrize("way", ["assistant", "sliding assistant", "prompt lookup"])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_assisted_generation(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejected drafts are dropped from the cache. In 5.17 the cache of a draft model with windows returns more
-    keys than its mask has."""
+    """Rejected drafts are dropped from the cache. A draft model with windows has more keys than its mask, in
+    5.17."""
     ours, eager = pair(AutoModelForCausalLM, MODELS[name])
     other: dict[str, Any] = {"prompt_lookup_num_tokens": 3}
     if "assistant" in way:
