@@ -78,7 +78,7 @@ def figures() -> Figures:
 
 def predicted(call: Call, chip: Chip, compiles: bool = False) -> tuple[float, cost.Demand] | None:
     """Seconds of our call among queued ones, or None if no published time is like it."""
-    if not call.is_decode and chip.family > cost.LATER:
+    if not call.is_decode and chip.family > cost.LATER or figures().clock(chip) is None:
         return None
     demand = cost.our_demand(call, chip, costs(), compiles)
     return cost.seconds(demand, chip, figures()), demand

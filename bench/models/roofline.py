@@ -259,7 +259,11 @@ def figures() -> str:
             str(chip.cores),
             f"{chip.ram_gb_s:.0f}" if chip.ram_gb_s else "not in our sources",
             f"{chip.products / 1e12:.1f}" if chip.products else "not published",
-            f"{chip.tensor_operations / 1e12:.1f}" if chip.tensor_operations else "none",
+            f"{chip.tensor_operations / 1e12:.1f}"
+            if chip.tensor_operations
+            else "none"
+            if chip.family < 10
+            else "not published",
             chip.note,
         ]
         for chip in CHIPS

@@ -108,7 +108,8 @@ def test_the_ceilings_of_m5_are_those_of_its_calls() -> None:
     for call, line in zip(calls, table, strict=True):
         name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert name == roofline.describe(call)
-        for chip, tensor in zip(CHIPS[-3:], cells[::2], strict=True):
+        with_units = [chip for chip in CHIPS if chip.tensor_operations]
+        for chip, tensor in zip(with_units, cells[::2], strict=True):
             assert chip.tensor_operations and chip.ram_gb_s
             products, memory = call.flops / chip.tensor_operations, call.least_bytes / chip.ram_gb_s / 1e9
             least = 1e3 * max(products, memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -186,6 +187,22 @@ def test_explain_function_refuses_a_name_without_its_figures(wrong: dict[str, An
         explain("prefill", query, query, query, **wrong)
     figures = {"device_name": "Apple M3 Max", "family": 9, "cores": 40}
     assert explain("prefill", query, query, query, **figures).device_name == "Apple M3 Max"
+
+
+@pytest.mark.parametrize("state", ["off", "registers"])
+@pytest.mark.parametrize("name", ["Apple M6", "Apple M7 Pro", None])
+def test_a_newer_chip_plans_like_the_newest_known_one(name: str | None, state: str) -> None:
+    query = torch.empty(1, 8, 64, 64, dtype=torch.float16, device="meta")
+    plans = [
+        explain("prefill", query, query, query, device_name=name, family=family, cores=12, tensor=state)
+        for family in (10, 11, 14)
+    ]
+    assert all(plan.passes == plans[0].passes and plan.route == plans[0].route for plan in plans)
+    assert [re.findall(r"planned like .*", str(plan)) for plan in plans] == [
+        [],
+        ["planned like family 10 (M5)"],
+        ["planned like family 10 (M5)"],
+    ]
 
 
 @pytest.mark.parametrize(

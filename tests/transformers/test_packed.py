@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from tests.conftest import counted_launches
+from tests.helpers.synchronisations import Synchronisations
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import (
     COMMON,
@@ -37,8 +38,10 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
 )
-from torch_fattn.integrations.transformers import attend, masks, register, use_packed
-from torch_fattn.integrations.transformers.patterns import write_packed
+from torch_fattn.integrations.transformers import attend, attention, masks, register, use_packed
+from torch_fattn.integrations.transformers import positions as positions_module
+from torch_fattn.integrations.transformers.compat import CACHE
+from torch_fattn.integrations.transformers.patterns import write_packed, write_pattern
 
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
@@ -73,6 +76,94 @@ def test_positions_that_restart(name: str, batch: int, calls: list[Call]) -> Non
     kinds = {"mistral": [True] * LAYERS, "llama": [False] * LAYERS, "llama-20": [False] * LAYERS}
     windows = [WINDOW - 1 if sliding else -1 for sliding in kinds.get(name, [True, False])]
     assert [call["window_left"] for call in calls] == windows
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_positions_that_the_mask_ignores(batch: int, calls: list[Call]) -> None:
+    """The reference runs one sequence at a time. A second forward has other positions in the same tensor."""
+    ours, eager = pair(AutoModelForCausalLM, GPT_OSS)
+    ids, _ = prompt(length=24, batch=batch)
+    places = positions(batch).to(DEVICE)
+    for lens in ([13, 1, 10], [24]) if batch == 1 else ([13, 1, 10, 2, 17, 5],):
+        with torch.no_grad():
+            mine = ours(ids.to(DEVICE), position_ids=places, use_cache=False).logits.cpu()
+            pieces = [eager(piece[None], use_cache=False).logits for piece in ids.flatten().split(lens)]
+        assert (mine.flatten(0, 1) - torch.cat(pieces, dim=1)[0]).abs().max() < TOLERANCE
+        places.copy_(torch.arange(24))
+    packed = [call for call in calls if call.op == "varlen_prefill"]
+    assert len(packed) == LAYERS and [call["window_left"] for call in packed] == [WINDOW - 1, -1]
+
+
+def test_control_positions_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "restarts_of", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_positions_that_the_mask_ignores(1, [])
+
+
+def test_positions_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a forward of several rows, whatever the number of layers, and never in a decode step."""
+    asked: list[int] = []
+    find = positions_module._find
+    monkeypatch.setattr(positions_module, "_find", lambda ids, batch: asked.append(batch) or find(ids, batch))
+    ours, _ = pair(AutoModelForCausalLM, GPT_OSS)
+    ids = prompt(length=24)[0].to(DEVICE)
+    with torch.no_grad():
+        cache = ours(ids, use_cache=True).past_key_values
+        assert len(asked) == 1
+        with Synchronisations() as waits:
+            ours(ids[:, :1], **{CACHE: cache})
+        assert len(asked) == 1 and not waits.ops
+        ours(ids, position_ids=positions(2).to(DEVICE), use_cache=False)
+    assert len(asked) == 2
+
+
+CAUSAL = torch.ones(24, 24, dtype=torch.bool).tril()
+APART = CAUSAL & (torch.arange(24) >= 13).eq((torch.arange(24) >= 13)[:, None])
+RIGHT = CAUSAL & (torch.arange(24) < 20)
+MASKS: dict[str, tuple[torch.Tensor, bool]] = {
+    "causal": (torch.ones((), dtype=torch.bool).expand(1, 24), True),
+    "a window": (write_pattern(1, 24, 24, 24, WINDOW, None, "cpu"), True),
+    "whole": (CAUSAL[None, None], True),
+    "additive": (torch.zeros(1, 1, 24, 24).masked_fill(~CAUSAL, torch.finfo(torch.float32).min), True),
+    "apart": (APART[None, None], False),
+    "padding": (torch.arange(24)[None] < 20, False),
+    "whole padding": (RIGHT[None, None], False),
+}
+
+
+@pytest.mark.parametrize("by", ["positions", "cache", "bias", "lengths"])
+@pytest.mark.parametrize("form", MASKS)
+def test_masks_that_let_sequences_see_one_another(form: str, by: str) -> None:
+    """Separated, or refused with advice; accepted where the mask separates them, and where there is one."""
+    mask, mixes = MASKS[form]
+    layer = nn.Module()
+    layer.is_causal = True  # type: ignore[assignment]
+    query = torch.randn(1, 2, 24, 16)
+    place = torch.cat((torch.arange(13), torch.arange(11)))[None]
+    if "padding" in form:
+        place = (torch.arange(24) * (torch.arange(24) < 20))[None]
+    options: dict[str, Any] = {"position_ids": place}
+    if by == "lengths":
+        ends = torch.tensor([0, 13, 24], dtype=torch.int32)
+        options = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    options |= {"use_cache": by == "cache"}
+    if by == "bias":
+        options["position_bias"] = torch.zeros(1, 1, 1, 24)
+    if by == "lengths" and "padding" in form:
+        return  # lengths come without padding
+    if not mixes or (by in ("positions", "lengths") and form in ("causal", "a window")):
+        out, _ = attend(layer, query, query, query, mask, **options)
+        second = APART if mixes or form == "apart" else RIGHT
+        if form == "a window":
+            second = second & CAUSAL.triu(1 - WINDOW)
+        exact = torch.nn.functional.scaled_dot_product_attention(query, query, query, second)
+        assert (out - exact.transpose(1, 2)).abs().max() < 1e-5
+    else:
+        advice = r"would see one another; pass (use_cache=False|each in a row of its own|a 4D attention_mask)"
+        with pytest.raises(NotImplementedError, match=advice):
+            attend(layer, query, query, query, mask, **options)
+    options |= {"position_ids": torch.arange(24)[None], "cu_seq_lens_q": None, "cu_seq_lens_k": None}
+    assert attend(layer, query, query, query, mask, **options)[0].shape == (1, 24, 2, 16)
 
 
 def test_sequences_of_one_token() -> None:

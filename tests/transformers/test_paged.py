@@ -24,8 +24,9 @@ import torch_fattn
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import COMMON, DEVICE, EXPERTS, LAYERS, MIXED, VOCAB, WINDOW, pair
-from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged, register
+from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged_keys, register
 from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
+from torch_fattn.integrations.transformers.paged_keys import InCache, PagedKeys
 
 NEW_TOKENS = 20
 BLOCK_SIZE = 8
@@ -164,20 +165,20 @@ def check_calls(name: str, calls: list[Call], block_size: int) -> None:
         sliding = name == "mistral" or (name == "gpt_oss" and index % LAYERS == 0)
         assert call["window_left"] == (WINDOW - 1 if sliding else -1)
         assert (call["sinks"] is not None) == (name == "gpt_oss")
-        if call.op == "paged_decode" and not (sliding and BATCHES_BY_NAME):
+        if call.op == "paged_decode":
             assert call["key_cache"].shape[1] == (1 if sliding else block_size)
             assert call["key_cache"].shape[:2].numel() > 64 * BLOCK_SIZE, "the cache's own memory"
 
 
-@pytest.mark.parametrize("name", ["llama"] if BATCHES_BY_NAME else ["llama", "mistral"])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_control_shuffled_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens differ if the keys of a request are found in another order."""
-    tables_of = paged._block_tables
+    tables_of = paged_keys._block_tables
 
     def shuffled(*arguments: Any) -> Tensor:
         return tables_of(*arguments).roll(1, dims=0)
 
-    monkeypatch.setattr(paged, "_block_tables", shuffled)
+    monkeypatch.setattr(paged_keys, "_block_tables", shuffled)
     ours, eager = pair(AutoModelForCausalLM, MODELS[name])
     assert tokens_of(ours, NAME) != tokens_of(eager, "paged|eager")
 
@@ -187,117 +188,77 @@ class Layer(nn.Module):
     is_causal = False  # as in some layers that are causal by their mask
 
 
-class Allocator:
-    index = 0
-    layer_type = "sliding_attention"
-    supports_block_table = False
-    tokens_per_page = 4
-
-    def __init__(self, window: int | None) -> None:
-        self.sliding_window = window
+def cumulative(lens: list[int]) -> Tensor:
+    return torch.tensor([0, *lens], device=DEVICE).cumsum(0).to(torch.int32)
 
 
-class LaterCache:
-    """The contract of 5.23: allocators know the layers; `update` takes the keywords, adds those of the layer,
-    and returns the keys of all requests."""
-
-    def __init__(self, past: list[int], heads: int, head_dim: int, window: int | None = None) -> None:
-        self.layer_to_allocator = {0: Allocator(window)}
-        self.past = [torch.randn(2, n, heads, head_dim, device=DEVICE) for n in past]
-        self.calls: list[int] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
-    ) -> tuple[Tensor, Tensor]:
-        self.calls.append(layer_idx)
-        for name in ("cu_seq_lens_k", "max_length_k"):
-            kwargs[name] = kwargs[name]["sliding_attention"]
-        new = torch.stack((key_states[0], value_states[0])).transpose(1, 2)
-        begins = kwargs["cu_seq_lens_q"].tolist()
-        pieces = []
-        for past, begin, end in zip(self.past, begins, begins[1:], strict=False):
-            pieces += [past, new[:, begin:end]]
-        key, value = torch.cat(pieces, dim=1).transpose(1, 2).unbind()
-        return key[None], value[None]
+def in_cache(lens: list[int], window: int | None = None) -> tuple[InCache, InCache]:
+    """Keys and values of requests of these lengths, in blocks of 4 that are not in order."""
+    most = -(-max(lens) // 4)
+    tables = torch.randperm(len(lens) * most, device=DEVICE).view(-1, most).to(torch.int32)
+    pools = torch.randn(2, tables.numel(), 4, 2, 16, device=DEVICE).unbind()
+    keys = PagedKeys(*pools, tables, cumulative(lens).diff(), sum(lens), window)
+    return InCache.of(keys, keys.key_cache), InCache.of(keys, keys.value_cache)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize(("past", "new"), [([5, 0, 11], [1, 9, 3]), ([5, 2, 11], [1, 1, 1]), ([0], [12])])
-def test_later_contract(past: list[int], new: list[int], window: int | None) -> None:
-    torch.manual_seed(0)
-    cache = LaterCache(past, heads=2, head_dim=16, window=window)
-    query, key, value = (torch.randn(1, heads, sum(new), 16, device=DEVICE) for heads in (4, 2, 2))
-    lens = [p + n for p, n in zip(past, new, strict=True)]
-    batch = {
+def batch_of(new: list[int], lens: list[int]) -> dict[str, Any]:
+    """What a model of 5.24 passes on, once its cache is updated."""
+    return {
         "cu_seq_lens_q": cumulative(new),
-        "cu_seq_lens_k": {"sliding_attention": cumulative(lens)},
+        "cu_seq_lens_k": cumulative(lens),
         "max_length_q": max(new),
-        "max_length_k": {"sliding_attention": max(lens)},
+        "max_length_k": max(lens),
         "read_index": [torch.zeros(1)],
         "write_index": [torch.zeros(1)],
     }
-    of_new = torch.ones(1, 1, sum(new), sum(new), dtype=torch.bool, device=DEVICE).tril()
-    out, _ = attend(
-        Layer(), query, key, value, of_new, scaling=0.3, sliding_window=window, cache=cache, **batch
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("past", "new"), [([5, 0, 11], [1, 9, 3]), ([5, 2, 11], [1, 1, 1])])
+def test_a_model_that_updates_the_cache(
+    past: list[int], new: list[int], window: int | None, changes: bool, calls: list[Call]
+) -> None:
+    """Its keys are read in place, unless it changes them."""
+    torch.manual_seed(0)
+    lens = [p + n for p, n in zip(past, new, strict=True)]
+    key, value = in_cache(lens, window)
+    given = (key, value.repeat(1, 1, 1, 1) * 2) if changes else (key, value)
+    query = torch.randn(1, 4, sum(new), 16, device=DEVICE)
+    out, _ = attend(Layer(), query, *given, None, scaling=0.3, sliding_window=window, **batch_of(new, lens))
+    (call,) = calls
+    assert (call["key_cache"] is key.cache) != changes
+    rows, keys, values = (
+        operand.cpu().split(sizes, dim=2)
+        for operand, sizes in ((query, new), (key.gather(), lens), (value.gather() * (1 + changes), lens))
     )
-    assert out.shape == (1, sum(new), 4, 16) and cache.calls == [0]
-    begin = 0
-    for rows, kept in zip(new, cache.past, strict=True):
-        at = slice(begin, begin + rows)
-        keys, values = (
-            torch.cat((old.transpose(0, 1), given[0, :, at]), dim=1)
-            for old, given in zip(kept.unbind(), (key, value), strict=True)
+    wanted = [
+        torch_fattn.reference.prefill(
+            *operands, is_causal=True, scale=0.3, window_left=-1 if window is None else window - 1
         )
-        wanted = torch_fattn.reference.prefill(
-            query[:, :, at],
-            keys[None],
-            values[None],
-            is_causal=True,
-            scale=0.3,
-            window_left=-1 if window is None else window - 1,
-        )
-        wanted = wanted[0] if isinstance(wanted, tuple) else wanted
-        assert (out[0, at].transpose(0, 1).cpu() - wanted[0].cpu()).abs().max() < 1e-5
-        begin += rows
-
-
-class EarlierCache:
-    """The contract of 5.17, as far as a refusal looks."""
-
-    def update(self, read_index: Any, write_index: Any) -> None: ...
-
-
-def cumulative(lens: list[int]) -> Tensor:
-    return torch.tensor([0, *lens], device=DEVICE).cumsum(0).to(torch.int32)
+        for operands in zip(rows, keys, values, strict=True)
+    ]
+    assert (out.cpu().transpose(1, 2) - torch.cat(wanted, dim=2)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"cache": None}, "no cache of continuous batching"),
+        ({"write_index": None}, "no cache of continuous batching"),
         ({"block_table": torch.zeros(1)}, "block table"),
-        ({"attention_mask": torch.zeros(1), "cache": EarlierCache()}, "a mask came with"),
-        ({"sliding_window": 1}, None),
+        ({"attention_mask": torch.zeros(1)}, "a mask came with"),
         ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"key": torch.zeros(1, 2, 3, 16), "cu_seq_lens_k": {"full_attention": [0, 3]}}, "its keys are not"),
         ({}, None),
     ],
 )
 def test_refusals(change: dict[str, Any], sentence: str | None) -> None:
-    tensor = torch.randn(1, 2, 3, 16, device=DEVICE)
-    lens = cumulative([3])
-    arguments = {
-        "attention_mask": None,
-        "cache": LaterCache([0], 2, 16),
-        "cu_seq_lens_q": lens,
-        "cu_seq_lens_k": {"sliding_attention": lens},
-        "max_length_q": 3,
-        "max_length_k": {"sliding_attention": 3},
-        "read_index": [torch.zeros(1)],
-        "write_index": [torch.zeros(1)],
-        **change,
-    }
+    query = torch.randn(1, 2, 3, 16, device=DEVICE)
+    key, value = in_cache([3])
+    arguments = {"key": key, "value": value, "attention_mask": None, **batch_of([3], [3]), **change}
+    arguments = {name: each for name, each in arguments.items() if name != "write_index" or each}
     if sentence is None:
-        assert attend_paged(Layer(), tensor, tensor, tensor, **arguments)[0].shape == (1, 3, 2, 16)
+        assert attend_paged(Layer(), query, **arguments)[0].shape == (1, 3, 2, 16)
         return
     with pytest.raises(NotImplementedError, match=f"{sentence}.*; (use attn_implementation=|call generate)"):
-        attend_paged(Layer(), tensor, tensor, tensor, **arguments)
+        attend_paged(Layer(), query, **arguments)

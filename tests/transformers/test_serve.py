@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,6 +88,17 @@ def test_other_names_are_refused_as_before(serve_takes_fattn: None) -> None:
     assert ModelManager(attn_implementation=NAME).attn_implementation == NAME
     with pytest.raises(ValueError, match="Unsupported attention implementation: 'fatn'"):
         ModelManager(attn_implementation="fatn")
+
+
+@pytest.mark.parametrize("missing", ["a package of the extra", "one that it imports"])
+def test_without_the_packages_of_serving(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["", "serve", "m"])
+    if missing == "one that it imports":
+        monkeypatch.setitem(sys.modules, "transformers.cli.transformers", None)
+    else:
+        monkeypatch.setattr(__main__, "is_serve_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"run `pip install 'transformers\[serving\]'"):
+        __main__.main()
 
 
 @pytest.mark.parametrize(

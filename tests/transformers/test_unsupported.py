@@ -16,7 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     FalconConfig,
-    GPTJConfig,
+    GPTNeoConfig,
     LlamaConfig,
     PreTrainedConfig,
 )
@@ -41,8 +41,15 @@ from torch_fattn.integrations.transformers.patterns import write_packed, write_p
 
 OLD = {"vocab_size": 64, "hidden_size": 64, "n_embd": 64, "n_head": 4, "num_attention_heads": 4}
 OF_THEIR_OWN: dict[str, PreTrainedConfig] = {
-    "gptj": GPTJConfig(
-        **OLD, n_layer=LAYERS, rotary_dim=8, n_positions=64, bos_token_id=2, eos_token_id=None
+    "gpt_neo": GPTNeoConfig(
+        vocab_size=64,
+        hidden_size=64,
+        num_layers=LAYERS,
+        num_heads=4,
+        attention_types=[[["global"], LAYERS]],
+        max_position_embeddings=64,
+        bos_token_id=2,
+        eos_token_id=None,
     ),
     "falcon": FalconConfig(**OLD, num_hidden_layers=LAYERS, bos_token_id=2, eos_token_id=None),
     "bloom": BloomConfig(**OLD, n_layer=LAYERS, bos_token_id=2, eos_token_id=None),
@@ -149,6 +156,7 @@ def test_models_outside_the_interface_are_refused(name: str) -> None:
         {"head_mask": torch.ones(4)},
         {"indices": torch.zeros(1, dtype=torch.int64)},
         {"unheard_of": torch.ones(1)},
+        {"sinks": torch.ones(1, 4, 5, 1)},
         {"sliding_window": 2},
     ],
 )
@@ -232,11 +240,11 @@ def test_unregister(seen: list[warnings.WarningMessage]) -> None:
     assert AttentionInterface()[NAME] is mine
     AttentionInterface._global_mapping.pop(NAME)
     assert [set(interface()) for interface in interfaces] == before
-    from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES
+    from transformers.models.gpt_neo.modeling_gpt_neo import GPT_NEO_ATTENTION_CLASSES
 
-    assert NAME not in GPTJ_ATTENTION_CLASSES
+    assert NAME not in GPT_NEO_ATTENTION_CLASSES
     register()
-    assert NAME in GPTJ_ATTENTION_CLASSES
+    assert NAME in GPT_NEO_ATTENTION_CLASSES
 
 
 def test_a_policy_of_another_name() -> None:

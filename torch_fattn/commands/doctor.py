@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import reference
 from ..inspection.compiled import compile_summary
+from ..inspection.chips import newer_than_tiles
 from ..inspection.planning import FUNCTIONS, signature_of
 from ..inspection.plans import Explanation, explain, launch_counts
 from ..operators import BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS
@@ -215,6 +216,8 @@ def report_device() -> list[str]:
         f"              Apple family {device['family']}, {device['cores']} cores, "
         f"{device['max_threadgroup_bytes'] // 1024} KiB of threadgroup memory"
     )
+    if newer := newer_than_tiles(device["family"]):
+        print(f"              {newer}")
     if versions.minor(torch.__version__) < RAISES_FAULTS:
         print(f"              {SILENT_FAULTS.format(torch.__version__)}")
     return []

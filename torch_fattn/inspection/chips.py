@@ -2,9 +2,9 @@
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
 databases (clocks of later chips), tzakharko.github.io/apple-neural-accelerators-benchmark (the units of M5
-for matrix products). Every figure is a limit of the hardware (units times clock), not the rate
-of a program, which another program may exceed. tests/bench/test_apple_bounds.py compares each with the
-measurements in published.csv.
+for matrix products), midudev/canirun.ai#26 (M6 and M5 Ultra, second-hand). Every figure is a limit of the
+hardware (units times clock), not the rate of a program, which another program may exceed.
+tests/bench/test_apple_bounds.py compares each with the measurements in published.csv.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Chip:
     gigahertz: float | None = None  # None: not published; there are no limits per core and cycle
     alu_gigahertz: float | None = None  # the clock, if the share of the ALUs that products use is unknown
     tensor_gigahertz: float | None = (
-        None  # the clock of the units for tensor operations; None: there are none
+        None  # the clock of the units for tensor operations; None: there are none, or not published (M6)
     )
     # TFLOP/s of the fastest attention on simdgroup products that is published, where their limit is not.
     simdgroup_attention: float | None = None
@@ -124,6 +124,23 @@ CHIPS = (
         "reaches 13.1 TFLOP/s (xwen); the limit is not published. Tensor operations: MLX's attention reaches "
         "50 (mlx#3943), a matrix product 57 (mlx#3838) and about 60 (Draw Things)",
     ),
+    Chip(
+        "M5 Ultra",
+        80,
+        1200,
+        tensor_gigahertz=M5_GIGAHERTZ,
+        family=10,
+        note="second-hand: 80 cores and 1.2 TB/s as reported of its specification (canirun.ai#26); clock and "
+        "units assumed to be those of M5",
+    ),
+    Chip(
+        "M6",
+        12,
+        170,
+        family=11,
+        note="second-hand: 12 cores and 170 GB/s as reported of its specification (canirun.ai#26); family "
+        "assumed, and its plans are those of M5",
+    ),
 )
 # The rate of their products is not published. Some have fewer cores; an M3 Max of 30 reads 300 GB/s and an M4
 # Max of 32 reads 410.
@@ -136,6 +153,16 @@ UNPUBLISHED = (
 )
 NAMES = tuple(sorted(chip.name for chip in (*CHIPS, *UNPUBLISHED)))
 FAMILY_OF_GENERATION = {chip.name.partition(" ")[0]: chip.family for chip in CHIPS}
+ASSUMED = ("M6",)  # Apple has not said of which family it is; 11 is the next that Metal has
+NEWEST_TUNED = 10  # the newest family for which tiles were chosen
+
+
+def newer_than_tiles(family: int) -> str | None:
+    """A sentence about a GPU of a family for which no tiles were chosen."""
+    if family <= NEWEST_TUNED:
+        return None
+    known = next(name for name, n in FAMILY_OF_GENERATION.items() if n == NEWEST_TUNED)
+    return f"family {family} is newer than the tables of tiles; planned like family {NEWEST_TUNED} ({known})"
 
 
 def chip_named(name: str, cores: int | None = None) -> Chip | None:

@@ -15,7 +15,7 @@ from ..integrations.pytorch.routing import Route, check_settings, is_torch_versi
 from ..operators import BACKWARDS
 from ..runtime.signatures import public, shown
 from ..runtime.tensor_units import STATES
-from .chips import FAMILY_OF_GENERATION, NAMES, chip_named
+from .chips import ASSUMED, FAMILY_OF_GENERATION, NAMES, chip_named, newer_than_tiles
 from .compiled import compiled_kernels
 from .cost import Cost
 from .planning import Planned, planned, plans_of, signature_of
@@ -95,6 +95,8 @@ class Explanation:
         kernels = ", ".join(launch["kernel"] for launch in self.passes) or "no launch, the result is empty"
         runs = f"fattn: {kernels}; {why}".removesuffix("; ") if self._calls else f"torch: {why}"
         yield "run by", runs
+        if newer := newer_than_tiles(self.data["device"]["family"]):
+            yield "newer", newer
         if self.route is not None and not why:
             call = "plain call with gradients" if self.op in BACKWARDS else "plain call"
             yield "route", f"a {call} is {self.route}"
@@ -212,9 +214,9 @@ def _check_device_name(
             f"{named} {shown(name)} is only a name, and a plan depends on the GPU's figures; give "
             f"{spelled('family')} and {spelled('cores')} with it"
         )
-    generation = re.match(r"(?:Apple )?(M\d)\b", name)
+    generation = re.match(r"(?:Apple )?(M\d+)\b", name)
     own = FAMILY_OF_GENERATION.get(generation.group(1)) if generation else None
-    if own not in (None, family):
+    if own not in (None, family) and generation and generation.group(1) not in ASSUMED:
         raise ValueError(
             f"{named} {shown(name)} is of Apple family {own}, not {family}; give {spelled('family')} {own} "
             "or another name"

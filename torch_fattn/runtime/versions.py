@@ -5,7 +5,7 @@ from __future__ import annotations
 VERSION = "0.1.0"
 # Ranges of minor versions, both ends included.
 TORCH = ((2, 13), (2, 15))
-TRANSFORMERS = ((5, 17), (5, 23))
+TRANSFORMERS = ((5, 17), (5, 24))
 
 Minor = tuple[int, int]
 

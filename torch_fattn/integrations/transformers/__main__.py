@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 
+from transformers.utils.import_utils import is_serve_available
+
 from .compat import let_serve_end, let_serve_take
 from .registration import register
 from .support import NAME
@@ -25,9 +27,16 @@ def with_default(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     register(on_unsupported="sdpa")
-    let_serve_take(NAME)
-    end = let_serve_end()
-    from transformers.cli.transformers import main as command_line
+    try:
+        if sys.argv[1:2] == ["serve"] and not is_serve_available():
+            raise ImportError("pydantic, fastapi, uvicorn or openai is not installed")
+        let_serve_take(NAME)
+        end = let_serve_end()
+        from transformers.cli.transformers import main as command_line
+    except ImportError as error:
+        sys.exit(
+            f"transformers serve: {error}; run `pip install 'transformers[serving]' accelerate requests`"
+        )
 
     sys.argv[1:] = with_default(sys.argv[1:])
     try:

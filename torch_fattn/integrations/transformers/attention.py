@@ -13,10 +13,11 @@ from ...runtime.signatures import public
 from .fallback import run_fallback, without_patterns
 from .masks import hides_nothing
 from .operators import compute
-from .packed import compute_packed, compute_pattern, lengths_of
+from .packed import begins_of, compute_packed, compute_pattern, lengths_of
 from .paged import attend_paged
 from .patterns import is_packed, is_pattern, read_pattern
 from .policy import falls_back
+from .positions import Restarts, restarts_of, see_one_another
 from .refusals import (
     MeaningRefusedError,
     reason_of,
@@ -72,16 +73,22 @@ def attend(
     }
     if isinstance(key, Stored) and isinstance(value, Stored):
         return attend_stored(module, query, key, value, attention_mask, **of_layer, **of_call), None
-    if cache is not None:  # transformers after 5.17 finds the function for continuous batching by this name
+    if cache is not None or "write_index" in kwargs:  # continuous batching of transformers after 5.17
         return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
+    key, value = _newest(key, value, attention_mask, query.shape[2], sliding_window)
     _refuse_shapes(module, query, key, value, attention_mask)
+    restarts = None
+    if attention_mask is not None and not is_packed(attention_mask):
+        restarts = restarts_of(kwargs.get("position_ids"), query, key.shape[2])
     if (selected := take_selection(module, of_call, key.shape[2])) is not None:
+        if restarts is not None:
+            _refuse_packing(module, attention_mask, restarts.begins, kwargs.get("use_cache"))
         attention_mask = whole_mask(attention_mask, query.shape[2], key.shape[2])
         sparse = _attend_selected(module, query, key, value, attention_mask, selected, **of_layer, **of_call)
         if sparse is not None:
             return sparse, None
         attention_mask = mask_of_selected(attention_mask, selected, query, key)
-    lengths = _packing(module, query, key, value, attention_mask, softcap=softcap, **of_call)
+    lengths = _packing(module, query, key, value, attention_mask, restarts, softcap=softcap, **of_call)
     packed = None if lengths is None else lengths[:2]
     if why := why_not_trained(module, query, key, value, attention_mask, position_bias, dropout=dropout):
         out = run_fallback(module, query, key, value, attention_mask, why, packed, **of_layer, **of_call)
@@ -138,6 +145,7 @@ def _packing(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
+    restarts: Restarts | None,
     *,
     sliding_window: int | None,
     softcap: float | None,
@@ -154,6 +162,12 @@ def _packing(
     lengths = None
     if position_bias is None and _leaves_packing_open(mask, q_len, kv_len):
         lengths = lengths_of(kwargs, query)
+        if lengths is None and restarts is not None and not kwargs.get("use_cache"):
+            lengths = restarts.lengths
+    if lengths is None:
+        begins = begins_of(kwargs, query) if restarts is None else restarts.begins
+        if begins is not None:
+            _refuse_packing(module, mask, begins, kwargs.get("use_cache"))
     refuse_keywords(module, mask, kwargs, packed=lengths is not None)
     mask_is_whole = mask is not None and mask.ndim == 4
     if sliding_window is not None and not mask_is_whole and lengths is None and kv_len > sliding_window:
@@ -236,6 +250,35 @@ def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
         return mask is None or (mask.ndim == 2 and hides_nothing(mask))
     pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
     return pattern is not None and pattern.padding is None and q_len == kv_len
+
+
+def _newest(
+    key: Tensor, value: Tensor, mask: Any, rows: int, sliding_window: int | None
+) -> tuple[Tensor, Tensor]:
+    """The keys of the mask of a sliding layer. The cache of a draft model in 5.17 returns older ones, too."""
+    if sliding_window is None or not isinstance(mask, Tensor) or is_pattern(mask) or key.ndim != 4:
+        return key, value
+    newest = sliding_window - 1 + rows
+    if mask.ndim == 0 or mask.shape[-1] != newest or key.shape[2] <= newest:
+        return key, value
+    return key[:, :, -newest:], value[:, :, -newest:]
+
+
+def _refuse_packing(module: nn.Module, mask: Tensor | None, begins: Tensor, cached: Any) -> None:
+    """Refuses sequences that are packed into a row, if the mask lets them see one another."""
+    rows = begins.shape[1]
+    if mask is None:
+        return
+    if mask.ndim == 4 and not is_pattern(mask):
+        whole = mask.shape[2:] == (rows, rows) and getattr(module, "is_causal", False)
+        if not whole or not see_one_another(mask, begins):
+            return
+        advice = "pass a 4D attention_mask that separates them"
+    elif _leaves_packing_open(mask, rows, rows):
+        advice = "pass use_cache=False" if cached else "pass each in a row of its own"
+    else:
+        return
+    refuse_meaning(module, "the sequences that are packed into a row would see one another", advice)
 
 
 def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models that choose an attention class from a table by the implementation's name: GPT-J, Falcon, Bark.
+"""Models that choose an attention class from a table by the implementation's name: GPT-Neo, Falcon, Bark.
 
 Their attention never calls an attention function, and an unknown name raises a bare KeyError while the model
 is built. This module adds the name to those tables: with an entry that raises an error with advice, or, under

@@ -1,4 +1,4 @@
-"""Differences between transformers 5.17 and 5.23, and all uses of their private names."""
+"""Differences between transformers 5.17, 5.23 and 5.24, and all uses of their private names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from transformers import masking_utils
 from transformers.generation import configuration_utils
 from transformers.generation import utils as generation_utils
 from transformers.generation.continuous_batching import continuous_api
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.masking_utils import packed_sequence_mask_function, sliding_window_causal_mask_function
 
 MaskFunction = Callable[..., Any]
+# The keyword of a model's cache. Since 5.24 it is "cache", and the old name gives a warning. A model of 5.24
+# also updates the cache of continuous batching itself; before, its attention function did.
+CACHE = (
+    "cache"
+    if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters
+    else "past_key_values"
+)
 _OF_ONE_TOKEN = torch.zeros(1, 1, dtype=torch.long)
 
 
@@ -33,8 +41,8 @@ def made_like(mask_function: MaskFunction, other: MaskFunction) -> bool:
 
 def packed_parts(mask_function: MaskFunction) -> tuple[MaskFunction, Tensor] | None:
     """The mask function of one sequence and the sequence ids `[B, L]` of the tokens, if transformers has
-    found packed sequences. 5.17 adds the condition on sequence ids after the function; later versions add it
-    before, and the function counts from the start of each sequence."""
+    found packed sequences. 5.17 and 5.24 add the condition on sequence ids after the function, 5.23 before
+    it; in 5.23 and 5.24 the function counts from the start of each sequence."""
     for_ids = packed_sequence_mask_function(_OF_ONE_TOKEN)
     parts = and_parts(mask_function)
     if len(parts) != 2:
@@ -57,22 +65,22 @@ class PagedLayer(NamedTuple):
 
     group: int  # its position in the lists of indices
     kind: str  # its key in the dicts of lengths
-    pools: tuple[Tensor, Tensor] | None  # [slots, Hkv, D], indexed by the indices; None: not accessible
+    pools: tuple[Tensor, Tensor]  # [slots, Hkv, D], indexed by the indices
     block_size: int  # number of consecutive slots of one request
     window: int | None
 
 
 def paged_layer(cache: Any, layer: int) -> PagedLayer:
-    """Finds the layer in transformers' cache. In 5.17 there is one pool for each position of a layer in its
-    group, and a sliding layer uses it as a ring. Later versions have an allocator for each kind of layer,
-    which exposes only the pages of full layers."""
+    """Finds the layer in transformers' cache, in which a sliding layer has a ring of slots. In 5.17 there is
+    one pool for each position of a layer in its group. Later versions have an allocator for each kind of
+    layer, and views of one memory; that of the values is shorter by a page."""
     if hasattr(cache, "layer_to_allocator"):
         allocator = cache.layer_to_allocator[layer]
-        pools = None
-        if allocator.supports_block_table:
-            pools = tuple(pages.flatten(0, 1) for pages in allocator.get_cache_for_block_table(layer))
-        window = None if allocator.layer_type == "full_attention" else allocator.sliding_window
-        return PagedLayer(allocator.index, allocator.layer_type, pools, allocator.tokens_per_page, window)
+        keys, values = allocator._kv_token_views[layer]
+        pools = keys[: values.shape[0]], values
+        if allocator.layer_type == "full_attention":
+            return PagedLayer(allocator.index, "full_attention", pools, allocator.tokens_per_page, None)
+        return PagedLayer(allocator.index, allocator.layer_type, pools, 1, allocator.sliding_window)
     group, place = cache.layer_index_to_group_indices[layer]
     pools = cache.key_cache[place], cache.value_cache[place]
     window = cache.sliding_windows[layer]
@@ -84,18 +92,44 @@ def paged_layer(cache: Any, layer: int) -> PagedLayer:
 def update_paged(
     cache: Any, layer: int, key: Tensor, value: Tensor, keywords: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Writes the new keys and values and returns those of all requests, `[keys, Hkv, D]`. 5.17 takes the
-    indices; later versions take the keywords and select those of the layer."""
-    arguments = {"key_states": key, "value_states": value, "layer_idx": layer}
-    if hasattr(cache, "layer_to_allocator"):
-        key, value = cache.update(**arguments, kwargs=dict(keywords))
-        return key[0].transpose(0, 1), value[0].transpose(0, 1)
+    """Writes the new keys and values and returns those of all requests, `[keys, Hkv, D]`. In 5.17 the cache
+    does this; in later versions it calls the layer's allocator."""
     indices = {name: keywords[name] for name in ("read_index", "write_index")}
-    updated: tuple[Tensor, Tensor] = cache.update(**arguments, **indices)
+    if hasattr(cache, "layer_to_allocator"):
+        allocator = cache.layer_to_allocator[layer]
+        of_layer = {name: of_all[allocator.index] for name, of_all in indices.items()}
+        new = (states[0].transpose(0, 1) for states in (key, value))
+        updated: tuple[Tensor, Tensor] = allocator.update(*new, layer, **of_layer)
+        return updated
+    updated = cache.update(key_states=key, value_states=value, layer_idx=layer, **indices)
     return updated
 
 
-# `generate_batch` of 5.23 passes lengths and its cache only to an implementation with "flash" in its name;
+def let_models_update(name: str, update: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], None]:
+    """From 5.24 on, a model updates the cache of continuous batching and passes all keys to its attention
+    function. Makes the models of the implementation `name` call `update` instead. Returns a function that
+    undoes this."""
+    cache: Any = PagedAttentionCache
+    if CACHE != "cache":
+        return lambda: None
+    theirs = cache.update
+
+    def update_by_name(
+        self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        chosen = update if self.config._attn_implementation == name else theirs
+        return chosen(self, key_states, value_states, layer_idx, kwargs)
+
+    cache.update = update_by_name
+
+    def undo() -> None:
+        if cache.update is update_by_name:
+            cache.update = theirs
+
+    return undo
+
+
+# `generate_batch` after 5.17 passes lengths and its cache only to an implementation with "flash" in its name;
 # 5.17 prefixes other names with "paged|". `set_attn_implementation` does not accept a name with "flash" in
 # it: it looks for a package or a kernel of that name.
 BATCHES_BY_NAME = "auto_switch_to_flash" in (
@@ -128,8 +162,8 @@ def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
 
 def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]], Any]) -> Callable[[], None]:
     """Makes `generate(cache_implementation=name)` use the cache that `make` returns for a config, a number of
-    sequences, their longest length and `cache_config`. transformers has no registry of caches. Returns a
-    function that undoes this."""
+    sequences, their longest length and `cache_config`. transformers has no registry of caches. A draft
+    model, whose length no config knows, gets a DynamicCache. Returns a function that undoes this."""
     mixin: Any = generation_utils.GenerationMixin
     names: Any = configuration_utils
     prepare, known = mixin._prepare_cache_for_generation, names.ALL_CACHE_IMPLEMENTATIONS
@@ -138,12 +172,14 @@ def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]],
     def prepare_or_make(self: Any, *arguments: Any, **options: Any) -> Any:
         given = signature.bind(self, *arguments, **options).arguments
         wanted, model_kwargs = given["generation_config"], given["model_kwargs"]
-        has_one = model_kwargs.get("past_key_values") is not None or wanted.use_cache is False
+        if wanted.cache_implementation == name and wanted.is_assistant:
+            wanted.cache_implementation = None  # in this call's copy
+        has_one = model_kwargs.get(CACHE) is not None or wanted.use_cache is False
         if wanted.cache_implementation != name or has_one:
             return prepare(self, *arguments, **options)
         rows = max(wanted.num_beams, wanted.num_return_sequences) * given["batch_size"]
         settings = dict(wanted.cache_config or {})
-        model_kwargs["past_key_values"] = make(self.config, rows, given["max_cache_length"] + 1, settings)
+        model_kwargs[CACHE] = make(self.config, rows, given["max_cache_length"] + 1, settings)
 
     mixin._prepare_cache_for_generation = prepare_or_make
     names.ALL_CACHE_IMPLEMENTATIONS = (*known, name)

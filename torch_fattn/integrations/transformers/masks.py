@@ -40,6 +40,7 @@ from ...runtime.signatures import public
 from .compat import and_parts, closed_over, made_like, packed_parts
 from .patterns import write_packed, write_pattern
 from .policy import falls_back, warn_once
+from .positions import start_forward
 from .support import MaskForm, is_recurrent, mask_form, refusal_of_model
 
 
@@ -61,6 +62,7 @@ def make_mask(
 ) -> Tensor:
     """Called by transformers' `create_*_mask` with keywords only. For a model outside the attention interface
     it returns an additive mask under `on_unsupported="sdpa"` and raises NotImplementedError otherwise."""
+    start_forward()
     form, refusal = MaskForm.ADDITIVE, falls_back() and refusal_of_model(config)
     if refusal:
         warn_once(type(config).__name__, type(config).__name__, f"{refusal}; its own attention runs instead")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.import_utils import is_tracing
 
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
@@ -45,6 +46,16 @@ def compute_pattern(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **o
     lens, longest = pattern.cu_seqlens, pattern.max_seqlen
     options |= {"is_causal": True, "window_left": pattern.window_left}
     return compute_packed(query, key, value, lens, lens, longest, longest, **options)
+
+
+def begins_of(keywords: dict[str, Any], query: Tensor) -> Tensor | None:
+    """bool `[B, Lq]`: where sequences begin, by FlashAttention's keywords; None if they are absent."""
+    cu_q: Tensor | None = keywords.get("cu_seq_lens_q")
+    if cu_q is None or is_tracing(cu_q):
+        return None
+    batch, _heads, rows, _dim = query.shape
+    begins = torch.zeros(batch * rows + 1, dtype=torch.bool, device=query.device)
+    return begins.index_fill_(0, cu_q.to(query.device).long(), True)[:-1].unflatten(0, (batch, rows))
 
 
 def lengths_of(keywords: dict[str, Any], query: Tensor) -> tuple[Tensor, Tensor, int, int] | None:

@@ -20,6 +20,7 @@ from .stored import Stored
 NAME = "PagedCache"
 CACHE_NAME = "fattn_paged"
 _BLOCK_SIZE = 16
+_SETTINGS = {"num_blocks", "block_size", "kv_format"}
 _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
@@ -267,5 +268,10 @@ class PagedCache(Cache):
 
 def cache_of(config: PreTrainedConfig, sequences: int, length: int, settings: dict[str, Any]) -> PagedCache:
     """A cache for that many sequences of up to that length. settings: arguments of PagedCache."""
+    for name in settings.keys() - _SETTINGS:
+        raise ValueError(
+            f"{NAME}: cache_config has {name!r}, and takes num_blocks, block_size and kv_format; pass "
+            '{"kv_format": "int8"}, "fp8_e4m3" or "int4" for a quantised cache'
+        )
     size = settings.get("block_size", _BLOCK_SIZE)
     return PagedCache(config, **({"num_blocks": sequences * -(-length // size)} | settings))

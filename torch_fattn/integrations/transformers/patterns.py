@@ -69,16 +69,20 @@ def is_pattern(mask: Tensor) -> bool:
 def write_packed(sequence_ids: Tensor, window: int) -> Tensor | None:
     """Encodes `sequence_ids [B, L]`: consecutive tokens with the same id are one sequence. Finding their ends
     costs one wait for the device. None if every token is a sequence, which this form cannot encode."""
-    batch, length = sequence_ids.shape
     begins = torch.ones_like(sequence_ids, dtype=torch.bool)
     begins[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-    first = begins.flatten().nonzero()[:, 0]
-    if first.shape[0] >= length:  # models may cut a mask to the number of keys
+    cu_seqlens, longest = lengths_between(begins)
+    if cu_seqlens.shape[0] > sequence_ids.shape[1]:  # models may cut a mask to the number of keys
         return None
-    ends = first.new_full((1,), batch * length)
-    cu_seqlens = torch.cat((first, ends)).to(torch.int32)
-    longest = int(cu_seqlens.diff().max())
     return cu_seqlens[None, None, None, :].expand(longest, 1 if window >= longest else window + 1, 2, -1)
+
+
+def lengths_between(begins: Tensor) -> tuple[Tensor, int]:
+    """Cumulative lengths over all rows, and the longest length, of the sequences that begin where `begins [B,
+    L]` is True."""
+    first = begins.flatten().nonzero()[:, 0]
+    cu_seqlens = torch.cat((first, first.new_full((1,), begins.numel()))).to(torch.int32)
+    return cu_seqlens, int(cu_seqlens.diff().max())
 
 
 def is_packed(mask: Tensor) -> bool:

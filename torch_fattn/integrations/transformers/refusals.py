@@ -16,6 +16,7 @@ _UNBUILT = {
     "position_bias": ("a position bias over the cache of continuous batching", USE_ANOTHER),
     "indices": ("a sparse selection of keys without a 4D mask", USE_ANOTHER),
     "block_indices": ("a sparse selection of key blocks", USE_ANOTHER),
+    "sinks": ("a learned sink for each row", USE_EAGER),
 }
 # Keywords of packed sequences. The operators need the boundaries, from a 4D mask or from the lengths of
 # `packed`.

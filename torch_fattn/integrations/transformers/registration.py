@@ -13,10 +13,11 @@ from ...runtime.signatures import public
 from ...runtime.warn import warn
 from . import attention_classes, policy
 from .attention import attend
-from .compat import entry, let_generate_make, restore, switch_batching
+from .compat import entry, let_generate_make, let_models_update, restore, switch_batching
 from .masks import make_mask
 from .paged import attend_paged
 from .paged_cache import CACHE_NAME, cache_of
+from .paged_keys import update_in_place
 from .policy import OnUnsupported
 from .sharded import SHARDED_NAME, attend_sharded, make_sharded_mask
 from .support import FLASH_NAME, NAME, PAGED_NAME
@@ -58,6 +59,7 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
             before = entry(interface, name)
             _undo.append(lambda i=interface, n=name, b=before: restore(i, n, b))  # type: ignore[misc]
         _undo.append(switch_batching(NAME, FLASH_NAME))
+        _undo.append(let_models_update(FLASH_NAME, update_in_place))
         _undo.append(let_generate_make(CACHE_NAME, cache_of))
         attention_classes.enter_name()
         _undo.append(attention_classes.remove_name)

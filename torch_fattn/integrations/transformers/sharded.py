@@ -28,6 +28,7 @@ from ...operators.attention import MAX_DECODE_ROWS
 from ...operators.head_padding import pad_heads, without_padding
 from ...runtime.signatures import public
 from .masks import causal_window
+from .positions import restarts_of, start_forward
 
 __all__ = ["SHARDED_NAME", "ShardedCache", "attend_sharded", "make_sharded_mask"]
 
@@ -56,6 +57,7 @@ class _Layer(CacheLayerMixin):
     """The keys and values of a rank, `[B, Hkv, capacity, D]`."""
 
     is_sliding = False
+    is_croppable = True
     keys: Any
     values: Any
 
@@ -144,6 +146,7 @@ def make_sharded_mask(
     **_: Any,
 ) -> Tensor | None:
     """The mask function: padding, bool `[B, Lk]`, or None. The layers know their windows."""
+    start_forward()
     if causal_window(mask_function) is None:
         raise NotImplementedError(
             f"fattn_sharded: the masks of {type(config).__name__} are not causal; use "
@@ -167,6 +170,7 @@ def attend_sharded(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_ids: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The attention function. Returns out `[B, Lq, Hq, Dv]`."""
@@ -178,6 +182,11 @@ def attend_sharded(
     if dropout:
         raise NotImplementedError("fattn_sharded: there is no dropout across ranks; call model.eval()")
     rows, value_dim = query.shape[2], value.shape[3]
+    if attention_mask is None and restarts_of(position_ids, query, layer.length) is not None:
+        raise NotImplementedError(
+            "fattn_sharded: positions restart, and a row of a ShardedCache is one sequence; pass each in a "
+            "row of its own"
+        )
     query, key, value, scaling = pad_heads(query, key, value, scaling)
     shards = layer.room if rows <= MAX_DECODE_ROWS else layer.filled
     options: dict[str, Any] = {

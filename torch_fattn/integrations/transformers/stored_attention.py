@@ -12,6 +12,7 @@ from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from .masks import hides_nothing
 from .patterns import is_packed, is_pattern, read_pattern
+from .positions import restarts_of
 from .refusals import refusal_of_operator, refuse_keywords, refuse_meaning, refuse_training
 from .stored import Stored
 
@@ -44,6 +45,10 @@ def attend_stored(
     if query.shape[2] > 1 and not causal:
         refuse_meaning(module, "rows that are not causal cannot use a PagedCache", _USE_DYNAMIC)
     window, real = _window_and_padding(module, mask, query.shape[2], key.shape[2], sliding_window)
+    if real is None and restarts_of(kwargs.get("position_ids"), query, key.shape[2]) is not None:
+        refuse_meaning(
+            module, "positions restart, and a row of a PagedCache is one sequence", "pass use_cache=False"
+        )
     batch, _heads, rows, _dim = query.shape
     value_dim = value.shape[-1]
     query, new_key, new_value, scale = pad_heads(query, key.arrived, value.arrived, scaling)
