@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from ..inspection.compiled import compile_summary
 from ..inspection.chips import newer_than_tiles
+from ..inspection.compiled import compile_summary
 from ..inspection.planning import FUNCTIONS, signature_of
 from ..inspection.plans import Explanation, explain, launch_counts
 from ..operators import BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ..runtime.signatures import public, shown
-from .compiled import CompiledKernel, compiled_kernels
+from .compiled import CompiledKernel, compiled_kernels, counted
 from .planning import plans_of
 from .plans import Explanation
 from .sizes import SIZES, call_of, check_op, has_operands
