@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from ..operators import DTYPES
-from .arguments import check_device, check_operands, check_shape, name_of
+from .arguments import ROWS, check_device, check_operands, check_shape, name_of
 from .cache_arguments import check_written
 
 
@@ -90,7 +90,10 @@ def sinks_of(op: str, given: Mapping[str, Any], q: Tensor) -> dict[str, Tensor]:
 
 def check_out(op: str, out: Tensor | None, q: Tensor, value_dim: int) -> None:
     if out is not None:
-        check_operands(op, q, out=(out, str([*q.shape[:-1], value_dim])))
+        check_operands(op, q, out=(out, ROWS if q.dim() == 4 else "[tokens, heads, head_dim]"))
+        if out.shape[:-1] != q.shape[:-1] or out.shape[-1] != value_dim:
+            shape = [*q.shape[:-1], value_dim]
+            raise ValueError(f"{name_of(op)}: out has shape {list(out.shape)}; pass {shape}")
         check_written(op, out=out)
 
 

@@ -59,6 +59,8 @@ def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
 
 def check_writable(name: str, **written: Tensor) -> None:
     """Raises for memory that torch would refuse to write. torch's own message does not name the argument."""
+    if torch.compiler.is_compiling():  # Dynamo cannot trace these
+        return
     for what, tensor in written.items():
         if tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
