@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ import torch_fattn
 from tests.conftest import counted_launches
 from torch_fattn import __main__ as command_line
 from torch_fattn.commands import doctor
+from torch_fattn.inspection.planning import FUNCTIONS
 from torch_fattn.runtime import extension, versions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,11 +108,27 @@ def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"fattn_prefill", "fattn_decode", "fattn_merge", "fattn_cache_write"} <= launches.keys()
 
 
+<<<<<<< ours
 def test_kernels_without_a_launch_are_not_listed() -> None:
     torch_fattn.reset_launch_counts()
     torch_fattn.softmax(torch.ones(3, 8, device="mps"))
     counts = torch_fattn.launch_counts()
     assert counts == {"fattn_softmax": 1} and counts["fattn_merge"] == 0
+=======
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_what_is_planned_is_launched(op: str) -> None:
+    case = doctor.CASES[op](torch.float32)
+    arguments = case._arguments("mps") if isinstance(case, doctor.BackwardCase) else case.operands
+    operands = [each.to("mps") if isinstance(each, torch.Tensor) else each for each in arguments]
+    with counted_launches() as planning:
+        plan = torch_fattn.explain(op, *operands, **case.options)
+    with counted_launches() as launches:
+        case.run("mps")
+    on_mps = torch.ones(1, 1, 1, 1, 8, device="mps")
+    assert plan.device_name == torch_fattn.explain("merge", on_mps, on_mps[..., 0]).device_name
+    assert Counter(launch["kernel"] for launch in plan.passes) == launches
+    assert not planning
+>>>>>>> theirs
 
 
 def test_doctor_notices_a_wrong_result(

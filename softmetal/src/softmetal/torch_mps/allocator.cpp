@@ -39,9 +39,9 @@ struct BufferAllocator final : c10::Allocator {
 // A device that is a CPU can read all memory, so pinned memory is known by its address alone.
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
+    c10::DataPtr memory = c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes);
     void* address = memory.get();
-    if (address == nullptr) return memory;
+    if (address == nullptr) return {nullptr, c10::Device(c10::DeviceType::CPU)};
     const std::lock_guard lock(mutex);
     allocated.emplace(address, std::move(memory));
     return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
