@@ -108,13 +108,13 @@ def test_doctor_is_content(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"fattn_prefill", "fattn_decode", "fattn_merge", "fattn_cache_write"} <= launches.keys()
 
 
-<<<<<<< ours
 def test_kernels_without_a_launch_are_not_listed() -> None:
     torch_fattn.reset_launch_counts()
     torch_fattn.softmax(torch.ones(3, 8, device="mps"))
     counts = torch_fattn.launch_counts()
     assert counts == {"fattn_softmax": 1} and counts["fattn_merge"] == 0
-=======
+
+
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_what_is_planned_is_launched(op: str) -> None:
     case = doctor.CASES[op](torch.float32)
@@ -128,7 +128,6 @@ def test_what_is_planned_is_launched(op: str) -> None:
     assert plan.device_name == torch_fattn.explain("merge", on_mps, on_mps[..., 0]).device_name
     assert Counter(launch["kernel"] for launch in plan.passes) == launches
     assert not planning
->>>>>>> theirs
 
 
 def test_doctor_notices_a_wrong_result(
