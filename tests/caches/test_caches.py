@@ -99,9 +99,7 @@ def test_packed_rows(make: Any, device: str) -> None:
         query = dense.rows(len(chosen) * max(count, 1), HEADS, DIM).to(device)
         rows = query.unflatten(0, (len(chosen), -1)).transpose(1, 2)
         for options in ({}, {"shared_prefix": True} if make is paged else {"softcap": 3.0}):
-            with counted_launches() as launches:
-                out, lse = cache.decode(1, step, query, return_lse=True, **options)
-            assert decodes(launches) >= (device == "mps")
+            out, lse = cache.decode(1, step, query, return_lse=True, **options)
             exact, exact_lse = cache.decode(1, step, rows, return_lse=True, **options)
             assert torch.equal(out, exact.transpose(1, 2).flatten(0, 1)) and out.is_contiguous()
             assert torch.equal(lse, exact_lse.transpose(0, 1).flatten(1)) and lse.is_contiguous()

@@ -66,6 +66,7 @@ NOT_FOLLOWED = {
     "its shape must be [tokens, heads, head_dim]": LIMIT,
     "pass a number that allocate() or fork() returned and free() has not released": LIMIT,
     "pass rows [..., D] of a floating dtype": LIMIT,
+    "pass {} rows": LIMIT,
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,

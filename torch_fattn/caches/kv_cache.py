@@ -126,8 +126,7 @@ class KVCache:
     ) -> Any:
         """`decode` of packed rows, with the results of the packed operators."""
         rows = step._unpacked(f"{self._name}.decode", query)
-        options = {**options, "token_major_out": True, "return_lse": True}
-        out, lse = decode(layer, step, rows, **options)
+        out, lse = decode(layer, step, rows, **{**options, "token_major_out": True, "return_lse": True})
         return out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
 
     def _check_step(self, method: str, layer: int, step: CacheStep) -> None:

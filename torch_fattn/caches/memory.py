@@ -294,10 +294,17 @@ class Layers:
             self.written.add(layer)
 
     def erase(self, slots: Tensor) -> None:
-        """Marks the keys of these slots as not written, in every layer."""
-        size = self._shape.shape[2]
-        for key, _value in self._operands:
-            key.view(torch.uint8)[slots // size, slots % size] = _ERASED
+        """Marks the keys of these slots as not written, in every layer, or in none after an error."""
+        index = slots // self._shape.shape[2], slots % self._shape.shape[2]
+        keys = [key.view(torch.uint8) for key, _value in self._operands]
+        old = [key[index] for key in keys]
+        try:
+            for key in keys:
+                key[index] = _ERASED
+        except BaseException:
+            for key, rows in zip(keys, old, strict=True):
+                key[index] = rows
+            raise
 
     def is_written(self, layer: int, slots: Sequence[int]) -> list[bool]:
         """Whether each of these slots was written since it was erased. It waits for the device."""

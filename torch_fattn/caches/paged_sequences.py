@@ -225,9 +225,6 @@ class PagedSequences(PagedAttention):
         grown, counts = [growth.sequence for growth in plan], [growth.tokens for growth in plan]
         fresh = iter(taken)
         after = [self._grown_blocks(growth, fresh) for growth in plan]
-        for growth in plan:  # its last block, if it gets other tokens, is not found by the old ones
-            if growth.tokens > 0 and not growth.copies_end and growth.sequence.length % self._block_size != 0:
-                self._pool.forget(growth.sequence.blocks[-1])
         self._tables.begin(grown)
         moves = []
         for growth, blocks in zip(plan, after, strict=True):
@@ -258,6 +255,8 @@ class PagedSequences(PagedAttention):
             sequence = growth.sequence
             if growth.copies_end:
                 self._pool.release(sequence.blocks[-1:])
+            elif growth.tokens > 0 and sequence.length % self._block_size != 0:
+                self._pool.forget(sequence.blocks[-1])
             if growth.tokens > 0:
                 sequence.filled.add(sequence.length, step._appended, self._layers.every)
                 hidden = self._window.hidden(sequence.length, self._block_size)

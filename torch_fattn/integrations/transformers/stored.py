@@ -40,10 +40,8 @@ class Stored(Tensor):
         what = f"PagedCache: {func.__name__.partition('.')[0]} cannot read keys that are stored in blocks"
         stored = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Stored))
         if stored.layer.group.config._attn_implementation in (NAME, FLASH_NAME):
-            raise NotImplementedError(
-                f"{what}, which this model does outside of its attention function (as in latent attention); "
-                "use DynamicCache for it"
-            )
+            what += ", which this model does outside of its attention function (as in latent attention)"
+            raise NotImplementedError(f"{what}; use DynamicCache for it")
         raise NotImplementedError(
             f'{what}; load the model with attn_implementation="fattn", or use DynamicCache for it'
         )
