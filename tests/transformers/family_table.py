@@ -48,7 +48,7 @@ def recorded(version: str) -> Document | None:
 
 
 def record(found: Document) -> None:
-    """Puts a document in place of the one of its minor version; keeps the oldest and newest supported ones."""
+    """Puts a document in place of that of its minor version; keeps the oldest and newest supported ones."""
     minors = {_versions.minor(other["transformers"]): other for other in [*all_recorded(), found]}
     FILE.write_text(text_of(minors[minor] for minor in _versions.TRANSFORMERS if minor in minors))
 
