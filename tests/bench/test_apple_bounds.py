@@ -113,7 +113,7 @@ def test_the_ceilings_of_m5_are_those_of_its_calls() -> None:
             assert chip.tensor_operations and chip.ram_gb_s
             products, memory = call.flops / chip.tensor_operations, call.least_bytes / chip.ram_gb_s / 1e9
             least = 1e3 * max(products, memory)
-            assert 0.99 * least < float(tensor.removesuffix(" memory")) < 1.5 * least
+            assert 0.99 * least < float(tensor.removesuffix(" memory")) < 1.6 * least
             assert tensor.endswith(" memory") or products > memory
 
 

@@ -119,6 +119,8 @@ NOT_FOLLOWED = {
     "see torch_fattn.": LIMIT,
     'use attn_implementation="fattn", on one process': RANKS,
     "pass past_key_values=ShardedCache()": RANKS,
+    "pass each in a row of its own": RANKS,
+    'pass {"kv_format": "int8"}, "fp8_e4m3" or "int4" for a quantised cache': "test_paged_cache.py",
     "use a new cache": RANKS,
     "pass the padding, [batch, length]": RANKS,
     "call model.eval()": "dropout is random",

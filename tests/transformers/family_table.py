@@ -48,10 +48,9 @@ def recorded(version: str) -> Document | None:
 
 
 def record(found: Document) -> None:
-    """Puts a document in place of the one of its minor version, and drops versions that are not supported."""
-    oldest, newest = _versions.TRANSFORMERS
+    """Puts a document in place of that of its minor version; keeps the oldest and newest supported ones."""
     minors = {_versions.minor(other["transformers"]): other for other in [*all_recorded(), found]}
-    FILE.write_text(text_of(other for minor, other in minors.items() if oldest <= minor <= newest))
+    FILE.write_text(text_of(minors[minor] for minor in _versions.TRANSFORMERS if minor in minors))
 
 
 def read(text: str) -> list[Document]:

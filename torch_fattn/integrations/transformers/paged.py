@@ -131,8 +131,8 @@ def _keys_of_model(
     ends, longest = kwargs["cu_seq_lens_k"], either(kwargs, "max_seqlen_k", "max_length_k")
     if isinstance(ends, dict):
         refuse(module, "its keys are not those that its cache has for it", USE_PAGED_EAGER)
-    new = (each.gather() if isinstance(each, InCache) else each for each in (key, value))
-    return in_order(*(each[0].transpose(0, 1) for each in new), ends, int(longest), window)
+    key, value = (each.gathered() if isinstance(each, InCache) else each for each in (key, value))
+    return in_order(key[0].transpose(0, 1), value[0].transpose(0, 1), ends, int(longest), window)
 
 
 def _run_fallback(

@@ -57,10 +57,10 @@ class InCache(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map_only(InCache, InCache.gather, (args, kwargs or {}))
+        args, kwargs = tree_map_only(InCache, InCache.gathered, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def gather(self) -> Tensor:
+    def gathered(self) -> Tensor:
         return self.keys.gather(self.cache)
 
 
@@ -105,9 +105,10 @@ def write(
         seq_lens = ends.diff()
         newest = None if layer.window is None else write_index
         tables = _block_tables(read_index, newest, ends, seq_lens, longest, layer.block_size)
-        located = _tables_of[write_index] = tables, seq_lens
-    pools = (pool.unflatten(0, (-1, layer.block_size)) for pool in layer.pools)
-    return PagedKeys(*pools, *located, read_index.numel(), layer.window)
+        _tables_of[write_index] = located = tables, seq_lens
+    keys, values = (pool.unflatten(0, (-1, layer.block_size)) for pool in layer.pools)
+    tables, seq_lens = located
+    return PagedKeys(keys, values, tables, seq_lens, read_index.numel(), layer.window)
 
 
 def in_order(key: Tensor, value: Tensor, ends: Tensor, longest: int, window: int | None) -> PagedKeys:
