@@ -176,7 +176,9 @@ class Exchange:
         for peer in others if "gloo" in self._backends() else []:
             with suppress(RuntimeError):
                 nothing = torch.empty(1, device="cpu")
-                dist.irecv(nothing, group=self.group, group_src=peer, tag=_NEVER_SENT).wait(_AT_ONCE)
+                receive = dist.irecv(nothing, group=self.group, group_src=peer, tag=_NEVER_SENT)
+                if receive is not None:
+                    receive.wait(_AT_ONCE)
 
     def _with_peer(self, operation: Any, tensor: Tensor, rank: int) -> dist.P2POp:
         peer = dist.get_global_rank(self.group, rank % self.ranks)

@@ -6,6 +6,7 @@
 #include <new>
 #include <unordered_map>
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include "../framework/host.h"
