@@ -185,12 +185,13 @@ def _paged_decode() -> Picture:
 
 def _paged_prefill() -> Picture:
     names, blocks = _slots()
-    caption = "paged_prefill(query, ..., cu_seqlens_q, max_seqlen_q=4)"
+    caption = "paged_prefill(query, ..., cu_seqlens_q, max_seqlen_q=4, is_causal=True)"
     starts = torch.tensor([0, 4, 5], dtype=torch.int32)
     operands = (_queries(5, 1), *_pool(), starts)
     groups = [("seq 0", 4), ("seq 1", 1)]
     rows = ["6", "7", "8", "9", "2"]
-    return Picture(caption, "paged_prefill", operands, {"max_seqlen_q": 4}, rows, names, groups, blocks)
+    options = {"max_seqlen_q": 4, "is_causal": True}
+    return Picture(caption, "paged_prefill", operands, options, rows, names, groups, blocks)
 
 
 def _varlen() -> Picture:
