@@ -87,9 +87,8 @@ def shown(value: Any) -> str:
 
 def is_checked(numbers: Tensor | None = None) -> bool:
     """Whether to check numbers on the device, as the operators do; on "meta" there are none."""
-    if torch.compiler.is_compiling() or (numbers is not None and numbers.is_meta):
-        return False
-    return os.environ.get("FATTN_CHECK", "") not in ("", "0")
+    is_there = not torch.compiler.is_compiling() and (numbers is None or not numbers.is_meta)
+    return is_there and os.environ.get("FATTN_CHECK", "") not in ("", "0")
 
 
 def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
@@ -186,8 +185,7 @@ def _takes(part: Any, value: Any) -> bool:
 
 
 class Signature:
-    """The arguments of a public function; with `options`, also those of that operator, or those with these
-    defaults."""
+    """The arguments of a public function; with `options`, also an operator's, or those with these defaults."""
 
     def __init__(
         self,
