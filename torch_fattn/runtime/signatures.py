@@ -185,7 +185,7 @@ def _takes(part: Any, value: Any) -> bool:
 
 
 class Signature:
-    """The arguments of a public function; with `options`, also an operator's, or those with these defaults."""
+    """The arguments of a public function; with `options`, also an operator's, or those of these defaults."""
 
     def __init__(
         self,
