@@ -1,6 +1,7 @@
 """Which tests run: `--tier check`, `test` or `all`, of `make check`, `make test` and `make test-all`.
 
-tests/costs.txt has the processor seconds of the longest case of each test function. For each function
+tests/costs.txt has the processor seconds of the longest case of each test function, in a line for each file. For
+each function
 
 - `check` runs the first case, if it takes at most 1.5 seconds, or the function is one of IN_CHECK;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
@@ -162,8 +163,12 @@ def grouped(items: Iterable[pytest.Item], key: Callable[[pytest.Item], Any]) -> 
 
 
 def costs(path: Path = COSTS) -> dict[str, float]:
-    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
-    return {name: float(seconds) for seconds, name in lines}
+    """Of each function, longest first."""
+    found = {}
+    for file, *rows in map(str.split, path.read_text().splitlines()):
+        for name, seconds in (row.split("=") for row in rows):
+            found[f"{file}::{name}"] = float(seconds)
+    return dict(sorted(found.items(), key=lambda row: -row[1]))
 
 
 def is_host_only(item: pytest.Item) -> bool:
@@ -326,11 +331,13 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         every = (costs(self.path) if self.path.exists() else {}) | self.longest
-        rows = sorted(every.items(), key=lambda row: (-row[1], row[0]))
-        least = {True: LONGEST["test"], False: LONGEST_OF_A_SET}  # softmetal's tests have no sets
-        rows = [row for row in rows if row[1] > least[row[0].startswith("softmetal/")]]
-        lines = (f"{seconds:5.1f} {name}\n" for name, seconds in rows)
-        self.path.write_text("".join(lines))
+        lines: dict[str, str] = defaultdict(str)
+        for function, seconds in sorted(every.items(), key=lambda row: (-row[1], row[0])):
+            file, _, name = function.partition("::")
+            # softmetal's tests have no sets
+            if seconds > (LONGEST["test"] if file.startswith("softmetal/") else LONGEST_OF_A_SET):
+                lines[file] += f" {name}={seconds:.1f}"
+        self.path.write_text("".join(f"{file}{lines[file]}\n" for file in sorted(lines)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -192,10 +192,13 @@ def _packed(
 
     if decodes and num_splits != 1:
         check_between(op, "cu_seqlens_q.diff()", cu_seqlens_q.diff(), most_q)
-        # NaN, and not wrong rows, for sequences with other numbers of rows, whose max_seqlen_q is too small.
+        # A sequence may be empty. If another has not as many rows as the rest, max_seqlen_q is too small or
+        # rows have moved: then all are NaN.
         starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * most_q == cu_seqlens_q
-        even = (starts[:-1] & starts[1:])[:, None, None, None]
-        query = q.unflatten(0, (batch, most_q)).transpose(1, 2).where(even, torch.nan)
+        has_rows = cu_seqlens_q.diff() > 0
+        is_right = (starts[:-1] & starts[1:] | ~has_rows).all()
+        lens = lens.where(has_rows | ~is_right, 0)
+        query = q.unflatten(0, (batch, most_q)).transpose(1, 2).where(is_right, torch.nan)
         options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
         out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
         out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()

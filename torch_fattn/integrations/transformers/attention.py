@@ -75,7 +75,7 @@ def attend(
         return attend_stored(module, query, key, value, attention_mask, **of_layer, **of_call), None
     if cache is not None or "write_index" in kwargs:  # continuous batching of transformers after 5.17
         return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
-    key, value = _newest(key, value, attention_mask, query.shape[2], sliding_window)
+    key, value = _newest(query, key, value, attention_mask, sliding_window)
     _refuse_shapes(module, query, key, value, attention_mask)
     restarts = None
     if attention_mask is not None and not is_packed(attention_mask):
@@ -253,12 +253,13 @@ def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
 
 
 def _newest(
-    key: Tensor, value: Tensor, mask: Any, rows: int, sliding_window: int | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Any, sliding_window: int | None
 ) -> tuple[Tensor, Tensor]:
     """The keys of the mask of a sliding layer. The cache of a draft model in 5.17 returns older ones, too."""
-    if sliding_window is None or not isinstance(mask, Tensor) or is_pattern(mask) or key.ndim != 4:
+    fits = query.ndim == key.ndim == 4  # else they are refused
+    if sliding_window is None or not isinstance(mask, Tensor) or is_pattern(mask) or not fits:
         return key, value
-    newest = sliding_window - 1 + rows
+    newest = sliding_window - 1 + query.shape[2]
     if mask.ndim == 0 or mask.shape[-1] != newest or key.shape[2] <= newest:
         return key, value
     return key[:, :, -newest:], value[:, :, -newest:]
