@@ -1,7 +1,7 @@
 """Which tests run: `--tier check`, `test` or `all`, of `make check`, `make test` and `make test-all`.
 
-tests/costs.txt has the processor seconds of the longest case of each test function, in a line for each file. For
-each function
+tests/costs.txt has the processor seconds of the longest case of each test function, in a line for each file.
+For each function
 
 - `check` runs the first case, if it takes at most 1.5 seconds, or the function is one of IN_CHECK;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at

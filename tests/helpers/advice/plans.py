@@ -9,7 +9,6 @@ import torch
 
 import torch_fattn
 from tests.helpers.advice import Advice, run
-from tests.helpers.public_calls import heads
 from torch_fattn import reference
 from torch_fattn.integrations.pytorch.routing import system_and_torch
 
