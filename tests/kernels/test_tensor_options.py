@@ -25,7 +25,9 @@ def tensor_launches():
     torch.mps.synchronize()
     return sum(count for kernel, count in softmetal.launches().items() if is_tensor(kernel))
 
-prefill, varlen, paged = torch_fattn.prefill, torch_fattn.varlen_prefill, torch_fattn.paged_prefill
+prefill, varlen = torch_fattn.prefill, torch_fattn.varlen_prefill
+def paged(*operands):
+    return torch_fattn.paged_prefill(*operands, is_causal=True)
 query, key = randn(1, 2, 70, 64), randn(1, 2, 90, 64)
 rows, keys, pool = randn(70, 2, 64), randn(90, 2, 64), randn(12, 16, 2, 64)
 starts, key_starts, lengths = ints(0, 30, 70), ints(0, 40, 90), ints(40, 60)

@@ -230,6 +230,12 @@ def _packed() -> Iterator[Trial]:
             seq_lens=(48,) * count, block_size=16, spare_rows=3, **causal,
         )  # fmt: skip
     yield _strange_bounds()
+    # Trees with more rows than a decode has, and rows of a quantised cache that is not paged.
+    for kv_format in ("float", "int8"):
+        yield of_problem(
+            f"tree-{kv_format}", "decode", f16, 2, 4, 2, 40, 96, 64, 32, seq_lens=(90, 20), tree="each",
+            kv_format=kv_format, sinks=True,
+        )  # fmt: skip
     yield _no_keys()
     yield _three_keys_in_a_mask()
     yield from _packed_keys()

@@ -87,7 +87,7 @@ struct RowPart {
     key = thread_index % kRowLanes * kLaneScores;
     const QueryRow at = tile.own_row(row);
     tile.rows.set_modifiers(0, at, tile.operands, *tile.params, modifiers);
-    drafts = fc_tree ? uint(tile.drafts_of(at)) : 0;
+    drafts = fc_tree && at.exists ? tile.drafts_of(at) : 0;
     state = first_state(tile, row);
     if (is_first()) {
       const TileState saved = saved_of(tile, row);

@@ -130,7 +130,8 @@ struct PrefillTile {
       visible.first_draft = rows.first_position;
 #pragma clang loop unroll(full)
       for (int r = 0; r < kRowFragments; r++) {
-        visible.drafts[r] = drafts_of(own_row(r * 8 + at.row));
+        const QueryRow row = own_row(r * 8 + at.row);
+        visible.drafts[r] = row.exists ? drafts_of(row) : 0;
       }
     }
     return visible;
@@ -138,9 +139,8 @@ struct PrefillTile {
 
   // The row's tree mask.
   ulong drafts_of(QueryRow row) const thread {
-    return row.exists ? ulong(operands.tree_mask[rows.tile.batch * params->tree_mask_batch_stride +
-                                                 row.row * params->tree_mask_row_stride])
-                      : 0;
+    return ulong(operands.tree_mask[rows.tile.batch * params->tree_mask_batch_stride +
+                                    row.row * params->tree_mask_row_stride]);
   }
 
   // The results of this lane's row of fragment r, as store_rows() uses them.

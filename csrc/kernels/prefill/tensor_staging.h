@@ -34,7 +34,7 @@ inline void save_rows(thread const PrefillTile& tile, threadgroup SavedTensorRow
     rows[row].slope = fc_alibi ? of_row.slope[0] : 0.0f;
     rows[row].position = of_row.position[0];
     if (fc_tree) {
-      rows[row].drafts = int(tile.drafts_of(at));
+      rows[row].drafts = at.exists ? tile.drafts_of(at) : 0;
     }
   }
 }
