@@ -90,6 +90,7 @@ def test_other_names_are_refused_as_before(serve_takes_fattn: None) -> None:
         ModelManager(attn_implementation="fatn")
 
 
+@pytest.mark.usefixtures("serve_takes_fattn")  # it restores what main changes
 @pytest.mark.parametrize("missing", ["a package of the extra", "one that it imports"])
 def test_without_the_packages_of_serving(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["", "serve", "m"])
