@@ -57,10 +57,10 @@ docs: $(FOR_DOCS)  ## build the documentation site in out/site
 	$(PY) -m mkdocs build --strict
 
 check: TIER := check
-check:  ## run lint, types and a cross-section of the tests: 4 minutes on 2 cores
+check:  ## run lint, types and a cross-section of the tests: 3 minutes on 2 cores
 
 test: TIER := test
-test:  ## run lint, types and tests of every operator, option, refusal and integration: 8 minutes on 2 cores
+test:  ## run lint, types and tests of every operator, option, refusal and integration: 7 minutes on 2 cores
 
 test-all: TIER := $(if $(LINUX),gpu host,all)
 test-all:  ## run lint, types and every test except the sweeps, like CI
