@@ -163,7 +163,7 @@ def grouped(items: Iterable[pytest.Item], key: Callable[[pytest.Item], Any]) -> 
 
 
 def costs(path: Path = COSTS) -> dict[str, float]:
-    """Of each function, longest first."""
+    """Seconds of each function, longest first."""
     found = {}
     for file, *rows in map(str.split, path.read_text().splitlines()):
         for name, seconds in (row.split("=") for row in rows):
