@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_fattn
 from tests.conftest import counted_launches
@@ -30,13 +29,6 @@ def fresh() -> Iterator[None]:
     torch_fattn.reset_report()
     yield
     torch_fattn.uninstall()
-
-
-@pytest.fixture(autouse=True)
-def fresh_caches() -> None:
-    """Other tests of the process trace torch's attention without an installation."""
-    torch._dynamo.reset()
-    FakeTensorMode.cache_clear()
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
