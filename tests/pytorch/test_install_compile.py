@@ -31,12 +31,6 @@ def fresh() -> Iterator[None]:
     torch_fattn.uninstall()
 
 
-# Alone they pass there; behind some other test torch 2.15 decomposes its attention before ours is asked.
-alone = pytest.mark.skipif(
-    torch.__version__ >= "2.14", reason="they pass alone on this torch, and not behind all other tests"
-)
-
-
 def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, is_causal=True) * 2
 
@@ -56,7 +50,6 @@ def graph_of(function: Callable[..., Tensor], *arguments: Tensor, **options: Any
     return ops, torch.compile(function, backend=backend, fullgraph=True, **options)(*arguments)
 
 
-@alone
 @pytest.mark.parametrize("context", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [plain, by_name])
@@ -78,7 +71,6 @@ def test_without_install_graphs_are_torchs() -> None:
     assert not any("fattn" in op for op in ops) and torch_fattn.report().traced == 0
 
 
-@alone
 @pytest.mark.parametrize("function", [plain, by_name])
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
 def test_small_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
@@ -95,7 +87,6 @@ def test_small_gradients_of_compiled_code(function: Callable[..., Tensor]) -> No
     assert [(f.reason, f.traced > 0) for f in report.fallbacks] == [("small_training", True)]
 
 
-@alone
 @pytest.mark.parametrize("function", [plain, by_name])
 def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
     """Both graphs hold torch_fattn's ops."""
@@ -118,6 +109,27 @@ def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
         assert torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
     assert "fattn.attention.default" in ops and "fattn.prefill_backward.default" in ops
     assert torch_fattn.report().traced > 0 and not torch_fattn.report().fallbacks
+
+
+TRACED_BEFORE = """
+import torch
+import torch_fattn
+from tests.pytorch.test_install_compile import graph_of, operands, plain
+
+def is_ours():
+    torch.compiler.reset()
+    return "fattn.prefill.default" in graph_of(plain, *operands())[0]
+
+before = is_ours()
+with torch_fattn.installed():
+    print(before, is_ours())
+print(is_ours())
+"""
+
+
+def test_a_trace_before_the_first_installation_is_not_kept() -> None:
+    done = run_python(["-c", TRACED_BEFORE])
+    assert done.stdout == "False True\nFalse\n", done.stdout + done.stderr
 
 
 class Attention(torch.nn.Module):

@@ -36,6 +36,9 @@ NAME = "fattn"
 _CACHE_TAG = f";torch_fattn {VERSION}"
 _ANY_CACHE_TAG = re.compile(re.escape(_CACHE_TAG) + r"(, training \w+)?")
 
+# The ops that get kernels (csrc/dropin).
+_OPS = ("scaled_dot_product_attention", "_flash_attention_forward", "_flash_attention_backward")
+
 _lock = threading.RLock()
 _by_install = False
 _by_contexts = 0
@@ -54,6 +57,9 @@ class _Handle:
 def _activate() -> _Handle:
     check_settings()
     torch.ops.fattn._install()
+    for op in _OPS:
+        # Tracing keeps the kernel that it found for a key, here torch's composite one.
+        getattr(torch.ops.aten, op).default._dispatch_cache.clear()
     _tag_caches()
     return _Handle()
 
