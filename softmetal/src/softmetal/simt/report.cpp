@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "dispatch.h"
@@ -73,6 +74,14 @@ bool is_kernel_source(const Frame& frame) {
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
+// The code before an offset. The compiler removes the lines of code that it merges; those before it are near.
+std::vector<uintptr_t> code_before(uintptr_t offset) {
+  constexpr uintptr_t kNearBytes = 128;
+  std::vector<uintptr_t> offsets(std::min(kNearBytes, offset));
+  for (uintptr_t& before : offsets) before = --offset;
+  return offsets;
+}
+
 CallChain call_chain(const Fiber& fiber) {
   CallChain chain{};
   if (fiber.frame)
@@ -98,18 +107,21 @@ std::string source_of(const Module* module, const std::vector<uintptr_t>& return
   std::vector<uintptr_t> offsets;
   for (uintptr_t address : return_addresses)
     if (module && module->contains(address)) offsets.push_back(address - module->base - 1);
+  if (offsets.empty()) return line ? "line " + std::to_string(line) : "offset 0x0";
   std::string file;
-  std::vector<Frame> frames = module ? symbolize(module->path, offsets) : std::vector<Frame>();
-  for (bool vague : {false, true})
-    for (const Frame& frame : frames) {
-      if (frame.vague != vague || !is_kernel_source(frame)) continue;
-      if (!line || frame.line == line) return base_name(frame.file) + ":" + std::to_string(frame.line);
-      if (file.empty()) file = base_name(frame.file);
-    }
-  // Optimised code may attribute a call to another line of the file.
-  if (line) return (file.empty() ? "line " : file + ":") + std::to_string(line);
+  for (const std::vector<uintptr_t>& places : {offsets, code_before(offsets[0])}) {
+    const std::vector<Frame> frames = symbolize(module->path, places);
+    for (bool vague : {false, true})
+      for (const Frame& frame : frames) {
+        if (frame.vague != vague || !is_kernel_source(frame)) continue;
+        if (!line || frame.line == line) return base_name(frame.file) + ":" + std::to_string(frame.line);
+        if (file.empty()) file = base_name(frame.file);
+      }
+    // Optimised code may attribute a call to another line of the file.
+    if (line) return (file.empty() ? "line " : file + ":") + std::to_string(line);
+  }
   char text[32];
-  snprintf(text, sizeof text, "offset 0x%zx", offsets.empty() ? 0 : static_cast<size_t>(offsets[0]));
+  snprintf(text, sizeof text, "offset 0x%zx", static_cast<size_t>(offsets[0]));
   return text;
 }
 
