@@ -294,8 +294,13 @@ Call describe_prefill_of(Op op, const Arguments& arguments) {
   Call call = describe_dense(op, arguments);
   Problem& problem = call.problem;
   problem.is_causal = arguments.get<bool>("is_causal");
-  problem.q_offset =
-      arguments.get<std::optional<int64_t>>("q_offset").value_or(problem.kv_len - problem.q_len);
+  const auto q_offset = arguments.get<std::optional<int64_t>>("q_offset");
+  problem.q_offset = q_offset.value_or(problem.kv_len - problem.q_len);
+  if (const OptionalTensor seq_lens = arguments.optional_tensor("seq_lens")) {
+    TORCH_CHECK_VALUE(!q_offset, name_of(op), ": q_offset ", *q_offset,
+                      " came with seq_lens, which place the last row at the last key; pass one of them");
+    add_seq_lens(call, *seq_lens);
+  }
   add_score_options(call, arguments);
   add_mask(call, arguments);
   add_mask_map(call, arguments);

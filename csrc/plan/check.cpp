@@ -128,23 +128,10 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
   return std::nullopt;
 }
 
-// Prefill takes neither a quantised cache nor a tree, paged_prefill no mask.
-std::optional<Refusal> check_decode_rows(const Problem& p) {
-  const bool tree = p.options.tree_mask;
-  const int64_t most = tree ? kMaxTreeRows : kMaxDecodeRows;
-  if (!is_decode(p.op) || p.q_len <= most) return std::nullopt;
-  const char* op = name_of(p.op);
-  const bool elsewhere = p.op == Op::kDecode ? p.kv_format == kKvFloat : p.mask_dtype == DType::kOther;
-  if (tree || !elsewhere) {
-    return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", most,
-                  tree ? ", the most of a tree_mask" : "",
-                  "; split them into calls, each with the seq_lens up to its last row",
-                  tree ? " and an attn_mask instead of tree_mask" : "");
-  }
-  return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", most,
-                p.op == Op::kDecode
-                    ? "; use fattn.prefill with is_causal=True over the filled keys of each sequence"
-                    : "; use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]");
+std::optional<Refusal> check_tree_rows(const Problem& p) {
+  if (!p.options.tree_mask || p.q_len <= kMaxTreeRows) return std::nullopt;
+  return refuse(Kind::kNotImplemented, name_of(p.op), p.q_len, " query rows per sequence are above ",
+                kMaxTreeRows, ", the maximum for tree_mask; use an attn_mask instead");
 }
 
 std::optional<Refusal> check_paging(const char* op, const Problem& p) {
@@ -175,7 +162,7 @@ std::optional<Refusal> check(const Problem& p) {
   if (auto refusal = check_format_dim(op, name_of_values(p), p.kv_format, p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_score_options(p)) return refusal;
-  if (auto refusal = check_decode_rows(p)) return refusal;
+  if (auto refusal = check_tree_rows(p)) return refusal;
   if (p.q_len > kMaxLength) {
     return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,
                   p.packed ? "; split the call" : "; split the rows, each part with its q_offset");

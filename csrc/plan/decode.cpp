@@ -208,6 +208,9 @@ constexpr int64_t kShortGroupsPerCore = 2;
 constexpr int64_t kLaunchBytes = 64 * 1024;
 constexpr int64_t kLaunchBytesByLanes = 160 * 1024;
 
+// Query rows of a sequence that the decode kernels take.
+constexpr int64_t kMaxDecodeRows = 16;
+
 // Bytes of a key and its value in one head.
 int64_t bytes_of_key(const Problem& p) {
   const int64_t element = size_of(storage_dtype(p.kv_format, p.dtype));
@@ -242,8 +245,15 @@ AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& 
   return all;
 }
 
+// Whether the call is a causal prefill of dense operands.
+bool is_prefill(const Problem& p) {
+  return p.q_len > kMaxDecodeRows && p.op == Op::kDecode && !p.has_seq_lens && p.kv_format == kKvFloat &&
+         !p.options.tree_mask;
+}
+
 // A decode as a prefill of its newest rows.
 Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
+  if (is_prefill(p)) p.op = Op::kPrefill;
   p.q_offset = p.kv_len - p.q_len;  // unused with seq_lens
   Plan plan = plan_prefill(p, device);
   plan.launches = plan.pass_count == 1 ? "one: the keys of a sequence are one part"
@@ -256,6 +266,7 @@ Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
+  if (is_prefill(p)) return plan_as_prefill(p, device);
   plan.tensor = tensor_note(p, device.tensors);
   if (is_on(tensor_state(p, device.tensors))) {
     if (!device.only_prefills_on_tensors) return plan_as_prefill(p, device);

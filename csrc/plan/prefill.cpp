@@ -235,8 +235,8 @@ bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile
 // capacity. The sequences of a batch fill the GPU together instead. The capacity may be far above every
 // length, so a part may keep a core busy four times as long.
 //
-// A decode has few rows. Its keys are cut by the length of the sequence, into at most as many parts as fill
-// the GPU, and the capacity only limits how many of these can have keys.
+// With seq_lens, and in a decode, keys are cut by the length of the sequence, into at most as many parts as
+// fill the GPU, and the capacity only limits how many of these can have keys.
 Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t most_rows,
                int64_t tiles) {
   const int64_t dims = p.head_dim + p.value_dim;
@@ -249,7 +249,7 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   // The results of a part are written and read by the merge, so they should be small against its keys.
   const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
   const int64_t held = held_by(device, tile);
-  if (is_decode(p.op)) {
+  if (is_decode(p.op) || p.has_seq_lens) {
     const int64_t most = std::max<int64_t>(std::min(held, kDecodesPerCore * cores_of(device)) / tiles, 1);
     const int64_t largest = std::max(most_steps, least);
     const int64_t visited = steps + (has_window(p) ? 2 : 0);

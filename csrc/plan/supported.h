@@ -12,8 +12,7 @@ inline constexpr int64_t kMaxHeadDim = 576;
 inline constexpr int64_t kMaxBackwardHeadDim = 256;
 // With a larger cap, the quotient of a score and the cap could be subnormal in float32.
 inline constexpr double kMaxSoftcap = 1e30;
-inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
-inline constexpr int64_t kMaxTreeRows = 64;    // the same under a tree mask, which has a bit for each row
+inline constexpr int64_t kMaxTreeRows = 64;  // query rows under a tree mask, which has a bit for each
 // Lengths and block counts are passed as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;
 inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive

@@ -198,16 +198,6 @@ def test_no_more_rows_than_new_tokens(make: Any, device: str) -> None:
         assert cache.decode(0, step, query[:, :, : max(tokens, 1)]).shape[2] == max(tokens, 1)
 
 
-@pytest.mark.parametrize("cache", [static("cpu"), paged("cpu", num_blocks=15)])
-def test_no_more_rows_than_a_decode_takes(cache: Any) -> None:
-    step, name = step_of(cache, 17), type(cache).__name__
-    query = torch.zeros(3, HEADS, 17, DIM)
-    words = f"^{name}.decode: 17 .* above 16; pass .* to {name}.prefill"
-    with pytest.raises(NotImplementedError, match=words):
-        cache.decode(0, step, query)
-    assert cache.decode(0, step, query[:, :, 1:]).shape[2] == 16
-
-
 @pytest.mark.parametrize("make", [static, paged])
 def test_new_tokens_are_of_the_cache(make: Any) -> None:
     """Each call has one fault; the message describes it in terms of the cache, not of the tensors within

@@ -72,7 +72,8 @@ def draw(count: int, seed: int = 0) -> list[BackwardProblem]:
 
 def _with_gradients(problem: Problem, rng: random.Random) -> BackwardProblem:
     if problem.q_len < 8 and problem.kv_len > 400:  # for which eight rows are multiplied
-        problem = replace(problem, kv_len=problem.kv_len // 4)
+        lengths = problem.seq_lens and tuple(length // 4 for length in problem.seq_lens)
+        problem = replace(problem, kv_len=problem.kv_len // 4, seq_lens=lengths)
     if max(problem.head_dim, problem.value_dim) > MOST_DIM:
         problem = replace(problem, head_dim=rng.choice((200, 256)), value_dim=rng.choice((24, 256)))
     refused = {name: each.values[0] for name, each in OPTIONS.items() if not each.gradient}

@@ -154,6 +154,11 @@ WRONG: dict[str, list[Fault]] = {
               lambda _: {"alibi_slopes": torch.ones(4, device="mps"), "q_offset": -(2**40)},
               "q_offset -1099511627776", "1073741824"),
         fault("sinks of 3 heads", zeros_for("sinks", 3), "sinks", "3", "4"),
+        mistyped("int64 seq_lens", zeros_for("seq_lens", 2, dtype=torch.int64), "seq_lens", "int64", "int32"),
+        fault("seq_lens of another batch", zeros_for("seq_lens", 3, dtype=torch.int32), "seq_lens", "3", "2"),
+        fault("seq_lens and q_offset",
+              lambda a: zeros_for("seq_lens", 2, dtype=torch.int32)(a) | {"q_offset": 3},
+              "q_offset 3 came with seq_lens", "pass one of them"),
         fault("the length before the heads",
               lambda a: {n: a[n].transpose(1, 2) for n in ("query", "key", "value")},
               "9 query heads cannot share 24", ".transpose(1, 2)"),
@@ -169,7 +174,6 @@ WRONG: dict[str, list[Fault]] = {
             ),
             "query has head_dim 64 and key has 64 bytes (128 columns of int4)",
         ),
-        unsupported("17 query rows", query_rows(17), "17", "16"),
         unsupported("a tree of 65 rows", lambda a: query_rows(65)(a) | {"tree_mask": a["seq_lens"].new_zeros(
                     65, dtype=torch.int64)}, "65", "64"),
         mistyped("int64 seq_lens", cast("seq_lens", torch.int64), "seq_lens", "int64", "int32"),
@@ -189,7 +193,6 @@ WRONG: dict[str, list[Fault]] = {
     ],
     "paged_decode": [
         unsupported("D above 576", head_dim(1024, "query", "key_cache", "value_cache"), "1024", "576"),
-        unsupported("17 query rows", query_rows(17), "17", "16", "fattn.paged_prefill"),
         fault("tree mask of another length", zeros_for("tree_mask", 2, 3, dtype=torch.int64), "tree_mask",
               "[2, 3]", "[2, 2]"),
         mistyped("integer slopes", zeros_for("alibi_slopes", 4, dtype=torch.int32), "alibi_slopes", "int32"),

@@ -122,7 +122,7 @@ APART = CAUSAL & (torch.arange(24) >= 13).eq((torch.arange(24) >= 13)[:, None])
 RIGHT = CAUSAL & (torch.arange(24) < 20)
 MASKS: dict[str, tuple[torch.Tensor, bool]] = {
     "causal": (torch.ones((), dtype=torch.bool).expand(1, 24), True),
-    "a window": (write_pattern(1, 24, 24, 24, WINDOW, None, "cpu"), True),
+    "a window": (write_pattern(1, 24, 24, WINDOW, None, "cpu"), True),
     "whole": (CAUSAL[None, None], True),
     "additive": (torch.zeros(1, 1, 24, 24).masked_fill(~CAUSAL, torch.finfo(torch.float32).min), True),
     "apart": (APART[None, None], False),

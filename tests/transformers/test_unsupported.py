@@ -204,14 +204,13 @@ def test_masks_without_patterns() -> None:
             known = None if real is None else real[:, :filled]
             lens = torch.tensor(filled)
             for mask in (
-                write_pattern(2, rows, keys, filled, width, known, "cpu"),
-                write_pattern(2, 1, keys, lens, width, real, "cpu"),
+                write_pattern(2, keys, filled, width, known, "cpu"),
+                write_pattern(2, keys, lens, width, real, "cpu"),
             ):
-                n = rows if mask.shape[2] == 0 or mask.shape[3] == filled else 1
-                wanted = within[-n:][None, None].expand(2, 1, -1, -1)
+                wanted = within[None, None].expand(2, 1, -1, -1)
                 if real is not None:
                     wanted = wanted & real[:, None, None]
-                got, _ = without_patterns(mask, n, keys)
+                got, _ = without_patterns(mask, rows, keys)
                 assert got is not None and got.expand(wanted.shape).equal(wanted)
     ids = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
     packed = write_packed(ids, 2)

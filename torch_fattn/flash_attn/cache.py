@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
@@ -150,7 +149,7 @@ def flash_attn_with_kvcache(
                 cache.copy_(padded[..., : cache.shape[-1]])
         lens = (lens + new).where(has_slots, 0)
 
-    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+    if q_len == 1 or causal:
         query = q.transpose(1, 2)
         options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
         if cache_leftpad is not None:

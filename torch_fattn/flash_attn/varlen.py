@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
@@ -99,7 +98,7 @@ def flash_attn_varlen_func(
     with it and a block_table, cu_seqlens_k may be None. Differentiable like `flash_attn_func`, without
     block_table and seqused_k.
 
-    With a block_table and the same number of rows for every sequence, one or, if causal, up to 16, this is
+    With a block_table and the same number of rows for every sequence, one or causal, this is
     `paged_decode`, and otherwise `paged_prefill`. num_splits=1 is always `paged_prefill`: the result of a
     sequence then does not depend on the rest of the batch, bit for bit."""
     op = "flash_attn_varlen_func"
@@ -171,7 +170,7 @@ def _packed(
             assert cu_seqlens_k is not None
             lens = _lengths(op, cu_seqlens_k, capacity)
         check_blocks(op, "block_table", block_table, lens, 0, k)
-        decodes = q.shape[0] == batch * most_q > 0 and (most_q == 1 or (causal and most_q <= MAX_DECODE_ROWS))
+        decodes = q.shape[0] == batch * most_q > 0 and (most_q == 1 or causal)
 
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
         keys = (lens - before).clamp(min=0) if before else lens

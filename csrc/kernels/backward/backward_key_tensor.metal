@@ -100,7 +100,7 @@ using namespace fattn;
   const bool of_keys = simdgroup_index % 2 == 1;
   const int column = simdgroup_index % kGroupSimdgroups / 2 * kShareDim;  // of the gradient
   const uint3 group = group_in_grid(group_in_dispatch, slice);
-  KeyTile tile = dense_keys(forward, group);
+  KeyTile tile = dense_keys(seq_lens, forward, group);
   if (fc_packed) {
     tile = packed_key_tile(cu_seqlens_q, cu_seqlens_k, forward, group, lane);
     if (tile.stored == 0) {

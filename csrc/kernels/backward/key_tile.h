@@ -61,7 +61,7 @@ struct KeyTile {
   }
 };
 
-inline KeyTile dense_keys(constant PrefillParams& params, uint3 group) {
+inline KeyTile dense_keys(const device int* seq_lens, constant PrefillParams& params, uint3 group) {
   KeyTile tile;
   tile.batch = group.z;
   tile.kv_head = int(group.y);
@@ -72,6 +72,10 @@ inline KeyTile dense_keys(constant PrefillParams& params, uint3 group) {
   tile.q_row = 0;
   tile.q_len = params.q_len;
   tile.first_position = params.q_offset;
+  if (fc_has_seq_lens) {
+    tile.length = clamp(seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
+    tile.first_position = tile.length - tile.q_len;
+  }
   return tile;
 }
 

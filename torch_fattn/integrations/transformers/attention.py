@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ...operators.differentiable import needs_gradient
 from ...runtime.signatures import public
 from .fallback import run_fallback, without_patterns
 from .masks import hides_nothing
@@ -228,13 +227,9 @@ def _attend(
                 pattern = read_pattern(mask, q_len, kv_len)
                 if pattern is None:
                     _refuse_pattern(module, mask, q_len, kv_len)
-                if pattern.seq_lens is not None and needs_gradient(query, key, value, s_aux):
-                    # The operators that read lengths have no backward.
-                    mask, causal = without_patterns(mask, q_len, kv_len)[0], False
-                else:
-                    causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
-                    key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
-                    options["window_left"] = pattern.window_left
+                causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
+                key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
+                options["window_left"] = pattern.window_left
             out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
     except MeaningRefusedError:
         raise
