@@ -134,9 +134,8 @@ def clean_arguments(case: Case) -> dict[str, Any]:
     p, clean = case.problem, case.clean
     arguments = {name: clean[name] for name in TENSORS if name in clean} | case.options
     if p.q_lens is None:
-        return arguments | {
-            name: clean[name] for name in ("query", "key", "value", "attn_mask") if name in clean
-        }
+        arguments |= {n: clean[n] for n in ("query", "key", "value", "attn_mask") if n in clean}
+        return arguments | ({} if p.seq_lens is None else {"seq_lens": torch.tensor(p.seq_lens)})
     arguments |= {
         name: case.operands[name].of(case.operands[name].base) for name in ("cu_seqlens_q", "cu_seqlens_k")
     }

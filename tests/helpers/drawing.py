@@ -101,7 +101,7 @@ def _candidates(
             if few.random() < 0.4:  # one or two packed rows
                 q_heads, kv_heads, q_len = few.choice(FEW_ROWS)
             elif many.random() < 0.1:  # that run as a prefill
-                q_len = many.randint(17, 80)
+                q_len = many.randint(17, 64)
             kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
         batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim), work)
         if op.startswith("paged"):

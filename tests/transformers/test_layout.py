@@ -48,7 +48,7 @@ def layer_call(rows: int, seq_lens: bool) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 CASES = {
-    "prefill": (20, False, "prefill"),
+    "prefill": (20, False, "decode"),
     "decode": (1, False, "decode"),
     "decode_rows": (5, False, "decode"),
     "static_decode": (5, True, "decode"),
