@@ -14,6 +14,7 @@ from .masks import hides_nothing
 from .operators import compute
 from .packed import begins_of, compute_packed, compute_pattern, lengths_of
 from .paged import attend_paged
+from .paged_cache import Stored
 from .patterns import is_packed, is_pattern, read_pattern
 from .policy import falls_back
 from .positions import Restarts, restarts_of, see_one_another
@@ -28,7 +29,6 @@ from .refusals import (
     why_not_trained,
 )
 from .selected import compute_selected, mask_of_selected, reads_selected, take_selection, whole_mask
-from .stored import Stored
 from .stored_attention import attend_stored
 from .support import USE_ANOTHER, USE_EAGER
 

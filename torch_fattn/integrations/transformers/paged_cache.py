@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
@@ -15,7 +16,8 @@ from ...caches.memory import check_sizes
 from ...operators.head_padding import HEAD_STEP
 from ...operators.kv_formats import check_format
 from ...runtime.signatures import public
-from .stored import Stored
+from .support import FLASH_NAME
+from .support import NAME as ATTENTION_NAME
 
 NAME = "PagedCache"
 CACHE_NAME = "fattn_paged"
@@ -123,6 +125,40 @@ class _Group:
             assert self.cache is not None
             self.cache.free(sequence)
         self.sequences, self._step, self._done = [], None, {}
+
+
+class Stored(Tensor):
+    """Keys or values `[B, Hkv, L, D]` of a layer, without memory; those that `arrived` `[B, Hkv, n, D]` are not
+    stored yet. The attention function reads the cache's blocks in place. Any other use raises, since it would
+    need a copy of all keys."""
+
+    layer: PagedLayer
+    arrived: Tensor
+
+    @staticmethod
+    def of(layer: PagedLayer, arrived: Tensor, length: int) -> Stored:
+        shape = (*arrived.shape[:2], length, arrived.shape[3])
+        made = Stored._make_wrapper_subclass(Stored, shape, dtype=arrived.dtype, device=arrived.device)
+        made.layer, made.arrived = layer, arrived
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        what = f"PagedCache: {func.__name__.partition('.')[0]} cannot read keys that are stored in blocks"
+        stored = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Stored))
+        if stored.layer.group.config._attn_implementation in (ATTENTION_NAME, FLASH_NAME):
+            what += ", which this model does outside of its attention function (as in latent attention)"
+            raise NotImplementedError(f"{what}; use DynamicCache for it")
+        raise NotImplementedError(
+            f'{what}; load the model with attn_implementation="fattn", or use DynamicCache for it'
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Stored(shape={list(self.shape)}, dtype={self.dtype}, device={self.device})"
 
 
 class PagedLayer(CacheLayerMixin):

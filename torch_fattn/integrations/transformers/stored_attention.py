@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from .masks import hides_nothing
+from .paged_cache import Stored
 from .patterns import is_packed, is_pattern, read_pattern
 from .positions import restarts_of
 from .refusals import refusal_of_operator, refuse_keywords, refuse_meaning, refuse_training
-from .stored import Stored
 
 _USE_DYNAMIC = "use DynamicCache for this model"
 
