@@ -128,9 +128,9 @@ class _Group:
 
 
 class Stored(Tensor):
-    """Keys or values `[B, Hkv, L, D]` of a layer, without memory; those that `arrived` `[B, Hkv, n, D]` are not
-    stored yet. The attention function reads the cache's blocks in place. Any other use raises, since it would
-    need a copy of all keys."""
+    """Keys or values `[B, Hkv, L, D]` of a layer, without memory; those that `arrived` `[B, Hkv, n, D]` are
+    not stored yet. The attention function reads the cache's blocks in place. Any other use raises, since it
+    would need a copy of all keys."""
 
     layer: PagedLayer
     arrived: Tensor
