@@ -65,7 +65,6 @@ decode --block-size 16 | decode takes no --block-size | paged_decode --block-siz
 decode --parts 2 | decode takes no --parts: it belongs to merge | merge --parts 2
 prefill --heads 6 --kv-heads 4 | 6 query heads cannot share 4 | prefill --heads 8 --kv-heads 4
 prefill --head-dim 12 | multiple of 8 | prefill --head-dim 16
-decode --q-len 17 | 17 query rows | decode --q-len 16
 prefill --batch 2000000000 --heads 2000000000 | above 2^63 bytes | prefill --batch 20
 prefill --family 0 | --family: '0' is below 1 | prefill --family 7
 prefill --family 21 | --family: '21' is above 20 | prefill --family 10

@@ -104,7 +104,7 @@ def problem_for(one: TunedRow, chooser: random.Random) -> Problem:
     def fits(p: Problem) -> bool:
         few_rows = p.q_heads // p.kv_heads * p.q_len <= 2
         fitting_rows = op == "prefill" or few_rows == (one.kernel == "decode_vector") or one.max_dim > 256
-        is_op = p.op == op or (op == "decode" and p.is_decode and p.q_len <= 16)
+        is_op = p.op == op if op == "prefill" else p.is_decode and p.q_len <= 16
         return is_op and fitting_rows and p.batch * p.q_heads <= 8
 
     fitting = list(filter(fits, DRAWN))
