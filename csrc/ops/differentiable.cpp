@@ -183,15 +183,6 @@ void check_differentiable(const c10::OperatorHandle& op, const Arguments& argume
         ": attn_mask requires grad, and a mask has no gradient here; pass attn_mask.detach(), or use "
         "torch.nn.functional.scaled_dot_product_attention");
   }
-#define FATTN_NUMBER(type, name, value)                                                                    \
-  TORCH_CHECK_NOT_IMPLEMENTED(has_gradient(#name) || arguments.get<type>(#name) == value, public_name(op), \
-                              ": " #name, kHasNoGradient);
-#define FATTN_TENSOR(slot, name, shapes)                                                                 \
-  TORCH_CHECK_NOT_IMPLEMENTED(has_gradient(#name) || !arguments.optional_tensor(#name), public_name(op), \
-                              ": " #name, kHasNoGradient);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
-#undef FATTN_NUMBER
-#undef FATTN_TENSOR
   for (const char* name : {"query", "value"}) {
     const Tensor& operand = arguments.tensor(name);
     TORCH_CHECK_NOT_IMPLEMENTED(

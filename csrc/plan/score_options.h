@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
 
 #include "../kernels/common/params.h"
 
@@ -20,19 +19,6 @@ namespace fattn {
   TENSOR(Sinks, sinks, "h")                 /* logits of the softmax */                  \
   TENSOR(AlibiSlopes, alibi_slopes, "h bh") /* added for each key of distance */         \
   NUMBER(double, softcap, 0.0)              /* 0: none */
-
-// Whether an option has its gradient, in kernels/backward/gradients.h and in fallback/backward.cpp. A call
-// with another one is refused where gradients are needed.
-constexpr bool has_gradient(std::string_view option) {
-  for (std::string_view built :
-       {"window_left", "window_right", "sink_tokens", "sinks", "alibi_slopes", "softcap"}) {
-    if (option == built) return true;
-  }
-  return false;
-}
-inline constexpr const char* kHasNoGradient =
-    " has no gradient here; leave it out, or write the layer with torch's operations where gradients are "
-    "needed";
 
 // A number for each sequence, query head, or both. Strides are in elements.
 struct NumberTensor {

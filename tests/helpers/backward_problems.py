@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.helpers import drawing, problems
 from tests.helpers.layouts import Operand, lay_out, packed, spread
-from tests.helpers.problems import LAYOUTS, OPTIONS, TENSORS, Case, Problem, drawn_values
+from tests.helpers.problems import LAYOUTS, TENSORS, Case, Problem, drawn_values
 from torch_fattn import reference
 from torch_fattn.operators.backward import Gradients
 
@@ -76,10 +76,9 @@ def _with_gradients(problem: Problem, rng: random.Random) -> BackwardProblem:
         problem = replace(problem, kv_len=problem.kv_len // 4, seq_lens=lengths)
     if max(problem.head_dim, problem.value_dim) > MOST_DIM:
         problem = replace(problem, head_dim=rng.choice((200, 256)), value_dim=rng.choice((24, 256)))
-    refused = {name: each.values[0] for name, each in OPTIONS.items() if not each.gradient}
     return BackwardProblem(
         index=problem.index,
-        forward=replace(problem, sharpness=rng.choice((1.0, 1.0, 1.0, SHARP)), **refused),
+        forward=replace(problem, sharpness=rng.choice((1.0, 1.0, 1.0, SHARP))),
         grad_lse=rng.random() < 0.4,
         out=rng.choice(OUTS),
         grad_layout=rng.choice(LAYOUTS),

@@ -211,3 +211,32 @@ def test_the_rooms_of_tests() -> None:
         room = path.relative_to(ROOT / "tests").parts[0]
         imported = re.findall(r"^\s*from tests\.(\w+)\.test_\w+ import", path.read_text(), re.MULTILINE)
         assert {*imported} <= {room}, f"{path.relative_to(ROOT)} imports tests of {imported}"
+
+
+# Where an option must be, beside its places in layers that only pass it on.
+OF_AN_OPTION = (
+    "csrc",
+    "torch_fattn/operators",
+    "torch_fattn/reference",
+    "tests/helpers/problems.py",
+    "docs/options.md",
+)
+
+
+def files_naming(word: str, *places: str) -> set[str]:
+    paths = (
+        path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*")) if path.is_file()
+    )
+    sources = (path for path in paths if path.suffix in (".cpp", ".h", ".mm", ".metal", ".py", ".md"))
+    found = (path for path in sources if re.search(rf"\b{word}\b", path.read_text()))
+    return {str(path.relative_to(ROOT)) for path in found if path.name != "README.md"}
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("option", ["sink_tokens", "alibi_slopes", "token_major_out"])
+def test_the_files_of_an_option(option: str) -> None:
+    table = GUIDE.split(f"| file of `{option}` |")[1].split("\n\n")[0]
+    listed = re.findall(r"^\| `([\w./]+)` \|", table, re.MULTILINE)
+    assert {*listed} == files_naming(option, *OF_AN_OPTION)
+    (count,) = re.findall(rf"`{option}`[^:]*: (\d+) files", GUIDE)
+    assert int(count) == len(listed)
