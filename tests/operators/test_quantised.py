@@ -435,7 +435,7 @@ def test_scales_of_a_float_cache(op: str) -> None:
     arguments, _ = problems.build(problem).arguments("mps")
     key = arguments["key" if op == "decode" else "key_cache"]
     scales = torch.ones(key.shape[:3], device="mps")
-    with pytest.raises(ValueError, match="key_scales has no meaning for a cache of torch.float16"):
+    with pytest.raises(ValueError, match="key_scales does not apply to a cache of torch.float16"):
         getattr(fattn, op)(**arguments, key_scales=scales, value_scales=scales)
 
 

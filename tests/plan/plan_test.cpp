@@ -167,7 +167,7 @@ void test_refusals() {
   tree.options.tree_mask = true;
   EXPECT(planned(tree).passes[0].spec.kernel == Kernel::kPrefill);
   tree.q_len = kMaxTreeRows + 1;
-  EXPECT(refuses(tree, Kind::kNotImplemented, "above 64, the most of a tree_mask; split them into calls"));
+  EXPECT(refuses(tree, Kind::kNotImplemented, "above 64, the limit of a tree_mask; split them into calls"));
 
   Problem p = attention(Op::kPrefill, 8, 8);
   p.dtype = DType::kInt8;

@@ -106,7 +106,7 @@ def test_a_small_call_is_of_the_faster(other: str, timed: Callable[..., str]) ->
         assert report.bytes_saved == 4 * 2 * 64 * (64 - 17)
         return
     assert not launches and report.fallbacks_by_reason() == {"small_training": 1}
-    why = why if OTHERS[other] == {"to": "torch"} else "no timing on this GPU says otherwise"
+    why = why if OTHERS[other] == {"to": "torch"} else "not timed on this GPU"
     assert report.fallbacks[0].example.endswith(why)
     assert "python -m torch_fattn tune finds out" in str(report)
 
