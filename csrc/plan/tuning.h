@@ -1,6 +1,6 @@
 // Tables of tiles and chunks by GPU family, dtype and head size. The first row that matches wins; the last
 // row of each table is the baseline and matches everything. Every row names the source of its numbers.
-// registers.h counts the registers of a row by hand.
+// registers.h estimates the registers of a row.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace fattn {
 inline constexpr int kAnyFamily = 0;
 inline constexpr uint16_t kAnyDim = 0xffff;
 
-// The dtypes of a row, as a set.
+// A dtype as a bit of the sets below.
 constexpr uint8_t set_of(DType dtype) { return uint8_t(1u << unsigned(dtype)); }
 inline constexpr uint8_t kFloat32s = set_of(DType::kFloat32);
 inline constexpr uint8_t kFloat16s = set_of(DType::kFloat16);
@@ -137,7 +137,7 @@ inline constexpr std::array<BackwardTensorRow, 6> kBackwardTensorTuning{{
      "tensors through threadgroup memory: 16 rows or keys per threadgroup, columns over 2 simdgroups"},
 }};
 
-// The row of a table of tensors for a head size.
+// The row of a tensor table for a head size.
 template <typename Table>
 constexpr const auto& tensor_row(const Table& table, int64_t dim, bool registers) {
   const auto* found = table.begin();
@@ -147,7 +147,7 @@ constexpr const auto& tensor_row(const Table& table, int64_t dim, bool registers
 
 struct BackwardRow {
   int min_family;
-  uint8_t dtypes;  // in which operands are multiplied
+  uint8_t dtypes;  // of the products' operands
   uint16_t max_dim;
   uint16_t owned;       // fragments of eight rows or keys, of a group of simdgroups that divide the columns
   uint16_t groups;      // per threadgroup
