@@ -228,7 +228,9 @@ def results_with(case: problems.Case, device: str, fill: float) -> tuple[Tensor,
 
 
 @pytest.mark.parametrize("problem", UNSEEN, ids=str)
-def test_hidden_keys_have_no_influence(problem: problems.Problem, device: str, checked: Checked) -> None:
+def test_masked_memory_never_affects_the_output(
+    problem: problems.Problem, device: str, checked: Checked
+) -> None:
     case = problems.build(problem)
     with checked():  # as in test_random, which has compiled most of these kernels
         results = results_with(case, device, torch.nan)

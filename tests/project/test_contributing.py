@@ -223,7 +223,7 @@ def rooms_imported(path: Path, text: str) -> set[str]:
 
 
 @pytest.mark.host_only
-def test_a_room_imports_those_above_it() -> None:
+def test_a_room_imports_a_higher_one() -> None:
     table = GUIDE.split("| `torch_fattn/` |")[1].split("\n\n")[0]
     named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
     package = ROOT / "torch_fattn"

@@ -219,7 +219,7 @@ def test_small_calls_with_gradients_are_torchs(attention: Callable[..., Tensor])
 
 @WAYS
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
-def test_forward_mode_gradients_are_those_of_torch(attention: Callable[..., Tensor]) -> None:
+def test_forward_mode_gradients_match_torch(attention: Callable[..., Tensor]) -> None:
     import torch.autograd.forward_ad as forward
 
     query, key, value = operands()
