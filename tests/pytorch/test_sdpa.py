@@ -187,6 +187,21 @@ def test_calls_that_go_to_torch(case: str) -> None:
     assert torch_fattn.report().fallbacks_by_reason() == {reason: 2}
 
 
+@pytest.mark.parametrize("libraries", [None, {"torch"}])
+def test_a_warning_names_the_line_of_the_call(
+    libraries: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin takes this package for the program."""
+    if libraries:
+        monkeypatch.setattr("torch_fattn.runtime.warn._LIBRARIES", libraries)
+    sdpa._warned.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch_fattn.sdpa(*(t.cpu() for t in operands()))
+    (filename,) = [w.filename for w in caught if "torch_fattn.sdpa" in str(w.message)]
+    assert (filename == __file__) == (libraries is None)
+
+
 def test_a_call_that_runs_warns_of_nothing() -> None:
     """The control."""
     with warnings.catch_warnings():
