@@ -17,7 +17,7 @@ const DeviceFacts& gpu_without_tensors();
 // Call this after a change of tuned rows, settings or tensor states. References stay valid.
 void forget_gpu_facts();
 
-// The facts of the GPU that holds a tensor; for other devices those of the smallest supported GPU.
+// Properties of the GPU that holds a tensor; for other devices, of the smallest supported GPU.
 const DeviceFacts& facts_of(const c10::Device& device);
 
 // The state of tensor operations of this name; raises if there is none.

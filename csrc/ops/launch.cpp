@@ -37,7 +37,7 @@ Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
   return at::empty(sizes, like.options().dtype(at::kFloat));
 }
 
-// Binds the tensors of an attention call as they are.
+// Binds the inputs of an attention call.
 void bind_inputs(const Call& call, const Tensor& stand_in, Bindings& bindings){
 #define FATTN_BIND(slot, type, name, ...) \
   if (call.name.defined()) bindings[kSlot##slot] = view_of(call.name, stand_in);

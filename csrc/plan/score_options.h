@@ -69,7 +69,7 @@ struct Refusal;
 std::optional<Refusal> check_score_options(const Problem& problem);
 // Whether scores depend on the position of their row.
 bool reads_positions(const ScoreOptions& options);
-// Whether the scores differ from those of torch's attention over the same keys.
+// Whether the scores differ from torch's attention over the same keys.
 bool changes_scores(const ScoreOptions& options);
 void set_score_features(Features& features, const Problem& problem);
 ScoreParams score_params(const Problem& problem);

@@ -24,7 +24,7 @@ inline double most_products(const DeviceFacts& device) {
   return kMostProductsPerCore * double(cores_of(device));
 }
 
-// Every Apple GPU accepts so many threadgroups of a grid in y and z, and of a dispatch in x.
+// Every Apple GPU accepts this many threadgroups of a grid in y and z, and of a dispatch in x.
 inline constexpr uint32_t kMostAcross = 65535;
 inline constexpr int64_t kMostAlong = (int64_t{1} << 31) - 1;
 

@@ -98,9 +98,8 @@ struct PrefillTensorRow {
 
 // Query, a staged step and, without registers, the scores of all rows take at most 31 KiB of threadgroup
 // memory. Output and scores of a simdgroup take 80 floats per lane at most, as in kernels that run on M5
-// (published, xwen); those of prefill_latent_tensor, for keys of 576 columns, take 72. Rows, keys and
-// simdgroups are those of MLX's and xwen's kernels for heads of 128. Nothing here was measured on an Apple
-// GPU.
+// (published, xwen); in prefill_latent_tensor, for keys of 576 columns, they take 72. Rows, keys and
+// simdgroups are as in MLX's and xwen's kernels for heads of 128. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<PrefillTensorRow, 6> kPrefillTensorTuning{{
     {128, true, 4, 32, 4,
      "tensors: 4 simdgroups of 16 rows, 32 keys per step (published, MLX and xwen on M5)"},
@@ -125,7 +124,7 @@ struct BackwardTensorRow {
 
 // Both operands of the own rows, a staged step and, without registers, the gradients of a step take at most
 // 31 KB of threadgroup memory. A gradient and two blocks of scores take 96 floats per lane at most. Products
-// have the sizes of those of prefill. Nothing here was measured on an Apple GPU.
+// have the sizes of prefill's products. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<BackwardTensorRow, 6> kBackwardTensorTuning{{
     {64, true, 4, 4, 32, 1, "tensors, D <= 64: 64 rows or keys per threadgroup"},
     {128, true, 2, 2, 32, 1, "tensors, D <= 128: 32 rows or keys per threadgroup"},

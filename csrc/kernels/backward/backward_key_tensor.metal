@@ -1,6 +1,6 @@
 // The gradients of key and value on Metal 4's tensor operations, with the inputs, results and steps of
 // backward_key. The simdgroups of a group own the same 16 keys; half of them sum the gradient of the key and
-// half that of the value.
+// half the gradient of the value.
 //
 // The own keys and values are in threadgroup memory. Products read the rows of a step in place, unless some
 // do not exist or have no visible key (their memory may hold NaN), or heads need padding.

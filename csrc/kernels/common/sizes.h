@@ -51,7 +51,7 @@ FATTN_CONSTEXPR int kMergeSumFloats = 3;
 FATTN_CONSTEXPR int kRowStateFloats = 4;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
-// Simdgroups of merge for a row of up to so many parts.
+// Simdgroups of merge for a row of up to `parts` parts.
 constexpr int merge_simdgroups(fattn_i64 parts) { return parts > 4 ? 8 : 1; }
 // Short caches in decode: chunks in flight per threadgroup, and the largest number of rounds.
 FATTN_CONSTEXPR int kShortChunks = 4;
