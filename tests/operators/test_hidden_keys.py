@@ -1,7 +1,6 @@
-"""Masked memory never affects the output, and a bad key reaches only
-the rows that see it: -inf in a float mask hides a key as False in a bool mask does. A key with a weight of 0
-is visible all the same. Once a row sees a NaN or an infinity in a value, the other rows of the query heads
-that share it are undefined."""
+"""Masked memory never affects the output, and a bad key reaches only the rows that see it: -inf in a float
+mask hides a key as False in a bool mask does. A key with a weight of 0 is visible all the same. Once a row
+sees a NaN or an infinity in a value, the other rows of the query heads that share it are undefined."""
 
 from __future__ import annotations
 
