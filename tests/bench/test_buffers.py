@@ -46,7 +46,7 @@ def reference(call: Call, made: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
-def test_the_reference_is_that_of_the_product(call: Call) -> None:
+def test_the_reference_matches_the_product(call: Call) -> None:
     case = describe(call)
     made = buffers.make(case, (), {}, "cpu", seed=3)
     expected = reference(call, made)

@@ -218,7 +218,7 @@ def test_counts_off_the_polynomial_are_noticed() -> None:
 
 
 @pytest.mark.host_only
-def test_lengths_at_which_other_kernels_run_are_passed_over() -> None:
+def test_lengths_of_other_kernels_are_skipped() -> None:
     """One head alone is cut into parts, but the heads of the whole call are not."""
     call = Call("prefill", 6, 3, 64, 8192, 8192)
 

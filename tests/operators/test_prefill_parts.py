@@ -190,7 +190,7 @@ def test_a_tile_over_too_many_keys_is_cut() -> None:
 
 
 @pytest.mark.host_only
-def test_packed_parts_are_of_one_size_whatever_the_batch() -> None:
+def test_packed_parts_have_one_size() -> None:
     """The part size is the same for all practical capacities."""
     packed = Problem(
         0, "paged_prefill", f16, 2, 32, 8, 900, 2**24, 128, 128, causality="bottom_right",

@@ -291,7 +291,7 @@ def test_signature() -> None:
 
 
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast_is_that_of_torch(to: torch.dtype) -> None:
+def test_autocast_matches_torch(to: torch.dtype) -> None:
     query, key, value = operands()
     mask = torch.where(torch.rand(9, 9, device="mps") < 0.7, 0.0, -1e5)  # -1e5 is -inf in float16
     with torch.autocast("mps", dtype=to):

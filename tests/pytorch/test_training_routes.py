@@ -160,7 +160,7 @@ def test_explain_shows_the_route() -> None:
     assert route(9, is_causal=True, q_offset=1) is None
 
 
-def test_the_route_is_that_of_the_call() -> None:
+def test_the_route_matches_the_call() -> None:
     """On this GPU."""
     longest = longest_of_torch()
     for length in (longest - 1, longest + 1):
