@@ -95,7 +95,7 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
   return own;
 }
 
-// Packed rows are padded.
+// Pads the packed rows.
 std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const Problem& problem = call.problem;
   const auto [no_key_out, no_key_lse] = no_key_results(call);
@@ -183,7 +183,7 @@ PaddedRows::PaddedRows(const Call& call)
   const Tensor keys = key_counts(call);
   first_position = ends_meet(problem) ? keys.sub(count) : at::full_like(count, first_row(problem));
   index_ = at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1).flatten();
-  // The sequence of each row, and its place there.
+  // The sequence of each row, and its index in the sequence.
   const Tensor row = at::arange(problem.q_len, ends.options());
   const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
   const Tensor owner = sequence.clamp(0, batch - 1);

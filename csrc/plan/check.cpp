@@ -62,8 +62,8 @@ const char* names_of_keys(const Problem& p) { return is_paged(p) ? "query/key_ca
 
 const char* name_of_values(const Problem& p) { return is_paged(p) ? "value_cache" : "value"; }
 
-// The call of torch that computes the same. torch aligns causal to the upper left corner and has no lengths,
-// windows or trees.
+// The equivalent call of torch, for the advice. torch aligns causal masks to the upper left corner and has no
+// lengths, windows or trees.
 std::string call_of_torch(const Problem& p) {
   const ScoreOptions& options = p.options;
   if (p.kv_format != kKvFloat || changes_scores(options)) {
@@ -88,7 +88,7 @@ std::optional<Refusal> check_head_dims(const Problem& p) {
   const char* op = name_of(p.op);
   const std::string instead = call_of_torch(p);
   const int64_t most = is_backward(p.op) ? kMaxBackwardHeadDim : kMaxHeadDim;
-  // An explicit scale stays.
+  // Padding does not change an explicit scale.
   const bool default_scale = p.scale == 1.0 / std::sqrt(static_cast<double>(p.head_dim));
   const std::string scale = default_scale ? " and pass scale=" + inverse_root(p.head_dim) : std::string();
   if (auto refusal =
@@ -111,11 +111,11 @@ std::optional<Refusal> check_scale(const char* op, double scale) {
 std::optional<Refusal> check_packing(const char* op, const Problem& p) {
   if (p.max_seqlen_q < 0) {
     return refuse(Kind::kValue, op, "max_seqlen_q ", p.max_seqlen_q,
-                  " is negative; pass the most query rows that a sequence has");
+                  " is negative; pass the query rows of the longest sequence");
   }
   if (p.max_seqlen_k < 0) {
     return refuse(Kind::kValue, op, "max_seqlen_k ", p.max_seqlen_k,
-                  " is negative; pass the most keys that a sequence has");
+                  " is negative; pass the keys of the longest sequence");
   }
   if (p.packed_keys && p.kv_len > kMaxLength) {
     return refuse(Kind::kValue, op, p.kv_len, " keys of all sequences are above ", kMaxLength,
@@ -236,7 +236,7 @@ std::optional<Refusal> check(const LogitsProblem& p) {
   const char* op = name_of(p.op);
   const bool by_row = is_row_op(p.op);
   const bool has_cap = !by_row || p.softcap != 0.0;
-  // In float32, for a GPU flushes subnormal numbers to 0 and would divide by it.
+  // In float32: a GPU flushes subnormal numbers to 0, and would divide by 0.
   const float cap = static_cast<float>(p.softcap);
   if (has_cap && !(std::isfinite(cap) && cap >= std::numeric_limits<float>::min())) {
     return refuse(Kind::kValue, op, by_row ? "softcap " : "cap ", p.softcap,

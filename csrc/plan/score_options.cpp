@@ -44,7 +44,7 @@ std::optional<Refusal> check_score_options(const Problem& p) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap, " is above ", kMaxSoftcap,
                   "; use 0 for none");
   }
-  // A GPU flushes subnormal numbers to 0, and the gradient divides by the cap.
+  // GPUs flush subnormal numbers to 0, and the gradient divides by the cap.
   const bool tiny = static_cast<float>(options.softcap) < std::numeric_limits<float>::min();
   if (options.softcap > 0.0 && (tiny || !std::isfinite(static_cast<float>(p.scale / options.softcap)))) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap, " is too small for scale ", p.scale,

@@ -1,6 +1,5 @@
-// The score options, which all attention operators take. Fields, schemas, the reading of arguments and
-// bindings are generated from this list; score_options.cpp has the meaning of an option and refuses its bad
-// values.
+// Options that modify scores. All attention operators take them. Fields, schemas, argument reading and
+// bindings are generated from this list; score_options.cpp implements the options and refuses bad values.
 #pragma once
 
 #include <cstdint>
@@ -54,9 +53,9 @@ struct Problem;
 struct Refusal;
 
 std::optional<Refusal> check_score_options(const Problem& problem);
-// Whether a score depends on the row's position.
+// Whether scores depend on the position of their row.
 bool reads_positions(const ScoreOptions& options);
-// Whether the softmax differs from that of torch's attention over the same keys.
+// Whether the scores differ from torch's attention over the same keys.
 bool changes_scores(const ScoreOptions& options);
 void set_score_features(Features& features, const Problem& problem);
 ScoreParams score_params(const Problem& problem);

@@ -239,7 +239,7 @@ def test_a_row_behind_the_rotary_table_is_nan() -> None:
     assert not any(cache.cpu().isnan().any() for cache in caches)
 
 
-def test_queries_turn_alike_where_no_window_is_none() -> None:
+def test_queries_are_rotated_alike_without_a_window() -> None:
     """Rows that see the same keys are rotated as the first; a window of None is none, as -1 is."""
     q, k, v, *cache = (torch.randn(1, n, 2, 32, device="mps") for n in (3, 3, 3, 16, 16))
     angles = torch.rand(32, 8, device="mps")

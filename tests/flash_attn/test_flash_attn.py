@@ -208,7 +208,7 @@ def test_packed_and_padded_again() -> None:
     assert x.grad is not None and torch.equal(x.grad, (mask + unused)[..., None].expand_as(x).float())
 
 
-def test_alibi_of_rows_of_no_sequence(checked: Checked) -> None:
+def test_alibi_outside_every_sequence(checked: Checked) -> None:
     """Before the first sequence and behind the last, and where there is none."""
     q = torch.randn(12, 2, 16, device="mps")
     for starts in ([2, 5, 9], [0]):
@@ -323,7 +323,7 @@ def test_alibi_on_both_sides_rounds_once() -> None:
     assert (out.cpu() - exact).abs().max() <= 1.1 * (exact.half() - exact).abs().max()
 
 
-def test_no_limit_may_be_none() -> None:
+def test_none_means_no_limit() -> None:
     q = torch.randn(1, 5, 2, 16, device="mps")
     limited = fa.flash_attn_func(q, q, q, window_size=(2, -1))
     assert torch.equal(fa.flash_attn_func(q, q, q, window_size=(2, None)), limited)

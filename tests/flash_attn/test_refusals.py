@@ -155,7 +155,7 @@ PACKED = [
     mistyped(
         "two numbers",
         lambda a: {"max_seqlen_q": a["cu_seqlens_q"][:2]},
-        "max_seqlen_q is torch.int32 of shape [2]; pass the most rows",
+        "max_seqlen_q is torch.int32 of shape [2]; pass the rows of the longest",
     ),
     fault("many bits", option(max_seqlen_q=2**70), "max_seqlen_q is a number of 71 bits"),
     fault("negative", option(max_seqlen_k=-1), "max_seqlen_k -1 is negative"),
@@ -165,7 +165,9 @@ PACKED = [
     mistyped("bool use", lambda a: {"seqused_k": a["cu_seqlens_q"][1:].bool()}, "seqused_k is torch.bool"),
     fault("use of three", lambda a: {"seqused_k": a["cu_seqlens_q"]}, "seqused_k has shape [3]; pass [2]"),
     fault("slopes", lambda a: {"alibi_slopes": a["q"][0]}, "alibi_slopes has shape"),
-    mistyped("no longest row", option(max_seqlen_q=None), "max_seqlen_q is None; pass the most rows"),
+    mistyped(
+        "no longest row", option(max_seqlen_q=None), "max_seqlen_q is None; pass the rows of the longest"
+    ),
     fault("sinks of three", zeros_for("s_aux", 3), "s_aux has shape [3]; pass [2]"),
     fault("out of other rows", zeros_for("out", 19, 2, 32), "out has shape [19, 2, 32]; pass [20, 2, 32]"),
     fault(

@@ -224,7 +224,7 @@ WRONG: dict[str, list[Fault]] = {
         fault("cu_seqlens on the CPU", on_cpu("cu_seqlens_q"), "cu_seqlens_q", "cpu"),
         fault("seq_lens of another batch", sliced("seq_lens", slice(1)), "block_tables", "2", "seq_lens",
               "1"),
-        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "most"),
+        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "longest"),
         mistyped("half value pool", cast("value_cache", torch.float16), "float16"),
         fault("3 query heads on 2", sliced("query", ALL, slice(3)), "3", "2", "Hq % Hkv"),
     ],
@@ -242,8 +242,8 @@ WRONG: dict[str, list[Fault]] = {
         mistyped("int64 starts", cast("cu_seqlens_k", torch.int64), "cu_seqlens_k", "int64"),
         fault("batches", sliced("cu_seqlens_q", slice(2)), "cu_seqlens_q has 2", "3"),
         fault("no entries", sliced("cu_seqlens_k", slice(0)), "cu_seqlens_k", "no"),
-        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "most"),
-        fault("negative keys", option(max_seqlen_k=-7), "max_seqlen_k -7", "most"),
+        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "longest"),
+        fault("negative keys", option(max_seqlen_k=-7), "max_seqlen_k -7", "longest"),
         fault("starts on the CPU", on_cpu("cu_seqlens_k"), "cu_seqlens_k", "cpu"),
         fault("far q_offset", option(q_offset=2**40, window_left=3), "q_offset", "position"),
     ],
@@ -279,7 +279,7 @@ WRONG: dict[str, list[Fault]] = {
         mistyped("half grad_out", cast("grad_out", torch.float16), "grad_out", "float16", "float32"),
         mistyped("int64 starts", cast("cu_seqlens_k", torch.int64), "cu_seqlens_k", "int64"),
         unsupported("D above 256", head_dim(264, "query", "key"), "264", "256"),
-        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "most"),
+        fault("negative rows", option(max_seqlen_q=-1), "max_seqlen_q -1", "longest"),
     ],
 }  # fmt: skip
 for _name, _option in OPTIONS.items():

@@ -177,7 +177,7 @@ def kept_by(call: Callable[[], Any]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_kept(dtype: torch.dtype, device: str) -> None:
+def test_kept_tensors(dtype: torch.dtype, device: str) -> None:
     """The operands and lse; out only where it has not been rounded. Never a score."""
     given = leaves(operands(device, dtype, is_causal=True))
     kept = kept_by(lambda: attention(**given))

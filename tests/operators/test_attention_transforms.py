@@ -136,7 +136,7 @@ def test_compiled_autograd_of_one_result(device: str) -> None:
         assert all(map(torch.equal, *found)) and found[0][0].any()
 
 
-def test_compiled_autograd_refuses_what_has_no_gradient(device: str) -> None:
+def test_compiled_autograd_refuses_operands_without_gradient(device: str) -> None:
     out = torch_fattn.prefill(**leaves(operands(device)))
     with _enable(torch.compile(backend="aot_eager")):
         with pytest.raises(RuntimeError, match="fattn.prefill has no backward; use torch_fattn.attention"):

@@ -67,7 +67,7 @@ def test_a_rounded_result_would_be_noticed_there(dtype: torch.dtype, device: str
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sinks", [False, True])
-def test_rows_that_see_no_key_neither_give_nor_get(dtype: torch.dtype, sinks: bool, device: str) -> None:
+def test_rows_without_keys_have_no_gradient(dtype: torch.dtype, sinks: bool, device: str) -> None:
     """Whatever their query and the gradient of their result hold."""
     forward = problems.Problem(
         1, "prefill", dtype, 1, 4, 2, 30, 11, 32, 32, causality="bottom_right", sinks=sinks
@@ -85,7 +85,7 @@ def test_rows_that_see_no_key_neither_give_nor_get(dtype: torch.dtype, sinks: bo
 
 
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32], ids=str)
-def test_keys_that_no_row_sees_may_hold_anything(mask_dtype: torch.dtype, device: str) -> None:
+def test_hidden_keys_may_hold_anything(mask_dtype: torch.dtype, device: str) -> None:
     forward = problems.Problem(2, "prefill", torch.float32, 1, 4, 2, 20, 40, 32, 32, mask=mask_dtype)
     built = problems.build(forward)
     hidden = torch.zeros(1, 1, 1, 40, dtype=torch.bool).index_fill(3, torch.arange(7, 19), True)

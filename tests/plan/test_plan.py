@@ -223,7 +223,7 @@ NO_SHARED_ROWS = Problem(12, "decode", f16, 1, 8, 1, 4, 40, 64, 64)  # a simdgro
 
 @needs_emulator
 @pytest.mark.parametrize("problem", [*drawing.draw(12, seed=5), NO_SHARED_ROWS, *ONE_LAUNCH], ids=str)
-def test_the_plan_is_what_is_launched(problem: Problem) -> None:
+def test_the_plan_is_launched(problem: Problem) -> None:
     """Kernels, grids, and threadgroup memory as the compiled pipelines have it."""
     import softmetal
 
@@ -239,7 +239,7 @@ def test_the_plan_is_what_is_launched(problem: Problem) -> None:
 
 
 @pytest.mark.host_only
-def test_cuts_depend_on_no_capacity() -> None:
+def test_cuts_do_not_depend_on_the_capacity() -> None:
     """The cuts between keys decide the rounding: the same sequence gives the same bits in any cache."""
     problem = GOLDEN_CALLS["decode_long"][0]
     spans = []

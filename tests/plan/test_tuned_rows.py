@@ -161,7 +161,7 @@ def sizes_of_one_order(kernel: str, dim: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("kernel", "dim"), [("prefill", 64), ("prefill_wide", 256)])
-def test_no_bit_depends_on_sizes_tuned_by_length(kernel: str, dim: int, install: Install) -> None:
+def test_results_do_not_depend_on_sizes_tuned_by_length(kernel: str, dim: int, install: Install) -> None:
     """Were it not so, a packed sequence's result would depend on the longest of the others."""
     chooser = random.Random(5)
     fitting = [replace(p, head_dim=dim, value_dim=dim, dtype=torch.float16) for p in PACKED]

@@ -77,7 +77,7 @@ def files_of(items: Iterable[pytest.Item]) -> set[str]:
     return {tiers.file_of(item.nodeid) for item in items}
 
 
-def test_every_file_and_every_function_that_is_short(every: Items, chosen: Items) -> None:
+def test_every_file_and_every_short_function(every: Items, chosen: Items) -> None:
     costs = tiers.costs()
     in_short_files = {
         item for item in every if costs.get(tiers.function_of(item.nodeid), 0.0) <= tiers.LONGEST_OF_A_FILE

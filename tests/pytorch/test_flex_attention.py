@@ -183,7 +183,7 @@ class Fixed(random.Random):
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("name", mask_mods(Fixed(), 70, "cpu"))
-def test_masks_that_are_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_that_become_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill = mock.Mock(wraps=ours.prefill)
     monkeypatch.setattr(ours, "prefill", prefill)
     mask_mod = mask_mods(Fixed(), 70, "cpu")[name]
@@ -207,7 +207,7 @@ def lists(*blocks: list[int], device: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_blocks_decide(device: str) -> None:
+def test_blocks_override_mask_mod(device: str) -> None:
     """A full block is visible and an absent one hidden, whatever mask_mod says."""
     block_mask = BlockMask.from_kv_blocks(
         *lists([0], [1], [], device=device),
@@ -298,7 +298,7 @@ def errors_after(name: str, device: str) -> list[float]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", changes("cpu"))
-def test_a_change_of_what_a_function_reads(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_value_changes(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(errors_after(name, device)) < 1e-5
     # The control: a memory that knows functions by their identity.
     monkeypatch.setattr(tracing.Expression, "__repr__", lambda _: "a mask_mod")
@@ -335,7 +335,7 @@ def test_a_change_of_the_lists(change: str, device: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "size"), [("documents", 128), ("documents", 16), ("of the head", 16), ("window", 16)]
 )
-def test_what_a_second_call_does(name: str, size: int) -> None:
+def test_a_second_call(name: str, size: int) -> None:
     """It does not wait for the device; a mask that depends on no tensor is not made again, and lives as long
     as its BlockMask."""
     query, slopes = torch.randn(1, 2, 70, 16), torch.tensor([0.5, 0.25])

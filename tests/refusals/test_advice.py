@@ -37,7 +37,7 @@ ADVICE = [
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
     "recreate it with torch_fattn.mask_map(attn_mask)",
-    "pass the most rows that a sequence has",
+    "pass the rows of the longest sequence",
     "give every token a different slot, or -1 to drop it",
     "share fewer keys",
     "give each sequence different entries in",

@@ -94,7 +94,7 @@ def test_positions_that_the_mask_ignores(batch: int, calls: list[Call]) -> None:
     assert len(packed) == LAYERS and [call["window_left"] for call in packed] == [WINDOW - 1, -1]
 
 
-def test_control_positions_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_unread_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "restarts_of", lambda *_: None)
     with pytest.raises(AssertionError):
         test_positions_that_the_mask_ignores(1, [])

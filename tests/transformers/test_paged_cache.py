@@ -66,6 +66,22 @@ def check_blocks(cache: PagedKVCache, sequences: int) -> None:
     assert cache.free_blocks == stats.blocks
 
 
+@pytest.mark.parametrize("lost", ["free", "blocks"])
+def test_control_lost_blocks(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that keeps its blocks, and a block that no sequence has."""
+    ours, _ = pair(AutoModelForCausalLM, MODELS["llama"])
+    cache = PagedCache(ours.config, 40)
+    with torch.no_grad():
+        ours(prompt(PROMPT)[0].to(DEVICE), past_key_values=cache)
+    (paged,) = cache.caches
+    blocks = PagedKVCache.blocks
+    twins: dict[str, Any] = {"free": lambda *_: None, "blocks": lambda *given: blocks(*given)[1:]}
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        patched.setattr(PagedKVCache, lost, twins[lost])
+        check_blocks(paged, 2)
+    check_blocks(paged, 2)
+
+
 @pytest.mark.parametrize("padding", [0, 5])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", MODELS)

@@ -158,7 +158,7 @@ def test_sinks_of_other_heads() -> None:
     assert call(s_aux=torch.zeros(4, device=DEVICE)).shape == (1, ROWS, 4, 16)
 
 
-def test_a_layer_that_is_not_declared_causal_or_not() -> None:
+def test_a_layer_without_is_causal() -> None:
     query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
     with pytest.raises(NotImplementedError, match="neither a mask nor is_causal"):
         attend(nn.Module(), query, query, query, None)

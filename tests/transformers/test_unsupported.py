@@ -91,6 +91,17 @@ def test_wide_heads_run_through_sdpa(
     assert "LlamaAttention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
 
 
+def test_control_a_warning_at_a_line_of_a_library(
+    sdpa_policy: None, seen: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_fattn.runtime.warn._LIBRARIES", {"torch_fattn"})
+    ours, _ = pair(AutoModelForCausalLM, wide(584))
+    with torch.no_grad():
+        ours(prompt()[0].to(DEVICE))
+    with pytest.raises(AssertionError, match="not at a line of a library"):
+        sentences(seen)
+
+
 def test_wide_heads_are_an_error_otherwise() -> None:
     ours, _ = pair(AutoModelForCausalLM, wide(584))
     with torch.no_grad(), pytest.raises(NotImplementedError, match="LlamaAttention: .*584.*; use attn_impl"):

@@ -136,8 +136,8 @@ def _packed(
     check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
-    most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the most rows that a sequence has")
-    most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the most keys that a sequence has")
+    most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
+    most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the keys of the longest sequence")
     scale = scale_of(op, softmax_scale)
     options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
     options |= sinks_of(op, newer, q)

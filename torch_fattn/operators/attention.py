@@ -93,8 +93,8 @@ def prefill(
     Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
 
     Few rows over many keys also fill the GPU: the rows of all query heads that share a key-value head form
-    one tile, and the keys are cut into parts that a last pass merges, as in `decode`. No bit of the result
-    of a sequence depends on the rest of the batch.
+    one tile, and the keys are cut into parts that a last pass merges, as in `decode`. Results are
+    batch-invariant, bit for bit.
 
     Returns:
         out `[B, Hq, Lq, Dv]`, contiguous unless token_major_out, of the dtype of query; with `return_lse`

@@ -104,7 +104,7 @@ class PrefillOptions(CausalOptions, OffsetOptions, LengthOptions, ScoreOptions, 
     the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). The kernel
     skips cells of the mask that hide everything and groups of 8 keys that a cell hides, and does
     not read cells that hide nothing. Larger calls make a map themselves; pass one to make it once
-    for all layers. It changes no bit of a result that is defined, unless the keys are cut into parts."""
+    for all layers. Defined results are bit-identical, unless the keys are cut into parts."""
 
 
 class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):

@@ -211,7 +211,7 @@ ADVICE: list[Advice] = [
            packed(cu_seqlens_q=torch.cat((torch.tensor([0]), torch.tensor([3, 1]).cumsum(0))).int()),
            exact_packed()),
     Advice("pass", packed(max_seqlen_k=-1), packed(max_seqlen_k=5), exact_packed(),
-           message="pass the most keys that a sequence has"),
+           message="pass the keys of the longest sequence"),
     Advice("pass", dense(k=DENSE["k"].flatten(0, 1)), dense(k=DENSE["k"].flatten(0, 1).view(2, 5, 2, 16)),
            exact_dense(), message="pass [batch, length, heads, head_dim]"),
     Advice("pass one of them", packed(s_aux=SINKS, learnable_sink=SINKS),
