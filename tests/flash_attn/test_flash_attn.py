@@ -168,6 +168,21 @@ def test_vllms_call(q_lens: tuple[int, ...], num_splits: int, device: str) -> No
         assert decodes(launches) == (len(q) == 3 * max(q_lens) and num_splits == 0) and launches
 
 
+@pytest.mark.parametrize("q_lens", [(0, 6), (1, 5), (5, 1), (6, 0), (3, 3)], ids=str)
+def test_a_bound_that_looks_like_a_decode(q_lens: tuple[int, int], device: str) -> None:
+    """The number of rows fits two sequences of three. Every row is NaN if they are others, also one that
+    would see no key."""
+    q, pools = torch.randn(6, 4, 32, device=device), torch.randn(2, 2, 8, 2, 32, device=device)
+    starts, lens, table = (
+        torch.tensor(n, dtype=torch.int32, device=device) for n in ([0, q_lens[0], 6], [2, 6], [[0], [1]])
+    )
+    results = fa.flash_attn_varlen_func(
+        q, *pools, starts, None, 3, 6, causal=True, block_table=table, seqused_k=lens, return_softmax_lse=True
+    )
+    assert all(bool(each.isnan().all()) == (q_lens != (3, 3)) for each in results)
+    assert q_lens != (3, 3) or not any(each.isnan().any() for each in results)
+
+
 @pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.1, 0.03, 0.2])], ids=["", "slopes"])
 def test_flash_attn_3s_call_of_a_cache(slopes: Tensor | None, device: str) -> None:
     """Slopes of later keys take two calls, which count a sink once."""

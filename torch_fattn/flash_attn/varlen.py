@@ -99,8 +99,10 @@ def flash_attn_varlen_func(
     block_table and seqused_k.
 
     With a block_table and the same number of rows for every sequence, one or causal, this is
-    `paged_decode`, and otherwise `paged_prefill`. num_splits=1 is always `paged_prefill`: the result of a
-    sequence then does not depend on the rest of the batch, bit for bit."""
+    `paged_decode`, and otherwise `paged_prefill`. A batch of `B * max_seqlen_q` rows is taken for the former;
+    if the device finds others, as with a max_seqlen_q that is too small or an empty sequence before the
+    last rows, every row is NaN. num_splits=1 is always `paged_prefill`: the result of a sequence then does
+    not depend on the rest of the batch, bit for bit."""
     op = "flash_attn_varlen_func"
     check_newer(op, newer, q=q, k=k, v=v)
     out, lse = _packed(
@@ -191,16 +193,16 @@ def _packed(
 
     if decodes and num_splits != 1:
         check_between(op, "cu_seqlens_q.diff()", cu_seqlens_q.diff(), most_q)
-        # A sequence may be empty. If another has not as many rows as the rest, max_seqlen_q is too small or
-        # rows have moved: then all are NaN.
+        # An empty sequence at the end is right: the rows behind the others belong to none.
         starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * most_q == cu_seqlens_q
         has_rows = cu_seqlens_q.diff() > 0
         is_right = (starts[:-1] & starts[1:] | ~has_rows).all()
-        lens = lens.where(has_rows | ~is_right, 0)
-        query = q.unflatten(0, (batch, most_q)).transpose(1, 2).where(is_right, torch.nan)
+        lens = lens.where(has_rows, 0)
+        query = q.unflatten(0, (batch, most_q)).transpose(1, 2)
         options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
         out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
         out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
+        out, lse = (each.where(is_right, torch.nan) for each in (out, lse))
     elif by_distance:
         assert alibi_slopes is not None
         refuse_gradient_by_distance(op, trains)

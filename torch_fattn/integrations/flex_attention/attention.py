@@ -18,6 +18,7 @@ from ...operators.differentiable import attention, needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ...operators.mask_map import mask_map
 from ...runtime.signatures import public
+from ...runtime.tracing import untraced
 from .positions import Box, boxes_of, meet, options_of
 from .score_mods import NAME, biases_of, modified_by
 from .tracing import INDICES, evaluate, everywhere, symbols_of, trace
@@ -50,12 +51,14 @@ def mask_of(block_mask: BlockMask) -> Tensor:
     `mask_map=torch_fattn.mask_map(block_mask)`. B and H are those of the BlockMask, and may be 1. As in
     FlexAttention's kernels, `mask_mod` is evaluated only in blocks that are listed and not full.
 
-    Raises ValueError for a slice whose seq_lengths were not set, and for lists of blocks that do not fit.
+    Raises ValueError for a slice whose seq_lengths were not set. Listed blocks that the mask does not have
+    are left out; with FATTN_CHECK=1 in the environment they raise ValueError, too.
     """
     return block_masks.mask_of("torch_fattn.integrations.flex_attention.mask_of", block_mask)
 
 
 @public(NAME)
+@untraced(f"{NAME} traces score_mod and mask_mod itself")
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -204,9 +207,10 @@ def _state_of(block_mask: BlockMask, heads_of_mask: tuple[int, int]) -> tuple[An
     storages = [each.untyped_storage() for each in lists]
     if any(each.is_inference() for each in lists) or not all(each.resizable() for each in storages):
         return None, ()
-    # What inference mode computes cannot be saved for a backward.
+    # What inference mode computes cannot be saved for a backward. Divisions have the default dtype.
     state = [
         torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
         heads_of_mask,
         *(each for each in fields if isinstance(each, int)),
     ]
