@@ -48,6 +48,7 @@ LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
 FILES = "tests/caches/test_files.py"
+HISTORIES = "tests/caches/test_histories.py"
 OVER_PAGED = "tests/transformers/test_paged_cache.py"
 VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
 NOT_FOLLOWED = {
@@ -71,8 +72,9 @@ NOT_FOLLOWED = {
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,
-    "append() the rest of their step, or drop them with truncate({}, {})": "tests/caches/test_histories.py",
+    "append() the rest of their step, or drop them with truncate({}, {})": HISTORIES,
     "drop it with truncate({}, {}) and append it again": "tests/caches/test_refusals.py",
+    "pass at most {}, or the packed rows of the new tokens to PagedKVCache.prefill": HISTORIES,
     "pass the packed rows of such a step to prefill()": "tests/caches/test_caches.py",
     "pip install safetensors": FILES,
     "pass a path with the permission and the space for a file": FILES,
