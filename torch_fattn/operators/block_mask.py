@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from ..runtime.signatures import is_checked
 
-__all__ = ["mask_of"]
+__all__ = ["BlockMask", "mask_of"]
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+else:
+
+    class _BlockMaskType(type):
+        """From torch 2.15 on, importing that module takes 0.4 s. Without it there is no BlockMask."""
+
+        def __instancecheck__(cls, value: object) -> bool:
+            module = sys.modules.get("torch.nn.attention.flex_attention")
+            return module is not None and isinstance(value, module.BlockMask)
+
+    class BlockMask(metaclass=_BlockMaskType):
+        pass
+
 
 _ELEMENTS_AT_A_TIME = 2**24
 
@@ -64,6 +80,8 @@ def _blocks_of(block_mask: BlockMask, shape: tuple[int, int]) -> tuple[Tensor, T
 
 def _evaluate(block_mask: BlockMask, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     """`mask_mod` in n blocks: batch and head `[n]`, q_idx `[n, rows]`, kv_idx `[n, keys]`."""
+    from torch.nn.attention.flex_attention import create_mask
+
     seen = create_mask(
         lambda n, _, i, j: block_mask.mask_mod(batch[n], head[n], q_idx[n, i], kv_idx[n, j]),
         len(batch),

@@ -156,7 +156,8 @@ std::string compile_msl(const std::string& source, const Macros& macros, const C
 
   TemporaryFolder folder;
   std::string file = folder.path + "/program_source";  // the name that Metal's own messages use
-  std::ofstream(file, std::ios::binary) << source;
+  if (!(std::ofstream(file, std::ios::binary) << source << std::flush))
+    throw CompileError("softmetal cannot write " + file + ": " + strerror(errno));
   arguments.insert(arguments.begin(), {"compile", "--source", file});
   Output output;
   if (!ask_server(arguments, output)) {
