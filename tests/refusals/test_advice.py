@@ -82,7 +82,7 @@ NOT_FOLLOWED = {
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "make a cache for each batch": OVER_PAGED,
-    "reset() the PagedCache and pass all tokens again": OVER_PAGED,
+    "crop() all tokens of that forward, or reset() the PagedCache": OVER_PAGED,
     "make the PagedCache with a larger num_blocks, or pass fewer tokens": OVER_PAGED,
     "use DynamicCache for it": OVER_PAGED,
     "use DynamicCache for them": OVER_PAGED,

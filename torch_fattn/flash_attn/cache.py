@@ -35,7 +35,7 @@ from .newer import DEFAULTS, CacheArguments, check_newer, check_out, into, one_o
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_DENSE_CACHE = "[batch_of_cache, capacity, kv_heads, head_dim]"
+_DENSE_CACHE = ("batch_of_cache", "capacity", "kv_heads", "head_dim")
 
 
 # fmt: off
@@ -117,7 +117,7 @@ def flash_attn_with_kvcache(
     check_new_keys(op, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, capacity)
     lens = lengths(op, cache_seqlens, q, k, capacity)
     if cache_leftpad is not None:
-        check_integers(op, "cache_leftpad", cache_leftpad, f"[{batch}]", q, or_int64=True)
+        check_integers(op, "cache_leftpad", cache_leftpad, (batch,), q, or_int64=True)
         check_between(op, "cache_leftpad", cache_leftpad, lens)
     new = 0 if k is None else k.shape[1]
     table_name = "cache_batch_idx" if block_table is None else "block_table"

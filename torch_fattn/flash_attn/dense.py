@@ -35,8 +35,8 @@ from .newer import DEFAULTS, DenseArguments, check_newer, check_out, into, sinks
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_PACKED_QKV = "[batch, length, 3, heads, head_dim]"
-_PACKED_KV = "[batch, length, 2, kv_heads, head_dim]"
+_PACKED_QKV = ("batch", "length", 3, "heads", "head_dim")
+_PACKED_KV = ("batch", "length", 2, "kv_heads", "head_dim")
 
 
 # fmt: off
