@@ -47,10 +47,10 @@ def differentiable_prefill(
     """`prefill`, through which gradients reach the operands."""
     every = with_defaults("prefill", options)
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
-    first = every["q_offset"]
+    offset = every["q_offset"]
     lengths = _lengths(every["seq_lens"], batch, kv_len)
     # int64 cannot overflow.
-    first = lengths[:, None] - q_len if first is None else max(-(2**60), min(first, 2**60))
+    first = lengths[:, None] - q_len if offset is None else max(-(2**60), min(offset, 2**60))
     positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
     visible = _visible(positions, lengths, kv_len, every["is_causal"], every)
     out, lse = _attend(query, key, value, positions, visible, attn_mask, every)
