@@ -36,7 +36,7 @@ def table_of(
         return block_table
     if cache_batch_idx is not None:
         check_integers(op, "cache_batch_idx", cache_batch_idx, (batch,), q, or_int64=True)
-        return cache_batch_idx.to(torch.int32)[:, None]
+        return cache_batch_idx.clamp(-1, k_cache.shape[0]).to(torch.int32)[:, None]
     if k_cache.shape[0] < batch:
         raise ValueError(
             f"{name_of(op)}: q has batch size {batch} and k_cache {k_cache.shape[0]}; pass a cache of as "
@@ -130,4 +130,4 @@ def lengths(op: str, given: int | Tensor | None, q: Tensor, k: Tensor | None, ca
         return torch.full((batch,), given, dtype=torch.int32, device=q.device)
     check_integers(op, "cache_seqlens", given, (batch,), q, or_int64=True)
     check_between(op, "cache_seqlens", given, capacity - (0 if k is None else k.shape[1]))
-    return given if given.dtype == torch.int32 else given.clamp(0, capacity).to(torch.int32)
+    return given if given.dtype == torch.int32 else given.clamp(-1, capacity).to(torch.int32)
