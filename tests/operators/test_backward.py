@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_fattn
 from tests.helpers import backward_problems, problems
-from tests.helpers.backward_problems import NAMES, BackwardCase, BackwardProblem
+from tests.helpers.backward_problems import NAMES, SHARP, BackwardCase, BackwardProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close, errors_of, limits_of
 from torch_fattn import reference
 from torch_fattn.operators.backward import Gradients
@@ -60,6 +60,33 @@ def test_a_rounded_result_would_be_noticed_there(dtype: torch.dtype, device: str
     for name in ("query", "key"):
         print(f"{name}: {errors[name] / limits[name]:.1f} times the limit")
         assert errors[name] > 2 * limits[name], name
+
+
+# ---- large scores in float32, whose products the passes over rows and over keys add up in different orders
+
+
+def sharp(rows: int, seed: int) -> BackwardCase:
+    """The first row sees one key."""
+    sizes = (1, 1, 1, rows, rows, 112, 112)
+    forward = problems.Problem(5, "prefill", torch.float32, *sizes, causality="top_left", sharpness=SHARP)
+    return backward_problems.build(BackwardProblem(5, forward), seed)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sharp_rows(rows: int, device: str) -> None:
+    for seed in range(20):
+        case = sharp(rows, seed)
+        assert_gradients_close(case, run(case, device))
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+def test_a_rounded_query_would_be_noticed_there(dtype: torch.dtype, device: str) -> None:
+    """The control: scores with the rounding errors of 16 bits."""
+    for seed in range(20):
+        case = sharp(12, seed)
+        query = case.arguments(device)[0]["query"].to(dtype).float()
+        error, limit = errors_of(case, run(case, device, query=query))["value"], limits_of(case)["value"]
+        assert error > 4 * limit, f"seed {seed}: {error / limit:.1f} times the limit"
 
 
 # ---- what nothing sees
