@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as torchs
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
 
 import torch_fattn
 from tests.conftest import counted_launches
@@ -136,6 +136,9 @@ def check_random(device: str, seed: int) -> None:
     key, value = heads(draw, draw.choice([1, batch]), KV_HEADS, keys, 20), heads(draw, 1, KV_HEADS, keys, 16)
     value = value.expand(key.shape[0], -1, -1, -1)
     of_mods, is_off, is_one = draw.randrange(2**31), draw.random() < 0.7, draw.random() < 0.5
+    with_lse: dict[str, Any] = draw.choice(
+        [{"return_lse": True}, {"return_aux": AuxRequest(lse=True)}]
+    )
 
     def mods(where: str) -> tuple[Mod | None, Mod | None]:
         mod = random.Random(of_mods)
@@ -151,7 +154,7 @@ def check_random(device: str, seed: int) -> None:
         if mask_mod:
             for_each = (batch, HEADS) if per_head or mask_name.startswith("of the") else (None, None)
             block_mask = create_block_mask(mask_mod, *for_each, rows, keys, device=where, BLOCK_SIZE=size)
-        return {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": True, "return_lse": True}
+        return {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": True, **with_lse}
 
     about = f"seed {seed}: {mask_name}, {score_name}, {[batch, rows, keys, size, is_off, is_one]}"
     expanded = query, *(each.expand(batch, -1, -1, -1) for each in (key, value))
@@ -159,10 +162,12 @@ def check_random(device: str, seed: int) -> None:
     with counted_launches() as launches:
         out, lse = flex_attention(query.to(device), key.to(device), value.to(device), **arguments(device))
     assert device == "cpu" or any(kernel.startswith("fattn_prefill") for kernel in launches)
+    lse = getattr(lse, "lse", lse)
     for wanted, wanted_lse in (
         exact(*expanded, score_mod, mask_mod),
         torchs.flex_attention(*expanded, **arguments("cpu")),
     ):
+        wanted_lse = getattr(wanted_lse, "lse", wanted_lse)
         assert (out.cpu() - wanted).abs().max() < 2e-5, about
         assert torch.allclose(lse.cpu().double(), wanted_lse.double(), atol=2e-5, rtol=2e-5), about
 
