@@ -158,8 +158,8 @@ def extension(torch: Any) -> CppExtension:
 
 
 def precompile(command: list[str], folder: Path) -> None:
-    """Compiles csrc/ops/precompiled.h for both languages of the sources, unless the folder has what clang takes
-    with this command: it refuses headers of other options, and of files that have changed."""
+    """Compiles csrc/ops/precompiled.h for both languages of the sources, unless clang takes what the folder
+    has with this command: it refuses headers of other options, and of files that have changed."""
     header = ROOT / "csrc" / "ops" / "precompiled.h"
     folder.mkdir(parents=True, exist_ok=True)
     use = [*command, "-fsyntax-only", "-include-pch", folder]

@@ -31,7 +31,7 @@ SOURCE_ENDINGS = {
 }
 SKIPPED_FOLDERS = {".git", ".venv", ".newest", "build", "_build", "dist", "out", "generated", "__pycache__"}
 MAX_LINES = 450
-LONGER = {Path("torch_fattn/operators/attention.py"): 620}  # five operators, each with its documentation
+LONGER = {Path("torch_fattn/operators/attention.py"): 480}  # six operators, each with its documentation
 
 # The pattern must not match this file.
 MACHINE_PATH = re.compile("/" + r"(work|farm|tmp|root|home|Users)/\w")

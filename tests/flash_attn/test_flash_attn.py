@@ -6,12 +6,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
+import sys
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -137,35 +139,114 @@ def test_packed_on_the_cpu() -> None:
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
 
-@pytest.mark.parametrize("num_splits", [0, 1])
-@pytest.mark.parametrize("q_lens", [(1, 1, 1), (3, 3, 3), (5, 0, 1), (1, 1, 0)], ids=str)
-def test_vllms_call(q_lens: tuple[int, ...], num_splits: int, device: str) -> None:
-    """Batches of decodes alone are paged_decode's, unless vLLM requests batch-invariant results. A padded
-    batch ends with rows of no sequence."""
+VLLM = {"causal": True, "alibi_slopes": None, "softcap": 0.0, "fa_version": 3, "max_seqlen_k": 30}
+VLLM |= {"q_descale": None, "output_scale": None, "cp_world_size": 1, "cp_rank": 0, "dynamic_causal": None}
+VLLM |= dict.fromkeys(("mask_mod", "block_sparse_tensors", "aux_tensors", "aux_tensor_leading_dims"))
+
+
+def vllm_problem(q_lens: tuple[int, ...], rows: int, device: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The operands of vLLM's call, and out and lse; rows beyond the sequences are of none."""
     torch.manual_seed(3)
     options, k_lens = Options(causal=True, window=(7, -1), sinks=SINKS), (20, 9, 30)
-    q, pools = torch.randn(max(sum(q_lens), 3), 4, 32), torch.randn(2, 20, 8, 2, 32)
+    q, pools = torch.randn(rows, 4, 32), torch.randn(2, 20, 8, 2, 32)
     table = torch.randperm(20)[:15].view(3, 5).to(torch.int32)
     keys = [pools[:, table[b].long()].flatten(1, 2)[:, :n] for b, n in enumerate(k_lens)]
-    parts = q[: sum(q_lens)].split(q_lens)
-    results = [options.attend(b, rows, *keys[b]) for b, rows in enumerate(parts)]
-    starts, lens = (torch.tensor(n, dtype=torch.int32) for n in ([0, *itertools.accumulate(q_lens)], k_lens))
-    rows, k, v, starts, lens, table, sinks = on(device, q, *pools, starts, lens, table, SINKS)
-    target, scales = torch.empty_like(rows), torch.rand(3, 2, device=device)
+    results = [options.attend(b, part, *keys[b]) for b, part in enumerate(q[: sum(q_lens)].split(q_lens))]
+    exact, exact_lse = torch.zeros(rows, 4, 32).double(), SINKS.double()[:, None].repeat(1, rows)
+    exact[: sum(q_lens)] = torch.cat([r[0] for r in results])
+    exact_lse[:, : sum(q_lens)] = torch.cat([r[1] for r in results], dim=1)
+    operands = {"q": q, "k": pools[0], "v": pools[1], "block_table": table, "s_aux": SINKS}
+    for name, numbers in (("cu_seqlens_q", [0, *itertools.accumulate(q_lens)]), ("seqused_k", k_lens)):
+        operands[name] = torch.tensor(numbers, dtype=torch.int32)
+    return {name: each.to(device) for name, each in operands.items()}, exact, exact_lse
+
+
+@pytest.mark.parametrize("num_splits", [0, 1])
+@pytest.mark.parametrize(
+    ("q_lens", "rows"),
+    [
+        ((1, 1, 1), 3), ((3, 3, 3), 9), ((5, 0, 1), 6), ((1, 1, 0), 3), ((0, 1, 1), 3), ((3, 3, 1), 9),
+        ((2, 4, 0), 12),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_vllms_call(q_lens: tuple[int, ...], rows: int, num_splits: int, device: str) -> None:
+    """Batches of decodes alone are paged_decode's, unless vLLM requests batch-invariant results. Sequences of
+    a padded batch are shorter, and it ends with rows of none."""
+    operands, exact, exact_lse = vllm_problem(q_lens, rows, device)
+    target, scales = torch.empty_like(operands["q"]), torch.rand(3, 2, device=device)
+    given = dict.fromkeys(("scheduler_metadata", "k_descale", "v_descale", "cp_tot_seqused_k"), scales)
     with counted_launches() as launches:
         out, lse = fa.flash_attn_varlen_func(
-            q=rows, k=k, v=v, out=target, cu_seqlens_q=starts, max_seqlen_q=max(q_lens), seqused_k=lens,
-            max_seqlen_k=30, softmax_scale=32**-0.5, causal=True, alibi_slopes=None, window_size=[7, -1],
-            block_table=table, softcap=0.0, scheduler_metadata=scales, fa_version=3, q_descale=None,
-            k_descale=scales, v_descale=scales, num_splits=num_splits, s_aux=sinks, return_softmax_lse=True,
+            **VLLM, **operands, **given, max_seqlen_q=max(q_lens), softmax_scale=32**-0.5,
+            window_size=[7, -1], num_splits=num_splits, out=target, return_softmax_lse=True,
         )  # fmt: skip
     assert out is target
-    own = slice(sum(q_lens))
-    exact, exact_lse = torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results], dim=1)
-    check(out[own], lse[:, own].contiguous(), exact, exact_lse)
-    assert not out[own.stop :].any()
+    check(out, lse, exact, exact_lse)
     if device == "mps":
-        assert decodes(launches) == (len(q) == 3 * max(q_lens) and num_splits == 0) and launches
+        assert decodes(launches) == (rows == 3 * max(q_lens) and num_splits == 0) and launches
+
+
+def test_a_max_seqlen_q_that_is_too_small(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all rows together have the number of a decode's."""
+    operands, exact, exact_lse = vllm_problem((4, 1, 1), 6, device)
+    exact[:2], exact_lse[:, :2] = torch.nan, torch.nan
+    call = partial(
+        fa.flash_attn_varlen_func, **VLLM, **operands, window_size=[7, -1], return_softmax_lse=True
+    )
+    check(*call(max_seqlen_q=2), exact, exact_lse)
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    with pytest.raises(ValueError, match=r"cu_seqlens_q.diff\(\)\[0\] is 4 and must be between 0 and 2"):
+        call(max_seqlen_q=2)
+    assert not call(max_seqlen_q=4)[0].isnan().any()
+
+
+@pytest.mark.parametrize(("rows", "dynamic"), [(6, None), (9, True)])  # paged_prefill, paged_decode
+def test_vllms_call_is_compiled(rows: int, dynamic: bool | None, device: str) -> None:
+    """`out` is a part of a larger tensor."""
+
+    def call(flat: Tensor, **operands: Tensor) -> None:
+        out = flat.view(-1, 4, 32)[:rows]
+        fa.flash_attn_varlen_func(**VLLM, **operands, max_seqlen_q=3, window_size=[7, -1], out=out)
+
+    operands, exact, _ = vllm_problem((3, 2, 1), rows, device)
+    flat = torch.full((12, 128), 5.0, device=device)
+    torch.compiler.reset()
+    torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=dynamic)(flat, **operands)
+    assert torch.allclose(flat[:rows].cpu().double(), exact.flatten(1), atol=2e-5)
+    assert (flat[rows:] == 5).all()
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("function", ["dense", "packed", "decode", "cache"])
+def test_batches_are_compiled_once(function: str) -> None:
+    """`out` and slopes of each sequence included: two graphs, the second of any size."""
+    counter = CompileCounter()
+
+    def operands_of(batch: int) -> dict[str, Any]:
+        rows, keys, slopes = torch.randn(batch, 4, 16), torch.randn(batch, 8, 2, 16), torch.rand(batch, 4)
+        given = {"alibi_slopes": slopes, "causal": True, "q": rows, "out": torch.empty_like(rows)}
+        if function in ("dense", "cache"):
+            given |= {"q": rows[:, None], "out": torch.empty(batch, 1, 4, 16)}
+        if function == "dense":
+            return given | {"k": keys, "v": keys}
+        lens = torch.arange(batch, dtype=torch.int32) % 5 + 1
+        if function == "cache":
+            return given | {"k_cache": keys, "v_cache": keys, "cache_seqlens": lens}
+        starts = torch.arange(batch + 1, dtype=torch.int32)
+        given |= {"cu_seqlens_q": starts, "max_seqlen_q": 1, "max_seqlen_k": 8}
+        if function == "packed":
+            return given | {"k": keys.flatten(0, 1), "v": keys.flatten(0, 1), "cu_seqlens_k": starts * 8}
+        return given | {"k": keys, "v": keys, "seqused_k": lens, "block_table": starts[:-1, None]}
+
+    named = {"dense": fa.flash_attn_func, "cache": fa.flash_attn_with_kvcache}
+    called: Any = named.get(function, fa.flash_attn_varlen_func)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda **given: called(**given), backend=counter, fullgraph=True)
+    for batch in range(2, 13):
+        operands = operands_of(batch)
+        assert torch.equal(compiled(**operands), called(**operands))
+    assert counter.frame_count == 2
 
 
 @pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.1, 0.03, 0.2])], ids=["", "slopes"])
@@ -206,6 +287,42 @@ def test_packed_and_padded_again() -> None:
     assert torch.equal(padded, x * (mask + unused)[..., None])
     padded.sum().backward()
     assert x.grad is not None and torch.equal(x.grad, (mask + unused)[..., None].expand_as(x).float())
+
+
+def test_sequences_packed_in_padded_rows() -> None:
+    x = torch.randn(2, 6, 3)
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]])
+    tokens, indices, starts, longest = fa.bert_padding.unpad_input_for_concatenated_sequences(x, lengths)
+    assert indices.tolist() == [0, 1, 2, 3, 4, 6] and torch.equal(tokens, x.flatten(0, 1)[indices])
+    assert (starts.tolist(), starts.dtype, longest) == ([0, 2, 5, 6], torch.int32, 3)
+
+
+def test_the_first_axis() -> None:
+    x, indices = torch.randn(5, 2, requires_grad=True), torch.tensor([3, 1])
+    kept, residual = fa.bert_padding.index_first_axis_residual(x, indices)
+    put = fa.bert_padding.index_put_first_axis(kept, indices, 5)
+    assert torch.equal(put[indices], kept) and not put[[0, 2, 4]].any() and torch.equal(residual, x)
+    (put.sum() + residual.sum()).backward()
+    assert x.grad is not None and x.grad[:, 0].tolist() == [1, 2, 1, 2, 1]
+
+
+@pytest.mark.host_only
+def test_libraries_that_import_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/drop-in.md registers it."""
+    for name in ("flash_attn", "flash_attn.flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, name, fa)
+    monkeypatch.setitem(sys.modules, "flash_attn.bert_padding", fa.bert_padding)
+    for statement in (
+        "from flash_attn import flash_attn_func as found",
+        "from flash_attn.flash_attn_interface import flash_attn_func as found",
+        "from flash_attn import flash_attn_interface; found = flash_attn_interface.flash_attn_func",
+        "import flash_attn.flash_attn_interface as module; found = module.flash_attn_func",
+        "import flash_attn; found = flash_attn.flash_attn_interface.flash_attn_func",
+    ):
+        names: dict[str, Any] = {}
+        exec(statement, names)
+        assert names["found"] is fa.flash_attn_func
+    exec("import flash_attn.bert_padding; from flash_attn.bert_padding import index_put_first_axis", {})
 
 
 def test_alibi_of_rows_of_no_sequence(checked: Checked) -> None:
@@ -266,18 +383,21 @@ TAIL += "deterministic=False return_attn_probs=False"
 NEWER = " out=None learnable_sink=None s_aux=None qv=None q_descale=None k_descale=None v_descale=None "
 NEWER += "attention_chunk=0 fa_version=None pack_gqa=None sm_margin=0"
 PAGED = NEWER + " page_table=None scheduler_metadata=None q_v=None seqused_q=None"
+PARALLEL = " cp_world_size=1 cp_rank=0 cp_tot_seqused_k=None mask_mod=None block_sparse_tensors=None "
+PARALLEL += "aux_tensors=None aux_tensor_leading_dims=None dynamic_causal=None output_scale=None"
 SIGNATURES = {
     "flash_attn_func": "q k v " + TAIL + " num_splits=0" + NEWER,
     "flash_attn_qkvpacked_func": "qkv " + TAIL,
     "flash_attn_kvpacked_func": "q kv " + TAIL,
     "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k=None max_seqlen_q=None max_seqlen_k=None "
-    + TAIL + " block_table=None seqused_k=None return_softmax_lse=False num_splits=0" + PAGED,
+    + TAIL + " block_table=None seqused_k=None return_softmax_lse=False num_splits=0" + PAGED + PARALLEL,
     "flash_attn_varlen_qkvpacked_func": "qkv cu_seqlens max_seqlen " + TAIL,
     "flash_attn_varlen_kvpacked_func": "q kv cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k " + TAIL,
     "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None rotary_cos=None rotary_sin=None "
     "cache_seqlens=None cache_batch_idx=None cache_leftpad=None block_table=None softmax_scale=None "
     "causal=False window_size=(-1,-1) softcap=0.0 rotary_interleaved=True alibi_slopes=None num_splits=0 "
-    "return_softmax_lse=False" + PAGED + " cu_seqlens_q=None cu_seqlens_k_new=None max_seqlen_q=None",
+    "return_softmax_lse=False" + PAGED + " cu_seqlens_q=None cu_seqlens_k_new=None max_seqlen_q=None "
+    "rotary_seqlens=None",
 }  # fmt: skip
 
 
@@ -323,7 +443,7 @@ def test_alibi_on_both_sides_rounds_once() -> None:
     assert (out.cpu() - exact).abs().max() <= 1.1 * (exact.half() - exact).abs().max()
 
 
-def test_no_limit_may_be_none() -> None:
+def test_none_means_no_limit() -> None:
     q = torch.randn(1, 5, 2, 16, device="mps")
     limited = fa.flash_attn_func(q, q, q, window_size=(2, -1))
     assert torch.equal(fa.flash_attn_func(q, q, q, window_size=(2, None)), limited)

@@ -55,7 +55,7 @@ def test_a_folder_that_compiles_more_fails(recorded: int, status: int, tmp_path:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(("recorded", "allowed"), [(0, 5), (19, 24), (200, 210), (400, 420), (1000, 1020)])
-def test_what_is_allowed(recorded: int, allowed: int) -> None:
+def test_allowed_growth(recorded: int, allowed: int) -> None:
     def found(count: int) -> list[str]:
         folder = Folder({"test_new": {*map(str, range(count))}})
         return [*excesses({"tests/kernels": folder}, {"tests/kernels": (recorded, {})})]

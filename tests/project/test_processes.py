@@ -92,7 +92,7 @@ import torch
 """
 
 
-def test_import_torch_reads_no_variable_that_may_differ(tmp_path: Path) -> None:
+def test_import_torch_reads_no_varying_variable(tmp_path: Path) -> None:
     library = str(tmp_path / "getenv.so")
     command = [*COMPILER.split(), "-xc++", "-", "-shared", "-fPIC", "-o", library]
     subprocess.run(command, input=GETENV, text=True, check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as torchs
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
 
 import torch_fattn
 from tests.conftest import counted_launches
@@ -135,6 +136,9 @@ def check_random(device: str, seed: int) -> None:
     key, value = heads(draw, draw.choice([1, batch]), KV_HEADS, keys, 20), heads(draw, 1, KV_HEADS, keys, 16)
     value = value.expand(key.shape[0], -1, -1, -1)
     of_mods, is_off, is_one = draw.randrange(2**31), draw.random() < 0.7, draw.random() < 0.5
+    with_lse: dict[str, Any] = draw.choice(
+        [{"return_lse": True}, {"return_aux": AuxRequest(lse=True)}]
+    )
 
     def mods(where: str) -> tuple[Mod | None, Mod | None]:
         mod = random.Random(of_mods)
@@ -150,7 +154,7 @@ def check_random(device: str, seed: int) -> None:
         if mask_mod:
             for_each = (batch, HEADS) if per_head or mask_name.startswith("of the") else (None, None)
             block_mask = create_block_mask(mask_mod, *for_each, rows, keys, device=where, BLOCK_SIZE=size)
-        return {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": True, "return_lse": True}
+        return {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": True, **with_lse}
 
     about = f"seed {seed}: {mask_name}, {score_name}, {[batch, rows, keys, size, is_off, is_one]}"
     expanded = query, *(each.expand(batch, -1, -1, -1) for each in (key, value))
@@ -158,10 +162,12 @@ def check_random(device: str, seed: int) -> None:
     with counted_launches() as launches:
         out, lse = flex_attention(query.to(device), key.to(device), value.to(device), **arguments(device))
     assert device == "cpu" or any(kernel.startswith("fattn_prefill") for kernel in launches)
+    lse = getattr(lse, "lse", lse)
     for wanted, wanted_lse in (
         exact(*expanded, score_mod, mask_mod),
         torchs.flex_attention(*expanded, **arguments("cpu")),
     ):
+        wanted_lse = getattr(wanted_lse, "lse", wanted_lse)
         assert (out.cpu() - wanted).abs().max() < 2e-5, about
         assert torch.allclose(lse.cpu().double(), wanted_lse.double(), atol=2e-5, rtol=2e-5), about
 
@@ -183,7 +189,7 @@ class Fixed(random.Random):
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("name", mask_mods(Fixed(), 70, "cpu"))
-def test_masks_that_are_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_that_become_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill = mock.Mock(wraps=ours.prefill)
     monkeypatch.setattr(ours, "prefill", prefill)
     mask_mod = mask_mods(Fixed(), 70, "cpu")[name]
@@ -207,7 +213,7 @@ def lists(*blocks: list[int], device: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_blocks_decide(device: str) -> None:
+def test_blocks_override_mask_mod(device: str) -> None:
     """A full block is visible and an absent one hidden, whatever mask_mod says."""
     block_mask = BlockMask.from_kv_blocks(
         *lists([0], [1], [], device=device),
@@ -231,6 +237,25 @@ def test_the_blocks_decide(device: str) -> None:
     assert (out.cpu() - exact.cpu()).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("number", [-1, 3, 9])
+def test_blocks_that_the_mask_does_not_have(
+    number: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, indices = lists([0, number], [number], device=device)
+    block_mask = BlockMask.from_kv_blocks(
+        counts, indices, counts, indices, 16, noop_mask, (32, 48), compute_q_blocks=False
+    )
+    wanted = torch.zeros(1, 1, 32, 48, dtype=torch.bool)
+    wanted[:, :, :16, :16] = True
+    assert torch.equal(mask_of(block_mask).cpu(), wanted)
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    with pytest.raises(
+        ValueError, match=rf"mask_of: kv_indices of block_mask has {number} and .* between 0 and 2"
+    ):
+        mask_of(block_mask)
+
+
 def test_gradients() -> None:
     block_mask = create_block_mask(lambda b, h, q, k: (q - k) % 3 == 0, None, None, 40, 50, device="mps")
     torch.manual_seed(0)
@@ -246,6 +271,7 @@ def test_gradients() -> None:
 
 
 SETTINGS = SimpleNamespace()
+called = flex_attention
 
 
 def changes(device: str) -> dict[str, tuple[Mod, Callable[[], Any]]]:
@@ -291,19 +317,57 @@ def errors_after(name: str, device: str) -> list[float]:
         step()
         wanted, _ = exact(query, query, query, None, mask_mod)
         for given in ({"block_mask": block_mask}, {"score_mod": hiding(mask_mod)}):
-            out = flex_attention(query, query, query, **given)
+            out = called(query, query, query, **given)
             errors.append(float((out.cpu() - wanted).abs().max()))
     return errors
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", changes("cpu"))
-def test_a_change_of_what_a_function_reads(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_value_changes(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(errors_after(name, device)) < 1e-5
     # The control: a memory that knows functions by their identity.
     monkeypatch.setattr(tracing.Expression, "__repr__", lambda _: "a mask_mod")
     monkeypatch.setattr(tracing.Expression, "reads", property(lambda _: [], lambda *_: None), False)
     assert errors_after(name, device)[2] > 1e-2
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("name", ["numpy number", "list"])
+def test_a_compiled_caller(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (flex_attention, lambda *operands, **options: flex_attention(*operands, **options) * 1):
+        torch._dynamo.reset()
+        monkeypatch.setattr(sys.modules[__name__], "called", torch.compile(function, backend="eager"))
+        assert max(errors_after(name, "cpu")) < 1e-5
+
+
+@pytest.mark.host_only
+def test_a_graph_breaks() -> None:
+    compiled = torch.compile(lambda query: flex_attention(query, query, query), fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="flex_attention traces score_mod and mask_mod"):
+        compiled(torch.ones(1, 1, 8, 8))
+
+
+@pytest.mark.host_only
+def test_a_change_of_the_default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = torch.randn(1, 1, 40, 16)
+    mask_mod: Mod = lambda b, h, q, k: q * 0.1 >= k * 0.3  # noqa: E731
+
+    def error_after() -> float:
+        block_mask = create_block_mask(noop_mask, 1, 1, 40, 40, "cpu", 16, separate_full_blocks=False)
+        block_mask.mask_mod = mask_mod
+        flex_attention(query, query, query, block_mask=block_mask)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            out = flex_attention(query, query, query, block_mask=block_mask)
+            return float((out - exact(query, query, query, None, mask_mod)[0]).abs().max())
+        finally:
+            torch.set_default_dtype(default)
+
+    assert error_after() < 1e-5
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float32)
+    assert error_after() > 1e-2
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -335,7 +399,7 @@ def test_a_change_of_the_lists(change: str, device: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "size"), [("documents", 128), ("documents", 16), ("of the head", 16), ("window", 16)]
 )
-def test_what_a_second_call_does(name: str, size: int) -> None:
+def test_a_second_call(name: str, size: int) -> None:
     """It does not wait for the device; a mask that depends on no tensor is not made again, and lives as long
     as its BlockMask."""
     query, slopes = torch.randn(1, 2, 70, 16), torch.tensor([0.5, 0.25])
@@ -364,6 +428,27 @@ def test_mask_mod_has_the_indices_of_the_call() -> None:
     assert (out - exact(query, query, query, None, mask_mod)[0]).abs().max() < 1e-5
 
 
+SPELLINGS: dict[str, Mod] = {
+    "logical_not by keyword": lambda s, b, h, q, k: torch.where(
+        torch.logical_not(input=q < k), s, -torch.inf
+    ),
+    "abs by keyword": lambda s, b, h, q, k: torch.where(torch.abs(input=q - k) < 5, s, -torch.inf),
+    "zeros like the score": lambda s, b, h, q, k: s + s.new_zeros(()) - 0.1 * k,
+    "one of two results": lambda s, b, h, q, k: s + torch.stack([q * 0.1, k * 0.2]).max(0)[0],
+    "parts": lambda s, b, h, q, k: s + torch.stack([q * 0.1, k * 0.2]).unbind()[1],
+    "NaN where hidden": lambda s, b, h, q, k: torch.where(q >= k, s + torch.log(q - k + 1), -torch.inf),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_other_spellings(name: str, device: str) -> None:
+    query = torch.randn(1, 2, 40, 16)
+    out = flex_attention(*[query.to(device)] * 3, SPELLINGS[name])
+    wanted = torchs.flex_attention(query, query, query, SPELLINGS[name])
+    assert (out.cpu() - wanted).abs().max() < 1e-5
+
+
 def refused_score_mods() -> Iterator[tuple[str, Mod, str]]:
     slope = torch.tensor(0.5, requires_grad=True)
     yield "scale", lambda s, b, h, q, k: 2 * s, r"multiplies the score by 2; pass scale="
@@ -372,6 +457,7 @@ def refused_score_mods() -> Iterator[tuple[str, Mod, str]]:
         lambda s, b, h, q, k: 9 * torch.tanh((s + k - q) / 9),
         r"not return softcap \* tanh",
     )
+    yield "keyword", lambda s, b, h, q, k: 9 * torch.tanh(input=s / 9), r"not return softcap \* tanh"
     yield "square", lambda s, b, h, q, k: s * s, r"not return softcap \* tanh"
     yield "sine", lambda s, b, h, q, k: torch.sin(s), r"not return softcap \* tanh"
     yield "one pair", lambda s, b, h, q, k: torch.where((q == 3) & (k == 5), s, 2 * s), r"softcap \* tanh"

@@ -73,7 +73,7 @@ def test_the_control_works_without_data(op: str) -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("order", [("cpu", "meta"), ("meta", "cpu")])
-def test_data_and_no_data_do_not_mix(order: tuple[str, str]) -> None:
+def test_meta_and_device_tensors_do_not_mix(order: tuple[str, str]) -> None:
     """The op must not return uninitialised memory."""
     query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
     error, sentence = refusal_of("prefill", {"query": query, "key": key, "value": key})
@@ -121,7 +121,7 @@ def test_an_unknown_option(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError) as caught:
         function(**valid("prefill"), causal=True)
     options = ", ".join(each for each in defaults_of("prefill") if each != "attn_mask")
-    assert options.startswith("mask_map, is_causal, q_offset, window_left, ")
+    assert options.startswith("mask_map, is_causal, q_offset, seq_lens, ")
     hint = "(did you mean is_causal?)"
     assert str(caught.value) == f"{name}: there is no option 'causal' {hint}; the options are {options}"
 
@@ -142,7 +142,7 @@ def test_an_unknown_option(function: Callable[..., Any]) -> None:
         (lambda x: torch_fattn.paged_decode(x, x, x, page_table=x), "(did you mean block_tables?); "),
     ],
 )  # fmt: skip
-def test_an_argument_that_is_not_there(call: Callable[[Tensor], Any], message: str) -> None:
+def test_a_missing_argument(call: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(TypeError) as caught:
         call(torch.randn(1, 2, 3, 16))
     assert message in str(caught.value)

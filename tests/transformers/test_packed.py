@@ -94,7 +94,7 @@ def test_positions_that_the_mask_ignores(batch: int, calls: list[Call]) -> None:
     assert len(packed) == LAYERS and [call["window_left"] for call in packed] == [WINDOW - 1, -1]
 
 
-def test_control_positions_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_unread_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "restarts_of", lambda *_: None)
     with pytest.raises(AssertionError):
         test_positions_that_the_mask_ignores(1, [])
@@ -122,7 +122,7 @@ APART = CAUSAL & (torch.arange(24) >= 13).eq((torch.arange(24) >= 13)[:, None])
 RIGHT = CAUSAL & (torch.arange(24) < 20)
 MASKS: dict[str, tuple[torch.Tensor, bool]] = {
     "causal": (torch.ones((), dtype=torch.bool).expand(1, 24), True),
-    "a window": (write_pattern(1, 24, 24, 24, WINDOW, None, "cpu"), True),
+    "a window": (write_pattern(1, 24, 24, WINDOW, None, "cpu"), True),
     "whole": (CAUSAL[None, None], True),
     "additive": (torch.zeros(1, 1, 24, 24).masked_fill(~CAUSAL, torch.finfo(torch.float32).min), True),
     "apart": (APART[None, None], False),

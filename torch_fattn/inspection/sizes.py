@@ -43,7 +43,7 @@ def operands_of(
     parts: int = 2,
     prefix_len: int = 1024,
     top_k: int = 2048,
-    seq_lens: bool = True,
+    seq_lens: bool | None = None,
     mask: torch.dtype | None = None,
 ) -> tuple[list[Tensor | None], dict[str, Any]]:
     """Operands on "meta" and their keywords. Defaults: as many key-value heads as query heads, values as wide
@@ -106,8 +106,10 @@ def operands_of(
             operands[1:1] = [prefix, _tensor("prefix", dtype, 1, kv_heads, prefix_len, columns[1])]
         if function == "sparse_decode":
             operands.append(_tensor("indices", torch.int32, batch, q_len, min(top_k, kv_len)))
-        if op == "decode" and seq_lens:
+        if op == "decode" and seq_lens is not False:
             operands.append(lengths)
+        if op == "prefill" and seq_lens:
+            keywords["seq_lens"] = lengths
         if op == "varlen_prefill":
             operands += [starts, starts]
             keywords["max_seqlen_k"] = kv_len

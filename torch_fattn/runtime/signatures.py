@@ -64,7 +64,7 @@ def check_writable(name: str, **written: Tensor) -> None:
     for what, tensor in written.items():
         if tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                f"{name}: {what} requires grad, and no gradient goes through a cache; pass {what}.detach(), "
+                f"{name}: {what} requires grad, and caches do not support gradients; pass {what}.detach(), "
                 "or call under torch.no_grad()"
             )
         if tensor.is_inference() and not torch.is_inference_mode_enabled():

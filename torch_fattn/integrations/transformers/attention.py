@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ...operators.differentiable import needs_gradient
 from ...runtime.signatures import public
 from .fallback import run_fallback, without_patterns
 from .masks import hides_nothing
 from .operators import compute
 from .packed import begins_of, compute_packed, compute_pattern, lengths_of
 from .paged import attend_paged
+from .paged_cache import Stored
 from .patterns import is_packed, is_pattern, read_pattern
 from .policy import falls_back
 from .positions import Restarts, restarts_of, see_one_another
@@ -29,7 +29,6 @@ from .refusals import (
     why_not_trained,
 )
 from .selected import compute_selected, mask_of_selected, reads_selected, take_selection, whole_mask
-from .stored import Stored
 from .stored_attention import attend_stored
 from .support import USE_ANOTHER, USE_EAGER
 
@@ -232,13 +231,9 @@ def _attend(
                 pattern = read_pattern(mask, q_len, kv_len)
                 if pattern is None:
                     _refuse_pattern(module, mask, q_len, kv_len)
-                if pattern.seq_lens is not None and needs_gradient(query, key, value, s_aux):
-                    # The operators that read lengths have no backward.
-                    mask, causal = without_patterns(mask, q_len, kv_len)[0], False
-                else:
-                    causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
-                    key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
-                    options["window_left"] = pattern.window_left
+                causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
+                key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
+                options["window_left"] = pattern.window_left
             out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
     except MeaningRefusedError:
         raise

@@ -24,7 +24,6 @@ from transformers.masking_utils import causal_mask_function
 from ...distributed import Shards, decode, prefill
 from ...distributed.exchange import Exchange
 from ...distributed.shards import positions_of
-from ...operators.attention import MAX_DECODE_ROWS
 from ...operators.head_padding import pad_heads, without_padding
 from ...runtime.signatures import public
 from .masks import causal_window
@@ -34,6 +33,7 @@ __all__ = ["SHARDED_NAME", "ShardedCache", "attend_sharded", "make_sharded_mask"
 
 SHARDED_NAME = "fattn_sharded"
 FIRST_BLOCKS = 4  # of a rank in a new cache; the room doubles when it is full
+FEW_ROWS = 16  # `decode` makes a mask of all its rows and the keys of this rank
 
 
 class ShardedCache(Cache):
@@ -188,7 +188,7 @@ def attend_sharded(
             "row of its own"
         )
     query, key, value, scaling = pad_heads(query, key, value, scaling)
-    shards = layer.room if rows <= MAX_DECODE_ROWS else layer.filled
+    shards = layer.room if rows <= FEW_ROWS else layer.filled
     options: dict[str, Any] = {
         "group": layer.group,
         "shards": shards,
@@ -205,7 +205,7 @@ def attend_sharded(
                 "[batch, length]"
             )
         options["attn_mask"] = _own_columns(attention_mask, shards, layer.rank)
-    if rows <= MAX_DECODE_ROWS:
+    if rows <= FEW_ROWS:
         lengths = torch.full((query.shape[0],), layer.length, dtype=torch.int32, device=query.device)
         out = decode(query, key, value, lengths, **options)
     else:
