@@ -159,9 +159,10 @@ def call_of(
         refusal = f"{asker}: {op} has no option {name!r}"
         if name not in SIZES:
             is_operand = given or isinstance(options[name], Tensor)
-            known = ("the arguments", signature.names) if is_operand else ("the sizes", SIZES)
+            known = ("arguments", signature.names) if is_operand else ("sizes", SIZES)
             meant = hint(name, (*known[1], *signature.names))
-            raise TypeError(f"{refusal}{meant}; {known[0]} are {', '.join(known[1])}")
+            listed = f"the {known[0]} are {', '.join(known[1])}"
+            raise TypeError(f"{refusal}{meant}; {listed}")
         if given:
             raise TypeError(f"{refusal}; leave it out, since the operands have sizes")
     if given:
