@@ -13,7 +13,13 @@ from ...operators.head_padding import pad_heads, without_padding
 from .masks import hides_nothing
 from .patterns import is_packed, is_pattern, read_pattern
 from .positions import restarts_of
-from .refusals import refusal_of_operator, refuse_keywords, refuse_meaning, refuse_training
+from .refusals import (
+    MeaningRefusedError,
+    refusal_of_operator,
+    refuse_keywords,
+    refuse_meaning,
+    refuse_training,
+)
 from .stored import Stored
 
 _USE_DYNAMIC = "use DynamicCache for this model"
@@ -62,7 +68,7 @@ def attend_stored(
     layer = key.layer
     try:
         cache = layer.group.allocate(key.arrived, value.arrived)
-        step, kept = layer.group.step(layer.index, batch, rows, None if real is None else real[:, -rows:])
+        step, kept = layer.group.step(layer.index, batch, rows, real, 0 <= window < key.shape[2])
         if kept is not None:
             new = [operand[kept] for operand in new]
         cache.append(layer.index, step, new[0], new[1])
@@ -75,6 +81,8 @@ def attend_stored(
             if kept is not None:
                 out = torch.zeros_like(out[:1]).expand(batch * rows, -1, -1).index_copy(0, kept, out)
             out = out.unflatten(0, (batch, rows))
+    except MeaningRefusedError:
+        raise
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal) from refusal
     layer.finish(key.shape[2])
