@@ -22,15 +22,7 @@ from torch.overrides import is_tensor_like
 
 from . import options as options_of_operators
 
-__all__ = [
-    "SIGNATURES",
-    "Signature",
-    "check_tensor",
-    "check_writable",
-    "is_checked",
-    "public",
-    "shown",
-]
+__all__ = ["SIGNATURES", "Signature", "check_tensor", "check_writable", "is_checked", "public", "shown"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NAMED = re.compile(r"((?:fattn|torch_fattn|PagedCache|PagedKVCache|StaticKVCache)\b[\w.]*): ")
