@@ -154,7 +154,7 @@ def test_pattern_of_other_lengths() -> None:
     padding = torch.ones(1, ROWS, dtype=torch.bool, device=DEVICE)
     for kv_length in (ROWS + 1, ROWS + 9):
         other = write_pattern(1, kv_length, kv_length, 2, padding, DEVICE)
-        assert "no causal pattern of 4 rows and 4 keys" in refusal(attention_mask=other)
+        assert "not a pattern of 4 rows and 4 keys" in refusal(attention_mask=other)
     fitting = write_pattern(1, ROWS, ROWS, 2, padding, DEVICE)
     assert call(attention_mask=fitting).shape == (1, ROWS, 4, 16)
 

@@ -340,7 +340,7 @@ def _refuse_bias(
 def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) -> NoReturn:
     refuse_meaning(
         module,
-        f"the {mask.dtype} mask {tuple(mask.shape)} is no causal pattern of {q_len} rows and {kv_len} keys",
+        f"the {mask.dtype} mask {tuple(mask.shape)} is not a pattern of {q_len} rows and {kv_len} keys",
         _PASS_BOOL,
     )
 

@@ -71,7 +71,7 @@ def _answer(connection: socket.socket, compile_: Callable[[list[str]], int], imp
 
 
 def _times() -> list[int]:
-    """Of the translator's files: one that changed is not what this process imported."""
+    """When each of the translator's files changed. This process imported them as they were when it began."""
     return [path.stat().st_mtime_ns for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 
