@@ -164,7 +164,8 @@ def test_every_operator_with_every_dtype_and_option(chosen: Items, device: str) 
 def test_the_names_of_the_tables_are_there(every: Items) -> None:
     files = files_of(every)  # without softmetal, none about it
     costs = {name for name in tiers.costs() if EMULATED or tiers.file_of(name) in files}
-    assert not costs - names_of(every), "remove these lines of tests/costs.txt"
+    missing = sorted(costs - names_of(every))
+    assert not missing, f"remove these lines of tests/costs.txt: {missing}"
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     for name in tiers.SWEEPS:
         file, _, function = tiers.function_of(name).partition("::")
