@@ -136,9 +136,7 @@ def check_random(device: str, seed: int) -> None:
     key, value = heads(draw, draw.choice([1, batch]), KV_HEADS, keys, 20), heads(draw, 1, KV_HEADS, keys, 16)
     value = value.expand(key.shape[0], -1, -1, -1)
     of_mods, is_off, is_one = draw.randrange(2**31), draw.random() < 0.7, draw.random() < 0.5
-    with_lse: dict[str, Any] = draw.choice(
-        [{"return_lse": True}, {"return_aux": AuxRequest(lse=True)}]
-    )
+    with_lse: dict[str, Any] = draw.choice([{"return_lse": True}, {"return_aux": AuxRequest(lse=True)}])
 
     def mods(where: str) -> tuple[Mod | None, Mod | None]:
         mod = random.Random(of_mods)

@@ -87,6 +87,8 @@ NOT_FOLLOWED = {
     "use DynamicCache for it": OVER_PAGED,
     "use DynamicCache for them": OVER_PAGED,
     "to drop n tokens, pass -n": OVER_PAGED,
+    "pass the mask of all tokens in every forward, or use DynamicCache": OVER_PAGED,
+    "pad on the left, or use DynamicCache": OVER_PAGED,
     'load the model with attn_implementation="fattn", or use DynamicCache for it': OVER_PAGED,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
     'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",

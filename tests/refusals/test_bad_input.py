@@ -14,6 +14,7 @@ import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.accuracy import assert_lse_close
 from tests.helpers.wrong_calls import WRONG, Arguments, Fault, refusal, valid
+from torch_fattn.flash_attn import flash_attn_func
 from torch_fattn.operators import BACKWARDS, OPERATORS
 from torch_fattn.runtime.options import defaults_of
 
@@ -140,6 +141,14 @@ def test_an_unknown_option(function: Callable[..., Any]) -> None:
         (lambda x: torch_fattn.decode(x, x, x, return_softmax_lse=True), "(did you mean return_lse?); "),
         (lambda x: torch_fattn.decode(x, x, x, softmax_scale=1.0), "(did you mean scale?); "),
         (lambda x: torch_fattn.paged_decode(x, x, x, page_table=x), "(did you mean block_tables?); "),
+        (lambda x: torch_fattn.prefill(x, x, x, mask=x), "(did you mean attn_mask?); "),
+        (lambda x: torch_fattn.paged_prefill(x, x, x, x, x, x, 3),
+         "fattn.paged_prefill: missing a required argument: 'is_causal'; pass it by name, True or False"),
+        (lambda x: flash_attn_func(x, x, x, return_softmax_lse=True),
+         "(did you mean return_attn_probs?); the arguments are q, k, v, dropout_p, softmax_scale, causal, "),
+        (lambda x: flash_attn_func(x, x, x, sinks=x[0]), "(did you mean learnable_sink?); "),
+        (lambda x: torch_fattn.explain("decode", kv_lenght=3), "(did you mean kv_len?); the sizes are dtype"),
+        (lambda x: torch_fattn.explain("prefill", causal=True), "(did you mean is_causal?); the sizes are"),
     ],
 )  # fmt: skip
 def test_a_missing_argument(call: Callable[[Tensor], Any], message: str) -> None:

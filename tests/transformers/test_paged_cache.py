@@ -234,6 +234,73 @@ def test_a_full_cache_is_unchanged() -> None:
         assert torch.equal(ours(ids.to(DEVICE), past_key_values=cache).logits, before)
 
 
+def both_steps(models: Any, caches: Any, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The logits of the newest tokens, of a forward over each cache."""
+    place = torch.arange(caches[0].get_seq_length(), 99)[None, : tokens.shape[1]]
+    with torch.no_grad():
+        mine, theirs = (
+            model(
+                tokens.to(model.device),
+                attention_mask=None if mask is None else mask.to(model.device),
+                position_ids=place.to(model.device),
+                past_key_values=cache,
+            ).logits[:, -1]
+            for model, cache in zip(models, caches, strict=True)
+        )
+    return mine.cpu(), theirs
+
+
+@pytest.mark.parametrize("hidden", ["nothing", "the first tokens", "a token in the middle"])
+@pytest.mark.parametrize("padded", ["nowhere", "left", "right"])
+def test_a_mask_that_changes(padded: str, hidden: str) -> None:
+    """Padding is not stored, and what is stored cannot be hidden: the mask of a later forward that hides
+    other tokens is refused. Reordering and dropping tokens keep what was padding."""
+    models = pair(AutoModelForCausalLM, MODELS["llama"])
+    ids, mask = prompt(PROMPT, 3 if padded == "left" else 0)
+    if padded == "right":
+        mask[0, -3:] = 0
+    caches = PagedCache(models[0].config, 16), DynamicCache()
+    new, order, more = torch.full((2, 2), 7), torch.tensor([1, 0]), torch.ones(2, 2, dtype=torch.long)
+    both_steps(models, caches, ids, mask)
+    for cache in caches:
+        cache.reorder_cache(order)
+        cache.crop(-2)
+    mask = torch.cat((mask[order, :-2], more), 1)
+    later = torch.cat((mask, more), 1)
+    later[:, slice(0, 2) if hidden == "the first tokens" else slice(9, 11)] = 0
+    mine, theirs = both_steps(models, caches, new, mask)
+    assert (mine - theirs).abs().max() < 2e-5
+    if padded != "nowhere" or hidden != "nothing":
+        with pytest.raises(
+            NotImplementedError, match="hides other tokens .*; pass the mask of all tokens in"
+        ):
+            both_steps(models, caches, new, None if hidden == "nothing" else later)
+        assert caches[0].get_seq_length() == PROMPT
+    mine, theirs = both_steps(models, caches, new, torch.cat((mask, more), 1))
+    assert (mine - theirs).abs().max() < 2e-5
+
+
+def test_padding_between_tokens_and_a_window() -> None:
+    """It is not stored, and so would not be counted. The layers with full attention do not mind."""
+    new, more = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long)
+    for name in ("llama", "gemma3"):
+        models = pair(AutoModelForCausalLM, MODELS[name])
+        for length, refused in ((PROMPT, name == "gemma3"), (4, False)):  # all keys are in the window
+            ids, mask = prompt(length)
+            mask[0, -2:] = 0
+            caches = PagedCache(models[0].config, 16), DynamicCache()
+            both_steps(models, caches, ids, mask)
+            mask = torch.cat((mask, more), 1)
+            if refused:
+                with pytest.raises(
+                    NotImplementedError, match="between tokens.*; pad on the left, or use Dyn"
+                ):
+                    both_steps(models, caches, new, mask)
+            else:
+                mine, theirs = both_steps(models, caches, new, mask)
+                assert (mine - theirs).abs().max() < 2e-5
+
+
 @pytest.mark.parametrize("padding", [0, 5])
 @pytest.mark.parametrize("where", ["append", "mlp"])  # in the attention of a layer, or behind it
 @pytest.mark.parametrize("failing", range(LAYERS))

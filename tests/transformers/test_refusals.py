@@ -16,7 +16,10 @@ from torch_fattn.integrations.transformers import attend
 from torch_fattn.integrations.transformers.patterns import write_pattern
 
 ROWS = 4
-ADVICE = re.compile(r'; .*(attn_implementation="(eager|sdpa)"|model\.eval\(\)|position_ids|create_\w+_mask)')
+ADVICE = re.compile(
+    r'; .*(attn_implementation="(eager|sdpa)"|model\.eval\(\)|position_ids|create_\w+_mask)'
+    "|pass a (bool )?mask"
+)
 
 
 class Layer(nn.Module):
@@ -139,6 +142,9 @@ def test_masks_that_contradict_the_options() -> None:
     assert "(4, 4) and must be bool (1, 4)" in refusal(attention_mask=ones(ROWS, ROWS))
     assert "3 dimensions" in refusal(attention_mask=ones(1, ROWS, ROWS))
     assert "torch.int64 is neither" in refusal(attention_mask=ones(1, 1, ROWS, ROWS, dtype=torch.int64))
+    two_rows = ones(1, 1, 2, ROWS, dtype=torch.int32)  # a pattern of packed sequences has this form
+    assert "torch.int32 is neither" in refusal(rows=2, attention_mask=two_rows)
+    assert "mask has 5 keys and the layer 4" in refusal(attention_mask=ones(1, 1, ROWS, ROWS + 1))
     for mask in (ones(1, ROWS), ones(1, 1, 1, ROWS), ones(1, 1, ROWS, ROWS, dtype=torch.float32)):
         assert call(attention_mask=mask).shape == (1, ROWS, 4, 16)
 
@@ -148,7 +154,7 @@ def test_pattern_of_other_lengths() -> None:
     padding = torch.ones(1, ROWS, dtype=torch.bool, device=DEVICE)
     for kv_length in (ROWS + 1, ROWS + 9):
         other = write_pattern(1, kv_length, kv_length, 2, padding, DEVICE)
-        assert "does not have 4 rows and 4 keys" in refusal(attention_mask=other)
+        assert "no causal pattern of 4 rows and 4 keys" in refusal(attention_mask=other)
     fitting = write_pattern(1, ROWS, ROWS, 2, padding, DEVICE)
     assert call(attention_mask=fitting).shape == (1, ROWS, 4, 16)
 

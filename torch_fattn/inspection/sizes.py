@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LOGITS_OPERATORS
 from ..operators.kv_formats import KV_FORMATS
+from ..runtime.options import hint
 from ..runtime.signatures import shown
 from .planning import FUNCTIONS, signature_of
 
@@ -155,13 +156,15 @@ def call_of(
     """The operands and options of a call that has either operands or sizes. Errors begin with `asker`."""
     signature, given = signature_of(op), has_operands(op, operands, options)
     for name in (each for each in options if each not in signature.names):
-        refusal = f"{asker}: {op} has no option {name!r}; "
+        refusal = f"{asker}: {op} has no option {name!r}"
         if name not in SIZES:
             is_operand = given or isinstance(options[name], Tensor)
             known = ("arguments", signature.names) if is_operand else ("sizes", SIZES)
-            raise TypeError(f"{refusal}the {known[0]} are {', '.join(known[1])}")
+            meant = hint(name, (*known[1], *signature.names))
+            listed = f"the {known[0]} are {', '.join(known[1])}"
+            raise TypeError(f"{refusal}{meant}; {listed}")
         if given:
-            raise TypeError(f"{refusal}leave it out, since the operands have sizes")
+            raise TypeError(f"{refusal}; leave it out, since the operands have sizes")
     if given:
         signature.check_call(operands, options)
         return operands, options

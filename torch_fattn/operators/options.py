@@ -115,7 +115,8 @@ class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):
     tree_mask: Tensor | None
     """for drafts that branch: which of the newest Lq tokens each row sees, itself included. bool
     `[Lq, Lq]` or `[B, Lq, Lq]`; or int64 `[Lq]` or `[B, Lq]`, where bit t of a row is token t. It
-    only hides keys, and never shows a key that another rule hides. At most 64 rows."""
+    only hides keys, and never shows a key that another rule hides. Positions, which windows and
+    ALiBi count, are those of memory, not depths in the tree. At most 64 rows."""
 
 
 class DecodeOptions(CacheDecodeOptions, StorageOptions, total=False):

@@ -203,7 +203,8 @@ class Signature:
         self._refused_by = refused_by
         self._any_layout = any_layout
         self._any_text = any_text
-        self._options = options_of_operators.show(function, options) if options else ()
+        named = options_of_operators.show(function, options) if options else ()
+        self._options = named if isinstance(options, str) else ()
         self._arguments = inspect.signature(function)
         parameters = self._arguments.parameters.values()
         self._takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -302,7 +303,11 @@ class Signature:
             self._arguments.bind(*arguments, **keywords)
         except TypeError as error:
             places = [name for name in self._places if name != "self"]
-            return TypeError(f"{self.name}: {error}; {self._listed('arguments by position', places)}")
+            advice = self._listed("arguments by position", places)
+            named = re.search(r"'(\w+)'", str(error))
+            if named and named[1] in self._kinds.keys() - {*places}:
+                advice = f"pass it by name, {self._kinds[named[1]].words}"
+            return TypeError(f"{self.name}: {error}; {advice}")
         return None
 
     def _refuse_meta(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:

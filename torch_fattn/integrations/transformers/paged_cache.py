@@ -16,6 +16,7 @@ from ...caches.memory import check_sizes
 from ...operators.head_padding import HEAD_STEP
 from ...operators.kv_formats import check_format
 from ...runtime.signatures import public
+from .refusals import MeaningRefusedError
 from .support import FLASH_NAME
 from .support import NAME as ATTENTION_NAME
 
@@ -40,9 +41,11 @@ class _Group:
         self.layers = 0
         self.config = config
         self.sequences: list[int] = []  # of the rows of the batch
+        self._real: Tensor | None = None  # bool [B, n]: which tokens are stored; None: all
         self.cache: PagedKVCache | None = None
         self._sizes = sizes
         self._step: tuple[CacheStep, Tensor | None] | None = None
+        self._rows = 0  # of the step, padding included
         self._counts: Sequence[int] = ()  # of the step's tokens in each sequence
         self._done: dict[int, bool] = {}  # whether the layers that the step has reached have its tokens
 
@@ -66,9 +69,11 @@ class _Group:
             self.sequences = [self.cache.allocate() for _ in range(key.shape[0])]
         return self.cache
 
-    def step(self, layer: int, batch: int, rows: int, real: Tensor | None) -> tuple[CacheStep, Tensor | None]:
-        """Room for new tokens, the same for all layers of a forward. If some tokens are padding (`real` `[B,
-        rows]` is False), also the indices of the others among all `batch * rows`."""
+    def step(
+        self, layer: int, batch: int, rows: int, real: Tensor | None, has_window: bool
+    ) -> tuple[CacheStep, Tensor | None]:
+        """Room for new tokens, the same for all layers of a forward. If some of them are padding (`real` `[B,
+        n]`, of the stored tokens, too, is False), also the indices of the others among all `batch * rows`."""
         assert self.cache is not None
         if len(self.sequences) != batch:
             raise ValueError(
@@ -78,12 +83,30 @@ class _Group:
         if self._step is None or layer in self._done:
             if self.lacks_tokens:
                 _refuse_failed()
-            counts = [rows] * batch if real is None else real.sum(-1).tolist()
-            kept = None
-            if real is not None and min(counts) < rows:
-                kept = real.flatten().nonzero()[:, 0]
+            counts, kept = [rows] * batch, None
+            gaps = 0
+            if real is None:
+                agrees = self._real is None or bool(self._real.all())
+            else:
+                new, before = real[:, -rows:], real[:, :-rows]
+                same = before if self._real is None else before == self._real
+                runs = torch.nn.functional.pad(real, (1, 0)).long().diff().eq(1).sum(-1).max()
+                *counts, agrees, gaps = torch.cat((new.sum(-1), same.all()[None], runs[None] - 1)).tolist()
+                if min(counts) < rows:
+                    kept = new.flatten().nonzero()[:, 0]
+            if not agrees:
+                raise MeaningRefusedError(
+                    f"{NAME}: attention_mask hides other tokens than the padding that came before; pass the "
+                    "mask of all tokens in every forward, or use DynamicCache"
+                )
+            if has_window and gaps > 0:
+                raise MeaningRefusedError(
+                    f"{NAME}: a window would not count the padding between tokens, which is not stored; pad "
+                    "on the left, or use DynamicCache"
+                )
             self._step, self._done = (self._extend(self.cache, counts), kept), {}
-            self._counts = counts
+            self._real = None if real is None else real.clone()
+            self._counts, self._rows = counts, rows
         self._done[layer] = False
         return self._step
 
@@ -119,15 +142,22 @@ class _Group:
         for row in rows:
             self.sequences.append(before[row] if row in first else self.cache.fork(before[row]))
             first.pop(row, None)
+        self._real = None if self._real is None else self._real[list(rows)]
         self._step = None
 
     def take_step_back(self) -> None:
-        self._drop(self._counts)
+        self._drop(self._rows, self._counts)
 
     def truncate(self, tokens: int) -> None:
-        self._drop([tokens] * len(self.sequences))
+        counts = [tokens] * len(self.sequences)
+        if self._real is not None:
+            counts = self._real[:, -tokens:].sum(-1).tolist()
+        self._drop(tokens, counts)
 
-    def _drop(self, counts: Sequence[int]) -> None:
+    def _drop(self, tokens: int, counts: Sequence[int]) -> None:
+        """`counts`: how many of the newest tokens of each sequence are no padding."""
+        if self._real is not None:
+            self._real = self._real[:, :-tokens]
         for sequence, count in zip(self.sequences, counts, strict=True):
             assert self.cache is not None
             self.cache.truncate(sequence, max(self.cache.length(sequence) - count, 0))
@@ -137,7 +167,7 @@ class _Group:
         for sequence in self.sequences:
             assert self.cache is not None
             self.cache.free(sequence)
-        self.sequences, self._step, self._done = [], None, {}
+        self.sequences, self._real, self._step, self._done = [], None, None, {}
 
 
 class Stored(Tensor):

@@ -13,7 +13,13 @@ from .masks import hides_nothing
 from .paged_cache import Stored
 from .patterns import is_packed, is_pattern, read_pattern
 from .positions import restarts_of
-from .refusals import refusal_of_operator, refuse_keywords, refuse_meaning, refuse_training
+from .refusals import (
+    MeaningRefusedError,
+    refusal_of_operator,
+    refuse_keywords,
+    refuse_meaning,
+    refuse_training,
+)
 
 _USE_DYNAMIC = "use DynamicCache for this model"
 
@@ -61,7 +67,7 @@ def attend_stored(
     layer = key.layer
     try:
         cache = layer.group.allocate(key.arrived, value.arrived)
-        step, kept = layer.group.step(layer.index, batch, rows, None if real is None else real[:, -rows:])
+        step, kept = layer.group.step(layer.index, batch, rows, real, 0 <= window < key.shape[2])
         if kept is not None:
             new = [operand[kept] for operand in new]
         cache.append(layer.index, step, new[0], new[1])
@@ -72,6 +78,8 @@ def attend_stored(
             out = cache.prefill(layer.index, step, packed[kept], is_causal=True, **options)
             out = torch.zeros_like(out[:1]).expand(batch * rows, -1, -1).index_copy(0, kept, out)
             out = out.unflatten(0, (batch, rows))
+    except MeaningRefusedError:
+        raise
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal) from refusal
     layer.finish(key.shape[2])
