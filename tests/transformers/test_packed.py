@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
+    BertConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
@@ -164,6 +166,45 @@ def test_masks_that_let_sequences_see_one_another(form: str, by: str) -> None:
             attend(layer, query, query, query, mask, **options)
     options |= {"position_ids": torch.arange(24)[None], "cu_seq_lens_q": None, "cu_seq_lens_k": None}
     assert attend(layer, query, query, query, mask, **options)[0].shape == (1, 24, 2, 16)
+
+
+@pytest.mark.parametrize("by", ["positions", "lengths"])
+def test_encoders(by: str, calls: list[Call]) -> None:
+    """The reference runs one sequence at a time."""
+    ours, eager = pair(AutoModel, BertConfig(**COMMON))
+    ids, _ = prompt(length=24, batch=1)
+    ends = torch.tensor([0, 13, 14, 24], dtype=torch.int32)
+    given: dict[str, Any] = {"position_ids": positions(1).to(DEVICE)}
+    given |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends} if by == "lengths" else {}
+    with torch.no_grad():
+        mine = ours(ids.to(DEVICE), **given)[0].cpu()
+        pieces = [eager(piece)[0] for piece in ids.split(ends.diff().tolist(), dim=1)]
+    assert (mine - torch.cat(pieces, dim=1)).abs().max() < TOLERANCE
+    assert [(call.op, call["is_causal"]) for call in calls] == [("varlen_prefill", False)] * LAYERS
+
+
+@pytest.mark.parametrize("by", ["positions", "lengths"])
+@pytest.mark.parametrize("head_dim", [16, 584])
+@pytest.mark.filterwarnings("ignore:fattn attention in Module")
+def test_a_mask_that_hides_nothing(head_dim: int, by: str) -> None:
+    """It decides, not the layer's flag or window; sequences are cut all the same, also where sdpa attention
+    runs. A whole mask is refused if it shows another sequence."""
+    register(on_unsupported="sdpa")
+    layer = nn.Module()
+    layer.is_causal = True  # type: ignore[assignment]
+    query, ends = torch.randn(1, 2, 24, head_dim), torch.tensor([0, 13, 24], dtype=torch.int32)
+    options: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "sliding_window": 3}
+    if by == "positions":
+        place = torch.cat((torch.arange(13), torch.arange(11)))[None]
+        options = {"position_ids": place, "sliding_window": 3}
+    nothing = torch.ones((), dtype=torch.bool).expand(1, 1, 24, 24)
+    out, _ = attend(layer, query, query, query, nothing, **options)
+    exact = torch.nn.functional.scaled_dot_product_attention(query, query, query, APART | APART.T)
+    assert (out - exact.transpose(1, 2)).abs().max() < 1e-5
+    layer.is_causal = False  # type: ignore[assignment]
+    local = CAUSAL.triu(-2) | CAUSAL.T.tril(2)
+    with pytest.raises(NotImplementedError, match="would see one another; pass a 4D attention_mask"):
+        attend(layer, query, query, query, local[None, None], **options)
 
 
 def test_sequences_of_one_token() -> None:

@@ -89,6 +89,10 @@ def attend(
             return sparse, None
         attention_mask = mask_of_selected(attention_mask, selected, query, key)
     lengths = _packing(module, query, key, value, attention_mask, restarts, softcap=softcap, **of_call)
+    if lengths is not None and attention_mask is not None and attention_mask.ndim == 4:
+        if not is_pattern(attention_mask):  # it hides nothing, and decides in place of the layer
+            attention_mask = None
+            of_call |= {"is_causal": False, "sliding_window": None}
     packed = None if lengths is None else lengths[:2]
     if why := why_not_trained(module, query, key, value, attention_mask, position_bias, dropout=dropout):
         out = run_fallback(module, query, key, value, attention_mask, why, packed, **of_layer, **of_call)
@@ -244,10 +248,10 @@ def _attend(
 
 
 def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
-    """Whether a mask is only causal, perhaps with a window, so that the lengths of packed sequences decide
-    where they are cut."""
+    """Whether a mask is only causal, perhaps with a window, or hides nothing, so that the lengths of packed
+    sequences decide where they are cut."""
     if mask is None or not is_pattern(mask):
-        return mask is None or (mask.ndim == 2 and hides_nothing(mask))
+        return mask is None or (hides_nothing(mask) and (mask.ndim == 2 or q_len == kv_len))
     pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
     return pattern is not None and pattern.padding is None and q_len == kv_len
 
@@ -271,8 +275,7 @@ def _refuse_packing(module: nn.Module, mask: Tensor | None, begins: Tensor, cach
     if mask is None:
         return
     if mask.ndim == 4 and not is_pattern(mask):
-        whole = mask.shape[2:] == (rows, rows) and getattr(module, "is_causal", False)
-        if not whole or not see_one_another(mask, begins):
+        if mask.shape[2:] != (rows, rows) or not see_one_another(mask, begins):
             return
         advice = "pass a 4D attention_mask that separates them"
     elif _leaves_packing_open(mask, rows, rows):
