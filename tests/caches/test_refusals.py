@@ -198,6 +198,42 @@ def test_more_rows_than_new_tokens(make: Any, device: str) -> None:
         assert cache.decode(0, step, query[:, :, : max(tokens, 1)]).shape[2] == max(tokens, 1)
 
 
+def test_rows_whose_keys_the_window_has_released() -> None:
+    """The fewest new tokens of a sequence decide."""
+    cache = paged("cpu", window_left=2)
+    numbers = [cache.allocate(), cache.allocate()]
+    for counts, rows in (((6, 6), 6), ((1, 3), 1), ((0, 3), 1)):
+        step = cache.extend(numbers, counts)
+        cache.append(0, step, *new_rows(sum(counts), step.seq_lens.float()))
+        query = torch.zeros(2, HEADS, 7, DIM)
+        with pytest.raises(ValueError, match="query has 7 rows of each sequence and the step at most"):
+            cache.decode(0, step, query)
+        assert cache.decode(0, step, query[:, :, :rows]).shape[2] == rows
+        for more in range(rows + 1, max(counts) + 1):
+            words = (
+                f"{more} rows .* one has {counts[0]} new tokens, .* released keys; .* to PagedKVCache.prefill"
+            )
+            with pytest.raises(ValueError, match=words):
+                cache.decode(0, step, query[:, :, :more])
+
+
+def test_a_fork_that_is_swapped_out_between_two_layers() -> None:
+    """What its source then appends is not in the blocks to which it returns."""
+    cache = paged("cpu")
+    source = cache.allocate()
+    step = cache.extend([source], 3)
+    cache.append(0, step, *new_rows(3, step.seq_lens.float()))
+    fork, swapped = cache.fork(source), cache.fork(source)
+    cache.swap_out(swapped)
+    cache.append(1, step, *new_rows(3, step.seq_lens.float()))
+    cache.swap_in(swapped)
+    cache.extend([source, fork])
+    with pytest.raises(ValueError, match=rf"layer 1 does not .* sequence {swapped} from position 0 on"):
+        cache.extend([swapped])
+    cache.truncate(swapped, 0)
+    cache.extend([swapped])
+
+
 @pytest.mark.parametrize("make", [static, paged])
 def test_new_tokens_are_of_the_cache(make: Any) -> None:
     """Each call has one fault; the message describes it in terms of the cache, not of the tensors within

@@ -108,11 +108,11 @@ class PagedAttention(KVCache):
     def _check_decode(self, layer: int, step: CacheStep, query: Tensor, options: Any) -> None:
         super()._check_decode(layer, step, query, options)
         fewest = min(step._counts, default=0)
-        if self._window.left >= 0 and query.shape[2] > (most := max(fewest, 1)):
+        if self._window.left >= 0 and query.shape[2] > max(fewest, 1):
             raise ValueError(
-                f"PagedKVCache.decode: query has {query.shape[2]} rows of each sequence and one has {fewest} "
-                f"new tokens, before which its window has released keys; pass at most {most}, or the packed "
-                "rows of the new tokens to PagedKVCache.prefill"
+                f"{self._name}.decode: query has {query.shape[2]} rows of each sequence and one has {fewest} "
+                "new tokens, before which its window has released keys; pass all new tokens of the step to "
+                f"{self._name}.prefill, packed as its keys are"
             )
 
     def _find_groups(self, step: CacheStep, rows: int) -> list[Group]:
