@@ -74,7 +74,7 @@ NOT_FOLLOWED = {
     "pass ids of tokens": LIMIT,
     "append() the rest of their step, or drop them with truncate({}, {})": HISTORIES,
     "drop it with truncate({}, {}) and append it again": "tests/caches/test_refusals.py",
-    "pass at most {}, or the packed rows of the new tokens to PagedKVCache.prefill": HISTORIES,
+    "pass all new tokens of the step to {}.prefill, packed as its keys are": HISTORIES,
     "pass the packed rows of such a step to prefill()": "tests/caches/test_caches.py",
     "pip install safetensors": FILES,
     "pass a path with the permission and the space for a file": FILES,
