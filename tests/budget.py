@@ -85,11 +85,19 @@ class Budget:
         self.logs, self.record, self.mode, self.is_worker = logs, record, mode, is_worker
         self.lines: list[str] = []
 
+    def log_of(self, node: pytest.Item | pytest.Collector) -> Path:
+        name = file_of(node.nodeid).replace("/", "+") or "session"
+        return self.logs / (f"{name}-{ROTATING}" if node.get_closest_marker(ROTATING) else name)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:  # a file of tests may compile where it is imported
+            patch.setenv(LOG_OF_SOFTMETAL, str(self.log_of(collector)))
+            return (yield)
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        name = file_of(item.nodeid).replace("/", "+")
-        log = self.logs / (f"{name}-{ROTATING}" if item.get_closest_marker(ROTATING) else name)
-        start = processor_seconds()
+        log, start = self.log_of(item), processor_seconds()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(LOG_OF_SOFTMETAL, str(log))
             result = yield
