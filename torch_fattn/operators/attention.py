@@ -446,6 +446,11 @@ def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | t
         `[B, H, L]` or `[H, T]`, float32.
     """
     if outs.dim() == 4 and lses.dim() == 3:  # rows before heads, which the operator treats alike
+        if lses.transpose(1, 2).shape != outs.shape[:-1]:
+            raise ValueError(
+                f"fattn.merge: outs of packed parts has shape {list(outs.shape)} and lses "
+                f"{list(lses.shape)}; pass lses as [parts, heads, tokens]"
+            )
         out, lse = torch.ops.fattn.merge(outs[:, None], lses.transpose(1, 2)[:, None])
         return (out[0], lse[0].t().contiguous()) if return_lse else out[0]
     out, lse = torch.ops.fattn.merge(outs, lses)
