@@ -17,8 +17,10 @@ import torch_fattn
 from tests.conftest import needs_emulator
 from tests.helpers import direct_launch, problems
 from tests.helpers.accuracy import assert_close
+from tests.helpers.cache_problems import WriteProblem
+from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
-from tests.mutation.trial import Trial, of_logits, of_map, of_write
+from tests.mutation.trials import Trial, of_logits, of_map, of_write
 
 pytestmark = needs_emulator
 
@@ -123,8 +125,8 @@ def of_kernel(kernel: str) -> Callable[..., Mutant]:
 decode, wide, vector = map(of_kernel, ("decode", "decode_wide", "decode_vector"))
 prefill, tiles = map(of_kernel, ("prefill", "prefill_wide"))
 MAP = of_map(f32, 2, 3, 100, 600)
-ROWS = of_logits("softmax", f16, (6, 1300), "offset", 5.0)
-WRITE = of_write("float", bf16, 11, 3, 192, 64, 3, 5)
+ROWS = of_logits(LogitsProblem(7, "softmax", f16, (6, 1300), "offset", 5.0))
+WRITE = of_write(WriteProblem(0, "float", bf16, 11, 3, 192, 64, 3, 5))
 PUT = "scales.put_value(lane, value_scale);\n  }"
 PUT_WEIGHT = "(lanes)[at.lane] = weight;"
 # fmt: off

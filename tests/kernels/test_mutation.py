@@ -3,30 +3,21 @@ that only cost time, and mutants that change nothing survive."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import needs_emulator
 from tests.helpers import direct_launch
-from tests.mutation import equivalents
+from tests.helpers.problems import Problem
 from tests.mutation.__main__ import REQUIRED, all_mutants, report, sample
-from tests.mutation.judge import Judge, Verdict, load_counts
+from tests.mutation.judge import SAME, Equivalent, Verdict, equivalents, is_equivalent, judge, verdicts
 from tests.mutation.operators import Key, Mutant, mutants_of
-from tests.mutation.pool import verdicts
 from tests.mutation.source import Source, kernel_sources
-from tests.mutation.trial import Device, Trial
-from tests.mutation.trials import all_trials
+from tests.mutation.trials import all_trials, of_problem
 
 SAMPLE, SEED = 2, 4
-
-
-@cache
-def trials() -> dict[str, Trial]:
-    return {trial.name: trial for trial in all_trials()}
 
 
 def changed(file: str, old: str, new: str) -> Mutant:
@@ -35,46 +26,16 @@ def changed(file: str, old: str, new: str) -> Mutant:
     (number,) = (n for n, line in enumerate(source.lines, start=1) if old in line)
     line = source.lines[number - 1]
     becomes = line.replace(old, new)
-    return Mutant(Key(file, "", line.strip(), becomes.strip()), number, (becomes,))
+    return Mutant(Key(file, line.strip(), becomes.strip()), number, (becomes,))
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", load_counts())
-def test_a_trial_passes_within_its_counts(name: str) -> None:
-    """Run `python -m tests.mutation --update-counts` after the kernels changed."""
-    bounds = load_counts()[name]
-    counts = trials()[name].run()
-    higher = [what for what, count in counts.items() if count > bounds[what]]
-    assert not higher, f"{', '.join(higher)} rose"
-    if counts != bounds:
-        warnings.warn(f"{name}: counts went down; update them", stacklevel=1)
-
-
-@needs_emulator
-def test_the_other_trials_pass() -> None:
-    others = [trial for trial in trials().values() if trial.name not in load_counts()]
-    assert others and not any(trial.counted for trial in others)
-    for trial in others:
-        trial.run()
-
-
-@needs_emulator
-def test_every_function_constant_is_on_in_a_trial() -> None:
-    passes = [step for trial in trials().values() for step in trial.plan()["passes"]]
-    off = [
-        name for name in direct_launch.CONSTANTS if not any(step["constants"].get(name) for step in passes)
-    ]
-    assert not off, f"no trial of tests/mutation switches on {', '.join(off)}"
-
-
-@needs_emulator
-def test_trials_of_tensor_operations_run_on_them() -> None:
-    """The planner leaves a call with too few rows to the other kernels."""
-    of_tensors = [trial for trial in trials().values() if trial.device.tensor]
-    elsewhere = [
-        trial.name for trial in of_tensors if not any("tensor" in source for source in trial.kernels())
-    ]
-    assert of_tensors and not elsewhere
+def test_the_trials_reach_every_kernel_and_every_function_constant() -> None:
+    passes = [step for trial in all_trials() for step in trial.plan["passes"]]
+    assert {step["kernel"] for step in passes} == set(direct_launch.PARAMS)
+    on = {name for step in passes for name, value in step["constants"].items() if value}
+    off = set(direct_launch.CONSTANTS) - on
+    assert not off, f"no trial of tests/mutation switches on {', '.join(sorted(off))}"
 
 
 # A score modifier that calls can switch on: its constant, its parameter, and what it does.
@@ -88,13 +49,20 @@ MODIFIER = {
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", ["decode-window", "prefill-causal"])
-def test_a_modifier_that_is_off_changes_no_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(0, "decode", torch.float16, 2, 2, 1, 2, 700, 64, 32, seq_lens=(530, 301), window_left=60),
+        Problem(0, "prefill", torch.float16, 1, 4, 2, 80, 150, 64, 32, causality="bottom_right"),
+    ],
+    ids=str,
+)
+def test_a_modifier_that_is_off_changes_no_count(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor the result. Golden plans do not show it: tests/plan/test_golden.py."""
     place = direct_launch.CONSTANTS.index("slopes_kind") + 1
     before, behind = direct_launch.CONSTANTS[:place], direct_launch.CONSTANTS[place:]
     monkeypatch.setattr(direct_launch, "CONSTANTS", [*before, "doubled", *behind])
-    kept = trials()[name]
+    kept = of_problem(problem).run()
 
     def mutate(text: str) -> str:
         for old, new in MODIFIER.items():
@@ -103,78 +71,79 @@ def test_a_modifier_that_is_off_changes_no_count(name: str, monkeypatch: pytest.
         return text
 
     def counts(is_on: bool) -> dict[str, int]:
-        def plan(_device: Device) -> dict[str, Any]:
-            made = kept.plan()
-            step = made["passes"][0]
-            params = bytearray.fromhex(step["params_bytes"])
-            offset, _ = direct_launch.INTERFACE["params"][direct_launch.PARAMS[step["kernel"]]]["slope_scale"]
-            params[offset + 4 : offset + 4] = bytes(4)
-            step["params_bytes"] = (params + bytes(4)).hex()
-            step["constants"]["doubled"] = is_on
-            return made
+        trial = of_problem(problem)
+        step = trial.plan["passes"][0]
+        params = bytearray.fromhex(step["params_bytes"])
+        offset, _ = direct_launch.INTERFACE["params"][direct_launch.PARAMS[step["kernel"]]]["slope_scale"]
+        params[offset + 4 : offset + 4] = bytes(4)
+        step["params_bytes"] = (params + bytes(4)).hex()
+        step["constants"]["doubled"] = is_on
+        return trial.run(mutate)
 
-        return replace(kept, plan_for=plan).run(mutate)
-
-    assert counts(False) == kept.run()
+    assert counts(False) == kept
     with pytest.raises(AssertionError):
         counts(True)
 
 
 @needs_emulator
 def test_a_sample_is_killed() -> None:
-    """The control: a mutant that is known to compute the same is a survivor until it is listed."""
-    reasons = equivalents.load()
-    same = next(key for key in reasons if key.file == "merge.metal" and "lane == 1" in key.becomes)
-    mutants = {mutant.key: mutant for mutant in all_mutants()}
-    chosen = sample([mutant for mutant in mutants.values() if mutant.key not in reasons], SAMPLE, SEED)
-    found = {mutant.key: verdict for mutant, verdict in verdicts([mutants[same], *chosen], jobs=2)}
-    assert len(found) == SAMPLE + 1
-    text, score = report(found, reasons)
+    """The controls: a mutant that is known to compute the same is a survivor until it is listed, and one of
+    the same code is never killed."""
+    mutants = all_mutants()
+    of_merge = [mutant for mutant in mutants if mutant.key.file == "merge.metal"]
+    listed = next(mutant for mutant in of_merge if is_equivalent(mutant.key))
+    same = changed(
+        "merge.metal",
+        "threadgroup RowSum shared_keys[kSimdgroups];",
+        "threadgroup RowSum shared_keys[0 + kSimdgroups];",
+    )
+    chosen = sample([mutant for mutant in mutants if not is_equivalent(mutant.key)], SAMPLE, SEED)
+    found = {mutant.key: verdict for mutant, verdict in verdicts([listed, same, *chosen], jobs=2)}
+    assert found[same.key].by == SAME and len(found) == SAMPLE + 2
+    text, score = report(found)
     assert score >= REQUIRED and "1 equivalent, 0 survived" in text, text
-    text, score = report({same: found[same]}, {})
-    assert text.startswith("survived: merge.metal fattn_merge") and score == 0
 
 
 STEPS = "Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);"
 TILE = "ranges = rows.ranges_of(tile.begin, kTileRows, *params);"
-# For each mutant, a trial that it passes except for the counts.
+# A kernel, and a mutant of it that gives right results.
 SLOW = {
     "decode_loads_elements": (
-        "decode-edges",
+        "decode",
         changed("decode_step.h", "i, fc_vector_loads, at, keys[e]", "i, false, at, keys[e]"),
     ),
     "prefill_loads_elements": (
-        "prefill-causal",
+        "prefill",
         changed("tile.h", "return fc_vector_loads ? *reinterpret_cast", "return false ? *reinterpret_cast"),
     ),
     "wide_loads_elements": (
-        "wide-192",
+        "decode_wide",
         changed("columns.h", "at.pair, simdgroup), fc_vector_loads,", "at.pair, simdgroup), false,"),
     ),
     "decode_takes_no_step_as_whole": (
-        "decode-whole-steps",
+        "decode",
         changed("decode_rows.h", "return step.have_blocks() &", "return false &"),
     ),
     "wide_takes_no_step_as_whole": (
-        "wide-window",
+        "decode_wide",
         changed("decode_rows.h", "return step.have_blocks() &", "return false &"),
     ),
     "prefill_takes_no_step_as_whole": (
-        "prefill-causal",
+        "prefill",
         changed("steps.h", "unknown ? 0 : units_in(ranges.all_end, unit) * unit;", "0;"),
     ),
     "prefill_takes_no_cell_as_whole": (
-        "prefill-map",
+        "prefill",
         changed(
             "prefill_tile.h", "steps.own_cell() == kWholeColumn &&", "steps.own_cell() == kHiddenColumn &&"
         ),
     ),
     "prefill_visits_what_the_map_hides": (
-        "prefill-map",
+        "prefill",
         changed("mapped_steps.h", "const bool ahead = byte != kHiddenColumn &&", "const bool ahead ="),
     ),
     "decode_visits_what_no_row_sees": (
-        "decode-window",
+        "decode",
         changed(
             "decode.metal",
             f"const {STEPS}",
@@ -182,11 +151,11 @@ SLOW = {
         ),
     ),
     "prefill_visits_what_no_row_sees": (
-        "prefill-offset0",
+        "prefill",
         changed("prefill_tile.h", TILE, f"{TILE} ranges.end = rows.length;"),
     ),
     "wide_prefill_takes_no_step_as_whole": (
-        "prefill-wide-192",
+        "prefill_wide",
         changed(
             "prefill_tile.h",
             "own_ranges.all_see(key, key + 1) &&",
@@ -195,15 +164,15 @@ SLOW = {
     ),
     "merge_is_narrow": ("merge", changed("sizes.h", "= 4 * kSimdWidth", "= 1 * kSimdWidth")),
     "table_is_read_for_every_fragment": (
-        "paged-64",
+        "decode",
         changed("keys.h", "k > 0 && (fc_block_size % kTileKeys", "false && (fc_block_size % kTileKeys"),
     ),
     "latent_values_are_read_again": (
-        "latent",
+        "decode_wide",
         changed("wide_step.h", "= kValueInKey ? kValueDim : 0;", "= 0;"),
     ),
     "scales_are_read_again": (
-        "decode-int8",
+        "decode",
         changed(
             "decode_step.h",
             "value_scale = sequence.value.row_scale(place,",
@@ -218,8 +187,11 @@ SLOW = {
 @pytest.mark.parametrize("name", SLOW)
 def test_a_fault_that_only_costs_time_is_killed_by_counts(name: str) -> None:
     """Counts are compared last, so the result was right."""
-    trial, mutant = SLOW[name]
-    assert Judge(only=(trial,)).judge(mutant).by == "counts"
+    kernel, mutant = SLOW[name]
+    assert (
+        judge(mutant, (trial for trial in all_trials() if trial.pipelines[0][0] == f"{kernel}.metal")).by
+        == "counts"
+    )
 
 
 @needs_emulator
@@ -240,30 +212,31 @@ def test_a_fault_that_only_costs_time_is_killed_by_counts(name: str) -> None:
     ],
 )
 def test_kills(mutant: Mutant, by: str) -> None:
-    assert Judge(only=("merge",)).judge(mutant).by == by
+    of_merge = [trial for trial in all_trials() if trial.name.startswith("merge")]
+    assert judge(mutant, of_merge).by == by
 
 
 def test_the_score() -> None:
-    keys = [Key("a.h", "", "x", f"y{i}") for i in range(40)]
-    found = {key: Verdict("survived" if i < 4 else "result") for i, key in enumerate(keys)}
-    assert report(found, {})[1] == 0.9
-    assert report(found, {keys[0]: "the same", keys[1]: "too"})[1] == 36 / 38
+    keys = [Key("a.h", "x", f"y{i}") for i in range(40)]
+    found = {key: Verdict("survived" if i < 4 else SAME if i < 8 else "result") for i, key in enumerate(keys)}
+    text, score = report(found)
+    assert score == 32 / 36 and text.startswith("survived: a.h: x => y0\n") and "4 with the same code" in text
 
 
-def test_no_entry_is_stale() -> None:
-    mutants, reasons = all_mutants(), equivalents.load()
-    assert not equivalents.stale(reasons, mutants)
-    key = next(iter(reasons))
-    for other in (replace(key, line=key.line + " "), replace(key, nth=9), replace(key, function="gone")):
-        assert equivalents.stale([other], mutants) == [other]
-
-
-def test_a_mutant_is_read_as_it_is_printed() -> None:
-    for mutant in all_mutants():
-        assert Key.of(str(mutant.key)) == mutant.key
-    assert Key.of("a.h f (2): x | y => x & y") == Key("a.h", "f", "x | y", "x & y", 2)
-    with pytest.raises(ValueError, match="a.h f x => y"):
-        Key.of("a.h f x => y")
+def test_entries_of_equivalents() -> None:
+    """Each stands for a mutant, or its reason must be checked again."""
+    keys = [mutant.key for mutant in all_mutants()]
+    stale = [entry for entry in equivalents() if not any(map(entry.covers, keys)) or not entry.reason]
+    assert not stale, stale
+    entry = Equivalent(("a.h", "b.h"), "lane == 0", "lane == 1", "all have it")
+    key = Key("b.h", "if (x && lane == 0) {", "if (x && lane == 1) {")
+    others = (
+        replace(key, file="c.h"),
+        replace(key, becomes="if (y && lane == 1) {"),
+        replace(key, line="lane = 0"),
+    )
+    assert entry.covers(key) and not any(map(entry.covers, others))
+    assert replace(entry, new="*").covers(others[1])
 
 
 def test_an_entry_outlives_edits_of_other_lines() -> None:
@@ -338,8 +311,3 @@ def test_what_is_changed() -> None:
         "return fc_flag ? clamp(run[0], 0, N) : 2.5f;",
     }
     assert not becomes
-
-
-def test_places() -> None:
-    mutants = mutants_of(Source("a.h", LANGUAGE))
-    assert {mutant.key.function for mutant in mutants} == {"twice", "Pair::operator<", "g"}
