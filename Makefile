@@ -60,7 +60,7 @@ check: TIER := check
 check:  ## run lint, types and a cross-section of the tests: 3 minutes on 2 cores
 
 test: TIER := test
-test:  ## run lint, types and tests of every operator, option, refusal and integration: 7 minutes on 2 cores
+test:  ## run lint, types and tests of every operator, option, refusal and integration: 6 minutes on 2 cores
 
 test-all: TIER := $(if $(LINUX),gpu host,all)
 test-all:  ## run lint, types and every test except the sweeps, like CI

@@ -158,26 +158,24 @@ def extension(torch: Any) -> CppExtension:
 
 
 def precompile(command: list[str], folder: Path) -> None:
-    """Compiles csrc/ops/precompiled.h for both languages of the sources, unless the folder has what this
-    command, compiler and torch would make."""
+    """Compiles csrc/ops/precompiled.h for both languages of the sources, unless clang takes what the folder
+    has with this command: it refuses headers of other options, and of files that have changed."""
     header = ROOT / "csrc" / "ops" / "precompiled.h"
-    compiler = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=True).stdout
-    torch = sys.modules["torch"].__version__
-    made_from = "\n".join((*command, compiler, torch, header.read_text(encoding="utf-8")))
-    stamp = folder / "made-from"
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == made_from:
-        return
     folder.mkdir(parents=True, exist_ok=True)
-    stamp.unlink(missing_ok=True)
+    use = [*command, "-fsyntax-only", "-include-pch", folder]
+    languages = [
+        language
+        for language in ("c++", "objective-c++")
+        if subprocess.run([*use, "-x", language, os.devnull], stderr=subprocess.DEVNULL).returncode != 0
+    ]
     # Without the flag, every source instantiates the header's templates again.
     command = [*command, "-fpch-instantiate-templates"]
     processes = [
         subprocess.Popen([*command, "-x", f"{language}-header", header, "-o", folder / f"{language}.pch"])
-        for language in ("c++", "objective-c++")
+        for language in languages
     ]
     if sum(process.wait() != 0 for process in processes):
         sys.exit("torch_fattn: csrc/ops/precompiled.h does not compile: set FATTN_PCH=0 to build without it")
-    stamp.write_text(made_from, encoding="utf-8")
 
 
 def build_command(torch: Any) -> type:

@@ -41,8 +41,7 @@ class Folder:
 
 
 def read_logs(logs: Path) -> dict[str, Folder]:
-    """A file of tests has a log. A line is a module, with the seconds of its compilation if there was one, or
-    "-" and the seconds of a test."""
+    """A file of tests has a log. A line is a module, or "-" and the seconds of a test or a compilation."""
     folders: dict[str, Folder] = defaultdict(Folder)
     for log in logs.iterdir():
         *parents, file = log.name.split("+")

@@ -31,7 +31,10 @@ SOURCE_ENDINGS = {
 }
 SKIPPED_FOLDERS = {".git", ".venv", ".newest", "build", "_build", "dist", "out", "generated", "__pycache__"}
 MAX_LINES = 450
-LONGER = {Path("torch_fattn/operators/attention.py"): 620}  # five operators, each with its documentation
+LONGER = {
+    Path("torch_fattn/operators/attention.py"): 480,  # six operators, each with its documentation
+    Path("tests/caches/test_histories.py"): 470,  # one random history, with all that can happen in it
+}
 
 # The pattern must not match this file.
 MACHINE_PATH = re.compile("/" + r"(work|farm|tmp|root|home|Users)/\w")

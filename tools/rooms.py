@@ -24,6 +24,16 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS: dict[str, tuple[str, ...]] = {
     "bench": ("cases", "peers", "backends", "models", "report", "__main__"),
     "csrc": ("kernels", "plan", "describe metal", "fallback", "ops", "dropin"),
+    "torch_fattn": (
+        "runtime",
+        "operators",
+        "reference caches distributed",
+        "integrations",
+        "flash_attn inspection",
+        "tuning",
+        "__init__ commands",
+        "__main__",
+    ),
 }
 CPP_ENDINGS = {".cpp", ".h", ".mm", ".metal"}
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s+"([^"]+)"', re.MULTILINE)
@@ -66,8 +76,9 @@ def arrows_of_rooms(files: Mapping[str, Iterable[str]]) -> Arrows:
 def _used(house: Path, file: Path) -> Iterator[Path]:
     text = (house / file).read_text(encoding="utf-8")
     if file.suffix == ".py":
-        for name in _imported(ast.parse(text), (house.name, *file.parent.parts)):
-            if (module := _module(house, name)) is not None:
+        for names in _imported(ast.parse(text), (house.name, *file.parent.parts)):
+            found = (_module(house, name) for name in names)
+            if (module := next(filter(None, found), None)) is not None:
                 yield module
         return
     for name in INCLUDE.findall(text):
@@ -78,32 +89,29 @@ def _used(house: Path, file: Path) -> Iterator[Path]:
                 break
 
 
-def _imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yields the full name of each imported module, and of each imported name, which may also be a module."""
+def _imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yields the full name of each imported module; an imported name is a module, or of the module before."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield tuple(alias.name.split("."))
+                yield (tuple(alias.name.split(".")),)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             base += tuple(node.module.split(".")) if node.module else ()
             for alias in node.names:
-                yield (*base, alias.name)
+                yield (*base, alias.name), base
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             if node.args and isinstance(name := getattr(node.args[0], "value", None), str):
-                yield tuple(name.split("."))
+                yield (tuple(name.split(".")),)
 
 
 def _module(house: Path, name: tuple[str, ...]) -> Path | None:
-    """Returns the file of a module in the house, or of the module that defines the last part of the name."""
+    """Returns the file of a module in the house."""
     if name[0] != house.name:
         return None
-    for parts in (name[1:], name[1:-1]):
-        path = Path(*parts)
-        for candidate in (path.with_suffix(".py") if parts else path / "__init__.py", path / "__init__.py"):
-            if (house / candidate).is_file():
-                return candidate
-    return None
+    path = Path(*name[1:])
+    files = [path / "__init__.py", *([path.with_suffix(".py")] if name[1:] else [])]
+    return next((file for file in files if (house / file).is_file()), None)
 
 
 def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:

@@ -75,7 +75,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     )
 
     demo = commands.add_parser(
-        "demo", help="a transformers model generates on the GPU, checked against the CPU"
+        "demo", help="a transformers model generates on the GPU, checked against eager attention"
     )
     demo.add_argument(
         "--model", metavar="PATH", help="a checkpoint on this machine; default: a small random Llama"

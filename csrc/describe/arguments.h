@@ -1,4 +1,4 @@
-// Arguments by name: of a call on the dispatcher's stack, and of a call that we make.
+// Arguments by name: of a call on the dispatcher's stack, or of a call that this library makes.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace fattn {
 
-// The dispatcher cannot compare a boxed kernel with the schema. Instead, reading a name that the schema lacks
-// raises an error, and check_all_read() finds arguments that the kernel never reads.
+// The dispatcher cannot check a boxed kernel against the schema. Instead, reading a name that the schema
+// lacks raises an error, and check_all_read() finds arguments that the kernel never reads.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
@@ -37,7 +37,7 @@ class Arguments {
   T get(std::string_view name) const {
     return (*this)[name].to<T>();
   }
-  // The text is valid as long as the stack.
+  // Valid as long as the stack.
   std::string_view text(std::string_view name) const { return (*this)[name].toStringView(); }
   void check_all_read() const {
     for (size_t i = 0; i < values_.size(); ++i) {
@@ -46,7 +46,7 @@ class Arguments {
   }
 
  private:
-  // Kernels read arguments in about the order of the schema, so the search begins after the last one.
+  // Kernels read arguments roughly in the order of the schema, so the search begins after the last one.
   size_t index_of(std::string_view name) const {
     const auto& arguments = schema_.arguments();
     const size_t count = arguments.size();

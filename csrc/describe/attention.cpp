@@ -24,7 +24,7 @@ void check_operand_dtypes(const char* op, const Tensor& query, const Tensor& key
                           const char* key_name = "key", const char* value_name = "value") {
   check_float(op, "query", query);
   if (key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type()) return;
-  // The elements of a quantised cache are codes, so no conversion helps there.
+  // The elements of a quantised cache are codes: advise no conversion.
   const bool all_float = at::isFloatingType(key.scalar_type()) && at::isFloatingType(value.scalar_type());
   const std::string both = std::string(key_name) + " and " + value_name;
   TORCH_CHECK_TYPE(false, op, ": query is ", dtype_name(query), ", ", key_name, " ", dtype_name(key), " and ",
@@ -55,7 +55,7 @@ bool is_in_key(const Tensor& value, const Tensor& key) {
   return is;
 }
 
-// The facts of the operands in any layout. Strides of key and value are in the order of their dimensions.
+// Fields that do not depend on the layout. Strides of key and value are in the order of their dimensions.
 Problem problem_of(Op op, const Tensor& query, const Tensor& key, const Tensor& value, KvFormat format) {
   const Layout q = layout_of(query), k = layout_of(key), v = layout_of(value);
   Problem problem;
@@ -103,7 +103,7 @@ Call describe_dense(Op op, const Arguments& arguments) {
   return {.problem = problem, .query = query, .key = key, .value = value};
 }
 
-// Reads query, the two pools and their block table. The op adds the rows of query.
+// Reads query, the two pools and their block table. The caller adds the rows of query.
 Call describe_paged(Op op, const Arguments& arguments) {
   const char* name = name_of(op);
   const Tensor &query = arguments.tensor("query"), &key_cache = arguments.tensor("key_cache"),
@@ -174,8 +174,8 @@ void add_scales(Call& call, const Arguments& arguments) {
                     formats_where([](KvFormat format) { return !needs_scales(format); }));
   if (!of_keys) return;
   problem.has_scales = true;
-  // Elements with one scale per row are multiplied before they are scaled. Elements of groups are equal only
-  // if their groups are.
+  // Row scales apply after the products, so key and value may differ in them. Elements of groups are equal
+  // only if their groups are.
   const bool grouped = scales_kind(problem.kv_format) == kScalesGroup;
   if (grouped) {
     problem.value_in_key = problem.value_in_key && is_in_key(*value_scales, *key_scales);
@@ -208,7 +208,7 @@ void add_seq_lens(Call& call, const Tensor& seq_lens) {
   call.seq_lens = seq_lens;
 }
 
-// Where each sequence begins among the rows of all, and where the last one ends.
+// Checks cu_seqlens: the start of each sequence among the packed rows, and the end of the last one.
 void check_starts(const Call& call, const char* starts_name, const Tensor& starts) {
   const char* name = name_of(call.problem.op);
   check_rank(name, starts_name, starts, 1, "[batch + 1]");
@@ -278,7 +278,7 @@ void add_flags(Call& call, const Arguments& arguments) {
 #undef FATTN_FLAG
 }
 
-// Reads the arguments that follow the keys in both decode ops.
+// Reads the arguments that both decode ops take after the keys.
 void add_decode_options(Call& call, const Arguments& arguments, const OptionalTensor& seq_lens) {
   call.problem.is_causal = true;
   add_score_options(call, arguments);
@@ -294,8 +294,13 @@ Call describe_prefill_of(Op op, const Arguments& arguments) {
   Call call = describe_dense(op, arguments);
   Problem& problem = call.problem;
   problem.is_causal = arguments.get<bool>("is_causal");
-  problem.q_offset =
-      arguments.get<std::optional<int64_t>>("q_offset").value_or(problem.kv_len - problem.q_len);
+  const auto q_offset = arguments.get<std::optional<int64_t>>("q_offset");
+  problem.q_offset = q_offset.value_or(problem.kv_len - problem.q_len);
+  if (const OptionalTensor seq_lens = arguments.optional_tensor("seq_lens")) {
+    TORCH_CHECK_VALUE(!q_offset, name_of(op), ": q_offset ", *q_offset,
+                      " came with seq_lens, which place the last row at the last key; pass one of them");
+    add_seq_lens(call, *seq_lens);
+  }
   add_score_options(call, arguments);
   add_mask(call, arguments);
   add_mask_map(call, arguments);

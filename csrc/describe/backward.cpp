@@ -1,4 +1,4 @@
-// Tensors -> Problem of a backward: what it has beside the operands of its forward.
+// Tensors -> Problem of a backward: the operands that its forward does not have.
 #include "calls.h"
 
 #include <string_view>
@@ -41,7 +41,7 @@ void check_row_numbers(const Call& call, const char* name, const Tensor& numbers
                    dtype_name(numbers), " and must be torch.float32; convert it with .float()");
 }
 
-// Adds what a backward has beside the operands of its forward.
+// Adds the operands that only the backward has.
 BackwardCall with_gradients(Call forward, const Arguments& arguments) {
   BackwardCall call{std::move(forward)};
   Problem& problem = call.problem;

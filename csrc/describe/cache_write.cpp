@@ -1,4 +1,4 @@
-// Tensors -> CacheWriteProblem, and the checks that are needed before the caller's memory is written.
+// Tensors -> CacheWriteProblem, with the checks that protect the caller's memory.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -19,8 +19,8 @@ constexpr int64_t kVector = 4;  // columns per load and store
 
 const char* const kOp = name_of(Op::kCacheWrite);
 
-// Raises if two elements of a tensor that is written share memory. In the order of strides, each dimension
-// must step over everything that the smaller ones reach.
+// Raises if two elements of a written tensor share memory. In the order of strides, each dimension must step
+// over the extent of the smaller ones.
 void check_no_overlap(const char* name, const Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -71,8 +71,8 @@ bool is_start_of(const Tensor& b, const Tensor& a) {
   return true;
 }
 
-// Whether the value is stored in the key, as in multi-head latent attention. Any other pair of caches that
-// begin at one address would overwrite each other.
+// Whether the value is stored in the key, as in multi-head latent attention. Other pairs of caches that begin
+// at one address would overwrite each other.
 bool value_lies_in_key(const CacheWriteCall& call) {
   const auto begin_together = [](const Tensor& a, const Tensor& b) {
     return a.defined() && a.numel() > 0 && a.is_alias_of(b) && a.storage_offset() == b.storage_offset();

@@ -1,5 +1,5 @@
-// From tensors to plain data: the checks that need tensors (rank, shape, dtype, device), and the Problem that
-// the planner checks and plans. All devices share them, so all raise the same errors.
+// From tensors to plain data: the checks that need tensors (rank, shape, dtype, device), and the Problem for
+// the planner. All devices share this code, so all raise the same errors.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ namespace fattn {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// An attention call: its problem, and its tensors by the names of kernels/common/params.h. An absent operand
-// is an undefined tensor.
+// An attention call: its problem, and its tensors under the names of kernels/common/params.h. Absent operands
+// are undefined tensors.
 struct Call {
   Problem problem;
 #define FATTN_TENSOR(slot, type, name, ...) at::Tensor name{};
@@ -32,12 +32,12 @@ struct Call {
   at::Device device() const { return query.device(); }
 };
 
-// A call of a backward, whose problem also describes these tensors.
+// A backward call. Its problem also describes these tensors.
 struct BackwardCall : Call {
   at::Tensor grad_out;
   at::Tensor grad_lse{};  // undefined: none
   // The forward's result. Undefined unless it is float32: in a row with one dominant key, the products with
-  // grad_out nearly cancel, and what is left would be the error of a result that was rounded to 16 bits.
+  // grad_out nearly cancel, and the rounding error of a 16-bit result would dominate.
   at::Tensor out{};
   at::Tensor lse{};
 };
@@ -60,7 +60,7 @@ struct CacheWriteCall {
   at::Tensor slot_mapping;
   at::Tensor key_scales{};
   at::Tensor value_scales{};
-  bool copy_key = false;  // its columns are not contiguous, or it lies in the cache that is written
+  bool copy_key = false;  // its columns are not contiguous, or it aliases the cache
   bool copy_value = false;
 
   at::Device device() const { return key.device(); }
@@ -70,7 +70,7 @@ struct CacheWriteCall {
 struct LogitsCall {
   LogitsProblem problem;
   at::Tensor logits;
-  bool copy = false;  // it has more dimensions that cannot be merged than the kernels take
+  bool copy = false;  // more unmergeable dimensions than the kernels take
 
   at::Device device() const { return logits.device(); }
 };
@@ -85,7 +85,7 @@ struct MaskMapCall {
 // Describe a call of `op`, which has the arguments of prefill, or of varlen_prefill.
 Call describe_prefill_of(Op op, const Arguments& arguments);
 Call describe_varlen_prefill_of(Op op, const Arguments& arguments);
-// Describe a call of the op of that name from its arguments.
+// Describe a call of the op of the same name from its arguments.
 Call describe_prefill(const Arguments& arguments);
 Call describe_decode(const Arguments& arguments);
 Call describe_paged_decode(const Arguments& arguments);
@@ -102,7 +102,7 @@ CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& val
                                     const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
                                     const OptionalTensor& value_scales, std::string_view kv_format);
 MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
-// `softcap`: the cap of an element op, too.
+// `softcap`: also the cap of an element op.
 LogitsCall describe_logits(Op op, const at::Tensor& logits, double softcap);
 
 // Returns the rows, or a contiguous copy if the call needs one.
@@ -116,8 +116,8 @@ struct ResultSizes {
   c10::SmallVector<int64_t, 4> lse;
 };
 ResultSizes result_sizes(const Problem& problem);
-// The gradients of query, key, value, sinks and alibi_slopes. Each is contiguous, with shape and dtype of its
-// tensor; that of an absent one has the shape [0], and float32.
+// The gradients of query, key, value, sinks and alibi_slopes: contiguous, with shape and dtype of their
+// tensors, or for an absent tensor with shape [0] in float32.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 Gradients empty_gradients(const Call& call);
 std::array<int64_t, 4> map_sizes(const MaskMapProblem& problem);

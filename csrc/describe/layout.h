@@ -1,4 +1,4 @@
-// Where the rows of an operand are in memory.
+// The memory layout of an operand's rows.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace fattn {
 
-// The shapes of operands, as messages have them.
+// The shapes of operands in error messages.
 inline constexpr std::string_view kHeadsFirst = "[batch, heads, length, head_dim]";
 inline constexpr std::string_view kPacked = "[rows, heads, head_dim]";
 

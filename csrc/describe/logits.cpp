@@ -16,7 +16,7 @@ struct Dims {
   c10::SmallVector<int64_t, 8> sizes;
   c10::SmallVector<int64_t, 8> strides;
 
-  // Adds an outer dimension, merged with the last one if both have the layout of one.
+  // Adds an outer dimension, merged with the last one where the strides allow.
   void add(int64_t size, int64_t stride) {
     if (size == 1) return;
     if (!sizes.empty() && stride == sizes.back() * strides.back()) {
@@ -35,7 +35,7 @@ Dims dims_of(const Tensor& tensor, int64_t rank) {
   return dims;
 }
 
-// Whether vector loads can read the rows, and vector stores write those of the contiguous result.
+// Whether vector loads can read the rows, and vector stores write the rows of the contiguous result.
 bool is_vector_aligned(const LogitsProblem& p, int64_t offset) {
   const bool whole_vectors = p.columns % kLogitsVector == 0 || (!is_row_op(p.op) && p.rows == 1);
   return p.column_stride == 1 && whole_vectors && offset % kLogitsVector == 0 &&
@@ -55,7 +55,7 @@ LogitsCall describe_logits(Op op, const Tensor& logits, double softcap) {
   LogitsCall call{.problem = {.op = op, .dtype = dtype, .softcap = softcap}, .logits = logits};
   LogitsProblem& problem = call.problem;
 
-  // Rows are along the last dimension, or for an element op along all dimensions with the layout of one.
+  // Rows are along the last dimension, or for an element op along all dimensions that merge with it.
   Dims rows;
   if (by_row && logits.dim() > 0) {
     rows = dims_of(logits, logits.dim() - 1);

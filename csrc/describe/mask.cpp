@@ -21,7 +21,7 @@ DType mask_dtype(const char* op, const Tensor& mask) {
   return dtype;
 }
 
-// Strides over the sizes `target`, 0 where the mask is broadcast; none if it cannot be.
+// Strides over the sizes `target`, 0 where the mask is broadcast; none if it does not broadcast.
 std::optional<Strides4> broadcast_strides(const Tensor& mask, const std::array<int64_t, 4>& target) {
   if (mask.dim() > 4) return std::nullopt;
   std::array<int64_t, 4> strides{};
@@ -36,7 +36,7 @@ std::optional<Strides4> broadcast_strides(const Tensor& mask, const std::array<i
 
 int64_t cells_of(int64_t length, int64_t cell) { return (length + cell - 1) / cell; }
 
-// Whether the keys of a row are aligned pairs, whose number in the mask fits in 32 bits.
+// Whether the keys of a row are aligned pairs whose index in the mask fits in 32 bits.
 bool has_aligned_pairs(const Tensor& mask, const Strides4& strides) {
   const int64_t steps = mask.storage_offset() | strides.batch | strides.head | strides.row;
   int64_t elements = 1;

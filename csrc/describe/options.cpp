@@ -17,7 +17,7 @@ using at::Tensor;
 
 namespace {
 
-// "h bh" as a message has it: "[query heads] or [batch, query heads]".
+// "h bh" for messages: "[query heads] or [batch, query heads]".
 std::string text_of(std::string_view shapes) {
   std::string text = "[";
   for (size_t i = 0; i < shapes.size(); ++i) {

@@ -1,11 +1,11 @@
-// Adds the arguments that change scores or hide keys to a Call.
+// Adds the arguments that modify scores or hide keys to a Call.
 #pragma once
 
 #include "calls.h"
 
 namespace fattn {
 
-// Adds the options that all attention operators have: FATTN_SCORE_OPTIONS and scale.
+// Adds the options of all attention operators: FATTN_SCORE_OPTIONS and scale.
 void add_score_options(Call& call, const Arguments& arguments);
 void add_tree_mask(Call& call, const Arguments& arguments);
 void add_mask(Call& call, const Arguments& arguments);

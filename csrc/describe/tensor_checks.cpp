@@ -104,15 +104,15 @@ bool check_scales(const char* op, const char* name, const OptionalTensor& scales
                       name);
     return false;
   }
-  TORCH_CHECK_VALUE(takes_scales(format), op, ": ", name, " has no meaning for a cache of ",
-                    dtype_name(cache), "; leave it out");
+  TORCH_CHECK_VALUE(takes_scales(format), op, ": ", name, " does not apply to a cache of ", dtype_name(cache),
+                    "; leave it out");
   check_device(op, name, *scales, cache, cache_name);
   const at::ScalarType dtype = scale_dtype(format) == DType::kFloat16 ? at::kHalf : at::kFloat;
   TORCH_CHECK_TYPE(scales->scalar_type() == dtype, op, ": ", name, " is ", dtype_name(*scales),
                    " and must be torch.", name_of(scale_dtype(format)), " for an ", name_of(format),
                    " cache");
   const int64_t head_dim = head_dim_of(format, cache.size(-1));
-  // Comes before the shape of the scales, whose error counts the groups of a head.
+  // Before the check of the scales' shape, whose error counts the groups of a head.
   if (const auto refusal = check_format_dim(op, cache_name, format, head_dim)) raise(*refusal);
   std::vector<int64_t> shape = cache.sizes().slice(0, cache.dim() - 1).vec();
   const bool grouped = scales_kind(format) == kScalesGroup;

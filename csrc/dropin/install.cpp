@@ -1,5 +1,5 @@
-// Registers our kernels for torch's own attention ops on MPS, and turns them on and off: torch then
-// dispatches plain calls of F.scaled_dot_product_attention to them. When off they call torch's kernels.
+// Registers our kernels for torch's own attention ops on MPS, and turns them on and off. When on, torch
+// dispatches plain calls of F.scaled_dot_product_attention to them; when off they call torch's kernels.
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -56,7 +56,7 @@ Tensor run_torchs(c10::DispatchKeySet keys, const SdpaCall& call, Autograd autog
   const Before& before = *before_us();
   const bool is_here = autograd == Autograd::kHere;
   std::atomic<bool>& is_gone = is_here ? before.autograd_is_gone : before.mps_is_gone;
-  // If another library had a kernel below autograd only, torch's autograd kernel calls ours there.
+  // If another library has a kernel below autograd only, torch's autograd kernel calls ours there.
   const NextSdpaGoesToTorch decided;
   if (!is_gone) {
     try {

@@ -4,7 +4,7 @@
 
 namespace fattn {
 
-// Whether our kernels in torch's ops are on. If not, they call torch's.
+// Whether our kernels in torch's ops are on. When off they call torch's.
 bool is_installed();
 
 // Registers our kernels of the ops in torch.nn.attention.varlen with a library of aten's ops on MPS,

@@ -58,7 +58,7 @@ std::string reason_name(int64_t reason) {
   return kReasonNames[static_cast<size_t>(reason)];
 }
 
-// For calls that Python sends to torch before any of our ops sees them.
+// For calls that Python sends to torch before they reach our ops.
 void count_fallback(const std::string& name, const std::string& example) {
   for (size_t i = 1; i < kReasons; ++i) {
     if (name == kReasonNames[i]) count(static_cast<Reason>(i), /*traced=*/false, [&] { return example; });

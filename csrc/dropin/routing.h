@@ -1,4 +1,4 @@
-// Counts the calls of torch's attention that went to our ops, and those that went to torch's own, by reason.
+// Counts the calls of torch's attention that ran here, and the calls that ran in torch, by reason.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace fattn {
 
-// Why a call goes to torch's own implementation. In the order of the report.
+// Why a call runs in torch, in the order of the report.
 enum class Reason : int64_t {
-  kNone,  // it goes to ours
+  kNone,  // it runs here
   kGradients,
   kMaskGradient,
   kWideGradient,
@@ -40,9 +40,9 @@ enum class Reason : int64_t {
 enum class Taken : int64_t { kPrefill, kDecode, kTraining, kPacked, kPaged, kTraced, kCount };
 
 void count(Taken taken);
-// Counts a call with gradients, and the bytes that torch's own implementation would keep more.
+// Counts a call with gradients, and the bytes that torch's own implementation would keep in addition.
 void count_training(int64_t bytes_saved);
-// Counts a reason, traced calls separately, and keeps the first call as an example.
+// Counts a reason, separately for traced calls, and keeps the first call as an example.
 void count(Reason reason, bool traced, c10::function_ref<std::string()> example);
 
 }  // namespace fattn

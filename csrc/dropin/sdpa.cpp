@@ -1,4 +1,4 @@
-// torch_fattn.sdpa, and the routing that it shares with the kernels that install() turns on.
+// torch_fattn.sdpa, and the routing that it shares with the kernels of install().
 #include "sdpa.h"
 
 #include <algorithm>
@@ -41,8 +41,8 @@ thread_local bool next_goes_to_torch = false;
 std::atomic<RoutePolicy> policy{RoutePolicy::kAuto};
 std::atomic<TrainingPolicy> training{TrainingPolicy::kAuto};
 
-// A tensor of a Python class. While torch.compile or export traces, every tensor has a class of torch's, and
-// the call becomes a node of the graph.
+// A tensor of a Python class. While torch.compile or export traces, every tensor has such a class, and the
+// call becomes a node of the graph.
 bool is_subclass(const Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
 
 bool is_traced() {
@@ -83,7 +83,7 @@ bool is_kernel_dtype(at::ScalarType type) {
   return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
-// Whether our kernels take this head size, padded if necessary.
+// Whether our kernels support this head size, padded if necessary.
 bool has_kernel_for(const SymInt& head_dim) { return head_dim > 0 && head_dim <= kMaxHeadDim; }
 bool has_backward_for(const SymInt& head_dim) { return head_dim <= kMaxBackwardHeadDim; }
 
@@ -123,7 +123,7 @@ PlainCall plain(const SdpaCall& call) {
   return described;
 }
 
-// The same where gradients are needed: an unknown length is long enough for our kernels.
+// The same where gradients are needed: an unknown length counts as long.
 TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
   constexpr int64_t kLong = 1 << 20;
   TrainingCall described{plain(call), known(sizes.batch, 1), known(sizes.q_heads, 1)};
@@ -132,7 +132,7 @@ TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
   return described;
 }
 
-// The size whose self-test has not run and decides where this call goes, if there is one.
+// The size whose pending self-test determines the route of this call, if any.
 std::optional<TensorSize> deciding_size(const PlainCall& call, const DeviceFacts& facts) {
   const auto size = tensor_size(call.dtype, call.head_dim, call.value_dim);
   if (!size || facts.tensors.of(*size) != TensorState::kUntested) return std::nullopt;
@@ -142,8 +142,8 @@ std::optional<TensorSize> deciding_size(const PlainCall& call, const DeviceFacts
   return decides ? size : std::nullopt;
 }
 
-// Runs the self-test that decides. A traced call is ours instead, so that the operator runs the test when the
-// graph first runs.
+// Runs the self-test if the route depends on it. A traced call runs here instead: the operator then runs the
+// test when the graph first runs.
 bool torch_is_faster(const SdpaCall& call, const DeviceFacts& facts) {
   const PlainCall described = plain(call);
 #ifdef FATTN_WITH_METAL
@@ -156,7 +156,7 @@ bool torch_is_faster(const SdpaCall& call, const DeviceFacts& facts) {
   return route_of(described, facts, policy).to_torch;
 }
 
-// Each check relies on those before it.
+// The order matters: each check relies on the earlier ones.
 Reason why_not(const SdpaCall& call, Autograd autograd) {
   const auto &q = call.query, &k = call.key, &v = call.value;
   if (any_operand(call, [](const Tensor& t) { return t.is_nested(); })) return Reason::kNested;
@@ -197,7 +197,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   return Reason::kNone;
 }
 
-// The scale of the heads before padding.
+// The scale of the unpadded heads.
 std::optional<double> scale_of(const SdpaCall& call) {
   const SymInt head_dim = size_of(call.query, 3);
   if (call.scale || head_dim % kHeadDimMultiple == 0) return call.scale;
@@ -268,7 +268,7 @@ Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
   return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa));
 }
 
-// For callers with their own fallback: returns the reason and counts nothing.
+// For callers with their own fallback: returns the reason without counting it.
 int64_t sdpa_reason(const Tensor& query, const Tensor& key, const Tensor& value,
                     const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
                     std::optional<double> scale, bool enable_gqa) {
@@ -287,7 +287,7 @@ std::string text_of(const Route& route, const TrainingCall& call, const DeviceFa
          megabytes(facts.working_set_bytes / kTrainingShare) + "; " + route.provenance;
 }
 
-// Whether a plain call of these shapes goes to torch, and why: on the GPU that holds them, or on one of this
+// Whether a plain call of these shapes runs in torch, and why: on the GPU that holds them, or with this
 // family, system and torch.
 std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const std::optional<Tensor>& attn_mask, bool is_causal,
@@ -297,7 +297,7 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   DeviceFacts facts = facts_of(query.device());
   if (family) {
     facts.family = static_cast<int>(*family);
-    facts.tuned = nullptr;  // these apply only to the GPU of this process
+    facts.tuned = nullptr;  // tuned rows apply only to the GPU of this process
     facts.tensors = {};
   }
   if (macos) facts.macos = static_cast<int>(*macos);
@@ -316,7 +316,7 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   return {route.to_torch, why};
 }
 
-// torch may append its whole table of kernels.
+// torch may append its whole kernel table.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 constexpr std::array<const char*, 3> kTrainingNames = {"auto", "fused", "off"};
@@ -368,8 +368,7 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
   if (reason == Reason::kNone) {
     try {
       return run(call, autograd);
-    } catch (
-        const c10::Error& error) {  // not foreseen by the checks above; torch's implementation takes the call
+    } catch (const c10::Error& error) {  // the checks above missed it; torch takes the call
       // The caller may free memory and call again; torch's own implementation needs no less.
       if (torch_error_of(error) == TorchError::kOutOfMemory) throw;
       reason = Reason::kRefused;

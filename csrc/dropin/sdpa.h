@@ -1,4 +1,4 @@
-// Routes a call of torch's scaled_dot_product_attention to our ops if they compute the same.
+// Routes calls of torch's scaled_dot_product_attention to our ops if they compute the same.
 #pragma once
 
 #include <optional>
@@ -24,13 +24,13 @@ struct SdpaCall {
 // kAbove: autograd has already run, so gradients need no check.
 enum class Autograd { kAbove, kHere };
 
-// Returns the result and counts the call as routed; or returns none and counts the reason.
+// Returns the result and counts the call, or returns none and counts the reason.
 std::optional<at::Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reason& reason);
 
 // "query [1, 8, 128, 64] float32, ..." for the report.
 std::string text_of(const SdpaCall& call);
 
-// During its lifetime, the next call of torch's op in this thread goes to torch: the decision has been made.
+// During its lifetime, the next call of torch's op in this thread runs in torch, without another decision.
 class NextSdpaGoesToTorch {
  public:
   NextSdpaGoesToTorch();

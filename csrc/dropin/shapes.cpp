@@ -10,7 +10,7 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-// The size to which torch broadcasts both, if any.
+// The size to which torch broadcasts both sizes, if any.
 std::optional<SymInt> broadcast(const SymInt& a, const SymInt& b) {
   if (a == b || b == 1) return a;
   if (a == 1) return b;

@@ -1,4 +1,4 @@
-// Shapes of a call of torch's attention: how its operands broadcast, and as our ops take them.
+// Shapes of a call of torch's attention: broadcasting, and conversion to the shapes of our ops.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr int kSdpaRank = 4;
 // A size of a tensor of two to four dimensions, with leading 1s as if it had four.
 c10::SymInt size_of(const at::Tensor& tensor, int64_t dim);
 
-// Batch and query heads of the result, and the heads that key and value must have for our ops.
+// Batch and query heads of the result, and the heads of key and value for our ops.
 struct Sizes {
   c10::SymInt batch, q_heads, kv_heads;
 };
@@ -24,7 +24,7 @@ struct Sizes {
 std::optional<Sizes> sizes_of(const SdpaCall& call);
 // torch refuses to broadcast a call without elements.
 bool broadcasts_nothing(const SdpaCall& call, const Sizes& sizes);
-// Whether the mask broadcasts to the scores, rather than the scores to it.
+// Whether the mask broadcasts to the scores (and not the scores to the mask).
 bool mask_fits(const SdpaCall& call, const Sizes& sizes);
 
 // Converts an operand for our ops: four dimensions, broadcast, head size padded to a multiple of 8.

@@ -1,6 +1,6 @@
-// Implements the ops behind torch.nn.attention.varlen on MPS, where torch has no kernels: packed calls by
-// fattn.varlen_prefill, calls with a block table by fattn.paged_prefill, and the backward of packed calls by
-// fattn.varlen_prefill_backward.
+// Implements the ops behind torch.nn.attention.varlen on MPS, where torch has no kernels: packed calls with
+// fattn.varlen_prefill, their backward with fattn.varlen_prefill_backward, and calls with a block table with
+// fattn.paged_prefill.
 #include <array>
 #include <optional>
 #include <string>
@@ -59,8 +59,8 @@ Results results_of(Invocation call) {
   return {results[0].toTensor(), results[1].toTensor()};
 }
 
-// `seqused_k`: of the keys of each sequence, how many it uses, if not all. A sequence without rows then
-// follows each: that of the others.
+// `seqused_k`: the number of used keys per sequence, if not all. The unused keys of each sequence then form a
+// sequence without rows that follows it.
 Results packed(const Arguments& arguments, const std::optional<Tensor>& seqused_k) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::varlen_prefill", "");
   Invocation call(op);

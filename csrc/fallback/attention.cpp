@@ -1,6 +1,5 @@
-// Attention in float32 with whole score matrices, a slice of query rows at a time.
-// F.scaled_dot_product_attention is not used: it returns no log-sum-exp, and NaN in a key that no row sees
-// would reach every row through it.
+// Attention in float32 with whole score matrices, a slice of query rows at a time. It cannot use
+// F.scaled_dot_product_attention, which returns no log-sum-exp and spreads NaN from masked keys to every row.
 #include "attention.h"
 
 #include <algorithm>
@@ -30,7 +29,7 @@ namespace fattn {
 
 using at::Tensor;
 
-// Reads cu_seqlens_k as csrc/kernels/prefill/packed.h does.
+// Reads cu_seqlens_k like csrc/kernels/prefill/packed.h.
 Tensor first_packed_keys(const Call& call) {
   const Tensor starts = call.cu_seqlens_k.to(at::kLong).narrow(0, 0, call.problem.batch);
   return starts.clamp(0, call.key.size(0)).unsqueeze(1);
@@ -54,7 +53,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr int64_t kFar = int64_t{1} << 32;        // above the distance of any two positions
+constexpr int64_t kFar = int64_t{1} << 32;        // exceeds the distance of any two positions
 constexpr int64_t kMaxScores = int64_t{1} << 26;  // scores per slice of query rows: 256 MiB
 
 // Gathers the blocks of the pool in the order of the block table. Entries outside the pool have no keys.
@@ -67,7 +66,7 @@ Keys gather_blocks(const Call& call) {
     if (!pool.defined()) return pool;
     std::vector<int64_t> shape = {problem.batch, problem.kv_len};
     shape.insert(shape.end(), pool.sizes().begin() + 2, pool.sizes().end());
-    // An empty pool has no block 0 for the invalid entries to fall back to.
+    // An empty pool has no block 0 to stand in for invalid entries.
     if (problem.num_blocks == 0) return at::zeros(shape, pool.options()).transpose(1, 2);
     return pool.index_select(0, blocks).reshape(shape).transpose(1, 2);
   };
@@ -100,7 +99,7 @@ Keys stored_keys(const Call& call) {
           at::ones({problem.batch, problem.kv_len}, call.query.options().dtype(at::kBool))};
 }
 
-// The numbers of elements with one scale per row, or without scales.
+// The values of elements with one scale per row, or without scales.
 Tensor scaled(const Tensor& elements, const Tensor& scales) {
   const Tensor numbers = elements.to(at::kFloat);
   return scales.defined() ? numbers.mul(scales.unsqueeze(-1)) : numbers;
@@ -181,7 +180,7 @@ Tensor modify_scores(const Call& call, Tensor scores, const Tensor& distances) {
   return scores;
 }
 
-// weights @ value. A value that no row sees has no influence: a weight of 0 times NaN would be NaN.
+// weights @ value. Masked memory never affects the output: hidden values are replaced, as 0 * NaN is NaN.
 Tensor weigh_values(const Tensor& weights, const Tensor& visible, const Tensor& value) {
   return at::matmul(weights, at::where(visible.any(-2).unsqueeze(-1), value, 0.0));
 }
@@ -222,8 +221,8 @@ Keys keys_of(const Call& call) {
   const Problem& problem = call.problem;
   Keys keys = stored_keys(call);
   keys.key = dequantised(keys.key, keys.key_scales, problem.kv_format);
-  // In float32, head_dim roundings in a row would be the largest error of the result. Many GPUs are slow in
-  // float64.
+  // In float32, head_dim consecutive roundings would dominate the error of the result. Not on GPUs, many of
+  // which are slow in float64.
   if (problem.dtype == DType::kFloat32 && call.query.is_cpu()) keys.key = keys.key.to(at::kDouble);
   keys.value = dequantised(keys.value, keys.value_scales, problem.kv_format);
   return keys;
@@ -264,7 +263,7 @@ Logits logits_of(const Rows& query_rows, const Keys& keys, int64_t first, int64_
   return logits;
 }
 
-// Rows that see no key have out 0 and the log-sum-exp of the sinks.
+// Rows without visible keys have out 0 and the log-sum-exp of the sinks.
 std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   const ResultSizes sizes = result_sizes(call.problem);
   const Tensor logits = sink_logits(call).view({-1, 1});
@@ -279,7 +278,7 @@ std::tuple<Tensor, Tensor> no_key_results(const Call& call) {
   return {out, at::empty(sizes.lse, sums.options()).copy_(sums)};
 }
 
-// Leaves out and lse as they are if there are no keys.
+// Does not write out and lse if there are no keys.
 void attend(const Rows& query, const Tensor& out, const Tensor& lse) {
   const Call& call = query.call;
   const Problem& problem = call.problem;

@@ -11,14 +11,14 @@ namespace fattn {
 struct Rows {
   const Call& call;
   at::Tensor first_position;  // of query row 0: [batch or 1, 1]
-  at::Tensor count = {};      // rows of each sequence; the others are padding: [batch, 1]. Undefined: q_len
+  at::Tensor count = {};      // rows per sequence, without padding: [batch, 1]. Undefined: q_len
 };
 
 // First packed key of each sequence, and its number of keys, clamped to the capacity: [batch, 1].
 at::Tensor first_packed_keys(const Call& call);
 at::Tensor key_counts(const Call& call);
 
-// Keys and values of a call as [batch, kv_heads, kv_len, dim], and which of them exist.
+// Keys and values of a call as [batch, kv_heads, kv_len, dim].
 struct Keys {
   at::Tensor key;
   at::Tensor value;
@@ -27,7 +27,7 @@ struct Keys {
   at::Tensor exists;  // bool [batch, kv_len]
 };
 
-// The keys as numbers: values in float32, and keys in the dtype of the products of a score.
+// The decoded keys and values: values in float32, keys in the dtype of the score products.
 Keys keys_of(const Call& call);
 
 // The logits of some rows of a call, [batch, q_heads, rows, kv_len].
@@ -45,12 +45,12 @@ at::Tensor sink_logits(const Call& call);
 // Query heads that share a key-value head become more rows of that head: [B, Hq, R, X] -> [B, Hkv, G * R, X].
 at::Tensor fold_heads(const at::Tensor& rows, int64_t kv_heads);
 
-// (out, lse) of rows that see no key: 0, and the logit of the sink. Newly allocated, because attend()
+// (out, lse) of rows without visible keys: 0, and the logit of the sink. Newly allocated, because attend()
 // overwrites them.
 std::tuple<at::Tensor, at::Tensor> no_key_results(const Call& call);
 
-// Writes out [batch, q_heads, q_len, value_dim] and lse [batch, q_heads, q_len], which hold the results of
-// rows that see no key.
+// Writes out [batch, q_heads, q_len, value_dim] and lse [batch, q_heads, q_len], which must be initialised by
+// no_key_results().
 void attend(const Rows& query, const at::Tensor& out, const at::Tensor& lse);
 
 }  // namespace fattn

@@ -2,7 +2,7 @@
 //
 // With weights P of a row, the gradients dO of its result and dlse of its lse, and delta = sum(P * dP):
 //   dP = dO V^T    dS = P (dP - delta + dlse)    dV += P^T dO    dQ = dT K    dK += dT^T Q
-// where dS is the gradient of the score and dT that of the product of query and key.
+// where dS is the gradient of the score and dT the gradient of the product of query and key.
 #include <algorithm>
 #include <limits>
 
@@ -25,7 +25,7 @@ using at::Tensor;
 constexpr int64_t kMaxScores = int64_t{1}
                                << 22;  // per slice of query rows; there are about ten such matrices
 
-// What the results of some rows receive, and the results. Heads first, in float32.
+// The incoming gradients of some rows' results, and the results. Heads first, in float32.
 struct Received {
   Tensor grad_out;
   Tensor grad_lse;  // undefined: none
@@ -39,7 +39,7 @@ struct Received {
   }
 };
 
-// Sums in float32. That of query has the shape of the call's query, and so on.
+// Gradients in float32, with the shapes of the call's tensors.
 struct Sums {
   Tensor query;
   Tensor key;
@@ -48,14 +48,13 @@ struct Sums {
   Tensor alibi_slopes;  // [batch or 1, q_heads]
 };
 
-// Rows and keys that are not visible to each other have products of 0. What they hold must not matter, even
-// if it is NaN.
+// Replaces unseen rows by 0: masked memory, even NaN, must not affect the gradients.
 Tensor seen_or_zero(const Tensor& rows, const Tensor& seen) {
   return at::where(seen.unsqueeze(-1), rows.to(at::kFloat), 0.0);
 }
 
-// The weights of rows, and that of their sinks. lse is rounded, and so only the origin of the exponentials:
-// what they sum up to is left to the last step.
+// The weights of rows and of their sinks. lse is rounded, so it only serves as the origin of the
+// exponentials; the last step divides by their actual sum.
 struct Weights {
   Tensor of_keys;   // [batch, q_heads, rows, kv_len]
   Tensor of_sinks;  // [batch, q_heads, rows, 1]
@@ -159,7 +158,7 @@ Sums one_by_one(const BackwardCall& call) {
   return sums;
 }
 
-// The sums of padded keys, added to those of packed ones.
+// Adds the gradients of padded keys to packed ones.
 Tensor unpadded_keys(const Call& call, const Tensor& padded, const Tensor& packed) {
   const Problem& problem = call.problem;
   const Tensor place = at::arange(problem.kv_len, call.cu_seqlens_k.options().dtype(at::kLong));
@@ -169,7 +168,7 @@ Tensor unpadded_keys(const Call& call, const Tensor& padded, const Tensor& packe
   return packed.index_add(0, index.flatten(), rows);
 }
 
-// Packed rows and keys are padded. Without all rows and keys, every gradient is NaN.
+// Pads the packed rows and keys. If some do not fit, every gradient is NaN.
 Sums of_packed(const BackwardCall& call) {
   const Problem& problem = call.problem;
   Sums sums = zero_sums(call);

@@ -1,4 +1,4 @@
-// cache_write in plain PyTorch: the same bits as the kernel, and no wait for a GPU.
+// cache_write in plain PyTorch: bit-identical to the kernel, without waiting for a GPU.
 #include "fallback.h"
 
 #include <limits>
@@ -93,8 +93,8 @@ StoredRows stored_rows(const Tensor& rows, KvFormat format, bool has_scales) {
   return {};
 }
 
-// Destinations of the tokens. Reading which tokens are dropped would wait for the GPU. Instead, a dropped
-// token repeats the write of another token; if all are dropped, each rewrites the current content.
+// Destinations of the tokens. Skipping dropped tokens would wait for the GPU. Instead, a dropped token
+// repeats the write of another token; if all are dropped, each rewrites the current content.
 struct Targets {
   Tensor token;  // whose row to write, [tokens]
   Tensor block;

@@ -8,8 +8,7 @@
 namespace fattn {
 
 // Returns (out, lse) of a call that the planner has accepted. `may_wait`: lengths may be read from the
-// device, as on the CPU. The result of a sequence is then bit-identical for any other sequences and any
-// capacity.
+// device, as on the CPU. Results are then batch-invariant, bit for bit, and independent of the capacity.
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call, bool may_wait);
 Gradients run_in_torch(const BackwardCall& call, bool may_wait);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);

@@ -15,7 +15,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Tensor softcapped(const Tensor& logits, double cap) { return logits.div(cap).tanh().mul(cap); }
 
-// -inf hides its column at any cap. A row of -inf only gets zeros.
+// -inf hides its column at any cap. A row with only -inf becomes 0.
 Tensor softmaxed(const Tensor& logits, double cap) {
   const Tensor hidden = logits.eq(-kInfinity);
   const Tensor capped = cap > 0.0 ? at::where(hidden, logits, softcapped(logits, cap)) : logits;

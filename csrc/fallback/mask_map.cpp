@@ -19,7 +19,7 @@ Tensor all_rows_of_cells(const Tensor& entries, const MaskMapProblem& p, bool mi
   return padded.unflatten(3, {-1, kCellKeys}).unflatten(2, {-1, kCellRows}).eq(1).all(3);
 }
 
-// A bit for each key fragment that no row of the cell sees. A mask with one key broadcasts it.
+// A bit for each key fragment that is hidden from every row of the cell. A mask with one key is broadcast.
 Tensor hidden_fragments(const Tensor& hidden, const MaskMapProblem& p) {
   const Tensor fragments = all_rows_of_cells(hidden, p, false).unflatten(4, {-1, kFragment}).all(5);
   Tensor bits = fragments.select(4, 0).to(at::kByte);

@@ -21,7 +21,10 @@ using at::Tensor;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Whether the last row of each sequence is at its last key.
-bool ends_meet(const Problem& problem) { return !problem.packed_keys || problem.last_rows_meet; }
+bool ends_meet(const Problem& problem) {
+  if (problem.packed_keys) return problem.last_rows_meet;
+  return !is_dense_prefill(problem.op) || problem.has_seq_lens;
+}
 
 // The position of row 0. Clamping changes nothing: the checks bound it for windows and slopes.
 int64_t first_row(const Problem& problem) { return std::clamp(problem.q_offset, -kMaxLength, kMaxLength); }
@@ -92,7 +95,7 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
   return own;
 }
 
-// Packed rows are padded.
+// Pads the packed rows.
 std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const Problem& problem = call.problem;
   const auto [no_key_out, no_key_lse] = no_key_results(call);
@@ -156,8 +159,7 @@ std::vector<Sequence> sequences_of(const Call& call) {
   const auto keys = runs_of_keys(call);
   auto rows = problem.packed ? runs_of_rows(call) : std::vector<Run>(problem.batch, {0, problem.q_len});
   for (int64_t b = 0; b < problem.batch; ++b) {
-    const bool at_end = problem.packed ? ends_meet(problem) : !is_dense_prefill(problem.op);
-    const int64_t position = at_end ? keys[b].count - rows[b].count : first_row(problem);
+    const int64_t position = ends_meet(problem) ? keys[b].count - rows[b].count : first_row(problem);
     Call own = with_own_keys(call, b, keys[b]);
     own.problem.packed = false;
     own.problem.q_len = rows[b].count;
@@ -168,7 +170,7 @@ std::vector<Sequence> sequences_of(const Call& call) {
 
 Tensor first_positions(const Call& call) {
   const Problem& problem = call.problem;
-  if (!is_dense_prefill(problem.op)) return key_counts(call).sub(problem.q_len);
+  if (ends_meet(problem)) return key_counts(call).sub(problem.q_len);
   return at::full({1, 1}, first_row(problem), call.query.options().dtype(at::kLong));
 }
 
@@ -181,7 +183,7 @@ PaddedRows::PaddedRows(const Call& call)
   const Tensor keys = key_counts(call);
   first_position = ends_meet(problem) ? keys.sub(count) : at::full_like(count, first_row(problem));
   index_ = at::arange(q_len, ends.options()).add(starts.unsqueeze(1)).clamp_max(problem.q_len - 1).flatten();
-  // The sequence of each row, and its place there.
+  // The sequence of each row, and its index in the sequence.
   const Tensor row = at::arange(problem.q_len, ends.options());
   const Tensor sequence = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true).sub(1);
   const Tensor owner = sequence.clamp(0, batch - 1);

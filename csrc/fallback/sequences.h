@@ -13,11 +13,11 @@ struct Run {
   int64_t count;
 };
 
-// A sequence with its own keys. The result depends on nothing else, and unused capacity costs nothing.
+// A sequence with its own keys, without unused capacity.
 struct Sequence {
   Call call;  // not packed, with the query of the whole call
   int64_t number;
-  int64_t position;  // of its row 0
+  int64_t position;  // of row 0
   Run rows;
   Run keys;  // packed: among all keys
   bool packed;
@@ -35,19 +35,19 @@ std::vector<Sequence> sequences_of(const Call& call);
 // The position of the first rows of a call that is not packed: [batch or 1, 1].
 at::Tensor first_positions(const Call& call);
 
-// The packed rows of a call, padded to max_seqlen_q. Only the device knows whether it is too small.
+// The packed rows of a call, padded to max_seqlen_q, which may be too small.
 struct PaddedRows {
   explicit PaddedRows(const Call& call);
 
   at::Tensor pad(const at::Tensor& rows) const;      // [rows, heads, ..] -> [batch, heads, q_len, ..]
-  at::Tensor unpad(const at::Tensor& padded) const;  // back; rows of no sequence have any content
+  at::Tensor unpad(const at::Tensor& padded) const;  // back; rows outside every sequence are arbitrary
 
   int64_t batch;
   int64_t q_len;
   at::Tensor count;           // rows of each sequence: [batch, 1]
   at::Tensor first_position;  // [batch, 1]
-  at::Tensor owned;           // whether a packed row belongs to a sequence: bool [rows]
-  at::Tensor lost;            // and is beyond max_seqlen_q, or its sequence has more than max_seqlen_k keys
+  at::Tensor owned;           // rows that belong to a sequence: bool [rows]
+  at::Tensor lost;            // of these, rows beyond max_seqlen_q or with more than max_seqlen_k keys
 
  private:
   at::Tensor index_;   // the packed row of each padded one

@@ -1,6 +1,6 @@
-// Compiled pipelines kept between runs, one per binary archive. An archive is used only if it is intact and
-// was made for this GPU, this system and these sources; otherwise it is made again. Nothing here can make a
-// call fail.
+// Keeps compiled pipelines between runs, one per binary archive. An archive is used only if it is intact and
+// was made for this GPU, this system and these sources; otherwise it is made again. Errors here never fail a
+// call.
 #pragma once
 
 #import <Metal/Metal.h>

@@ -1,5 +1,5 @@
 // A file name is <hash of its description>-<hash of its bytes>.metalarchive, in a folder named by GPU, system
-// and sources. So a truncated or changed file is noticed before Metal reads it. Each process writes a
+// and sources, so that truncated or changed files are detected before Metal reads them. Each process writes a
 // temporary file and renames it, so several may write the same archive.
 #include "archive.h"
 
@@ -48,7 +48,7 @@ std::string words_of(NSString* text) {
   return words;
 }
 
-// The folder for this GPU, system and sources. Empty: nothing is kept.
+// The folder for this GPU, system and sources. Empty: archives are off.
 fs::path folder() {
   Folder& chosen = chosen_folder();
   std::lock_guard lock(chosen.mutex);

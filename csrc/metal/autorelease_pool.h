@@ -1,4 +1,4 @@
-// An autorelease pool that a C++ exception drains, too; it would leave an @autoreleasepool undrained.
+// An autorelease pool that is also drained when a C++ exception leaves it, unlike @autoreleasepool.
 #pragma once
 
 #import <Foundation/Foundation.h>

@@ -1,4 +1,4 @@
-// Runs a plan on torch's MPS stream. Plain C++: the Objective-C objects behind it stay in csrc/metal.
+// Runs a plan on torch's MPS stream. A plain C++ interface: Objective-C stays in csrc/metal.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace fattn::metal {
 
-// A place in an MTLBuffer. The buffer of an absent operand is null.
+// An offset in an MTLBuffer. The buffer of an absent operand is null.
 struct BufferView {
   void* buffer = nullptr;
   int64_t byte_offset = 0;
@@ -28,8 +28,8 @@ class Bindings {
 // The GPU of this process.
 const DeviceFacts& device_facts();
 
-// Encodes the passes of a plan, in order, on the current MPS stream. It neither commits nor waits. The memory
-// behind the bindings must stay allocated until this returns, as torch's allocator frees it in stream order.
+// Encodes the passes of a plan, in order, on the current MPS stream, without a commit or wait. The memory of
+// the bindings must stay allocated until this returns; torch's allocator frees it in stream order.
 void execute(const Plan& plan, const Bindings& bindings);
 
 // Compiles the pipelines of a plan without a launch.
@@ -38,14 +38,14 @@ void prepare(const Plan& plan);
 // The pipelines of this process, in the order of compilation.
 std::vector<Compiled> compiled_pipelines();
 
-// Compiles those with these numbers again, without the limit on threads that their kernels declare, and to
-// which the compiler fits their registers. Keeps nothing.
+// Compiles the pipelines with these indices again, without the kernels' limit on threads, to which the
+// compiler fits their registers. Caches nothing.
 std::vector<Resources> resources_without_limit(const std::vector<int64_t>& numbers);
 
 // Where compiled pipelines are kept between runs; empty: nowhere.
 void set_archive_folder(const std::string& folder);
 
-// Digest of kernels and planner: measurements with other sources do not apply.
+// Digest of kernels and planner. Measurements with another digest are ignored.
 const char* source_digest();
 
 }  // namespace fattn::metal

@@ -1,4 +1,4 @@
-// Plan + buffers -> commands on the encoder that torch's MPS stream shares.
+// Encodes plans on the shared encoder of torch's MPS stream.
 #include "executor.h"
 
 #include <algorithm>
@@ -79,7 +79,7 @@ void encode_slices(const Pass& whole, const Pipeline& pipeline, const Bindings& 
   }
 }
 
-// Compiles a missing pipeline, which can take seconds, before the stream's queue is held.
+// Compiles a missing pipeline, which can take seconds, before it occupies the stream's queue.
 const Pipeline* prepare_pass(const Pass& pass) {
   const Pipeline& pipeline = pipeline_for(pass.spec);
   const uint32_t threads = pass.threads[0] * pass.threads[1] * pass.threads[2];

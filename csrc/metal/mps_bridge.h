@@ -29,8 +29,8 @@ class SharedEncoder {
   at::mps::MPSStream* stream_;
 };
 
-// Calls encode(shared_encoder) on the queue that guards the stream, so that our commands keep their order
-// relative to those of torch's ops.
+// Calls encode(shared_encoder) on the stream's dispatch queue, so that our commands keep their order relative
+// to torch's ops.
 template <typename Encode>
 void with_shared_encoder(const Encode& encode) {
   at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();

@@ -9,7 +9,7 @@
 
 namespace fattn::metal {
 
-// Values are pointers that live as long as the process. Concurrent callers of one missing key get the value
+// Values are pointers that live as long as the process. Concurrent callers of a missing key share the value
 // that one of them makes; callers of different keys do not wait for each other. If `make` throws, the next
 // caller tries again.
 template <typename Key, typename Value, typename Hash = std::hash<Key>>

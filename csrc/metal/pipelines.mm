@@ -112,7 +112,7 @@ std::string text_of(NSError* error) {
 
 NSString* to_nsstring(const std::string& text) { return [NSString stringWithUTF8String:text.c_str()]; }
 
-// Apple's SDKs name it from macOS 26 on.
+// SDKs before macOS 26 lack the name.
 constexpr auto kLanguageVersion4_0 = static_cast<MTLLanguageVersion>(4 << 16);
 
 MTLCompileOptions* compile_options(Kernel kernel, const Macros& macros) {
@@ -134,7 +134,7 @@ MTLCompileOptions* compile_options(Kernel kernel, const Macros& macros) {
   return options;
 }
 
-// Leaves an empty place in the attributes of kernels that declare a limit.
+// Removes the limit from the attributes of the kernels.
 constexpr char kUnlimited[] = "#define max_total_threads_per_threadgroup(limit)\n";
 
 id<MTLLibrary> new_library(const KernelSpec& spec, const Macros& macros, bool limited) {

@@ -1,4 +1,4 @@
-// The operating system, which Metal's compiler is a part of.
+// The operating system, which includes Metal's compiler.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Text of Foundation's, which may be nil: a GPU need not have a name.
+// Converts an NSString that may be nil: a GPU need not have a name.
 #pragma once
 
 #import <Foundation/Foundation.h>

@@ -1,4 +1,4 @@
-// Casts of operands under torch.autocast, as F.scaled_dot_product_attention makes them.
+// Casts operands under torch.autocast, as F.scaled_dot_product_attention does.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace fattn {
 
-// Calls an op with its tensors among the first `most` arguments cast.
+// Calls an op with the tensors among its first `most` arguments cast.
 template <c10::DeviceType device, size_t most>
 void run_with_casts(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(

@@ -1,6 +1,6 @@
-// The ops have no gradient, except for those of differentiable.cpp. Their results still belong to the graph,
-// so that a backward through them is refused. Without an autograd kernel torch would leave gradients None
-// with a warning. An op that writes has no results: it refuses to write tensors of a graph.
+// The ops have no gradient, except in differentiable.cpp. Their results still belong to the graph, so that a
+// backward through them is refused; without an autograd kernel torch would leave gradients None with a
+// warning. Ops that write refuse to write tensors of a graph.
 #include "autograd.h"
 
 #include <algorithm>
@@ -27,8 +27,8 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
-// A refusal is a separate op with a fake: torch.compile traces every backward ahead of time, which must not
-// raise before a gradient is needed.
+// A refusal is a separate op with a fake kernel: torch.compile traces every backward ahead of time, and that
+// must not raise before a gradient is needed.
 constexpr const char* kNoBackward = "fattn::_refuse_backward";
 constexpr const char* kNoSecondDerivative = "fattn::_refuse_second_derivative";  // of a backward
 
@@ -50,7 +50,7 @@ class RefuseBackward : public torch::autograd::Node {
     return input_grads;
   }
 
-  // Compiled autograd collects the nodes of a backward that is to run now.
+  // Compiled autograd calls this when a backward is about to run.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override { refuse(at::zeros({})); }
 
   std::string name() const override { return "FattnRefuseBackward"; }
@@ -115,7 +115,7 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
   }
 }
 
-// The operands that an op writes, which its schema marks.
+// Calls `function` for each operand that the schema marks as written.
 template <typename Function>
 void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Function function) {
   const auto& arguments = op.schema().arguments();
@@ -137,20 +137,20 @@ void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::S
 }
 
 // The autograd kernel of an op that writes. The written tensors must not be part of a graph. The rows may
-// require a gradient, which ends here.
+// require a gradient but receive none.
 void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                             torch::jit::Stack* stack) {
   for_each_written(op, *stack, [&](const std::string& name, const Tensor& written) {
     TORCH_CHECK(!(at::GradMode::is_enabled() && written.requires_grad()), "fattn.cache_write: ", name,
-                " requires grad, and no gradient goes through a cache; pass ", name,
+                " requires grad, and caches do not support gradients; pass ", name,
                 ".detach(), or call under torch.no_grad()");
   });
   at::AutoDispatchBelowAutograd below_autograd;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Bumps the versions of the written tensors, so that a graph that has saved one notices. Runs outside of
-// inference mode only; inference tensors have no version.
+// Bumps the versions of the written tensors, so that a backward that saved one raises. Runs only outside
+// inference mode, where tensors have versions.
 void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   refuse_inference_tensors(op, *stack);
   std::vector<Tensor> written;

@@ -1,4 +1,4 @@
-// What the autograd kernels of this folder share.
+// Shared by the autograd kernels.
 #pragma once
 
 #include <string>
@@ -9,14 +9,13 @@
 
 namespace fattn {
 
-// "fattn::prefill" is "fattn.prefill" to a caller.
+// "fattn.prefill" for "fattn::prefill".
 std::string public_name(const c10::OperatorHandle& op);
 
-// Raises for an argument with a forward-mode tangent. A result without a tangent would count as a derivative
-// of 0.
+// Raises for an argument with a forward-mode tangent: a result without one would mean a derivative of 0.
 void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// The arguments that require a gradient where gradients are enabled.
+// The arguments that require a gradient, if gradients are enabled.
 torch::autograd::variable_list inputs_that_require_grad(const torch::jit::Stack& stack,
                                                         size_t argument_count);
 

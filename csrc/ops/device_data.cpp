@@ -49,7 +49,7 @@ at::Tensor hidden_fragments(const at::Tensor& map) {
       .masked_fill(map.eq(int{kCellHidden}), kAllCellFragments);
 }
 
-// A cell may be less exact than the mask: kCellMixed is valid for every cell.
+// kCellMixed is valid for every cell.
 void check_mask_map(const Call& call) {
   const at::Tensor right = run_in_torch(describe_mask_map(on_host(call.attn_mask)));
   const at::Tensor map = on_host(call.mask_map);
@@ -59,13 +59,13 @@ void check_mask_map(const Call& call) {
                     ": mask_map does not match attn_mask; recreate it with torch_fattn.mask_map(attn_mask)");
 }
 
-// Limits for the starts of the sequences among the rows of query or key.
+// Limits for cu_seqlens of query or key.
 struct Starts {
   const char* name;
   const char* most_name;
   int64_t most;  // rows per sequence
   const char* rows_name;
-  int64_t rows;  // rows in all
+  int64_t rows;  // rows in total
 };
 
 void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* starts) {
@@ -77,8 +77,7 @@ void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* s
     TORCH_CHECK_VALUE(rows >= 0, op, ": ", of.name, "[", batch + 1, "] is ", starts[batch + 1],
                       " and must not be below the entry before it, ", starts[batch]);
     TORCH_CHECK_VALUE(rows <= of.most, op, ": sequence ", batch, " has ", rows, " ", of.rows_name,
-                      " rows and ", of.most_name, " is ", of.most,
-                      "; pass the most rows that a sequence has");
+                      " rows and ", of.most_name, " is ", of.most, "; pass the rows of the longest sequence");
   }
   TORCH_CHECK_VALUE(starts[problem.batch] <= of.rows, op, ": ", of.name, " ends at ", starts[problem.batch],
                     " and ", of.rows_name, " has ", of.rows, " rows; its last entry must not be above that");

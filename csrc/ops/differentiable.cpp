@@ -1,6 +1,6 @@
-// The gradients of fattn.attention and fattn.varlen_attention: a node of the graph that keeps the operands
-// and the log-sum-exp of the rows, and calls the backward operator through the dispatcher, so that
-// torch.compile, torch.func and checkpointing see it.
+// The gradients of fattn.attention and fattn.varlen_attention: a graph node that keeps the operands and the
+// log-sum-exp of the rows. It calls the backward operator through the dispatcher, so that torch.compile,
+// torch.func and checkpointing intercept it.
 #include <array>
 #include <cstdint>
 #include <mutex>
@@ -89,8 +89,8 @@ class AttentionBackward : public torch::autograd::Node {
     }
   }
 
-  // After set_history: the results of the call are outputs of this node. An `out` that was rounded to 16 bits
-  // is of no use: its product with the gradient cancels in rows with one dominant key.
+  // Call it after set_history: the results are outputs of this node. A 16-bit `out` is useless: in rows with
+  // one dominant key its products with the gradient cancel, and its rounding error remains.
   void keep_results(const Tensor& out, const Tensor& lse) {
     if (out.scalar_type() == at::kFloat) keep("out", out, /*is_output=*/true);
     keep("lse", lse, /*is_output=*/true);
@@ -101,8 +101,8 @@ class AttentionBackward : public torch::autograd::Node {
     return backward_call().gradients(grads, unpacked());
   }
 
-  // The two functions of compiled autograd: what a graph depends on, and a call of the backward in a graph
-  // whose inputs are the tensors. Numbers are constants of the graph.
+  // The two functions of compiled autograd: the key of the graph, and the backward call in a graph with the
+  // tensors as inputs. Numbers are constants of the graph.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(backward_.schema().name());
     for (const auto& [name, number] : numbers_) {
@@ -174,7 +174,7 @@ class AttentionBackward : public torch::autograd::Node {
   std::vector<Kept> kept_;
 };
 
-// What has no gradient is refused now, as a refusal in the backward would come too late for another choice.
+// Refuses operands without a gradient here: in the backward it would be too late to choose another operator.
 void check_differentiable(const c10::OperatorHandle& op, const Arguments& arguments) {
   if (arguments.has("attn_mask")) {
     const auto mask = arguments.optional_tensor("attn_mask");
@@ -183,15 +183,6 @@ void check_differentiable(const c10::OperatorHandle& op, const Arguments& argume
         ": attn_mask requires grad, and a mask has no gradient here; pass attn_mask.detach(), or use "
         "torch.nn.functional.scaled_dot_product_attention");
   }
-#define FATTN_NUMBER(type, name, value)                                                                    \
-  TORCH_CHECK_NOT_IMPLEMENTED(has_gradient(#name) || arguments.get<type>(#name) == value, public_name(op), \
-                              ": " #name, kHasNoGradient);
-#define FATTN_TENSOR(slot, name, shapes)                                                                 \
-  TORCH_CHECK_NOT_IMPLEMENTED(has_gradient(#name) || !arguments.optional_tensor(#name), public_name(op), \
-                              ": " #name, kHasNoGradient);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
-#undef FATTN_NUMBER
-#undef FATTN_TENSOR
   for (const char* name : {"query", "value"}) {
     const Tensor& operand = arguments.tensor(name);
     TORCH_CHECK_NOT_IMPLEMENTED(

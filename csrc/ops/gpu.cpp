@@ -1,6 +1,5 @@
-// The facts of this process (GPU, system, torch), the tuned rows of earlier processes and the folder of
-// compiled pipelines. Python passes tuned rows before the GPU is known, so each set names the GPU that it was
-// timed on.
+// Properties of GPU, system and torch, the tuned rows of earlier processes, and the folder of compiled
+// pipelines. Python passes tuned rows before the GPU is known, so each set names its GPU.
 #include "gpu.h"
 
 #include <sys/utsname.h>
@@ -49,7 +48,7 @@ struct Tuning {
 };
 
 std::mutex mutex;
-// Rows are kept for the life of the process: plans point at their provenance.
+// Rows live as long as the process: plans point to their provenance.
 std::vector<const Tuning*>& tunings() {
   static auto& all = *new std::vector<const Tuning*>;
   return all;
@@ -60,7 +59,7 @@ struct Facts {
 };
 std::atomic<const Facts*> known_facts{nullptr};  // null: not known, or out of date
 
-// A TunedRow or TunedRoute as text, by the names of its members.
+// A TunedRow or TunedRoute as text, by member name.
 using Row = c10::Dict<std::string, std::string>;
 using Rows = c10::List<Row>;
 
@@ -100,7 +99,7 @@ int64_t whole(const Row& row, const char* name, int64_t most) {
   return number;
 }
 
-// Refuses fields that a row does not have: they would be ignored.
+// Refuses unknown fields instead of ignoring them.
 void check_names(const Row& row, std::initializer_list<std::string_view> known) {
   for (const auto& field : row) {
     TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field.key()) != known.end(),

@@ -1,4 +1,4 @@
-// The GPU, system and torch of this process for the planner, with the sizes that were timed on that GPU.
+// Properties of GPU, system and torch for the planner, with the sizes that were timed on this GPU.
 #pragma once
 
 #include <string_view>
@@ -14,10 +14,10 @@ const DeviceFacts& gpu_facts();
 // The same without tensor operations.
 const DeviceFacts& gpu_without_tensors();
 #endif
-// Call this after something that they depend on has changed; references stay valid.
+// Call this after a change of tuned rows, settings or tensor states. References stay valid.
 void forget_gpu_facts();
 
-// The facts of the GPU that holds a tensor; for other devices those of the smallest supported GPU.
+// Properties of the GPU that holds a tensor; for other devices, of the smallest supported GPU.
 const DeviceFacts& facts_of(const c10::Device& device);
 
 // The state of tensor operations of this name; raises if there is none.

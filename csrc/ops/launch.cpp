@@ -14,15 +14,15 @@ using at::Tensor;
 using metal::Bindings;
 using metal::BufferView;
 
-// An operand without elements may have no buffer, or begin at the end of one. No kernel reads it, but Metal
-// needs a bound buffer: `stand_in`. Mutable access would copy an operand that is shared until written.
+// An operand without elements may have no buffer, or begin at the end of one. Kernels do not read it, but
+// Metal needs a bound buffer: `stand_in`. Const access: mutable access would copy a copy-on-write operand.
 BufferView view_of(const Tensor& tensor, const Tensor& stand_in) {
   const Tensor& bound = tensor.numel() > 0 ? tensor : stand_in;
   return {const_cast<void*>(bound.storage().data()),
           bound.storage_offset() * static_cast<int64_t>(bound.element_size())};
 }
 
-// A tensor that is written; this may copy an operand that is shared until written.
+// A written tensor. This materialises a copy-on-write operand.
 BufferView writable_view_of(const Tensor& tensor) {
   return {tensor.storage().mutable_data(),
           tensor.storage_offset() * static_cast<int64_t>(tensor.element_size())};
@@ -37,7 +37,7 @@ Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
   return at::empty(sizes, like.options().dtype(at::kFloat));
 }
 
-// Binds the tensors of an attention call as they are.
+// Binds the inputs of an attention call.
 void bind_inputs(const Call& call, const Tensor& stand_in, Bindings& bindings){
 #define FATTN_BIND(slot, type, name, ...) \
   if (call.name.defined()) bindings[kSlot##slot] = view_of(call.name, stand_in);
@@ -47,7 +47,7 @@ void bind_inputs(const Call& call, const Tensor& stand_in, Bindings& bindings){
 #undef FATTN_NOTHING
 }
 
-// The mask map that the plan makes, bound; undefined if it makes none.
+// Allocates and binds the mask map that the plan makes; undefined if it makes none.
 Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
   Tensor map;
   if (plan.scratch_map_bytes > 0) {
@@ -57,8 +57,8 @@ Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
   return map;
 }
 
-// Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator gives
-// memory to later work of the same stream only.
+// Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator reuses
+// memory only for later work of the same stream.
 std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const Results& results) {
   bindings[kSlotOut] = view_of(results.out, results.out);
   bindings[kSlotLse] = view_of(results.lse, results.out);
@@ -100,7 +100,7 @@ void launch_into(const Call& call, const Plan& plan, const Tensor& out, const Te
 
 Gradients launch(const BackwardCall& call, const Plan& plan) {
   const Gradients gradients = empty_gradients(call);
-  if (plan.pass_count == 0) {  // no row: what there is of the others is 0
+  if (plan.pass_count == 0) {  // no rows: the other gradients are 0
     const auto& [query_grad, key_grad, value_grad, sinks_grad, alibi_grad] = gradients;
     for (const Tensor& gradient : {key_grad, value_grad, sinks_grad, alibi_grad}) gradient.zero_();
   } else {

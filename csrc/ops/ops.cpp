@@ -83,7 +83,7 @@ std::string compiled_pipelines() {
 #endif
 }
 
-// `numbers`: of pipelines, in the order of compiled_pipelines.
+// `numbers`: indices in compiled_pipelines.
 std::string resources_without_limit([[maybe_unused]] std::vector<int64_t> numbers) {
 #ifdef FATTN_WITH_METAL
   return to_json(metal::resources_without_limit(numbers));
@@ -92,8 +92,8 @@ std::string resources_without_limit([[maybe_unused]] std::vector<int64_t> number
 #endif
 }
 
-// The plan of a call, for its device, `device`, or the GPU with these figures. `tensor`: the state of all its
-// tensor operations. `compiles`: compiles it for the GPU of this process.
+// The plan of a call, for its device, for `device`, or for a GPU with these properties. `tensor`: the state
+// of all tensor operations. `compiles`: also compiles it for the GPU of this process.
 template <typename AnyCall>
 std::string explained(const AnyCall& call, std::optional<std::string_view> device_name,
                       std::optional<int64_t> family, std::optional<int64_t> cores,
@@ -104,7 +104,7 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   if (family) facts.family = static_cast<int>(*family);
   if (cores) facts.cores = static_cast<int>(*cores);
   const bool is_other_gpu = device_name || family || cores;
-  if (is_other_gpu) {  // these belong to the GPU of this process
+  if (is_other_gpu) {  // tuned rows and states belong to the GPU of this process
     facts.tuned = nullptr;
     facts.tensors = {};
   }
@@ -128,8 +128,8 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   return to_json(plan, facts);
 }
 
-// The functions that torch calls, derived from the one that describes a call. `run` has the signature of the
-// op.
+// The kernels that torch calls, derived from the function that describes a call. `run` has the signature of
+// the op.
 template <auto describe>
 struct OpOf;
 
@@ -148,7 +148,7 @@ struct OpOf<describe> {
   }
 };
 
-// The same for attention. Its many arguments are read by name, so these are boxed kernels.
+// The same for attention: boxed kernels, which read the many arguments by name.
 template <auto describe>
 struct AttentionOf {
   template <bool may_wait>
@@ -252,7 +252,7 @@ std::string flags([[maybe_unused]] bool of_prefill) {
 }
 const std::string kPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
-    "bool is_causal=False, SymInt? q_offset=None, " +
+    "bool is_causal=False, SymInt? q_offset=None, Tensor? seq_lens=None, " +
     kOptions + flags(true);
 const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
 const std::string kDecodeArguments =
@@ -271,7 +271,7 @@ const std::string kVarlenPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k, *, bool is_causal=False, SymInt? q_offset=None, " +
     kOptions;
-// The gradients of the results, the results, and the operands between.
+// The forward's arguments with the gradients of the results, and the results.
 std::string backward_arguments(const std::string& forward) {
   const std::string operands = "Tensor query, Tensor key, Tensor value, ";
   return "Tensor grad_out, Tensor? grad_lse, " + operands + "Tensor? out, Tensor lse, " +
@@ -291,7 +291,7 @@ const std::string kResults = " -> (Tensor out, Tensor lse)";
 // (kSumFloats).
 const std::string kPart = " -> (Tensor out, Tensor sums)";
 
-// A call changes the caches; planning one changes nothing.
+// `writes`: marks the caches as written, except when only planning.
 std::string cache_write_arguments(bool writes) {
   const auto tensor = [&](char alias) { return writes ? std::string("Tensor(") + alias + "!)" : "Tensor"; };
   return "Tensor key, Tensor value, " + tensor('a') + " key_cache, " + tensor('b') +
@@ -314,7 +314,7 @@ void register_ops(torch::Library& library) {
 #define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<AttentionOf<describe_##name>::run<may_wait>>());
   FATTN_BACKWARD_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
-  // Above autograd these are differentiable.cpp's.
+  // differentiable.cpp registers their autograd kernels.
   library.impl("attention", boxed<AttentionOf<describe_prefill>::run<may_wait>>());
   library.impl("varlen_attention", boxed<AttentionOf<describe_varlen_prefill>::run<may_wait>>());
   library.impl("merge", Merge::run<may_wait>);
@@ -333,8 +333,8 @@ void register_ops(torch::Library& library) {
 TORCH_LIBRARY(fattn, library) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   const auto define = [&](const std::string& schema) { library.def(schema.c_str(), tags); };
-  // The overloads .part attend to a part of the keys, without rounding to the dtype, and merge.parts merges
-  // parts: shared prefixes.
+  // For shared prefixes: the overloads .part attend to a part of the keys without rounding to the dtype, and
+  // merge.parts merges parts.
 #define FATTN_DEFINE(op, name, ...)                                                     \
   define(#name "(" + k##op##Arguments + ")" + kResults);                                \
   define(#name ".part(" + k##op##Arguments + ")" + kPart);                              \

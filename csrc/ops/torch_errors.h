@@ -1,5 +1,5 @@
-// Classifies errors of torch that only their message tells apart. Messages may change:
-// tests/refusals/test_torch_errors.py provokes each error with the installed torch.
+// Classifies errors of torch by their message. Messages may change, so tests/refusals/test_torch_errors.py
+// provokes each error with the installed torch.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -1,6 +1,6 @@
 // Plans fattn.prefill_backward and fattn.varlen_prefill_backward: a pass over the query rows, whose
-// threadgroups walk keys, and a pass over the keys, whose threadgroups walk rows. A pass for sinks and one
-// for ALiBi slopes follow where they are given. A pass that makes a mask map comes first if it pays.
+// threadgroups walk keys, and a pass over the keys, whose threadgroups walk rows. Sinks and ALiBi slopes each
+// add a pass after these. A pass that makes a mask map comes first if it saves more than it costs.
 #include "planners.h"
 #include "refuse.h"
 #include "slices.h"
@@ -29,7 +29,7 @@ struct Tile {
   }
 };
 
-// Whether the products have the descriptors of those of prefill, of which plan_tensor_probe asks.
+// Whether the products have the descriptors of prefill's products, which plan_tensor_probe covers.
 consteval bool products_are_probed() {
   for (const uint16_t dim : kTensorDims) {
     if (dim > kMaxBackwardHeadDim) continue;
@@ -43,7 +43,7 @@ consteval bool products_are_probed() {
 }
 static_assert(products_are_probed());
 
-// The tile of one of the two passes.
+// The tile of the pass over query rows (`walks_keys`) or over keys.
 Tile tensor_tile(bool walks_keys, const Problem& p, bool registers) {
   constexpr int64_t kGradients = 2;  // of key and value, each in simdgroups of its own
   const BackwardTensorRow& row = tensor_row(kBackwardTensorTuning, p.head_dim, registers);
@@ -94,8 +94,8 @@ int64_t bytes_of(const Problem& p, const Tile& tile) {
   return tile.walked * (key_bytes + value_bytes) + blocks * kPairBytes;
 }
 
-// What is saved of rows: SavedStepRow in step_rows.h, of two steps with tensors; and SavedTile in
-// prefill_rows.h, with tensors also the states and modifiers of rows and the keys that simdgroups saw.
+// Row state in threadgroup memory: SavedStepRow in step_rows.h (with tensors of two steps) or SavedTile in
+// prefill_rows.h (with tensors also states and modifiers of rows, and the keys that simdgroups saw).
 int64_t saved_bytes(const Tile& tile) {
   constexpr auto kStateBytes = int64_t(kRowStateFloats * sizeof(float));
   const bool tensors = is_tensor(tile.kernel);
@@ -109,7 +109,7 @@ int64_t saved_bytes(const Tile& tile) {
 // The query rows of all results, in the order of lse.
 int64_t result_rows(const Problem& p) { return (p.packed ? 1 : p.batch) * p.q_heads * p.q_len; }
 
-// What must live from the forward to the backward: query, key, value and lse, and `out` if it is given.
+// Tensors that live from the forward to the backward: query, key, value, lse, and `out` if it is given.
 int64_t kept_bytes(const Problem& p) {
   const int64_t keys = (p.packed ? 1 : p.batch) * p.kv_len * p.kv_heads;
   const int64_t operands = result_rows(p) * p.head_dim + keys * (p.head_dim + p.value_dim);
@@ -136,7 +136,7 @@ BackwardParams params_of(const Problem& p, int64_t q_tiles) {
   return params;
 }
 
-// What both walks have in common.
+// The settings that both walks share.
 Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile) {
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(tile.kernel, p, device);
@@ -159,19 +159,19 @@ int64_t walked_by(const Tile& tile, const Problem& p) {
   return (p.packed ? most_sequence_rows(p) : p.q_len) * (p.q_heads / std::max<int64_t>(p.kv_heads, 1));
 }
 
-// Products for each of them.
+// Products per walked row or key.
 double products_of_walked(const Tile& tile, const Problem& p) {
   return double(tile.rows()) * 2.5 * double(p.head_dim + p.value_dim);
 }
 
-// Nothing divides a threadgroup's walk, and macOS kills a dispatch of some seconds.
+// A walk cannot be split over dispatches, and macOS kills a dispatch that runs for some seconds.
 std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
   const auto most = int64_t(4 * kMostProductsPerCore / products_of_walked(tile, p));
   const int64_t walked = walked_by(tile, p);
   if (walked <= most) return std::nullopt;
   return refuse(Refusal::Kind::kNotImplemented, name_of(p.op), walked,
                 tile.walks_keys() ? " keys" : " query rows of all heads that share keys", " are above ", most,
-                ", the most for the gradients of a sequence; use shorter sequences");
+                ", the limit for the gradients of a sequence; use shorter sequences");
 }
 
 // Limits the products of a dispatch.
@@ -187,7 +187,7 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
   pass.spec.row_fragments = uint16_t(tile.owned);
   pass.spec.tile_keys = uint16_t(tile.walked);
   pass.spec.grad_lse = p.has_grad_lse;
-  // Tensors sum P * dP themselves, as they do for results in 16 bits.
+  // Tensor kernels always sum P * dP themselves.
   pass.spec.saved_out = p.has_float32_out && !is_tensor(tile.kernel);
   pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
@@ -202,7 +202,7 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
 void add_key_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
                   const BackwardParams& params, int64_t key_tiles) {
   Pass& pass = add_walk(plan, p, device, tile);
-  pass.spec.row_fragments = 1;  // a lane has scores of one row at a time
+  pass.spec.row_fragments = 1;  // a lane holds scores of one row at a time
   pass.spec.tile_keys = uint16_t(tile.owned * kFragment);
   pass.spec.step_rows = uint16_t(tile.walked);
   pass.grid = {uint32_t(key_tiles), uint32_t(p.kv_heads), uint32_t(p.packed ? 1 : p.batch)};

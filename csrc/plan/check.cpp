@@ -62,8 +62,8 @@ const char* names_of_keys(const Problem& p) { return is_paged(p) ? "query/key_ca
 
 const char* name_of_values(const Problem& p) { return is_paged(p) ? "value_cache" : "value"; }
 
-// The call of torch that computes the same. torch aligns causal to the upper left corner and has no lengths,
-// windows or trees.
+// The equivalent call of torch, for the advice. torch aligns causal masks to the upper left corner and has no
+// lengths, windows or trees.
 std::string call_of_torch(const Problem& p) {
   const ScoreOptions& options = p.options;
   if (p.kv_format != kKvFloat || changes_scores(options)) {
@@ -88,7 +88,7 @@ std::optional<Refusal> check_head_dims(const Problem& p) {
   const char* op = name_of(p.op);
   const std::string instead = call_of_torch(p);
   const int64_t most = is_backward(p.op) ? kMaxBackwardHeadDim : kMaxHeadDim;
-  // An explicit scale stays.
+  // Padding does not change an explicit scale.
   const bool default_scale = p.scale == 1.0 / std::sqrt(static_cast<double>(p.head_dim));
   const std::string scale = default_scale ? " and pass scale=" + inverse_root(p.head_dim) : std::string();
   if (auto refusal =
@@ -111,11 +111,11 @@ std::optional<Refusal> check_scale(const char* op, double scale) {
 std::optional<Refusal> check_packing(const char* op, const Problem& p) {
   if (p.max_seqlen_q < 0) {
     return refuse(Kind::kValue, op, "max_seqlen_q ", p.max_seqlen_q,
-                  " is negative; pass the most query rows that a sequence has");
+                  " is negative; pass the query rows of the longest sequence");
   }
   if (p.max_seqlen_k < 0) {
     return refuse(Kind::kValue, op, "max_seqlen_k ", p.max_seqlen_k,
-                  " is negative; pass the most keys that a sequence has");
+                  " is negative; pass the keys of the longest sequence");
   }
   if (p.packed_keys && p.kv_len > kMaxLength) {
     return refuse(Kind::kValue, op, p.kv_len, " keys of all sequences are above ", kMaxLength,
@@ -128,23 +128,10 @@ std::optional<Refusal> check_packing(const char* op, const Problem& p) {
   return std::nullopt;
 }
 
-// Prefill takes neither a quantised cache nor a tree, paged_prefill no mask.
-std::optional<Refusal> check_decode_rows(const Problem& p) {
-  const bool tree = p.options.tree_mask;
-  const int64_t most = tree ? kMaxTreeRows : kMaxDecodeRows;
-  if (!is_decode(p.op) || p.q_len <= most) return std::nullopt;
-  const char* op = name_of(p.op);
-  const bool elsewhere = p.op == Op::kDecode ? p.kv_format == kKvFloat : p.mask_dtype == DType::kOther;
-  if (tree || !elsewhere) {
-    return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", most,
-                  tree ? ", the most of a tree_mask" : "",
-                  "; split them into calls, each with the seq_lens up to its last row",
-                  tree ? " and an attn_mask instead of tree_mask" : "");
-  }
-  return refuse(Kind::kNotImplemented, op, p.q_len, " query rows per sequence are above ", most,
-                p.op == Op::kDecode
-                    ? "; use fattn.prefill with is_causal=True over the filled keys of each sequence"
-                    : "; use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]");
+std::optional<Refusal> check_tree_rows(const Problem& p) {
+  if (!p.options.tree_mask || p.q_len <= kMaxTreeRows) return std::nullopt;
+  return refuse(Kind::kNotImplemented, name_of(p.op), p.q_len, " query rows per sequence are above ",
+                kMaxTreeRows, ", the maximum for tree_mask; use an attn_mask instead");
 }
 
 std::optional<Refusal> check_paging(const char* op, const Problem& p) {
@@ -175,7 +162,7 @@ std::optional<Refusal> check(const Problem& p) {
   if (auto refusal = check_format_dim(op, name_of_values(p), p.kv_format, p.value_dim)) return refusal;
   if (auto refusal = check_scale(op, p.scale)) return refusal;
   if (auto refusal = check_score_options(p)) return refusal;
-  if (auto refusal = check_decode_rows(p)) return refusal;
+  if (auto refusal = check_tree_rows(p)) return refusal;
   if (p.q_len > kMaxLength) {
     return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,
                   p.packed ? "; split the call" : "; split the rows, each part with its q_offset");
@@ -249,7 +236,7 @@ std::optional<Refusal> check(const LogitsProblem& p) {
   const char* op = name_of(p.op);
   const bool by_row = is_row_op(p.op);
   const bool has_cap = !by_row || p.softcap != 0.0;
-  // In float32, for a GPU flushes subnormal numbers to 0 and would divide by it.
+  // In float32: a GPU flushes subnormal numbers to 0, and would divide by 0.
   const float cap = static_cast<float>(p.softcap);
   if (has_cap && !(std::isfinite(cap) && cap >= std::numeric_limits<float>::min())) {
     return refuse(Kind::kValue, op, by_row ? "softcap " : "cap ", p.softcap,

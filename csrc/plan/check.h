@@ -1,4 +1,4 @@
-// Refuses problems that the kernels cannot run, and GPUs that cannot run the kernels.
+// Refuses problems that the kernels do not support, and GPUs that cannot run them.
 #pragma once
 
 #include <optional>

@@ -15,7 +15,7 @@ struct Compiled {
   bool archived = false;          // read from the archive of an earlier process
 };
 
-// What Metal's compiler gives a kernel that is not told how many threads it will run with.
+// Resources of a kernel that is compiled without max_total_threads_per_threadgroup.
 struct Resources {
   KernelSpec spec;
   uint32_t max_threads = 0;  // per threadgroup

@@ -1,6 +1,6 @@
 // Plans fattn.decode and fattn.paged_decode: a pass over the chunks of all sequences, then a pass that merges
-// the chunks of each. Short caches take one pass, whose threadgroups have all chunks of a sequence. Many
-// rows, on tensor operations or of a large tree, take the kernel of prefill.
+// the chunks of each. Short caches take one pass, in which one threadgroup processes a whole sequence. Large
+// trees, and many rows on tensor operations, run as prefill.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -8,7 +8,7 @@
 namespace fattn {
 namespace {
 
-// Groups of eight rows in a threadgroup: the smallest power of 2 that holds the rows, at most `most`.
+// Groups of eight rows per threadgroup: the smallest power of 2 that holds the rows, at most `most`.
 int64_t row_groups_for(int64_t packed_rows, int64_t most) {
   int64_t groups = 1;
   while (groups < most && groups * kFragment < packed_rows) groups *= 2;
@@ -27,15 +27,15 @@ struct Shape {
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
   int64_t few_chunks;
-  int64_t most_rounds;  // of chunks that a threadgroup has at once; 0: it cannot have several
+  int64_t most_rounds;  // of chunks in flight; 0: a threadgroup cannot take several
   const char* provenance;
 };
 
-// The chunks of a sequence that a threadgroup has at once, and how often it takes so many.
+// A threadgroup processes `chunks` chunks of a sequence at once, in `rounds` rounds.
 struct AtOnce {
   int64_t chunks;
   int64_t rounds;
-  const char* launches;  // how many, and why
+  const char* launches;  // their number and the reason, for explain
 
   int64_t all() const { return chunks * rounds; }
 };
@@ -44,7 +44,7 @@ constexpr int64_t kFewChunks = 32;
 // A step of one row has twice as many keys as a step of two, and costs as much as the end of a chunk.
 constexpr int64_t kFewChunksOfOneRow = 16;
 
-// decode.metal: each simdgroup has whole rows.
+// decode.metal: a simdgroup holds whole rows.
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce& at_once) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   DecodeRow row = tuned_or(tuning_row(kDecodeTuning, device, p.dtype, dim), Kernel::kDecode, device, p);
@@ -79,13 +79,13 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .provenance = row.provenance};
 }
 
-// decode_wide.metal: each simdgroup has some columns of all rows.
+// decode_wide.metal: a simdgroup holds some columns of all rows.
 Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce&) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const DecodeRow row = tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p, device), dim),
                                  Kernel::kDecodeWide, device, p);
   const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
-  int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread has scores of one row
+  int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread holds scores of one row
   while (simdgroups < kMaxWideSimdgroups && row_groups * p.value_dim > simdgroups * kMaxGroupColumns) {
     simdgroups *= 2;
   }
@@ -109,14 +109,14 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .provenance = row.provenance};
 }
 
-// decode_vector.metal: each simdgroup has whole rows, and each lane one score of a step.
+// decode_vector.metal: a simdgroup holds whole rows, a lane one score of a step.
 Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed_rows,
                      const AtOnce& at_once) {
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const DecodeRow row =
       tuned_or(tuning_row(kDecodeVectorTuning, device, p.dtype, dim), Kernel::kDecodeVector, device, p);
   const int64_t tile_keys = row.tile_keys / packed_rows;
-  // The states of the simdgroups, the weights of their steps, and what they save.
+  // The states of the simdgroups, the weights of their steps, and their saved state.
   const int64_t simdgroups = at_once.chunks * row.simdgroups;
   const int64_t kept_chunks = at_once.all() - at_once.chunks;
   const int64_t state_floats = simdgroups * packed_rows * (p.value_dim + 2) +
@@ -154,7 +154,7 @@ int64_t most_visible_keys(const Problem& p) {
   return std::min(p.kv_len, window_keys + std::min(p.options.sink_tokens, p.kv_len));
 }
 
-// Products per key and threadgroup. A single row counts as eight: the key is read all the same.
+// Products per key and threadgroup. A single row counts as eight: it reads as many bytes.
 int64_t products_per_key(const Problem& p, const Shape& shape) {
   const int64_t rows = std::max<int64_t>(shape.row_groups * shape.group_rows, kFragment);
   return rows * (p.head_dim + p.value_dim);
@@ -194,19 +194,22 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double
   return span;
 }
 
-// One launch for short caches. A second launch that waits for the first takes 2 to 4 us, and a threadgroup
-// that has several chunks can add them up itself. But it reads the keys of all of them, while cores without a
-// threadgroup read none.
-constexpr int64_t kMostChunkThreads = 512;  // M1 and M2 then leave a lane 208 half registers
-constexpr int64_t kMostShortKeys = 1024;    // no thread is late by more than a few steps
-// Threadgroups for a core. They do not overlap the ends of one with the steps of others; and among more, a
-// launch is little.
+// Short caches take one launch. A second launch that waits for the first costs 2 to 4 us, and a threadgroup
+// with several chunks can merge them itself. But it reads the keys of all of them while cores without a
+// threadgroup idle.
+constexpr int64_t kMostChunkThreads = 512;  // leaves 208 half registers per lane on M1 and M2
+constexpr int64_t kMostShortKeys = 1024;    // so that threads differ by a few steps only
+// Threadgroups per core. Their ends do not overlap the steps of others, and the cost of a launch is small
+// beside more of them.
 constexpr int64_t kShortGroupsPerCore = 2;
-// What a core reads beyond its share: 16 bytes per cycle for 4,000 cycles, the time of a launch; by lanes for
-// 10,000, where it also adds up the chunks in less time than a launch and its merge (H200: 32/8 heads of 256
+// Bytes that a core may read beyond its share: 16 per cycle for 4,000 cycles, the time of a launch. By lanes
+// for 10,000 cycles: there merging the chunks is also faster than a second launch (H200: 32/8 heads of 256
 // keys take 8.6 us in one launch and 8.1 in two; 32/16 heads 6.2 and 7.4).
 constexpr int64_t kLaunchBytes = 64 * 1024;
 constexpr int64_t kLaunchBytesByLanes = 160 * 1024;
+
+// Query rows of a sequence that the decode kernels take.
+constexpr int64_t kMaxDecodeRows = 16;
 
 // Bytes of a key and its value in one head.
 int64_t bytes_of_key(const Problem& p) {
@@ -214,7 +217,7 @@ int64_t bytes_of_key(const Problem& p) {
   return (stored_columns(p.kv_format, p.head_dim) + stored_columns(p.kv_format, p.value_dim)) * element;
 }
 
-// For sequences of up to `parts` chunks. One chunk at once: a threadgroup takes them one by one.
+// For sequences of up to `parts` chunks. With one chunk at once, a threadgroup takes them one by one.
 AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& shape, int64_t parts,
                       int64_t columns) {
   if (parts == 1) return {1, 1, "one: a sequence has one chunk"};
@@ -242,8 +245,15 @@ AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& 
   return all;
 }
 
+// Whether the call is a causal prefill of dense operands.
+bool is_prefill(const Problem& p) {
+  return p.q_len > kMaxDecodeRows && p.op == Op::kDecode && !p.has_seq_lens && p.kv_format == kKvFloat &&
+         !p.options.tree_mask;
+}
+
 // A decode as a prefill of its newest rows.
 Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
+  if (is_prefill(p)) p.op = Op::kPrefill;
   p.q_offset = p.kv_len - p.q_len;  // unused with seq_lens
   Plan plan = plan_prefill(p, device);
   plan.launches = plan.pass_count == 1 ? "one: the keys of a sequence are one part"
@@ -256,6 +266,7 @@ Plan plan_as_prefill(Problem p, const DeviceFacts& device) {
 Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
+  if (is_prefill(p)) return plan_as_prefill(p, device);
   plan.tensor = tensor_note(p, device.tensors);
   if (is_on(tensor_state(p, device.tensors))) {
     if (!device.only_prefills_on_tensors) return plan_as_prefill(p, device);
@@ -280,7 +291,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const bool together = at_once.chunks > 1;
   if (together) shape = shape_of(p, device, packed_rows, at_once);
   const int64_t parts = together ? 1 : parts_of(p, span);  // partial results
-  // With one row or one head both layouts are the same memory.
+  // With one row or one head both layouts are identical.
   const bool token_major_out = p.token_major_out && !p.part && p.q_len > 1 && p.q_heads > 1;
   // Products of one column of the grid.
   const double products = double(p.batch) * double(most_visible_keys(p)) * double(products_per_key(p, shape));
@@ -324,7 +335,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t rows = p.batch * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
-  // The number of simdgroups decides the order of the sum, so it must not depend on the capacity.
+  // The number of simdgroups sets the order of the sum, so it must not depend on the capacity.
   Pass& merge =
       add_merge_pass(plan, parts_of_call(p, parts, rows), uint16_t(merge_simdgroups(span.most_chunks)));
   merge.spec.token_major_out = token_major_out;

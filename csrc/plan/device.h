@@ -1,4 +1,4 @@
-// Facts of a GPU for the planner. The Metal executor fills them in; tests and `explain` make them up.
+// GPU properties that the planner reads. The Metal executor fills them in; tests and `explain` set their own.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ struct DeviceFacts {
   int family = 7;  // n of MTLGPUFamilyApple<n>
   int cores = 8;   // 0: unknown, as in a virtual machine
   int64_t max_threadgroup_bytes = 32768;
-  int64_t working_set_bytes = 5726630912;  // recommendedMaxWorkingSetSize; this is that of 8 GB
-  bool metal4 = false;                     // of MTLGPUFamilyMetal4
+  int64_t working_set_bytes = 5726630912;  // recommendedMaxWorkingSetSize; the default is an 8 GB machine's
+  bool metal4 = false;                     // supports MTLGPUFamilyMetal4
   std::string architecture;                // "applegpu_g13g"; "": unknown
-  const TunedRows* tuned = nullptr;        // for exactly this GPU (tuned.h); lives as long as the process
+  const TunedRows* tuned = nullptr;        // timed on this exact GPU (tuned.h); lives as long as the process
   TensorStates tensors;                    // Metal 4's tensor operations
-  bool only_prefills_on_tensors = false;   // tune turned them on before M5, and timed nothing else
+  bool only_prefills_on_tensors = false;   // `tune` enabled tensors before M5, and timed only prefills
 
-  // The system and torch, whose own attention is the alternative (route.h).
+  // Versions of macOS and torch: they determine how torch's own attention runs (route.h).
   int macos = 0;              // 26.2 as 2602; 0: another system
   int torch = 0;              // 2.14 as 214
   bool torch_metal4 = true;   // false: PYTORCH_MPS_METAL_VERSION requests an older language

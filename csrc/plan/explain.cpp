@@ -154,7 +154,7 @@ void write_params(JsonWriter& json, const Pass& pass) {
 #undef FATTN_CASE
 }
 
-// The bytes of the bound parameter struct, for tools that run the plan elsewhere.
+// The bytes of the parameter struct, for tools that run the plan elsewhere.
 std::string hex_of(const Pass& pass) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
@@ -309,7 +309,7 @@ std::string kernel_interface() {
   FATTN_KV_FORMATS(FATTN_KV_FORMAT)
 #undef FATTN_KV_FORMAT
   json.close('}');
-  // By struct: the offset and the type of each field.
+  // Offset and type of each field, by struct.
   json.key("params");
   json.open('{');
 #define FATTN_PLACE(type, name)                \
@@ -349,7 +349,7 @@ void write_results(JsonWriter& json, const Resources& pipeline) {
   json.field("static_bytes", pipeline.static_bytes);
 }
 
-// Each with the fields that identify it.
+// Writes the key fields of each pipeline too.
 template <typename Pipeline>
 std::string list_of(const std::vector<Pipeline>& pipelines) {
   JsonWriter json;

@@ -53,7 +53,7 @@ std::variant<KvFormat, Refusal> kv_format_of(const char* op, std::string_view kv
     if (is_float(cache_dtype)) return kKvFloat;
     if (cache_dtype == DType::kInt8) return kKvInt8;
     if (cache_dtype == DType::kUInt8) {
-      return refuse(Kind::kValue, op, "kv_format \"auto\" does not say what a torch.uint8 cache holds; ",
+      return refuse(Kind::kValue, op, "kv_format \"auto\" is ambiguous for a torch.uint8 cache; ",
                     "name it: ", formats_where([](KvFormat format) {
                       return storage_dtype(format, DType::kOther) == DType::kUInt8;
                     }));

@@ -1,6 +1,5 @@
-// The formats in which a cache stores keys and values, and what their names mean. A row is the head_dim
-// elements of one token and head; quantising and its error bounds are defined in
-// torch_fattn/reference/kv_formats.py.
+// Storage formats of keys and values in a cache. A row is the head_dim elements of one token and head;
+// torch_fattn/reference/kv_formats.py defines quantisation and its error bounds.
 //
 //   scales         storage                       their shape
 //   None           [.., D]

@@ -5,12 +5,12 @@
 namespace fattn {
 namespace {
 
-constexpr uint16_t kSimdgroups = 8;      // per threadgroup if its simdgroups share no row
+constexpr uint16_t kSimdgroups = 8;      // per threadgroup, if each has its own rows
 constexpr int64_t kMostVectors = 4;      // per thread
 constexpr int64_t kMostSimdgroups = 32;  // per threadgroup
 
-// Elements per dispatch. Reading and writing them as float32 moves 2 GiB: a thirtieth of a second at M1's 68
-// GB/s, and about half a second if each is in its own cache line.
+// Elements per dispatch. As float32 they move 2 GiB: a thirtieth of a second at M1's 68 GB/s, and about half
+// a second if each is in its own cache line.
 constexpr int64_t kMostElements = int64_t(1) << 28;
 
 // The smallest power of 2 that is not below n.

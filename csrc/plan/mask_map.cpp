@@ -1,4 +1,4 @@
-// Plans fattn.mask_map, and the same pass before a prefill whose mask comes without a map.
+// Plans fattn.mask_map, and the same pass before a prefill with a mask but without a map.
 #include "planners.h"
 #include "slices.h"
 
@@ -11,7 +11,7 @@ constexpr int64_t kGroupElements = int64_t{kGroupCells} * kCellRows * kCellKeys;
 constexpr int64_t kMostElements = int64_t(1) << 28;
 
 // Products per byte of memory traffic: an M1 core makes 128 per cycle at 1.28 GHz and has an eighth of 68
-// GB/s. M3 Max has nearly the same ratio.
+// GB/s. The ratio of an M3 Max is nearly the same.
 constexpr double kProductsPerByte = 20.0;
 // Largest cost of a map, as a share of the products' time if the mask hides nothing.
 constexpr double kMostShare = 1.0 / 16;
@@ -76,9 +76,9 @@ void add_pass(Plan& plan, const MaskMapProblem& p) {
 
 double map_groups(const MaskMapProblem& p) { return shape_of(p).groups; }
 
-// Making the map reads every element of the mask once, however many heads and sequences share it. It may save
-// the products of fully hidden cells, and in fully visible ones the tests and the reads of the mask by each
-// head. Only the GPU knows how many there are, so the cost must be small even if there are none.
+// Making the map reads every element of the mask once, however many heads and sequences share it. It saves
+// the products of fully hidden cells, and the tests and mask reads of fully visible ones. Their number is
+// known only on the GPU, so the cost must be small even if there are none.
 bool pays_for_map(const Problem& p, const DeviceFacts& device) {
   if (p.mask_dtype == DType::kOther || p.has_mask_map) return false;
   const MaskMapProblem mask = mask_of(p);

@@ -1,5 +1,5 @@
-// How a call will be run, as plain data: which kernels, specialised how, with which parameters, over which
-// grid. Nothing here is allocated on the heap: planning is on the path of every decode step.
+// A plan as plain data: kernels, their specialisation, parameters and grids. Nothing here is allocated on the
+// heap: every decode step makes a plan.
 #pragma once
 
 #include <algorithm>
@@ -57,11 +57,11 @@ inline bool is_backward(Kernel kernel) {
   return false FATTN_BACKWARD_KERNELS(FATTN_IS);
 #undef FATTN_IS
 }
-// The prefills of simdgroup matrices.
+// Prefill kernels that use simdgroup matrices.
 inline bool is_simdgroup_prefill(Kernel kernel) {
   return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide;
 }
-// The kernels of tensor operations, whose libraries need MSL 4.0.
+// Kernels that use tensor operations. Their libraries need MSL 4.0.
 inline bool is_tensor(Kernel kernel) {
   return kernel == Kernel::kPrefillTensor || kernel == Kernel::kPrefillLatentTensor ||
          kernel == Kernel::kTensorProbe || kernel == Kernel::kBackwardQueryTensor ||
@@ -90,8 +90,8 @@ struct KernelSpec : Features {
   uint16_t simdgroups = 0;
   uint16_t row_groups = 1;  // per threadgroup; of one row in decode_vector, of eight in other decodes, of the
                             // fragments in prefill_wide and the backward
-  uint16_t chunks = 1;      // decode, decode_vector: of a sequence, that a threadgroup has at once
-  uint16_t chunk_rounds = 1;    // decode_vector: how often it takes so many
+  uint16_t chunks = 1;      // decode, decode_vector: chunks of a sequence in flight per threadgroup
+  uint16_t chunk_rounds = 1;    // decode_vector: rounds of `chunks`
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
@@ -121,12 +121,12 @@ struct ConstantValue {
 std::vector<ConstantValue> constants_of(const KernelSpec& spec);
 const char* constant_name(FunctionConstant index);
 
-// What explain calls an operand. Partial results, and a mask map that the plan itself makes, live from the
-// first pass to the last.
+// The name of an operand in explain. Partial results, and a mask map made by the plan, live from the first
+// pass to the last.
 const char* name_of(Slot operand);
 
-// The kernel reads or writes `operand` in `slot`. They differ for a partial result of the whole call: the
-// kernel writes it to the slot of partial results.
+// Binds `operand` to `slot`. They differ if the whole call returns a partial result: the kernel writes it to
+// the slot of partial results.
 struct Binding {
   Slot operand;
   Slot slot;
@@ -165,9 +165,9 @@ struct Plan {
   int64_t scratch_row_floats = 0;  // backward: of the states of the query rows
   int64_t kept_bytes = 0;          // backward: of the forward's tensors that it reads
   const char* tuning = "";         // the source of the tile and chunk sizes
-  const char* key_tuning = "";     // backward: of those of the pass over keys
+  const char* key_tuning = "";     // backward: the same for the pass over keys
   const char* launches = "";       // decode: how many, and why
-  const char* tensor = "";         // on a GPU with tensor operations: whether they are used, and why
+  const char* tensor = "";         // on a GPU with tensor operations: whether the plan uses them, and why
 
   Pass& add_pass() { return passes[pass_count++]; }
 };
@@ -188,14 +188,14 @@ std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceF
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
 
-// The pass that asks the GPU how it lays out the tensors of the tensor kernels: kSlotTensorFacts
+// A pass that reads how the GPU lays out the operands of the tensor kernels, into kSlotTensorFacts
 // (kernels/prefill/tensor_probe.metal).
 Plan plan_tensor_probe(TensorSize size, bool registers);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);
-// The interface of the kernels as JSON: the numbers of operands and function constants, and the parameter
-// struct of each kernel with the offsets of its fields.
+// The kernel interface as JSON: buffer slots, function constant indices, and the parameter struct of each
+// kernel with the offsets of its fields.
 std::string kernel_interface();
 
 }  // namespace fattn

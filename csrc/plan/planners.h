@@ -22,13 +22,13 @@ Plan plan_mask_map(const MaskMapProblem& problem);
 // Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and
 // kSlotLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroups);
-// The partial results of a call whose keys are split.
+// The merge of a call whose keys are split.
 inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows) {
   return {.out_dtype = out_dtype(p), .sums = true, .parts = parts, .rows = rows, .head_dim = p.value_dim};
 }
 
-// What prefill and its backward have in common: the parameters that do not depend on tiles, and the bytes of
-// SavedTile (prefill_rows.h), of which a simdgroup has `own_rows`. Causal rows have no window to their right.
+// Shared by prefill and its backward: the parameters that do not depend on tiles, and the size of SavedTile
+// (prefill_rows.h) for simdgroups of `own_rows` rows. window_right is ignored for causal rows.
 PrefillParams prefill_params(const Problem& problem, const Strides3& out);
 int64_t saved_tile_bytes(int64_t rows, int64_t own_rows);
 inline int64_t window_right_of(const Problem& p) { return p.is_causal ? -1 : p.options.window_right; }
@@ -38,12 +38,12 @@ inline bool has_window(const Problem& p) { return p.options.window_left >= 0 || 
 // the map of the problem.
 bool pays_for_map(const Problem& problem, const DeviceFacts& device);
 void add_mask_map(Plan& plan, Problem& problem);
-// Threadgroups of that pass.
+// Threadgroups of the pass that makes the map.
 double map_groups(const MaskMapProblem& problem);
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Packed rows of no sequence still have results: those of rows that see no key.
+// Packed rows outside every sequence still have results, as rows without keys do.
 inline bool is_empty(const Problem& p) {
   return (p.batch == 0 && !p.packed) || p.q_heads == 0 || p.q_len == 0;
 }
@@ -80,7 +80,7 @@ inline KernelSpec attention_spec(Kernel kernel, const Problem& p, const DeviceFa
   spec.head_dim = uint16_t(p.head_dim);
   spec.value_dim = uint16_t(p.value_dim);
   spec.mask = mask_kind(p.mask_dtype);
-  // Not in decode: the masks of generation have odd and even lengths in turn, which would take two pipelines.
+  // Not for decode, where masks alternate between odd and even lengths: that would need two pipelines.
   spec.mask_pairs = p.mask_pairs && is_simdgroup_prefill(kernel);
   spec.mask_map = p.has_mask_map;
   spec.vector_loads = p.vector_aligned;
@@ -117,7 +117,7 @@ inline void bind_attention(Pass& pass, const Problem& p) {
   if (p.packed_keys) pass.bind(kSlotCuSeqlensK);
 }
 
-// The parameters that the attention kernels have in common.
+// The parameters that all attention kernels share.
 template <typename Params>
 void set_attention_params(Params& params, const Problem& p) {
 #define FATTN_COPY(type, name) params.name = p.name;

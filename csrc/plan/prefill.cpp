@@ -1,6 +1,6 @@
 // Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill, and decodes on tensor operations: a pass
 // with a threadgroup per tile of query rows, or per part of the keys of a tile. A pass that merges the parts
-// follows. A pass that makes a mask map comes first if it pays.
+// follows. A pass that makes a mask map comes first if it saves more than it costs.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -8,11 +8,11 @@
 namespace fattn {
 namespace {
 
-// Simdgroups of a prefill for which a core has registers.
+// Simdgroups of a prefill whose registers fit on a core.
 constexpr int64_t kSimdgroupsPerCore = 16;
-// Threadgroups of a decode, of few simdgroups each, for which a core has threadgroup memory.
+// Threadgroups of a decode, of few simdgroups each, whose threadgroup memory fits on a core.
 constexpr int64_t kDecodesPerCore = 4;
-// Fewest keys of a part: per row of its tile, and in all.
+// Fewest keys of a part: per row of its tile, and in total.
 constexpr int64_t kLeastKeysPerRow = 8;
 constexpr int64_t kLeastPartKeys = 256;
 // Waves of threadgroups beyond which a partly filled last wave does not matter.
@@ -20,8 +20,8 @@ constexpr int64_t kManyWaves = 16;
 // Fewest simdgroups that share a staged tile.
 constexpr int64_t kFewestSimdgroups = 4;
 
-// Packed rows are (row, head) pairs, and every sequence begins a new tile. Only the GPU knows cu_seqlens, so
-// this is an upper bound; rows before and after the sequences have tiles too. At most batch + 1 tiles are
+// Packed rows are (row, head) pairs, and every sequence begins a new tile. This is an upper bound, since
+// cu_seqlens is on the GPU; rows before and after the sequences have tiles too. At most batch + 1 tiles are
 // surplus, and their threadgroups return at once.
 int64_t most_tiles(const Problem& p, bool grouped, int64_t tile_rows) {
   const int64_t pairs = p.q_len * (p.q_heads / p.kv_heads);
@@ -38,7 +38,7 @@ struct Tile {
   int64_t simdgroups;
   bool early_loads;
   const char* provenance;
-  bool tuned;              // by rows that were timed on this machine
+  bool tuned;              // timed on this machine
   bool registers = false;  // tensors: scores stay in registers
 
   int64_t rows() const { return row_groups * row_fragments * kFragment; }
@@ -52,7 +52,7 @@ DType tile_dtype(const Problem& p, const DeviceFacts& device) {
   return p.dtype;
 }
 
-// Groups of 16 rows. The rows of a decode do not fill a large tile.
+// Groups of 16 rows. Decodes have few rows and take smaller tiles.
 int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
   const int64_t rows = p.q_heads / p.kv_heads * p.q_len;
   int64_t groups = row.row_groups;
@@ -60,8 +60,8 @@ int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
   return groups;
 }
 
-// Selects from the tables of tuning.h. Each simdgroup has whole rows (prefill.metal), some columns of its
-// rows (prefill_wide.metal), or either on tensor operations.
+// Selects from the tables of tuning.h. A simdgroup holds whole rows (prefill.metal), some columns of its rows
+// (prefill_wide.metal), or either on tensor operations.
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   if (const auto state = tensor_state(p, device.tensors); is_on(state)) {
     const bool registers = state == TensorState::kRegisters;
@@ -106,7 +106,7 @@ int64_t bytes_of_rows(const Problem& p, const Tile& tile) {
   return tile.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, tile.tile_keys) + saved_bytes(tile);
 }
 
-// The query, in pieces of 16 bytes for each lane; the products and the scales of two steps.
+// The query in 16-byte pieces, and the products and scales of two steps.
 int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   const int64_t fragments = tile.row_groups * tile.row_fragments;
   // If a group has more simdgroups than key fragments, each sums a share of the columns.
@@ -121,8 +121,8 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
 }
 
-// The query, one staged operand of a step, the parameters of rows, and the keys that each simdgroup saw
-// in two steps. Without registers also the scores of a step and a factor of each row.
+// The query, one staged operand of a step, row parameters, and the keys that each simdgroup saw in two steps.
+// Without registers also the scores of a step and a factor per row.
 int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   const int64_t dim = tensor_size(p)->dim;
   const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);
@@ -133,8 +133,8 @@ int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
   return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
 }
 
-// The query, the staged values of a product for two simdgroups, the weights of a step, a factor of each row,
-// and the keys that each simdgroup saw.
+// The query, the staged values of a product for two simdgroups, the weights of a step, a factor per row, and
+// the keys that each simdgroup saw.
 int64_t bytes_of_latent_tensors(const Problem& p, const Tile& tile) {
   const int64_t query_bytes = tile.rows() * p.head_dim * size_of(p.dtype);
   const int64_t staged_bytes =
@@ -150,9 +150,9 @@ int64_t bytes_of(const Problem& p, const Tile& tile) {
   return tile.kernel == Kernel::kPrefillWide ? bytes_of_columns(p, tile) : bytes_of_rows(p, tile);
 }
 
-// Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed tiles do. It
-// pays if it saves an eighth of the tiles, each of which reads the keys. Never under the mask of a prefill:
-// its map has rows of one head, and the presence of a map must not decide where keys are cut.
+// Whether a tile has (row, head) pairs of all query heads that share a key-value head, as packed tiles do.
+// Worth it if this saves an eighth of the tiles, as each tile reads the keys. Not under a prefill's mask: its
+// map has rows of one head, and the cuts between keys must not depend on whether there is a map.
 bool pays_to_group(const Problem& p, int64_t tile_rows) {
   const int64_t group_size = p.q_heads / p.kv_heads;
   if (p.packed || group_size == 1) return false;
@@ -179,13 +179,13 @@ int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
 // The parts of the steps of a tile, one threadgroup each: take_part in kernels/common/steps.h.
 struct Parts {
   int64_t count;    // in the grid
-  int64_t most;     // that a sequence is cut into, unless they would be larger than `largest`
+  int64_t most;     // per sequence, unless they would exceed `largest`
   int64_t least;    // steps
   int64_t largest;  // steps
 };
 
-// The fewest parts that leave at most an eighth of the last wave of threadgroups idle; else the number that
-// leaves least idle.
+// The fewest parts that fill seven eighths of the last wave of threadgroups; else the number that fills it
+// best.
 int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
   int64_t fullest = 1;
   double share = 0.0;
@@ -198,16 +198,16 @@ int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
   return fullest;
 }
 
-// Threadgroups that are resident on the GPU at a time.
+// Threadgroups that are resident on the GPU.
 int64_t held_by(const DeviceFacts& device, const Tile& tile) {
   return cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / tile.simdgroups, 1);
 }
 
-// Halves the rows of a tile if it can; no bit of a result depends on them. Tiles that do not fill one wave of
-// threadgroups, with too few keys to cut into parts, leave cores idle; smaller tiles read the keys more often
-// instead.
+// Halves the rows of a tile if possible; results are bit-identical. Tiles that do not fill one wave of
+// threadgroups, with too few keys to cut into parts, leave cores idle. Smaller tiles use them, but read the
+// keys more often.
 bool halve(Tile& tile) {
-  if (is_tensor(tile.kernel)) return false;  // its pipelines are the tested ones
+  if (is_tensor(tile.kernel)) return false;  // the self-test covers no other pipelines
   if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kFewestSimdgroups) {
     tile.simdgroups /= 2;
     tile.row_groups = tile.simdgroups;
@@ -218,25 +218,24 @@ bool halve(Tile& tile) {
   return halves;
 }
 
-// Whether the longest tiles of all heads start first. Else those of the last head would leave cores idle at
-// the end, which matters with few waves of threadgroups. With many, tiles of one head stay together, as they
-// read the same keys.
+// Whether the longest tiles of all heads start first, so that the last head does not leave cores idle at the
+// end. With many waves of threadgroups this does not matter, and tiles of one head, which read the same keys,
+// stay together.
 bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t threadgroups) {
   return p.is_causal && !p.packed && threadgroups < kManyWaves * held_by(device, tile);
 }
 
-// If the tiles of a sequence do not fill the GPU, each is cut into parts. One sequence decides, as if it
-// were alone, so that its result does not depend on the rest of the batch. And no part has more keys than
-// a dispatch may have per core.
+// If the tiles of one sequence do not fill the GPU, each is cut into parts, whatever the batch size: results
+// are batch-invariant. Besides, no part has more keys than a dispatch may have per core.
 //
-// Packed tiles are cut for that second reason only, at multiples of a fixed number of keys, so that
-// neither the batch nor the capacity changes a bit. Only the GPU knows the rows and keys of a sequence, so
-// filling the GPU would need scratch for all rows of the call times the parts of one row over the whole
-// capacity. The sequences of a batch fill the GPU together instead. The capacity may be far above every
-// length, so a part may keep a core busy four times as long.
+// Packed tiles are cut for that second reason only, at multiples of a fixed number of keys, so that results
+// depend neither on the batch nor on the capacity. The rows and keys of a sequence are known only on the GPU,
+// so filling it would need scratch for all rows of the call times the parts of one row over the whole
+// capacity; the sequences of a batch fill it together instead. The capacity may be far above every length,
+// so a part may keep a core busy four times as long.
 //
-// A decode has few rows. Its keys are cut by the length of the sequence, into at most as many parts as fill
-// the GPU, and the capacity only limits how many of these can have keys.
+// With seq_lens, and in a decode, keys are cut by the length of the sequence, into at most as many parts as
+// fill the GPU, and the capacity only limits how many of these can have keys.
 Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t most_rows,
                int64_t tiles) {
   const int64_t dims = p.head_dim + p.value_dim;
@@ -246,10 +245,10 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   // Window and sink tokens may each end with a partial step.
   const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, most_steps), 1);
   if (p.packed) return {needed, needed, most_steps, most_steps};
-  // The results of a part are written and read by the merge, so they should be small against its keys.
+  // The results of a part go through memory to the merge, so they should be small against its keys.
   const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
   const int64_t held = held_by(device, tile);
-  if (is_decode(p.op)) {
+  if (is_decode(p.op) || p.has_seq_lens) {
     const int64_t most = std::max<int64_t>(std::min(held, kDecodesPerCore * cores_of(device)) / tiles, 1);
     const int64_t largest = std::max(most_steps, least);
     const int64_t visited = steps + (has_window(p) ? 2 : 0);
@@ -267,8 +266,8 @@ void add_merge(Plan& plan, const Problem& p, const Parts& cut) {
   const int64_t rows = (p.packed ? 1 : p.batch) * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
-  // The number of simdgroups decides the order of the sum, and the parts of packed tiles depend on the
-  // capacity, as those in the grid of a decode do.
+  // The number of simdgroups sets the order of the sum. The number of packed parts depends on the capacity,
+  // as does the number in the grid of a decode.
   const auto simdgroups = uint16_t(p.packed ? 1 : merge_simdgroups(cut.most));
   Pass& pass = add_merge_pass(plan, parts_of_call(p, parts, rows), simdgroups);
   MergeParams params{};
@@ -324,8 +323,8 @@ PrefillParams prefill_params(const Problem& p, const Strides3& out) {
   params.cu_seqlens_k_stride = p.cu_seqlens_k_stride;
   params.q_len = int32_t(p.q_len);
   params.kv_len = int32_t(p.kv_len);
-  // If only causality depends on positions, rows beyond these bounds see all keys or none. Otherwise the
-  // checks keep q_offset in 32 bits.
+  // With causality alone, rows beyond these bounds see all keys or none. With windows or slopes, the checks
+  // keep q_offset in 32 bits.
   params.q_offset = int32_t(has_window(p) || reads_positions(p.options)
                                 ? p.q_offset
                                 : std::clamp<int64_t>(p.q_offset, -p.q_len, p.kv_len));
@@ -347,8 +346,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const int64_t group_size = p.q_heads / p.kv_heads;
   const bool grouped = pays_to_group(p, most_rows);
   if (!is_decode(p.op) && pays_for_map(p, device)) add_mask_map(plan, p);
-  // If one fragment of each group holds all rows of a sequence, a second would stay empty. No bit of a result
-  // depends on the rows of a tile.
+  // If one fragment of each group holds all rows of a sequence, a second would stay empty. Results do not
+  // depend on the rows of a tile.
   const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
   const bool tensors = is_tensor(tile.kernel);
   if (!tensors && rows <= tile.row_groups * kFragment) tile.row_fragments = 1;

@@ -1,4 +1,4 @@
-// Problems: calls as plain data, the input of the planner. No torch, no Metal.
+// Problems: calls as plain data, the planner's input. Independent of torch and Metal.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@ namespace fattn {
   X(PagedPrefill, paged_prefill) \
   X(VarlenPrefill, varlen_prefill)
 
-// The gradients of a prefill: X(op, name, the operator whose options it takes).
+// Backward operators: X(op, name, the forward operator).
 #define FATTN_BACKWARD_OPS(X)                   \
   X(PrefillBackward, prefill_backward, Prefill) \
   X(VarlenPrefillBackward, varlen_prefill_backward, VarlenPrefill)
 
-// The operators on logits, each with a kernel of that name: rows of FATTN_OPS and of FATTN_KERNELS.
+// Operators on logits. Each has a kernel of the same name: rows of FATTN_OPS and of FATTN_KERNELS.
 #define FATTN_LOGITS_OPS(X) \
   FATTN_ROW_OPS(X)          \
   FATTN_ELEMENT_OPS(X)
@@ -72,7 +72,7 @@ inline bool is_backward(Op op) {
 #undef FATTN_IS
 }
 inline bool is_decode(Op op) { return op == Op::kDecode || op == Op::kPagedDecode; }
-// Whether it has the operands of prefill.
+// Whether the op takes the operands of prefill.
 inline bool is_dense_prefill(Op op) { return op == Op::kPrefill || op == Op::kPrefillBackward; }
 inline bool is_float(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
@@ -86,17 +86,17 @@ inline DType dtype_of(FloatKind kind) {
   return kind == kKindFloat16 ? DType::kFloat16 : kind == kKindBFloat16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
-// Switches of the attention operators, false by default. X(name, whether prefill has it, too): decode and
-// paged_decode have them all.
+// Switches of the attention operators, false by default. decode and paged_decode take all of them.
+// X(name, whether prefill takes it)
 #define FATTN_FLAGS(X) X(token_major_out, true) /* strides of the result: out_strides() */
 
 // One attention call over query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]
-// and value [batch, kv_heads, kv_len, value_dim]; the paged forms take the last two from a pool of blocks,
-// and the packed ones have the rows of all sequences in one query [q_len, q_heads, head_dim], some their keys
-// in one key [kv_len, kv_heads, head_dim]. All strides are in elements.
+// and value [batch, kv_heads, kv_len, value_dim]. Paged calls read key and value from a pool of blocks.
+// Packed calls have the rows of all sequences in one query [q_len, q_heads, head_dim], and may pack their
+// keys likewise [kv_len, kv_heads, head_dim]. All strides are in elements.
 struct Problem {
   Op op = Op::kPrefill;
-  DType dtype = DType::kFloat32;  // of query and result; of key and value unless they are quantised
+  DType dtype = DType::kFloat32;  // of query and result, and of key and value unless quantised
   int64_t batch = 0;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
@@ -111,19 +111,18 @@ struct Problem {
 #define FATTN_FLAG(name, prefill_has_it) bool name = false;
   FATTN_FLAGS(FATTN_FLAG)
 #undef FATTN_FLAG
-  bool part = false;          // the result is partial, for merge.parts: float32 with the sums of its weights
-  bool value_in_key = false;  // decode: the value is the first columns of the key, in the same memory
-  bool vector_aligned = false;  // every query, key and value row starts on a 16-byte boundary, and a pair of
-                                // int4 scales on one of 4
+  bool part = false;            // returns a partial result for merge.parts: float32, with sums of weights
+  bool value_in_key = false;    // decode: the value is the first columns of the key, in the same memory
+  bool vector_aligned = false;  // query, key, value rows are 16-byte aligned, pairs of int4 scales 4-byte
 
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
   Strides4 mask{};                   // 0 where the mask is broadcast
-  bool mask_pairs = false;           // two keys of a row can be read at once, from key 0 on
+  bool mask_pairs = false;           // pairs of keys can be read with one load, from key 0 on
   bool has_mask_map = false;
   Strides4 mask_map{};  // like `mask`, in cells
 
   bool is_causal = false;
-  int64_t q_offset = 0;  // prefill: absolute position of query row 0; packed keys: of each sequence's
+  int64_t q_offset = 0;  // prefill: absolute position of query row 0; packed keys: in each sequence
   double scale = 0.0;
 
   KvFormat kv_format = kKvFloat;
@@ -145,19 +144,19 @@ struct Problem {
 
   bool packed_keys = false;
   int64_t max_seqlen_k = 0;     // packed keys: of the longest sequence
-  bool last_rows_meet = false;  // packed keys: instead of q_offset, a sequence's last row is at its last key
+  bool last_rows_meet = false;  // packed keys: the last row is at the last key; q_offset is not used
   int64_t cu_seqlens_k_stride = 0;
 
-  // Backward: the operands that it has beside those of its forward; vector_aligned covers grad_out and out.
+  // Backward: operands that the forward does not have. vector_aligned covers grad_out and out.
   Strides3 grad_out{};
   bool has_grad_lse = false;
-  bool has_float32_out = false;  // the forward's result is given without rounding
+  bool has_float32_out = false;  // the forward's result is given in float32
   Strides3 out{};
 
   ScoreOptions options;
 };
 
-// The rows and keys that the plan of a packed call assumes for a sequence. Results are right for more, too.
+// Rows and keys per sequence that the plan of a packed call assumes. Larger ones still give right results.
 inline int64_t most_sequence_rows(const Problem& p) { return std::min(p.max_seqlen_q, p.q_len); }
 inline int64_t most_sequence_keys(const Problem& p) {
   return p.packed_keys ? std::min(p.max_seqlen_k, p.kv_len) : p.kv_len;
@@ -178,8 +177,8 @@ inline Strides3 out_strides(const Problem& p) {
   return strides;
 }
 
-// N partial results over disjoint keys: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...] of float32,
-// contiguous. With `sums`, the sums of a part's weights replace lses (kSumFloats).
+// Partial results over disjoint keys, contiguous: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...]
+// of float32. With `sums`, sums of weights (kSumFloats) replace lses.
 struct MergeProblem {
   DType dtype = DType::kFloat32;
   DType out_dtype = DType::kFloat32;
@@ -189,8 +188,8 @@ struct MergeProblem {
   int64_t head_dim = 0;
 };
 
-// Rows of keys or values, and where their cache [num_blocks, block_size, kv_heads, columns] and its scales
-// lie; strides of the latter in the order block, head, slot.
+// Strides of the rows to write, of their cache [num_blocks, block_size, kv_heads, columns] and of its scales;
+// for cache and scales in the order block, head, slot.
 struct CacheSide {
   int64_t head_dim = 0;
   int64_t token_stride = 0;
@@ -199,7 +198,7 @@ struct CacheSide {
   Strides3 scales{};
 };
 
-// Rows of `tokens` tokens into the slots of a cache.
+// Writes the rows of `tokens` tokens into the slots of a cache.
 struct CacheWriteProblem {
   DType dtype = DType::kFloat32;  // of the rows
   KvFormat format = kKvFloat;
@@ -213,10 +212,10 @@ struct CacheWriteProblem {
   CacheSide key;
   CacheSide value;
   bool value_in_key = false;    // the value is the first columns of the key, stored once
-  bool vector_aligned = false;  // four columns of a row can be read, and written, at once
+  bool vector_aligned = false;  // four columns of a row can be read and written with one access
 };
 
-// The map of a mask [batch, heads, rows, keys]; 1 where it is broadcast. The map is contiguous.
+// The map of a mask [batch, heads, rows, keys], with size 1 where it is broadcast. The map is contiguous.
 struct MaskMapProblem {
   DType dtype = DType::kBool;
   int64_t batch = 1;
@@ -226,8 +225,8 @@ struct MaskMapProblem {
   Strides4 mask{};
 };
 
-// A row op or an element op of a tensor: rows of `columns`, where the rows have the sizes and strides of
-// LogitsParams. The result is contiguous.
+// A row op or an element op over rows of `columns`; LogitsParams has the sizes and strides of the rows. The
+// result is contiguous.
 struct LogitsProblem {
   Op op = Op::kSoftmax;
   DType dtype = DType::kFloat32;
@@ -237,7 +236,7 @@ struct LogitsProblem {
   int64_t rows = 1;
   int64_t columns = 1;
   int64_t column_stride = 1;
-  bool vector_aligned = false;  // kLogitsVector columns can be read, and written, at once
+  bool vector_aligned = false;  // kLogitsVector columns can be read and written with one access
   double softcap = 0.0;         // row op: 0 for none
 };
 

@@ -1,5 +1,5 @@
-// How many registers a step takes, counted by hand: to choose a row of tuning.h before any compiler is asked.
-// tests/plan/test_registers.py compares the sums with those of Mesa's compiler for M1 and M2.
+// Estimates the registers of a step, to choose a row of tuning.h without a compiler.
+// tests/plan/test_registers.py compares the estimates with Mesa's compiler for M1 and M2.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace fattn {
 
 #define FATTN_REGISTERS(X) X(query) X(out) X(state) X(scores) X(operands) X(staged) X(rest)
 
-// Half registers (16 bits) per lane, in the largest part of a step without options. M1 and M2 have 256; up to
-// 208, a core holds 512 threads. Options add to this: sinks 6, a window about 25, a mask up to 70.
+// Half registers (16 bits) per lane at the peak of a step without options. M1 and M2 have 256; up to 208, a
+// core holds 512 threads. Sinks add 6, a window about 25, a mask up to 70.
 struct Registers {
   int64_t query = 0;
   int64_t out = 0;
@@ -20,7 +20,7 @@ struct Registers {
   int64_t scores = 0;    // of a step
   int64_t operands = 0;  // keys or values on their way to a product
   int64_t staged = 0;    // a thread's share of the next K and V, on the way to threadgroup memory
-  int64_t rest = 0;      // addresses, counters, limits, temporaries: what remains of Mesa's counts
+  int64_t rest = 0;      // addresses, counters, limits, temporaries: fitted to Mesa's counts
   bool early_loads = false;
 
   // Scores and operands are not needed while K and V are staged, unless those are loaded a step ahead.
@@ -31,7 +31,7 @@ struct Registers {
 };
 
 inline constexpr int64_t kRestOfStaged = 35;    // prefill
-inline constexpr int64_t kRestOfUnstaged = 74;  // the others hold limits of rows and places in the cache, too
+inline constexpr int64_t kRestOfUnstaged = 74;  // the others also hold row limits and places in the cache
 inline constexpr int64_t kFloatHalves = 2;
 inline constexpr int64_t kLoadHalves = 8;  // of 16 bytes
 inline constexpr int64_t kMostValueRun = 16;
@@ -41,8 +41,8 @@ constexpr int64_t fragment_halves(int64_t rows, int64_t columns, int64_t halves)
   return rows * columns / kSimdWidth * halves;
 }
 
-// A thread's share of a staged tile (staging.h): a chunk of 16 bytes, or of up to 16 quantised elements, of
-// rows that lie a round apart. A round has as many rows, or pairs of rows, as the threads have chunks for.
+// A thread's share of a staged tile (staging.h): one chunk (16 bytes, or up to 16 quantised elements) per
+// round. A round covers as many rows, or pairs of rows, as the threads have chunks for.
 constexpr int64_t staged_halves(int64_t keys, int64_t row_bytes, int64_t row_chunks, int64_t threads,
                                 int64_t rows_together) {
   const int64_t round_rows = threads / row_chunks * rows_together;
@@ -92,13 +92,13 @@ inline Registers registers_of(const KernelSpec& spec) {
     sum.operands = fragment_halves(keys, spec.head_dim / shares + columns, operand);
   } else if (spec.kv_format == kKvFloat) {
     sum.operands = 2 * kLoadHalves;
-  } else {  // all of a step is loaded at once
+  } else {  // a whole step is loaded at once
     sum.operands = keys * (row_bytes(spec.head_dim) + row_bytes(spec.value_dim)) / 2 / kSimdWidth;
   }
   return sum;
 }
 
-// The kernels that are counted: not decode_vector, whose lanes hold columns instead of fragments.
+// decode_vector is not estimated: its lanes hold columns instead of fragments.
 inline bool has_registers(Kernel kernel) {
   return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide || kernel == Kernel::kDecode ||
          kernel == Kernel::kDecodeWide;

@@ -113,7 +113,7 @@ Route training_route(const TrainingCall& call, const DeviceFacts& device, Traini
     return {false, "torch would keep a large matrix"};
   if (const TunedRoute* tuned = find(call, device))
     return {tuned->to_torch, device.tuned->provenance.c_str()};
-  return {true, "torch may be faster: no timing on this GPU says otherwise"};
+  return {true, "torch may be faster: not timed on this GPU"};
 }
 
 int macos_of_kernel(const std::string& name, const std::string& release) {

@@ -1,6 +1,6 @@
-// Routes plain calls of torch's attention to our kernels or to torch's own. A call is ours unless it is
-// expected to take longer. The kernels of torch and the comparisons are tables: the first row that matches
-// wins, and the last row of each table matches everything.
+// Routes plain calls of torch's attention to our kernels or to torch's own. Ours run unless they are expected
+// to be slower. torch's kernels and the comparisons are tables: the first matching row wins, and the last row
+// of each table matches everything.
 #pragma once
 
 #include <array>
@@ -60,8 +60,8 @@ inline constexpr std::array<TorchKernelRow, 4> kTorchKernels{{
 struct RouteRow {
   uint8_t ways;  // as bits 1 << TorchWay
   int min_family;
-  bool padded;      // only calls whose heads our kernels need padded
-  bool no_tensors;  // only calls that our kernels do not multiply on tensor units
+  bool padded;      // only calls whose heads our kernels must pad
+  bool no_tensors;  // only calls that our kernels run without tensor units
   int64_t min_rows;
   int64_t max_rows;
   int64_t min_keys;
@@ -72,7 +72,7 @@ constexpr uint8_t set_of(TorchWay way) { return uint8_t(1u << unsigned(way)); }
 inline constexpr uint8_t kAnyWay = 0xff;
 
 // No row was measured with our kernels on an Apple GPU. The H200 ran the same Metal sources, translated.
-// Published figures are those of other kernels of the same design.
+// Published figures come from other kernels of the same design.
 inline constexpr std::array<RouteRow, 8> kRoutes{{
     {set_of(TorchWay::kTensor), 10, false, true, 64, kAnyNumber, 1, true,
      "torch's prefill runs on the tensor units of M5 and ours does not; kernels on them are published at 1.5 "
@@ -102,7 +102,7 @@ inline constexpr std::array<RouteRow, 8> kRoutes{{
      "GPU"},
 }};
 
-// What is timed against torch: plain calls, which are a prefill or, for one row, a decode of ours; and
+// Calls that are timed against torch: plain calls, which run as a prefill or, for one row, as a decode; and
 // forward and backward together.
 enum class Routed : uint8_t { kPrefill, kDecode, kTraining, kTrainingCausal };
 constexpr bool is_training(Routed op) { return op == Routed::kTraining || op == Routed::kTrainingCausal; }
@@ -112,7 +112,7 @@ struct TunedRoute {
   Routed op = Routed::kPrefill;
   DType dtype = DType::kFloat32;
   int64_t dim = 0;         // of keys and values
-  int64_t min_length = 0;  // rows of a prefill, keys of a decode, the fewer of both in training
+  int64_t min_length = 0;  // rows of a prefill, keys of a decode, the smaller of both in training
   int64_t max_length = kAnyNumber;
   int macos = 0;
   int torch = 0;
@@ -130,9 +130,9 @@ struct TrainingCall : PlainCall {
   int64_t q_heads = 0;
 };
 
-// torch's own attention keeps the weights of a call until its backward, in float32 whatever the dtype.
+// torch's own attention keeps the weights until the backward, in float32 for every dtype.
 int64_t bytes_kept_by_torch(const TrainingCall& call);
-// Ours keeps what it needs beside the operands, which both keep: lse, and a result in float32.
+// Ours keeps lse and a float32 result. Both also keep the operands.
 int64_t bytes_kept(const TrainingCall& call);
 
 struct Route {
@@ -140,11 +140,11 @@ struct Route {
   const char* provenance = "";
 };
 
-// torch's backward multiplies large matrices, which can be faster than computing the scores once more:
-// published for MLX on an M3 Max, a fused backward took 0.73 to 0.85 times as long in causal calls of heads
-// of 64 and 96, and 1.3 to 2.8 times as long in others. So a call is ours from this share of the working set
-// on, whatever is faster. With smaller weights 32 layers keep less than an eighth of it, memory is no
-// concern, and the faster one has the call: by a tuned route, and without one torch.
+// torch's backward multiplies large matrices, which can be faster than recomputing the scores: published for
+// MLX on an M3 Max, a fused backward took 0.73 to 0.85 times as long in causal calls of heads of 64 and 96,
+// and 1.3 to 2.8 times as long in others. Memory is checked first, then speed: if the weights take at least
+// this fraction of the working set, our kernels run. Below it 32 layers keep less than an eighth, and the
+// faster one runs: by a tuned route, else torch's.
 inline constexpr int64_t kTrainingShare = 256;
 Route training_route(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy);
 
@@ -153,8 +153,8 @@ Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy pol
 // Whether any plain call whose heads need no padding could go to torch on this device.
 bool may_go_to_torch(const DeviceFacts& device, RoutePolicy policy);
 
-// The macOS of a kernel's name and release: 2602 for "Darwin" "25.2.0", 0 for other systems. Foundation names
-// an older one to a Python that was built with an older SDK.
+// The macOS version of a kernel's name and release: 2602 for "Darwin" "25.2.0", 0 for other systems.
+// Foundation reports an older version to a Python that was built with an older SDK.
 int macos_of_kernel(const std::string& name, const std::string& release);
 
 }  // namespace fattn

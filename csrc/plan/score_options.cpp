@@ -12,22 +12,6 @@ namespace fattn {
 
 using Kind = Refusal::Kind;
 
-namespace {
-
-// The name of an option that has no gradient, or null.
-const char* option_without_gradient(const ScoreOptions& options) {
-#define FATTN_NUMBER(type, name, value) \
-  if (!has_gradient(#name) && options.name != value) return #name;
-#define FATTN_TENSOR(slot, name, shapes) \
-  if (!has_gradient(#name) && options.name.given) return #name;
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
-#undef FATTN_NUMBER
-#undef FATTN_TENSOR
-  return nullptr;
-}
-
-}  // namespace
-
 bool reads_positions(const ScoreOptions& options) { return options.alibi_slopes.given; }
 
 bool changes_scores(const ScoreOptions& options) {
@@ -43,9 +27,6 @@ bool changes_scores(const ScoreOptions& options) {
 std::optional<Refusal> check_score_options(const Problem& p) {
   const char* op = name_of(p.op);
   const ScoreOptions& options = p.options;
-  if (const char* option = is_backward(p.op) ? option_without_gradient(options) : nullptr) {
-    return refuse(Kind::kNotImplemented, op, option, kHasNoGradient);
-  }
   if (options.window_left < -1 || options.window_right < -1) {
     const bool left = options.window_left < -1;
     return refuse(Kind::kValue, op, left ? "window_left " : "window_right ",
@@ -63,7 +44,7 @@ std::optional<Refusal> check_score_options(const Problem& p) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap, " is above ", kMaxSoftcap,
                   "; use 0 for none");
   }
-  // A GPU flushes subnormal numbers to 0, and the gradient divides by the cap.
+  // GPUs flush subnormal numbers to 0, and the gradient divides by the cap.
   const bool tiny = static_cast<float>(options.softcap) < std::numeric_limits<float>::min();
   if (options.softcap > 0.0 && (tiny || !std::isfinite(static_cast<float>(p.scale / options.softcap)))) {
     return refuse(Kind::kValue, op, "softcap ", options.softcap, " is too small for scale ", p.scale,

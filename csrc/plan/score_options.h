@@ -1,11 +1,9 @@
-// The score options, which all attention operators take. Fields, schemas, the reading of arguments and
-// bindings are generated from this list; score_options.cpp has the meaning of an option and refuses its bad
-// values.
+// Options that modify scores. All attention operators take them. Fields, schemas, argument reading and
+// bindings are generated from this list; score_options.cpp implements the options and refuses bad values.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
 
 #include "../kernels/common/params.h"
 
@@ -20,19 +18,6 @@ namespace fattn {
   TENSOR(Sinks, sinks, "h")                 /* logits of the softmax */                  \
   TENSOR(AlibiSlopes, alibi_slopes, "h bh") /* added for each key of distance */         \
   NUMBER(double, softcap, 0.0)              /* 0: none */
-
-// Whether an option has its gradient, in kernels/backward/gradients.h and in fallback/backward.cpp. A call
-// with another one is refused where gradients are needed.
-constexpr bool has_gradient(std::string_view option) {
-  for (std::string_view built :
-       {"window_left", "window_right", "sink_tokens", "sinks", "alibi_slopes", "softcap"}) {
-    if (option == built) return true;
-  }
-  return false;
-}
-inline constexpr const char* kHasNoGradient =
-    " has no gradient here; leave it out, or write the layer with torch's operations where gradients are "
-    "needed";
 
 // A number for each sequence, query head, or both. Strides are in elements.
 struct NumberTensor {
@@ -68,9 +53,9 @@ struct Problem;
 struct Refusal;
 
 std::optional<Refusal> check_score_options(const Problem& problem);
-// Whether a score depends on the row's position.
+// Whether scores depend on the position of their row.
 bool reads_positions(const ScoreOptions& options);
-// Whether the softmax differs from that of torch's attention over the same keys.
+// Whether the scores differ from torch's attention over the same keys.
 bool changes_scores(const ScoreOptions& options);
 void set_score_features(Features& features, const Problem& problem);
 ScoreParams score_params(const Problem& problem);

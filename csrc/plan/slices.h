@@ -1,6 +1,6 @@
-// Bounds the work of a dispatch. macOS kills a command buffer that keeps the GPU busy for some seconds
-// ("Caused GPU Timeout Error", "Impacting Interactivity"), and nothing preempts a dispatch. A pass with more
-// work runs in slices of its grid, each in its own command buffer. No bit of a result depends on the slices.
+// Limits the work of a dispatch. macOS kills a command buffer that keeps the GPU busy for some seconds
+// ("Caused GPU Timeout Error", "Impacting Interactivity"), and a dispatch cannot be preempted. A longer pass
+// runs in slices of its grid, one command buffer each. Slicing does not change the result.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace fattn {
 // second; and for half a second if eight packed rows of decode wait for an eighth of M1's 68 GB/s.
 inline constexpr double kMostProductsPerCore = 2e10;
 
-// An unknown number of cores, as in a virtual machine, counts as the smallest.
+// An unknown number of cores, as in a virtual machine, counts as the fewest.
 inline int64_t cores_of(const DeviceFacts& device) {
   static const int fewest = DeviceFacts().cores;
   return device.cores > 0 ? device.cores : fewest;
@@ -24,7 +24,7 @@ inline double most_products(const DeviceFacts& device) {
   return kMostProductsPerCore * double(cores_of(device));
 }
 
-// Threadgroups of a grid in y and z, and of a dispatch in x, that every Apple GPU takes.
+// Every Apple GPU accepts this many threadgroups of a grid in y and z, and of a dispatch in x.
 inline constexpr uint32_t kMostAcross = 65535;
 inline constexpr int64_t kMostAlong = (int64_t{1} << 31) - 1;
 
@@ -34,8 +34,8 @@ inline void cut_into_slices(Pass& pass, int64_t most_groups) {
   pass.slice = uint32_t(std::clamp<int64_t>(most_groups, 1, std::min(pass.groups(), kMostAlong)));
 }
 
-// The same, of as many as there are if `most_groups` allows it. Slices run along x, so a grid that is too
-// large in y or z becomes slices, too.
+// The same, in one dispatch if `most_groups` allows. Slices run along x, so a grid that is too large in y or
+// z is sliced as well.
 inline void limit_groups(Pass& pass, double most_groups) {
   const bool fits = std::max(pass.grid[1], pass.grid[2]) <= kMostAcross;
   if (!fits || most_groups < double(pass.groups())) {

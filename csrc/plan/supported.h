@@ -1,4 +1,4 @@
-// The limits of the kernels, for the checks, `explain`, the tests and the README's table.
+// Limits of the kernels. The checks, `explain`, the tests and the README's table read them.
 #pragma once
 
 #include "problem.h"
@@ -12,17 +12,16 @@ inline constexpr int64_t kMaxHeadDim = 576;
 inline constexpr int64_t kMaxBackwardHeadDim = 256;
 // With a larger cap, the quotient of a score and the cap could be subnormal in float32.
 inline constexpr double kMaxSoftcap = 1e30;
-inline constexpr int64_t kMaxDecodeRows = 16;  // q_len of decode and paged_decode
-inline constexpr int64_t kMaxTreeRows = 64;    // the same under a tree mask, which has a bit for each row
+inline constexpr int64_t kMaxTreeRows = 64;  // query rows under a tree mask, which has a bit for each
 // Lengths and block counts are passed as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;
 inline constexpr int64_t kMaxBlocks = int64_t(1) << 31;  // exclusive
-// Elements of softmax and softcap, whose threadgroups are numbered by 32-bit integers, as are their rows.
+// Elements of softmax and softcap, whose rows and threadgroups have 32-bit indices.
 inline constexpr int64_t kMaxLogits = int64_t(1) << 33;
 inline constexpr int64_t kMaxLogitsRows = (int64_t(1) << 32) - 1;
-// Threadgroups of a pass that makes a map of a mask: numbered by 32-bit integers.
+// Threadgroups of the mask map pass, which have 32-bit indices.
 inline constexpr int64_t kMaxMapGroups = (int64_t(1) << 31) - 1;
-// Rows of all results, which the kernels number by 32-bit integers.
+// Rows of a result, which have 32-bit indices in the kernels.
 inline constexpr int64_t kMaxRows = (int64_t(1) << 32) - 1;
 
 }  // namespace fattn

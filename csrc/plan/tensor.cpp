@@ -9,19 +9,19 @@
 namespace fattn {
 namespace {
 
-// Operands whose rows are further apart have failed on an M5 Max (published, llama.cpp issue 27064). Rows
-// that are all the same memory are in no public code.
+// Operands with larger row strides have failed on an M5 Max (published, llama.cpp issue 27064). A row stride
+// of 0 appears in no public code.
 bool have_rows_apart(const Strides3& one, const Strides3& other) {
   constexpr int64_t kLimit = 65536;
   return one.row > 0 && one.row < kLimit && other.row > 0 && other.row < kLimit;
 }
-// Fewest rows that share keys in a dense call: those of a product. Packed calls have no limit, since the rest
-// of a batch may not decide how a sequence is computed.
+// Fewest rows that share keys in a dense call: the rows of a product. Packed calls have no limit: it would
+// depend on the other sequences of the batch.
 constexpr int64_t kLeastTensorRows = 16;
-// The same of a decode, whose simdgroup kernels have products of 8 rows. With fewer than about 20, an M5
-// reads keys and values for longer than it multiplies (published rates); on an NVIDIA H100, 16 took 1.4 to
-// 1.6 times as long on tensor operations, and 32 took 0.8 times as long. Latent heads, whose values are
-// columns of their keys, have about twice the products for each byte.
+// The same for decode, whose simdgroup kernels multiply 8 rows. Below about 20 rows an M5 is bound by memory
+// (published rates); on an NVIDIA H100, 16 took 1.4 to 1.6 times as long on tensor operations, 32 took 0.8
+// times as long. Latent heads, with values that are columns of the keys, have about twice the products per
+// byte.
 constexpr int64_t kLeastDecodeRows = 24;
 constexpr int64_t kMaxTensorTree = 32;  // rows, a bit each in SavedTensorRow
 

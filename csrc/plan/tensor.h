@@ -1,6 +1,6 @@
 // Metal 4's tensor operations (matmul2d). From M5 on a GPU has units for them, which multiply several times
-// as fast as simdgroup matrices (published). How a GPU lays out their operands is not documented, so a
-// self-test on the user's machine decides whether the kernels may use them, for each dtype and head size.
+// as fast as simdgroup matrices (published). Apple does not document the layout of their operands, so a
+// self-test on the user's machine enables them for each dtype and head size.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 namespace fattn {
 
 enum class TensorState : uint8_t {
-  kOff,          // the GPU or the system has none, or they failed the self-test
-  kUntested,     // until the self-test has run; planned as kOff
+  kOff,          // the GPU or the system lacks them, or they failed the self-test
+  kUntested,     // the self-test has not run; planned as kOff
   kThreadgroup,  // scores pass through threadgroup memory
   kRegisters,    // scores stay in registers
 };
@@ -26,17 +26,17 @@ const char* name_of(TensorState state);
 inline constexpr int kMinTensorFamily = 10;
 inline constexpr int kMinTensorMacos = 2602;
 
-// Keys and values of multi-head latent attention with its projections absorbed. Their kernel has one variant:
+// Keys and values of multi-head latent attention with absorbed projections. Their kernel has one variant:
 // scores pass through threadgroup memory.
 inline constexpr uint16_t kLatentKeyDim = 576, kLatentValueDim = 512;
-// The head sizes of the kernels, ascending; and those that they pad to the next one. Others are not taken.
+// The head sizes of the kernels, ascending, and the sizes that they pad to the next one.
 inline constexpr std::array<uint16_t, 6> kTensorDims{64, 96, 128, 192, 256, kLatentKeyDim};
 inline constexpr std::array<uint16_t, 2> kPaddedDims{72, 80};
-// The first of kTensorDims that is not below a head size; 0 if there is none.
+// The smallest of kTensorDims that holds the head size; 0 if none does.
 uint16_t padded_dim(int64_t dim);
 
-// What the state depends on: the dtype, float16 or bfloat16, the padded head size, and whether gradients are
-// computed.
+// The self-test has one verdict for each of these: float16 or bfloat16, the padded head size, and forward or
+// backward.
 struct TensorSize {
   DType dtype = DType::kFloat16;
   uint16_t dim = 0;
@@ -64,15 +64,15 @@ class TensorStates {
 
 // Why calls of these sizes cannot use tensor operations on any GPU; null if they can.
 const char* why_no_tensors(DType dtype, int64_t head_dim, int64_t value_dim);
-// The same for a call. A plan follows this rule, and the state of its size.
+// The same for a call. The planner follows this and the state of the size.
 const char* why_no_tensors(const Problem& problem);
-// The size whose state decides; none where there is a reason above.
+// The size whose state applies; none if why_no_tensors() has a reason.
 std::optional<TensorSize> tensor_size(DType dtype, int64_t head_dim, int64_t value_dim);
 std::optional<TensorSize> tensor_size(const Problem& problem);
 
 // The state of a call's size; off also for calls that cannot use tensor operations.
 TensorState tensor_state(const Problem& problem, const TensorStates& states);
-// What explain says of it; "" on a GPU without tensor operations.
+// The note in explain; "" on a GPU without tensor operations.
 const char* tensor_note(const Problem& problem, const TensorStates& states);
 
 }  // namespace fattn

@@ -8,8 +8,7 @@
 namespace fattn {
 namespace {
 
-// As MLX has it: "applegpu_g17s" is an M5 of some size, and "p" a phone, whose first generation with the
-// units is one later.
+// As in MLX: "applegpu_g17s" is some M5, and "p" a phone, where the units begin one generation later.
 bool has_units(const std::string& architecture) {
   int generation = 0;
   char size = 0;

@@ -131,8 +131,7 @@ const char* fault_of_memory(const TunedRow& row) {
   return nullptr;
 }
 
-// Identifies the order of the sums of a prefill: keys per step, and simdgroups that share the columns of a
-// product.
+// Identifies the order of a prefill's sums: keys per step, and simdgroups that divide a product's columns.
 int64_t order_of(const TunedRow& row) {
   const int64_t groups = std::max<int64_t>(row.row_groups, 1);
   const int64_t shares = row.kernel == Kernel::kPrefillWide

@@ -1,9 +1,9 @@
 // Tiles that were timed on this GPU. They precede the tables of tuning.h; torch_fattn/tuning/tuned_file.py
 // keeps them in a file.
 //
-// The order of a sum may not depend on lengths: otherwise the result of a sequence would depend on the
-// sequences that it is packed with, or on the capacity of its cache. So rows of one kernel, dtype and head
-// size have the same keys per step at all lengths, and decode has one row for all lengths.
+// Results are batch-invariant, so the order of a sum may depend neither on the other sequences of a batch nor
+// on the capacity of a cache. Rows of one kernel, dtype and head size therefore have the same keys per step
+// at all lengths, and decode has one row for all lengths.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ namespace fattn {
 inline constexpr int32_t kAnyLength = 0;
 
 // For calls of one kernel and dtype whose larger head size is in [min_dim, max_dim]. Sizes that the kernel
-// does not have are 0. A row of prefill_tensor has none: it says that prefills of these padded head sizes
-// were faster on tensor operations, on a GPU that has no units for them and with this macOS, whose compiler
-// decides that. torch_fattn/tuning/tuned_file.py has the same names.
+// does not have are 0. A row of prefill_tensor has no sizes: it marks padded head sizes whose prefills were
+// faster on tensor operations, on a GPU without units for them and with this macOS, since that depends on its
+// compiler. torch_fattn/tuning/tuned_file.py has the same names.
 struct TunedRow {
   Kernel kernel = Kernel::kPrefill;
   DType dtype = DType::kFloat32;
@@ -51,13 +51,13 @@ struct TunedRows {
 // threadgroup memory, and sums whose order would depend on lengths.
 std::string fault_of(const std::vector<TunedRow>& rows);
 
-// The same for routes that were timed against torch: sizes or lengths that no such call has.
+// The same for routes that were timed against torch. Faults are sizes or lengths that no such call has.
 std::string fault_of(const std::vector<TunedRoute>& routes);
 
 // Whether calls of this size were faster on tensor operations, on this GPU and macOS.
 bool are_tensors_faster(TensorSize size, const DeviceFacts& device);
 
-// The row of the built-in table, or the sizes that were timed for such a call on this GPU.
+// `row` of the built-in table, or the sizes that were timed for such a call on this GPU.
 PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p);
 PrefillWideRow tuned_or(const PrefillWideRow& row, const DeviceFacts& device, const Problem& p);
 DecodeRow tuned_or(const DecodeRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p);

@@ -1,6 +1,6 @@
 // Tables of tiles and chunks by GPU family, dtype and head size. The first row that matches wins; the last
 // row of each table is the baseline and matches everything. Every row names the source of its numbers.
-// registers.h counts the registers of a row by hand.
+// registers.h estimates the registers of a row.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace fattn {
 inline constexpr int kAnyFamily = 0;
 inline constexpr uint16_t kAnyDim = 0xffff;
 
-// The dtypes of a row, as a set.
+// A dtype as a bit of the sets below.
 constexpr uint8_t set_of(DType dtype) { return uint8_t(1u << unsigned(dtype)); }
 inline constexpr uint8_t kFloat32s = set_of(DType::kFloat32);
 inline constexpr uint8_t kFloat16s = set_of(DType::kFloat16);
@@ -98,9 +98,8 @@ struct PrefillTensorRow {
 
 // Query, a staged step and, without registers, the scores of all rows take at most 31 KiB of threadgroup
 // memory. Output and scores of a simdgroup take 80 floats per lane at most, as in kernels that run on M5
-// (published, xwen); those of prefill_latent_tensor, for keys of 576 columns, take 72. Rows, keys and
-// simdgroups are those of MLX's and xwen's kernels for heads of 128. Nothing here was measured on an Apple
-// GPU.
+// (published, xwen); in prefill_latent_tensor, for keys of 576 columns, they take 72. Rows, keys and
+// simdgroups are as in MLX's and xwen's kernels for heads of 128. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<PrefillTensorRow, 6> kPrefillTensorTuning{{
     {128, true, 4, 32, 4,
      "tensors: 4 simdgroups of 16 rows, 32 keys per step (published, MLX and xwen on M5)"},
@@ -125,7 +124,7 @@ struct BackwardTensorRow {
 
 // Both operands of the own rows, a staged step and, without registers, the gradients of a step take at most
 // 31 KB of threadgroup memory. A gradient and two blocks of scores take 96 floats per lane at most. Products
-// have the sizes of those of prefill. Nothing here was measured on an Apple GPU.
+// have the sizes of prefill's products. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<BackwardTensorRow, 6> kBackwardTensorTuning{{
     {64, true, 4, 4, 32, 1, "tensors, D <= 64: 64 rows or keys per threadgroup"},
     {128, true, 2, 2, 32, 1, "tensors, D <= 128: 32 rows or keys per threadgroup"},
@@ -137,7 +136,7 @@ inline constexpr std::array<BackwardTensorRow, 6> kBackwardTensorTuning{{
      "tensors through threadgroup memory: 16 rows or keys per threadgroup, columns over 2 simdgroups"},
 }};
 
-// The row of a table of tensors for a head size.
+// The row of a tensor table for a head size.
 template <typename Table>
 constexpr const auto& tensor_row(const Table& table, int64_t dim, bool registers) {
   const auto* found = table.begin();
@@ -147,7 +146,7 @@ constexpr const auto& tensor_row(const Table& table, int64_t dim, bool registers
 
 struct BackwardRow {
   int min_family;
-  uint8_t dtypes;  // in which operands are multiplied
+  uint8_t dtypes;  // of the products' operands
   uint16_t max_dim;
   uint16_t owned;       // fragments of eight rows or keys, of a group of simdgroups that divide the columns
   uint16_t groups;      // per threadgroup

@@ -99,7 +99,7 @@ def test_prefills_of_m5_are_bounded_by_its_tensor_units() -> None:
             assert 0.9 * units < rates[chip.name, "prefill"] <= units
 
 
-def test_the_ceilings_of_m5_are_those_of_its_calls() -> None:
+def test_the_ceilings_of_m5_match_its_calls() -> None:
     """At least the time of the visible pairs and of the least bytes, and little more, by the partial results
     of a split and the products of hidden pairs."""
     table = roofline.PAGE.read_text().split("| call | M5, tensor |")[1].split("\n\n")[0].splitlines()[2:]

@@ -46,7 +46,7 @@ def reference(call: Call, made: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
-def test_the_reference_is_that_of_the_product(call: Call) -> None:
+def test_the_reference_matches_the_product(call: Call) -> None:
     case = describe(call)
     made = buffers.make(case, (), {}, "cpu", seed=3)
     expected = reference(call, made)
@@ -64,7 +64,7 @@ def test_the_reference_is_that_of_the_product(call: Call) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_those_of_the_product(causal: bool) -> None:
+def test_gradients_match_the_product(causal: bool) -> None:
     from torch_fattn import reference
 
     call = Call("prefill_backward", 4, 2, 64, 20, 33, batch=2, causal=causal)
@@ -96,7 +96,7 @@ def test_blocks_of_q8_0_hold_the_same_values() -> None:
     assert torch.equal(values, made["key_scales"][..., None] * made["key"])
 
 
-def test_a_mask_hides_what_lengths_and_causal_rows_do() -> None:
+def test_the_mask_equals_lengths_and_causal_rows() -> None:
     call = Call("decode", 2, 1, 64, 2, 6, batch=2, lengths=(6, 3))
     made = buffers.make(describe(call), {"mask", "query_float32"}, {"partials": 8}, "cpu", seed=1)
     seen = made["mask"] == 0

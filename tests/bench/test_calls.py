@@ -28,7 +28,7 @@ DECODE = Call("decode", 4, 2, 64, 1, 40)
     ],
     ids=str,
 )
-def test_shapes_alone_are_those_of_the_tensors(call: Call) -> None:
+def test_shapes_match_the_tensors(call: Call) -> None:
     tensors, shapes = call.operands("cpu"), call.operands("meta")
     assert tensors.keys() == shapes.keys()
     for name, tensor in tensors.items():
@@ -67,6 +67,6 @@ def test_the_calls_of_training() -> None:
 
 
 @pytest.mark.parametrize("options", [{"window_left": 9}, {"sinks": True}])
-def test_windows_and_sinks_are_no_case(options: dict[str, int]) -> None:
+def test_windows_and_sinks_are_excluded(options: dict[str, int]) -> None:
     with pytest.raises(NotImplementedError, match="the adapters do not take a"):
         replace(DECODE, **options).case()

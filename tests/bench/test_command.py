@@ -187,7 +187,7 @@ def test_a_whole_prefill_is_counted_exactly() -> None:
 
 
 @needs_emulator
-def test_ratios_of_long_prefills_are_not_those_of_short_ones() -> None:
+def test_long_and_short_prefills_have_separate_ratios() -> None:
     short, long = (
         samples.count_prefill(Call("prefill", 1, 1, 64, n, n, causal=True), counting.count_ours).cache_ratio
         for n in (512, 8192)
@@ -210,7 +210,7 @@ def counted_with(products: Callable[[int], int]) -> Callable[[Call], counting.Co
 
 
 @pytest.mark.host_only
-def test_counts_that_are_no_polynomial_are_noticed() -> None:
+def test_counts_off_the_polynomial_are_noticed() -> None:
     call = Call("prefill", 6, 3, 64, 8192, 8192)
     assert samples.count_prefill(call, counted_with(lambda n: n * n)).total("products") == 3 * 8192**2
     with pytest.raises(RuntimeError, match="not values of a quadratic polynomial"):
@@ -218,7 +218,7 @@ def test_counts_that_are_no_polynomial_are_noticed() -> None:
 
 
 @pytest.mark.host_only
-def test_lengths_at_which_other_kernels_run_are_passed_over() -> None:
+def test_lengths_of_other_kernels_are_skipped() -> None:
     """One head alone is cut into parts, but the heads of the whole call are not."""
     call = Call("prefill", 6, 3, 64, 8192, 8192)
 

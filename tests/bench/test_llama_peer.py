@@ -122,7 +122,7 @@ def test_the_vector_kernel_stays_in_its_memory_and_in_order(call: Call) -> None:
 
 @needs_emulator
 @pytest.mark.parametrize("place", range(2))
-def test_each_barrier_that_is_added_is_missed(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_added_barrier_is_necessary(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [one for i, one in enumerate(llama_metal._BEFORE) if i != place]
     monkeypatch.setattr(llama_metal, "_BEFORE", left)
     with pytest.raises(KernelError, match="race: kernel 'kernel_flash_attn_ext_vec"):
@@ -162,7 +162,7 @@ def changed(launch: Launch, **changes: Any) -> Launch:
 
 
 @needs_emulator
-def test_what_the_tiles_get_is_what_they_need() -> None:
+def test_parameters_of_the_tiles() -> None:
     """Each change of it is noticed: threadgroup memory, a barrier, columns behind the last row."""
     call = Call("prefill", 2, 1, 80, 44, 128, causal=True)
     launch = launched(call)
@@ -181,14 +181,14 @@ def test_what_the_tiles_get_is_what_they_need() -> None:
 
 
 @needs_emulator
-def test_a_mask_that_is_left_out_is_noticed() -> None:
+def test_a_missing_mask_is_noticed() -> None:
     causal = Call("prefill", 1, 1, 64, 40, 100, causal=True)
     assert run(causal, launched(causal)) < 2e-6
     assert run(causal, launched(replace(causal, causal=False))) > 0.1
 
 
 @needs_emulator
-def test_what_a_mask_hides_is_not_multiplied() -> None:
+def test_hidden_steps_are_not_multiplied() -> None:
     """The pass over the mask is worth it: of 512 causal rows, half of the steps."""
     products = [
         counting.count_peer(llama_metal, Call("prefill", 1, 1, 64, 512, 512, causal=causal))[0].total(

@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "_STARTS", cost._STARTS[:1])
 
 
-def test_a_row_is_usable_or_says_why_not() -> None:
+def test_a_row_is_usable_or_has_a_reason() -> None:
     rows = published.load()
     usable = [row for row in rows if not row.unusable]
     assert len(usable) > 40 and len(rows) - len(usable) > 40

@@ -241,7 +241,7 @@ def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch)
         llama_metal.launch(case)
 
 
-def test_an_archive_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_invalid_archive_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LLAMA_CPP_SDIST", raising=False)
     assert llama_source.folder.__wrapped__() is None
     empty = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
@@ -349,7 +349,7 @@ def test_parameters_of_torch_are_read_from_its_header(
 
 
 @needs_emulator
-def test_torch_prefill_is_fed_what_it_reads() -> None:
+def test_torch_prefill_gets_its_parameters() -> None:
     counts, error, _ = counting.count_peer(torch_metal, Call("prefill", 2, 2, 64, 64, 64))
     assert counts is not None and error < 2e-3
 
@@ -411,7 +411,7 @@ def test_another_mlx_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -
         mlx_metal.launch(case)
 
 
-def test_a_wheel_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_an_invalid_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setattr(mlx_metal.importlib.util, "find_spec", lambda _: None)
     monkeypatch.delenv("MLX_METAL_WHEEL", raising=False)
     assert mlx_metal.include_folder.__wrapped__() is None

@@ -21,6 +21,7 @@ from torch_fattn import CacheFullError, CacheStep, PagedKVCache, reference
 from torch_fattn.caches import paged as paged_cache
 from torch_fattn.caches.blocks import BlockPool
 from torch_fattn.caches.files import Saved, read
+from torch_fattn.caches.kv_cache import KVCache
 from torch_fattn.caches.memory import Layers
 from torch_fattn.caches.tables import Tables
 
@@ -377,9 +378,14 @@ class History:
         return SIGNS[layer] * (-1 if side == "value" and not self.latent else 1)
 
     def check_attention(self, step: CacheStep) -> None:
-        """The newest row of each sequence, in layer 1."""
-        query = torch.randn(len(step.sequences), 2, 1, DIM, generator=torch.Generator().manual_seed(0))
-        out = self.cache.decode(1, step, query.to(self.device), scale=1e-3).cpu()
+        """The newest rows of each sequence, in layer 1."""
+        rows, fewest = self.rng.randint(1, max(step.max_seqlen_q, 1)), max(min(step._counts), 1)
+        query = torch.randn(len(step.sequences), 2, rows, DIM, generator=torch.Generator().manual_seed(0))
+        try:
+            out = self.cache.decode(1, step, query.to(self.device), scale=1e-3).cpu()
+        except ValueError as refusal:
+            assert self.window and rows > fewest and "window has released" in str(refusal)
+            return
         for row, own, sequence in zip(query, out, step.sequences, strict=True):
             numbers = torch.tensor(self.contents.of(self.salts[sequence], self.tokens[sequence]))
             key, value = (
@@ -421,7 +427,9 @@ def test_history_on_mps(kind: str, seed: int) -> None:
 
 
 @pytest.mark.host_only
-@pytest.mark.parametrize("of", ["forget", "register unfilled", "interrupted", "restore", "stale", "copy"])
+@pytest.mark.parametrize(
+    "of", ["forget", "register unfilled", "interrupted", "restore", "rows", "stale", "copy"]
+)
 def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the histories fail if the cache forgets one of these."""
     if of == "forget":
@@ -432,6 +440,8 @@ def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(PagedKVCache, "_check_filled", lambda *_: None)
     elif of == "restore":
         monkeypatch.setattr(Layers, "move", move_without_restoring)
+    elif of == "rows":
+        monkeypatch.setattr(PagedKVCache, "_check_decode", KVCache._check_decode)
     elif of == "stale":
         monkeypatch.setattr(Tables, "begin", lambda tables, sequences: None)
     else:

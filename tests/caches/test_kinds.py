@@ -50,7 +50,7 @@ def test_values_in_the_keys(make: Any, kv_format: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-def test_what_a_latent_cache_takes(kv_format: str) -> None:
+def test_the_size_of_a_latent_cache(kv_format: str) -> None:
     """576 columns of a key and no value: in 16 bits 576 of the 1088 numbers of both."""
     cache = PagedKVCache(
         2, 8, 1, 576, block_size=4, value_dim=512, device="cpu", latent=True, kv_format=kv_format
@@ -95,7 +95,7 @@ def test_blocks_behind_a_window(device: str, monkeypatch: pytest.MonkeyPatch) ->
     assert cache.free_blocks == 8 - 1 - 4
 
 
-def test_what_a_window_has_released() -> None:
+def test_released_blocks_of_a_window() -> None:
     cache = paged("cpu", window_left=4)
     sequence = cache.allocate()
     for tokens in (12, 1):

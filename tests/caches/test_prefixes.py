@@ -64,7 +64,7 @@ def test_a_found_prefix_gives_the_same_attention(device: str) -> None:
         ([], 0),
     ],
 )
-def test_what_is_found(token_ids: list[int], found: int) -> None:
+def test_found_prefixes(token_ids: list[int], found: int) -> None:
     cache = paged("cpu")
     prompted(cache, PROMPT)
     assert prompted(cache, token_ids)[1] == found
@@ -166,7 +166,7 @@ def test_cleared_prefixes() -> None:
 
 
 @pytest.mark.host_only
-def test_tokens_that_are_not_those_before() -> None:
+def test_other_tokens_than_before() -> None:
     cache = paged("cpu")
     one, _ = prompted(cache, PROMPT)
     before = snapshot(cache)

@@ -68,7 +68,7 @@ def test_wrong_use() -> None:
         cache.decode(1, step, query)
 
 
-def test_lengths_that_are_not_there() -> None:
+def test_missing_lengths() -> None:
     cache = paged("cpu")
     one = cache.allocate()
     cache.extend([one], 5)
@@ -125,7 +125,7 @@ def test_layers_that_are_not_used(make: Any) -> None:
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("kv_format", ["auto", *QUANTISED])
 @pytest.mark.parametrize("make", [static, paged])
-def test_a_read_of_what_was_never_written(
+def test_a_read_of_an_unwritten_slot(
     make: Any, kv_format: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With FATTN_CHECK=1, whatever else lets it through."""
@@ -150,7 +150,7 @@ def test_a_read_of_what_was_never_written(
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("make", [static, paged])
-def test_what_the_cache_knows_is_no_option(make: Any) -> None:
+def test_arguments_owned_by_the_cache(make: Any) -> None:
     cache = make("cpu", kv_format="int8")
     step, query = step_of(cache, 1), torch.zeros(3, HEADS, DIM)
     names = ("kv_format", "key_scales", "value_scales")
@@ -188,7 +188,7 @@ def test_a_step_of_another_cache(make: Any, device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("make", [static, paged])
-def test_no_more_rows_than_new_tokens(make: Any, device: str) -> None:
+def test_more_rows_than_new_tokens(make: Any, device: str) -> None:
     cache = make(device)
     for tokens, rows in ((3, 4), (1, 9), (0, 2)):
         step = step_of(cache, tokens)
@@ -198,14 +198,40 @@ def test_no_more_rows_than_new_tokens(make: Any, device: str) -> None:
         assert cache.decode(0, step, query[:, :, : max(tokens, 1)]).shape[2] == max(tokens, 1)
 
 
-@pytest.mark.parametrize("cache", [static("cpu"), paged("cpu", num_blocks=15)])
-def test_no_more_rows_than_a_decode_takes(cache: Any) -> None:
-    step, name = step_of(cache, 17), type(cache).__name__
-    query = torch.zeros(3, HEADS, 17, DIM)
-    words = f"^{name}.decode: 17 .* above 16; pass .* to {name}.prefill"
-    with pytest.raises(NotImplementedError, match=words):
-        cache.decode(0, step, query)
-    assert cache.decode(0, step, query[:, :, 1:]).shape[2] == 16
+def test_rows_whose_keys_the_window_has_released() -> None:
+    """The fewest new tokens of a sequence decide."""
+    cache = paged("cpu", window_left=2)
+    numbers = [cache.allocate(), cache.allocate()]
+    for counts, rows in (((6, 6), 6), ((1, 3), 1), ((0, 3), 1)):
+        step = cache.extend(numbers, counts)
+        cache.append(0, step, *new_rows(sum(counts), step.seq_lens.float()))
+        query = torch.zeros(2, HEADS, 7, DIM)
+        with pytest.raises(ValueError, match="query has 7 rows of each sequence and the step at most"):
+            cache.decode(0, step, query)
+        assert cache.decode(0, step, query[:, :, :rows]).shape[2] == rows
+        for more in range(rows + 1, max(counts) + 1):
+            words = (
+                f"{more} rows .* one has {counts[0]} new tokens, .* released keys; .* to PagedKVCache.prefill"
+            )
+            with pytest.raises(ValueError, match=words):
+                cache.decode(0, step, query[:, :, :more])
+
+
+def test_a_fork_that_is_swapped_out_between_two_layers() -> None:
+    """What its source then appends is not in the blocks to which it returns."""
+    cache = paged("cpu")
+    source = cache.allocate()
+    step = cache.extend([source], 3)
+    cache.append(0, step, *new_rows(3, step.seq_lens.float()))
+    fork, swapped = cache.fork(source), cache.fork(source)
+    cache.swap_out(swapped)
+    cache.append(1, step, *new_rows(3, step.seq_lens.float()))
+    cache.swap_in(swapped)
+    cache.extend([source, fork])
+    with pytest.raises(ValueError, match=rf"layer 1 does not .* sequence {swapped} from position 0 on"):
+        cache.extend([swapped])
+    cache.truncate(swapped, 0)
+    cache.extend([swapped])
 
 
 @pytest.mark.parametrize("make", [static, paged])

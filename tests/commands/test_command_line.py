@@ -65,7 +65,6 @@ decode --block-size 16 | decode takes no --block-size | paged_decode --block-siz
 decode --parts 2 | decode takes no --parts: it belongs to merge | merge --parts 2
 prefill --heads 6 --kv-heads 4 | 6 query heads cannot share 4 | prefill --heads 8 --kv-heads 4
 prefill --head-dim 12 | multiple of 8 | prefill --head-dim 16
-decode --q-len 17 | 17 query rows | decode --q-len 16
 prefill --batch 2000000000 --heads 2000000000 | above 2^63 bytes | prefill --batch 20
 prefill --family 0 | --family: '0' is below 1 | prefill --family 7
 prefill --family 21 | --family: '21' is above 20 | prefill --family 10
@@ -103,15 +102,13 @@ def test_explain_and_doctor(
 
 
 @pytest.mark.parametrize(("value", "named"), [("off", True), ("0", False), ("1", False), ("", False)])
-def test_doctor_names_a_switch_that_is_neither(
-    value: str, named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_names_an_invalid_switch(value: str, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FATTN_TUNING", value)
     message = ["FATTN_TUNING is 'off', which counts as 1; set it to 0 or 1, or unset it"]
     assert doctor.advice_about_environment() == (message if named else [])
 
 
-def test_a_name_that_no_terminal_can_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unprintable_name(capsys: pytest.CaptureFixture[str]) -> None:
     device = ["--family", "9", "--cores", "8", "--device-name"]
     assert "\\udcff" in refusal_of(command_line.main, ["explain", "merge", *device, "\udcff"], capsys)
     assert status_of(command_line.main, ["explain", "merge", *device, "M3 “new”"]) == 0
@@ -240,7 +237,7 @@ def test_demo(
     assert message in refusal_of(command_line.main, arguments, capsys)
 
 
-def test_demo_knows_how_many_positions_a_model_has(
+def test_demo_respects_the_positions_of_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

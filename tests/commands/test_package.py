@@ -116,7 +116,7 @@ def test_kernels_without_a_launch_are_not_listed() -> None:
 
 
 @pytest.mark.parametrize("op", FUNCTIONS)
-def test_what_is_planned_is_launched(op: str) -> None:
+def test_planned_kernels_are_launched(op: str) -> None:
     case = doctor.CASES[op](torch.float32)
     arguments = case._arguments("mps") if isinstance(case, doctor.BackwardCase) else case.operands
     operands = [each.to("mps") if isinstance(each, torch.Tensor) else each for each in arguments]

@@ -49,7 +49,7 @@ def test_the_fastest_is_chosen() -> None:
 
 
 @pytest.mark.host_only
-def test_a_gain_within_the_noise_is_none() -> None:
+def test_gain_below_noise_is_ignored() -> None:
     assert chosen({SAME_ORDER: (0.96, 0.96)}) == [(SAME_ORDER, None, 1.042)]
     assert chosen({SAME_ORDER: (0.98, 0.98)}) == []
     assert chosen({SAME_ORDER: (0.9, 0.9)}, noise=0.06) == []
@@ -284,7 +284,7 @@ def test_it_stops_when_the_time_is_over(
     assert "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
 
 
-def test_the_real_way(
+def test_end_to_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The times of an emulator mean nothing, but every row written must be legal. A candidate that the GPU
@@ -365,7 +365,7 @@ def test_it_finds_out_first_that_it_cannot_write(
     assert status_of(command_line.main, f"tune {ONE} --dry-run") == 0
 
 
-def test_what_cannot_be_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path_of(this_chip()).mkdir(parents=True)
     assert "cannot be removed" in refusal_of(command_line.main, "tune --reset", capsys)
 

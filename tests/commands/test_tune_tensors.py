@@ -137,7 +137,7 @@ def test_tensor_operations_before_m5(machines: Machines, tmp_path: Path) -> None
     ],
     ids=["failed self-test", "macOS 26.1", "no macOS", "FATTN_TENSOR=0", "float32", "heads of 512"],
 )
-def test_tensor_operations_that_are_no_candidate(
+def test_tensor_operations_without_a_candidate(
     machines: Machines, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     run = machines.run(tmp_path, before_m5((0.5, 0.5), **fields))

@@ -82,7 +82,7 @@ def test_a_backward_that_does_not_fit(
     assert not path_of(this_chip()).exists()
 
 
-def test_the_real_way_of_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_end_to_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both lengths, dense and causal: ours compiles once and is timed twice under two names."""
     with counted_launches() as launches:
         assert status_of(command_line.main, f"tune {ONE} --op training") == 0

@@ -49,6 +49,8 @@ def draw(op: str, count: int, most_ranks: int = MOST_RANKS) -> list[Sharded]:
 
 def _sharded(problem: Problem, rng: random.Random, most_ranks: int) -> Sharded:
     ranks = rng.randint(1, most_ranks) if problem.index % 8 else most_ranks
+    if problem.op == "prefill":
+        problem = replace(problem, seq_lens=None)
     if problem.op == "paged_decode":
         blocks = _shards(problem.kv_len // problem.block_size, ranks, rng)
         return Sharded(problem, _times(blocks, problem.block_size))

@@ -72,6 +72,9 @@ def by_lookup(world: World) -> tuple[Tensor, list[int]]:
     for refused, words in (
         ({"input_ids": one.expand(2, -1)}, "2 sequences are added to a cache of 1; use a new cache"),
         ({"input_ids": one, "attention_mask": torch.zeros(1, 1, 1, 1)}, "attention_mask has 4 dimensions"),
+        ({"input_ids": one, "position_ids": torch.arange(one.shape[1])[None] % 7}, "sequences are packed"),
+        ({"input_ids": one, "cu_seq_lens_q": torch.tensor([0, 7])}, "sequences are packed.*a row of its own"),
+        ({"input_ids": one, "unheard_of": torch.zeros(1)}, "the keyword unheard_of is unknown"),
     ):
         with torch.no_grad(), pytest.raises((NotImplementedError, ValueError), match=words):
             model(**refused, past_key_values=cache if len(refused) == 1 else ShardedCache(world.group))

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.host_only
         (((0, 2),), (((0, 2),),), TypeError, "of pairs"),
     ],
 )
-def test_runs_that_are_no_shards(wrong: Any, right: Any, error: type[Exception], words: str) -> None:
+def test_invalid_shards(wrong: Any, right: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"^Shards: .*{words}"):
         Shards(wrong)
     assert Shards(right).length == sum(count for own in right for _, count in own)

@@ -10,7 +10,7 @@ from bench.backends.record import read
 from bench.report import readme
 
 
-def test_measured_numbers_are_those_of_the_results() -> None:
+def test_measured_numbers_match_the_results() -> None:
     assert readme.main([]) == 0
 
 
@@ -28,7 +28,7 @@ def test_a_row_that_was_not_measured_is_not_left_out_silently() -> None:
         readme.table(read(readme.RESULTS), ("prefill of pigs",))
 
 
-def test_times_on_tensor_operations_are_named_as_those_of_another_gpu() -> None:
+def test_times_on_tensor_operations_name_their_gpu() -> None:
     text = readme.tensor_table(read(readme.TENSOR_RESULTS))
     assert "not an Apple GPU" in text.splitlines()[-1]
     assert text.count("\n| prefill B1 32/32x") == 16  # two head sizes, lengths, dtypes; causal and not

@@ -89,7 +89,7 @@ def entries_under(title: str, page: str) -> list[list[str]]:
     ]
 
 
-def test_what_is_returned_and_raised_is_whole(site: Path) -> None:
+def test_returns_and_raises_are_complete(site: Path) -> None:
     """The parser of docstrings may take every line for an entry: a sentence of two lines would be cut."""
     pages = [page.read_text() for page in (site / "api").glob("*.html")]
     returned = [entries for page in pages for entries in entries_under("Returns", page)]
@@ -163,7 +163,7 @@ def test_pages_fetch_nothing(site: Path) -> None:
         assert found is None, f"{page.relative_to(site)}: {found and found[0]}"
 
 
-def test_what_is_fetched_would_be_noticed() -> None:
+def test_a_fetched_resource_would_be_noticed() -> None:
     assert FETCHED.search('<link rel="stylesheet" href="https://fonts.googleapis.com/css">')
     assert FETCHED.search("<script defer src=https://unpkg.com/mermaid></script>")
     assert not FETCHED.search('<a href="https://example.com">') and not FETCHED.search("<script src=x.js>")

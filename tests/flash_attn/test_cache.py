@@ -31,6 +31,7 @@ class Problem:
     leftpad: tuple[int, ...] | None = None
     rotary: str | None = None  # "interleaved" or "halves"
     angles: int = CAPACITY  # positions of the table
+    integers: torch.dtype = torch.int32  # of lengths and indices
     options: Options = field(default_factory=Options)
 
     def sequence(self, pool: Tensor, picked: Tensor | None, table: Tensor | None, b: int) -> Tensor:
@@ -46,15 +47,17 @@ class Problem:
         shape = (8, BLOCK) if paged else (4, CAPACITY)
         pools = [torch.randn(*shape, kv_heads, dim).to(self.dtype) for dim in self.dims]
         table = torch.randperm(8)[:6].view(BATCH, 3).to(torch.int32) if paged else None
-        picked = torch.tensor([3, 1], dtype=torch.int32) if self.storage == "picked" else None
+        picked = torch.tensor([3, 1], dtype=self.integers) if self.storage == "picked" else None
         q = torch.randn(BATCH, self.q_len, heads, self.dims[0]).to(self.dtype)
         fresh = [torch.randn(BATCH, self.new, kv_heads, d).to(self.dtype) for d in self.dims]
         tensors: dict[str, Tensor | None] = {
             "q": q,
             "k": fresh[0] if self.new else None,
             "v": fresh[1] if self.new else None,
-            "cache_seqlens": None if self.lens is None else torch.tensor(self.lens, dtype=torch.int32),
-            "cache_leftpad": None if self.leftpad is None else torch.tensor(self.leftpad, dtype=torch.int32),
+            "cache_seqlens": None if self.lens is None else torch.tensor(self.lens, dtype=self.integers),
+            "cache_leftpad": None
+            if self.leftpad is None
+            else torch.tensor(self.leftpad, dtype=self.integers),
             "cache_batch_idx": picked,
             "block_table": table,
         }
@@ -132,6 +135,7 @@ def drawn(seed: int) -> Problem:
         rotary=rng.choice((None, "interleaved", "halves")),
         angles=rng.choice((CAPACITY, CAPACITY + 32)),
         options=draw_options(rng, BATCH, heads[0]),
+        integers=rng.choice((torch.int32, torch.int64)),
     )
 
 
@@ -197,10 +201,10 @@ def test_lengths_out_of_range_on_mps(q_len: int, storage: str, checked: Checked)
 
 def test_a_block_or_a_sequence_that_the_cache_has_not() -> None:
     q = torch.randn(1, 1, 2, 16, device="mps")
-    for wrong in (-1, 2, 2**30):
+    for wrong in (-1, 2, 2**30, 2**32):
         caches = [torch.zeros(2, 4, 2, 16, device="mps") for _ in range(2)]
-        index = torch.tensor([wrong], dtype=torch.int32, device="mps")
-        for arguments in ({"cache_batch_idx": index}, {"block_table": index[:, None]}):
+        index = torch.tensor([wrong], device="mps")
+        for arguments in ({"cache_batch_idx": index}, {"block_table": index[:, None].clamp(max=2).int()}):
             for rows in (1, 20):
                 for leftpad in (None, torch.ones(1, dtype=torch.int32, device="mps")):
                     out = fa.flash_attn_with_kvcache(
@@ -239,7 +243,7 @@ def test_a_row_behind_the_rotary_table_is_nan() -> None:
     assert not any(cache.cpu().isnan().any() for cache in caches)
 
 
-def test_queries_turn_alike_where_no_window_is_none() -> None:
+def test_queries_are_rotated_alike_without_a_window() -> None:
     """Rows that see the same keys are rotated as the first; a window of None is none, as -1 is."""
     q, k, v, *cache = (torch.randn(1, n, 2, 32, device="mps") for n in (3, 3, 3, 16, 16))
     angles = torch.rand(32, 8, device="mps")

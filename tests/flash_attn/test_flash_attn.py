@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
+import sys
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.conftest import Checked, counted_launches, decodes
+from tests.conftest import Checked, counted_launches
 from tests.helpers.flash_attn_oracle import LIMITS, Options, bits, check, draw_options
 from torch_fattn import flash_attn as fa
 
@@ -134,68 +135,6 @@ def test_packed_on_the_cpu() -> None:
         check_packed(seed, "cpu")
 
 
-SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
-
-
-@pytest.mark.parametrize("num_splits", [0, 1])
-@pytest.mark.parametrize("q_lens", [(1, 1, 1), (3, 3, 3), (5, 0, 1), (1, 1, 0)], ids=str)
-def test_vllms_call(q_lens: tuple[int, ...], num_splits: int, device: str) -> None:
-    """Batches of decodes alone are paged_decode's, unless vLLM requests batch-invariant results. A padded
-    batch ends with rows of no sequence."""
-    torch.manual_seed(3)
-    options, k_lens = Options(causal=True, window=(7, -1), sinks=SINKS), (20, 9, 30)
-    q, pools = torch.randn(max(sum(q_lens), 3), 4, 32), torch.randn(2, 20, 8, 2, 32)
-    table = torch.randperm(20)[:15].view(3, 5).to(torch.int32)
-    keys = [pools[:, table[b].long()].flatten(1, 2)[:, :n] for b, n in enumerate(k_lens)]
-    parts = q[: sum(q_lens)].split(q_lens)
-    results = [options.attend(b, rows, *keys[b]) for b, rows in enumerate(parts)]
-    starts, lens = (torch.tensor(n, dtype=torch.int32) for n in ([0, *itertools.accumulate(q_lens)], k_lens))
-    rows, k, v, starts, lens, table, sinks = on(device, q, *pools, starts, lens, table, SINKS)
-    target, scales = torch.empty_like(rows), torch.rand(3, 2, device=device)
-    with counted_launches() as launches:
-        out, lse = fa.flash_attn_varlen_func(
-            q=rows, k=k, v=v, out=target, cu_seqlens_q=starts, max_seqlen_q=max(q_lens), seqused_k=lens,
-            max_seqlen_k=30, softmax_scale=32**-0.5, causal=True, alibi_slopes=None, window_size=[7, -1],
-            block_table=table, softcap=0.0, scheduler_metadata=scales, fa_version=3, q_descale=None,
-            k_descale=scales, v_descale=scales, num_splits=num_splits, s_aux=sinks, return_softmax_lse=True,
-        )  # fmt: skip
-    assert out is target
-    own = slice(sum(q_lens))
-    exact, exact_lse = torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results], dim=1)
-    check(out[own], lse[:, own].contiguous(), exact, exact_lse)
-    assert not out[own.stop :].any()
-    if device == "mps":
-        assert decodes(launches) == (len(q) == 3 * max(q_lens) and num_splits == 0) and launches
-
-
-@pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.1, 0.03, 0.2])], ids=["", "slopes"])
-def test_flash_attn_3s_call_of_a_cache(slopes: Tensor | None, device: str) -> None:
-    """Slopes of later keys take two calls, which count a sink once."""
-    torch.manual_seed(4)
-    options, pools = Options(slopes=slopes, sinks=SINKS), torch.randn(2, 4, 8, 2, 32)
-    q, table, lens = (
-        torch.randn(2, 3, 4, 32),
-        torch.tensor([[3, 0], [2, 1]]).int(),
-        torch.tensor([13, 9]).int(),
-    )
-    keys = [pools[:, table[b].long()].flatten(1, 2)[:, : lens[b]] for b in range(2)]
-    exact, exact_lse = zip(*(options.attend(b, q[b], *keys[b]) for b in range(2)), strict=True)
-    rows, k, v, table, lens = on(device, q, *pools, table, lens)
-    scheduler = {
-        "pack_gqa": True,
-        "sm_margin": 2,
-        "num_splits": 3,
-        "scheduler_metadata": lens,
-        "max_seqlen_q": 3,
-    }
-    given: dict[str, Any] = options.arguments(device) | {"out": torch.empty_like(rows)}
-    out, lse = fa.flash_attn_with_kvcache(
-        rows, k, v, cache_seqlens=lens, page_table=table, return_softmax_lse=True, **given, **scheduler
-    )
-    assert out is given["out"]
-    check(out, lse, torch.stack(exact), torch.stack(exact_lse))
-
-
 def test_packed_and_padded_again() -> None:
     x, mask = torch.randn(2, 5, 3, requires_grad=True), torch.tensor([[1, 1, 0, 1, 0], [0, 1, 0, 0, 0]])
     unused = torch.tensor([[0, 0, 0, 0, 1], [0] * 5])
@@ -206,6 +145,42 @@ def test_packed_and_padded_again() -> None:
     assert torch.equal(padded, x * (mask + unused)[..., None])
     padded.sum().backward()
     assert x.grad is not None and torch.equal(x.grad, (mask + unused)[..., None].expand_as(x).float())
+
+
+def test_sequences_packed_in_padded_rows() -> None:
+    x = torch.randn(2, 6, 3)
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]])
+    tokens, indices, starts, longest = fa.bert_padding.unpad_input_for_concatenated_sequences(x, lengths)
+    assert indices.tolist() == [0, 1, 2, 3, 4, 6] and torch.equal(tokens, x.flatten(0, 1)[indices])
+    assert (starts.tolist(), starts.dtype, longest) == ([0, 2, 5, 6], torch.int32, 3)
+
+
+def test_the_first_axis() -> None:
+    x, indices = torch.randn(5, 2, requires_grad=True), torch.tensor([3, 1])
+    kept, residual = fa.bert_padding.index_first_axis_residual(x, indices)
+    put = fa.bert_padding.index_put_first_axis(kept, indices, 5)
+    assert torch.equal(put[indices], kept) and not put[[0, 2, 4]].any() and torch.equal(residual, x)
+    (put.sum() + residual.sum()).backward()
+    assert x.grad is not None and x.grad[:, 0].tolist() == [1, 2, 1, 2, 1]
+
+
+@pytest.mark.host_only
+def test_libraries_that_import_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/drop-in.md registers it."""
+    for name in ("flash_attn", "flash_attn.flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, name, fa)
+    monkeypatch.setitem(sys.modules, "flash_attn.bert_padding", fa.bert_padding)
+    for statement in (
+        "from flash_attn import flash_attn_func as found",
+        "from flash_attn.flash_attn_interface import flash_attn_func as found",
+        "from flash_attn import flash_attn_interface; found = flash_attn_interface.flash_attn_func",
+        "import flash_attn.flash_attn_interface as module; found = module.flash_attn_func",
+        "import flash_attn; found = flash_attn.flash_attn_interface.flash_attn_func",
+    ):
+        names: dict[str, Any] = {}
+        exec(statement, names)
+        assert names["found"] is fa.flash_attn_func
+    exec("import flash_attn.bert_padding; from flash_attn.bert_padding import index_put_first_axis", {})
 
 
 def test_alibi_of_rows_of_no_sequence(checked: Checked) -> None:
@@ -266,18 +241,21 @@ TAIL += "deterministic=False return_attn_probs=False"
 NEWER = " out=None learnable_sink=None s_aux=None qv=None q_descale=None k_descale=None v_descale=None "
 NEWER += "attention_chunk=0 fa_version=None pack_gqa=None sm_margin=0"
 PAGED = NEWER + " page_table=None scheduler_metadata=None q_v=None seqused_q=None"
+PARALLEL = " cp_world_size=1 cp_rank=0 cp_tot_seqused_k=None mask_mod=None block_sparse_tensors=None "
+PARALLEL += "aux_tensors=None aux_tensor_leading_dims=None dynamic_causal=None output_scale=None"
 SIGNATURES = {
     "flash_attn_func": "q k v " + TAIL + " num_splits=0" + NEWER,
     "flash_attn_qkvpacked_func": "qkv " + TAIL,
     "flash_attn_kvpacked_func": "q kv " + TAIL,
     "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k=None max_seqlen_q=None max_seqlen_k=None "
-    + TAIL + " block_table=None seqused_k=None return_softmax_lse=False num_splits=0" + PAGED,
+    + TAIL + " block_table=None seqused_k=None return_softmax_lse=False num_splits=0" + PAGED + PARALLEL,
     "flash_attn_varlen_qkvpacked_func": "qkv cu_seqlens max_seqlen " + TAIL,
     "flash_attn_varlen_kvpacked_func": "q kv cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k " + TAIL,
     "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None rotary_cos=None rotary_sin=None "
     "cache_seqlens=None cache_batch_idx=None cache_leftpad=None block_table=None softmax_scale=None "
     "causal=False window_size=(-1,-1) softcap=0.0 rotary_interleaved=True alibi_slopes=None num_splits=0 "
-    "return_softmax_lse=False" + PAGED + " cu_seqlens_q=None cu_seqlens_k_new=None max_seqlen_q=None",
+    "return_softmax_lse=False" + PAGED + " cu_seqlens_q=None cu_seqlens_k_new=None max_seqlen_q=None "
+    "rotary_seqlens=None",
 }  # fmt: skip
 
 
@@ -323,7 +301,7 @@ def test_alibi_on_both_sides_rounds_once() -> None:
     assert (out.cpu() - exact).abs().max() <= 1.1 * (exact.half() - exact).abs().max()
 
 
-def test_no_limit_may_be_none() -> None:
+def test_none_means_no_limit() -> None:
     q = torch.randn(1, 5, 2, 16, device="mps")
     limited = fa.flash_attn_func(q, q, q, window_size=(2, -1))
     assert torch.equal(fa.flash_attn_func(q, q, q, window_size=(2, None)), limited)

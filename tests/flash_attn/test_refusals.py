@@ -117,6 +117,8 @@ REFUSED = [
              "window_size is of type int; pass a tuple (a whole number or None, a"),
     mistyped("window of one", option(window_size=(3,)), "window_size is (3,); pass a tuple (a whole number"),
     fault("infinite scale", option(softmax_scale=float("inf")), "softmax_scale inf is not finite"),
+    unsupported("other positions", zeros_for("rotary_seqlens", 2, dtype=torch.int32),
+                "rotary_seqlens is not implemented"),
     fault("an expanded out", lambda _: {"out": zeros(1, 3, 2, 16).expand(2, -1, -1, -1)}, "out has shape"),
     fault("NaN softcap", option(softcap=float("nan")), "softcap nan is negative, not finite"),
     fault("tiny softcap", option(softcap=1e-300), "softcap 1e-300 is"),
@@ -155,7 +157,7 @@ PACKED = [
     mistyped(
         "two numbers",
         lambda a: {"max_seqlen_q": a["cu_seqlens_q"][:2]},
-        "max_seqlen_q is torch.int32 of shape [2]; pass the most rows",
+        "max_seqlen_q is torch.int32 of shape [2]; pass the rows of the longest",
     ),
     fault("many bits", option(max_seqlen_q=2**70), "max_seqlen_q is a number of 71 bits"),
     fault("negative", option(max_seqlen_k=-1), "max_seqlen_k -1 is negative"),
@@ -165,9 +167,16 @@ PACKED = [
     mistyped("bool use", lambda a: {"seqused_k": a["cu_seqlens_q"][1:].bool()}, "seqused_k is torch.bool"),
     fault("use of three", lambda a: {"seqused_k": a["cu_seqlens_q"]}, "seqused_k has shape [3]; pass [2]"),
     fault("slopes", lambda a: {"alibi_slopes": a["q"][0]}, "alibi_slopes has shape"),
-    mistyped("no longest row", option(max_seqlen_q=None), "max_seqlen_q is None; pass the most rows"),
+    mistyped(
+        "no longest row", option(max_seqlen_q=None), "max_seqlen_q is None; pass the rows of the longest"
+    ),
     fault("sinks of three", zeros_for("s_aux", 3), "s_aux has shape [3]; pass [2]"),
     fault("out of other rows", zeros_for("out", 19, 2, 32), "out has shape [19, 2, 32]; pass [20, 2, 32]"),
+    unsupported("a mask", option(mask_mod=max), "mask_mod is not implemented"),
+    unsupported("a mask of blocks", option(block_sparse_tensors=()), "block_sparse_tensors is not"),
+    unsupported("causal by sequence", option(dynamic_causal=torch.ones(2)), "dynamic_causal is not"),
+    unsupported("ranks", option(cp_world_size=2), "cp_world_size is not implemented"),
+    unsupported("a float8 result", option(output_scale=torch.ones(1)), "output_scale is not implemented"),
     fault(
         "a table without pools",
         lambda a: {"block_table": a["cu_seqlens_q"][:2, None]},

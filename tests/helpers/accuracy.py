@@ -23,11 +23,11 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
     problem, clean = case.problem, case.clean
     options = _options(case)
     operands = (clean["query"], clean["key"], clean["value"])
-    if problem.op == "prefill":
-        return reference.prefill(*operands, clean.get("attn_mask"), **options)
     if problem.q_lens is not None:
         return _expected_of_each(case, options)
     seq_lens = None if problem.seq_lens is None else torch.tensor(problem.seq_lens, dtype=torch.int32)
+    if problem.op == "prefill":
+        return reference.prefill(*operands, clean.get("attn_mask"), seq_lens=seq_lens, **options)
     return reference.decode(*operands, seq_lens, attn_mask=clean.get("attn_mask"), **options)
 
 

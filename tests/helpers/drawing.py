@@ -84,6 +84,7 @@ def _candidates(
     maps = [forms.random() < 0.5 for _ in range(count)]
     few = random.Random(f"few rows {seed}")
     chunks, far = random.Random(f"chunks {seed}"), random.Random(f"far {seed}")
+    lengths, many = random.Random(f"lengths {seed}"), random.Random(f"many rows {seed}")
 
     all_dims = [*((d, dv, False) for d, dv in HEAD_DIMS), *WIDE_HEAD_DIMS]
     problems = []
@@ -99,6 +100,8 @@ def _candidates(
             q_len = rng.choice((1, rng.randint(1, 8), rng.randint(1, 16)))
             if few.random() < 0.4:  # one or two packed rows
                 q_heads, kv_heads, q_len = few.choice(FEW_ROWS)
+            elif many.random() < 0.1:  # that run as a prefill
+                q_len = many.randint(17, 64)
             kv_len = rng.randint(200, MAX_CACHE) if rng.random() < 0.3 else _length(rng)
         batch, q_len, kv_len = _fit(batch, q_len, kv_len, q_heads * (head_dim + value_dim), work)
         if op.startswith("paged"):
@@ -147,6 +150,9 @@ def _candidates(
         )
         if op == "prefill" and chunks.random() < 0.4:
             problems[-1] = _chunk(problems[-1], chunks, work)
+        if problems[-1].q_offset is None and op == "prefill" and lengths.random() < 0.3:
+            filled = _seq_lens(lengths, "decode", problems[-1].batch, problems[-1].kv_len)
+            problems[-1] = replace(problems[-1], seq_lens=filled)
         if (problems[-1].q_offset or 0) > problems[-1].kv_len and far.random() < 0.75:  # see features()
             problems[-1] = replace(problems[-1], window_left=-1, window_right=-1)
     return problems

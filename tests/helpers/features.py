@@ -26,6 +26,7 @@ _OF_MASK = {"mask_broadcast", "mask_layout", "mask_pattern", "mask_map"}
 _TIED = {
     *(("heads", "rows"), ("queries", "rows"), ("causality", "q_offset"), ("block_size", "keys")),
     *(("q_offset", "window_left"), ("q_offset", "window_right")),
+    *(("q_offset", "seq_lens"), ("causality", "seq_lens")),
     *(("dims", "value_in_key"), ("dims", "kv_format"), ("kv_format", "value_in_key"), ("batch", "q_lens")),
 }
 

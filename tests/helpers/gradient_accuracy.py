@@ -7,7 +7,10 @@ The epsilon has three terms, because that layer can be exact by chance, in one r
 - 2^-22 of the sum of the magnitudes of the terms, since each is rounded to float32 about four times: as an
   exponential, by the sum of the weights, as a product, in a sum. Terms can cancel, as dP - delta does in a
   row with one dominant key. A weight counts 1 + t times, where t is the sum of the magnitudes of its score's
-  terms (the capped product, ALiBi, the mask), since each of them is rounded before the exponential;
+  terms, since each of them is rounded before the exponential: the capped product, ALiBi, the mask, and twice
+  the root of the product's sum of squares, about the size of its partial sums. Twice, because the passes over
+  rows and over keys add products up in different orders: even the weight of a row's only key is not quite 1.
+  If the mean t of the row is larger, it counts instead, as the sum of the weights has the errors of them all;
 - the smallest normal float32 of the magnitudes without their weights: a GPU flushes smaller weights to 0.
 """
 
@@ -77,14 +80,17 @@ def eager_layer(case: BackwardCase, dtype: torch.dtype) -> Layer:
     gradients = torch.autograd.grad(loss, [*leaves.values()])
 
     with torch.no_grad():
+        # 1 - tanh^2 would be 0 in float32 where the cap is reached.
+        slope = (products.double() / p.softcap).cosh().pow(-2).to(wide) if p.softcap > 0 else 1.0
+        partial_sums = 2 * (query.to(wide) ** 2 @ key.to(wide).mT ** 2).sqrt()
         sink_sizes = sinks.masked_fill(sinks == -torch.inf, 0.0).abs()
-        rounded = weights * (1 + torch.cat([sizes, sink_sizes], dim=-1))
+        sizes = torch.cat([sizes + partial_sums * scale * slope, sink_sizes], dim=-1)
+        rounded = weights * (1 + torch.maximum(sizes, (weights * sizes).sum(-1, keepdim=True)))
         of_weights = case.grad_out.to(wide).abs() @ value.to(wide).abs().mT
         delta = (weights[..., :-1] * of_weights).sum(-1, keepdim=True)
         if case.grad_lse is not None:
             delta = delta + case.grad_lse.to(wide).abs()[..., None]
         of_scores = rounded[..., :-1] * (of_weights + delta)
-        slope = 1 - (products / p.softcap).tanh() ** 2 if p.softcap > 0 else 1.0
         of_products = of_scores * slope * scale
         own = query.to(wide).abs(), key.to(wide).abs()
         terms = {

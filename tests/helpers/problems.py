@@ -87,7 +87,6 @@ class Option:
     # What the argument makes of a score, in plain Python: tests/operators/test_reference.py applies it.
     rule: Rule | None
     refused: tuple[Any, ...]  # values that raise a ValueError
-    gradient: bool  # whether calls that need gradients take it
 
 
 def option(
@@ -98,9 +97,8 @@ def option(
     tensor: Callable[[Problem, torch.Generator], Tensor] | None = None,
     rule: Rule | None = None,
     refused: tuple[Any, ...] = (),
-    gradient: bool = True,
 ) -> Any:
-    each = Option(values, ops, shown, argument, tensor, rule, refused, gradient)
+    each = Option(values, ops, shown, argument, tensor, rule, refused)
     return field(default=values[0], metadata={"option": each})
 
 

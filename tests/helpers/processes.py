@@ -59,12 +59,12 @@ def run_python(
     forks = command[1] in ("-m", "-c") or not command[1].startswith("-")
     same = forks and early(env) == early(os.environ)
     server = _server(frozenset(early(env).items())) if same else None
-    if server is not None and server.stdin is not None and server.stdout is not None:
+    if server is not None and server.poll() is None and server.stdin and server.stdout:
         with tempfile.TemporaryDirectory() as folder, _turn:
             Path(folder, "in").write_text(input)
             request = [folder, str(cwd or Path.cwd()), env, timeout or 0, command[1:]]
             print(json.dumps(request), file=server.stdin, flush=True)
-            if answer := json.loads(server.stdout.readline()):
+            if answer := json.loads(server.stdout.readline() or "[]"):  # nothing from a server that ended
                 seconds_of_forks += answer[1]
                 out, err = (Path(folder, name).read_text() for name in ("out", "err"))
                 if timeout is not None and answer[0] == -signal.SIGALRM:

@@ -359,7 +359,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
 LEFT_OUT = {
     **{
         f"PagedCache.{method}": "transformers alone calls it"
-        for method in ("batch_repeat_interleave", "batch_select_indices", "crop", "reorder_cache")
+        for method in ("batch_repeat_interleave", "batch_select_indices", "crop", "reorder_cache", "update")
     },
     "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
     "torch_fattn.distributed.context_parallel": "a context: tests/distributed/test_context.py",

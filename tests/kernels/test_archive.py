@@ -83,7 +83,7 @@ def test_they_are_off_by_default(folder: Path, tmp_path: Path) -> None:
     assert not other.exists()
 
 
-def test_the_other_tests_keep_none() -> None:
+def test_archives_are_off_in_other_tests() -> None:
     """conftest.py switches them off before anything imports torch_fattn."""
     folder = cache_folder() / "pipelines"
     kept, compiled = archives(folder), torch_fattn.compiled_kernels()
@@ -157,14 +157,14 @@ def test_a_whole_file_that_metal_refuses(damage: str, folder: Path) -> None:
 
 
 @needs_emulator
-def test_those_of_another_gpu_are_not_looked_at(folder: Path) -> None:
+def test_archives_of_another_gpu_are_ignored(folder: Path) -> None:
     assert run(folder, SOFTMETAL_GPU_FAMILY="9") == NONE
     assert len(archives(folder)) == 4 and len({path.parent for path in archives(folder)}) == 2
     assert run(folder) == ALL
 
 
 @needs_emulator
-def test_those_of_another_gpu_are_refused_by_metal(folder: Path) -> None:
+def test_archives_of_another_gpu_are_refused_by_metal(folder: Path) -> None:
     """Also in place of this package's own files."""
     assert run(folder, SOFTMETAL_GPU_FAMILY="9") == NONE
     eight, nine = sorted({path.parent for path in archives(folder)})

@@ -165,7 +165,7 @@ def test_reading_the_cache_for_every_head_is_noticed() -> None:
     assert counts.cache_ratio == 4.0
 
 
-def test_bytes_are_those_counted_by_hand() -> None:
+def test_bytes_match_a_count_by_hand() -> None:
     """Two key-value heads, 2,048 keys in 11 chunks of 192: one simdgroup of each threadgroup loads the query
     rows, once."""
     counts = counts_of("decode-group4")
@@ -253,7 +253,7 @@ MASKED = [
 
 
 @pytest.mark.parametrize("call", MASKED, ids=str)
-def test_what_a_mask_hides_is_left_out(call: Call) -> None:
+def test_hidden_steps_are_skipped(call: Call) -> None:
     counts = counting.count_ours(call, count_bytes=False)
     assert [dispatch.kernel for dispatch in counts.dispatches][0] == "fattn_mask_map"
     assert 1.0 <= counts.products_ratio <= 1.2  # key fragments are skipped in pairs
@@ -261,7 +261,7 @@ def test_what_a_mask_hides_is_left_out(call: Call) -> None:
     assert counts.call.least_products < 0.8 * everything.least_products, "the control: much is hidden"
 
 
-def test_what_a_small_mask_hides_is_not() -> None:
+def test_without_a_map_no_step_is_skipped() -> None:
     """The control: without a map every step is visited."""
     call = Call("prefill", 1, 1, 64, 256, 256, mask="documents:100")
     counts = counting.count_ours(call, count_bytes=False)

@@ -266,7 +266,7 @@ inline int g(thread int (&run)[N], const device int* from [[buffer(3)]]) {
 """
 
 
-def test_what_is_changed() -> None:
+def test_mutated_tokens() -> None:
     """Each operator and constant of code; no comment, string, attribute, assertion or template bracket."""
     becomes: dict[str, set[str]] = {}
     for mutant in mutants_of(Source("a.h", LANGUAGE)):

@@ -89,7 +89,7 @@ def test_latent_heads_are_read_once_for_16_rows(name: str, keys: int) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_causal_steps_are_those_that_a_row_sees(state: str, head_dim: int) -> None:
+def test_causal_steps_have_a_visible_key(state: str, head_dim: int) -> None:
     """A simdgroup of 16 rows takes the steps of 32 keys that one of them sees."""
     call, _ = bounds.TENSOR_CASES[f"tensor-{state}-causal-D{head_dim}"]
     steps = sum(-(-(first + 16) // KEYS) for first in range(0, call.q_len, 16))

@@ -158,7 +158,7 @@ def test_a_fault_of_decodes_alone(machines: Machines, tmp_path: Path) -> None:
     assert "; threadgroup: in a decode of 24 rows its out differs by" in run.why
 
 
-def test_scores_that_are_no_left_operand(machines: Machines, tmp_path: Path) -> None:
+def test_scores_incompatible_with_the_left_operand(machines: Machines, tmp_path: Path) -> None:
     flip = {"slot": OUT, "bits": 1, "byte": 20}  # the sixth fact of the probe
     run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "flip": flip}]))
     assert run.hits == [1]

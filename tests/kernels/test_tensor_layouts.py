@@ -154,6 +154,6 @@ def test_every_element_is_held_once(layout: str, dim: int, registers: bool) -> N
         ("random:6", (True, True, True)),
     ],
 )
-def test_what_a_layout_allows(layout: str, matches: tuple[bool, bool, bool]) -> None:
+def test_compatibilities_of_a_layout(layout: str, matches: tuple[bool, bool, bool]) -> None:
     assert probe(layout, 128).matches == matches
     assert probe(layout, 128, registers=False).matches[2] is False, "it names no cooperative operand"

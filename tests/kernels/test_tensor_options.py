@@ -136,7 +136,7 @@ GRAD_QUERY, GRAD_VALUE = (
         (BACKWARD, "packed", GRAD_VALUE),
     ],
 )
-def test_a_pipeline_that_is_wrong_alone(
+def test_a_single_wrong_pipeline(
     machines: Machines, tested: Path, call: str, name: str, result: tuple[str, int, str]
 ) -> None:
     kernel, slot, of = result
@@ -211,7 +211,7 @@ found["after"] = explained()
 """
 
 
-def test_explain_tells_what_a_step_waits_for(machines: Machines, tested: Path) -> None:
+def test_explain_before_and_after_the_self_test(machines: Machines, tested: Path) -> None:
     run = machines.run(tested, Run(python=WITH_STEPS + EXPLAINED))
     kernel, tensor = run.found["before"]
     assert kernel == "fattn_decode_wide", "the value is in the key"
@@ -234,7 +234,7 @@ found["launches"].append(part())
 """
 
 
-def test_a_pipeline_that_no_small_problem_has(machines: Machines, tested: Path) -> None:
+def test_a_pipeline_outside_the_small_problems(machines: Machines, tested: Path) -> None:
     """It stays on simdgroup matrices, and the size on tensor operations."""
     run = machines.run(tested, Run(python=SETUPS[PREFILL] + PART_OF_PACKED_ROWS))
     assert run.found == {"launches": [0, 0]} and run.state == "registers"

@@ -110,7 +110,7 @@ def test_refusals() -> None:
         ({"batch": None}, TypeError, "batch None is not a whole number"),
         ({"kv_len": 1.5}, TypeError, "kv_len 1.5 is not a whole number"),
         ({"q_len": True}, TypeError, "q_len True is not a whole number"),
-        ({"head_dims": 64}, TypeError, "prefill has no option 'head_dims'; the sizes are dtype, batch"),
+        ({"head_dims": 64}, TypeError, "no option 'head_dims' (did you mean head_dim?); the sizes are dtype"),
         ({"kv_format": "int5"}, ValueError, "kv_format 'int5' is not one of int8, fp8_e4m3, int4"),
         ({"kv_format": "int8"}, ValueError, "is of a quantised cache, and prefill takes none"),
     ],
@@ -138,7 +138,11 @@ def test_wrong_calls() -> None:
     [
         ("prefill", {"query": 0, "key": 0, "value": 0, "head_dim": 24}, "leave it out, since the operands"),
         ("decode", {"key": 0, "value": 0}, "missing a required argument: 'query'"),
-        ("decode", {"quer": 0, "key": 0, "value": 0}, "no option 'quer'; the arguments are query, key,"),
+        (
+            "decode",
+            {"quer": 0, "key": 0, "value": 0},
+            "no option 'quer' (did you mean query?); the arg",
+        ),
         ("prefill_backward", {"query": 0, "heads": 4}, "no option 'heads'; leave it out"),
         ("merge", {"lses": 0}, "missing a required argument: 'outs'"),
         ("softmax", {"logits": 0}, "softmax has no option 'logits'; the arguments are"),

@@ -136,7 +136,7 @@ def test_compiled_autograd_of_one_result(device: str) -> None:
         assert all(map(torch.equal, *found)) and found[0][0].any()
 
 
-def test_compiled_autograd_refuses_what_has_no_gradient(device: str) -> None:
+def test_compiled_autograd_refuses_operands_without_gradient(device: str) -> None:
     out = torch_fattn.prefill(**leaves(operands(device)))
     with _enable(torch.compile(backend="aot_eager")):
         with pytest.raises(RuntimeError, match="fattn.prefill has no backward; use torch_fattn.attention"):
@@ -184,6 +184,8 @@ VMAPS: dict[str, dict[str, Any]] = {
     "mask of sequences": {"attn_mask": (3, 2, 1, 7, 9), "sinks": (4,)},
     "one mask": {"attn_mask": (2, 4, 7, 9), "sinks": (3, 4)},
     "one mask of rows": {"attn_mask": (7, 9)},
+    "lengths": {"seq_lens": (3, 2)},
+    "one lengths": {"seq_lens": (2,), "sinks": (3, 4)},
 }
 
 
@@ -196,6 +198,8 @@ def test_vmap(sizes: dict[str, tuple[int, ...]], device: str) -> None:
     given: Operands = {n: torch.randn(s, generator=generator).to(device) for n, s in shapes.items()}
     if "attn_mask" in given:
         given["attn_mask"] = given["attn_mask"] > -0.5
+    if "seq_lens" in given:
+        given["seq_lens"] = (given["seq_lens"].abs() * 6).int()
     dims = {n: 0 if s[0] == 3 else None for n, s in shapes.items()}
 
     def of(i: int) -> Operands:
@@ -211,6 +215,14 @@ def test_vmap(sizes: dict[str, tuple[int, ...]], device: str) -> None:
         assert torch.allclose(out[i].cpu(), attention(**of(i)).cpu(), atol=1e-5)
         for name, one in gradient(of(i)).items():
             assert torch.allclose(found[name][i].cpu(), one.cpu(), atol=2e-4), name
+
+
+def test_vmap_of_lengths_with_sinks(device: str) -> None:
+    query, lengths = torch.randn(2, 4, 7, 16).to(device), torch.tensor([[3, 7], [1, 2]]).int().to(device)
+    sinks = torch.zeros(4).to(device)
+    words = "with sinks, seq_lens cannot have a dimension of torch.func.vmap; call the operator once for each"
+    with pytest.raises(NotImplementedError, match=words):
+        torch.func.vmap(lambda n: attention(query, query, query, seq_lens=n, sinks=sinks))(lengths)
 
 
 def test_vmap_of_other_dimensions_and_in_itself(device: str) -> None:

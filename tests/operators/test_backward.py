@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_fattn
 from tests.helpers import backward_problems, problems
-from tests.helpers.backward_problems import NAMES, BackwardCase, BackwardProblem
+from tests.helpers.backward_problems import NAMES, SHARP, BackwardCase, BackwardProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close, errors_of, limits_of
 from torch_fattn import reference
 from torch_fattn.operators.backward import Gradients
@@ -62,12 +62,39 @@ def test_a_rounded_result_would_be_noticed_there(dtype: torch.dtype, device: str
         assert errors[name] > 2 * limits[name], name
 
 
+# ---- large scores in float32, whose products the passes over rows and over keys add up in different orders
+
+
+def sharp(rows: int, seed: int) -> BackwardCase:
+    """The first row sees one key."""
+    sizes = (1, 1, 1, rows, rows, 112, 112)
+    forward = problems.Problem(5, "prefill", torch.float32, *sizes, causality="top_left", sharpness=SHARP)
+    return backward_problems.build(BackwardProblem(5, forward), seed)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sharp_rows(rows: int, device: str) -> None:
+    for seed in range(20):
+        case = sharp(rows, seed)
+        assert_gradients_close(case, run(case, device))
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
+def test_a_rounded_query_would_be_noticed_there(dtype: torch.dtype, device: str) -> None:
+    """The control: scores with the rounding errors of 16 bits."""
+    for seed in range(20):
+        case = sharp(12, seed)
+        query = case.arguments(device)[0]["query"].to(dtype).float()
+        error, limit = errors_of(case, run(case, device, query=query))["value"], limits_of(case)["value"]
+        assert error > 4 * limit, f"seed {seed}: {error / limit:.1f} times the limit"
+
+
 # ---- what nothing sees
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sinks", [False, True])
-def test_rows_that_see_no_key_neither_give_nor_get(dtype: torch.dtype, sinks: bool, device: str) -> None:
+def test_rows_without_keys_have_no_gradient(dtype: torch.dtype, sinks: bool, device: str) -> None:
     """Whatever their query and the gradient of their result hold."""
     forward = problems.Problem(
         1, "prefill", dtype, 1, 4, 2, 30, 11, 32, 32, causality="bottom_right", sinks=sinks
@@ -85,7 +112,7 @@ def test_rows_that_see_no_key_neither_give_nor_get(dtype: torch.dtype, sinks: bo
 
 
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32], ids=str)
-def test_keys_that_no_row_sees_may_hold_anything(mask_dtype: torch.dtype, device: str) -> None:
+def test_hidden_keys_may_hold_anything(mask_dtype: torch.dtype, device: str) -> None:
     forward = problems.Problem(2, "prefill", torch.float32, 1, 4, 2, 20, 40, 32, 32, mask=mask_dtype)
     built = problems.build(forward)
     hidden = torch.zeros(1, 1, 1, 40, dtype=torch.bool).index_fill(3, torch.arange(7, 19), True)

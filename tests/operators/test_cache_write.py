@@ -62,9 +62,7 @@ def test_two_tokens_with_one_slot_are_a_race(checked: Checked) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("slots", [(-1, -1, -1), (8, 9, 2**31), (-(2**63), 2**63 - 1, 2**32)])
-def test_nothing_is_written_for_slots_that_there_are_not(
-    slots: tuple[int, ...], device: str, checked: Checked
-) -> None:
+def test_invalid_slots_are_not_written(slots: tuple[int, ...], device: str, checked: Checked) -> None:
     arguments = valid("int8", device)
     tensors = {n: a for n, a in arguments.items() if isinstance(a, Tensor)}
     before = {name: tensor.cpu().clone() for name, tensor in tensors.items()}

@@ -1,7 +1,6 @@
-"""Keys and values that no row sees have no influence, whatever their memory holds, and a bad key reaches only
-the rows that see it: -inf in a float mask hides a key as False in a bool mask does. A key with a weight of 0
-is visible all the same. Once a row sees a NaN or an infinity in a value, the other rows of the query heads
-that share it are undefined."""
+"""Masked memory never affects the output, and a bad key reaches only the rows that see it: -inf in a float
+mask hides a key as False in a bool mask does. A key with a weight of 0 is visible all the same. Once a row
+sees a NaN or an infinity in a value, the other rows of the query heads that share it are undefined."""
 
 from __future__ import annotations
 
@@ -228,7 +227,9 @@ def results_with(case: problems.Case, device: str, fill: float) -> tuple[Tensor,
 
 
 @pytest.mark.parametrize("problem", UNSEEN, ids=str)
-def test_hidden_keys_have_no_influence(problem: problems.Problem, device: str, checked: Checked) -> None:
+def test_masked_memory_never_affects_the_output(
+    problem: problems.Problem, device: str, checked: Checked
+) -> None:
     case = problems.build(problem)
     with checked():  # as in test_random, which has compiled most of these kernels
         results = results_with(case, device, torch.nan)

@@ -223,7 +223,7 @@ def test_another_sequence_is_noticed() -> None:
     assert not same_bits(first, second)
 
 
-def test_a_key_more_is_noticed() -> None:
+def test_an_additional_key_is_noticed() -> None:
     """The additional slots of the larger cache are NaN, so that a read of them shows."""
     problem = Problem(0, "decode", torch.float16, 1, 2, 1, 1, 40, 64, 64, seq_lens=(40,))
     arguments, _ = problems.build(problem, seed=9).arguments("mps")

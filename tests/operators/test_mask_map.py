@@ -72,7 +72,7 @@ def results(case: problems.Case, *, mapped: bool, cells: Tensor | None = None) -
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_map_changes_no_bit(shape: str, option: str, checked: Checked) -> None:
+def test_results_do_not_depend_on_the_map(shape: str, option: str, checked: Checked) -> None:
     """The result is right, with NaN in all keys that no row sees."""
     problem = replace(SHAPES[shape], mask_pattern="patches", mask_map=True, **OPTIONS[option])
     case = problems.build(problem)
@@ -218,7 +218,7 @@ def test_an_invalid_byte_of_a_map_is_ignored(shape: str, checked: Checked) -> No
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_map_of_any_bytes_shows_no_hidden_key(shape: str, checked: Checked) -> None:
+def test_arbitrary_map_bytes_show_no_hidden_key(shape: str, checked: Checked) -> None:
     """Keys hidden by position: memory after the diagonal is NaN, values too after that of the last row, and
     no access is out of bounds."""
     p = replace(SHAPES[shape], causality="offset", q_offset=SHAPES[shape].kv_len - SHAPES[shape].q_len - 1)
@@ -234,7 +234,7 @@ def test_a_map_of_any_bytes_shows_no_hidden_key(shape: str, checked: Checked) ->
     assert out[:, :, :-1].isfinite().all()
 
 
-def test_a_cell_may_say_less() -> None:
+def test_mixed_is_valid_for_every_cell() -> None:
     case = problems.build(replace(SHAPES["rows16"], mask_pattern="patches"))
     cells = torch_fattn.mask_map(case.arguments("mps")[0]["attn_mask"])
     chosen = torch.rand(cells.shape, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -304,7 +304,7 @@ def test_compile_without_graph_break(dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_mask_that_is_learned(device: str) -> None:
+def test_a_learned_mask(device: str) -> None:
     """Its map belongs to no graph; the result of prefill does, and refuses."""
     query = torch.randn(1, 2, 20, 16).to(device)
     bias = torch.zeros(20, 20, device=device).requires_grad_()

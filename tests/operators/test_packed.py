@@ -94,7 +94,7 @@ def test_no_keys_to_see(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", PACKED)
-def test_bounds_that_are_too_small_change_nothing(op: str, device: str) -> None:
+def test_low_bounds_do_not_change_the_result(op: str, device: str) -> None:
     case = case_of(op, q_lens=(50, 1, 0, 9), seq_lens=(113, 65, 20, 37), causality="bottom_right")
     arguments = case.arguments(device)[0]
     bounds = [name for name in arguments if name.startswith("max_seqlen")]

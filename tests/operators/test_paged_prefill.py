@@ -92,7 +92,7 @@ def test_sequences_share_blocks(device: str) -> None:
 
 @pytest.mark.parametrize("block_size", [4, 16, 32])
 @pytest.mark.parametrize("bad", [-1, 99, -(2**31), 2**31 - 1])
-def test_a_block_that_the_pool_has_not_is_no_key(bad: int, block_size: int, checked: Checked) -> None:
+def test_entries_outside_the_pool_are_hidden(bad: int, block_size: int, checked: Checked) -> None:
     """The sequence is the first, in the middle, and the last, among keys that every row sees."""
     generator = torch.Generator().manual_seed(3)
     blocks = 160 // block_size

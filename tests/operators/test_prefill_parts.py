@@ -113,7 +113,7 @@ def test_the_same_bits_every_time_and_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mask_map", "mask_map_and_window", "wide_mask_map"])
-def test_a_map_changes_no_bit(name: str) -> None:
+def test_results_do_not_depend_on_a_map(name: str) -> None:
     """Nor where the keys are cut."""
     arguments, _ = problems.build(replace(CUT[name], q_len=40)).arguments("mps")
     mapped = run("prefill", arguments)
@@ -162,7 +162,7 @@ def test_one_wave_of_threadgroups() -> None:
 
 
 @pytest.mark.host_only
-def test_calls_that_are_not_cut() -> None:
+def test_uncut_calls() -> None:
     """Sequences that fill the GPU, few keys, and hidden keys are not cut; the batch does not matter."""
     assert parts_of(LONG, cores=8) == 1 < parts_of(LONG, cores=40)
     assert parts_of(replace(LONG, q_len=9, kv_len=480)) == 1 < parts_of(replace(LONG, q_len=9, kv_len=512))
@@ -190,7 +190,7 @@ def test_a_tile_over_too_many_keys_is_cut() -> None:
 
 
 @pytest.mark.host_only
-def test_packed_parts_are_of_one_size_whatever_the_batch() -> None:
+def test_packed_parts_have_one_size() -> None:
     """The part size is the same for all practical capacities."""
     packed = Problem(
         0, "paged_prefill", f16, 2, 32, 8, 900, 2**24, 128, 128, causality="bottom_right",
@@ -278,7 +278,7 @@ def test_any_parts_give_the_result(name: str) -> None:
 
 @needs_emulator
 @pytest.mark.parametrize("twin", [False, True])
-def test_the_last_part_takes_what_is_left(twin: bool) -> None:
+def test_the_last_part_takes_the_rest(twin: bool) -> None:
     """A packed sequence may have more keys than max_seqlen_k has parts for. The twin forgets it."""
     case = cut_case("varlen")[0]
     arguments = case.arguments("cpu")[0]
@@ -309,7 +309,7 @@ def packed_in_parts(parts: int, least: int, mutate: direct_launch.Mutate | None 
 
 
 @needs_emulator
-def test_parts_behind_the_last_key_change_no_bit() -> None:
+def test_parts_after_the_last_key_do_not_change_the_result() -> None:
     """Empty parts, as in a larger capacity, change nothing; nor does a merge of one part."""
     few, many = packed_in_parts(3, 4), packed_in_parts(40, 4)
     of_five, of_one = packed_in_parts(5, 1000), packed_in_parts(1, 1000)

@@ -210,7 +210,7 @@ def test_the_reference_reads_pools(kv_format: str, op: str) -> None:
 
 
 @pytest.mark.parametrize("kv_format", QUANTISED)
-def test_distance_from_what_was_quantised(kv_format: str) -> None:
+def test_quantisation_error(kv_format: str) -> None:
     """An error e of a key moves a score by at most scale * sum(abs(query)) * e; an error of a value moves the
     result by at most as much, and weights that are off by a factor f by at most (f - 1) * max(abs(value))."""
     generator = torch.Generator().manual_seed(3)
@@ -435,7 +435,7 @@ def test_scales_of_a_float_cache(op: str) -> None:
     arguments, _ = problems.build(problem).arguments("mps")
     key = arguments["key" if op == "decode" else "key_cache"]
     scales = torch.ones(key.shape[:3], device="mps")
-    with pytest.raises(ValueError, match="key_scales has no meaning for a cache of torch.float16"):
+    with pytest.raises(ValueError, match="key_scales does not apply to a cache of torch.float16"):
         getattr(fattn, op)(**arguments, key_scales=scales, value_scales=scales)
 
 

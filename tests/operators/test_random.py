@@ -30,7 +30,7 @@ def kernel_of(problem: problems.Problem, tensors: bool = False) -> str:
     """`tensors`: whether the plan is on tensor operations, as FATTN_TENSOR may request."""
     if tensors:
         return "fattn_prefill_tensor"
-    if not problem.is_decode:
+    if not problem.is_decode or problem.q_len > 16:
         wide = max(problem.head_dim, problem.value_dim) > 128
         return "fattn_prefill_wide" if wide else "fattn_prefill"
     copied = problem.layouts[1] == "every_other" and not problem.block_size

@@ -192,7 +192,7 @@ def test_merge_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("mask_kind", ["bool", "additive"])
-def test_hidden_keys_have_no_influence(mask_kind: str) -> None:
+def test_masked_memory_never_affects_the_output(mask_kind: str) -> None:
     query, key, value = torch.randn(3, 1, 2, 6, 8)
     visible = torch.rand(6, 6) > 0.4
     visible[:, 2] = False

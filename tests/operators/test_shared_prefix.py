@@ -288,7 +288,7 @@ def test_no_suffix_and_no_batch(device: str) -> None:
     assert shared_prefix_decode(**none).shape == (0, 4, 1, 64)
 
 
-def test_nan_in_the_prefix_reaches_those_that_see_it(device: str) -> None:
+def test_nan_in_the_prefix_reaches_its_rows(device: str) -> None:
     """A NaN in a key. One in a value leaves all sequences that share it undefined."""
     tensors = {name: t.to(device) for name, t in operands(3, 2, 40, 8).items()}
     tensors["prefix_key"][:, :, 7] = torch.nan

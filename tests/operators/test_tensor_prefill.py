@@ -164,7 +164,7 @@ def by_the_capacity(plan: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_room_for_more_keys_changes_no_bit(state: str) -> None:
+def test_results_do_not_depend_on_the_capacity(state: str) -> None:
     """A decode in one pass, and in as many parts as two caches may have."""
     results = [decode_with_room(keys, state) for keys in (300, 1000, 20000)]
     parts = [int(parts) for _, _, parts in results]

@@ -160,14 +160,12 @@ void test_refusals() {
   EXPECT(refuses(attention(Op::kPrefill, 8, 8, 60), Kind::kValue, "pad query and key with zeros to 64"));
   EXPECT(!refuses(attention(Op::kPrefill, 8, 8, kMaxHeadDim), Kind::kNotImplemented, ""));
   EXPECT(refuses(attention(Op::kPrefill, 8, 8, kMaxHeadDim + 8), Kind::kNotImplemented, "is above 576"));
-  EXPECT(!refuses(attention(Op::kDecode, kMaxDecodeRows, 64), Kind::kNotImplemented, ""));
-  EXPECT(refuses(attention(Op::kDecode, kMaxDecodeRows + 1, 64), Kind::kNotImplemented, "use fattn.prefill"));
   EXPECT(refuses(attention(Op::kPrefill, kMaxLength + 1, 8), Kind::kValue, "query length"));
   Problem tree = attention(Op::kDecode, kMaxTreeRows, 64);
   tree.options.tree_mask = true;
   EXPECT(planned(tree).passes[0].spec.kernel == Kernel::kPrefill);
   tree.q_len = kMaxTreeRows + 1;
-  EXPECT(refuses(tree, Kind::kNotImplemented, "above 64, the most of a tree_mask; split them into calls"));
+  EXPECT(refuses(tree, Kind::kNotImplemented, "above 64, the maximum for tree_mask; use an attn_mask"));
 
   Problem p = attention(Op::kPrefill, 8, 8);
   p.dtype = DType::kInt8;

@@ -46,7 +46,7 @@ def test_a_prompt_whose_heads_share_a_mask() -> None:
     ],
     ids=str,
 )
-def test_what_makes_none(changes: dict[str, Any]) -> None:
+def test_masks_without_a_map(changes: dict[str, Any]) -> None:
     assert kernels(replace(PROMPT, **changes)) == ["prefill"] * (changes.get("q_len") != 0)
 
 

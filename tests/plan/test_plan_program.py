@@ -33,7 +33,7 @@ def test_plans(built: PlanProgram) -> None:
     ("source", "old", "new", "place"),
     [
         ("check.cpp", "dim > most", "dim >= most", "refusals"),
-        ("check.cpp", "p.q_len <= most)", "p.q_len <= most + 1)", "refusals"),
+        ("check.cpp", "p.q_len <= kMaxTreeRows)", "p.q_len <= kMaxTreeRows + 1)", "refusals"),
         ("plan.cpp", "{uint32_t(p.rows), 1, 1}", "{uint32_t(p.rows) + 1, 1, 1}", "small operators"),
         ("cache.cpp", "p.value_in_key ? 1u : 2u", "2u", "small operators"),
         ("explain.cpp", "if (c == '\"' || c == '\\\\') text_ += '\\\\';", "", "explain"),

@@ -60,7 +60,7 @@ def test_decodes_of_many_rows(rows: int, heads: int, dim: int, row_groups: int) 
     assert step["constants"]["causal"] and step["constants"]["grouped"]
 
 
-def test_decodes_that_are_not_taken() -> None:
+def test_unsupported_decodes() -> None:
     for rows, heads in ((5, 8), (16, 2), (1, 46)):
         explained = plan(*decode_of(rows, heads), op="decode")
         assert explained.passes[0]["kernel"].startswith("fattn_decode")
@@ -120,7 +120,7 @@ def test_gradients_are_taken(dtype: torch.dtype, dim: int, state: str) -> None:
     assert explained.data["tensor"].startswith("used; scores ")
 
 
-def test_gradients_that_are_not_taken() -> None:
+def test_unsupported_gradients() -> None:
     """Also where a prefill of the same operands is: its tiles have rows of several heads."""
     tensors = operands(rows=15)
     assert plan(*tensors).passes[0]["kernel"] == KERNEL

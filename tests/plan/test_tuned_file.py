@@ -154,7 +154,7 @@ FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_file_with_a_fault_is_not(fault: str, folder: Path) -> None:
+def test_a_file_with_a_fault_is_ignored(fault: str, folder: Path) -> None:
     """test_a_file_is_used is the control."""
     break_it, words = FAULTS[fault]
     path = tuned_file.write(file_of([row("prefill"), tensor_row()], [ROUTE]))

@@ -37,16 +37,8 @@ def test_a_folder_that_compiles_more_fails(recorded: int, status: int, tmp_path:
     (tmp_path / "kernels/test_twin.py").write_text(TWIN)
     record = tmp_path / "modules.txt"
     record.write_text(f"kernels {recorded} test_twin={recorded}\n")
-    command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", "-p", "tests.tiers", "-p"]
-    command += [
-        "tests.budget",
-        "--modules",
-        "check",
-        "--modules-file",
-        str(record),
-        "--rootdir",
-        str(tmp_path),
-    ]
+    options = "-n 1 -p no:cacheprovider -p tests.tiers -p tests.budget --modules check --modules-file".split()
+    command = [sys.executable, "-m", "pytest", *options, str(record), "--rootdir", str(tmp_path)]
     done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status and "10 passed" in done.stdout, done.stdout + done.stderr
     over = "kernels requests 8 kernel modules, 2 are recorded and 7 allowed (test_twin +6)"
@@ -55,7 +47,7 @@ def test_a_folder_that_compiles_more_fails(recorded: int, status: int, tmp_path:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(("recorded", "allowed"), [(0, 5), (19, 24), (200, 210), (400, 420), (1000, 1020)])
-def test_what_is_allowed(recorded: int, allowed: int) -> None:
+def test_allowed_growth(recorded: int, allowed: int) -> None:
     def found(count: int) -> list[str]:
         folder = Folder({"test_new": {*map(str, range(count))}})
         return [*excesses({"tests/kernels": folder}, {"tests/kernels": (recorded, {})})]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
@@ -191,13 +190,16 @@ def test_the_files_that_it_names() -> None:
 
 
 @pytest.mark.host_only
-def test_the_rooms_of_csrc() -> None:
-    """Highest first; besides, csrc has only the README and generated files."""
-    table = GUIDE.split("| `csrc/` |")[1].split("\n\n")[0]
+@pytest.mark.parametrize("house", ["csrc", "torch_fattn"])
+def test_the_rooms_of_a_house(house: str) -> None:
+    """Highest first in csrc, lowest first in torch_fattn."""
+    table = GUIDE.split(f"| `{house}/` |")[1].split("\n\n")[0]
     named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
-    floors = rooms.floors_in_order(rooms.FLOORS["csrc"])
-    assert {*named} == {*floors} and [floors[room] for room in named] == sorted(floors.values(), reverse=True)
-    assert {path.name for path in (ROOT / "csrc").iterdir()} - {"generated"} == {*named, "README.md"}
+    floors = rooms.floors_in_order(rooms.FLOORS[house])
+    numbers = [floors[room] for room in named]
+    assert numbers == sorted(numbers, reverse=house == "csrc")
+    folders = {path.name for path in (ROOT / house).iterdir() if path.is_dir()}
+    assert {*named} == {*floors} - {"__init__", "__main__"} == folders - {"generated", "__pycache__"}
 
 
 @pytest.mark.host_only
@@ -211,41 +213,30 @@ def test_the_rooms_of_tests() -> None:
         assert {*imported} <= {room}, f"{path.relative_to(ROOT)} imports tests of {imported}"
 
 
-def rooms_imported(path: Path, text: str) -> set[str]:
-    """The parts of the package that a file of torch_fattn imports."""
-    folder = path.relative_to(ROOT / "torch_fattn").parts[:-1]
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
-            found |= {[*filter(None, base), name.name][0] for name in node.names}
-    return found
-
-
-@pytest.mark.host_only
-def test_a_room_imports_those_above_it() -> None:
-    table = GUIDE.split("| `torch_fattn/` |")[1].split("\n\n")[0]
-    named = re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
-    package = ROOT / "torch_fattn"
-    assert {*named} == {path.parent.name for path in package.glob("*/__init__.py")}
-    for number, room in enumerate(named):
-        for path in (package / room).rglob("*.py"):
-            wrong = rooms_imported(path, path.read_text()) - {*named[: number + 1]}
-            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("line", "room"),
-    [
-        ("from ..tuning import candidates", "tuning"),
-        ("from ..tuning.candidates import subjects", "tuning"),
-        ("from .. import prefill", "prefill"),
-        ("from .attention import prefill", "operators"),
-        ("def f():\n    from .. import tuning", "tuning"),
-        ("from torch import tuning", None),
-    ],
+# Where an option must be, beside its places in layers that only pass it on.
+OF_AN_OPTION = (
+    "csrc",
+    "torch_fattn/operators",
+    "torch_fattn/reference",
+    "tests/helpers/problems.py",
+    "docs/options.md",
 )
-def test_an_import_is_noticed(line: str, room: str | None) -> None:
-    """The control of the test above."""
-    assert rooms_imported(ROOT / "torch_fattn/operators/merge.py", line) == ({room} if room else set())
+
+
+def files_naming(word: str, *places: str) -> set[str]:
+    paths = (
+        path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*")) if path.is_file()
+    )
+    sources = (path for path in paths if path.suffix in (".cpp", ".h", ".mm", ".metal", ".py", ".md"))
+    found = (path for path in sources if re.search(rf"\b{word}\b", path.read_text()))
+    return {str(path.relative_to(ROOT)) for path in found if path.name != "README.md"}
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("option", ["sink_tokens", "alibi_slopes", "token_major_out"])
+def test_the_files_of_an_option(option: str) -> None:
+    table = GUIDE.split(f"| file of `{option}` |")[1].split("\n\n")[0]
+    listed = re.findall(r"^\| `([\w./]+)` \|", table, re.MULTILINE)
+    assert {*listed} == files_naming(option, *OF_AN_OPTION)
+    (count,) = re.findall(rf"`{option}`[^:]*: (\d+) files", GUIDE)
+    assert int(count) == len(listed)

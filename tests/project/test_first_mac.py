@@ -114,7 +114,7 @@ def test_it_is_for_a_mac(
     assert first_mac.main(["--out", str(tmp_path / "mac")]) == 0, "the control"
 
 
-def test_what_the_compiler_refuses_is_named() -> None:
+def test_the_refused_kernel_is_named() -> None:
     """A head size that no kernel has."""
     done = run_python(["-c", first_mac.COMPILE, "7", "float16"])
     assert done.returncode == 1 and "\ndecode float16: REFUSED: fattn.decode: " in done.stdout
@@ -143,5 +143,5 @@ def test_it_hides_names(monkeypatch: pytest.MonkeyPatch) -> None:
         ("prefill float16   1.0e-03   1.2 ms", False),
     ],
 )
-def test_what_names_a_fault(line: str, fault: bool) -> None:
+def test_lines_that_name_a_fault(line: str, fault: bool) -> None:
     assert (first_mac.FAULT.search(line) is not None) == fault

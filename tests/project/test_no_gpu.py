@@ -33,7 +33,7 @@ def test_that_needs_a_gpu(result):
     assert result is not None
 
 @pytest.mark.host_only
-def test_that_is_marked_host_only():
+def test_marked_host_only():
     run()
 
 @pytest.mark.host_only

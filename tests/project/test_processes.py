@@ -66,6 +66,9 @@ def test_which_calls_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert not forks(env={**os.environ, name: value}), name
     monkeypatch.setenv("MPLBACKEND", "agg")  # as some imports do
     assert forks()
+    with pytest.raises(FileNotFoundError):
+        forks(cwd=tmp_path / "none")  # which ends the server
+    assert run_python(["-c", "print(1)"]).stdout == "1\n"
 
 
 def test_it_does_not_wait_forever() -> None:
@@ -89,7 +92,7 @@ import torch
 """
 
 
-def test_import_torch_reads_no_variable_that_may_differ(tmp_path: Path) -> None:
+def test_import_torch_reads_no_varying_variable(tmp_path: Path) -> None:
     library = str(tmp_path / "getenv.so")
     command = [*COMPILER.split(), "-xc++", "-", "-shared", "-fPIC", "-o", library]
     subprocess.run(command, input=GETENV, text=True, check=True)

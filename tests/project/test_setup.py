@@ -153,7 +153,7 @@ def test_links_of_the_readme_are_absolute(configured: Any, monkeypatch: pytest.M
 
 
 def test_links_as_text() -> None:
-    absolute = runpy_links()
+    absolute = run_setup()["with_absolute_links"]
     markdown = '[a](b/c.md#d) ![p](q.png) [x](https://y.z) [s](#t) <img width=3 src="u.png">'
     blob, raw = (
         "https://github.com/torch-fattn/torch-fattn/blob/main/",
@@ -172,11 +172,11 @@ def emulator_flags() -> dict[str, str]:
     return dict(build_environment())
 
 
-def runpy_links() -> Any:
+def run_setup() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", lambda **_: None)
         patch.setattr(torch.backends.mps, "is_built", lambda: False)
-        return runpy.run_path(str(SETUP))["with_absolute_links"]
+        return runpy.run_path(str(SETUP))
 
 
 @needs_emulator
@@ -265,6 +265,23 @@ def test_without_an_mps_device(configured: Any, monkeypatch: pytest.MonkeyPatch)
 
 PIPELINES = SETUP.parent / "csrc" / "metal" / "pipelines.mm"
 PRECISE = "options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;"
+
+
+@needs_emulator
+def test_a_changed_header_is_precompiled_again(tmp_path: Path) -> None:
+    """One that it includes, such as torch's of another build. Else what is there is kept."""
+    folder, made = tmp_path / "csrc/ops", tmp_path / "made"
+    folder.mkdir(parents=True)
+    (folder / "precompiled.h").write_text('#include "other.h"\n')
+    precompile = run_setup()["precompile"]
+    precompile.__globals__["ROOT"] = tmp_path
+    times = []
+    for other in ("int f();", None, "int g(int);"):
+        if other:
+            (folder / "other.h").write_text(other)
+        precompile(shlex.split(emulator_flags()["CXX"]), made)
+        times.append((made / "c++.pch").stat().st_mtime_ns)
+    assert times[0] == times[1] < times[2]
 
 
 @needs_emulator

@@ -82,7 +82,7 @@ def test_a_twin_at_whose_top_it_is_used(line: str, status: int, message: str, tm
 
 
 @pytest.mark.parametrize("command", ["agx", "bounds"])
-def test_a_command_that_needs_it_says_so(
+def test_commands_that_need_softmetal_name_it(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("softmetal", "softmetal.testing"):

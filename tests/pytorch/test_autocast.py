@@ -64,7 +64,7 @@ def test_every_attention_op(op: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_calls_that_are_made_of_parts(device: str) -> None:
+def test_calls_composed_of_parts(device: str) -> None:
     generator = torch.Generator().manual_seed(1)
     query, prefix, own = (torch.randn(shape, generator=generator).to(device) for shape in SHARED)
 

@@ -365,7 +365,7 @@ def test_multihead_attention_and_encoder() -> None:
         assert torch.allclose(a.cpu()[rows], b[rows], atol=1e-5)
 
 
-def test_multihead_attention_that_gives_weights_is_not_seen() -> None:
+def test_multihead_attention_with_weights_is_not_routed() -> None:
     """It never calls torch's function; the report says so. test_multihead_attention_and_encoder has what it
     sees."""
     attention = nn.MultiheadAttention(64, 4, batch_first=True).eval().to("mps")

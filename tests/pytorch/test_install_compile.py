@@ -177,7 +177,7 @@ def test_the_caches_of_torch_are_separate(tmp_path: Path) -> None:
     assert ["autograd_cache_hit" in text for text in message] == [False, False, True], message
 
 
-def test_the_tag_of_caches_is_that_of_every_thread() -> None:
+def test_the_tag_of_caches_is_shared_by_threads() -> None:
     tags: list[str] = []
     with torch_fattn.installed():
         thread = threading.Thread(target=lambda: tags.append(compiler_config.cache_key_tag))

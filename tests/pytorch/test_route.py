@@ -97,7 +97,7 @@ def test_one_thing_less(change: str) -> None:
 
 
 @pytest.mark.host_only
-def test_what_changes_nothing() -> None:
+def test_settings_without_effect() -> None:
     for mask in (torch.bool, torch.float16):
         assert route(mask=mask).to == "torch"
     assert route(is_causal=True).to == "torch" and route(is_causal=True, q_offset=0).to == "torch"
@@ -178,7 +178,7 @@ def test_the_version_of_macos(name: str, release: str, macos: int) -> None:
         ({"macos": "26.2+cpu"}, "'26.2'"),
     ],
 )
-def test_versions_that_are_none(wrong: dict[str, Any], example: str) -> None:
+def test_invalid_versions(wrong: dict[str, Any], example: str) -> None:
     query = torch.empty(1, 1, 1, 8, device="meta")
     with pytest.raises(ValueError, match=f"is not a version like {example}"):
         torch_fattn.explain("prefill", query, query, query, **wrong)

@@ -187,6 +187,21 @@ def test_calls_that_go_to_torch(case: str) -> None:
     assert torch_fattn.report().fallbacks_by_reason() == {reason: 2}
 
 
+@pytest.mark.parametrize("libraries", [None, {"torch"}])
+def test_a_warning_names_the_line_of_the_call(
+    libraries: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin takes this package for the program."""
+    if libraries:
+        monkeypatch.setattr("torch_fattn.runtime.warn._LIBRARIES", libraries)
+    sdpa._warned.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch_fattn.sdpa(*(t.cpu() for t in operands()))
+    (filename,) = [w.filename for w in caught if "torch_fattn.sdpa" in str(w.message)]
+    assert (filename == __file__) == (libraries is None)
+
+
 def test_a_call_that_runs_warns_of_nothing() -> None:
     """The control."""
     with warnings.catch_warnings():
@@ -219,7 +234,7 @@ def test_small_calls_with_gradients_are_torchs(attention: Callable[..., Tensor])
 
 @WAYS
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
-def test_forward_mode_gradients_are_those_of_torch(attention: Callable[..., Tensor]) -> None:
+def test_forward_mode_gradients_match_torch(attention: Callable[..., Tensor]) -> None:
     import torch.autograd.forward_ad as forward
 
     query, key, value = operands()
@@ -276,7 +291,7 @@ def test_signature() -> None:
 
 
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast_is_that_of_torch(to: torch.dtype) -> None:
+def test_autocast_matches_torch(to: torch.dtype) -> None:
     query, key, value = operands()
     mask = torch.where(torch.rand(9, 9, device="mps") < 0.7, 0.0, -1e5)  # -1e5 is -inf in float16
     with torch.autocast("mps", dtype=to):

@@ -88,7 +88,7 @@ def test_gradients_of_16_bits(dtype: torch.dtype) -> None:
 # ---- what remains torch's
 
 
-def test_what_stays_torchs() -> None:
+def test_calls_that_stay_with_torch() -> None:
     """Dropout, wide heads, learned masks and torch's own switch."""
     torch_fattn.install(training="fused")
     tensors = leaves(operands())

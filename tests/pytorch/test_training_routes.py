@@ -106,12 +106,12 @@ def test_a_small_call_is_of_the_faster(other: str, timed: Callable[..., str]) ->
         assert report.bytes_saved == 4 * 2 * 64 * (64 - 17)
         return
     assert not launches and report.fallbacks_by_reason() == {"small_training": 1}
-    why = why if OTHERS[other] == {"to": "torch"} else "no timing on this GPU says otherwise"
+    why = why if OTHERS[other] == {"to": "torch"} else "not timed on this GPU"
     assert report.fallbacks[0].example.endswith(why)
     assert "python -m torch_fattn tune finds out" in str(report)
 
 
-def test_memory_decides_before_times(timed: Callable[..., str]) -> None:
+def test_memory_is_checked_before_times(timed: Callable[..., str]) -> None:
     """A timed route never keeps a large matrix, and a choice of the user precedes both."""
     longest = longest_of_torch()
     route = replace(TIMED, op="training", dim=64, max_length=None)
@@ -137,7 +137,7 @@ def test_the_choice_is_undone_with_the_installation() -> None:
 
 
 @pytest.mark.host_only
-def test_explain_tells_the_route() -> None:
+def test_explain_shows_the_route() -> None:
     """That of calls with gradients, by the memory of an M1 with 8 GB."""
     longest = int((5726630912 // 256 / 4 / 8) ** 0.5)
 
@@ -160,7 +160,7 @@ def test_explain_tells_the_route() -> None:
     assert route(9, is_causal=True, q_offset=1) is None
 
 
-def test_the_route_is_that_of_the_call() -> None:
+def test_the_route_matches_the_call() -> None:
     """On this GPU."""
     longest = longest_of_torch()
     for length in (longest - 1, longest + 1):
@@ -172,7 +172,7 @@ def test_the_route_is_that_of_the_call() -> None:
         assert f"a plain call with gradients is {str(plan.route)[:5]}" in str(plan)
 
 
-def test_the_report_tells_the_ways_and_the_memory() -> None:
+def test_the_report_shows_routes_and_memory() -> None:
     tensors = leaves(operands((2, 4, 90, 16), (2, 4, 120, 16), (2, 4, 120, 16)))
     torch_fattn.install()
     F.scaled_dot_product_attention(*tensors)

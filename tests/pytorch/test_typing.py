@@ -172,7 +172,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("op", OPTIONS)
-def test_the_options_are_those_of_the_schema(op: str) -> None:
+def test_the_options_match_the_schema(op: str) -> None:
     """In its order and with its defaults, for the operator and its reference."""
     schema = [each for each in getattr(torch.ops.fattn, op).default._schema.arguments if each.kwarg_only]
     wanted = [(e.name, e.default_value if e.has_default_value() else inspect.Parameter.empty) for e in schema]

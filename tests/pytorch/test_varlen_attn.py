@@ -225,7 +225,7 @@ def test_rows_without_packing() -> None:
     assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
 
 
-def test_without_install_there_is_none() -> None:
+def test_torch_alone_has_no_kernel() -> None:
     """The control: torch itself has nothing on mps."""
     tensors, cu = operands()
     varlen_attn(*tensors, cu, cu, 9, 9)

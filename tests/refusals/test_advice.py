@@ -37,7 +37,7 @@ ADVICE = [
 ]
 CHECKED = {  # checked only with FATTN_CHECK=1
     "recreate it with torch_fattn.mask_map(attn_mask)",
-    "pass the most rows that a sequence has",
+    "pass the rows of the longest sequence",
     "give every token a different slot, or -1 to drop it",
     "share fewer keys",
     "give each sequence different entries in",
@@ -48,9 +48,11 @@ LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
 FIRST = "another check refuses the same before"
 FILES = "tests/caches/test_files.py"
+HISTORIES = "tests/caches/test_histories.py"
 OVER_PAGED = "tests/transformers/test_paged_cache.py"
 VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
 NOT_FOLLOWED = {
+    "call the operator once for each of its values": "tests/operators/test_attention_transforms.py",
     "all three must have the same dtype": LIMIT,
     "lses must have the shape of outs without its last dimension": LIMIT,
     "it must be contiguous": LIMIT,
@@ -70,8 +72,9 @@ NOT_FOLLOWED = {
     "pass at least one, and for int4 groups of": LIMIT,
     "pass a tensor with data": LIMIT,
     "pass ids of tokens": LIMIT,
-    "append() the rest of their step, or drop them with truncate({}, {})": "tests/caches/test_histories.py",
+    "append() the rest of their step, or drop them with truncate({}, {})": HISTORIES,
     "drop it with truncate({}, {}) and append it again": "tests/caches/test_refusals.py",
+    "pass all new tokens of the step to {}.prefill, packed as its keys are": HISTORIES,
     "pass the packed rows of such a step to prefill()": "tests/caches/test_caches.py",
     "pip install safetensors": FILES,
     "pass a path with the permission and the space for a file": FILES,
@@ -79,11 +82,13 @@ NOT_FOLLOWED = {
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "make a cache for each batch": OVER_PAGED,
-    "reset() the PagedCache and pass all tokens again": OVER_PAGED,
+    "crop() all tokens of that forward, or reset() the PagedCache": OVER_PAGED,
     "make the PagedCache with a larger num_blocks, or pass fewer tokens": OVER_PAGED,
     "use DynamicCache for it": OVER_PAGED,
     "use DynamicCache for them": OVER_PAGED,
     "to drop n tokens, pass -n": OVER_PAGED,
+    "pass the mask of all tokens in every forward, or use DynamicCache": OVER_PAGED,
+    "pad on the left, or use DynamicCache": OVER_PAGED,
     'load the model with attn_implementation="fattn", or use DynamicCache for it': OVER_PAGED,
     "pass a ModelPatcher, which ComfyUI's loaders return": "tests/integrations/test_comfyui.py",
     'pass "error" or "sdpa"': "tests/transformers/test_unsupported.py",

@@ -14,6 +14,7 @@ import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.accuracy import assert_lse_close
 from tests.helpers.wrong_calls import WRONG, Arguments, Fault, refusal, valid
+from torch_fattn.flash_attn import flash_attn_func
 from torch_fattn.operators import BACKWARDS, OPERATORS
 from torch_fattn.runtime.options import defaults_of
 
@@ -73,7 +74,7 @@ def test_the_control_works_without_data(op: str) -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("order", [("cpu", "meta"), ("meta", "cpu")])
-def test_data_and_no_data_do_not_mix(order: tuple[str, str]) -> None:
+def test_meta_and_device_tensors_do_not_mix(order: tuple[str, str]) -> None:
     """The op must not return uninitialised memory."""
     query, key = (torch.randn(1, 2, 4, 16, device=device) for device in order)
     error, sentence = refusal_of("prefill", {"query": query, "key": key, "value": key})
@@ -121,7 +122,7 @@ def test_an_unknown_option(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError) as caught:
         function(**valid("prefill"), causal=True)
     options = ", ".join(each for each in defaults_of("prefill") if each != "attn_mask")
-    assert options.startswith("mask_map, is_causal, q_offset, window_left, ")
+    assert options.startswith("mask_map, is_causal, q_offset, seq_lens, ")
     hint = "(did you mean is_causal?)"
     assert str(caught.value) == f"{name}: there is no option 'causal' {hint}; the options are {options}"
 
@@ -140,9 +141,17 @@ def test_an_unknown_option(function: Callable[..., Any]) -> None:
         (lambda x: torch_fattn.decode(x, x, x, return_softmax_lse=True), "(did you mean return_lse?); "),
         (lambda x: torch_fattn.decode(x, x, x, softmax_scale=1.0), "(did you mean scale?); "),
         (lambda x: torch_fattn.paged_decode(x, x, x, page_table=x), "(did you mean block_tables?); "),
+        (lambda x: torch_fattn.prefill(x, x, x, mask=x), "(did you mean attn_mask?); "),
+        (lambda x: torch_fattn.paged_prefill(x, x, x, x, x, x, 3),
+         "fattn.paged_prefill: missing a required argument: 'is_causal'; pass it by name, True or False"),
+        (lambda x: flash_attn_func(x, x, x, return_softmax_lse=True),
+         "(did you mean return_attn_probs?); the arguments are q, k, v, dropout_p, softmax_scale, causal, "),
+        (lambda x: flash_attn_func(x, x, x, sinks=x[0]), "(did you mean learnable_sink?); "),
+        (lambda x: torch_fattn.explain("decode", kv_lenght=3), "(did you mean kv_len?); the sizes are dtype"),
+        (lambda x: torch_fattn.explain("prefill", causal=True), "(did you mean is_causal?); the sizes are"),
     ],
 )  # fmt: skip
-def test_an_argument_that_is_not_there(call: Callable[[Tensor], Any], message: str) -> None:
+def test_a_missing_argument(call: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(TypeError) as caught:
         call(torch.randn(1, 2, 3, 16))
     assert message in str(caught.value)

@@ -64,7 +64,7 @@ def test_out_of_range_numbers_read_nothing_outside(
     assert_lse_close(lse.cpu(), exact_lse, torch.float32)
 
 
-def test_a_block_that_the_table_does_not_need_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_table_entries_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FATTN_CHECK", "1")
     arguments = valid("paged_decode")
     arguments["seq_lens"] = torch.tensor([16, 0], dtype=torch.int32).to("mps")

@@ -67,7 +67,7 @@ UNWRITTEN = {"PagedKVCache", "StaticKVCache", "StaticKVCache.keys", "StaticKVCac
 @pytest.mark.host_only
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
 @pytest.mark.parametrize("name", sorted({*WITH_ARGUMENTS} - UNWRITTEN))
-def test_settings_of_a_process_change_no_result(name: str) -> None:
+def test_process_settings_do_not_change_results(name: str) -> None:
     public, valid = PUBLIC[name], VALID[name]
     expected = results_of(public, valid())
     for setting in SETTINGS.values():

@@ -31,7 +31,7 @@ def error_of(provoke: Callable[[], object]) -> str:
 
 
 @pytest.mark.host_only
-def test_a_kernel_that_is_gone() -> None:
+def test_an_unregistered_kernel() -> None:
     assert error_of(call_a_kernel_that_is_gone) == "kernel_gone"
 
 

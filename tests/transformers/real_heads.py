@@ -97,7 +97,7 @@ MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 def gemma2() -> Real:
     config = Gemma2Config(**text(2, 1, 256, query_pre_attn_scalar=256) | local_and_global())
-    return Real(AutoModelForCausalLM, config, {("prefill", 256): 2}, {("decode", 256): 2}, padded_prompt)
+    return Real(AutoModelForCausalLM, config, {("decode", 256): 2}, {("decode", 256): 2}, padded_prompt)
 
 
 def gemma3() -> Real:
@@ -156,7 +156,7 @@ def gemma4() -> Real:
     return Real(
         AutoModelForImageTextToText,
         config,
-        {("prefill", 256): 1, ("prefill", 512): 1, ("prefill", 64): 2},
+        {("decode", 256): 1, ("decode", 512): 1, ("prefill", 64): 2},
         {("decode", 256): 1, ("decode", 512): 1},
         lambda: with_image(
             4, "mm_token_type_ids", pixel_values=random(1, 36, 48).sigmoid(), image_position_ids=places
@@ -168,7 +168,7 @@ def gpt_oss() -> Real:
     """Learned sinks in a local and a global layer; eight query heads share each key-value head."""
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
     config = GptOssConfig(**text(8, 1, 64, **experts) | local_and_global())
-    return Real(AutoModelForCausalLM, config, {("prefill", 64): 2}, {("decode", 64): 2}, padded_prompt)
+    return Real(AutoModelForCausalLM, config, {("decode", 64): 2}, {("decode", 64): 2}, padded_prompt)
 
 
 def t5() -> Real:
@@ -236,7 +236,7 @@ def qwen3_5() -> Real:
     return Real(
         AutoModelForImageTextToText,
         config,
-        {("prefill", 256): 1, ("prefill", 72): 2},
+        {("decode", 256): 1, ("prefill", 72): 2},
         {("decode", 256): 1},
         lambda: qwen_image(16, 4, 6),
     )
@@ -253,7 +253,7 @@ def _qwen_vl(config: Any, vision: dict[str, Any], tower: tuple[int, int], *image
     return Real(
         AutoModelForImageTextToText,
         config(text_config=qwen_text(), vision_config=TOWER | vision, **QWEN_TOKENS),
-        {("prefill", 128): 2, ("prefill", tower[0]): tower[1]},
+        {("decode", 128): 2, ("prefill", tower[0]): tower[1]},
         {("decode", 128): 2},
         lambda: qwen_image(*image),
     )

@@ -43,16 +43,16 @@ def token_major(heads: int, length: int) -> Tensor:
 def layer_call(rows: int, seq_lens: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Query, key, value and the mask of causal rows, whose filled length only the device knows."""
     filled = torch.tensor(KEYS - 3, device=DEVICE) if seq_lens else KEYS
-    pattern = write_pattern(BATCH, rows, KEYS, filled, KEYS, None, DEVICE)
+    pattern = write_pattern(BATCH, KEYS, filled, KEYS, None, DEVICE)
     return token_major(HEADS, rows), token_major(KV_HEADS, KEYS), token_major(KV_HEADS, KEYS), pattern
 
 
 CASES = {
-    "prefill": (20, False, "prefill"),
+    "prefill": (20, False, "decode"),
     "decode": (1, False, "decode"),
     "decode_rows": (5, False, "decode"),
     "static_decode": (5, True, "decode"),
-    "static_prefill": (20, True, "paged_prefill"),
+    "static_prefill": (20, True, "decode"),
 }
 
 

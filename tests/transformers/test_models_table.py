@@ -9,7 +9,7 @@ from tests.transformers.models_table import PAGE, README, page, render
 pytestmark = pytest.mark.host_only
 
 
-def test_the_summary_is_that_of_the_file() -> None:
+def test_the_summary_matches_the_file() -> None:
     text = README.read_text()
     assert render(text) == text
 

@@ -94,7 +94,7 @@ def test_positions_that_the_mask_ignores(batch: int, calls: list[Call]) -> None:
     assert len(packed) == LAYERS and [call["window_left"] for call in packed] == [WINDOW - 1, -1]
 
 
-def test_control_positions_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_unread_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "restarts_of", lambda *_: None)
     with pytest.raises(AssertionError):
         test_positions_that_the_mask_ignores(1, [])
@@ -122,7 +122,7 @@ APART = CAUSAL & (torch.arange(24) >= 13).eq((torch.arange(24) >= 13)[:, None])
 RIGHT = CAUSAL & (torch.arange(24) < 20)
 MASKS: dict[str, tuple[torch.Tensor, bool]] = {
     "causal": (torch.ones((), dtype=torch.bool).expand(1, 24), True),
-    "a window": (write_pattern(1, 24, 24, 24, WINDOW, None, "cpu"), True),
+    "a window": (write_pattern(1, 24, 24, WINDOW, None, "cpu"), True),
     "whole": (CAUSAL[None, None], True),
     "additive": (torch.zeros(1, 1, 24, 24).masked_fill(~CAUSAL, torch.finfo(torch.float32).min), True),
     "apart": (APART[None, None], False),
@@ -253,6 +253,32 @@ def test_the_attention_function_alone(causal: bool, window: int | None, head_dim
         )
         exact = torch.where(seen.any(-1)[None, None, :, None], exact, 0.0)
         assert rows == 0 or (out[:, q0:q1].cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [16, 584])
+@pytest.mark.filterwarnings("ignore:fattn attention in Module")
+def test_lengths_of_an_encoder(head_dim: int) -> None:
+    """They cut a mask that hides nothing, in which windows no longer matter. A mask that hides keys, and the
+    keys of another sequence, are refused where sequences would see one another."""
+    register(on_unsupported="sdpa")
+    layer = nn.Module()
+    layer.is_causal, layer.num_key_value_groups = False, 1  # type: ignore[assignment]
+    query = torch.randn(1, 4, 9, head_dim, device=DEVICE)
+    ends = torch.tensor([0, 4, 9])
+    options: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "sliding_window": 2}
+    everything = torch.ones((), dtype=torch.bool, device=DEVICE)
+    out, _ = attend(layer, query, query, query, everything.expand(1, 1, 9, 9), **options)
+    pieces = [torch.nn.functional.scaled_dot_product_attention(x, x, x) for x in query.cpu().split([4, 5], 2)]
+    assert (out.cpu() - torch.cat(pieces, 2).transpose(1, 2)).abs().max() < 1e-5
+    window = (torch.arange(9)[:, None] - torch.arange(9)).abs() < 2
+    for mask in (window[None, None], everything.cpu()[None, None, None].repeat(1, 1, 1, 9)):
+        with pytest.raises(NotImplementedError, match="would see one another.*4D attention_mask"):
+            attend(layer, query, query, query, mask.to(DEVICE), **options)
+    apart = window & (torch.arange(9)[:, None] < 4).eq(torch.arange(9) < 4)
+    assert attend(layer, query, query, query, apart[None, None].to(DEVICE), **options)[0].shape[1] == 9
+    keys = torch.randn(1, 4, 12, head_dim, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="would see one another"):
+        attend(layer, query, keys, keys, everything.expand(1, 1, 9, 12), **options)
 
 
 def test_training_of_packed_sequences() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -170,17 +171,32 @@ def check_calls(name: str, calls: list[Call], block_size: int) -> None:
             assert call["key_cache"].shape[:2].numel() > 64 * BLOCK_SIZE, "the cache's own memory"
 
 
+MISTAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "tables of another request": (
+        "_block_tables",
+        lambda tables_of: lambda *arguments: tables_of(*arguments).roll(1, dims=0),
+    ),
+    "pools of another layer": ("paged_layer", lambda layer_of: lambda cache, _: layer_of(cache, 0)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_control_shuffled_tables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens differ if the keys of a request are found in another order."""
-    tables_of = paged_keys._block_tables
-
-    def shuffled(*arguments: Any) -> Tensor:
-        return tables_of(*arguments).roll(1, dims=0)
-
-    monkeypatch.setattr(paged_keys, "_block_tables", shuffled)
+def test_control_wrong_keys(name: str, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens differ if keys are in the wrong place."""
+    function, twin_of = MISTAKES[mistake]
+    monkeypatch.setattr(paged_keys, function, twin_of(getattr(paged_keys, function)))
     ours, eager = pair(AutoModelForCausalLM, MODELS[name])
     assert tokens_of(ours, NAME) != tokens_of(eager, "paged|eager")
+
+
+def test_control_gathered_keys(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are right, but the operators do not read the cache's own memory."""
+    monkeypatch.setattr(paged_keys, "HEAD_STEP", 5)  # all heads are odd
+    ours, eager = pair(AutoModelForCausalLM, MODELS["mistral"])
+    assert tokens_of(ours, NAME) == tokens_of(eager, "paged|eager")
+    with pytest.raises(AssertionError, match="the cache's own memory"):
+        check_calls("mistral", calls, BLOCK_SIZE)
 
 
 class Layer(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,6 +67,22 @@ def check_blocks(cache: PagedKVCache, sequences: int) -> None:
     assert cache.free_blocks == stats.blocks
 
 
+@pytest.mark.parametrize("lost", ["free", "blocks"])
+def test_control_lost_blocks(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that keeps its blocks, and a block that no sequence has."""
+    ours, _ = pair(AutoModelForCausalLM, MODELS["llama"])
+    cache = PagedCache(ours.config, 40)
+    with torch.no_grad():
+        ours(prompt(PROMPT)[0].to(DEVICE), past_key_values=cache)
+    (paged,) = cache.caches
+    blocks = PagedKVCache.blocks
+    twins: dict[str, Any] = {"free": lambda *_: None, "blocks": lambda *given: blocks(*given)[1:]}
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        patched.setattr(PagedKVCache, lost, twins[lost])
+        check_blocks(paged, 2)
+    check_blocks(paged, 2)
+
+
 @pytest.mark.parametrize("padding", [0, 5])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
@@ -76,7 +93,8 @@ def test_generate(name: str, beams: int, padding: int, calls: list[Call]) -> Non
         mine = generate(ours, padding, num_beams=beams, **PAGED)
     assert launches["fattn_cache_write"] == LAYERS * NEW_TOKENS
     assert launches["fattn_prefill"] == LAYERS and decodes(launches) == LAYERS * (NEW_TOKENS - 1)
-    assert {call.op for call in calls} == {"paged_prefill", "paged_decode"}, "nothing is gathered"
+    packed = {"paged_prefill"} if padding else set()
+    assert {call.op for call in calls} == {"paged_decode", *packed}, "nothing is gathered"
     assert mine.sequences.tolist() == generate(eager, padding, num_beams=beams).sequences.tolist()
     assert any(len(set(tokens)) > 1 for tokens in mine.sequences[:, PROMPT:].tolist())
     for cache in mine[CACHE].caches:
@@ -216,40 +234,131 @@ def test_a_full_cache_is_unchanged() -> None:
         assert torch.equal(ours(ids.to(DEVICE), past_key_values=cache).logits, before)
 
 
+def both_steps(models: Any, caches: Any, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The logits of the newest tokens, of a forward over each cache."""
+    place = torch.arange(caches[0].get_seq_length(), 99)[None, : tokens.shape[1]]
+    with torch.no_grad():
+        mine, theirs = (
+            model(
+                tokens.to(model.device),
+                attention_mask=None if mask is None else mask.to(model.device),
+                position_ids=place.to(model.device),
+                past_key_values=cache,
+            ).logits[:, -1]
+            for model, cache in zip(models, caches, strict=True)
+        )
+    return mine.cpu(), theirs
+
+
+@pytest.mark.parametrize("hidden", ["nothing", "the first tokens", "a token in the middle"])
+@pytest.mark.parametrize("padded", ["nowhere", "left", "right"])
+def test_a_mask_that_changes(padded: str, hidden: str) -> None:
+    """Padding is not stored, and what is stored cannot be hidden: the mask of a later forward that hides
+    other tokens is refused. Reordering and dropping tokens keep what was padding."""
+    models = pair(AutoModelForCausalLM, MODELS["llama"])
+    ids, mask = prompt(PROMPT, 3 if padded == "left" else 0)
+    if padded == "right":
+        mask[0, -3:] = 0
+    caches = PagedCache(models[0].config, 16), DynamicCache()
+    new, order, more = torch.full((2, 2), 7), torch.tensor([1, 0]), torch.ones(2, 2, dtype=torch.long)
+    both_steps(models, caches, ids, mask)
+    for cache in caches:
+        cache.reorder_cache(order)
+        cache.crop(-2)
+    mask = torch.cat((mask[order, :-2], more), 1)
+    later = torch.cat((mask, more), 1)
+    later[:, slice(0, 2) if hidden == "the first tokens" else slice(9, 11)] = 0
+    mine, theirs = both_steps(models, caches, new, mask)
+    assert (mine - theirs).abs().max() < 2e-5
+    if padded != "nowhere" or hidden != "nothing":
+        with pytest.raises(
+            NotImplementedError, match="hides other tokens .*; pass the mask of all tokens in"
+        ):
+            both_steps(models, caches, new, None if hidden == "nothing" else later)
+        assert caches[0].get_seq_length() == PROMPT
+    mine, theirs = both_steps(models, caches, new, torch.cat((mask, more), 1))
+    assert (mine - theirs).abs().max() < 2e-5
+
+
+def test_padding_between_tokens_and_a_window() -> None:
+    """It is not stored, and so would not be counted. The layers with full attention do not mind."""
+    new, more = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long)
+    for name in ("llama", "gemma3"):
+        models = pair(AutoModelForCausalLM, MODELS[name])
+        for length, refused in ((PROMPT, name == "gemma3"), (4, False)):  # all keys are in the window
+            ids, mask = prompt(length)
+            mask[0, -2:] = 0
+            caches = PagedCache(models[0].config, 16), DynamicCache()
+            both_steps(models, caches, ids, mask)
+            mask = torch.cat((mask, more), 1)
+            if refused:
+                with pytest.raises(
+                    NotImplementedError, match="between tokens.*; pad on the left, or use Dyn"
+                ):
+                    both_steps(models, caches, new, mask)
+            else:
+                mine, theirs = both_steps(models, caches, new, mask)
+                assert (mine - theirs).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("where", ["append", "mlp"])  # in the attention of a layer, or behind it
 @pytest.mark.parametrize("failing", range(LAYERS))
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_forward_that_fails_in_a_layer(name: str, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is refused, whether the cache was empty or not, until it is reset."""
+def test_a_forward_that_fails_in_a_layer(
+    name: str, failing: int, where: str, padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is refused, whether the cache was empty or not, until `crop` or `reset`."""
     ours, _ = pair(AutoModelForCausalLM, MODELS[name])
-    ids = prompt(PROMPT)[0].to(DEVICE)
+    ids, mask = (each.to(DEVICE) for each in prompt(PROMPT, padding))
 
-    def forward(*tokens: int) -> Tensor:
+    def forward(first: int, last: int) -> Tensor:
         with torch.no_grad():
-            return ours(ids[:, slice(*tokens)], past_key_values=cache, logits_to_keep=1).logits
+            given = {"attention_mask": mask[:, :last], CACHE: cache}
+            return ours(ids[:, first:last], **given, logits_to_keep=1).logits
 
-    append, left = PagedKVCache.append, -1
+    def fails(called: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise MemoryError("no memory")
+            return called(*arguments)
 
-    def failing_append(*arguments: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left == -1:
-            raise MemoryError("no memory")
-        append(*arguments)
+        return call
 
-    monkeypatch.setattr(PagedKVCache, "append", failing_append)
+    left = -1
+    if where == "append":
+        monkeypatch.setattr(PagedKVCache, "append", fails(PagedKVCache.append))
+    else:
+        for layer in ours.model.layers:
+            monkeypatch.setattr(layer.mlp, "forward", fails(layer.mlp.forward))
     cache = PagedCache(ours.config, 16)
     expected = forward(0, PROMPT)
+    is_whole = where == "mlp" and failing == LAYERS - 1  # behind the last attention
     for start in (0, 12):
         cache.reset()
         if start:
             forward(0, start)
+        for _ in range(2):
+            left = failing
+            with pytest.raises(MemoryError):
+                forward(start, PROMPT)
+            if not is_whole and (start or where == "append"):
+                refused: list[Any] = [partial(forward, start, PROMPT), partial(cache.crop, -1)]
+                for call in (*refused, partial(cache.batch_repeat_interleave, 2)):
+                    with pytest.raises(RuntimeError, match=r": a layer lacks .*; crop\(\) all tokens of"):
+                        call()
+            cache.crop(start - PROMPT)
+            assert cache.get_seq_length() == start
+        assert torch.allclose(forward(start, PROMPT), expected, atol=1e-5)
+        cache.crop(start - PROMPT)
         left = failing
         with pytest.raises(MemoryError):
             forward(start, PROMPT)
-        with pytest.raises(RuntimeError, match=r": a layer lacks .*; reset\(\) the PagedCache"):
-            forward(start, PROMPT)
-        cache.reset()
-        assert torch.equal(forward(0, PROMPT), expected)
+    cache.reset()
+    assert torch.equal(forward(0, PROMPT), expected)
+    check_blocks(cache.caches[0], 2)
 
 
 @pytest.mark.parametrize("other", ["sdpa", "eager"])

@@ -16,7 +16,10 @@ from torch_fattn.integrations.transformers import attend
 from torch_fattn.integrations.transformers.patterns import write_pattern
 
 ROWS = 4
-ADVICE = re.compile(r'; .*(attn_implementation="(eager|sdpa)"|model\.eval\(\)|position_ids|create_\w+_mask)')
+ADVICE = re.compile(
+    r'; .*(attn_implementation="(eager|sdpa)"|model\.eval\(\)|position_ids|create_\w+_mask)'
+    "|pass a (bool )?mask"
+)
 
 
 class Layer(nn.Module):
@@ -91,7 +94,7 @@ def test_position_bias() -> None:
     assert (causal.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
 
     padding = torch.tensor([[False, True, True, True]], device=DEVICE)
-    pattern = write_pattern(1, ROWS, ROWS, ROWS, 2, padding, DEVICE)
+    pattern = write_pattern(1, ROWS, ROWS, 2, padding, DEVICE)
     within_two = additive.masked_fill(~hidden.triu(-1), -torch.inf)
     for mask, added in ((padding, additive), (pattern, within_two)):
         out, _ = attend(Layer(), query, query, query, mask, position_bias=bias)
@@ -115,7 +118,7 @@ def test_a_selection_of_keys() -> None:
     selected = torch.zeros(2, ROWS, ROWS, dtype=torch.bool).scatter_(-1, indices.cpu(), True)[:, None]
     causal = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool, device=DEVICE).tril().expand(2, 1, -1, -1)
     additive = torch.zeros(causal.shape, device=DEVICE).masked_fill(~causal, -torch.inf)
-    pattern = write_pattern(2, ROWS, ROWS, ROWS, ROWS, None, DEVICE)
+    pattern = write_pattern(2, ROWS, ROWS, ROWS, None, DEVICE)
     for mask in (causal, additive, pattern):
         out, _ = attend(Layer(), query, query, query, mask, indices=indices)
         exact, _ = reference.prefill(query.cpu(), query.cpu(), query.cpu(), causal.cpu() & selected)
@@ -139,6 +142,9 @@ def test_masks_that_contradict_the_options() -> None:
     assert "(4, 4) and must be bool (1, 4)" in refusal(attention_mask=ones(ROWS, ROWS))
     assert "3 dimensions" in refusal(attention_mask=ones(1, ROWS, ROWS))
     assert "torch.int64 is neither" in refusal(attention_mask=ones(1, 1, ROWS, ROWS, dtype=torch.int64))
+    two_rows = ones(1, 1, 2, ROWS, dtype=torch.int32)  # a pattern of packed sequences has this form
+    assert "torch.int32 is neither" in refusal(rows=2, attention_mask=two_rows)
+    assert "mask has 5 keys and the layer 4" in refusal(attention_mask=ones(1, 1, ROWS, ROWS + 1))
     for mask in (ones(1, ROWS), ones(1, 1, 1, ROWS), ones(1, 1, ROWS, ROWS, dtype=torch.float32)):
         assert call(attention_mask=mask).shape == (1, ROWS, 4, 16)
 
@@ -146,10 +152,10 @@ def test_masks_that_contradict_the_options() -> None:
 def test_pattern_of_other_lengths() -> None:
     """A pattern for more keys, or for more rows, than the layer has; its control fits."""
     padding = torch.ones(1, ROWS, dtype=torch.bool, device=DEVICE)
-    for kv_length, q_length in ((ROWS + 1, ROWS), (ROWS + 9, ROWS + 9)):
-        other = write_pattern(1, q_length, kv_length, kv_length, 2, padding, DEVICE)
-        assert "does not have 4 rows and 4 keys" in refusal(attention_mask=other)
-    fitting = write_pattern(1, ROWS, ROWS, ROWS, 2, padding, DEVICE)
+    for kv_length in (ROWS + 1, ROWS + 9):
+        other = write_pattern(1, kv_length, kv_length, 2, padding, DEVICE)
+        assert "not a pattern of 4 rows and 4 keys" in refusal(attention_mask=other)
+    fitting = write_pattern(1, ROWS, ROWS, 2, padding, DEVICE)
     assert call(attention_mask=fitting).shape == (1, ROWS, 4, 16)
 
 
@@ -158,7 +164,7 @@ def test_sinks_of_other_heads() -> None:
     assert call(s_aux=torch.zeros(4, device=DEVICE)).shape == (1, ROWS, 4, 16)
 
 
-def test_a_layer_that_is_not_declared_causal_or_not() -> None:
+def test_a_layer_without_is_causal() -> None:
     query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
     with pytest.raises(NotImplementedError, match="neither a mask nor is_causal"):
         attend(nn.Module(), query, query, query, None)

@@ -126,7 +126,7 @@ def test_models_and_configs() -> None:
     assert PreTrainedConfig.sub_configs == {} and PreTrainedConfig()._attn_implementation is None
 
 
-def test_what_batching_passes_on() -> None:
+def test_arguments_of_continuous_batching() -> None:
     longest = "length" if BATCHES_BY_NAME else "seqlen"
     assert {*PagedAttentionArgs.__annotations__} - {"is_causal"} == {
         *(

@@ -324,7 +324,7 @@ def test_a_compiled_run() -> None:
 
 
 def test_continuous_batching_does_not_train() -> None:
-    """It writes keys and values to a cache, through which no gradient goes."""
+    """It writes keys and values to a cache, which does not support gradients."""
     from torch_fattn.integrations.transformers import attend_paged
 
     query = torch.randn(1, 4, 3, 16, device=DEVICE, requires_grad=True)

@@ -91,6 +91,17 @@ def test_wide_heads_run_through_sdpa(
     assert "LlamaAttention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
 
 
+def test_control_a_warning_at_a_line_of_a_library(
+    sdpa_policy: None, seen: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_fattn.runtime.warn._LIBRARIES", {"torch_fattn"})
+    ours, _ = pair(AutoModelForCausalLM, wide(584))
+    with torch.no_grad():
+        ours(prompt()[0].to(DEVICE))
+    with pytest.raises(AssertionError, match="not at a line of a library"):
+        sentences(seen)
+
+
 def test_wide_heads_are_an_error_otherwise() -> None:
     ours, _ = pair(AutoModelForCausalLM, wide(584))
     with torch.no_grad(), pytest.raises(NotImplementedError, match="LlamaAttention: .*584.*; use attn_impl"):
@@ -204,14 +215,13 @@ def test_masks_without_patterns() -> None:
             known = None if real is None else real[:, :filled]
             lens = torch.tensor(filled)
             for mask in (
-                write_pattern(2, rows, keys, filled, width, known, "cpu"),
-                write_pattern(2, 1, keys, lens, width, real, "cpu"),
+                write_pattern(2, keys, filled, width, known, "cpu"),
+                write_pattern(2, keys, lens, width, real, "cpu"),
             ):
-                n = rows if mask.shape[2] == 0 or mask.shape[3] == filled else 1
-                wanted = within[-n:][None, None].expand(2, 1, -1, -1)
+                wanted = within[None, None].expand(2, 1, -1, -1)
                 if real is not None:
                     wanted = wanted & real[:, None, None]
-                got, _ = without_patterns(mask, n, keys)
+                got, _ = without_patterns(mask, rows, keys)
                 assert got is not None and got.expand(wanted.shape).equal(wanted)
     ids = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
     packed = write_packed(ids, 2)

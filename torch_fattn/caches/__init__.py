@@ -7,8 +7,8 @@ go and share prefixes. Both hold all layers of a model and have the same interfa
         cache.append(layer, step, key, value)    # [tokens, kv_heads, dim]: the new tokens, packed
         out = cache.decode(layer, step, query)   # [batch, heads, rows, dim]: the newest rows of each sequence
 
-`decode` takes up to 16 rows of each sequence, also packed; `prefill` takes all new tokens of a step, packed,
-including whole prompts.
+`decode` takes as many rows of each sequence as of any other, also packed; `prefill` takes all new tokens of a
+step, packed.
 
 The host assigns blocks to sequences. Lengths and block tables are updated on the device, so no method waits
 for the GPU, except those that copy to host memory or a file. The classes are not thread-safe.

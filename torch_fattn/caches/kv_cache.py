@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS, paged_prefill
+from ..operators.attention import paged_prefill
 from ..operators.options import CachePrefillOptions
 from ..runtime.signatures import is_checked, public
 from .filled import Filled
@@ -114,11 +114,6 @@ class KVCache:
         step._check_appended(name, layer)
         step._check_query(name, query)
         self._layers.check_query(name, query)
-        if query.shape[2] > MAX_DECODE_ROWS and options.get("tree_mask") is None:
-            raise NotImplementedError(
-                f"{name}: {query.shape[2]} query rows per sequence are above {MAX_DECODE_ROWS}; pass all new "
-                f"tokens of the step to {self._name}.prefill, packed as its keys are"
-            )
         self._check_written("decode", layer, step)
 
     def _decode_packed(

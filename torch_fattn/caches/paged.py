@@ -169,6 +169,7 @@ class PagedKVCache(PagedSequences):
         rows = self._layers.read(own.slots(self._block_size))
         self._change += 1
         own.changed, own.swapped = self._change, Swapped(places, rows)
+        own.filled.freeze(self._layers.every)  # a step that it shares with its source writes to other blocks
         self._pool.release(own.blocks)
         own.blocks = [GONE] * len(own.blocks)
 

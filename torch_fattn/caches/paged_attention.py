@@ -105,6 +105,16 @@ class PagedAttention(KVCache):
             out = in_order(outs, groups)
         return (out, in_order(lses, groups)) if return_lse else out
 
+    def _check_decode(self, layer: int, step: CacheStep, query: Tensor, options: Any) -> None:
+        super()._check_decode(layer, step, query, options)
+        fewest = min(step._counts, default=0)
+        if self._window.left >= 0 and query.shape[2] > max(fewest, 1):
+            raise ValueError(
+                f"{self._name}.decode: query has {query.shape[2]} rows of each sequence and one has {fewest} "
+                "new tokens, before which its window has released keys; pass all new tokens of the step to "
+                f"{self._name}.prefill, packed as its keys are"
+            )
+
     def _find_groups(self, step: CacheStep, rows: int) -> list[Group]:
         """By whole blocks before all rows that are not hidden."""
         if rows not in step._groups:

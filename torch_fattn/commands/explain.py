@@ -36,7 +36,7 @@ USED_BY = {
 }
 WHY_NOT = {
     ("decode", "causal"): "its rows are the last ones of their sequences and always causal",
-    ("paged_prefill", "causal"): "its rows are causal by default",
+    ("paged_prefill", "causal"): "its rows are planned as causal",
     ("paged_decode", "causal"): "its rows are the last ones of their sequences and always causal",
 }
 

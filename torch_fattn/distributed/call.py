@@ -75,6 +75,8 @@ def prefill_call(
                 f"{name}: {what} of shape {list(operand.shape)} must have 4 dimensions [batch, heads, "
                 "length, head_dim]"
             )
+    if options.pop("seq_lens", None) is not None:
+        raise NotImplementedError(f"{name}: seq_lens is not supported; pass an attn_mask of the filled keys")
     placed = shards or Shards.sizes([key.shape[2]] * ranks)
     check_ranks(name, "shards", placed, ranks)
     check_count(name, "key", key.shape[2], "shards", placed, rank)

@@ -77,7 +77,7 @@ def decode(
             ALiBi count positions of the whole sequence; a sink counts once.
 
     Returns:
-        As `torch_fattn.decode`, the same bits on every rank.
+        As `torch_fattn.decode`, bit-identical on every rank.
 
     Raises:
         RuntimeError: a rank ended, stalled beyond the group's timeout, refused its arguments, or is in

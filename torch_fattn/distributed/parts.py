@@ -24,7 +24,7 @@ def split(part: Tensor) -> Part:
 
 
 def merge_ranks(exchange: Exchange, part: Part, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Out and lse of the parts of all ranks, merged in the order of the ranks: the same bits on each."""
+    """Out and lse of the parts of all ranks, merged in the order of the ranks: bit-identical on each."""
     if exchange.ranks == 1:
         return merge_parts([part[0]], [part[1]], dtype)
     outs, sums = split(exchange.gather(joined(part)))

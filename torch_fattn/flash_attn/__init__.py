@@ -11,10 +11,12 @@ between runs. Lengths, block tables and indices stay on the device; with FATTN_C
 values out of range raise ValueError before anything is written.
 
 By keyword, `flash_attn_func`, `flash_attn_varlen_func` and `flash_attn_with_kvcache` also take the arguments
-of flash-attn 3 and 4 and of vLLM's flash-attn. `learnable_sink` (`s_aux`), `page_table` and `out` mean the
-same here. Arguments of the scheduler, and scales of float8 operands where the operands are not, have no
-effect. Arguments that are not implemented are refused, unless they have their default.
+of flash-attn 3 and of vLLM's flash-attn. `learnable_sink` (`s_aux`), `page_table` and `out` mean the same
+here. Arguments of the scheduler, and scales of float8 operands where the operands are not, have no effect.
+Arguments that are not implemented are refused, unless they have their default.
 """
+
+import sys
 
 from . import bert_padding as bert_padding
 from .cache import flash_attn_with_kvcache
@@ -30,6 +32,7 @@ from .varlen import (
 )
 
 __version__ = "2.8.3"  # of flash-attn, for what libraries ask of it
+flash_attn_interface = sys.modules[__name__]  # where flash-attn defines its functions
 __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",

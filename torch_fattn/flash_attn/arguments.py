@@ -16,8 +16,10 @@ from ..runtime.signatures import check_tensor, is_checked
 Result = Tensor | tuple[Tensor, Tensor, Tensor]
 Window = tuple[int | None, int | None] | None
 
-ROWS = "[batch, length, heads, head_dim]"
-POOL = "[num_blocks, block_size, kv_heads, head_dim]"
+# The name of each dimension, or its size.
+Shape = tuple[str | int, ...]
+ROWS: Shape = ("batch", "length", "heads", "head_dim")
+POOL: Shape = ("num_blocks", "block_size", "kv_heads", "head_dim")
 MAX_SOFTCAP = 1e30
 MAX_SCALE = 1e38  # with what the kernels multiply it by, finite in float32
 NO_LIMIT = 2**31  # a window of more keys than a sequence can have
@@ -31,16 +33,19 @@ def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
     return (out, lse, out.new_empty(0)) if with_lse else out
 
 
-def check_shape(op: str, what: str, tensor: Any, shape: str) -> None:
-    """`shape` names the dimensions, such as `[batch, length]`; a name that is a number is their size."""
-    check_tensor(name_of(op), what, tensor, shape)
-    names = shape.strip("[]").split(", ")
-    sizes = list(tensor.shape)
-    fits = len(sizes) == len(names) and all(
-        not name.isdigit() or int(name) == size for name, size in zip(names, sizes, strict=True)
+def check_shape(op: str, what: str, tensor: Any, shape: Shape) -> None:
+    if not isinstance(tensor, Tensor):
+        check_tensor(name_of(op), what, tensor, _text(shape))
+    # A text of symbolic sizes, unless it is that of an error, would be compiled for these sizes alone.
+    fits = tensor.dim() == len(shape) and all(
+        isinstance(wanted, str) or wanted == size for wanted, size in zip(shape, tensor.shape, strict=True)
     )
     if not fits:
-        raise ValueError(f"{name_of(op)}: {what} has shape {sizes}; pass {shape}")
+        raise ValueError(f"{name_of(op)}: {what} has shape {list(tensor.shape)}; pass {_text(shape)}")
+
+
+def _text(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def check_device(op: str, what: str, tensor: Tensor, q: Tensor) -> None:
@@ -52,7 +57,7 @@ def check_device(op: str, what: str, tensor: Tensor, q: Tensor) -> None:
         )
 
 
-def check_operands(op: str, q: Tensor, **others: tuple[Any, str]) -> None:
+def check_operands(op: str, q: Tensor, **others: tuple[Any, Shape]) -> None:
     """`others` with their shapes: of the dtype of q, on its device."""
     if q.dtype not in DTYPES.values():
         raise TypeError(f"{name_of(op)}: q is {q.dtype}; pass torch.float32, torch.float16 or torch.bfloat16")
@@ -109,7 +114,9 @@ def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
     if slopes is None:
         return
     heads = q.shape[-2]
-    if tuple(slopes.shape) not in ((heads,), (batch, heads)):
+    # Size by size: Dynamo finds no tuple of symbols in a tuple of tuples.
+    of_heads = slopes.dim() in (1, 2) and slopes.shape[-1] == heads
+    if not of_heads or (slopes.dim() == 2 and slopes.shape[0] != batch):
         raise ValueError(
             f"{name_of(op)}: alibi_slopes has shape {list(slopes.shape)}; pass one slope for each head, "
             f"[{heads}], or also for each sequence, [{batch}, {heads}]"
@@ -120,7 +127,7 @@ def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
 
 
 def check_integers(
-    op: str, what: str, numbers: Any, shape: str, q: Tensor, *, or_int64: bool = False
+    op: str, what: str, numbers: Any, shape: Shape, q: Tensor, *, or_int64: bool = False
 ) -> None:
     check_shape(op, what, numbers, shape)
     if numbers.dtype != torch.int32 and not (or_int64 and numbers.dtype == torch.int64):

@@ -11,6 +11,15 @@ def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
     return x[indices]
 
 
+def index_first_axis_residual(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    return x[indices], x
+
+
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
+    """Zeros of that many rows, with the values at the indices."""
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_put((indices,), values)
+
+
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
@@ -24,7 +33,18 @@ def unpad_input(
     return tokens, indices, cu_seqlens, int(lens.max()), attention_mask.sum(dim=-1, dtype=torch.int32)
 
 
+def unpad_input_for_concatenated_sequences(
+    hidden_states: Tensor, attention_mask_in_length: Tensor
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """`unpad_input` of rows that hold several sequences: those of `attention_mask_in_length` `[B, L]`, whose
+    row begins with their lengths and ends with zeros."""
+    lengths = attention_mask_in_length
+    kept = torch.arange(lengths.shape[1], device=lengths.device) < lengths.sum(-1, keepdim=True)
+    tokens, indices, *_ = unpad_input(hidden_states, kept)
+    lens = lengths[lengths != 0]
+    return tokens, indices, pad(lens.cumsum(0, dtype=torch.int32), (1, 0)), int(lens.max())
+
+
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """The tokens `[T, ..]` as `[batch, seqlen, ..]`, and zeros elsewhere."""
-    padded = hidden_states.new_zeros(batch * seqlen, *hidden_states.shape[1:])
-    return padded.index_put((indices,), hidden_states).unflatten(0, (batch, seqlen))
+    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
@@ -36,7 +35,7 @@ from .newer import DEFAULTS, CacheArguments, check_newer, check_out, into, one_o
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_DENSE_CACHE = "[batch_of_cache, capacity, kv_heads, head_dim]"
+_DENSE_CACHE = ("batch_of_cache", "capacity", "kv_heads", "head_dim")
 
 
 # fmt: off
@@ -118,7 +117,7 @@ def flash_attn_with_kvcache(
     check_new_keys(op, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, capacity)
     lens = lengths(op, cache_seqlens, q, k, capacity)
     if cache_leftpad is not None:
-        check_integers(op, "cache_leftpad", cache_leftpad, f"[{batch}]", q, or_int64=True)
+        check_integers(op, "cache_leftpad", cache_leftpad, (batch,), q, or_int64=True)
         check_between(op, "cache_leftpad", cache_leftpad, lens)
     new = 0 if k is None else k.shape[1]
     table_name = "cache_batch_idx" if block_table is None else "block_table"
@@ -150,7 +149,7 @@ def flash_attn_with_kvcache(
                 cache.copy_(padded[..., : cache.shape[-1]])
         lens = (lens + new).where(has_slots, 0)
 
-    if q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS):
+    if q_len == 1 or causal:
         query = q.transpose(1, 2)
         options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
         if cache_leftpad is not None:

@@ -18,7 +18,7 @@ from .arguments import (
     whole,
 )
 
-_ANGLES = "[positions, rotary_dim / 2]"
+_ANGLES = ("positions", "rotary_dim / 2")
 
 
 def table_of(
@@ -27,7 +27,7 @@ def table_of(
     """The block table, int32 `[B, blocks]`. Every sequence of a dense cache is one block."""
     batch = q.shape[0]
     if block_table is not None:
-        check_integers(op, "block_table", block_table, f"[{batch}, blocks]", q)
+        check_integers(op, "block_table", block_table, (batch, "blocks"), q)
         if cache_batch_idx is not None:
             raise ValueError(
                 f"{name_of(op)}: block_table already says where the keys of a sequence are; leave out "
@@ -35,8 +35,8 @@ def table_of(
             )
         return block_table
     if cache_batch_idx is not None:
-        check_integers(op, "cache_batch_idx", cache_batch_idx, f"[{batch}]", q, or_int64=True)
-        return cache_batch_idx.to(torch.int32)[:, None]
+        check_integers(op, "cache_batch_idx", cache_batch_idx, (batch,), q, or_int64=True)
+        return cache_batch_idx.clamp(-1, k_cache.shape[0]).to(torch.int32)[:, None]
     if k_cache.shape[0] < batch:
         raise ValueError(
             f"{name_of(op)}: q has batch size {batch} and k_cache {k_cache.shape[0]}; pass a cache of as "
@@ -128,6 +128,6 @@ def lengths(op: str, given: int | Tensor | None, q: Tensor, k: Tensor | None, ca
                 f"pass {f'at most {capacity - new}' if new <= capacity else 'a larger cache'}"
             )
         return torch.full((batch,), given, dtype=torch.int32, device=q.device)
-    check_integers(op, "cache_seqlens", given, f"[{batch}]", q, or_int64=True)
+    check_integers(op, "cache_seqlens", given, (batch,), q, or_int64=True)
     check_between(op, "cache_seqlens", given, capacity - (0 if k is None else k.shape[1]))
-    return given if given.dtype == torch.int32 else given.clamp(0, capacity).to(torch.int32)
+    return given if given.dtype == torch.int32 else given.clamp(-1, capacity).to(torch.int32)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..integrations.pytorch.routing import is_plain, torchs
-from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
@@ -36,8 +35,8 @@ from .newer import DEFAULTS, DenseArguments, check_newer, check_out, into, sinks
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_PACKED_QKV = "[batch, length, 3, heads, head_dim]"
-_PACKED_KV = "[batch, length, 2, kv_heads, head_dim]"
+_PACKED_QKV = ("batch", "length", 3, "heads", "head_dim")
+_PACKED_KV = ("batch", "length", 2, "kv_heads", "head_dim")
 
 
 # fmt: off
@@ -115,7 +114,7 @@ def _dense(
         out, lse = prefill(*operands, q_offset=kv_len - q_len - before, **options)
         return out.transpose(1, 2), lse
 
-    if not trains and (q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS)):
+    if not trains and (q_len == 1 or causal):
         out, lse = torch.ops.fattn.decode(*operands, alibi_slopes=alibi_slopes, **options)
         out = out.transpose(1, 2)
     elif alibi_slopes is None or sees_no_later_key(causal, options):

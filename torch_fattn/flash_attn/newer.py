@@ -34,20 +34,39 @@ class PagedArguments(DenseArguments, total=False):
     seqused_q: Tensor | None
 
 
+class PackedArguments(PagedArguments, total=False):
+    cp_world_size: int
+    cp_rank: int
+    cp_tot_seqused_k: Tensor | None
+    mask_mod: Any
+    block_sparse_tensors: Any
+    aux_tensors: Any
+    aux_tensor_leading_dims: Any
+    dynamic_causal: Tensor | None
+    output_scale: Tensor | None
+
+
 class CacheArguments(PagedArguments, total=False):
     cu_seqlens_q: Tensor | None
     cu_seqlens_k_new: Tensor | None
     max_seqlen_q: int | None
+    rotary_seqlens: Tensor | None
 
 
-DEFAULTS: dict[str, Any] = dict.fromkeys(CacheArguments.__annotations__)
-DEFAULTS |= {"attention_chunk": 0, "sm_margin": 0}
+DEFAULTS: dict[str, Any] = dict.fromkeys(PackedArguments.__annotations__ | CacheArguments.__annotations__)
+DEFAULTS |= {"attention_chunk": 0, "sm_margin": 0, "cp_world_size": 1, "cp_rank": 0}
 # What would change the result, and what to do instead.
 _JOINED = "pass the second query joined to q, and the values joined to the keys"
 _MASKED = "use torch_fattn.prefill with an attn_mask"
 _PACKED = "use flash_attn_varlen_func, with cache_seqlens as seqused_k"
 _NOT_BUILT = {"qv": _JOINED, "q_v": _JOINED, "attention_chunk": _MASKED, "seqused_q": _MASKED}
 _NOT_BUILT |= {"cu_seqlens_q": _PACKED, "cu_seqlens_k_new": _PACKED}
+_NOT_BUILT |= {"mask_mod": _MASKED, "block_sparse_tensors": _MASKED, "dynamic_causal": _MASKED}
+_NOT_BUILT |= {
+    "cp_world_size": "use the functions of torch_fattn.distributed",
+    "output_scale": "quantise the result",
+    "rotary_seqlens": "rotate q and k before the call",
+}
 
 
 def check_newer(op: str, given: Mapping[str, Any], **operands: Any) -> None:
@@ -81,7 +100,7 @@ def sinks_of(op: str, given: Mapping[str, Any], q: Tensor) -> dict[str, Tensor]:
     if sinks is None:
         return {}
     (what,) = (name for name, tensor in named.items() if tensor is not None)
-    check_shape(op, what, sinks, f"[{q.shape[-2]}]")
+    check_shape(op, what, sinks, (q.shape[-2],))
     if sinks.dtype not in DTYPES.values():
         raise TypeError(f"{name_of(op)}: {what} is {sinks.dtype}; convert it with .float()")
     check_device(op, what, sinks, q)
@@ -90,7 +109,7 @@ def sinks_of(op: str, given: Mapping[str, Any], q: Tensor) -> dict[str, Tensor]:
 
 def check_out(op: str, out: Tensor | None, q: Tensor, value_dim: int) -> None:
     if out is not None:
-        check_operands(op, q, out=(out, ROWS if q.dim() == 4 else "[tokens, heads, head_dim]"))
+        check_operands(op, q, out=(out, ROWS if q.dim() == 4 else ("tokens", "heads", "head_dim")))
         if out.shape[:-1] != q.shape[:-1] or out.shape[-1] != value_dim:
             shape = [*q.shape[:-1], value_dim]
             raise ValueError(f"{name_of(op)}: out has shape {list(out.shape)}; pass {shape}")

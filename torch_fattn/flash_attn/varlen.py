@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..operators.attention import MAX_DECODE_ROWS
 from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
@@ -35,12 +34,13 @@ from .arguments import (
     whole,
     window,
 )
-from .newer import DEFAULTS, PagedArguments, check_newer, check_out, into, one_of, sinks_of
+from .newer import DEFAULTS, PackedArguments, check_newer, check_out, into, one_of, sinks_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_ROWS = "[tokens, heads, head_dim]"
+FEW_ROWS = 16  # of each sequence; more are a prefill in any case, for which packed rows need no copy
+_ROWS = ("tokens", "heads", "head_dim")
 _QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in "qk"}
 _QKV |= dict.fromkeys("qkv", "qkv")
 
@@ -53,7 +53,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PagedArguments],
+    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(
@@ -62,7 +62,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ...,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PagedArguments],
+    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -71,7 +71,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: Literal[True],
-    num_splits: int = ..., **newer: Unpack[PagedArguments],
+    num_splits: int = ..., **newer: Unpack[PackedArguments],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attn_varlen_func(
@@ -80,7 +80,7 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: bool = ...,
-    num_splits: int = ..., **newer: Unpack[PagedArguments],
+    num_splits: int = ..., **newer: Unpack[PackedArguments],
 ) -> Result | tuple[Tensor, Tensor]: ...
 # fmt: on
 @public("torch_fattn.flash_attn.flash_attn_varlen_func", options=DEFAULTS)
@@ -91,7 +91,7 @@ def flash_attn_varlen_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
     seqused_k: Tensor | None = None, *, return_softmax_lse: bool = False, num_splits: int = 0,
-    **newer: Unpack[PagedArguments],
+    **newer: Unpack[PackedArguments],
 ) -> Result | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
     blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the
@@ -99,9 +99,10 @@ def flash_attn_varlen_func(
     with it and a block_table, cu_seqlens_k may be None. Differentiable like `flash_attn_func`, without
     block_table and seqused_k.
 
-    With a block_table and the same number of rows for every sequence, one or, if causal, up to 16, this is
-    `paged_decode`, and otherwise `paged_prefill`. num_splits=1 is always `paged_prefill`: the result of a
-    sequence then does not depend on the rest of the batch, bit for bit."""
+    With a block_table and max_seqlen_q rows for every sequence, one or, if causal, up to 16, this is
+    `paged_decode`, and otherwise `paged_prefill`. Rows of a sequence beyond max_seqlen_q are right or NaN;
+    with FATTN_CHECK=1 in the environment they raise ValueError. num_splits=1 is always `paged_prefill`: the
+    result of a sequence then does not depend on the rest of the batch, bit for bit."""
     op = "flash_attn_varlen_func"
     check_newer(op, newer, q=q, k=k, v=v)
     out, lse = _packed(
@@ -120,16 +121,16 @@ def _packed(
     newer: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     check_shape(op, "q", q, _ROWS)
-    check_integers(op, "cu_seqlens_q", cu_seqlens_q, "[batch + 1]", q)
+    check_integers(op, "cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q)
     batch = cu_seqlens_q.shape[0] - 1
     if batch < 0:
         raise ValueError(f"{name_of(op)}: cu_seqlens_q is empty; it begins with 0")
     if block_table is not None:
-        check_integers(op, "block_table", block_table, f"[{batch}, blocks]", q)
+        check_integers(op, "block_table", block_table, (batch, "blocks"), q)
     if seqused_k is not None:
-        check_integers(op, "seqused_k", seqused_k, f"[{batch}]", q)
+        check_integers(op, "seqused_k", seqused_k, (batch,), q)
     if cu_seqlens_k is not None or block_table is None or seqused_k is None:
-        check_integers(op, "cu_seqlens_k", cu_seqlens_k, f"[{batch + 1}]", q)
+        check_integers(op, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), q)
     shape = _ROWS if block_table is None else POOL
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
@@ -137,8 +138,8 @@ def _packed(
     check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
-    most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the most rows that a sequence has")
-    most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the most keys that a sequence has")
+    most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
+    most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the keys of the longest sequence")
     scale = scale_of(op, softmax_scale)
     options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
     options |= sinks_of(op, newer, q)
@@ -171,7 +172,7 @@ def _packed(
             assert cu_seqlens_k is not None
             lens = _lengths(op, cu_seqlens_k, capacity)
         check_blocks(op, "block_table", block_table, lens, 0, k)
-        decodes = q.shape[0] == batch * most_q > 0 and (most_q == 1 or (causal and most_q <= MAX_DECODE_ROWS))
+        decodes = q.shape[0] == batch * most_q > 0 and (most_q == 1 or (causal and most_q <= FEW_ROWS))
 
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
         keys = (lens - before).clamp(min=0) if before else lens
@@ -192,16 +193,8 @@ def _packed(
 
     if decodes and num_splits != 1:
         check_between(op, "cu_seqlens_q.diff()", cu_seqlens_q.diff(), most_q)
-        # A sequence may be empty. If another has not as many rows as the rest, max_seqlen_q is too small or
-        # rows have moved: then all are NaN.
-        starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * most_q == cu_seqlens_q
-        has_rows = cu_seqlens_q.diff() > 0
-        is_right = (starts[:-1] & starts[1:] | ~has_rows).all()
-        lens = lens.where(has_rows | ~is_right, 0)
-        query = q.unflatten(0, (batch, most_q)).transpose(1, 2).where(is_right, torch.nan)
         options |= {"alibi_slopes": alibi_slopes, "token_major_out": True}
-        out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
-        out, lse = out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
+        out, lse = _decode(q, k, v, block_table, lens, cu_seqlens_q, most_q, options)
     elif by_distance:
         assert alibi_slopes is not None
         refuse_gradient_by_distance(op, trains)
@@ -218,13 +211,40 @@ def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
     return lens.clamp(0, most)
 
 
+def _decode(
+    q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, lens: Tensor, cu_seqlens_q: Tensor,
+    count: int, options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The newest `count` rows of each sequence, as many as there are. If it has more, these are NaN."""
+    end = cu_seqlens_q[1:]
+    newest = end[:, None] + torch.arange(-count, 0, device=q.device)  # a short one begins with other rows
+    query = q[newest.clamp(0, q.shape[0] - 1)].transpose(1, 2)
+    out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
+
+    row, sequence = _sequences_of_rows(cu_seqlens_q, q.shape[0])
+    own = sequence.clamp(0, end.shape[0] - 1)
+    place = row - end[own] + count
+    found = own * count + place.clamp(0, count - 1)
+    is_none, is_missing = sequence != own, place < 0
+    of_none = options["sinks"].float()[:, None] if "sinks" in options else -torch.inf
+    out = out.transpose(1, 2).flatten(0, 1)[found]
+    out = out.masked_fill(is_missing[:, None, None], torch.nan).masked_fill(is_none[:, None, None], 0)
+    lse = lse.transpose(0, 1).flatten(1)[:, found].masked_fill(is_missing, torch.nan)
+    return out, lse.where(~is_none, of_none)
+
+
 def _slopes_of_rows(slopes: Tensor, cu_seqlens_q: Tensor, rows: int) -> Tensor:
     """The slopes broadcast to `[Hq, Tq]`. A row that belongs to no sequence may have any of them."""
     if slopes.dim() == 1 or slopes.shape[0] == 0:
         return slopes.new_zeros(()) if slopes.dim() == 2 else slopes[:, None]
-    row = torch.arange(rows, device=slopes.device, dtype=torch.int32)
-    sequence = torch.searchsorted(cu_seqlens_q[1:].contiguous(), row, right=True)
-    return slopes[sequence.clamp(max=slopes.shape[0] - 1)].T
+    _row, sequence = _sequences_of_rows(cu_seqlens_q, rows)
+    return slopes[sequence.clamp(0, slopes.shape[0] - 1)].T
+
+
+def _sequences_of_rows(cu_seqlens_q: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Every row, and its sequence; for a row of none, -1 or the number of sequences."""
+    row = torch.arange(rows, device=cu_seqlens_q.device, dtype=torch.int32)
+    return row, torch.searchsorted(cu_seqlens_q.contiguous(), row, right=True) - 1
 
 
 # fmt: off
@@ -256,7 +276,7 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, which is not copied."""
     op = "flash_attn_varlen_qkvpacked_func"
-    check_shape(op, "qkv", qkv, "[tokens, 3, heads, head_dim]")
+    check_shape(op, "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
     q, k, v = qkv.unbind(1)
     out, lse = _packed(
         op, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
@@ -297,7 +317,7 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, which is not copied."""
     op = "flash_attn_varlen_kvpacked_func"
-    check_shape(op, "kv", kv, "[tokens, 2, kv_heads, head_dim]")
+    check_shape(op, "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
     k, v = kv.unbind(1)
     out, lse = _packed(
         op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,

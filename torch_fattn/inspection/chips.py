@@ -142,8 +142,9 @@ CHIPS = (
         "assumed, and its plans are those of M5",
     ),
 )
-# The rate of their products is not published. Some have fewer cores; an M3 Max of 30 reads 300 GB/s and an M4
-# Max of 32 reads 410.
+# The rate of their products is not published. Cores and bandwidth: Apple's specifications, as quoted by the
+# press (Gigazine 2023-11-01, Neowin and MacRumors 2024-10-30). Some have fewer cores; an M3 Max of 30 reads
+# 300 GB/s (24 of 32 memory controllers) and an M4 Max of 32 reads 410.
 UNPUBLISHED = (
     Chip("M3", 10, 100, family=9),
     Chip("M3 Pro", 18, 150, family=9),

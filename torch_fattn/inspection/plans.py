@@ -247,7 +247,7 @@ def explain(
             Without tensors also sizes: dtype (float16; its name will do), batch (1), heads (32), kv_heads (as
             heads), head_dim (128), value_dim (as head_dim), q_len (1, or as kv_len), kv_len (1024),
             block_size (16), kv_format, parts (2), prefix_len (1024) and top_k (2048) of the functions that
-            have them, seq_lens (of decode: True), mask (of prefill: the dtype of an attn_mask; none).
+            have them, seq_lens (True of decode, else False), mask (of prefill: dtype of an attn_mask; none).
         chip: plan for this one, such as "M2 Max"; `cores` if yours has fewer.
         device_name, family, cores: plan for this GPU (family n of `MTLGPUFamilyApple<n>`; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the

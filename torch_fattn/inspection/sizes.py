@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LOGITS_OPERATORS
 from ..operators.kv_formats import KV_FORMATS
+from ..runtime.options import hint
 from ..runtime.signatures import shown
 from .planning import FUNCTIONS, signature_of
 
@@ -43,7 +44,7 @@ def operands_of(
     parts: int = 2,
     prefix_len: int = 1024,
     top_k: int = 2048,
-    seq_lens: bool = True,
+    seq_lens: bool | None = None,
     mask: torch.dtype | None = None,
 ) -> tuple[list[Tensor | None], dict[str, Any]]:
     """Operands on "meta" and their keywords. Defaults: as many key-value heads as query heads, values as wide
@@ -106,8 +107,10 @@ def operands_of(
             operands[1:1] = [prefix, _tensor("prefix", dtype, 1, kv_heads, prefix_len, columns[1])]
         if function == "sparse_decode":
             operands.append(_tensor("indices", torch.int32, batch, q_len, min(top_k, kv_len)))
-        if op == "decode" and seq_lens:
+        if op == "decode" and seq_lens is not False:
             operands.append(lengths)
+        if op == "prefill" and seq_lens:
+            keywords["seq_lens"] = lengths
         if op == "varlen_prefill":
             operands += [starts, starts]
             keywords["max_seqlen_k"] = kv_len
@@ -153,13 +156,15 @@ def call_of(
     """The operands and options of a call that has either operands or sizes. Errors begin with `asker`."""
     signature, given = signature_of(op), has_operands(op, operands, options)
     for name in (each for each in options if each not in signature.names):
-        refusal = f"{asker}: {op} has no option {name!r}; "
+        refusal = f"{asker}: {op} has no option {name!r}"
         if name not in SIZES:
             is_operand = given or isinstance(options[name], Tensor)
             known = ("arguments", signature.names) if is_operand else ("sizes", SIZES)
-            raise TypeError(f"{refusal}the {known[0]} are {', '.join(known[1])}")
+            meant = hint(name, (*known[1], *signature.names))
+            listed = f"the {known[0]} are {', '.join(known[1])}"
+            raise TypeError(f"{refusal}{meant}; {listed}")
         if given:
-            raise TypeError(f"{refusal}leave it out, since the operands have sizes")
+            raise TypeError(f"{refusal}; leave it out, since the operands have sizes")
     if given:
         signature.check_call(operands, options)
         return operands, options

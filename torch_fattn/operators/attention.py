@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
-    "MAX_DECODE_ROWS",
     "decode",
     "merge",
     "paged_decode",
@@ -28,9 +27,6 @@ __all__ = [
     "tree_bits",
     "varlen_prefill",
 ]
-
-# Query rows per sequence that the decode kernels take; longer queries are prefill's.
-MAX_DECODE_ROWS = 16
 
 
 def tree_bits(tree_mask: Tensor) -> Tensor:
@@ -97,8 +93,8 @@ def prefill(
     Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
 
     Few rows over many keys also fill the GPU: the rows of all query heads that share a key-value head form
-    one tile, and the keys are cut into parts that a last pass merges, as in `decode`. No bit of the result
-    of a sequence depends on the rest of the batch.
+    one tile, and the keys are cut into parts that a last pass merges, as in `decode`. Results are
+    batch-invariant, bit for bit.
 
     Returns:
         out `[B, Hq, Lq, Dv]`, contiguous unless token_major_out, of the dtype of query; with `return_lse`
@@ -162,8 +158,8 @@ def decode(
     """Causal attention of the newest `Lq` tokens over a key-value cache.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq 1 to 16; with a tree_mask up to 64. Row i is the token at position
-            `seq_len - Lq + i`.
+        query: `[B, Hq, Lq, D]`; with a tree_mask Lq is at most 64. Row i is the token at position
+            `seq_len - Lq + i`. More than 16 rows run on the kernels of `prefill`.
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
             copied. The dtype is that of query, or that of a quantised cache.
         seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
@@ -231,7 +227,7 @@ def paged_decode(
     """`decode` over a paged cache: the keys of a sequence are in blocks of a common pool.
 
     Args:
-        query: `[B, Hq, Lq, D]`, Lq as in `decode`.
+        query: `[B, Hq, Lq, D]`, as in `decode`.
         key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, any strides: a pool
             `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`. Any block_size from 1.
         block_tables: int32 `[B, max_blocks]`: the blocks of each sequence in order. Entries past the end of

@@ -95,6 +95,8 @@ class _Call:
             return self._slopes()
         if name == "attn_mask":
             return self._mask()
+        if name == "seq_lens":
+            return self._lengths()
         # Without its map a mask gives the same numbers; a map of the folded mask would need another fold.
         return None if name == "mask_map" else value
 
@@ -116,6 +118,17 @@ class _Call:
         if slopes.dim() == 2:  # [H]: the same in every sequence
             slopes = slopes[:, None].expand(-1, self._size_of_query(_BATCH), -1)
         return slopes.flatten(0, 1)
+
+    def _lengths(self) -> Tensor:
+        if self.axis == _BATCH:
+            return self._fold("seq_lens", 0)
+        if self.dims["seq_lens"] is not None:
+            raise NotImplementedError(
+                f"fattn.{self.op}: with sinks, seq_lens cannot have a dimension of torch.func.vmap; call the "
+                "operator once for each of its values"
+            )
+        lengths: Tensor = self.given["seq_lens"]
+        return lengths
 
     def _mask(self) -> Tensor:
         mask = self._first("attn_mask")

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-__all__ = ["mask_of"]
+from ..runtime.signatures import is_checked
+
+__all__ = ["BlockMask", "mask_of"]
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+else:
+
+    class _BlockMaskType(type):
+        """From torch 2.15 on, importing that module takes 0.4 s. Without it there is no BlockMask."""
+
+        def __instancecheck__(cls, value: object) -> bool:
+            module = sys.modules.get("torch.nn.attention.flex_attention")
+            return module is not None and isinstance(value, module.BlockMask)
+
+    class BlockMask(metaclass=_BlockMaskType):
+        pass
+
 
 _ELEMENTS_AT_A_TIME = 2**24
 
@@ -52,16 +72,16 @@ def places_of(name: str, block_mask: BlockMask, shape: tuple[int, int], waits: b
 def _blocks_of(block_mask: BlockMask, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """bool `[B, H, rows, columns]`: the blocks in which `mask_mod` decides, and those that are full."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
-    partial = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
-    full = torch.zeros_like(partial)
-    if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
-        full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
+    partial, *rest = (_listed(counts, indices, columns) for _, counts, indices in _lists_of(block_mask))
+    full = rest[0] if rest else torch.zeros_like(partial)
     of_shape = torch.broadcast_shapes(partial.shape, full.shape, (*shape, 1, 1))
     return (partial & ~full).expand(of_shape), full.expand(of_shape)
 
 
 def _evaluate(block_mask: BlockMask, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     """`mask_mod` in n blocks: batch and head `[n]`, q_idx `[n, rows]`, kv_idx `[n, keys]`."""
+    from torch.nn.attention.flex_attention import create_mask
+
     seen = create_mask(
         lambda n, _, i, j: block_mask.mask_mod(batch[n], head[n], q_idx[n, i], kv_idx[n, j]),
         len(batch),
@@ -85,11 +105,31 @@ def _check(name: str, block_mask: BlockMask) -> None:
             f"{name}: block_mask has {rows} rows of blocks of {size}, and its length is {length}; set "
             "seq_lengths, and in a slice also mask_mod, to those of its rows"
         )
+    columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
+    for what, counts, indices in _lists_of(block_mask):
+        if is_checked(indices):
+            numbers = indices[_is_listed(counts, indices)].tolist()
+            if wrong := [number for number in numbers if not 0 <= number < columns]:
+                raise ValueError(
+                    f"{name}: {what} of block_mask has {wrong[0]} and must be between 0 and {columns - 1}"
+                )
+
+
+def _lists_of(block_mask: BlockMask) -> Iterator[tuple[str, Tensor, Tensor]]:
+    yield "kv_indices", block_mask.kv_num_blocks, block_mask.kv_indices
+    if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
+        yield "full_kv_indices", block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+
+
+def _is_listed(counts: Tensor, indices: Tensor) -> Tensor:
+    """Whether an element of `indices` is one of the first `counts` of its row."""
+    return torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
 
 
 def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """bool `[B, H, rows, columns]`: the blocks that are listed, `counts` of each row of `indices`."""
-    listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    at = torch.where(listed, indices, columns).long()
+    """bool `[B, H, rows, columns]`: the blocks that are listed. Those that the mask does not have are left
+    out."""
+    listed = _is_listed(counts, indices)
+    at = torch.where(listed & (indices >= 0), indices, columns).clamp(max=columns).long()
     out = torch.zeros((*counts.shape, columns + 1), dtype=torch.bool, device=indices.device)
     return out.scatter_(-1, at, listed)[..., :columns]

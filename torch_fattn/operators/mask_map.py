@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from ..runtime.signatures import public
-from .block_mask import mask_of
+from .block_mask import BlockMask, mask_of
 
 __all__ = ["mask_map"]
 
@@ -41,7 +40,7 @@ def mask_map(attn_mask: Tensor | BlockMask) -> Tensor:
         TypeError: dtypes; no tensor.
         ValueError: over four dimensions; sizes above the limits of `prefill`.
     """
-    if isinstance(attn_mask, BlockMask):
+    if not isinstance(attn_mask, Tensor):
         attn_mask = mask_of("fattn.mask_map", attn_mask)
     for dim, (size, stride) in enumerate(zip(attn_mask.shape, attn_mask.stride(), strict=True)):
         if stride == 0 and size > 1:

@@ -56,6 +56,14 @@ class OffsetOptions(TypedDict, total=False):
     0 is the alignment of `F.scaled_dot_product_attention`."""
 
 
+class LengthOptions(TypedDict, total=False):
+    """Options of the prefills of dense keys."""
+
+    seq_lens: Tensor | None
+    """int32 `[B]` on the device of query: how many keys of each sequence are filled, as in `decode`;
+    the last row is then at the last of them. Default: all. Not with q_offset."""
+
+
 class StorageOptions(TypedDict, total=False):
     """Options that describe how keys and values are stored."""
 
@@ -88,7 +96,7 @@ class LayoutOptions(TypedDict, total=False):
     `out.transpose(1, 2).flatten(2)`, the input of an output projection, is not a copy."""
 
 
-class PrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, LayoutOptions, total=False):
+class PrefillOptions(CausalOptions, OffsetOptions, LengthOptions, ScoreOptions, LayoutOptions, total=False):
     """The options of `torch_fattn.prefill`."""
 
     mask_map: Tensor | None
@@ -96,7 +104,7 @@ class PrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, LayoutOptions, 
     the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). The kernel
     skips cells of the mask that hide everything and groups of 8 keys that a cell hides, and does
     not read cells that hide nothing. Larger calls make a map themselves; pass one to make it once
-    for all layers. It changes no bit of a result that is defined, unless the keys are cut into parts."""
+    for all layers. Defined results are bit-identical, unless the keys are cut into parts."""
 
 
 class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):
@@ -107,8 +115,8 @@ class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):
     tree_mask: Tensor | None
     """for drafts that branch: which of the newest Lq tokens each row sees, itself included. bool
     `[Lq, Lq]` or `[B, Lq, Lq]`; or int64 `[Lq]` or `[B, Lq]`, where bit t of a row is token t. It
-    only hides keys, and never shows a key that another rule hides. More than 16 rows, up to 64, run
-    on the kernels of `prefill`."""
+    only hides keys, and never shows a key that another rule hides. Positions, which windows and
+    ALiBi count, are those of memory, not depths in the tree. At most 64 rows."""
 
 
 class DecodeOptions(CacheDecodeOptions, StorageOptions, total=False):

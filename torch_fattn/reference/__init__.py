@@ -12,7 +12,7 @@ How a row of scores becomes a row of the result:
     out   = sum_j exp(s[j] - lse) * v[j]
 
 A hidden key is removed by selection, never multiplied by 0, so NaN in a key reaches the rows that see it and
-no other. Keys and values that no row sees have no influence. Where some row sees a NaN or an infinity in a
+no other. Masked memory never affects the output. Where some row sees a NaN or an infinity in a
 value, the result of that row is not finite, and those of the other rows of the same sequence and key-value
 head are undefined. A row that sees no key has out = 0 and lse = -inf (the sink logit, if there is one). A
 sink of +inf or NaN makes all rows of its head NaN; a sink of -inf has no effect.

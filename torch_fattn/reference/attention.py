@@ -47,11 +47,11 @@ def differentiable_prefill(
     """`prefill`, through which gradients reach the operands."""
     every = with_defaults("prefill", options)
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
-    first = every["q_offset"]
+    offset = every["q_offset"]
+    lengths = _lengths(every["seq_lens"], batch, kv_len)
     # int64 cannot overflow.
-    first = kv_len - q_len if first is None else max(-(2**60), min(first, 2**60))
+    first = lengths[:, None] - q_len if offset is None else max(-(2**60), min(offset, 2**60))
     positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
-    lengths = torch.full((batch,), kv_len, device="cpu")
     visible = _visible(positions, lengths, kv_len, every["is_causal"], every)
     out, lse = _attend(query, key, value, positions, visible, attn_mask, every)
     return (_token_major(out) if every["token_major_out"] else out), lse
@@ -70,10 +70,7 @@ def decode(
     every = with_defaults("decode", options)
     key, value = _numbers(key, value, every)
     batch, q_len, capacity = query.shape[0], query.shape[2], key.shape[2]
-    if seq_lens is None:
-        lengths = torch.full((batch,), capacity, device="cpu")
-    else:
-        lengths = seq_lens.cpu().long().clamp(0, capacity)
+    lengths = _lengths(seq_lens, batch, capacity)
     positions = lengths[:, None] - q_len + torch.arange(q_len, device="cpu")
     visible = _visible(positions, lengths, capacity, True, every)
     if (tree_mask := every["tree_mask"]) is not None:
@@ -241,6 +238,12 @@ def cache_write(
             cache[block, place] = stored[token].to(cache.device)
             if scales is not None and stored_scales is not None:
                 scales[block, place] = stored_scales[token].to(cache.device)
+
+
+def _lengths(seq_lens: Tensor | None, batch: int, capacity: int) -> Tensor:
+    if seq_lens is None:
+        return torch.full((batch,), capacity, device="cpu")
+    return seq_lens.cpu().long().clamp(0, capacity)
 
 
 def _visible(

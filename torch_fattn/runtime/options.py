@@ -24,7 +24,9 @@ _Options = TypeVar("_Options", bound=Mapping[str, Any])
 _ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
 # Names of other libraries for options whose names here are unlike them.
 _MEANT = {"learnable_sink": "sinks", "s_aux": "sinks", "softmax_scale": "scale"}
-_MEANT |= {"page_table": "block_tables", "seqused_k": "seq_lens"}
+_MEANT |= {"page_table": "block_tables", "seqused_k": "seq_lens", "mask": "attn_mask"}
+_MEANT |= {"sinks": "learnable_sink", "return_lse": "return_attn_probs"}
+_MEANT |= {"return_softmax_lse": "return_attn_probs"}
 _DEFAULTS: dict[str, dict[str, Any]] = {}  # of each operator, filled on demand
 
 

@@ -22,15 +22,7 @@ from torch.overrides import is_tensor_like
 
 from . import options as options_of_operators
 
-__all__ = [
-    "SIGNATURES",
-    "Signature",
-    "check_tensor",
-    "check_writable",
-    "is_checked",
-    "public",
-    "shown",
-]
+__all__ = ["SIGNATURES", "Signature", "check_tensor", "check_writable", "is_checked", "public", "shown"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NAMED = re.compile(r"((?:fattn|torch_fattn|PagedCache|PagedKVCache|StaticKVCache)\b[\w.]*): ")
@@ -64,7 +56,7 @@ def check_writable(name: str, **written: Tensor) -> None:
     for what, tensor in written.items():
         if tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                f"{name}: {what} requires grad, and no gradient goes through a cache; pass {what}.detach(), "
+                f"{name}: {what} requires grad, and caches do not support gradients; pass {what}.detach(), "
                 "or call under torch.no_grad()"
             )
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
@@ -203,7 +195,8 @@ class Signature:
         self._refused_by = refused_by
         self._any_layout = any_layout
         self._any_text = any_text
-        self._options = options_of_operators.show(function, options) if options else ()
+        named = options_of_operators.show(function, options) if options else ()
+        self._options = named if isinstance(options, str) else ()
         self._arguments = inspect.signature(function)
         parameters = self._arguments.parameters.values()
         self._takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -302,7 +295,11 @@ class Signature:
             self._arguments.bind(*arguments, **keywords)
         except TypeError as error:
             places = [name for name in self._places if name != "self"]
-            return TypeError(f"{self.name}: {error}; {self._listed('arguments by position', places)}")
+            advice = self._listed("arguments by position", places)
+            named = re.search(r"'(\w+)'", str(error))
+            if named and named[1] in self._kinds.keys() - {*places}:
+                advice = f"pass it by name, {self._kinds[named[1]].words}"
+            return TypeError(f"{self.name}: {error}; {advice}")
         return None
 
     def _refuse_meta(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:

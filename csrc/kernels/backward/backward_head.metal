@@ -1,5 +1,5 @@
-// The gradients of learned sinks or ALiBi slopes: a threadgroup adds up what backward_query has left of the
-// rows of a head, of one sequence or of all. With sinks, those of the sinks; else those of the slopes.
+// The gradients of learned sinks or ALiBi slopes: a threadgroup sums RowState, written by backward_query,
+// over the rows of a head, in one sequence or in all. With sinks their gradients, else the slopes'.
 #include "row_state.h"
 #include "../common/mask.h"
 
@@ -10,7 +10,7 @@ typedef FATTN_T Element;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
-// What a row adds. A sink is a logit without a value: its gradient is its weight times -delta.
+// The term of a row. A sink is a logit without a value: its gradient is its weight times -delta.
 inline float term_of(RowState row, float sink) {
   if (!fc_sinks) {
     return row.slope_grad;

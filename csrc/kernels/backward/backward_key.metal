@@ -1,18 +1,18 @@
 // The gradients of key and value. A simdgroup owns keys, and the threadgroup walks the query rows that see
 // them, of all query heads that share the key-value head.
 //
-// Scores are computed transposed, S^T = K Q^T and dP^T = V dO^T. So the blocks of P^T and dS^T are left
-// factors of dV = P^T dO and dK = dS^T Q as they are, and nothing is transposed.
+// Scores are computed transposed, S^T = K Q^T and dP^T = V dO^T. The blocks of P^T and dS^T are then left
+// factors of dV = P^T dO and dK = dS^T Q without a transposition.
 //
-// backward_query has left what is known of the rows (RowState). A row that sees no key is staged as zeros,
-// whatever its operands hold.
+// backward_query has written the RowState of each row. A row without visible keys is staged as zeros: its
+// operands may hold NaN.
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "gradients.h"
 #include "step_rows.h"
 #include "../prefill/staging.h"
 
-// Whether a row may see no key.
+// Whether there may be rows without visible keys.
 constant bool fc_blind_rows = fc_causal || fc_window || fc_has_mask || fc_packed;
 
 namespace fattn {
@@ -21,7 +21,7 @@ typedef ProductBlocks<kKeyFragments> KeyBlocks;
 typedef SharedBlocks<kKeyFragments, kStepRows / 8> SharedKeyBlocks;
 static_assert(kStepRows <= kThreads, "a thread has one row of a step");
 
-// Stages the rows of an operand: zeros for rows that do not exist or see no key.
+// Stages the rows of an operand: zeros for rows that do not exist or have no visible key.
 template <int kDim>
 inline void stage_rows(threadgroup TileElement* tile, int pitch, const device Element* from, long stride,
                        const device float4* states, int rows, ushort thread_index) {
@@ -56,12 +56,12 @@ struct KeyGradients {
 
 // A step: rows of one head, staged, for the keys of one group of simdgroups.
 struct KeyStep {
-  int first_key;  // this lane's first one: it has others in the next fragments
+  int first_key;  // this lane's first one; the others are in the next fragments
   int first_row;
-  RowRange fragments;  // whose rows may see a key of the group
+  RowRange fragments;  // with rows that may see a key of the group
   bool all_seen;       // by position, each key by each row
   StepCells cells;
-  int group_key;                           // the group's first key, counted from that of the tile
+  int group_key;                           // the group's first key, in the tile
   const threadgroup TileElement* queries;  // at the first column of the share
   const threadgroup TileElement* grads;
   const threadgroup SavedStepRow* rows;
@@ -124,7 +124,7 @@ using namespace fattn;
   const ushort own_group = simdgroup_index / kColumnShares;
   const ushort share = simdgroup_index % kColumnShares;
   const uint3 group = group_in_grid(group_in_dispatch, slice);
-  KeyTile tile = dense_keys(forward, group);
+  KeyTile tile = dense_keys(seq_lens, forward, group);
   if (fc_packed) {
     tile = packed_key_tile(cu_seqlens_q, cu_seqlens_k, forward, group, lane);
     if (tile.stored == 0) {

@@ -1,9 +1,9 @@
-// The gradients of key and value on Metal 4's tensor operations. Inputs, results and steps are those of
-// backward_key. The simdgroups of a group own the same 16 keys; half of them add up the gradient of the key
-// and half that of the value.
+// The gradients of key and value on Metal 4's tensor operations, with the inputs, results and steps of
+// backward_key. The simdgroups of a group own the same 16 keys; half of them sum the gradient of the key and
+// half the gradient of the value.
 //
-// The own keys and values are in threadgroup memory. The rows of a step are read where they are, unless some
-// do not exist or see no key, whose memory may hold NaN, or heads need padding.
+// The own keys and values are in threadgroup memory. Products read the rows of a step in place, unless some
+// do not exist or have no visible key (their memory may hold NaN), or heads need padding.
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS / 2)
 
 #include "step_rows.h"
@@ -15,8 +15,8 @@ FATTN_CONSTEXPR int kGroupSimdgroups = kSimdgroups / kRowGroups;
 static_assert(kGroupKeys == kTensorRows, "a simdgroup has the rows of a product");
 static_assert(kStepRows <= kSimdWidth, "a vote of a simdgroup is of every row");
 
-// Copies the keys or values of a tile. `from`: the first of its sequence. Those that do not exist, and the
-// columns of the padding, become 0.
+// Copies the keys or values of a tile. `from`: the first of its sequence. Keys that do not exist and padding
+// columns become 0.
 inline void stage_own(threadgroup uint4* to, const device Element* from, long stride,
                       thread const KeyTile& tile, ushort thread_index) {
   for (int c = thread_index; c < kOwnedKeys * kRowChunks; c += kThreads) {
@@ -27,11 +27,11 @@ inline void stage_own(threadgroup uint4* to, const device Element* from, long st
   }
 }
 
-// Copies the rows of a step. Those that do not exist or see no key, and the columns of the padding, become 0.
-// Called by all threads; returns when the copies are there.
+// Copies the rows of a step. Rows that do not exist or have no visible key, and padding columns, become 0.
+// All threads must call it; it ends with a barrier.
 inline void stage_step(threadgroup uint4* to, const device Element* from, long stride,
                        const threadgroup SavedStepRow* rows, ushort thread_index) {
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // what was there is no longer needed
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous rows have been read
   for (int c = thread_index; c < kStepRows * kRowChunks; c += kThreads) {
     const int row = c / kRowChunks;
     const int column = c % kRowChunks * kChunk;
@@ -51,8 +51,8 @@ struct TensorStep {
   int position;  // of its first row
   bool whole;    // each row sees each key
 
-  // Turns products into P^T, or with `of_keys` into gradients of the scaled products. Returns the keys with a
-  // weight, by bits.
+  // Turns products into P^T, or with `of_keys` into gradients of the scaled products. Returns a bit for each
+  // key with a weight.
   template <class Scores>
   uint weigh(thread Scores& scores, thread Scores& weight_grads, bool of_keys,
              constant PrefillParams& params) const thread {
@@ -100,7 +100,7 @@ using namespace fattn;
   const bool of_keys = simdgroup_index % 2 == 1;
   const int column = simdgroup_index % kGroupSimdgroups / 2 * kShareDim;  // of the gradient
   const uint3 group = group_in_grid(group_in_dispatch, slice);
-  KeyTile tile = dense_keys(forward, group);
+  KeyTile tile = dense_keys(seq_lens, forward, group);
   if (fc_packed) {
     tile = packed_key_tile(cu_seqlens_q, cu_seqlens_k, forward, group, lane);
     if (tile.stored == 0) {
@@ -120,7 +120,7 @@ using namespace fattn;
   SharedTensor values = staged_tensor(value_storage + own, 0, kTensorDim, kTensorRows);
   FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
 
-  const int key_in_tile = own_group * kGroupKeys;  // the group's first one
+  const int key_in_tile = own_group * kGroupKeys;  // the group's first key
   TensorStep step;
   step.first_key = tile.first_key + key_in_tile;
   const int last_key = step.first_key + kGroupKeys - 1;
@@ -134,7 +134,7 @@ using namespace fattn;
   }
   const RowRange walked = tile.rows_of(tile.first_key, tile.first_key + kOwnedKeys - 1, forward);
   const RowRange own_rows = tile.rows_of(step.first_key, last_key, forward);
-  uint used = 0;  // keys with a weight, by bits
+  uint used = 0;  // a bit for each key with a weight
   ushort turn = 0;
 
   for (int h = 0; h < forward.group_size; h++) {

@@ -1,9 +1,9 @@
-// The gradient of the query. A simdgroup owns rows of the query and walks the keys that they see, as prefill
-// does: the tile, its steps and its staging are those of prefill.
+// The gradient of the query. A simdgroup owns rows of the query and walks the keys that they see, with the
+// tile, steps and staging of prefill.
 //
-// Each row needs delta (gradients.h) before its first gradient of a score. If the forward's result is given
-// in float32, delta is the product of this result and its gradient. Else the keys are walked twice: first for
-// the sums of P and P * dP by online softmax, which read no rounded number, then for the gradients.
+// Each row needs delta (score_gradient.h) before its first gradient of a score. With the forward's result in
+// float32, delta is the product of this result and its gradient. Else the keys are walked twice: first for
+// the sums of P and P * dP by online softmax, from unrounded numbers, then for the gradients.
 #define FATTN_PAIRED_KEYS false
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
@@ -15,7 +15,7 @@ namespace fattn {
 typedef ProductBlocks<kRowFragments> RowBlocks;
 typedef SharedBlocks<kRowFragments, kKeyFragments> SharedRowBlocks;
 
-// The operands of a backward beside those of its forward.
+// Operands that only the backward has.
 struct RowGradients {
   const device Element* grad_out;
   const device float* grad_lse;
@@ -29,7 +29,7 @@ struct QueryGradient {
   float delta[kRowFragments];
   // Sums over this lane's columns.
   float weight_sum[kRowFragments];
-  float other_sum[kRowFragments];  // of P * dP in the first walk, of the slope's gradient in the second
+  float other_sum[kRowFragments];  // first walk: P * dP; second walk: the gradient of the slope
 
   QueryGradient() thread {}
 
@@ -57,8 +57,8 @@ struct QueryGradient {
     }
   }
 
-  // Turns the blocks of a key fragment into gradients of products, or adds its keys to the sums of the first
-  // walk. Bit i of the result: some row of this simdgroup sees key i of the fragment.
+  // Turns the blocks of a key fragment into gradients of products, or in the first walk adds its keys to the
+  // sums. Bit i of the result: some row of this simdgroup sees key i of the fragment.
   uint weigh(thread RowBlocks& blocks, thread const ScoreModifiers& modifiers,
              thread const Visibility& visible, const device uchar* mask, int first_key, bool edge,
              bool sums_only, LanePosition at) thread {
@@ -110,7 +110,7 @@ struct QueryRows {
     return own.exists ? grad_out + tile.rows.row_offset(own, params.grad_out) : nullptr;
   }
 
-  // Reads what is known of the rows before the first step. The tile must be saved.
+  // Reads the state of the rows before the first step. The tile must be saved.
   void begin(thread QueryGradient& state, thread const RowGradients& gradients,
              constant BackwardParams& params) const thread {
 #pragma clang loop unroll(full)
@@ -132,8 +132,8 @@ struct QueryRows {
     }
   }
 
-  // After the first walk: the origin of weights becomes the largest score of the row. Beside a sink whose
-  // weight from there is infinite, no key has a weight.
+  // After the first walk: the largest score of the row becomes the origin of weights. If the weight of the
+  // sink is infinite there, no key has a weight.
   void finish_sums(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
@@ -175,8 +175,8 @@ struct OwnTiles {
                     kValuePitch, at);
   }
 
-  // Adds the products of gradients with the keys of fragment n. A key that no row sees may be NaN: another
-  // one is read in its place.
+  // Adds the products of gradients with the keys of fragment n. A hidden key may be NaN, so a visible one is
+  // read instead.
   void accumulate_keys(int n, uint seen, thread const RowBlocks& blocks, thread QueryGradient& state,
                        LanePosition at) const thread {
     const int key = (seen >> at.row) & 1 ? int(at.row) : int(ctz(seen));
@@ -231,7 +231,7 @@ using namespace fattn;
   const ushort thread_index = thread_in_group(simdgroup_index, lane);
   QueryRows rows;
   rows.share = simdgroup_index % kColumnShares;
-  const int first_row = simdgroup_index / kColumnShares * kOwnRows;  // this simdgroup's, in the tile
+  const int first_row = simdgroup_index / kColumnShares * kOwnRows;  // of this simdgroup, in the tile
   RowGradients gradients;
   gradients.grad_out = grad_out;
   gradients.row_states = row_states;

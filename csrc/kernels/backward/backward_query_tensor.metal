@@ -1,8 +1,8 @@
-// The gradient of the query on Metal 4's tensor operations. Results are those of backward_query. Steps are
-// those of prefill_tensor, which also reads keys and values in place where it can.
+// The gradient of the query on Metal 4's tensor operations, with the results of backward_query and the steps
+// of prefill_tensor. Keys and values are read in place where possible.
 //
-// The keys are walked twice: for the sums of P and P * dP, then for the gradients. The forward's log-sum-exp
-// is the origin of both walks; its error cancels, as that of another origin does (score_gradient.h).
+// The keys are walked twice: for the sums of P and P * dP, then for the gradients. Weights are relative to
+// the forward's log-sum-exp in both walks, and its error cancels (score_gradient.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "tensor_gradients.h"
@@ -12,7 +12,7 @@ namespace fattn {
 
 static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
 
-// The operands of a backward beside those of its forward, and the rows of a simdgroup.
+// Operands that only the backward has, and the rows of a simdgroup.
 struct QueryRows {
   PrefillTile tile;
   const device float* grad_lse;
@@ -56,7 +56,7 @@ struct QueryRows {
     }
   }
 
-  // Adds the weights of a step and P * dP to the sums of rows. The delta of rows is 0 so far.
+  // Adds the weights of a step and P * dP to the sums of rows. delta is still 0.
   template <class Scores>
   void sum(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
            thread Scores& weight_sums, thread Scores& grad_sums) const thread {
@@ -70,8 +70,8 @@ struct QueryRows {
     }
   }
 
-  // Turns the products of a step into gradients of the scaled products, and adds to the sums of rows for
-  // their slopes. Returns the keys that some row sees, by bits.
+  // Turns the products of a step into gradients of the scaled products, and adds to the slope gradients of
+  // rows. Returns a bit for each key that some row sees.
   template <class Scores>
   uint weigh(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
              thread Scores& slope_sums) const thread {
@@ -142,7 +142,7 @@ using namespace fattn;
   thread PrefillTile& tile = rows.tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &forward;
-  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel does not have
+  tile.at.row = tile.at.pair = 0;  // this kernel has no fragments
   tile.at.lane = lane;
   if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
     return;
@@ -202,7 +202,7 @@ using namespace fattn;
     } else {
       seen = kAllKeys;
     }
-    if (seen != kAllKeys) {  // a key that no row sees may be NaN
+    if (seen != kAllKeys) {  // a hidden key may be NaN
       step.stage(tile.source.keys(), forward.key, tile, seen, step_storage, thread_index);
     }
     if (step.active && step.in_place && seen == kAllKeys) {

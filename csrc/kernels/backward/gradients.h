@@ -37,8 +37,8 @@ struct ProductBlocks {
   }
 };
 
-// Blocks of all shares in threadgroup memory, where each simdgroup adds up the sums over its columns and
-// those of the others. kWalked: blocks of a group in a step.
+// Blocks of all shares in threadgroup memory, where each simdgroup adds the other simdgroups' sums to its
+// own. kWalked: blocks of a group in a step.
 template <int kCount, int kWalked>
 struct SharedBlocks {
   static constant constexpr int kBlock = 2 * kCount * kSimdWidth;

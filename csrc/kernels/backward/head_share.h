@@ -1,7 +1,7 @@
 // The columns of a head that a simdgroup multiplies, and the orders in which it reads them (tile.h).
 //
 // kColumnShares simdgroups divide the columns of the same owned rows. The last share may extend past the
-// head: the padding of staged rows is 0 there, as are owned rows, and results are not stored.
+// head, where staged and owned rows are padded with zeros and results are not stored.
 #pragma once
 
 #include "../common/columns.h"
@@ -9,8 +9,8 @@
 
 namespace fattn {
 
-// Elements of a lane that are read at a time. Eight would take 10 to 28 half registers more (Mesa's count for
-// M1 and M2).
+// Elements that a lane reads at a time. Eight would take 10 to 28 half registers more (Mesa's count for M1
+// and M2).
 FATTN_CONSTEXPR int kMostChunk = 4;
 
 template <int kDim>
@@ -21,7 +21,7 @@ struct HeadShare {
   // The product over the head takes a row in chunks of kChunk fragments.
   static constant constexpr int kChunk = chunk_of(kFragments, kMostChunk);
   static constant constexpr int kChunks = kFragments / kChunk;
-  // The other products, and results, take the elements of a lane, two for each fragment.
+  // For the other products and the results, a lane has two elements per fragment.
   static constant constexpr int kRun = 2 * kFragments;
   static constant constexpr int kRunChunk = chunk_of(kRun, kTileChunk);
 
@@ -61,8 +61,8 @@ struct OwnedRows {
     }
   }
 
-  // Adds the products of chunk c with eight staged rows: element (i, j) of a sum is of owned row i and staged
-  // row j. `rows`: the first of them, at the first column of the share.
+  // Adds the products of chunk c with eight staged rows: element (i, j) of a sum belongs to owned row i and
+  // staged row j. `rows`: the first staged row, at the first column of the share.
   void multiply(const threadgroup TileElement* rows, int pitch, int c, LanePosition at,
                 thread simdgroup_float8x8 (&products)[kCount]) const thread {
     const threadgroup TileElement* from = rows + (2 * at.pair * pitch + (8 * c + at.row) * Share::kChunk);
@@ -91,13 +91,13 @@ struct OwnedRows {
   }
 };
 
-// Elements of a staged row that are read at a time.
+// Elements of a staged row per load.
 template <int kDim>
 struct RunOfShare {
   static constant constexpr int kElements = chunk_of(HeadShare<kDim>::kRun, 16);
 };
 
-// Adds the products of blocks of scores with a staged row: of this lane, at the first column of the share.
+// Adds the products of blocks of scores with this lane's staged row, at the first column of the share.
 template <int kDim, int kCount>
 inline void accumulate(thread simdgroup_float8x8 (&sums)[kCount][HeadShare<kDim>::kFragments],
                        thread const simdgroup_float8x8 (&blocks)[kCount], const threadgroup TileElement* row,
@@ -131,7 +131,7 @@ inline void clear_sums(thread simdgroup_float8x8 (&sums)[kCount][kFragments]) {
   }
 }
 
-// Stores this lane's part of row r; `row` is its first column.
+// Stores this lane's part of row r; `row` points to its first column.
 template <int kDim, int kCount>
 inline void store_gradient(thread const simdgroup_float8x8 (&sums)[kCount][HeadShare<kDim>::kFragments],
                            int r, device Element* row, float scale, ushort share, LanePosition at) {
@@ -145,7 +145,7 @@ inline void store_gradient(thread const simdgroup_float8x8 (&sums)[kCount][HeadS
   }
 }
 
-// Sets the columns past the head in staged rows to 0. Nothing else writes them.
+// Zeroes the columns past the head in staged rows, once: staging does not write them.
 template <int kDim>
 inline void clear_padding(threadgroup TileElement* tile, int pitch, int rows, ushort thread_index) {
   constexpr int kPadding = HeadShare<kDim>::kColumns * kColumnShares - kDim;

@@ -6,8 +6,8 @@
 namespace fattn {
 
 FATTN_CONSTEXPR int kStepRows = FATTN_STEP_ROWS;           // query rows per step
-FATTN_CONSTEXPR int kGroupKeys = kTileKeys;                // of the simdgroups that divide columns
-FATTN_CONSTEXPR int kOwnedKeys = kRowGroups * kGroupKeys;  // of the threadgroup
+FATTN_CONSTEXPR int kGroupKeys = kTileKeys;                // of a group of simdgroups
+FATTN_CONSTEXPR int kOwnedKeys = kRowGroups * kGroupKeys;  // per threadgroup
 
 // Rows [begin, end) of a sequence.
 struct RowRange {
@@ -17,17 +17,17 @@ struct RowRange {
 
 // Keys of one sequence, for one key-value head.
 struct KeyTile {
-  long batch;  // -1: keys of no sequence, which no row sees
+  long batch;  // -1: keys outside every sequence, hidden from all rows
   int kv_head;
   int first_key;  // in the sequence
-  int stored;     // keys of the sequence that exist
-  int length;     // those that rows may see
+  int stored;     // existing keys of the sequence
+  int length;     // keys that rows may see
   long key_row;   // of the sequence's first key
   int q_row;      // of its first query row
   int q_len;
-  int first_position;  // of that row
+  int first_position;  // of this row
 
-  // The rows that see one of keys [first, last] by position, and perhaps others between them.
+  // The range of rows that see one of keys [first, last] by position. It may contain other rows.
   RowRange rows_of(int first, int last, constant PrefillParams& params) const thread {
     long begin = 0;
     long end = first < length ? q_len : 0;
@@ -61,7 +61,7 @@ struct KeyTile {
   }
 };
 
-inline KeyTile dense_keys(constant PrefillParams& params, uint3 group) {
+inline KeyTile dense_keys(const device int* seq_lens, constant PrefillParams& params, uint3 group) {
   KeyTile tile;
   tile.batch = group.z;
   tile.kv_head = int(group.y);
@@ -72,6 +72,10 @@ inline KeyTile dense_keys(constant PrefillParams& params, uint3 group) {
   tile.q_row = 0;
   tile.q_len = params.q_len;
   tile.first_position = params.q_offset;
+  if (fc_has_seq_lens) {
+    tile.length = clamp(seq_lens[tile.batch * params.seq_lens_stride], 0, params.kv_len);
+    tile.first_position = tile.length - tile.q_len;
+  }
   return tile;
 }
 
@@ -107,12 +111,12 @@ inline KeyTile packed_key_tile(const device int* cu_seqlens_q, const device int*
   return tile;
 }
 
-// Where the rows of one query head are: in the operands, and in the order of lse.
+// Offsets of the rows of one query head, in the operands and in the order of lse.
 struct WalkedHead {
   long head;
-  long query;     // first element of the sequence's first row
+  long query;     // first element of the first row in the sequence
   long grad_out;  // likewise
-  long state;     // number of that row
+  long state;     // index of this row
   long mask;      // its first element
 };
 
@@ -159,11 +163,11 @@ struct StepCells {
     }
   }
 
-  // Whether no row of the step sees a key of the tile.
+  // Whether the map hides the whole tile from the rows of the step.
   bool hide_all() const thread { return fc_mask_map && simd_all(looked_up == kHiddenCell); }
 
-  // The cell of row fragment n of the step and of the group's keys, the first of which is `key`, counted from
-  // that of the tile. All lanes must call it.
+  // The cell of row fragment n of the step and of the group's keys, from `key` on in the tile. All lanes must
+  // call it.
   uint cell(int n, int key) const thread {
     return simd_shuffle(looked_up, ushort(n * 8 / kCellRows * kOwnedCells + key / kCellKeys));
   }

@@ -1,4 +1,4 @@
-// What backward_query leaves of a row for the passes that follow: a float4.
+// The state of a row that backward_query writes for the passes that follow: a float4.
 #pragma once
 
 #include "../common/score_units.h"

@@ -4,9 +4,9 @@
 //   P = exp(S - lse), dP = dO V^T, delta = rowsum(P * dP) - dlse, dS = P * (dP - delta)
 //   dV = P^T dO, dQ = scale (dS * c) K, dK = scale (dS * c)^T Q        c: the derivative of the softcap
 //
-// lse is rounded to one float: that would be the largest error of float32 gradients, and under an additive
-// mask of -1e5 of all. So backward_query sums the weights as it computes them and divides by the sum: the
-// error of their origin, lse or the row's largest score, then cancels.
+// lse is rounded to one float. This would be the largest error of float32 gradients, and under an additive
+// mask of -1e5 of all. So backward_query sums the weights that it computes and divides by the sum: an error
+// of their origin, lse or the row's largest score, then cancels.
 #pragma once
 
 #include "row_state.h"
@@ -55,10 +55,10 @@ inline KeyScore key_score(float product, thread const ScoreModifiers& modifiers,
 struct ScoreGradient {
   float weight;
   float score;    // the gradient of the score
-  float product;  // that of the scaled product
+  float product;  // the gradient of the scaled product
 };
 
-// `weight_grad`: the gradient of the weight. Hidden keys are selected away, as their values may be NaN.
+// `weight_grad`: the gradient of the weight. A select drops hidden keys, whose values may be NaN.
 inline ScoreGradient score_gradient(KeyScore key, float weight_grad, float lse, float delta,
                                     thread const ScoreModifiers& modifiers) {
   ScoreGradient gradient;

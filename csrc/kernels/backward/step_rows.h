@@ -1,4 +1,4 @@
-// The query rows of a step of the passes over keys: what each sees, and what backward_query has left of it.
+// The query rows of a step of the passes over keys: visibility, and the RowState from backward_query.
 #pragma once
 
 #include "key_tile.h"
@@ -12,7 +12,7 @@ struct SavedStepRow {
   SavedLimits limits;
 };
 
-// Saves a row of the step, which does not exist if `left` is not above its number.
+// Saves a row of the step. It exists if its index is below `left`.
 inline void save_row(threadgroup SavedStepRow& to, const device float4* states, int row, int left,
                      int position, int length, constant PrefillParams& params) {
   const bool exists = row < left;

@@ -1,13 +1,13 @@
 // The products of the backward on Metal 4's tensor operations. A simdgroup owns 16 rows of one operand and
-// adds up one gradient:
+// sums one gradient:
 //
 //   of the    owns            scores   weight_grads   adds
 //   query     query, dO       Q K^T    dO V^T         dS K
 //   key       key, value      K Q^T    V dO^T         dS^T Q
 //   value     key             K Q^T                   P^T dO
 //
-// Scores and weight_grads have the same descriptor and types, so element i of both is of the same row and
-// column.
+// Scores and weight_grads have the same descriptor and types, so element i is in the same row and column of
+// both.
 #pragma once
 
 #include "score_gradient.h"
@@ -16,21 +16,21 @@
 
 namespace fattn {
 
-// Where a product reads a block of gradients, if it cannot have it in registers.
+// Threadgroup memory for a block of gradients that a product cannot take from registers.
 struct LeftBlock {
 #if !FATTN_REGISTERS
   threadgroup float* shared;  // of this simdgroup
 #endif
 };
 
-// Adds the product of a block of gradients, in `scores`, with the rows of a step.
+// Adds the product of the gradients in `scores` and the rows of a step.
 template <class Product, class Scores, class Right, class Output>
 inline void accumulate(thread Product& product, thread Scores& scores, thread Right& right,
                        thread Output& output, LeftBlock block) {
 #if FATTN_REGISTERS
   auto left = product.template get_left_input_cooperative_tensor<float, Element, float>(scores);
 #else
-  simdgroup_barrier(mem_flags::mem_threadgroup);  // the block before was read
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous block has been read
   FATTN_EACH_ELEMENT(i, scores) {
     const auto at = scores.get_multidimensional_index(i);
     block.shared[at[1] * kScorePitch + at[0]] = scores[i];
@@ -41,7 +41,7 @@ inline void accumulate(thread Product& product, thread Scores& scores, thread Ri
   product.run(left, right, output);
 }
 
-// The sum of row `lane`, of the rows of a block.
+// The sum of row `lane` of a block.
 template <class Scores>
 inline float row_sum_of(thread Scores& scores, ushort lane) {
   float own = 0.0f;

@@ -1,5 +1,5 @@
-// Divides the columns of a head among the simdgroups that work on the same rows: which columns a lane holds,
-// and how it reads them from a row of the cache.
+// Divides the columns of a head among simdgroups that share rows: the columns that a lane holds, and how it
+// reads them from a row of the cache.
 #pragma once
 
 #include "tile.h"

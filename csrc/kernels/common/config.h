@@ -1,6 +1,6 @@
-// The compile-time parameters of a pipeline. Macros (dtype, head dims, tile) are defined when the source is
-// compiled; function constants (features) are set when the pipeline is created. On the host, KernelSpec in
-// plan/plan.h has them.
+// Compile-time parameters of a pipeline: macros (dtype, head dims, tile), set when the source is compiled,
+// and function constants (features), set when the pipeline is created. The host's side is KernelSpec in
+// plan/plan.h.
 #pragma once
 
 #include <metal_stdlib>
@@ -16,10 +16,10 @@ typedef FATTN_T Element;  // query and result: float, half or bfloat
 
 FATTN_CONSTEXPR int kKvFormat = FATTN_KV_FORMAT;  // KvFormat of K and V
 
-// The type in which Q, K and V are multiplied. Products of halves accumulate in float32 at the same rate as
-// products of floats, from half the registers. So do products of bfloats from M3 on; older GPUs emulate
-// bfloat, so it is widened there. int4 is widened: half would round its elements and overflow if a group
-// exceeds its range. bfloat would round every quantised format.
+// The type in which Q, K and V are multiplied. half products accumulate in float32 at the rate of float
+// products, from half the registers; so do bfloat products from M3 on. Older GPUs emulate bfloat, so it is
+// widened there. int4 is widened too: half would round its elements, and overflow if a group exceeds its
+// range. bfloat would round every quantised format.
 static_assert(kKvFormat == kKvInt4 || scales_kind(kKvFormat) != kScalesGroup,
               "only int4 has groups of columns here, in unpack_stored and in StoredRow");
 template <typename T, int kFormat, bool kNativeBFloat>
@@ -56,7 +56,7 @@ struct TileElementOf<kKvInt4> {
 };
 typedef TileElementOf<kKvFormat>::type TileElement;
 
-// 1 in kernels that stage K and V in threadgroup memory and read fragments from there.
+// 1 in kernels that read fragments of K and V from threadgroup memory.
 #ifndef FATTN_STAGED
 #define FATTN_STAGED 0
 #endif
@@ -71,11 +71,11 @@ typedef TileElementOf<kKvFormat>::type TileElement;
 #define FATTN_GROUP_ROWS 8
 #endif
 
-// Chunks of a sequence that a threadgroup of decode has at once, each with kSimdgroups simdgroups.
+// decode: chunks of a sequence in flight per threadgroup, each with kSimdgroups simdgroups.
 #ifndef FATTN_CHUNKS
 #define FATTN_CHUNKS 1
 #endif
-// How often it takes so many.
+// decode: rounds of FATTN_CHUNKS chunks.
 #ifndef FATTN_CHUNK_ROUNDS
 #define FATTN_CHUNK_ROUNDS 1
 #endif
@@ -92,8 +92,7 @@ FATTN_CONSTEXPR int kGroupRows = FATTN_GROUP_ROWS;
 FATTN_CONSTEXPR int kColumnShares = FATTN_COLUMN_SHARES;
 FATTN_CONSTEXPR int kChunks = FATTN_CHUNKS;
 FATTN_CONSTEXPR int kChunkRounds = FATTN_CHUNK_ROUNDS;
-// The kernels declare this limit to the compiler, which then fits their registers to it: every launch is
-// legal.
+// The kernels declare this limit, and the compiler fits their registers to it, so that every launch is legal.
 FATTN_CONSTEXPR int kThreads = kChunks * kSimdgroups * kSimdWidth;
 
 }  // namespace fattn

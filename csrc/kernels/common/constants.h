@@ -10,7 +10,7 @@ using namespace metal;
 // Declared at global scope, as in all public Metal code.
 FATTN_FUNCTION_CONSTANTS(FATTN_DECLARE_CONSTANT)
 
-// Conditions of optional buffers.
+// Whether optional buffers are bound.
 constant bool fc_has_mask = fc_mask != fattn::kMaskNone;
 constant bool fc_additive_mask = fc_mask > fattn::kMaskBool;
 constant bool fc_paged = fc_block_size != 0;

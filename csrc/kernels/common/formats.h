@@ -1,11 +1,11 @@
-// The formats of caches, as a list for host and kernels. Like params.h, it uses only what C++20 and MSL both
-// have.
+// The formats of caches, as a list for host and kernels. Like params.h, this file must compile as C++20 and
+// as MSL.
 #pragma once
 
 namespace fattn {
 
-// How a cache stores rows of keys and values: see plan/kv_format.h. Recorded plans name a format by its
-// number, which is never reused.
+// How a cache stores rows of keys and values: see plan/kv_format.h. Recorded plans refer to a format by its
+// number, so numbers are never reused.
 // X(number, id, name, storage dtype, elements per stored number, scales, largest code)
 #define FATTN_KV_FORMATS(X)                                                            \
   X(0, Float, "float", Rows, 1, None, 0) /* not quantised: in the dtype of the rows */ \

@@ -1,5 +1,5 @@
-// Where the keys of a sequence are stored: in one strided tensor, or in the blocks of a paged pool
-// (PagedAttention: Kwon et al. 2023). And how their elements are encoded (plan/kv_format.h).
+// Where the keys of a sequence are stored (a strided tensor, or the blocks of a paged pool: PagedAttention,
+// Kwon et al. 2023), and how their elements are encoded (plan/kv_format.h).
 #pragma once
 
 #include "config.h"
@@ -27,8 +27,8 @@ struct KeyTable {
   // Whether some row sees the key by its position.
   bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
-  // The key, or one that some row sees by its position in place of one that no row sees. It then has weight
-  // 0, and its value is finite if the values of all seen keys are.
+  // The key, or a visible one in its place if it is hidden from every row. The substitute has weight 0, and
+  // its value is finite if all visible values are.
   int held(int key) const thread {
     if (!fc_window) {
       return min(key, length - 1);
@@ -37,9 +37,9 @@ struct KeyTable {
     return key < sink_end ? key : min(max(key, begin), last);
   }
 
-  // The block of a key; -1 if the key does not exist. A table entry outside the pool counts as no key, so
-  // nothing is read through it. The block size is a function constant, so the compiler replaces the division
-  // by a multiplication, or a shift for powers of two.
+  // The block of a key; -1 if the key does not exist or its table entry is outside the pool. The block size
+  // is a function constant, so the compiler replaces the division by a multiplication, or by a shift for
+  // powers of two.
   int block_of(int key) const thread {
     if (key >= length) {
       return -1;
@@ -130,8 +130,7 @@ struct StepKeys {
     return table.place_of(first_key + i, block);
   }
 
-  // Bit i: key i has a block and is visible to some row. All bits if dense, where the rows' limits cover the
-  // rest.
+  // Bit i: key i has a block and is visible to some row. All bits if dense, where the rows' limits suffice.
   uint exist(thread const KeyTable& table, ushort lane) const thread {
     if (!fc_paged) {
       return kAllKeys;
@@ -144,7 +143,7 @@ struct StepKeys {
   int block_of_fragment(int index) const thread {
     int block = blocks[0];
 #pragma clang loop unroll(full)
-    for (int k = 1; k < kKeyFragments; k++) {  // selected, not indexed: registers have no addresses
+    for (int k = 1; k < kKeyFragments; k++) {  // select: dynamic indexing would spill
       block = index == k ? blocks[k] : block;
     }
     return block;
@@ -183,8 +182,8 @@ typedef StorageOf<kKvFormat>::scale Scale;
 FATTN_CONSTEXPR int kStoredWordElements = packed_elements(kKvFormat) * (4 / sizeof(Stored));
 FATTN_CONSTEXPR bool kRowScales = has_row_scales(kKvFormat);
 
-// Codes k and k + 4 of the eight int4 codes in a word, minus `origin`. In halves from 1024 to 2047 bit 0
-// counts ones, and in halves from 64 to 127 bit 4 does: one shift serves four pairs.
+// Codes k and k + 4 of the eight int4 codes in a word, minus `origin`. In a half from 1024 to 2047 bit 0 has
+// the value 1, in a half from 64 to 127 bit 4 has: one shift serves four pairs.
 inline half2 int4_pair(uint word, int k, int origin) {
   const bool low = k % 2 == 0;
   const uint bits = (k < 2 ? word : word >> 8) & (low ? 0x000f000f : 0x00f000f0);
@@ -193,7 +192,7 @@ inline half2 int4_pair(uint word, int k, int origin) {
   return as_type<half2>(bits ^ zero) - as_type<half2>(zero + uint(origin) * one);
 }
 
-// The same, plus 64, for an FMA that takes the origin with it.
+// The same plus 64, which an FMA removes.
 inline half2 int4_codes(uint word, int k) {
   const uint moved = k == 0 ? word << 4 : word >> (4 * k - 4);
   return as_type<half2>((moved & 0x00f000f0) | 0x54005400);
@@ -202,16 +201,16 @@ inline half2 int4_codes(uint word, int k) {
 // Elements k and k + n / 2 of the n elements in a word of int8 or fp8. All codes are exact in half.
 inline half2 stored_pair(uint word, int k) {
   if (kKvFormat == kKvInt8) {
-    // As above. A code with its sign bit flipped is the value plus 128.
+    // As above. Flipping the sign bit of a code adds 128.
     const uint zero = 0x64806480;
     return as_type<half2>(((word >> (8 * k)) & 0x00ff00ff) ^ zero) - as_type<half2>(zero);
   }
-  static_assert(kKvFormat == kKvFloat ||  // has no codes
+  static_assert(kKvFormat == kKvFloat ||  // not quantised
                     kKvFormat == kKvInt4 || kKvFormat == kKvInt8 || kKvFormat == kKvFp8E4M3,
                 "stored_pair lacks this format");
   // fp8_e4m3 to half. Exponent and mantissa move to bits 13 to 7; the sign moves to bit 14, and the addition
   // carries it to bit 15. The exponent biases are 7 and 15, so the result is scaled by 2^8. The largest
-  // magnitude is NaN: adding 1 to it carries into bit 14, which makes half's exponent all ones.
+  // magnitude is NaN: adding 1 carries into bit 14 and sets all bits of half's exponent.
   const uint shifted = (k == 0 ? word << 7 : word >> 1) & 0x7f807f80;
   const uint small = shifted + (shifted & 0x40004000);
   const uint scale = 0x5c005c00;  // 2^8
@@ -221,8 +220,8 @@ inline half2 stored_pair(uint word, int k) {
 // Elements k and k + n / 2 of a word. `group`: scale and minimum of an int4 group.
 inline float2 stored_values(uint word, int k, half2 group) {
   if (kKvFormat == kKvInt4) {
-    // The 64 is taken off the minimum, once for all elements of a group. Where that rounds, the minimum is
-    // less than a hundredth of the scale, and the error less than 2^-18 of it.
+    // Subtract the 64 from the minimum, once for all elements of a group. Where this rounds, the minimum is
+    // less than a hundredth of the scale, and the error less than 2^-18 of the scale.
     const float minimum = fma(-64.0f, float(group[0]), float(group[1]));
     return fma(float2(int4_codes(word, k)), float2(group[0]), float2(minimum));
   }
@@ -263,8 +262,8 @@ struct StoredRow {
 // K or V of one sequence and key-value head.
 struct StoredOperand {
   const device Stored* elements;
-  long first;  // offset of the first element; kept apart from the pointer, which is held anyway
-  const device Scale* scales;  // base of all sequences and heads, to hold one pointer less
+  long first;  // offset of the first element, apart from the base pointer, which is in a register anyway
+  const device Scale* scales;  // base of all sequences and heads, to save a pointer
   uint batch;
   uint head;
 

@@ -16,7 +16,7 @@ inline float float_at(const device uchar* numbers, long index, uint kind) {
   return reinterpret_cast<const device float*>(numbers)[index];
 }
 
-// The term that attn_mask[index] adds to a score; -inf hides the key.
+// attn_mask[index] as an additive term; -inf hides the key.
 inline float mask_value(const device uchar* mask, long index) {
   if (fc_additive_mask) {
     return float_at(mask, index, fc_mask - kMaskFloat32);
@@ -24,7 +24,7 @@ inline float mask_value(const device uchar* mask, long index) {
   return mask[index] != 0 ? 0.0f : -INFINITY;
 }
 
-// The terms of pair `index` of a mask of pairs.
+// The additive terms of pair `index`.
 inline float2 mask_pair(const device uchar* mask, uint index) {
   if (fc_mask == kMaskFloat32) {
     return reinterpret_cast<const device float2*>(mask)[index];
@@ -39,7 +39,7 @@ inline float2 mask_pair(const device uchar* mask, uint index) {
   return float2(both % 256 != 0 ? 0.0f : -INFINITY, both / 256 != 0 ? 0.0f : -INFINITY);
 }
 
-// Whether a term of attn_mask hides the key. Its score is then selected, not added to: it may be NaN.
+// Whether a term of attn_mask hides the key. Replace the score of a hidden key: it may be NaN.
 inline bool hides_key(float term) { return term == -INFINITY; }
 
 }  // namespace fattn

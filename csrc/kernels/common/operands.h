@@ -3,7 +3,7 @@
 
 #include "keys.h"
 
-// A pipeline has only the operands that its function constants enable; no code may read another one.
+// A pipeline has only the operands that its function constants enable. Reading another one is undefined.
 #define FATTN_NOTHING(...)
 #define FATTN_ATTENTION_OPERANDS(ALWAYS, OPTIONAL) FATTN_OPERANDS(ALWAYS, OPTIONAL, OPTIONAL, FATTN_NOTHING)
 
@@ -11,14 +11,14 @@
 #define FATTN_OPTIONAL_ARGUMENT(slot, type, name, condition) \
   type name [[buffer(fattn::kSlot##slot), function_constant(condition)]],
 
-// The operands without the results.
+// All operands except the results.
 #define FATTN_INPUTS(ALWAYS, OPTIONAL) FATTN_OPERANDS(ALWAYS, OPTIONAL, FATTN_NOTHING, FATTN_NOTHING)
 
 // The signature of a kernel with parameters of type `Params`.
 #define FATTN_ATTENTION_ARGUMENTS(Params)                           \
   FATTN_ATTENTION_OPERANDS(FATTN_ARGUMENT, FATTN_OPTIONAL_ARGUMENT) \
   FATTN_GRID_ARGUMENTS(Params)
-// Its part after the operands.
+// The arguments after the operands.
 #define FATTN_GRID_ARGUMENTS(Params)                                                         \
   constant Params &params [[buffer(fattn::kSlotParams)]],                                    \
       constant GridSlice &slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]], \
@@ -27,8 +27,7 @@
 
 namespace fattn {
 
-// The index of a thread in its threadgroup, from values that the steps hold anyway: as a kernel argument it
-// would take one more register.
+// The index of a thread in its threadgroup. As a kernel argument it would take one more register.
 inline ushort thread_in_group(ushort simdgroup_index, ushort lane) {
   return simdgroup_index * kSimdWidth + lane;
 }

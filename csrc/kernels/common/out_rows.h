@@ -5,8 +5,8 @@
 
 namespace fattn {
 
-// `result` counts rows in the order of lse: batch, head, row. A token-major `out` has them by batch, row,
-// head. `rows` is the number of rows per head. There are fewer than 2^32 results.
+// `result` counts rows in the order of lse: batch, head, row. A token-major `out` is ordered by batch, row,
+// head. `rows`: rows per head. There are fewer than 2^32 results.
 inline uint out_row(uint result, uint rows, uint rows_per_sequence) {
   if (!fc_token_major_out) {
     return result;

@@ -1,5 +1,5 @@
 // The interface of host and kernels: buffer slots, function constants, parameter structs. The planner (C++20)
-// and the kernels (MSL) include this file, so it uses only what both languages have.
+// and the kernels (MSL) include this file, so it must compile as both.
 #pragma once
 
 #include "formats.h"
@@ -7,12 +7,11 @@
 
 namespace fattn {
 
-// Each list below states a fact once. Enums, declarations, fields, explain's JSON and the tables of the tests
-// are generated from the lists.
+// Enums, declarations, fields, explain's JSON and the tables of the tests are generated from the lists below.
 
-// The buffers of the kernels. The position in the list is the buffer slot, which is the same in every kernel;
-// explain shows the name. ALWAYS and OPTIONAL are tensors that the attention operators take, Call::<name> on
-// the host. The attention kernels have these and RESULT, OPTIONAL and RESULT only under a function constant.
+// The buffers of the kernels. The position in the list is the buffer slot, the same in every kernel; explain
+// shows the name. ALWAYS and OPTIONAL are inputs of the attention operators, Call::<name> on the host. The
+// attention kernels take them and RESULT; OPTIONAL and RESULT depend on a function constant.
 // ALWAYS, OTHER(slot, type, name), OPTIONAL, RESULT(slot, type, name, function constant)
 #define FATTN_OPERANDS(ALWAYS, OPTIONAL, RESULT, OTHER)                                          \
   ALWAYS(Query, const device Element*, query)                                                    \
@@ -55,13 +54,12 @@ enum Slot {
   FATTN_OPERANDS(FATTN_ENUMERATOR, FATTN_ENUMERATOR, FATTN_ENUMERATOR, FATTN_ENUMERATOR) kSlotCount
 };
 #undef FATTN_ENUMERATOR
-// Operands from this one on have no slot of their own: Metal has 31.
+// Operands from this one on share slots: Metal has 31.
 FATTN_CONSTEXPR int kBufferSlots = kSlotGradQuery;
 static_assert(kBufferSlots <= 31, "Metal has no more buffers");
 
-// Function constants: features that are switched per pipeline. Everything else is a macro (dtype, head dims,
-// tile) or a parameter. X(type, name): fc_<name> in the kernels, KernelSpec::<name> on the host. The position
-// in the list is the constant's number.
+// Function constants: features that are switched per pipeline. X(type, name): fc_<name> in the kernels,
+// KernelSpec::<name> on the host. The position in the list is the index of the constant.
 #define FATTN_FUNCTION_CONSTANTS(X)                                                                     \
   X(uint, mask)       /* MaskKind */                                                                    \
   X(bool, mask_pairs) /* two neighbouring elements of a mask's row can be read at once */               \
@@ -102,7 +100,7 @@ enum MaskKind { kMaskNone = 0, kMaskBool = 1, kMaskFloat32 = 2, kMaskFloat16 = 3
 // A mask map has a byte for each cell of kCellRows rows and kCellKeys keys.
 enum CellKind {
   kCellHidden = 0,  // no row sees any of the keys
-  kCellMixed = 1,   // any other cell; bit kCellKindBits + f: no row sees a key of fragment f
+  kCellMixed = 1,   // any other cell; bit kCellKindBits + f: fragment f is hidden from every row
   kCellWhole = 2,   // every row sees every key, and the mask adds 0
 };
 
@@ -121,7 +119,7 @@ struct Strides4 {
 
 // One of the dispatches of a sliced grid: consecutive threadgroups, along x.
 struct GridSlice {
-  fattn_i64 first_group;  // its number in the grid, counted along x, then y, then z
+  fattn_i64 first_group;  // its index in the grid, along x, then y, then z
   fattn_i32 grid_x;
   fattn_i32 grid_y;
 };
@@ -181,7 +179,7 @@ struct PrefillParams {
   FATTN_PREFILL_PARAMS(FATTN_FIELD)
 };
 
-// The parameters of a backward: those of its forward, whose `out` is the gradient of the query.
+// Backward: the parameters of the forward, where `out` is the gradient of the query, and these.
 #define FATTN_BACKWARD_PARAMS(X) \
   X(PrefillParams, forward)      \
   X(Strides3, grad_out)          \
@@ -193,7 +191,7 @@ struct BackwardParams {
   FATTN_BACKWARD_PARAMS(FATTN_FIELD)
 };
 
-// A sum over the rows of a head: of all sequences, or of one. fc_packed: of one that cu_seqlens cuts out.
+// A sum over the rows of a head, in all sequences or in one; with fc_packed in one that cu_seqlens delimits.
 #define FATTN_BACKWARD_HEAD_PARAMS(X)                                        \
   X(fattn_i64, sinks_stride)                                                 \
   X(fattn_i64, cu_seqlens_stride)                                            \
@@ -204,7 +202,7 @@ struct BackwardHeadParams {
   FATTN_BACKWARD_HEAD_PARAMS(FATTN_FIELD)
 };
 
-// What the rows of decode see by position, and the sizes of chunks. window_left is kNoWindow without a
+// Visibility by position for the rows of decode, and the sizes of chunks. window_left is kNoWindow without a
 // window.
 #define FATTN_CAUSAL_SPAN(X)                                                                \
   X(fattn_i32, q_len)                                                                       \
@@ -287,8 +285,8 @@ struct MaskMapParams {
   FATTN_MASK_MAP_PARAMS(FATTN_FIELD)
 };
 
-// Parameters of softmax and softcap. The innermost dimension makes a row. The others are listed innermost
-// first; dimensions that can be merged by their strides are one.
+// Parameters of softmax and softcap. Rows are along the innermost dimension. The other dimensions are listed
+// innermost first, merged where their strides allow.
 typedef fattn_i64 LogitsExtents[kLogitsDims];
 #define FATTN_LOGITS_PARAMS(X) \
   X(LogitsExtents, sizes)      \
@@ -304,11 +302,11 @@ struct LogitsParams {
 
 #undef FATTN_FIELD
 
-// Checked by both compilers: host and MSL have the same layout rules.
+// Both compilers check this, so host and MSL agree on the layout.
 #define FATTN_CHECK_SIZE(type, bytes) \
   static_assert(sizeof(type) == bytes, #type " must have one layout everywhere")
 FATTN_CHECK_SIZE(GridSlice, 16);
-// A struct of parameters has no gaps but at its end, where it fills a multiple of 8 bytes.
+// A parameter struct has padding at its end only, to a multiple of 8 bytes.
 #define FATTN_BYTES(type, name) +sizeof(type)
 #define FATTN_CHECK_PARAMS(Params, LIST) FATTN_CHECK_SIZE(Params, (0 LIST(FATTN_BYTES) + 7) / 8 * 8)
 FATTN_CHECK_PARAMS(PrefillParams, FATTN_PREFILL_PARAMS);

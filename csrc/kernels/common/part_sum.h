@@ -1,28 +1,28 @@
-// How partial results of a row over disjoint keys become one. Part p has values o_p and a sum l_p relative to
-// its maximum m_p; with the largest maximum m, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p.
+// Merges partial results of a row over disjoint keys. Part p has values o_p and a sum l_p relative to its
+// maximum m_p; with the largest maximum m, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p.
 //
-// It is done in two sums, whose order decides the bits: the parts of a simdgroup of merge.metal, and these
-// sums. decode adds up the chunks of a short cache in the same order, without merge.metal (chunk_sum.h).
+// The order is fixed: first the parts of each simdgroup of merge.metal, then the sums of the simdgroups.
+// decode adds the chunks of a short cache in the same order (chunk_sum.h), so results are bit-identical.
 #pragma once
 
 #include "row_sum.h"
 
 namespace fattn {
 
-// The factor from weights relative to `from` to weights relative to `to`. Exactly 1 if they are equal, so
-// merging a single part does not change its bits.
+// Rescales weights relative to `from` to `to`. Exactly 1 if they are equal, so merging a single part returns
+// it unchanged.
 inline float shift_of(float from, float to, float log2_per_score) {
   const float origin = to == -INFINITY ? 0.0f : to;
   return from == to ? 1.0f : fast::exp2((from - origin) * log2_per_score);
 }
 
-// What becomes of a sum when the parts of all lanes are added to it.
+// Factors for adding the parts of all lanes to a sum.
 struct LaneParts {
   float weight;  // of this lane's part
-  float shrink;  // of what was there before
+  float shrink;  // of the previous sum
 };
 
-// Adds the parts of a row that lanes have, one each, to `keys`; the logit only if `with_logit` is set.
+// Adds the parts of a row, one per lane, to `keys`; the logit only if `with_logit` is set.
 inline LaneParts add_lanes(thread RowSum& keys, RowSum own, bool with_logit, float log2_per_score) {
   const float largest = fmax(keys.score, simd_max(own.score));
   LaneParts parts;
@@ -36,7 +36,7 @@ inline LaneParts add_lanes(thread RowSum& keys, RowSum own, bool with_logit, flo
   return parts;
 }
 
-// Values of a part, ready to be added. A part that saw no key may hold anything.
+// Weighted values of a part. A part without keys may hold anything, NaN included.
 template <typename T>
 inline T weighted_values(bool counts, float weight, T values) {
   return counts ? weight * values : T(0.0f);

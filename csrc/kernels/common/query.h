@@ -39,12 +39,11 @@ FATTN_CONSTEXPR int kPairWords = 2 * sizeof(Operand) / 4;
 // 32-bit words of eight rows.
 FATTN_CONSTEXPR int kQueryWords = kHeadDim / 8 * kPairWords * kSimdWidth;
 
-// Eight query rows in threadgroup memory: a pair of elements per lane and fragment. They would take a quarter
-// of the registers of M1 and M2.
+// Eight query rows in threadgroup memory: a pair of elements per lane and fragment. In registers they would
+// take a quarter of M1's and M2's.
 struct SharedQuery {
-  // This lane's pairs. `volatile` keeps the compiler from holding them in registers: this saves 13 half
-  // registers, and paged decode runs 640 threads instead of 512 (float16, D = 64; Mesa's count for M1 and
-  // M2).
+  // This lane's pairs. `volatile` keeps the compiler from caching them in registers: that saves 13 half
+  // registers, so paged decode runs 640 threads instead of 512 (float16, D = 64; Mesa's count for M1 and M2).
   volatile threadgroup uint* pairs;
 
   // `row`: this lane's row, or null. One of the simdgroups that share the rows calls this; the others may

@@ -1,4 +1,4 @@
-// From the attention state after the last step to results: out and log-sum-exp of each row, or a partial
+// Turns the attention state after the last step into results: out and log-sum-exp of each row, or a partial
 // result for merge.metal.
 #pragma once
 
@@ -16,15 +16,14 @@ inline RowSum row_sum_of_weights(float row_max, float sum) {
   return row;
 }
 
-// Whether the row's largest logit is a sink that finite_score() clamped. The sink itself is then read again,
-// because it is the row's log-sum-exp.
+// Whether the row's largest logit is a sink that finite_score() clamped. The log-sum-exp of the row is then
+// the sink itself, which is read again.
 inline bool is_huge_sink(float row_max) { return fc_sinks && !fc_additive_mask && fabs(row_max) == FLT_MAX; }
 
-// The factor from weighted values to the result: 1 / sum, or 0 for a row that saw no key. Partial results
-// stay undivided until they are merged.
+// 1 / sum, or 0 for a row without keys. Partial results are not divided before they are merged.
 inline float result_scale(float sum) { return fc_split ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum; }
 
-// A select, not a product: if another row saw a NaN, the weighted sum of this row may be NaN.
+// A select: where another row sees a NaN, the weighted sum of this row may be NaN too, and 0 * NaN is NaN.
 template <typename T>
 inline T scaled_result(T weighted, float scale) {
   return scale == 0.0f ? T(0.0f) : weighted * scale;
@@ -40,7 +39,7 @@ inline RowSum row_sum_with_sink(float row_max, float sum, thread const Sinks& si
   return row;
 }
 
-// Store a result, or four in a row, and the sum of a row: of the call, or of a part of its keys.
+// Store a result, four neighbouring results, or the sum of a row: final, or of a part of the keys.
 inline void put_result(thread const Operands& operands, long place, float result) {
   if (fc_split) {
     operands.partial_out[place] = result;
@@ -63,7 +62,7 @@ inline void put_sum(thread const Operands& operands, long place, RowSum sum) {
   }
 }
 
-// The columns of a lane whose simdgroup holds whole rows. The interface is that of ColumnShare (columns.h).
+// The columns of a lane whose simdgroup holds whole rows, with the interface of ColumnShare (columns.h).
 struct WholeRow {
   static constant constexpr int kAll = kValueDim / 4;
 

@@ -1,4 +1,4 @@
-// The denominator of a row's softmax: over all its keys, or over a part of them.
+// The denominator of a row's softmax, over all its keys or a part of them.
 #pragma once
 
 #include "constants.h"
@@ -13,8 +13,8 @@ struct RowSum {
 
   float log_sum_exp() const thread { return sum == 0.0f ? -INFINITY : logit + log(sum); }
 
-  // What merge reads. One float for the log-sum-exp would lose the sum beside a logit of 1e6. A weight is
-  // 2^(score * log2_per_score).
+  // The form that merge reads. A single log-sum-exp in float32 would round away the sum beside a logit of
+  // 1e6. A weight is 2^(score * log2_per_score).
   float4 of_part(float log2_per_score) const thread { return float4(score, logit, sum, log2_per_score); }
 };
 

@@ -1,5 +1,4 @@
-// State that a kernel keeps in threadgroup memory while its steps need the registers. The planner counts the
-// bytes.
+// State that kernels keep in threadgroup memory to free registers for their steps. The planner counts it.
 #pragma once
 
 #include "params.h"
@@ -13,7 +12,7 @@ struct SavedStarts {
   fattn_i64 blocks;
 };
 
-// A row of a prefill tile: what only steps with hidden keys need, and where its results go.
+// A row of a prefill tile: state for steps with hidden keys, and the place of its results.
 struct SavedPlaces {
   fattn_i64 mask_row;
   fattn_i64 out;  // first element; -1 if the row does not exist
@@ -30,7 +29,7 @@ struct SavedTensorRow {
   fattn_i32 position;
   fattn_i32 drafts;  // see Visibility
 };
-// The keys that the rows of a simdgroup of prefill see: of KeyRanges, what its first row does not tell.
+// KeyRanges of the rows of a prefill simdgroup, without the members that follow from its first row.
 struct SavedRanges {
   fattn_i32 sink_end;
   fattn_i32 begin;
@@ -38,7 +37,7 @@ struct SavedRanges {
   fattn_i32 all_begin;
 };
 
-// A row of decode: what it sees, and the parameters of its head.
+// A row of decode: its visibility, and the parameters of its head.
 struct SavedDecodeRow {
   fattn_i32 limit;
   fattn_i32 drafts;
@@ -75,7 +74,7 @@ struct SavedWork {
   fattn_i32 first_draft;
 };
 
-// Where a simdgroup of decode_vector finds the scales of its sequence: offsets.
+// Offsets of the scales that a simdgroup of decode_vector reads.
 struct SavedScales {
   fattn_i64 key;
   fattn_i64 value;

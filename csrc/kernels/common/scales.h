@@ -1,12 +1,12 @@
-// The scales of the rows of an int8 or fp8_e4m3 cache. Products and weights are scaled instead of elements: q
-// (s k) = s (q k).
+// Row scales of an int8 or fp8_e4m3 cache. They apply to products and weights instead of elements:
+// q (s k) = s (q k).
 #pragma once
 
 #include "softmax.h"
 
 namespace fattn {
 
-// The scales of a step in threadgroup memory. One lane loads each; the eight lanes that hold scores of the
+// The scales of a step in threadgroup memory. One lane loads each scale; the eight lanes with scores of its
 // key read it.
 struct SharedScales {
   threadgroup float2* pairs;  // pairs of neighbouring keys; first the keys' scales, then the values'
@@ -36,8 +36,8 @@ inline void scale_products(thread Attention& attention, thread const SharedScale
   }
 }
 
-// Multiplies the weights of key fragment k by the scales of its values; by 0 for a key that no row of this
-// lane sees.
+// Multiplies the weights of key fragment k by the scales of its values, or by 0 for keys hidden from this
+// lane's rows.
 template <typename Attention>
 inline void scale_weights(thread Attention& attention, thread const SharedScales& scales, int k,
                           SeenKeys seen, LanePosition at) {

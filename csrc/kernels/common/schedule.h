@@ -1,10 +1,10 @@
 // The work distribution of decode: sequences are cut into chunks of keys, and chunks are assigned to
 // threadgroups.
 //
-// Each chunk yields one partial result. Its size depends only on the sequence's own length, so no result
-// depends on the rest of the batch: a sequence has about as many chunks as would fill the GPU if it were
-// alone. The assignment depends on the whole batch: every threadgroup gets about equally many keys, so a long
-// sequence among short ones keeps the whole GPU busy.
+// Each chunk yields one partial result. Its size depends only on the sequence's own length, so results are
+// batch-invariant: a sequence has about as many chunks as would fill the GPU if it were alone. The assignment
+// depends on the whole batch: every threadgroup gets about equally many keys, so a long sequence among short
+// ones keeps the whole GPU busy.
 //
 // Chunks of up to kLargeChunk keys are lined up in the order of the sequences, and each threadgroup takes a
 // contiguous run, so it seldom changes sequence. Runs of larger chunks would be uneven, since one chunk too
@@ -17,11 +17,11 @@
 namespace fattn {
 
 inline int ceil_div(int n, int size) { return (n + size - 1) / size; }
-// The same for a power of 2. A division takes as long as a load from a cache.
+// The same for a power of 2, without a division, which takes as long as a load from a cache.
 inline int ceil_shift(int n, int size) { return (n + size - 1) >> ctz(uint(size)); }
 
-// The chunks of a sequence, cut at multiples of `keys`, counted from key 0. A sequence without keys has one
-// chunk, in which its rows get the result of rows without keys.
+// The chunks of a sequence, cut at multiples of `keys` from key 0. A sequence without keys has one chunk,
+// which stores the results of its rows.
 struct Chunks {
   int keys;  // per chunk
   Visits visits;
@@ -30,7 +30,7 @@ struct Chunks {
   int begin(int part) const thread { return visits[part] * keys; }
 };
 
-// The units in so many keys, a multiple of the unit.
+// Units per `keys`, a multiple of the unit.
 inline int units_of(int keys, constant CausalSpan& span) { return keys >> ctz(uint(span.chunk_unit)); }
 
 inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
@@ -56,7 +56,7 @@ struct WorkItem {
   int end;
 };
 
-// Whether chunks of so many keys are dealt out.
+// Whether chunks of this size are dealt out.
 inline bool are_dealt(int keys) { return keys > kLargeChunk; }
 
 // A sequence of the batch, cut into chunks.
@@ -65,7 +65,7 @@ struct CutSequence {
   Chunks chunks;
 
   bool is_dealt() const thread { return are_dealt(chunks.keys); }
-  // Its length in the line of chunks. A ragged chunk counts as whole.
+  // Its length in the line of chunks, where a ragged chunk counts as whole.
   int units_of_runs(constant CausalSpan& span) const thread {
     return is_dealt() ? 0 : chunks.count() * units_of(chunks.keys, span);
   }
@@ -78,11 +78,11 @@ inline CutSequence cut_sequence(const device int* seq_lens, constant CausalSpan&
   return sequence;
 }
 
-// The sequence whose chunks a threadgroup takes, so that it is cut once, and not for each chunk.
+// The sequence whose chunks a threadgroup takes: cut once instead of for each chunk.
 struct KnownSequence {
   int length;
   int keys;   // per chunk
-  int count;  // of chunks; 0: it is not known yet
+  int count;  // of chunks; 0: not known yet
 
   bool is_dealt() const thread { return are_dealt(keys); }
   void set(thread const CutSequence& sequence) thread {
@@ -90,7 +90,7 @@ struct KnownSequence {
     keys = sequence.chunks.keys;
     count = sequence.chunks.count();
   }
-  // Without seq_lens, all sequences are alike.
+  // Without seq_lens, all sequences have the same length.
   void forget() thread { count = fc_has_seq_lens ? 0 : count; }
 
   WorkItem item(int batch, int part, constant CausalSpan& span) const thread {
@@ -142,14 +142,14 @@ inline int take_run(thread Share& share, int total, int shares) {
   return share.index * size + min(share.index, larger);
 }
 
-// The share before its first chunk, which is the first one that begins in its run. If that lies beyond the
-// sequence's chunks, take_chunk goes on to the next sequence.
+// The share before its first chunk, the first one that begins in its run. If the sequence has no such chunk,
+// take_chunk continues with the next sequence.
 inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int batch_size, int shares,
                       int index, ushort lane) {
   Share share;
   share.index = index;
   if (!fc_has_seq_lens || batch_size == 1) {
-    // All sequences have one length, so that no search is needed.
+    // All sequences have one length: no search is needed.
     const CutSequence sequence = cut_sequence(seq_lens, span, 0);
     const int units = sequence.units_of_runs(span);
     const int chunk = units_of(sequence.chunks.keys, span);
@@ -211,14 +211,14 @@ inline void look_up(thread KnownSequence& known, const device int* seq_lens, con
 }
 
 struct ChunkIndex {
-  int batch;  // that of the share; -1: no chunk is left
+  int batch;  // of the share; -1: no chunk is left
   int part;
 };
 
 // Takes the next chunk of a share. A single exit and selects save registers: a return inside the loops takes
 // 40 half registers more, also during the steps. Branches take 10 more, and decode_wide with a window then
-// runs 256 threads instead of 512 (float16, D = 256; Mesa's count for M1 and M2). kKeeps: whether the share
-// keeps what it knows of its sequence, which takes registers or is saved.
+// runs 256 threads instead of 512 (float16, D = 256; Mesa's count for M1 and M2). kKeeps: the share keeps its
+// cut sequence, in registers or saved.
 template <bool kKeeps>
 inline ChunkIndex take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
                              int batch_size, int shares, ushort lane) {

@@ -1,4 +1,4 @@
-// From products to scores: scale, softcap, ALiBi, attn_mask, visibility. All arithmetic is in float32.
+// Turns products into scores: scale, softcap, ALiBi, attn_mask, visibility. All arithmetic is in float32.
 #pragma once
 
 #include "mask.h"
@@ -12,8 +12,8 @@
 
 namespace fattn {
 
-// The keys that a row sees by its position, counted from some key of a step. A lane computes it once for a
-// step and compares it with constants.
+// The keys that a row sees by position, relative to a key of a step. A lane computes this once per step and
+// compares it with constants.
 struct NearKeys {
   int limit;
   int window_begin;
@@ -33,9 +33,9 @@ struct NearKeys {
   }
 };
 
-// What this lane's rows see: the window that ends at the row's limit (its causal position, the window's right
-// end, or the number of keys), the sink tokens before the window, and with a tree mask the draft tokens of
-// the row's branch, all without the keys that attn_mask hides.
+// Visibility for this lane's rows: the window that ends at the row's limit (its causal position, the window's
+// right end, or the number of keys), the sink tokens before the window, and with a tree mask the draft tokens
+// of the row's branch. attn_mask may hide any of these keys.
 struct Visibility {
   int limit[kRowFragments];  // row r sees keys j < limit[r]; 0 if the row does not exist
   int window_begin[kRowFragments];
@@ -67,8 +67,8 @@ struct ScoreModifiers {
   float scale;  // to score units; with softcap, to the argument of tanh
   float softcap;
   float slope[kRowFragments];
-  // From -2^30, below 0 for rows before the first key, to 2^31 - 1: q_offset and row are at most 2^30 and
-  // 2^30 - 1. key - position fits in an int, position + 1 does not.
+  // Between -2^30 (rows before the first key are negative) and 2^31 - 1, since q_offset <= 2^30 and
+  // row < 2^30. key - position fits in an int, position + 1 may not.
   int position[kRowFragments];
 };
 
@@ -129,9 +129,8 @@ inline void modify_scores(thread Attention& attention, thread const ScoreModifie
   }
 }
 
-// Where this lane reads attn_mask in a step: its first key, and others counted from there. Keys past the end
-// of the mask are replaced by its last, so that no load needs a condition: such loads would wait for one
-// another.
+// Where this lane reads attn_mask in a step, relative to its first key. Keys past the end of the mask read
+// its last one: conditional loads would wait for one another.
 struct MaskKeys {
   int first;
   int left;  // from the first to the last
@@ -153,8 +152,8 @@ struct MaskKeys {
   }
 };
 
-// Adds attn_mask to the scores, and sets those of keys that a row does not see to -inf. `first_key` is the
-// step's first key. Bit 2k + e of `present`: the key of element e of this lane's fragment k exists.
+// Adds attn_mask to the scores and sets the scores of hidden keys to -inf. `first_key`: of the step. Bit
+// 2k + e of `present`: the key of element e of this lane's fragment k exists.
 template <typename Attention>
 inline void hide_scores(thread Attention& attention, thread const Visibility& visible,
                         const device uchar* mask, int first_key, uint present, LanePosition at) {

@@ -34,7 +34,7 @@ FATTN_CONSTEXPR int kGroupCells = 8;
 FATTN_CONSTEXPR int kNoWindow = 1 << 30;
 // No limit on one side of a prefill window: more than the distance of any two positions.
 FATTN_CONSTEXPR int kNoLimit = 0x7fffffff;
-// Chunks of decode with fewer keys are few (schedule.h).
+// Up to this size of chunks, decode limits their number (schedule.h).
 FATTN_CONSTEXPR int kLargeChunk = 512;
 // Columns of an int4 row that share a scale and a minimum.
 FATTN_CONSTEXPR int kInt4Group = 32;
@@ -45,28 +45,28 @@ FATTN_CONSTEXPR int kLogitsVector = 4;
 // Floats per row of a partial result: the largest logit in score units and in natural units, the sum of the
 // weights, and log2 of the weight per score unit.
 FATTN_CONSTEXPR int kSumFloats = 4;
-// The same without the last, which is equal in all parts: merge's state of a row.
+// merge's state of a row: the same without the last, which is equal in all parts.
 FATTN_CONSTEXPR int kMergeSumFloats = 3;
 // Floats of scratch per query row of a backward: RowState (backward/row_state.h).
 FATTN_CONSTEXPR int kRowStateFloats = 4;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
-// Simdgroups of merge for a row of up to so many parts.
+// Simdgroups of merge for a row of up to `parts` parts.
 constexpr int merge_simdgroups(fattn_i64 parts) { return parts > 4 ? 8 : 1; }
-// Chunks of a short cache that a threadgroup of decode has at once, and how often it takes so many, at most.
+// Short caches in decode: chunks in flight per threadgroup, and the largest number of rounds.
 FATTN_CONSTEXPR int kShortChunks = 4;
 FATTN_CONSTEXPR int kShortRounds = 2;
-// Columns of its states that decode merges in a round, if a threadgroup has so many chunks at once.
+// Columns of the states that decode merges in a round, with this many chunks in flight.
 constexpr int state_columns(int chunks) { return chunks == 1 ? 64 : 32; }
-// Floats of its sums then: three for each chunk of a row, and three for the row, in multiples of 16 bytes.
+// Floats of its sums: three per chunk and row, and three per row, in multiples of 16 bytes.
 constexpr int chunk_sum_floats(int chunks, int rows) {
   return chunks == 1 ? 0 : (3 * (chunks + 1) * rows + 3) / 4 * 4;
 }
-// What tensor_probe tells of a GPU: capacities of scores, row reduction and output; whether the rows of
-// scores and output can be matched to those of the reduction, and scores can be a left operand; then {column,
-// row} of each element, lane by lane, of the scores and of the output, {-1, -1} for one that is not valid.
+// The output of tensor_probe: capacities of scores, row reduction and output; whether the rows of scores and
+// output map to rows of the reduction, and scores can be a left operand; then {column, row} of each element
+// of scores and output, lane by lane, {-1, -1} if it is not valid.
 FATTN_CONSTEXPR int kTensorHeadFacts = 8;
-// Most elements of a lane that prefill_tensor has bits for.
+// Limits of prefill_tensor, which has a bit per element of a lane.
 FATTN_CONSTEXPR int kMostScoreElements = 32;
 FATTN_CONSTEXPR int kMostOutElements = 64;
 FATTN_CONSTEXPR int kMostReducedRows = 2;
@@ -79,11 +79,11 @@ FATTN_CONSTEXPR int kTensorRows = 16;
 FATTN_CONSTEXPR int kLatentProductKeys = 16;
 FATTN_CONSTEXPR int kLatentProductDim = 96;
 FATTN_CONSTEXPR int kLatentValueShares = 2;
-// Padding of the rows of a staged K or V tile, so that the addresses that a simdgroup reads together (tile.h)
-// are in different banks: for K, 16 bytes in each of eight rows; for V, 64 bytes.
+// Padding of the rows of a staged K or V tile against bank conflicts. A simdgroup reads 16 bytes of each of
+// eight rows of K together, and 64 bytes of rows of V (tile.h).
 FATTN_CONSTEXPR int kKeyPadBytes = 16;
 FATTN_CONSTEXPR int kValuePadBytes = 64;
-// The same of the rows of scores that prefill_tensor passes through threadgroup memory: four floats.
+// The same for the rows of scores that prefill_tensor passes through threadgroup memory.
 FATTN_CONSTEXPR int kScorePadFloats = 4;
 
 }  // namespace fattn

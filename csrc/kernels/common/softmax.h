@@ -34,7 +34,7 @@ inline void end_sum(thread simdgroup_float8x8& sum, thread simdgroup_float8x8& s
   }
 }
 
-// product * scale, but NaN for an infinite scale, as from infinite elements of both signs.
+// product * scale, but NaN for an infinite scale: the elements may be infinities of both signs.
 inline float scaled_product(float product, float scale) { return fma(product, scale, 0.0f * scale); }
 
 // The key fragments of a step to multiply.
@@ -43,9 +43,9 @@ struct StepFragments {
 
   bool any() const thread { return some != 0; }
   bool has(int k) const thread { return has_some(k, 1); }
-  // Exclusive upper bound of their numbers.
+  // Exclusive upper bound of the fragments' indices.
   int end() const thread { return fc_mask_map ? kKeyFragments : min(int(some), kKeyFragments); }
-  // Whether fragments [k, k + count) are not all hidden. Without a map, those that are hidden come last.
+  // Whether some fragment of [k, k + count) is not hidden. Without a map, hidden fragments come last.
   bool has_some(int k, int count) const thread {
     return fc_mask_map ? ((some >> k) & ((1u << count) - 1)) != 0 : k < int(some);
   }
@@ -57,19 +57,19 @@ inline StepFragments all_fragments() {
   return fragments;
 }
 
-// The keys of a step that some row sees, as far as this lane needs them.
+// The visible keys of a step, as far as this lane needs them.
 struct SeenKeys {
   uint scored;  // by a row of this lane: bit 2k + e is key 2 * pair + e of fragment k
   uint all;     // by any row: bit 8 * pair + 2k + e likewise
   uint read;    // by any row: bit 2k is key `row` of fragment k, whose value this lane reads
 
-  // A value that no row sees must not be multiplied, not even by 0: it may be NaN.
+  // Whether some row sees the value. If not, it must not be read: it may be NaN, and 0 * NaN is NaN.
   bool value(int k) const thread { return (read >> (2 * k)) & 1; }
-  // Whether a row sees a key of fragments [k, k + count).
+  // Whether some row sees a key of fragments [k, k + count).
   bool some(int k, int count) const thread {
     return (all & ((1u << (2 * count)) - 1) * 0x01010101u << (2 * k)) != 0;
   }
-  // Some key that a row sees, counted from the first of the step. Requires that there is one.
+  // A key that some row sees, relative to the step. Requires that there is one.
   int some_key() const thread {
     const int bit = ctz(all);
     return bit % 8 / 2 * 8 + bit / 8 * 2 + bit % 2;
@@ -128,7 +128,7 @@ struct AttentionState {
   }
 
   // Adds the products with chunk c of G key fragments from `first_key_fragment` on. `first` and `second` are
-  // this lane's chunks of keys 2 * pair and 2 * pair + 1. The fragments take turns, so that consecutive
+  // this lane's chunks of keys 2 * pair and 2 * pair + 1. The fragments are interleaved, so that consecutive
   // products do not add to the same sum.
   template <int G, typename Query>
   void multiply_key_chunk(thread const Query& query, int c, int first_key_fragment,
@@ -277,7 +277,7 @@ struct AttentionState {
     }
   }
 
-  // After the last step: every lane of a row gets the whole sum of the row.
+  // After the last step: sums row_sum over the lanes of each row.
   void finish() thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {

@@ -36,7 +36,7 @@ inline KeyRanges newest_rows(constant CausalSpan& span, int length) {
   const int first_position = length - span.q_len;
   KeyRanges ranges;
   ranges.end = length;
-  // A tree mask may hide the first row's own token from it.
+  // A tree mask may hide the token of the first row from the row itself.
   ranges.all_end = max(first_position + (fc_tree ? 0 : 1), 0);
   ranges.begin = 0;
   ranges.sink_end = 0;
@@ -77,7 +77,7 @@ inline RowKeys keys_of_row(constant PrefillParams& params, int position, int len
   return row;
 }
 
-// The ranges of neighbouring rows, from their first and last one.
+// The ranges of neighbouring rows, from the first and the last row.
 inline KeyRanges rows_between(RowKeys first, RowKeys last) {
   KeyRanges ranges;
   ranges.end = last.end;
@@ -91,7 +91,7 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
     const bool apart = last.sink_end < first.begin;
     ranges.begin = apart ? first.begin : 0;
     ranges.sink_end = apart ? last.sink_end : 0;
-    // The window of rows past the last key is empty: the step that it would begin in has no key for them.
+    // The window of rows past the last key is empty: skip the step in which it would begin.
     const int end = max(last.end, last.sink_end);
     ranges.end = ranges.begin < end ? end : ranges.sink_end;
     ranges.all_begin = last.begin;
@@ -100,7 +100,7 @@ inline KeyRanges rows_between(RowKeys first, RowKeys last) {
   return ranges;
 }
 
-// The whole units in `keys`, which is not negative: the unsigned division is a shift.
+// The whole units in `keys`, which is not negative, so that the division is a shift.
 inline int units_in(int keys, int unit) { return int(uint(keys) / uint(unit)); }
 
 // Rounds the ranges that every row sees to whole steps of `unit` keys: a step is then seen whole if its first
@@ -112,7 +112,7 @@ inline KeyRanges in_whole_steps(KeyRanges ranges, int unit) {
   return ranges;
 }
 
-// The units between the two ranges, which no row sees.
+// The units between the two ranges, hidden from every row.
 struct Gap {
   int begin;
   int end;
@@ -146,7 +146,7 @@ struct Visits {
   int count;
 
   int operator[](int visit) const thread { return past_gap(first + visit); }
-  // The number of a unit that would be number `unit` without the gap.
+  // The index of the unit that would have index `unit` without the gap.
   int past_gap(int unit) const thread { return unit + (unit < gap.begin ? 0 : gap.end - gap.begin); }
 };
 
@@ -165,8 +165,8 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
 }
 
 // Cuts the steps of a prefill tile into parts of equal size, one per threadgroup, and restricts the ranges to
-// part `part`. Returns the first key of its first step; ranges.end if there are fewer parts. The size does
-// not depend on params.parts, nor thus on the capacity of a cache. The last part takes what is left: a packed
+// part `part`. Returns the first key of its first step; ranges.end if there are fewer parts. The size depends
+// neither on params.parts nor on the capacity of a cache. The last part takes the rest, since a packed
 // sequence may have more keys than max_seqlen_k.
 inline int take_part(thread KeyRanges& ranges, constant PrefillParams& params, int part, int unit) {
   const Visits steps = visits_of(ranges, 0, ranges.end, unit);

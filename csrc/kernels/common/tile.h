@@ -3,8 +3,8 @@
 // A lane holds two neighbouring elements of an 8x8 matrix: (row, 2 * pair) and (row, 2 * pair + 1). Q K^T
 // sums over the head dimension, so any order of that dimension works if Q and K agree; and the columns of P V
 // may be permuted if the store undoes it. With the orders below a lane reads whole chunks of C contiguous
-// elements, and neighbouring lanes read neighbouring chunks: every load is wide, fills the memory lines that
-// it touches, and needs no transposed copy.
+// elements, and neighbouring lanes read neighbouring chunks: every load is wide and uses whole cache lines,
+// without a transposed copy.
 //
 //   operand            lane reads, for all i                  elements of fragment f (c = f / C, j = f % C)
 //   Q (A of Q K^T)     row r,  [(8i + 2 pair) C, +2C)         run[2cC + j], run[2cC + C + j]
@@ -12,7 +12,7 @@
 //   V (B of P V)       key `row`, [(4i + pair) C, +C)         run[2f], run[2f + 1]
 //   O (D of P V)       row r,  [(4i + pair) C, +C)            run[2f], run[2f + 1]
 //
-// Apple does not specify this mapping of elements to lanes; MLX, torch and tinygrad have relied on it since
+// Apple does not document this mapping of elements to lanes; MLX, torch and tinygrad have relied on it since
 // M1.
 #pragma once
 
@@ -180,7 +180,7 @@ inline void read_query(Pointer row, bool aligned, LanePosition at, thread Operan
 }
 template <typename Pointer, int N>
 inline void read_key(Pointer row, int i, bool aligned, LanePosition at, thread Operand (&run)[N]) {
-  const int column = i / kKeyChunk * 8 * kKeyChunk + i % kKeyChunk;  // the same in all loads of a lane
+  const int column = i / kKeyChunk * 8 * kKeyChunk + i % kKeyChunk;  // constant after unrolling
   read_chunks<N>(row + at.row * kKeyChunk, column, 0, aligned, run);
 }
 template <typename Pointer, int N>
@@ -214,8 +214,8 @@ struct WordsOf<1> {
   typedef uchar type;
 };
 
-// C neighbouring elements of a row of a quantised cache, in the stored format. They are decoded in pieces:
-// all at once would fill the registers.
+// C neighbouring elements of a row of a quantised cache, in the stored format. They are decoded in pieces to
+// save registers.
 template <int C>
 struct StoredChunk {
   static constant constexpr int kPieceElements = C < kStoredWordElements ? C : kStoredWordElements;

@@ -1,6 +1,5 @@
 // The sum of the chunks of a short cache, which one threadgroup takes in kChunkRounds rounds of kChunks, each
-// with kSimdgroups simdgroups. The result has the bits that a partial result for each chunk and merge.metal
-// would give.
+// with kSimdgroups simdgroups. The result is bit-identical to a partial result per chunk and merge.metal.
 #pragma once
 
 #include "decode_state.h"
@@ -10,8 +9,8 @@
 namespace fattn {
 
 FATTN_CONSTEXPR int kAllChunks = kChunks * kChunkRounds;
-// merge has one simdgroup, and its first sum has all chunks; or one for each chunk, and its second sum has
-// them all.
+// merge has one simdgroup, whose first sum covers all chunks, or one per chunk, and its second sum covers
+// them.
 static_assert(kAllChunks <= merge_simdgroups(kAllChunks) || kAllChunks <= 4, "as above");
 
 FATTN_CONSTEXPR int kChunkRows = kAllChunks * kPackedRows;
@@ -21,19 +20,19 @@ FATTN_CONSTEXPR int kKeptChunks = kAllChunks - kChunks;
 FATTN_CONSTEXPR int kKeptFloats = kKeptChunks * kPackedRows * kValueDim;
 
 // kGroups simdgroups of a chunk have the same row and different keys. `States` has kRoundColumns columns of
-// every state: value(state, i), and which column of the result that is, column(i, first).
+// every state: value(state, i) belongs to column column(i, first) of the result.
 template <int kGroups>
 struct ChunkSum {
   threadgroup float* row_max;  // [chunk of the round][group][row]; weigh() replaces it by the state's weight
   threadgroup float* row_sum;
-  // [3][chunk][row]: the chunk's RowSum; after the last round its weight in both sums, and 0 if the row saw
-  // none of its keys.
+  // [3][chunk][row]: the chunk's RowSum; after the last round its weights in both sums, and 0 if its keys are
+  // hidden from the row.
   threadgroup float* weights;
   threadgroup float* rows;  // [3][row]: RowSum
   threadgroup float* kept;  // [chunk][row][column]: values of kKeptChunks
-  bool in_first;            // whether merge's first sum has all chunks
+  bool in_first;            // whether merge's first sum covers all chunks
 
-  // `sums`: as many as there are states, kChunkSumFloats, and kKeptFloats.
+  // `sums`: a float per state, kChunkSumFloats and kKeptFloats.
   void set(threadgroup float* maxima, threadgroup float* sums, int states, int most_chunks) thread {
     row_max = maxima;
     row_sum = sums;
@@ -43,8 +42,8 @@ struct ChunkSum {
     in_first = merge_simdgroups(most_chunks) == 1;
   }
 
-  // Sets the weights of a round's states, and after the last round those of all chunks. A simdgroup takes a
-  // row, and a lane a chunk.
+  // Sets the weights of a round's states, and after the last round the weights of all chunks. A simdgroup
+  // takes a row, and a lane a chunk.
   void weigh(const threadgroup SavedWork* saved, int round, ushort simdgroup_index, ushort lane) const
       thread {
     static_assert(kChunks == 1 || kPackedRows <= kChunks * kSimdgroups, "a simdgroup has one row");
@@ -67,12 +66,12 @@ struct ChunkSum {
                  row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
     if (round == kChunkRounds - 1) {
-      simdgroup_barrier(mem_flags::mem_threadgroup);  // the sums of all chunks have been put
+      simdgroup_barrier(mem_flags::mem_threadgroup);  // the sums of all chunks are stored
       weigh_chunks(row, lane);
     }
   }
 
-  // Keeps the values of a round's chunks, before the states of the next round replace them.
+  // Keeps the values of a round's chunks before the next round overwrites the states.
   template <typename States>
   void keep(thread const States& states, int round, ushort thread_index) const thread {
     for (int i = thread_index; i < kPackedRows * kValueDim; i += kThreads) {
@@ -84,7 +83,7 @@ struct ChunkSum {
     }
   }
 
-  // Stores the columns of a round, and the sums of the rows with the first of them.
+  // Stores the columns of a round, and with the first of them the sums of the rows.
   template <typename States>
   void store(thread const States& states, thread ResultRows& results, int first, ushort thread_index) const
       thread {

@@ -14,22 +14,20 @@
 
 namespace fattn {
 
-FATTN_CONSTEXPR int kKeyGroups =
-    kSimdgroups / kRowGroups;                              // simdgroups with the same rows and different keys
-FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;  // threads that store one row
+FATTN_CONSTEXPR int kKeyGroups = kSimdgroups / kRowGroups;  // simdgroups that share rows, with different keys
+FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;   // threads that store one row
 static_assert(kChunks == 1 || kKeyGroups > 1, "chunk_sum.h adds up states");
-// Rows of state in threadgroup memory; none are needed if no simdgroups share rows.
+// Rows of state in threadgroup memory, not needed if simdgroups share no rows.
 FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kChunks * kSimdgroups * 8;
-// The columns of the states are merged in rounds. All at once, they would take so much threadgroup memory
-// that it would limit the threadgroups on a core of M1 and M2. A lane has kRoundElements elements of each
-// round.
+// The columns of the states are merged in rounds of kRoundElements elements per lane. All at once would take
+// so much threadgroup memory that fewer threadgroups would fit on a core of M1 and M2.
 FATTN_CONSTEXPR int kRunElements = kValueDim / 4;
 FATTN_CONSTEXPR int kMostElements = state_columns(kChunks) / 4;
 FATTN_CONSTEXPR int kRoundElements = kRunElements < kMostElements ? kRunElements : kMostElements;
 FATTN_CONSTEXPR int kRoundChunk = kValueChunk < kRoundElements ? kValueChunk : kRoundElements;
 FATTN_CONSTEXPR int kOutPitch = 4 * kRoundElements + 4;  // padded so that fewer rows begin in the same bank
 
-// The states of simdgroups that have the same rows and different keys.
+// The states of simdgroups that share rows, with different keys.
 struct SharedStates {
   static constant constexpr int kRoundColumns = 4 * kRoundElements;
 
@@ -37,7 +35,7 @@ struct SharedStates {
   threadgroup float* row_max;
   threadgroup float* row_sum;
 
-  // The round that begins with element `first` of each lane's run.
+  // Stores the round that begins with element `first` of each lane's run.
   void put(thread const OnlineAttention& attention, int first, ushort simdgroup_index, LanePosition at) const
       thread {
     const int row = simdgroup_index * 8 + at.row;
@@ -52,9 +50,9 @@ struct SharedStates {
     }
   }
 
-  // Merges the states of one row, relative to their largest maximum m: o = sum exp(m_g - m) o_g, and the same
-  // for the sums; the columns of the round from element `first` on. kRowThreads threads share the row; this
-  // is number `thread_of_row`.
+  // Merges the states of one row, relative to their largest maximum m: o = sum exp(m_g - m) o_g, likewise the
+  // sums. Covers the columns of the round from element `first` on. `thread_of_row`: this thread among the
+  // kRowThreads threads of the row.
   void store(thread const ResultRows& results, thread const SavedSinks& sinks, int first,
              int thread_of_row) const thread {
     const int row = results.own_row;
@@ -84,7 +82,7 @@ struct SharedStates {
   }
 
   float value(int state, int of_round) const thread { return out[state * kOutPitch + of_round]; }
-  // The column of the result that is number `of_round` of the round from element `first` on.
+  // The result column of column `of_round` in the round from element `first` on.
   static int column(int of_round, int first) {
     const int piece = of_round / kRoundChunk;
     return kValueChunk == kRoundChunk
@@ -124,7 +122,7 @@ inline void attend_chunk(thread OnlineAttention& attention, thread const SharedQ
                          thread const SharedScales& scales, thread const DecodeState& state,
                          thread const Operands& operands, constant DecodeParams& params, RowBlock block,
                          PackedRow packed, ushort key_group, ushort lane, LanePosition at) {
-  // From the saved state, so that nothing of the search for the chunk stays in registers.
+  // Read back, so that the search for the chunk leaves nothing in registers.
   const WorkItem item = state.item(params.span);
   Sequence sequence;
   sequence.set(operands, params, block.kv_head, item, packed);
@@ -192,7 +190,7 @@ using namespace fattn;
     if (simdgroup_index < kRowGroups) {
       query_rows.stage(packed.of_query(query, params, batch), at);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // the query is staged
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the query has been staged
     const int chunk = simdgroup_index / kSimdgroups;
     OnlineAttention attention;
     attention.clear();
@@ -231,7 +229,7 @@ using namespace fattn;
     if (next.batch != query_batch && key_group == 0) {
       query_rows.stage(packed.of_query(query, params, next.batch), at);
     }
-    // The query is staged, and the previous chunk is stored.
+    // The query has been staged, and the previous chunk stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     state.put_work(block, next, share, lane);
 

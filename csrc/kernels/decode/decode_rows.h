@@ -1,8 +1,8 @@
-// The query rows of decode, packed from all query heads that share a key-value head: which keys they see, and
-// where their results go.
+// The query rows of decode, packed from all query heads that share a key-value head: their visible keys, and
+// the place of their results.
 #pragma once
 
-#define FATTN_DRAFTS uint  // it has at most 16
+#define FATTN_DRAFTS uint  // at most 16 rows
 
 #include "../common/operands.h"
 #include "../common/out_rows.h"
@@ -49,7 +49,7 @@ inline PackedRow packed_row(constant DecodeParams& params, RowBlock block, int r
   return packed;
 }
 
-// Which keys of a sequence its rows see by position.
+// The keys of a sequence that its rows see by position.
 struct KeyLimits {
   int length;
   int begin;  // keys [begin, length) and [0, sink_end) are visible to some row
@@ -70,7 +70,7 @@ inline KeyLimits limits_of(thread const WorkItem& item, constant CausalSpan& spa
   return limits;
 }
 
-// The state that the steps of a sequence share: its keys, and what this lane's row sees of them.
+// The state that the steps of a sequence share: its keys, and their visibility for this lane's row.
 struct Sequence {
   StoredOperand key;
   StoredOperand value;
@@ -108,7 +108,7 @@ struct Sequence {
                                         : 0;
   }
 
-  // Sets what block look-ups need. decode sets it in every step, because holding it would take registers.
+  // Sets the table for block look-ups. decode sets it in every step, because keeping it would take registers.
   // `first`: the sequence's first entry.
   void set_table(thread const Operands& operands, constant DecodeParams& params, long first) thread {
     if (fc_paged) {
@@ -126,7 +126,7 @@ struct Sequence {
     table.sink_end = limits.sink_end;
   }
 
-  // What becomes of the products of a row of this sequence. `limit` as in Visibility.
+  // The score modifiers of a row of this sequence. `limit` as in Visibility.
   ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, float slope) const thread {
     ScoreModifiers modifiers;
     set_uniform(modifiers, params);
@@ -136,8 +136,8 @@ struct Sequence {
   }
 };
 
-// Whether every row sees all keys of a step. A branch between the two conditions would, with pages and a
-// window, keep a copy of the output (Mesa's count: 50 half registers, so 384 threads on a core of M1 and M2
+// Whether every row sees all keys of a step. With pages and a window, a branch between the two conditions
+// would keep a copy of the output (Mesa's count: 50 half registers, so 384 threads on a core of M1 and M2
 // instead of 512).
 inline bool is_whole_step(thread const StepKeys& step, thread const KeyRanges& ranges) {
   const bool seen = !fc_has_mask && ranges.all_see(step.first_key, step.first_key + kTileKeys);
@@ -166,11 +166,10 @@ inline float sink_of(PackedRow packed, thread const Operands& operands, constant
   return float_at(operands.sinks, packed.head * params.sinks_stride, fc_sinks_kind);
 }
 
-// Where the results of a chunk go. Their numbers fit in 32 bits, as each is a row of `out` or of a partial
-// result.
+// The rows of a chunk's results in `out` or in a partial result: indices that fit in 32 bits.
 struct ChunkResults {
   uint first_row;  // among all results
-  int rows;        // that exist from there on, perhaps more than the threadgroup has
+  int rows;        // existing rows from there on, perhaps more than the threadgroup has
 };
 
 inline ChunkResults chunk_results(constant DecodeParams& params, RowBlock block,
@@ -206,7 +205,7 @@ struct ResultRows {
   }
 };
 
-// The results of sequence `batch`, if they are those of all its chunks. own_row is not set.
+// The final results of sequence `batch`. own_row is not set.
 inline ResultRows results_of_sequence(thread const Operands& operands, constant DecodeParams& params,
                                       RowBlock block, int batch) {
   WorkItem all;

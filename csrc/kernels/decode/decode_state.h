@@ -1,16 +1,16 @@
-// The state of a simdgroup of decode that is kept in threadgroup memory instead of registers (saved.h): for
-// the end of the chunk and the next chunk, for steps with hidden keys, and values that a step needs once.
+// The state that a simdgroup of decode keeps in threadgroup memory instead of registers (saved.h): for the
+// end of the chunk and the next chunk, for steps with hidden keys, and values that a step needs once.
 #pragma once
 
 #include "decode_rows.h"
 #include "../common/saved.h"
 
 namespace fattn {
-// Whether packed steps read back which sequence they are of. An int4 cache has two more bases, those of its
-// scales; above 64 columns the step needs too many registers for it to matter.
+// Whether packed steps read back their sequence. An int4 cache needs two more base pointers, for its scales;
+// above 64 columns the step needs so many registers that this does not help.
 FATTN_CONSTEXPR bool kSavedSequence = kKvFormat == kKvInt4 && kHeadDim <= 64;
 }  // namespace fattn
-// Whether steps read back where K and V begin, because a mask or a block table takes too many registers.
+// Whether steps read back the offsets of K and V, because a mask or a block table takes too many registers.
 constant bool fc_saved_starts = fc_has_mask || fc_paged || fattn::kSavedSequence;
 
 namespace fattn {
@@ -24,16 +24,16 @@ struct SavedSinks {
 };
 
 struct DecodeState {
-  threadgroup SavedWork* saved;  // this simdgroup's
+  threadgroup SavedWork* saved;  // of this simdgroup
 
-  // Saves what the end of the chunk and the next chunk need.
+  // Saves state for the end of the chunk and for the next chunk.
   void put_work(RowBlock block, ChunkIndex chunk, thread const Share& share, ushort lane) const thread {
     if (lane == 0) {
       save_work(block, chunk, share);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
-  // Saves a chunk of a short cache. Returns whether the sequence has it.
+  // Saves a chunk of a short cache. Returns whether it exists.
   bool put_chunk(int batch, int part, thread const Operands& operands, constant DecodeParams& params,
                  ushort lane) const thread {
     const CutSequence cut = cut_sequence(operands.seq_lens, params.span, batch);
@@ -46,7 +46,7 @@ struct DecodeState {
     simdgroup_barrier(mem_flags::mem_threadgroup);
     return part < cut.chunks.count();
   }
-  // Saves what the steps of a sequence need.
+  // Saves state for the steps of a sequence.
   void put_sequence(thread const Sequence& sequence, thread const WorkItem& item, PackedRow packed,
                     ChunkResults results, thread const Operands& operands, constant DecodeParams& params,
                     LanePosition at) const thread {
@@ -64,7 +64,7 @@ struct DecodeState {
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  // Called by one lane, like the functions below that save no rows.
+  // Called by one lane, as are the functions below that save no rows.
   void save_work(RowBlock block, ChunkIndex chunk, thread const Share& share) const thread {
     saved->kv_head = block.kv_head;
     saved->block_row = block.first_row;
@@ -148,7 +148,7 @@ struct DecodeState {
       saved->starts.blocks = block_entry;
     }
     if (kSavedSequence) {
-      saved->kv_head = int(sequence.key.head);  // of a short cache, it is saved nowhere else
+      saved->kv_head = int(sequence.key.head);  // short caches save it only here
     }
   }
   long first_block_entry() const thread { return fc_paged ? saved->starts.blocks : 0; }
@@ -171,7 +171,7 @@ struct DecodeState {
     }
   }
 
-  // Called by one lane of each row: saves parameters of its head, which are the same for all chunks.
+  // Called by one lane of each row: saves the parameters of its head, which do not change between chunks.
   void put_head(PackedRow packed, thread const Operands& operands, constant DecodeParams& params,
                 LanePosition at) const thread {
     if (fc_sinks && packed.exists) {
@@ -183,7 +183,7 @@ struct DecodeState {
   // Called by one lane of each row: saves the slope of its head in the chunk's sequence.
   void put_slope(float slope, LanePosition at) const thread { saved->rows[at.row].slope = slope; }
 
-  // Called by one lane of each row: saves what it sees of the chunk's sequence.
+  // Called by one lane of each row: saves its visibility in the chunk's sequence.
   void put_row(thread const Sequence& sequence, LanePosition at) const thread {
     saved->rows[at.row].limit = sequence.visible.limit[0];
     if (fc_tree) {

@@ -7,7 +7,7 @@
 
 namespace fattn {
 
-// Shares the scales of a step with all lanes of the simdgroup; each lane passes those of its key.
+// Shares the scales of a step with all lanes of the simdgroup; each lane passes the scales of its key.
 inline void share_scales(thread const SharedScales& scales, ushort lane, float key_scale, float value_scale) {
   simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous scales have been read
   if (lane < kTileKeys) {
@@ -41,12 +41,12 @@ inline bool value_row(thread const Sequence& sequence, thread const StepKeys& st
   return kWhole || place.exists;
 }
 
-// A lane's part of a step over a quantised cache, which has a half or a quarter of the bytes of other caches.
-// All of it is loaded before any of it is used, to keep as many bytes in flight.
+// A lane's part of a step over a quantised cache. It has a half or a quarter of the bytes of other caches, so
+// all of it is loaded before use, to keep as many bytes in flight.
 struct QuantisedStep {
   KeyChunk keys[kKeyFragments][kKeyChunks][2];
   ValueChunk values[kKeyFragments][kValueChunks];
-  float key_scale;  // of this lane's key, if it has one
+  float key_scale;  // of this lane's key, if any
   float value_scale;
 
   // Bits 2k + e of the result: row e of key fragment k exists.
@@ -93,7 +93,7 @@ struct QuantisedStep {
     return present;
   }
 
-  // Decodes elements in pieces: all at once would fill the registers.
+  // Decodes elements in pieces to save registers.
   void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query, int k) const thread {
     constexpr int kPiece = KeyChunk::kPieceElements;
 #pragma clang loop unroll(full)
@@ -129,7 +129,7 @@ struct QuantisedStep {
 };
 
 // Adds the products with key fragment k of a cache that is not quantised. Keys that may not exist are widened
-// as they are read, which takes registers: then half a chunk is read at a time.
+// by the load, which takes registers, so they are read half a chunk at a time.
 template <bool kWhole>
 inline void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query,
                           thread const StoredRow (&rows)[2], int k, uint present, LanePosition at) {
@@ -164,8 +164,7 @@ inline void multiply_value_run(thread OnlineAttention& attention, thread const S
   attention.multiply_values(k, run, kFrom / 2);
 }
 
-// Takes a run of more than 64 bytes of operands in two parts of whole chunks, because it would fill the
-// registers.
+// Takes a run of more than 64 bytes of operands in two parts of whole chunks, to save registers.
 template <bool kWhole>
 inline void multiply_values(thread OnlineAttention& attention, thread const StoredRow& row, int k,
                             bool present, LanePosition at) {
@@ -174,7 +173,7 @@ inline void multiply_values(thread OnlineAttention& attention, thread const Stor
   constexpr int kFirst = (kValueChunks + kParts - 1) / kParts * kValueChunk;
   multiply_value_run<kWhole, 0, kFirst>(attention, row, k, present, at);
   if (kFirst < kRun) {
-    constexpr int kSecond = kFirst < kRun ? kFirst : 0;  // valid also if there is no second part
+    constexpr int kSecond = kFirst < kRun ? kFirst : 0;  // in range even without a second part
     multiply_value_run<kWhole, kSecond, kRun>(attention, row, k, present, at);
   }
 }

@@ -1,11 +1,10 @@
-// Decode of one or two packed rows per key-value head: no heads are shared, or two. An 8x8 product would
-// multiply eight rows.
+// Decode of one or two packed rows per key-value head, where an 8x8 product would waste most of its rows.
 //
-// What goes in and out, and how chunks are shared out, is as in decode.metal. Here lanes hold columns, as in
-// the vector kernels of MLX and llama.cpp: kKeyLanes lanes read a key, 16 bytes each at a time, and multiply
-// it with their columns of the query. Sums over lanes wait until a step has one for each lane of a key; then
-// every shuffle adds up two of them (scatter_sums), and each lane ends with one score. The output is summed
-// over the lanes with other keys at the end of a chunk.
+// Inputs, outputs and the assignment of chunks are as in decode.metal. Here lanes hold columns, as in the
+// vector kernels of MLX and llama.cpp: kKeyLanes lanes read a key, 16 bytes each at a time, and multiply it
+// with their columns of the query. Sums over lanes wait until a step has one per lane of a key; then every
+// shuffle adds two of them (scatter_sums), and each lane ends with one score. The output is summed over the
+// lanes with other keys at the end of a chunk.
 #define FATTN_GROUP_ROWS 1
 
 #include "chunk_sum.h"
@@ -15,7 +14,7 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kStates = kChunks * kSimdgroups * kPackedRows;
 
-// The states of the simdgroups, which have the same rows and different keys.
+// The states of the simdgroups, which share rows and have different keys.
 struct VectorStates {
   static constant constexpr int kRoundColumns = kValueDim;  // all in one round
 
@@ -40,7 +39,7 @@ struct VectorStates {
     }
   }
 
-  // Adds up the states of each row, by kThreads / kPackedRows threads.
+  // Merges the states of each row, with kThreads / kPackedRows threads per row.
   void store(thread ResultRows& results, const threadgroup SavedWork* saved, ushort thread_index) const
       thread {
     SavedSinks sinks;
@@ -82,7 +81,7 @@ inline void attend_chunk(thread VectorAttention& attention, thread const VectorQ
                          thread const DecodeState& state, thread const Operands& operands,
                          constant DecodeParams& params, RowBlock block, PackedRow packed,
                          ushort simdgroup_of_chunk, ushort lane, VectorLane at) {
-  // From what is read back, as in decode.metal.
+  // Read back, as in decode.metal.
   const WorkItem item = state.item(params.span);
   Sequence sequence;
   sequence.set(operands, params, block.kv_head, item, packed);

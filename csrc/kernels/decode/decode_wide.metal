@@ -1,10 +1,10 @@
-// Decode for heads that are too wide for the registers of one simdgroup, and for values that are the first
-// columns of their keys (multi-head latent attention: DeepSeek-V2, 2024).
+// Decode for heads that exceed the registers of one simdgroup, and for values that are the first columns of
+// their keys (multi-head latent attention: DeepSeek-V2, 2024).
 //
-// Inputs, outputs and the packing of rows are those of decode.metal. Here all simdgroups of a threadgroup
-// work on the same rows and keys and divide the columns: each holds its columns of query and output in
-// registers and reads only these columns of every key and value. The threadgroup loads each byte once,
-// however many rows it has. A step:
+// Inputs, outputs and the packing of rows are as in decode.metal. Here all simdgroups of a threadgroup work
+// on the same rows and keys and divide the columns: each holds its columns of query and output in registers
+// and reads only these columns of every key and value. The threadgroup loads each byte once, however many
+// rows it has. A step:
 //
 //   each simdgroup   keys x query, summed over its columns                        -> threadgroup memory
 //   each thread      one or two scores: sum of all columns, modifiers, visibility -> threadgroup memory
@@ -51,7 +51,7 @@ using namespace fattn;
     if (next.batch < 0) {
       return;
     }
-    // Cut again: to keep what the search for the chunk found takes registers.
+    // Cut again: keeping the cut of the search would take registers.
     const CutSequence cut = cut_sequence(operands.seq_lens, params.span, next.batch);
     KnownSequence sequence_of_chunk;
     sequence_of_chunk.set(cut);

@@ -1,20 +1,19 @@
-// The columns of a head, shared out among the lanes of decode_vector: kKeyLanes neighbouring lanes share a
-// key, and the others of the simdgroup have as many more keys. How a lane reads its columns of a row, and how
-// the sums of lanes become results.
+// Divides the columns of a head among the lanes of decode_vector: kKeyLanes neighbouring lanes share a key,
+// and the next kKeyLanes lanes have another one. Loads of a lane's columns, and sums over lanes.
 //
-// Scales are applied to sums, not to elements. int8 and fp8: to the product of a key, and to the weight of a
-// value, as in scales.h. int4: a lane has columns of one group, so its part of a product is
-// scale (q k) + middle (sum of q), and its part of the output gets scale w v, and middle w once.
+// Scales apply to sums, not to elements. int8 and fp8: to the product of a key and to the weight of a value,
+// as in scales.h. int4: a lane has columns of one group, so its part of a product is
+// scale (q k) + middle (sum of q), and its part of the output adds scale w v, and middle w once.
 #pragma once
 
 #include "decode_rows.h"
 
 namespace fattn {
 
-// Columns that a lane has of a row, at most: it holds those of query and output in registers. 16 bytes, or of
-// a quantised row 16 columns, fewer for two rows.
+// The largest number of columns per lane, which holds them of query and output in registers: 16 bytes, or
+// 16 columns of a quantised row, fewer for two rows.
 FATTN_CONSTEXPR int kMostLaneColumns = kKvFormat == kKvFloat ? 16 / sizeof(Element) : 16 / kPackedRows;
-// Columns that a lane reads at once, at most: 16 bytes.
+// The largest number of columns per load: 16 bytes.
 constexpr int most_lane_chunk() {
   const int wide = 4 * kStoredWordElements;
   return wide < kMostLaneColumns ? wide : kMostLaneColumns;
@@ -22,8 +21,7 @@ constexpr int most_lane_chunk() {
 FATTN_CONSTEXPR int kMostLaneChunk = most_lane_chunk();
 constexpr int lane_chunk(int dim) { return chunk_of(dim, kMostLaneChunk); }
 
-// Of `dim` columns those that a lane has if `lanes` share them: whole chunks, the last of them perhaps past
-// the end of the head.
+// Columns per lane if `lanes` share `dim` columns: whole chunks, perhaps past the end of the head.
 constexpr int columns_of_lane(int dim, int lanes) {
   return (dim / lane_chunk(dim) + lanes - 1) / lanes * lane_chunk(dim);
 }
@@ -40,19 +38,19 @@ constexpr int lanes_of_key(int dim) {
 
 FATTN_CONSTEXPR int kKeyLanes = lanes_of_key(kHeadDim > kValueDim ? kHeadDim : kValueDim);
 FATTN_CONSTEXPR int kKeysAbreast = kSimdWidth / kKeyLanes;
-FATTN_CONSTEXPR int kLaneKeys = kTileKeys / kKeysAbreast;  // of a step, those that a lane has columns of
+FATTN_CONSTEXPR int kLaneKeys = kTileKeys / kKeysAbreast;  // per lane and step
 static_assert(kTileKeys * kPackedRows == kSimdWidth, "a lane has one score of a step");
 
-// What a lane has of a simdgroup's keys, rows and scores.
+// The share of a lane in a simdgroup's keys, rows and scores.
 struct VectorLane {
   ushort lane;
-  LanePosition saved;  // for what is saved by row (decode_state.h): `pair` is 0 in one lane of each
+  LanePosition saved;  // for row state (decode_state.h): `pair` is 0 in one lane of each row
 
   ushort of_key() const thread { return lane % kKeyLanes; }  // its place among the lanes of a key
   ushort first() const thread { return lane - of_key(); }    // the first of these
-  // Its key number i, of the step's: lanes side by side have keys side by side.
+  // The step's key that is this lane's key i: neighbouring lanes have neighbouring keys.
   int key(int i) const thread { return i * kKeysAbreast + lane / kKeyLanes; }
-  // The key whose score it has, as scatter_sums leaves them; the row of that score is saved.row.
+  // The key of this lane's score after scatter_sums; saved.row is the row of the score.
   int own_key() const thread { return key(of_key() % kLaneKeys); }
   // The first lane with a score of this row.
   static ushort of_row(int row) { return row * kLaneKeys; }
@@ -72,16 +70,16 @@ struct LaneColumns {
   static constant constexpr int kChunk = lane_chunk(kDim);
   static constant constexpr int kAll = columns_of_lane(kDim, kKeyLanes);
   static constant constexpr int kChunks = kAll / kChunk;
-  // The chunks that every lane has.
+  // Chunks that every lane has.
   static constant constexpr int kWhole = kDim / kChunk / kKeyLanes;
 
   static bool exists(int chunk, VectorLane at) { return (chunk * kKeyLanes + at.of_key()) * kChunk < kDim; }
-  // The first column of a chunk; of one past the end, that of the head's last.
+  // The first column of a chunk. Chunks past the end read the last chunk of the head.
   static int first(int chunk, VectorLane at) {
     const int column = (chunk * kKeyLanes + at.of_key()) * kChunk;
     return chunk < kWhole ? column : min(column, kDim - kChunk);
   }
-  // From there to the first column of another chunk.
+  // The distance from the first chunk to another one.
   static int from_first(int chunk, VectorLane at) {
     const int distance = chunk * kKeyLanes * kChunk;
     return chunk < kWhole ? distance : first(chunk, at) - first(0, at);
@@ -91,7 +89,7 @@ struct LaneColumns {
   }
 };
 
-// What turns the numbers of an int4 chunk, codes minus 8, into elements: number * scale + middle.
+// Decodes the numbers of an int4 chunk, codes minus 8: number * scale + middle.
 FATTN_CONSTEXPR bool kGroups = scales_kind(kKvFormat) == kScalesGroup;
 FATTN_CONSTEXPR int kMiddleCode = 8;
 struct LaneGroup {
@@ -99,7 +97,7 @@ struct LaneGroup {
   float middle;
 };
 
-// A lane's columns of a row of K or V, as they are stored. `row` is counted from the lane's first column.
+// A lane's columns of a row of K or V in the stored format. `row` points to the lane's first column.
 template <int kDim>
 struct FloatColumns {
   typedef LaneColumns<kDim> Columns;
@@ -128,7 +126,7 @@ struct FloatColumns {
       elements[e] = float(run[e]);
     }
   }
-  LaneGroup group(int) const thread { return LaneGroup(); }  // it has none
+  LaneGroup group(int) const thread { return LaneGroup(); }  // no groups
 };
 
 // The same of a quantised row.
@@ -150,7 +148,7 @@ struct QuantisedColumns {
       chunks[c].read(row, Columns::from_first(c, at), 0, fc_vector_loads);
     }
   }
-  // Without scales; int4: less kMiddleCode.
+  // Unscaled; int4: minus kMiddleCode.
   void unpack(int chunk, thread float (&numbers)[Columns::kChunk]) const thread {
     constexpr int kHalf = kStoredWordElements / 2;
 #pragma clang loop unroll(full)
@@ -189,9 +187,8 @@ constexpr int log2_of(int n) {
   return log2;
 }
 
-// Sums each of N numbers over kLanes lanes, whose numbers differ in the bits from kStride on. A lane keeps
-// N / kLanes of the sums, in the order of the lanes: every shuffle exchanges numbers of two lanes, of which
-// each adds up one.
+// Sums each of N numbers over kLanes lanes, whose indices differ in the bits from kStride on. Lane by lane,
+// each keeps N / kLanes of the sums: in every shuffle two lanes exchange numbers, and each adds one.
 template <int kLanes, int kStride, int N>
 inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
   static_assert(N % kLanes == 0, "every lane keeps as many");
@@ -201,7 +198,7 @@ inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
     const ushort distance = (kLanes >> stage) * kStride;
     const bool upper = (lane & distance) != 0;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < N / 2; i++) {  // as many in all stages: a loop of unknown length may stay rolled
+    for (int i = 0; i < N / 2; i++) {  // the same length in all stages, so that the loop unrolls
       if (i < N >> stage) {
         const float low = numbers[i];
         const float high = numbers[i + (N >> stage)];
@@ -211,7 +208,7 @@ inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
   }
 }
 
-// The largest, or the sum, of the numbers that the lanes with scores of one row have.
+// Maximum and sum over the lanes with scores of one row.
 inline float max_of_row(float x) {
 #pragma clang loop unroll(full)
   for (int bit = 1; bit < kSimdWidth; bit *= 2) {

@@ -1,11 +1,11 @@
-// How simdgroups of decode that share a row, and have different keys, become one result.
+// Merges the states of decode simdgroups that share a row, with different keys.
 #pragma once
 
 #include "../common/softmax.h"
 
 namespace fattn {
 
-// The weights of the states of one row that N simdgroups have.
+// The weights of the states of one row in N simdgroups.
 template <int N>
 struct StateWeights {
   float weights[N];

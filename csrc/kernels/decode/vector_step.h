@@ -1,5 +1,5 @@
-// One step of decode_vector: 32 scores of one or two rows, one for each lane, and the keys and values they
-// belong to, of which each lane reads its columns.
+// One step of decode_vector: 32 scores of one or two rows, one per lane. Each lane reads its columns of their
+// keys and values.
 #pragma once
 
 #include "decode_state.h"
@@ -12,7 +12,7 @@ typedef LaneColumns<kValueDim> ValueColumns;
 typedef LaneRowOf<kHeadDim, kKvFormat>::type LaneKey;
 typedef LaneRowOf<kValueDim, kKvFormat>::type LaneValue;
 
-// Keys, or values, that a lane requests before it uses the first: 64 bytes, or one key.
+// Keys or values that a lane loads before it uses the first: 64 bytes, or one key.
 constexpr int rows_at_once(int columns) {
   const int bytes = columns * 4 / kStoredWordElements + (kGroups ? 2 * sizeof(Scale) : 0);
   return chunk_of(kLaneKeys, bytes < 64 ? 64 / bytes : 1);
@@ -20,7 +20,7 @@ constexpr int rows_at_once(int columns) {
 FATTN_CONSTEXPR int kKeysAtOnce = rows_at_once(KeyColumns::kAll);
 FATTN_CONSTEXPR int kValuesAtOnce = rows_at_once(ValueColumns::kAll);
 
-// How a lane holds the elements of a query row. As an operand, half takes no conversion.
+// The type in which a lane holds a query row. half operands need no conversion.
 template <typename T>
 struct HeldAs {
   typedef float type;
@@ -90,11 +90,11 @@ struct VectorQuery {
   }
 };
 
-// The online softmax (softmax.h) of a simdgroup whose lanes have one score each.
+// The online softmax (softmax.h) of a simdgroup with one score per lane.
 struct VectorAttention {
-  float row_max;                                      // of the row whose scores this lane has
+  float row_max;                                      // of this lane's row
   float row_sum;                                      // of this lane's weights
-  float out[kPackedRows][ValueColumns::kAll];         // this lane's columns, of its keys
+  float out[kPackedRows][ValueColumns::kAll];         // this lane's columns, over its keys
   float middles[kPackedRows][ValueColumns::kChunks];  // int4: to be added to a chunk's columns
 
   void clear() thread {
@@ -119,8 +119,8 @@ struct VectorAttention {
     row_sum = counts ? (logit < INFINITY ? 1.0f : NAN) : 0.0f;
   }
 
-  // The weight of this lane's score; turns the state over to the new running maximum, as
-  // AttentionState::weigh.
+  // Returns the weight of this lane's score, and rescales the state to the new maximum, as
+  // AttentionState::weigh does.
   float weigh(float score) thread {
     const float new_max = fmax(row_max, max_of_row(score));
     const float origin = new_max == -INFINITY ? 0.0f : new_max;
@@ -165,7 +165,7 @@ struct VectorAttention {
     }
   }
 
-  // After the last step: the sums of all lanes. Of `out`, a lane keeps the first kOwnColumns.
+  // After the last step: sums over all lanes. Each lane keeps the first kOwnColumns of `out`.
   void finish(VectorLane at) thread {
     row_sum = sum_of_row(row_sum);
 #pragma clang loop unroll(full)
@@ -181,7 +181,7 @@ struct VectorAttention {
   }
   static constant constexpr int kOwnColumns = ValueColumns::kAll / kKeysAbreast;
   static int own_column(int i, VectorLane at) {
-    // The last chunks may lie past the end, and so may a whole part of them.
+    // The last chunks may lie past the end.
     const int first = at.lane / kKeyLanes * kOwnColumns;
     return ValueColumns::column(first + i, at);
   }
@@ -193,9 +193,9 @@ inline KeyPlace find_key(thread const Sequence& sequence, thread const StepKeys&
   return step.find(sequence.table, first / 8, first % 8 + at.lane / kKeyLanes);
 }
 
-// Where the scales of the sequence and head begin, saved for the steps.
+// The offsets of the scales of sequence and head, saved for the steps.
 struct StepScales {
-  threadgroup SavedScales* saved;  // this simdgroup's
+  threadgroup SavedScales* saved;  // of this simdgroup
 
   void put(thread const Sequence& sequence, constant DecodeParams& params, ushort lane) const thread {
     if (fc_scales && lane == 0) {
@@ -223,8 +223,8 @@ struct StepScales {
   }
 };
 
-// The rows of K or V of a lane's keys in a step, one after the other; all lanes at once. Where the keys of a
-// step lie together, each row is found by one addition from the row before.
+// Iterates over the rows of K or V of a lane's keys in a step. All lanes call it. If the keys of a step are
+// contiguous, one addition leads from row to row.
 template <typename Columns>
 struct LaneRows {
   StoredRow row;
@@ -248,8 +248,8 @@ struct LaneRows {
   }
 };
 
-// The score of this lane: the sum of all columns, modified; -inf if the row does not see the key. Bit n of
-// `seen`: lane n has a score of a key that its row sees.
+// The score of this lane: the sum over all columns, modified; -inf if the key is hidden from the row. Bit n
+// of `seen`: the key of lane n's score is visible to its row.
 template <bool kWhole>
 inline float vector_score(thread const VectorQuery& query, thread const Sequence& sequence,
                           thread const StoredOperand& stored, thread const StepKeys& step,
@@ -294,17 +294,17 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
   return score;
 }
 
-// The weights of a simdgroup's scores in a step, in threadgroup memory: a lane needs those of all its keys,
-// and several in one load. A shuffle whose source differs between lanes takes four on M1 and M2.
+// The weights of a step in threadgroup memory: a lane needs the weights of all its keys, and reads several
+// with one load. A shuffle whose source differs between lanes costs four on M1 and M2.
 struct SharedWeights {
-  threadgroup float4* lanes;  // of four lanes each
+  threadgroup float4* lanes;  // four lanes each
 
   void put(float weight, VectorLane at) const thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous weights have been read
     reinterpret_cast<threadgroup float*>(lanes)[at.lane] = weight;
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
-  // Takes the weights of this lane's keys from number `first` on.
+  // Reads the weights of this lane's keys from key `first` on.
   template <int N>
   void take(thread float (&weights)[N], int row, int first, VectorLane at) const thread {
     const int from = at.first() + row * kLaneKeys + first;
@@ -329,7 +329,7 @@ inline void vector_step(thread VectorAttention& attention, thread const VectorQu
   uint seen = ~0u;
   state.take_key_start(sequence);
   const StoredOperand keys = scales.key(sequence);
-  float key_scale = 1.0f, value_scale = 1.0f;  // of the key whose score this lane has
+  float key_scale = 1.0f, value_scale = 1.0f;  // of the key of this lane's score
   if (kRowScales && fc_scales) {
     const KeyPlace place = step.find(sequence.table, at.own_key());
     const bool read = kWhole || place.exists;
@@ -346,14 +346,14 @@ inline void vector_step(thread VectorAttention& attention, thread const VectorQu
   state.take_value_start(sequence);
   const StoredOperand stored = scales.value(sequence);
   LaneRows<ValueColumns> rows;
-  const uint seen_here = seen >> at.first();  // bit row * kLaneKeys + i: this lane's key number i
+  const uint seen_here = seen >> at.first();  // bit row * kLaneKeys + i: this lane's key i
 #pragma clang loop unroll(full)
   for (int first = 0; first < kLaneKeys; first += kValuesAtOnce) {
     LaneValue values[kValuesAtOnce];
 #pragma clang loop unroll(full)
     for (int n = 0; n < kValuesAtOnce; n++) {
       rows.find(first + n, stored, params.value, params.value_scales, sequence, step, at);
-      // A value that no row sees must not be multiplied, not even by 0.
+      // A hidden value may be NaN, and 0 * NaN is NaN: skip it.
       const uint by_rows = (1u | 1u << ((kPackedRows - 1) * kLaneKeys)) << (first + n);
       if (kWhole || (seen_here & by_rows) != 0) {
         values[n].read(rows.row, at);

@@ -1,5 +1,5 @@
 // One step of decode_wide: a simdgroup reads its columns of a few keys and values and updates the online
-// softmax of all rows. The simdgroups add up their scores in threadgroup memory.
+// softmax of all rows. Partial scores are summed through threadgroup memory.
 #pragma once
 
 #include "decode_rows.h"
@@ -57,7 +57,7 @@ struct QueryColumns {
   }
 };
 
-// Adds to the products of key fragment k those of the columns in `run`, from query fragment `first` on.
+// Adds the products of the columns in `run` to key fragment k, from query fragment `first` on.
 template <int N>
 inline void multiply_keys(thread ColumnAttention& attention, thread const QueryColumns& query, int k,
                           int first, int fragments, thread const Operand (&run)[N]) {
@@ -113,10 +113,10 @@ struct SharedScores {
   }
 };
 
-// The packed row whose scores a thread computes, for all its keys.
+// The packed row of all scores that a thread computes.
 inline int score_row(ushort thread_index) { return thread_index / 64 % kRowGroups * 8 + thread_index % 8; }
 
-// The sequence of a chunk, with everything that this thread's row sees.
+// The sequence of a chunk, with the visibility of this thread's row.
 inline Sequence sequence_of(thread const Operands& operands, constant DecodeParams& params, RowBlock block,
                             thread const WorkItem& item, ushort thread_index) {
   const PackedRow packed = packed_row(params, block, score_row(thread_index));
@@ -209,7 +209,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   threadgroup_barrier(mem_flags::mem_threadgroup);
   finish_scores<kWhole>(shared, scales, sequence, step.first_key, thread_index);
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
-    scales.put_value(thread_index, value_scale);  // the previous ones have been read
+    scales.put_value(thread_index, value_scale);  // the previous scales have been read
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   shared.take_scores(attention, at);

@@ -6,7 +6,7 @@
 
 using namespace metal;
 
-// All features of this kernel; it needs none of the others in constants.h.
+// The only function constants of this kernel, declared without constants.h.
 FATTN_DECLARE_CONSTANT(bool, vector_loads)
 FATTN_DECLARE_CONSTANT(bool, scales)
 
@@ -23,7 +23,7 @@ FATTN_CONSTEXPR int kFormat = FATTN_KV_FORMAT;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
-// A lane takes four neighbouring columns at a time, the 32 lanes 128 columns.
+// A lane takes four neighbouring columns at a time, a simdgroup 128.
 FATTN_CONSTEXPR int kLaneColumns = 4;
 FATTN_CONSTEXPR int kPassColumns = kLaneColumns * kSimdWidth;
 // Lanes that share an int4 group.
@@ -94,7 +94,7 @@ inline void copy_row(const device Element* source, device Stored* target, ushort
   }
 }
 
-// The code of a number in a format whose rows have one scale.
+// The code of a number in a format with one scale per row.
 inline int code_of(float q) {
   if (kFormat == kKvInt8) {
     return int(rint(q));
@@ -213,7 +213,7 @@ struct SlotPlace {
   long slot;
 };
 
-// 64-bit division is slow on GPUs, and few caches have that many slots.
+// 64-bit division is slow on GPUs, and few caches need it.
 inline SlotPlace place_of(long slot, int block_size) {
   SlotPlace place;
   if (slot <= 0xffffffffL) {

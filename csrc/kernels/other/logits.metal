@@ -1,15 +1,15 @@
 // softmax over the last dimension, and softcap, for logits of any shape and strides. The arithmetic is in
 // float32, the result contiguous.
 //
-// A row of softmax belongs to one simdgroup or to all simdgroups of a threadgroup. Their threads hold
-// kBlockColumns columns of it in registers: a row up to that length is read once and written once. In a
-// longer row the first block is read once, the others twice: for the sum and for the result.
+// One simdgroup, or all simdgroups of a threadgroup, take a row of softmax and hold kBlockColumns columns of
+// it in registers. Up to this length a row is read once and written once; in a longer row the blocks after
+// the first are read twice, for the sum and for the result.
 #include "../common/params.h"
 #include "../common/softcap.h"
 
 using namespace metal;
 
-// All features of these kernels; they need none of the others in constants.h.
+// The only function constants of these kernels, declared without constants.h.
 FATTN_DECLARE_CONSTANT(bool, vector_loads)
 FATTN_DECLARE_CONSTANT(bool, softcap)
 FATTN_DECLARE_CONSTANT(bool, sliced)
@@ -30,7 +30,7 @@ FATTN_CONSTEXPR int kBlockColumns = kRowThreads * kVectors * kLogitsVector;
 
 typedef vec<Element, kLogitsVector> ElementVector;
 
-// Row numbers have 32 bits, because 64-bit division is slow on GPUs.
+// Row indices have 32 bits, because 64-bit division is slow on GPUs.
 inline long row_offset(uint row, constant LogitsParams& params) {
   long offset = 0;
   for (int dim = 0; dim + 1 < params.dims; dim++) {
@@ -48,7 +48,7 @@ inline long element_offset(long element, constant LogitsParams& params) {
   return row_offset(row, params) + (element - row * params.columns) * params.column_stride;
 }
 
-// The logit of an element for softmax: capped, but -inf hides its column at any cap.
+// The logit of an element for softmax: capped, except that -inf stays -inf and hides its column.
 inline float softmax_logit(Element x, float cap) {
   const float logit = float(x);
   return fc_softcap && logit != -INFINITY ? softcapped(logit / cap, cap) : logit;
@@ -155,15 +155,15 @@ inline float row_sum(float x, threadgroup float* shared, ushort simdgroup_index,
   return simd_sum(lane < kRowSimdgroups ? shared[lane] : 0.0f);
 }
 
-// The number to subtract from logits with this maximum: 0 if all of them are -inf.
+// The number to subtract from logits with this maximum: 0 if all are -inf.
 inline float origin_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
 }  // namespace fattn
 
 using namespace fattn;
 
-// fmax ignores a NaN, but the sum does not, nor does it ignore inf - inf: such a row becomes NaN as a whole.
-// The sum of a row with only -inf is 0.
+// fmax ignores NaN, but the sum propagates it, and inf - inf: the whole row becomes NaN. The sum of a row
+// with only -inf is 0.
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_softmax(
     const device Element* scores [[buffer(fattn::kSlotLogits)]],
     device Element* out [[buffer(fattn::kSlotOut)]],

@@ -1,8 +1,8 @@
 // Classifies the cells of attn_mask as hidden, whole or mixed, and finds the key fragments that a mixed cell
 // hides. prefill skips hidden cells and does not read the mask in whole ones.
 //
-// A simdgroup has a cell, and a lane one of its keys. The simdgroups of a threadgroup have neighbouring
-// cells, so together they read whole memory lines of a mask whose keys are contiguous.
+// A simdgroup takes a cell, and a lane one of its keys. The simdgroups of a threadgroup take neighbouring
+// cells, so together they read whole cache lines of a mask whose keys are contiguous.
 #include "../common/constants.h"
 #include "../common/grid.h"
 #include "../common/mask.h"
@@ -28,8 +28,8 @@ using namespace fattn;
   if (key_cell >= params.key_cells) {
     return;
   }
-  const int map_row = group / params.row_groups;  // among those of all heads and sequences
-  const int head = map_row / params.row_cells;    // among those of all sequences
+  const int map_row = group / params.row_groups;  // among all heads and sequences
+  const int head = map_row / params.row_cells;    // among all sequences
   const int first_row = map_row % params.row_cells * kCellRows;
   const int key = key_cell * kCellKeys + lane;
   const long first = head / params.heads * params.mask.batch + head % params.heads * params.mask.head +

@@ -1,7 +1,7 @@
-// Merges partial results over disjoint keys (part_sum.h). A threadgroup has one row; each of its simdgroups
-// sums every kSimdgroups-th part, and their sums are then added.
+// Merges partial results over disjoint keys (part_sum.h). A threadgroup takes one row; each simdgroup sums
+// every kSimdgroups-th part, and then their sums are added.
 //
-// It implements fattn::merge, and is the last pass of decode and of a prefill whose keys are cut into parts
+// Runs as fattn::merge, and as the last pass of decode and of a prefill whose keys are cut into parts
 // (float32 partial results).
 #include "../common/out_rows.h"
 #include "../common/part_sum.h"
@@ -72,7 +72,7 @@ struct Parts {
 inline PartSum sum_of(thread const Parts& parts, bool with_logit, int simdgroup_index, ushort lane) {
   PartSum sum = {float4(0.0f), row_sum_of_no_keys()};
   for (int first = simdgroup_index; first < parts.count; first += kSimdgroups * kSimdWidth) {
-    const int own_part = first + lane * kSimdgroups;  // a lane weighs one part
+    const int own_part = first + lane * kSimdgroups;  // one part per lane
     const RowSum own = own_part < parts.count ? parts.sum_of(own_part) : row_sum_of_no_keys();
     const LaneParts lanes = add_lanes(sum.keys, own, with_logit, parts.log2_per_score);
     sum.weighted *= lanes.shrink;
@@ -144,7 +144,7 @@ using namespace fattn;
     }
     const float scale = params.puts_part ? 1.0f : keys.sum == 0.0f ? 0.0f : 1.0f / keys.sum;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < 4; i++) {  // not up to `columns`: registers have no addresses
+    for (int i = 0; i < 4; i++) {  // a constant bound: dynamic indexing would spill
       if (i < parts.columns) {
         out[out_begin + column + i] = Result(weighted[i] * scale);
       }

@@ -1,5 +1,4 @@
-// From floats to the codes and scales of quantised caches, bit for bit as in
-// torch_fattn/reference/kv_formats.py.
+// Quantises floats to the codes and scales of caches, bit-identical to torch_fattn/reference/kv_formats.py.
 #pragma once
 
 #include "../common/params.h"
@@ -12,7 +11,7 @@ FATTN_CONSTEXPR float kE4M3Max = largest_code(kKvFp8E4M3);
 FATTN_CONSTEXPR float kInt4Max = largest_code(kKvInt4);
 FATTN_CONSTEXPR float kHalfMax = 65504.0f;
 FATTN_CONSTEXPR float kSmallestNormal = 1.17549435e-38f;   // 2^-126
-FATTN_CONSTEXPR float kE4M3SmallestNormal = 1.0f / 64.0f;  // e4m3 numbers below it are the multiples of 2^-9
+FATTN_CONSTEXPR float kE4M3SmallestNormal = 1.0f / 64.0f;  // below it, e4m3 has the multiples of 2^-9
 
 // Some GPUs flush subnormal numbers. Here they are always 0, and 0 is never -0.
 inline float flushed(float x) { return fabs(x) < kSmallestNormal ? 0.0f : x; }
@@ -34,8 +33,7 @@ inline half rounded_up(float x) {
   return float(nearest) >= x ? nearest : as_type<half>(ushort(as_type<ushort>(nearest) + 1));
 }
 
-// Rounds to e4m3, ties to even; beyond its range to the largest number. Its exponent bias is 7, float's is
-// 127.
+// Rounds to e4m3, ties to even, and saturates. The exponent bias of e4m3 is 7, of float 127.
 inline int e4m3_of(float x) {
   if (isnan(x)) {
     return 0x7f;

@@ -1,13 +1,13 @@
 // The steps of keys that a prefill tile visits. With a mask map, these are the steps in which some row sees a
-// key by position and by the map. A simdgroup multiplies only the key fragments in which one of its own rows
-// may see a key.
+// key by position and by the map. A simdgroup multiplies only the key fragments that one of its own rows may
+// see.
 #pragma once
 
 #include "prefill_rows.h"
 
-// Whether the keys of a step are looked up, for their blocks or for the scales of their rows.
+// Whether steps look up their keys, for blocks or for row scales.
 constant bool fc_looks_up = fc_paged || fattn::kKvFormat != fattn::kKvFloat;
-// Whether whole steps can follow others. If not, they have a loop of their own, which needs fewer registers.
+// Whether whole steps may follow others. If not, they run in their own loop, which needs fewer registers.
 constant bool fc_alternating = fc_window || fc_looks_up || fc_mask_map;
 
 namespace fattn {
@@ -18,14 +18,14 @@ static_assert(kCellRows % kTileRows == 0 || kTileRows % kCellRows == 0, "tiles b
 static_assert(kCellRows % (kRowFragments * 8) == 0, "the rows of a simdgroup are of one cell");
 static_assert(kCellKeys % kTileKeys == 0, "the keys of a step are of one column");
 
-// Bytes after look-up: all fragments of a hidden cell are hidden too, and a column may be hidden from all
-// rows of the tile, or whole for all of them: no cell has these bytes.
+// Bytes after look-up. All fragments of a hidden cell are hidden too. A column that is hidden from all rows
+// of the tile, or whole for all, has a byte that no cell has.
 FATTN_CONSTEXPR uint kHiddenCell = kCellHidden | kAllCellFragments << kCellKindBits;
 FATTN_CONSTEXPR uint kWholeColumn = kCellWhole + 1;
 FATTN_CONSTEXPR uint kHiddenColumn = kCellHidden;
 inline bool is_whole(uint cell) { return cell == kCellWhole || cell == kWholeColumn; }
 
-// A cell's byte after look-up. A byte without meaning comes from a caller's map and counts as mixed.
+// A cell's byte after look-up. An undefined byte in a caller's map counts as mixed.
 inline uint cell_of(uint byte) {
   const bool mixed = byte % (1 << kCellKindBits) == kCellMixed && byte < uint(kCellBytes);
   return byte == kCellHidden ? kHiddenCell : mixed || byte == kCellWhole ? byte : uint(kCellMixed);
@@ -33,11 +33,11 @@ inline uint cell_of(uint byte) {
 
 struct TileSteps {
   KeyRanges ranges;  // of the tile
-  uint looked_up;    // the column of lane 0 times kCellBytes, plus the byte of this lane's column
+  uint looked_up;    // lane 0's column times kCellBytes, plus the byte of this lane's column
   ushort cell;       // of the step found last
   TileState state;
 
-  // `rows`: the tile's. Called by all threads, before the first look-up.
+  // `rows`: of the tile. All threads call this before the first look-up.
   void put_map_rows(thread const TileRows& rows, constant PrefillParams& params, ushort thread_index) const
       thread {
     if (fc_mask_map && thread_index < kTileCells) {
@@ -48,8 +48,8 @@ struct TileSteps {
     }
   }
 
-  // The first key of the first step at or after `key`; ranges.end or more if there is none. It is the same in
-  // all simdgroups, as is after().
+  // The first key of the first step at or after `key`; ranges.end or more if there is none. This and after()
+  // are uniform over the threadgroup.
   int first(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     if (!fc_mask_map) {
       return key;
@@ -68,7 +68,7 @@ struct TileSteps {
   uint own_cell() const thread { return fc_mask_map ? uint(cell) : kWholeColumn; }
 
  private:
-  // The first step at or after the start of a column of cells that is not in the gap between the ranges.
+  // The first step from the start of a column of cells on that is not in the gap between the ranges.
   int step_of(int column) const thread {
     return next_step(ranges, column * kCellKeys - kTileKeys, kTileKeys);
   }
@@ -113,8 +113,7 @@ struct TileSteps {
   }
 };
 
-// The key fragments of a step in which some row of a simdgroup may see a key, by the simdgroup's ranges and
-// by the map's byte.
+// The key fragments of a step that some row of a simdgroup may see, by its ranges and by the map's byte.
 inline StepFragments step_fragments(KeyRanges own, int first_key, uint cell) {
   const bool met = own.end > first_key && own.meet(first_key, first_key + kTileKeys);
   const int count = met ? (own.end - first_key + 7) / 8 : 0;

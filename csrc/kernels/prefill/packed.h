@@ -1,9 +1,9 @@
 // The query rows of a prefill tile. In a dense call they belong to one sequence, and to one head or to all
-// heads that share a key-value head. In a packed call the rows of all sequences lie in one tensor, and
-// cu_seqlens [batch + 1] says where each begins. The keys may be packed likewise.
+// heads that share a key-value head. In a packed call the rows of all sequences are in one tensor, and
+// cu_seqlens [batch + 1] has the start of each. The keys may be packed likewise.
 //
 // A packed tile holds (row, head) pairs of all query heads that share a key-value head, with the heads of a
-// row side by side. A decoded token then fills as many rows of a tile as heads share its keys, and the keys
+// row side by side. A decoded token then fills one row of a tile per head that shares its keys, and the keys
 // are read once for them. A long chunk of a prompt needs no more tiles than head by head, and its tiles span
 // fewer positions, so less of their diagonal is hidden. The planner groups the rows of a dense call in the
 // same way if this saves tiles.
@@ -22,15 +22,15 @@ struct QueryRow {
   bool exists;
 };
 
-// Sequence and heads have 64 bits, as factors of offsets: an int would be held beside its widened copy.
+// Sequence and heads, factors of offsets, have 64 bits: an int would be kept beside its widened copy.
 struct QueryTile {
-  long batch;     // -1: rows before the first sequence or after the last, which see no key
+  long batch;     // -1: rows before the first or after the last sequence, which have no keys
   int first_row;  // the sequence's first row in the call
   int q_len;
   long head;  // pairs: the first head that shares the key-value head
   long kv_head;
   int begin;  // the tile's first pair or row
-  int end;    // of the sequence's pairs or rows
+  int end;    // end of the sequence's pairs or rows
 
   QueryRow row(int item, int group_size) const thread {
     QueryRow at;
@@ -40,7 +40,7 @@ struct QueryTile {
     return at;
   }
 
-  // The row of item `most`, or of the sequence's last item if that comes earlier.
+  // The row of item `most`, or of the sequence's last item if that is earlier.
   int last_row(int most, int group_size) const thread {
     const int item = min(most, end - 1);
     return fc_pairs ? item / group_size : item;
@@ -79,7 +79,7 @@ inline QueryTile dense_tile(constant PrefillParams& params, GridPlace place) {
   return found;
 }
 
-// The largest number in this and lower lanes.
+// The maximum over this and lower lanes.
 inline int prefix_max(int x, ushort lane) {
 #pragma clang loop unroll(full)
   for (ushort distance = 1; distance < kSimdWidth; distance *= 2) {
@@ -89,7 +89,7 @@ inline int prefix_max(int x, ushort lane) {
   return x;
 }
 
-// The rows of all sequences, cut into tiles. A tile has `tile_items` items, of which a row has `row_items`.
+// The rows of all sequences, cut into tiles of `tile_items` items. A row has `row_items` items.
 struct PackedRows {
   const device int* cu_seqlens;
   long stride;
@@ -99,7 +99,7 @@ struct PackedRows {
   int tile_items;
 };
 
-// A tile of the rows of a sequence, with the members of QueryTile.
+// A tile of a sequence's rows, with the members of QueryTile.
 struct SequenceTile {
   long batch;
   int first_row;
@@ -108,10 +108,10 @@ struct SequenceTile {
   int end;
 };
 
-// Tile number `tile` of all sequences; `end` is 0 if there are fewer. The lanes examine 32 sequences at a
-// time. The end of a sequence is clamped to the rows of the call and to the ends before it, so every row
-// belongs to exactly one tile, whatever cu_seqlens contains. The rows before the first sequence and after the
-// last count as sequences without keys.
+// Tile `tile` of all sequences; `end` is 0 if there are fewer. The lanes examine 32 sequences at a time. The
+// end of a sequence is clamped to the rows of the call and to the ends before it, so every row belongs to
+// exactly one tile, whatever cu_seqlens contains. The rows before the first sequence and after the last count
+// as sequences without keys.
 inline SequenceTile sequence_tile(PackedRows packed, int tile, ushort lane) {
   SequenceTile found;
   found.end = 0;
@@ -172,7 +172,7 @@ struct PackedKeys {
   int count;
 };
 
-// Clamps cu_seqlens_k to the keys that exist. Rows of no sequence have no keys.
+// Clamps cu_seqlens_k to the existing keys. Rows outside every sequence have no keys.
 inline PackedKeys packed_keys(const device int* cu_seqlens_k, constant PrefillParams& params, long batch) {
   PackedKeys keys;
   keys.first = 0;

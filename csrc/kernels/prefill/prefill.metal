@@ -6,10 +6,10 @@
 // threadgroup memory; query, scores, weights and output stay in registers. With early loads, each thread
 // loads its share of the next step into registers before a step is computed.
 //
-// Steps that every row of the tile sees whole need no tests. Only steps on the diagonal, at the edges of a
-// window, at the ragged end, in missing blocks or under an attn_mask have them. Steps that no row sees, or
-// that a mask map hides (mapped_steps.h), are not visited. If there are few tiles, several threadgroups share
-// the steps of one (take_part in steps.h), and merge.metal merges their results.
+// Only steps on the diagonal, at the edges of a window, at the ragged end, in missing blocks or under an
+// attn_mask test visibility. Steps that are hidden from every row, by position or by a mask map
+// (mapped_steps.h), are not visited. If there are few tiles, several threadgroups share the steps of one
+// (take_part in steps.h), and merge.metal merges their results.
 #define FATTN_STAGED 1
 
 #include "../common/query.h"
@@ -17,11 +17,11 @@
 
 namespace fattn {
 
-// Key fragments that a step with hidden keys skips together: a test for each would take longer than the
-// products that it saves.
+// Key fragments that a step with hidden keys skips together: a test per fragment would cost more than it
+// saves.
 FATTN_CONSTEXPR int kSkippedTogether = chunk_of(kKeyFragments, 2);
-// Key fragments whose products take turns, and elements of V that are read at a time. Many, so that few
-// products wait for others or for loads; or few, to save registers.
+// Key fragments whose products are interleaved, and elements of V per load: many to hide the latency of
+// products and loads, few to save registers.
 FATTN_CONSTEXPR bool kWidened = kKvFormat == kKvFloat && sizeof(Operand) > sizeof(Element);
 FATTN_CONSTEXPR int kKeysTogether =
     kEarlyLoads || (kHeadDim > 64 && !kWidened) ? chunk_of(kKeyFragments, 2) : 1;
@@ -60,7 +60,7 @@ inline void score_fragments(thread OnlineAttention& attention, thread const Quer
   }
 }
 
-// The products of a staged step. No row of this simdgroup sees key fragments that are not in `fragments`.
+// The products of a staged step. Key fragments outside `fragments` are hidden from this simdgroup.
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const StepTiles& tiles, StepFragments fragments, LanePosition at) {
   attention.clear_scores();
@@ -81,7 +81,7 @@ inline void score_step(thread OnlineAttention& attention, thread const QueryRegi
 inline void value_fragment(thread OnlineAttention& attention, thread const StepTiles& tiles, int k,
                            SeenKeys seen, const threadgroup TileElement* own,
                            const threadgroup TileElement* other) {
-  // In place of a value that no row sees. Its weights are 0.
+  // Read a visible value instead of a hidden one: its weights are 0, but 0 * NaN is NaN.
   const threadgroup TileElement* row = !fc_hides_any || seen.value(k) ? own + k * 8 * kValuePitch : other;
 #pragma clang loop unroll(full)
   for (int i = 0; i < kValueDim / 4; i += kValueRun) {
@@ -93,7 +93,7 @@ inline void value_fragment(thread OnlineAttention& attention, thread const StepT
 
 inline void value_step(thread OnlineAttention& attention, thread const StepTiles& tiles,
                        StepFragments fragments, SeenKeys seen, LanePosition at) {
-  // Apart from what is the same in all lanes.
+  // Lane-dependent part of the address.
   const threadgroup TileElement* own = tiles.values + (at.row * kValuePitch + at.pair * kValueChunk);
   const int other = fc_hides_any ? seen.some_key() : 0;
 #pragma clang loop unroll(full)
@@ -176,7 +176,7 @@ using namespace fattn;
     query_rows.load(r, tile.query_row(r * 8 + at.row), at);
     tile.begin_row(r, attention, modifiers, at.pair == 0);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the rows are saved
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the rows have been saved
 
   StepShare next;  // of K and V
   int first_key = tile.first_step();
@@ -185,7 +185,7 @@ using namespace fattn;
   for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
     whole_step(attention, query_rows, modifiers, tiles, next, tile, first_key, thread_index);
   }
-  // Steps of which some row may not see a key, and whole ones between them.
+  // Steps with keys that may be hidden from some row, and whole steps between them.
   for (; first_key < tile.ranges.end; first_key = tile.step_after(first_key)) {
     if (fc_alternating && next.finds_whole(tile, first_key)) {
       whole_step(attention, query_rows, modifiers, tiles, next, tile, first_key, thread_index);

@@ -2,15 +2,15 @@
 // latent attention (DeepSeek-V2: DeepSeek-AI 2024) with absorbed projections, where many query heads share
 // one key-value head.
 //
-// Inputs, outputs and the packing of rows are those of prefill.metal. A threadgroup has 16 rows; threadgroup
-// memory has no room for more. No simdgroup repeats the work of another. A step:
+// Inputs, outputs and the packing of rows are as in prefill.metal. A threadgroup has 16 rows, as many as fit
+// in threadgroup memory. Simdgroups do not repeat each other's work. A step:
 //
 //   simdgroups   query x keys -> scores: each has one half of the keys and of the columns
 //   threads      the sums of both halves of the columns -> weights: each has four keys of a row
 //   simdgroups   weights x values -> output: each has a share of the columns
 //
-// The query, scores and weights are in threadgroup memory, where scores have addresses by their coordinates.
-// This takes all layouts of cooperative tensors, so there is no other variant.
+// The query, scores and weights are in threadgroup memory, where scores are addressed by their coordinates.
+// This works with every layout of cooperative tensors, so there is no other variant.
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 #define FATTN_EARLY_LOADS false
 
@@ -21,13 +21,13 @@ namespace fattn {
 static_assert(kTileRows == kTensorRows, "all simdgroups have the same rows");
 static_assert(!FATTN_REGISTERS, "scores pass through threadgroup memory");
 FATTN_CONSTEXPR int kStepProducts = kTileKeys / kProductKeys;
-FATTN_CONSTEXPR int kSumShares = kSimdgroups / kStepProducts;  // of the columns over which keys are summed
+FATTN_CONSTEXPR int kSumShares = kSimdgroups / kStepProducts;  // of the columns that scores sum over
 static_assert(kTileKeys == kStepProducts * kProductKeys,
               "a step is a whole number of products along the keys");
 static_assert(kSimdgroups == kStepProducts * kSumShares, "a simdgroup has keys and columns of a step");
 
-// Operands are staged for one product along the keys at a time: some columns of its keys, and then those of
-// the values that two simdgroups multiply.
+// Operands are staged for one product along the keys at a time: some columns of its keys, then the columns of
+// the values for two simdgroups.
 FATTN_CONSTEXPR int kKeyColumns = kSumShares * kProductDim;
 FATTN_CONSTEXPR int kKeyPieces = kTensorDim / kKeyColumns;
 FATTN_CONSTEXPR int kValueColumns = kLatentValueShares * kShareDim;
@@ -40,7 +40,7 @@ static_assert(kKeyColumns <= kValueColumns, "the pieces of keys fit, too");
 FATTN_CONSTEXPR int kShareScores = kTensorRows * kScorePitch;
 static_assert(kSumShares * kShareScores * sizeof(float) <= kStagedChunks * sizeof(uint4), "as do scores");
 
-// A step, of which product p has the keys from p * kProductKeys on.
+// A step. Product p has the keys from p * kProductKeys on.
 struct LatentStep {
   StepKeys keys;
   uint exist;  // see StepKeys
@@ -61,7 +61,7 @@ struct LatentStep {
     return fragments.has_some(p * kCount, kCount);
   }
   static uint of_product(uint bits, int p) { return (bits >> (p * kProductKeys)) & kProductBits; }
-  // Whether products can read keys and values where they are.
+  // Whether products can read keys and values in place.
   bool in_place(thread const PrefillTile& tile, int p) const thread {
     return is_in_place(tile, keys.first_key + p * kProductKeys, of_product(exist, p));
   }
@@ -74,9 +74,9 @@ FATTN_CONSTEXPR int kRowLanes = kThreads / kTensorRows;
 FATTN_CONSTEXPR int kLaneScores = kTileKeys / kRowLanes;
 static_assert(kRowLanes == 8 && kLaneScores == 4, "the scores of a row are vectors of a simdgroup");
 
-// A lane's part of a row: from the products of a step to weights.
+// A lane's part of a row, which turns the products of a step into weights.
 struct RowPart {
-  RowSoftmax state;  // of the row, the same in its lanes
+  RowSoftmax state;  // of the row, equal in its lanes
   ScoreModifiers modifiers;
   uint drafts;  // see Visibility
   ushort row;
@@ -94,10 +94,10 @@ struct RowPart {
       tile.rows.save(0, at, tile.part, *tile.params, saved);
     }
   }
-  // Whether this lane stores what the row's lanes have in common.
+  // Whether this lane stores values that the lanes of the row share.
   bool is_first() const thread { return key == 0; }
 
-  // Turns products into weights. Returns the keys that some row of this simdgroup sees, by bits.
+  // Turns products into weights. Returns a bit for each key that some row of this simdgroup sees.
   uint weigh(const threadgroup float* products, threadgroup float* weights, threadgroup float* factors,
              thread const PrefillTile& tile, thread const LatentStep& step) thread {
     const int first_key = step.keys.first_key + key;
@@ -179,7 +179,7 @@ using namespace fattn;
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
-  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel does not have
+  tile.at.row = tile.at.pair = 0;  // this kernel has no fragments
   tile.at.lane = lane;
   if (!tile.find(group_in_grid(group_in_dispatch, slice), 0, saved, thread_index)) {
     return;
@@ -191,7 +191,7 @@ using namespace fattn;
   RowPart rows;
   rows.begin(tile, thread_index);
   FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query are saved
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query have been saved
 
   bool staged = false;  // whether some simdgroup may still read staged rows
   for (int first_key = tile.first_step(); first_key < tile.ranges.end;
@@ -229,7 +229,7 @@ using namespace fattn;
       }
     }
     if (staged) {
-      threadgroup_barrier(mem_flags::mem_threadgroup);  // staged rows were read
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // staged rows have been read
     }
     staged = false;
     FATTN_EACH_ELEMENT(i, scores) {
@@ -237,14 +237,14 @@ using namespace fattn;
       products[sum_share * kShareScores + at[1] * kScorePitch + own_product * kProductKeys + at[0]] =
           scores[i];
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // the scores are there, and weights before were read
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // scores are written, the previous weights read
     const uint own_seen = rows.weigh(products, shared_weights, factors, tile, step);
     const bool hides = fc_hides_any && !tile.sees_whole(first_key);
     if (hides) {
       seen_by[simdgroup_index] = own_seen;
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // weights and factors are there
-    uint seen = hides ? 0 : kAllKeys;  // the same for all simdgroups, which meet at barriers below
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // weights and factors are written
+    uint seen = hides ? 0 : kAllKeys;  // uniform over the threadgroup: there are barriers below
     for (int i = 0; hides && i < kSimdgroups; i++) {
       seen |= seen_by[i];
     }
@@ -280,7 +280,7 @@ using namespace fattn;
   if (rows.is_first()) {
     store_sum(rows.state, rows.row, tile);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the factors of the last step were read
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the factors of the last step have been read
   if (rows.is_first()) {
     factors[rows.row] = result_scale(rows.state.sum);
   }

@@ -1,5 +1,5 @@
-// The query rows of a prefill tile: which keys they see, and where their operands and results are. Shared by
-// the prefill kernels.
+// The query rows of a prefill tile: their visible keys, and the places of their operands and results. Shared
+// by the prefill kernels.
 #pragma once
 
 #include "packed.h"
@@ -10,7 +10,7 @@
 
 namespace fattn {
 
-// Whether K and V are loaded long before they are multiplied, and held in registers until then.
+// Whether K and V are loaded a step ahead and held in registers.
 FATTN_CONSTEXPR bool kEarlyLoads = FATTN_EARLY_LOADS;
 
 // The keys and values that a tile reads.
@@ -55,9 +55,9 @@ struct SavedTile {
 
 struct TileState {
   threadgroup SavedTile* saved;
-  ushort row;  // this lane's first one in the tile
+  ushort row;  // this lane's first row in the tile
 
-  // Saves what this simdgroup's rows see; called by one of its lanes.
+  // Saves the ranges of this simdgroup's rows; called by one of its lanes.
   void put_ranges(KeyRanges ranges) const thread {
     threadgroup SavedRanges& to = saved->ranges[row / kOwnRows];
     to.sink_end = ranges.sink_end;
@@ -114,7 +114,7 @@ struct TileState {
     visible.mask_keys = params.kv_len;
     return visible;
   }
-  // The same of the lane's first row alone.
+  // The same for the lane's first row only.
   Visibility visible_row(constant PrefillParams& params) const thread {
     const threadgroup SavedLimits& limits = saved->limits[row];
     Visibility visible;
@@ -133,7 +133,7 @@ struct TileState {
 struct TileRows {
   QueryTile tile;
   int length;          // keys of the sequence
-  int first_position;  // of its first row
+  int first_position;  // of the sequence's first row
   long first_key;      // packed keys: the sequence's first one
 
   void set(QueryTile of, thread const Operands& operands, constant PrefillParams& params) thread {
@@ -159,8 +159,8 @@ struct TileRows {
     return tile.row(item, params.group_size);
   }
 
-  // The keys that some row and that every row of [first, first + count) sees; none if the first row does not
-  // exist.
+  // The keys that some row, and the keys that every row of [first, first + count) sees; none if the first row
+  // does not exist.
   KeyRanges ranges_of(int first, int count, constant PrefillParams& params) const thread {
     const QueryRow first_row = row(first, params);
     const int last_row = tile.last_row(first + count - 1, params.group_size);
@@ -183,7 +183,7 @@ struct TileRows {
     starts->blocks = max(tile.batch, 0L) * params.block_table_batch_stride;
   }
 
-  // `ranges`: the tile's.
+  // `ranges`: of the tile.
   KeySource source(thread const Operands& operands, constant PrefillParams& params, KeyRanges ranges,
                    threadgroup SavedStarts* starts) const thread {
     KeySource source;
@@ -215,7 +215,7 @@ struct TileRows {
     return at.exists ? query + row_offset(at, params.query) : nullptr;
   }
 
-  // Where the row begins in an operand with rows like those of query.
+  // The offset of the row in an operand with the rows of query.
   long row_offset(QueryRow at, constant Strides3& strides) const thread {
     const long from = at.head * strides.head + (tile.first_row + at.row) * strides.row;
     return fc_packed ? from : from + tile.batch * strides.batch;

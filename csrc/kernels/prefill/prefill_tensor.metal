@@ -1,20 +1,20 @@
-// Prefill on Metal 4's tensor operations, for GPUs with units for them.
+// Prefill on Metal 4's tensor operations, for GPUs with tensor units.
 //
-// Inputs, outputs and the packing of rows are those of prefill.metal. A simdgroup has 16 rows: scores and
-// output are cooperative tensors (tensor_products.h). With wide heads, the simdgroups of a row group divide
-// the columns of the output and compute the same scores. A step:
+// Inputs, outputs and the packing of rows are as in prefill.metal. A simdgroup has 16 rows: scores and output
+// are cooperative tensors (tensor_products.h). With wide heads, the simdgroups of a row group divide the
+// columns of the output and compute the same scores. A step:
 //
-//   all          keys, and below values, -> threadgroup memory, if they cannot be read where they are
+//   all          keys, and below values, -> threadgroup memory, if they cannot be read in place
 //   each         query x keys -> scores -> weights; weights x values of its columns
 //
-// The query is in threadgroup memory, where every step reads it: in xwen's published ablations on an M5 Max
-// this made the largest difference.
+// Every step reads the query from threadgroup memory: in xwen's published ablations on an M5 Max this made
+// the largest difference.
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 #define FATTN_EARLY_LOADS false
 
 #include "tensor_rows.h"
 #include "tensor_step.h"
-// An include in a branch is written out there alone, so these two include nothing.
+// The embedder expands an include in a branch only there, so these two files include nothing.
 #if FATTN_REGISTERS
 #include "tensor_registers.h"
 #else
@@ -25,8 +25,8 @@ namespace fattn {
 
 static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
 
-// The products of a step become scores: -inf where a row does not see a key. Returns the keys that some row
-// sees, by bits. `saved_rows`: of this simdgroup.
+// Turns the products of a step into scores: -inf for hidden keys. Returns a bit for each key that some row
+// sees. `saved_rows`: of this simdgroup.
 template <class Scores>
 inline uint modify_products(thread Scores& scores, thread const PrefillTile& tile,
                             const threadgroup SavedTensorRow* saved_rows, thread const TensorStep& step) {
@@ -81,7 +81,7 @@ using namespace fattn;
   PrefillTile tile;
   FATTN_TAKE_ARGUMENTS(tile.operands);
   tile.params = &params;
-  tile.at.row = tile.at.pair = 0;  // of fragments, which this kernel does not have
+  tile.at.row = tile.at.pair = 0;  // this kernel has no fragments
   tile.at.lane = lane;
   if (!tile.find(group_in_grid(group_in_dispatch, slice), row, saved, thread_index)) {
     return;
@@ -98,7 +98,7 @@ using namespace fattn;
   rows.begin(scores, reduced, output, tile);
   FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
   SharedTensor query_rows = staged_tensor(query_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query are saved
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query have been saved
 
   TensorStep step;
   ushort turn = 0;

@@ -1,5 +1,5 @@
-// The prologue and epilogue of the prefill kernels: from the kernel's arguments to rows, keys and attention
-// state, and from the state to results.
+// The prologue and epilogue of the prefill kernels: kernel arguments to rows, keys and attention state, and
+// state to results.
 #pragma once
 
 #include "mapped_steps.h"
@@ -7,14 +7,14 @@
 
 namespace fattn {
 
-// What the rows of a simdgroup see of a step.
+// Visibility of a step for the rows of a simdgroup.
 struct StepSight {
   StepFragments fragments;
   bool whole;    // every row sees every key
-  uint present;  // the existing keys, for hide_scores()
+  uint present;  // existing keys, for hide_scores()
 };
 
-// A step that every row sees whole: nothing reads the other members.
+// A step that every row sees whole. Its other members are not read.
 inline StepSight whole_sight() {
   StepSight sight;
   sight.fragments = all_fragments();
@@ -27,16 +27,15 @@ struct PrefillTile {
   constant PrefillParams* params;
   LanePosition at;
   TileRows rows;
-  KeyRanges ranges;  // the tile's
+  KeyRanges ranges;  // of the tile
   KeySource source;
   TileState state;
   TileSteps steps;
-  int first_row;  // this simdgroup's
+  int first_row;  // of this simdgroup
   int first_key;  // of the first step
   int part;
 
-  // Finds the work of this threadgroup; returns false if it has none. `row`: this simdgroup's first row in
-  // the tile.
+  // Finds this threadgroup's work; false if there is none. `row`: this simdgroup's first row in the tile.
   bool find(uint3 group, int row, threadgroup SavedTile& saved, ushort thread_index) thread {
     const GridPlace here = place_in_grid(*params, group);
     const QueryTile tile =
@@ -69,8 +68,7 @@ struct PrefillTile {
     return true;
   }
 
-  // Prepares this lane's row of fragment r. `saves`: whether this lane saves the row for all lanes that share
-  // it.
+  // Prepares this lane's row of fragment r. `saves`: this lane saves the row for all lanes that share it.
   template <typename Attention>
   void begin_row(int r, thread Attention& attention, thread ScoreModifiers& modifiers, bool saves) const
       thread {
@@ -93,10 +91,10 @@ struct PrefillTile {
     }
   }
 
-  // A row, counted from this simdgroup's first one.
+  // A row, relative to this simdgroup's first row.
   QueryRow own_row(int row) const thread { return rows.row(first_row + row, *params); }
 
-  // The query of a row, counted from this simdgroup's first row; null if it does not exist.
+  // The query of a row, relative to this simdgroup's first row; null if it does not exist.
   const device Element* query_row(int row) const thread {
     return rows.query_row(own_row(row), *params, operands.query);
   }
@@ -105,14 +103,13 @@ struct PrefillTile {
   int first_step() thread { return steps.first(first_key, *params, operands.mask_map, at.lane); }
   int step_after(int key) thread { return steps.after(key, *params, operands.mask_map, at.lane); }
 
-  // Whether every row of the tile sees all keys of the step at `key` that exist; call it before
-  // step_after(key).
+  // Whether every row of the tile sees all existing keys of the step at `key`. Call before step_after(key).
   bool sees_whole(int key) const thread {
     const bool seen = fc_alternating ? state.all_see(key) : ranges.all_see(key, key + 1);
     return steps.own_cell() == kWholeColumn && seen && !has_drafts(key);
   }
 
-  // What the rows see of the step at `key`; call it before step_after(key). `exist`: see StepKeys.
+  // The visibility of the step at `key`. Call before step_after(key). `exist`: see StepKeys.
   StepSight sight_of(int key, uint exist) const thread {
     const uint cell = steps.own_cell();
     const KeyRanges own_ranges = state.own_ranges();
@@ -123,7 +120,7 @@ struct PrefillTile {
     return sight;
   }
 
-  // What this lane's rows see.
+  // The visibility for this lane's rows.
   Visibility visible() const thread {
     Visibility visible = state.visible(*params);
     if (fc_tree) {
@@ -154,10 +151,10 @@ struct PrefillTile {
   }
 
  private:
-  // Whether the step at `key` has draft tokens, which a tree mask may hide from a row at or above them.
+  // Whether the step at `key` has draft tokens, which a tree mask may hide.
   bool has_drafts(int key) const thread { return fc_tree && key + kTileKeys > rows.first_position; }
 
-  // Marks this part, which has no keys, as empty in every row of the tile. merge then ignores its output.
+  // Marks this part as empty in every row of the tile, so that merge ignores its output.
   void put_empty_part(ushort thread_index) const thread {
     static_assert(kTileRows <= kThreads, "a thread has one row");
     const QueryRow row = rows.row(rows.tile.begin + thread_index, *params);

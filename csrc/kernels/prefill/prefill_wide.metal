@@ -1,7 +1,7 @@
-// Prefill for heads that are too wide for the registers of one simdgroup.
+// Prefill for heads that exceed the registers of one simdgroup.
 //
-// Inputs, outputs and the packing of rows are those of prefill.metal. Here kColumnShares simdgroups work on
-// the same kRowFragments * 8 rows, and each holds its columns of the output in registers. A step:
+// Inputs, outputs and the packing of rows are as in prefill.metal. Here kColumnShares simdgroups work on the
+// same kRowFragments * 8 rows, and each holds its columns of the output in registers. A step:
 //
 //   each simdgroup   its share of the keys x query -> threadgroup memory
 //   each simdgroup   modifiers, visibility and weights of all scores; weights x values of its columns
@@ -10,8 +10,8 @@
 // from the cache: a simdgroup reads its keys, and its columns of the values, once for all its rows.
 // kRowGroups simdgroups read the same bytes in the same step.
 //
-// Products alternate between two buffers, so a step has a single barrier: a simdgroup that overwrites a
-// buffer has passed a barrier after the last read of it, two steps ago.
+// Products alternate between two buffers, so a step needs a single barrier: it separates the writes to a
+// buffer from its last reads, two steps ago.
 //
 // Keys are the left factor of the first product, so a lane reads them as it reads values (tile.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
@@ -69,7 +69,7 @@ inline void add_values(thread WideAttention& attention, thread StepValues& value
   }
 }
 
-// Stores the scales of a step; a thread has one key.
+// Stores the scales of a step, one key per thread.
 inline void put_scales(thread const SharedScales& scales, thread const PrefillTile& tile,
                        thread const StepKeys& step, ushort thread_index) {
   if (!kRowScales || !fc_scales || thread_index >= kTileKeys) {
@@ -139,7 +139,7 @@ using namespace fattn;
     const int pair = r * 8 + at.pair * 2;
     query_rows.stage(r, tile.query_row(pair), tile.query_row(pair + 1), share, lane, at);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query are saved
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and query have been saved
 
   int place = 0;
   for (int first_key = tile.first_step(); first_key < tile.ranges.end;

@@ -8,16 +8,16 @@
 
 namespace fattn {
 
-// The columns of a row, with those that fill the last share.
+// The columns of a row, padded to whole shares.
 constexpr int padded_columns(int dim) {
   return (dim / 8 + kColumnShares - 1) / kColumnShares * kColumnShares * 8;
 }
 
 FATTN_CONSTEXPR int kKeyPitch = padded_columns(kHeadDim) + kKeyPadBytes / int(sizeof(TileElement));
-// Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile: then the elements
-// that a lane multiplies together lie side by side. A thread stages both: of a quantised cache, whose chunks
-// are few, that would leave threads idle, and early loads hold enough as it is. A kernel that also reads
-// whole rows of K defines FATTN_PAIRED_KEYS as false.
+// Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile, so that the
+// elements that a lane multiplies together are neighbours. A thread stages both keys. Not for quantised
+// caches, where the few chunks would leave threads idle, nor for early loads, which take enough registers
+// already. Kernels that also read whole rows of K define FATTN_PAIRED_KEYS as false.
 #ifndef FATTN_PAIRED_KEYS
 #define FATTN_PAIRED_KEYS true
 #endif
@@ -27,7 +27,7 @@ FATTN_CONSTEXPR int kValuePitch = padded_columns(kValueDim) + kValuePadBytes / i
 inline uint tile_word(float first, float, float) { return as_type<uint>(first); }
 inline uint tile_word(float first, float second, half) { return as_type<uint>(half2(first, second)); }
 
-// Neighbouring elements of a quantised row, which are decoded when they are placed in the tile.
+// Neighbouring elements of a quantised row. They are decoded on the way into the tile.
 template <int C>
 struct StagedElements {
   static constant constexpr int kColumns = C;
@@ -36,7 +36,7 @@ struct StagedElements {
 
   void clear() thread { stored.clear(); }
   void read(thread const StoredRow& row, int column) thread { stored.read(row, column, 0, fc_vector_loads); }
-  // The elements of the tile from number `first` on.
+  // The decoded elements from index `first` on.
   uint4 tile_words(int first) const thread {
     Operand run[C];
     stored.unpack_to(run, 0);
@@ -80,8 +80,8 @@ inline void put_interleaved(uint4 first, uint4 second, threadgroup uint4* to) {
   to[1] = uint4(words[4], words[5], words[6], words[7]);
 }
 
-// The chunks of a row of N elements. 16 quantised elements become 32 or 64 bytes of the tile, and there are
-// chunks for all threads.
+// The chunks of a row of N elements. 16 quantised elements take 32 or 64 bytes of the tile, which leaves a
+// chunk for every thread.
 template <int N, int kFormat>
 struct StagedChunkOf {
   typedef StagedElements<chunk_of(N, 16)> type;
@@ -96,11 +96,11 @@ struct StagedRows {
   StoredOperand operand;
   constant Strides3* strides;
   constant Strides3* scale_strides;
-  int first_key;  // the step's
+  int first_key;  // of the step
   long stride;    // from row to row
 
-  // A dense row from `column` on. With vector loads, 32 bits hold the number of a chunk of the operand: then
-  // a load adds it to the operand's base, and no thread holds an address.
+  // A dense row from `column` on. With vector loads, the index of a chunk fits in 32 bits: loads add it to
+  // the operand's base, and threads hold no 64-bit address.
   StoredRow row_at(int key, int column) const thread {
     StoredRow row;
     if (fc_vector_loads) {
@@ -114,7 +114,7 @@ struct StagedRows {
   }
 };
 
-// One thread's share of kTileKeys rows of N elements: some columns of rows that lie kRoundRows apart. Where N
+// One thread's share of kTileKeys rows of N elements: some columns of rows that are kRoundRows apart. If N
 // does not divide the threads, the last ones have none. kPaired: two rows each, interleaved in the tile.
 template <int N, bool kPaired>
 struct TileShare {
@@ -129,8 +129,8 @@ struct TileShare {
 
   Chunk chunks[kRounds][kRowsTogether];
 
-  // Loads the rows of keys that some row of the tile sees by position, and seen rows in place of the others.
-  // kWhole: all kTileKeys are seen. A thread without a row loads another thread's: loads with a test each
+  // Loads the rows of keys that some row of the tile sees by position, and visible ones in place of the
+  // others. kWhole: all kTileKeys are visible. Threads without a row load another thread's: conditional loads
   // would wait for one another.
   template <bool kWhole>
   void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
@@ -208,7 +208,7 @@ struct StepTiles {
 struct StepShare {
   TileShare<kHeadDim, kPairedKeys> keys;
   TileShare<kValueDim, false> values;
-  StepKeys step;  // its keys, if they are looked up
+  StepKeys step;  // if keys are looked up
   uint exist;
   float key_scale;  // of this thread's key
   float value_scale;
@@ -222,11 +222,11 @@ struct StepShare {
     }
   }
 
-  // Whether all keys of the step, which is looked up, exist and every row of the tile sees them.
+  // After look-up: whether all keys of the step exist and every row of the tile sees them.
   bool is_whole(thread const PrefillTile& tile, int first_key) const thread {
     return tile.sees_whole(first_key) && existing() == kAllKeys;
   }
-  // The same of a step that only early loads have looked up.
+  // The same, for a step that only early loads have looked up.
   bool finds_whole(thread const PrefillTile& tile, int first_key) thread {
     if (!kEarlyLoads) {
       look_up(tile, first_key);
@@ -237,8 +237,8 @@ struct StepShare {
   // Bit i: key i exists.
   uint existing() const thread { return fc_paged ? exist : kAllKeys; }
 
-  // With early loads, loads the step at `first_key` if there is one. kMayBeWhole: the step may be whole and
-  // is then loaded without tests.
+  // With early loads, loads the step at `first_key` if there is one. kMayBeWhole: whole steps are loaded
+  // without tests.
   template <bool kMayBeWhole>
   void prefetch(int first_key, thread const PrefillTile& tile, ushort thread_index) thread {
     if (!kEarlyLoads || first_key >= tile.ranges.end) {

@@ -1,12 +1,12 @@
-// What a GPU says of the cooperative tensors of the tensor kernels, for the self-test: kTensorHeadFacts and
-// kMostTensorFacts (sizes.h) tell the order. One simdgroup.
+// Queries the layout of the tensor kernels' cooperative tensors, for the self-test. kTensorHeadFacts in
+// sizes.h describes the output. One simdgroup.
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "tensor_products.h"
 
 namespace fattn {
 
-// Lists the coordinates of the elements of all lanes, as far as there is room; returns the place after them.
+// Lists the coordinates of the elements of all lanes, as far as they fit; returns the place after them.
 template <class Tensor>
 inline long list_elements(thread Tensor& held, device int* facts, long place, long most, ushort lane) {
   const long count = 2 * held.get_capacity();

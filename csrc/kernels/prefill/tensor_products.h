@@ -1,10 +1,10 @@
 // The two products of a step on Metal 4's tensor operations: scores = query keys^T and output += weights
-// values, for the 16 rows of a simdgroup. Those of the backward are like them: backward/tensor_gradients.h.
-// The GPU decides which lane holds which element of a cooperative tensor. This may differ with descriptor and
-// dtype: the kernels ask for the coordinates of each element.
+// values, for the 16 rows of a simdgroup (backward: backward/tensor_gradients.h). The layout of a cooperative
+// tensor over the lanes depends on GPU, descriptor and dtype, so the kernels query the coordinates of each
+// element.
 //
-// No operand is read past its extents: Metal does not define what a product then does. An operand is in the
-// cache, where all its rows exist, or it was copied to threadgroup memory, padded with zeros.
+// Products never read past the extents of an operand, which Metal leaves undefined. All rows of an operand
+// exist in the cache, or it is copied to threadgroup memory and padded with zeros.
 #pragma once
 
 #include <metal_tensor>
@@ -18,7 +18,7 @@ namespace fattn {
 
 FATTN_CONSTEXPR int kTensorDim = (kHeadDim + 31) / 32 * 32;  // heads of 72 and 80 are padded
 FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
-// Whether prefill_latent_tensor computes these heads: a score product then sums over some of their columns.
+// Whether prefill_latent_tensor runs these heads: a score product then sums over some of their columns.
 FATTN_CONSTEXPR bool kLatent = kHeadDim != kValueDim;
 FATTN_CONSTEXPR int kShareDim =
     (kLatent ? kValueDim : kTensorDim) / kColumnShares;  // of a simdgroup's output
@@ -29,12 +29,12 @@ FATTN_CONSTEXPR int kWalked = FATTN_STEP_ROWS;
 #else
 FATTN_CONSTEXPR int kWalked = kTileKeys;
 #endif
-// Those of a score product, and the columns over which it sums.
+// The keys of a score product, and the columns that it sums over.
 FATTN_CONSTEXPR int kProductKeys = kLatent ? kLatentProductKeys : kWalked;
 FATTN_CONSTEXPR int kProductDim = kLatent ? kLatentProductDim : kTensorDim;
 FATTN_CONSTEXPR int kScorePitch = kWalked + kScorePadFloats;  // of rows in threadgroup memory
-// Whether weights may lose bits below the tenth on their way into a product. The error is then that of half,
-// which is too much for a result in half.
+// Whether products may round weights to ten bits. The error is then that of half, too large for a result in
+// half.
 FATTN_CONSTEXPR bool kRelaxed = is_same_v<Element, bfloat>;
 
 // Tensor operations take no const elements.
@@ -51,7 +51,7 @@ inline uint4 chunk_at(const device Element* row, int column) {
   return *reinterpret_cast<const device uint4*>(row + column);
 }
 
-// The columns from `column` on of rows in device memory, or of rows that were staged.
+// The columns from `column` on of rows in device memory, or of staged rows.
 inline CacheTensor tensor_of_rows(const device Element* rows, long stride, int column, int columns) {
   return CacheTensor((device Element*)(rows + column), dextents<int, 2>(columns, kProductKeys),
                      array<int, 2>{1, int(stride)});
@@ -66,8 +66,8 @@ inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int colum
 
 }  // namespace fattn
 
-// Descriptors are local to a function, as in most public code. Metal's default mode differs between versions,
-// so it is named.
+// Descriptors are local to a function, as in most public code. The mode is explicit: its default differs
+// between versions of Metal.
 #define FATTN_TENSOR_PRODUCTS                                                                               \
   constexpr auto scores_of = matmul2d_descriptor(                                                           \
       kTensorRows, kProductKeys, kProductDim, false, true, false,                                           \
@@ -85,9 +85,9 @@ inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int colum
 // More tensors with the elements of `scores`, and one with a sum for each of its rows.
 #define FATTN_TENSOR_SCORES \
   score_product.template get_destination_cooperative_tensor<SharedTensor, CacheTensor, float>()
-// With registers, rows of scores are reduced, and the scores become the left operand of the second product
-// where they are. Otherwise that is in threadgroup memory, and neither reductions nor cooperative operands
-// are named: systems that do not know them compile this too.
+// With registers, rows of scores are reduced, and the scores are the left operand of the second product in
+// place. Otherwise this operand is in threadgroup memory, and the source uses neither reductions nor
+// cooperative operands, so systems without them compile it too.
 #if FATTN_REGISTERS
 #define FATTN_TENSOR_REDUCED \
   score_product.template get_row_reduction_destination_cooperative_tensor<SharedTensor, CacheTensor, float>()

@@ -1,7 +1,7 @@
 // The rows of a simdgroup of prefill_tensor whose scores stay in registers. Metal reduces the rows of scores,
-// tells which row each element of scores and output is of, and takes the weights as a left operand as they
-// are. A lane's elements are of at most two rows: a bit per element tells which. The self-test has checked
-// all of this.
+// maps each element of scores and output to its row, and takes the weights as a left operand in place. A
+// lane's elements are in at most two rows: a bit per element selects the row. The self-test has verified all
+// of this.
 #pragma once
 
 namespace fattn {
@@ -15,7 +15,7 @@ struct TensorRows {
   template <class Scores, class Reduced, class Output>
   void begin(thread Scores& scores, thread Reduced& reduced, thread Output& output,
              thread const PrefillTile& tile) thread {
-    // Each element becomes the number of its row; their maximum is that number.
+    // Set each element to the index of its row; the maximum is this index.
     FATTN_EACH_ELEMENT(i, scores) { scores[i] = scores.get_multidimensional_index(i)[1]; }
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
 #pragma clang loop unroll(full)
@@ -83,14 +83,14 @@ struct TensorRows {
     }
   }
 
-  // From here on, the factors are those of results.
+  // Turns the factors into the factors of the results.
   void finish() thread {
 #pragma clang loop unroll(full)
     for (ushort j = 0; j < kMostReducedRows; j++) {
       factors[j] = result_scale(states[j].sum);
     }
   }
-  // Selected, not indexed: registers have no addresses.
+  // A select: dynamic indexing would spill.
   float factor(ushort element, int) const thread {
     return (rows_of_output >> element) & 1 ? factors[1] : factors[0];
   }

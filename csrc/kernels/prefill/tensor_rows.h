@@ -20,8 +20,8 @@ struct RowSoftmax {
     sum = logit < INFINITY ? 1.0f : NAN;
   }
 
-  // Takes the largest score of a step. Returns the factor of what was summed before: exactly 1 if the maximum
-  // stays, because fast::exp2(0) may be inexact.
+  // Raises the maximum to the largest score of a step. Returns the factor of the previous sums: exactly 1 if
+  // the maximum does not change, since fast::exp2(0) may be inexact.
   float grow(float of_step) thread {
     const float before = largest;
     largest = fmax(before, of_step);
@@ -30,7 +30,7 @@ struct RowSoftmax {
     return factor;
   }
 
-  // What scores are compared with: until the row sees a key its maximum is -inf, and (-inf) - (-inf) is NaN.
+  // The number to subtract from scores: 0 until the row sees a key, because (-inf) - (-inf) is NaN.
   float origin() const thread { return largest == -INFINITY ? 0.0f : largest; }
 };
 

@@ -1,6 +1,6 @@
-// Copies in threadgroup memory, for the tensor kernels whose tiles are query rows: the query of a tile, once,
-// and keys and values that a product cannot read in place. Those are keys that no row of the tile sees (their
-// memory may hold NaN or belong to nobody), keys of several cache blocks, and heads that need padding.
+// Copies to threadgroup memory, for the tensor kernels whose tiles are query rows: the query of a tile, once,
+// and keys and values that a product cannot read in place: keys hidden from all rows of the tile (their
+// memory may hold NaN or belong to no block), keys of several cache blocks, and heads that need padding.
 #pragma once
 
 #include "prefill_tile.h"
@@ -9,17 +9,17 @@
 namespace fattn {
 
 FATTN_CONSTEXPR int kStepChunks = kTileKeys * kRowChunks;
-// The keys of a product, as bits.
+// A bit for each key of a product.
 FATTN_CONSTEXPR uint kProductBits = kProductKeys < 32 ? (1u << (kProductKeys % 32)) - 1 : ~0u;
 
-// What is saved of a row of this simdgroup.
+// The saved state of a row of this simdgroup.
 inline TileState saved_of(thread const PrefillTile& tile, int row) {
   TileState state = tile.state;
   state.row = ushort(tile.state.row + row);
   return state;
 }
 
-// Saves what the rows of this simdgroup see, where their results go, and what modifies their scores.
+// Saves visibility, place of results and score modifiers of this simdgroup's rows.
 inline void save_rows(thread const PrefillTile& tile, threadgroup SavedTensorRow* rows) {
   if (tile.at.lane == 0) {
     tile.state.put_ranges(tile.rows.ranges_of(tile.first_row, kOwnRows, *tile.params));
@@ -49,8 +49,7 @@ inline ScoreModifiers modifiers_of(const threadgroup SavedTensorRow& row, consta
   return modifiers;
 }
 
-// Copies the query rows of a tile, or rows like them. Rows that do not exist, and the columns of the padding,
-// become 0.
+// Copies the query rows of a tile, or similar rows. Rows that do not exist, and padding columns, become 0.
 inline void stage_rows(threadgroup uint4* to, const device Element* from, constant Strides3& strides,
                        thread const PrefillTile& tile, ushort thread_index) {
   for (int c = thread_index; c < kTileRows * kRowChunks; c += kThreads) {
@@ -61,8 +60,8 @@ inline void stage_rows(threadgroup uint4* to, const device Element* from, consta
   }
 }
 
-// Columns of the keys of a product, of which `first` is the first in the step. Keys that do not exist or are
-// not in `kept`, by bits of the step, become 0, as do the columns of the padding. All lanes must call it.
+// Copies columns of the keys of a product, from key `first` of the step on. Keys that do not exist or whose
+// bit of the step is not in `kept`, and padding columns, become 0. All lanes must call it.
 template <int kColumns>
 inline void stage_piece(threadgroup uint4* to, StoredOperand operand, constant Strides3& strides,
                         thread const PrefillTile& tile, thread const StepKeys& step, int first,
@@ -91,9 +90,8 @@ inline void stage_step(threadgroup uint4* to, StoredOperand operand, constant St
   stage_piece<kTensorDim>(to, operand, strides, tile, step, 0, 0, kept, thread_index);
 }
 
-// Whether a product can read its keys, the first of which is `key`, where they are: some row of the tile sees
-// each by its position, and they are a constant stride apart. `exist`: those of them that StepKeys::exist()
-// has. The same for all threads.
+// Whether a product can read its keys, from `key` on, in place: some row of the tile sees each by position,
+// and they have a constant stride. `exist`: their bits of StepKeys::exist(). Uniform over the threadgroup.
 inline bool is_in_place(thread const PrefillTile& tile, int key, uint exist) {
   const KeyRanges ranges = tile.ranges;
   const int end = key + kProductKeys;

@@ -1,12 +1,12 @@
-// A step of the tensor kernels whose tiles are query rows: its keys, and products with them, where they are
-// or from threadgroup memory.
+// A step of the tensor kernels whose tiles are query rows: its keys, and products with them, in place or from
+// threadgroup memory.
 #pragma once
 
 #include "tensor_staging.h"
 
 namespace fattn {
 
-// The keys of a step, and what the rows of this simdgroup see of them.
+// The keys of a step, and their visibility for the rows of this simdgroup.
 struct TensorStep {
   int first_key;
   StepKeys keys;
@@ -14,7 +14,7 @@ struct TensorStep {
   KeyPlace first;
   bool active;    // some row may see a key
   bool whole;     // every row sees every key
-  bool in_place;  // products can read the keys where they are
+  bool in_place;  // products can read the keys in place
 
   void find(thread const PrefillTile& tile, int key) thread {
     first_key = key;
@@ -28,7 +28,7 @@ struct TensorStep {
     in_place = is_in_place(tile, key, exist);
   }
 
-  // Multiplies rows of this simdgroup with the keys or the values. All threads call it; what is staged stays
+  // Multiplies rows of this simdgroup with the keys or the values. All threads call it. Staged rows are valid
   // until the next call.
   template <class Product, class Scores>
   void multiply(thread Product& product, thread SharedTensor& rows, StoredOperand operand,
@@ -49,7 +49,7 @@ struct TensorStep {
   // `kept`: see stage_step().
   void stage(StoredOperand operand, constant Strides3& strides, thread const PrefillTile& tile, uint kept,
              threadgroup uint4* storage, ushort thread_index) const thread {
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // what was staged before was read
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous staged rows have been read
     stage_step(storage, operand, strides, tile, keys, kept, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }

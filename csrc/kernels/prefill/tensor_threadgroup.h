@@ -1,5 +1,5 @@
-// The rows of a simdgroup of prefill_tensor whose scores pass through threadgroup memory, where each has its
-// coordinates as an address. Two lanes share a row; each has half of its scores.
+// The rows of a simdgroup of prefill_tensor whose scores pass through threadgroup memory, addressed by their
+// coordinates. Two lanes share a row; each has half of its scores.
 #pragma once
 
 namespace fattn {
@@ -25,7 +25,7 @@ struct TensorRows {
   // Turns scores into weights, in threadgroup memory, and scales the output to the new maxima.
   template <class Scores, class Reduced, class Output>
   void weigh(thread Scores& scores, thread Reduced&, thread Output& output) thread {
-    simdgroup_barrier(mem_flags::mem_threadgroup);  // the weights and factors of the step before were read
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous weights and factors have been read
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
       scores_of_rows[at[1] * kScorePitch + at[0]] = scores[i];
@@ -57,9 +57,9 @@ struct TensorRows {
     }
   }
 
-  // From here on, the factors are those of results.
+  // Turns the factors into the factors of the results.
   void finish() thread {
-    simdgroup_barrier(mem_flags::mem_threadgroup);  // the factors of the last step were read
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // the factors of the last step have been read
     put_factor(result_scale(state.sum));
   }
   float factor(ushort, int row_of_element) const thread { return factors[row_of_element]; }
@@ -70,7 +70,7 @@ struct TensorRows {
   }
 
  private:
-  // All lanes call it; then the factors and weights of all rows are there.
+  // All lanes call it. Afterwards the factors and weights of all rows are visible to the simdgroup.
   void put_factor(float factor) thread {
     if (half_row == 0) {
       factors[row] = factor;

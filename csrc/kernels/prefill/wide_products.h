@@ -8,8 +8,8 @@
 
 namespace fattn {
 
-// Key fragments per simdgroup. If simdgroups outnumber the fragments, several have the same fragment and a
-// share of the columns each.
+// Key fragments per simdgroup. If simdgroups outnumber the fragments, several share a fragment and divide its
+// columns.
 FATTN_CONSTEXPR int kOwnFragments = kColumnShares < kKeyFragments ? kKeyFragments / kColumnShares : 1;
 FATTN_CONSTEXPR int kSumShares = kOwnFragments * kColumnShares / kKeyFragments;
 static_assert(kSumShares * kKeyFragments == kOwnFragments * kColumnShares, "every key has the same shares");
@@ -51,10 +51,10 @@ struct GroupQuery {
 };
 
 // Independent sums, so that consecutive products do not add to the same one. float32 has one row fragment and
-// two sums. 16-bit dtypes have one sum per row fragment: they have two fragments, or one if rows are few, and
-// no bit of a result may depend on that.
+// two sums. 16-bit dtypes have one sum per row fragment, because the number of fragments, two or one, depends
+// on the rows and must not change a result.
 FATTN_CONSTEXPR int kChains = kBlockedSums ? 2 : 1;
-// Chunks of a key that are summed in one chain of roundings: all, or 64 columns.
+// Chunks of a key that are summed in one chain: all, or 64 columns.
 FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
 FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMost : kKeyWideChunks);
 
@@ -127,8 +127,8 @@ inline void read_columns(thread const StoredRow& row, int column, bool there, th
   }
 }
 
-// Adds the products of a key, one row of the left factor in four lanes, with this lane's rows 2 * pair and 2
-// * pair + 1.
+// Adds the products of a key, which four lanes hold as a row of the left factor, and this lane's rows 2 *
+// pair and 2 * pair + 1.
 inline void multiply_key(thread const GroupQuery& query, thread const StoredRow& key, bool there,
                          ushort share, LanePosition at, thread float2 (&totals)[kRowFragments]) {
   constexpr int kMost = KeyColumns::kMost;

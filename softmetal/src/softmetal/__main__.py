@@ -61,7 +61,7 @@ def main(words: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     build_parser = commands.add_parser("build", help="build the native libraries")
     build_parser.add_argument("-j", "--jobs", type=positive, help="parallel compilers (ninja's default)")
-    build_parser.add_argument("--agx", action="store_true", help="build what the command agx needs instead")
+    build_parser.add_argument("--agx", action="store_true", help="build the tools of the command agx instead")
     config = commands.add_parser("config", help="how to build Objective-C++ extensions")
     config.add_argument("--env", action="store_true", required=True, help="print export lines for a shell")
     commands.add_parser("doctor", help="check tools, libraries and device")
@@ -74,7 +74,7 @@ def main(words: list[str] | None = None) -> None:
     gauge.add_argument("--json", type=new_file, metavar="FILE", help="write every source's result")
     gauge.add_argument("--verbose", action="store_true", help="print every source with its errors")
     agx = commands.add_parser(
-        "agx", help="print what a kernel costs on M1 and M2", description=agx_command.__doc__
+        "agx", help="print the cost of a kernel on M1 and M2", description=agx_command.__doc__
     )
     agx_command.add_arguments(agx)
     arguments = parser.parse_args(words)

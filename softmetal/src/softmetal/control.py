@@ -87,8 +87,8 @@ def checks(
 
     `order` is the order of the threads in a threadgroup: "forward", "reverse" or "random" (with `seed`).
     `tensor_layout` is the layout of cooperative tensors: "m5", "blocks8" or "random:SEED", where SEED % 4
-    chooses what is compatible (0: nothing; 1: reductions; 2: everything; 3: everything, and some slots are
-    empty). By default it is that of the simulated GPU.
+    selects the compatible tensors (0: none; 1: reductions; 2: all; 3: all, and some slots are
+    empty). The default is the layout of the simulated GPU.
     Checked kernels are compiled at their first use. `count_distinct` counts each byte that a threadgroup
     reads once, however often it is loaded.
     """

@@ -1,4 +1,4 @@
-"""Faults that a test injects into kernels: what a GPU, or a compiler that is not this one, may do."""
+"""Faults that a test injects into kernels, to simulate another GPU or compiler."""
 
 from __future__ import annotations
 

@@ -14,5 +14,5 @@ def number_and_seed(layout: str) -> tuple[int, int]:
         return _KNOWN[layout], 0
     seed = re.fullmatch(r"random:(\d+)", layout)
     if seed is None or int(seed[1]) >= 1 << 64:
-        raise ValueError(f"tensor_layout {layout!r} is none; use 'm5', 'blocks8' or 'random:SEED'.")
+        raise ValueError(f"tensor_layout {layout!r} is unknown; use 'm5', 'blocks8' or 'random:SEED'.")
     return _RANDOM, int(seed[1])

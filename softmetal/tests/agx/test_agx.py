@@ -168,13 +168,13 @@ def test_errors(changes: dict[str, Any], message: str) -> None:
         cost(**changes)
 
 
-def test_bfloat_arithmetic_is_that_of_float() -> None:
+def test_bfloat_arithmetic_is_in_float() -> None:
     text = ir.without_bfloat("  %3 = fmul contract bfloat %1, 0xR3F80\n  %4 = fneg bfloat %3\n")
     assert "bfloat" not in text and "0xR" not in text
     assert "fmul float" in text and "zext i16 16256 to i32" in text and "%4 = xor i16 %3, -32768" in text
 
 
-def test_a_copy_is_a_move_whatever_instruction_makes_it() -> None:
+def test_every_copy_is_a_move() -> None:
     kinds = [
         listing.Instruction(text).kind
         for text in (

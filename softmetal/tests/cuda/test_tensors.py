@@ -178,9 +178,7 @@ def test_products_are_right_wherever_the_operands_are(
 @needs_gcc
 @pytest.mark.parametrize("relaxed", [False, True])
 @pytest.mark.parametrize("elements", list(itertools.product(BITS, BITS)), ids="-".join)
-def test_products_keep_what_the_descriptor_asks_for(
-    elements: tuple[str, str], relaxed: bool, tmp_path: Path
-) -> None:
+def test_products_follow_the_descriptor(elements: tuple[str, str], relaxed: bool, tmp_path: Path) -> None:
     pipeline = product(16, 32, 32, *elements, relaxed=relaxed)
     error = error_of(pipeline, 16, 32, 32, tmp_path)
     assert error < (2.0**-11 if relaxed and "float" in elements else 1e-6)

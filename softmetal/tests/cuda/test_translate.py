@@ -65,7 +65,7 @@ def test_an_undefined_function_constant_is_known_to_be() -> None:
     ],
     ids=["constant", "kernel", "threadgroup argument"],
 )
-def test_refusals_say_what_is_wrong(pipeline: Pipeline, message: str) -> None:
+def test_messages_of_refusals(pipeline: Pipeline, message: str) -> None:
     with pytest.raises(CompileError, match=message):
         translated(pipeline)
 
@@ -83,7 +83,7 @@ kernel void f(device float* out [[buffer(0)]], const device float* in [[buffer(1
 """
 
 
-def test_overloads_that_only_address_spaces_tell_apart_become_one() -> None:
+def test_overloads_by_address_space_become_one() -> None:
     text = translated(program(OVERLOADS))
     assert text.count("float first(") == 1
     assert "__shared__ float tile[64]" in text
@@ -177,7 +177,7 @@ kernel void f(device int* out [[buffer(0)]], uint i [[thread_position_in_grid]])
 """
 
 
-def test_an_array_with_the_name_of_a_pointer_is_no_run() -> None:
+def test_an_array_that_shadows_a_pointer_is_no_run() -> None:
     control = MEMBERS.replace("int blocks[4]", "int others[4]")
     assert "softmetal::run<(4)>(blocks)" in translated(program(control, aligned_runs=True))
     assert "softmetal::run" not in translated(program(MEMBERS, aligned_runs=True))
@@ -314,7 +314,7 @@ def test_registers_are_planned_for_the_threadgroups_that_are_asked_for() -> None
 
 
 @needs_nvcc
-def test_what_nvcc_refuses_is_reported_at_the_metal_line(tmp_path: Path) -> None:
+def test_errors_of_nvcc_name_the_metal_line(tmp_path: Path) -> None:
     wrong = PRELUDE + "kernel void f(device float* out [[buffer(0)]]) {\n  out[0] = missing;\n}\n"
     with pytest.raises(CompileError, match=r"own\.metal\(5\): error: identifier \"missing\""):
         compile_pipeline(Pipeline(wrong, "f", 32, name="own.metal"), tmp_path)

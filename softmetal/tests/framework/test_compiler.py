@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +16,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from softmetal.paths import PACKAGE
 from softmetal.testing import compile_server
 
 SOURCE = "kernel void f(device float* x [[buffer(0)]]) { *x = %s; }"
@@ -54,13 +59,51 @@ def test_a_known_source_starts_no_process(
         value_of("3")
 
 
+UPGRADE = f"""
+import os, sys, torch
+torch.ops.load_library(sys.argv[1])
+for value in sys.argv[3:]:
+    x = torch.zeros(1, device="mps")
+    torch.ops.softmetal_kit.run({SOURCE!r} % value, "f", [x], {{}}, [], [1, 1, 1], [1, 1, 1], 0)
+    os.utime(sys.argv[2])
+"""
+
+
+def test_an_index_entry_is_of_one_clang(
+    kit: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade of clang, also in the middle of a process, makes all earlier entries misses."""
+    clang = folder / "clang++-19"
+    clang.write_text(f'#!/bin/sh\nexec {shutil.which(clang.name)} "$@"\n')
+    clang.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    library = next(path for path in torch.ops.loaded_libraries if "softmetal_kit" in path)
+    command = [sys.executable, "-c", UPGRADE, library, str(clang)]
+    subprocess.run([*command, "1", "2"], check=True)
+    assert len([*folder.glob("source-*")]) == 1 and len([*folder.glob("*.so")]) == 2
+    monkeypatch.setenv("SOFTMETAL_PYTHON", "/nowhere/python")
+    assert NO_COMPILER in subprocess.run([*command, "1"], capture_output=True, text=True).stderr
+
+
+def test_a_source_that_cannot_be_written_is_not_compiled(value_of: Callable[[str], float]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with compile_server():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            with pytest.raises(RuntimeError, match="cannot write .*program_source: File too large"):
+                value_of(f"1; }} // {'.' * 4096}\n {{")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_a_server_compiles_like_a_process(
-    value_of: Callable[[str], float], monkeypatch: pytest.MonkeyPatch
+    value_of: Callable[[str], float], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RuntimeError, match="undeclared identifier") as alone:
         value_of("unknown")
     with monkeypatch.context() as patch, compile_server():
         patch.setenv("SOFTMETAL_PYTHON", "/nowhere/python")
+        patch.setenv("SOFTMETAL_REQUESTS", str(folder / "requests"))
         assert value_of("5") == 5
         with pytest.raises(RuntimeError) as served:
             value_of("unknown")
@@ -68,17 +111,33 @@ def test_a_server_compiles_like_a_process(
         patch.setenv("SOFTMETAL_REFUSE", "nonsense")  # the server reads the client's environment
         with pytest.raises(RuntimeError, match="SOFTMETAL_REFUSE"):
             value_of("6")
+        patch.delenv("SOFTMETAL_REFUSE")
+        patch.setenv("SOFTMETAL_CACHE", "/dev/null")
+        with pytest.raises(RuntimeError, match="Not a directory: '/dev/null"):
+            value_of("6")
     assert value_of("7") == 7
+    # The module's name, and the seconds of every compilation.
+    requests = (folder / "requests").read_text()
+    assert re.fullmatch(r"- [\d.]+\n\w{40}\.so\n(- [\d.]+\n){3}", requests), requests
 
 
-def test_a_server_of_another_checkout_does_not_answer() -> None:
+def test_a_server_compiles_for_the_translator_that_it_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(PACKAGE, folder / "softmetal", ignore=shutil.ignore_patterns("_build"))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     with compile_server():
-        for package, answered in (("/elsewhere", False), (str(Path(__file__).parents[2] / "src"), True)):
+
+        def answers(package: Path) -> bool:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(os.environ["SOFTMETAL_COMPILER"])
                 client.sendall(f"{package}\0compile\0\0\0".encode())
                 client.shutdown(socket.SHUT_WR)
-                assert bool(client.recv(4096)) == answered
+                return client.recv(4096) != b""
+
+        assert answers(folder) and not answers(PACKAGE.parent)
+        (folder / "softmetal/msl/lexer.py").touch()
+        assert not answers(folder)
 
 
 def test_requests_are_logged(kit: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from softmetal.msl.compile import (
     compile_program,
     toolchain_version,
 )
-from softmetal.msl.preprocess import preprocess
+from softmetal.msl.preprocess import CLANG, preprocess
 from softmetal.msl.translate import translate
 from softmetal.simt.harness import _Loaded
 
@@ -75,11 +77,18 @@ def test_cache_is_keyed_by_content(tmp_path: Path) -> None:
     assert len({first, path("2"), path("1", "checked")}) == 3
 
 
-def test_cache_is_keyed_by_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["rules", "clang"])
+def test_cache_is_keyed_by_the_compiler(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compile_program(Program(SOURCE, macros=("VALUE=1",)), "fast", tmp_path)
-    newer = tmp_path / RULES.name
-    newer.write_bytes(RULES.read_bytes() + b"built again")
-    monkeypatch.setattr(compile_module, "RULES", newer)
+    if part == "rules":
+        newer = tmp_path / RULES.name
+        newer.write_bytes(RULES.read_bytes() + b"built again")
+        monkeypatch.setattr(compile_module, "RULES", newer)
+    else:
+        newer = tmp_path / CLANG
+        newer.write_text(f'#!/bin/sh\nexec {shutil.which(CLANG)} "$@"\n')
+        newer.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     toolchain_version.cache_clear()
     assert compile_program(Program(SOURCE, macros=("VALUE=1",)), "fast", tmp_path) != first
     monkeypatch.undo()

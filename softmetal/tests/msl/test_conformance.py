@@ -61,7 +61,7 @@ def test_marked_lines_make_the_control() -> None:
     assert accepted.program.source.splitlines()[3:] == ["", "constant int x = 1;  // accepted", "int y;"]
 
 
-def test_a_header_takes_what_it_omits_from_the_one_above() -> None:
+def test_headers_inherit_omitted_fields() -> None:
     rejected, accepted = parse(GOOD, "topic.metal")
     assert (rejected.name, rejected.error_line, rejected.message) == ("topic/first", 4, "no space")
     assert rejected.program.source.splitlines()[3].startswith("int x;")

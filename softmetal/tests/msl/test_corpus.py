@@ -106,7 +106,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("what", HOSTS)
-def test_what_hosts_define_is_a_cause(what: str, tmp_path: Path) -> None:
+def test_names_that_hosts_define_are_a_cause(what: str, tmp_path: Path) -> None:
     source, cause = HOSTS[what]
     (failure,) = tried(tmp_path, source + GOOD).failures
     assert failure.kernels == ["bad"]
@@ -129,7 +129,7 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     assert try_source(path, tmp_path, 60).compiled == 1
 
 
-def test_files_that_are_no_programs(tmp_path: Path) -> None:
+def test_files_without_a_program(tmp_path: Path) -> None:
     path = tmp_path / "a.metal"
     for text in ("", "\x00\x01}}}{{{(((", "kernel void k(", "template <template <", "#if 1\n", "operator"):
         path.write_text(text)

@@ -156,7 +156,7 @@ def test_values_that_convert_to_any_type() -> None:
     np.testing.assert_array_equal(out, [14, 27, 4, 2])
 
 
-def test_member_overloads_that_templates_tell_apart() -> None:
+def test_member_overloads_by_template() -> None:
     body = """
     struct Scan {
       template <typename T, enable_if_t<sizeof(T) < 8, bool> = true> T twice(T x) thread { return x + x; }

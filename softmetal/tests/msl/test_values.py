@@ -315,7 +315,7 @@ def test_constant_tables_and_structs() -> None:
     )
 
 
-def test_the_end_of_a_template_call_is_no_comparison() -> None:
+def test_the_end_of_a_template_call() -> None:
     source = """
 kernel void k(device const half* in, device float* out) {
   const float4 wide = float4(*reinterpret_cast<const device half4*>(in));

@@ -178,7 +178,7 @@ def test_lanes_that_take_part(library: Library, name: str, checks: str) -> None:
         assert run(library, name, order=order, checks=checks) == expected, order
 
 
-def test_the_model_tells_wrong_participation() -> None:
+def test_the_model_detects_wrong_participation() -> None:
     """Control: the model detects merged branches of a conditional."""
 
     def merged(t: int) -> Twin:

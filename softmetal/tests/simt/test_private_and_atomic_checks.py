@@ -225,7 +225,7 @@ def test_right_kernels_are_quiet(library: Library, name: str, order: str) -> Non
     launch(library, name, order=order)
 
 
-def test_results_are_those_of_unchecked_kernels(library: Library) -> None:
+def test_results_match_unchecked_kernels(library: Library) -> None:
     fast = Library(SOURCE)
     for name in ("inside", "whole_array_by_pointer", "components", "from_the_library", "read_then_write"):
         assert (launch(library, name)[0] == launch(fast, name, checks="")[0]).all(), name
@@ -260,7 +260,7 @@ def test_bounds(library: Library, name: str, words: str) -> None:
         ("atomic_without_a_value", "byte 0 of threadgroup array 'n'"),
     ],
 )
-def test_values_that_are_not_there(library: Library, name: str, words: str) -> None:
+def test_reads_of_uninitialised_values(library: Library, name: str, words: str) -> None:
     text = finding(library, name, checks="uninit")
     assert text.startswith(f"uninitialised: kernel '{name}': read of 4 bytes at ") and words in text
     launch(library, name, checks="bounds")

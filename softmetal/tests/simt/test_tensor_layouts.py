@@ -149,7 +149,7 @@ def test_layouts_differ(chain: Library) -> None:
     assert elements("random:5") == elements("random:5")
 
 
-def test_what_is_compatible(chain: Library) -> None:
+def test_compatible_tensors(chain: Library) -> None:
     for layout in layouts(fresh=2):
         found = facts(chain, layout)
         maps_rows, is_left = KINDS[kind(layout)]

@@ -84,7 +84,7 @@ def test_simdgroups_together(scope: str) -> None:
                 assert torch.equal(found, factor * expected), (layout, order, kernel)
 
 
-def test_they_count_once_and_are_no_barrier() -> None:
+def test_operations_count_once_without_a_barrier() -> None:
     built = library("execution_simdgroups<4>", mode="fast")
     a, b, out = torch.zeros(64, 32).half(), torch.zeros(32, 32).half(), torch.zeros(64, 32)
     counters = built.pipeline("in_memory").run([a, b, out], (3, 1, 1), (128, 1, 1))

@@ -123,29 +123,9 @@ FP8 = {
 HALVES = {name: torch.zeros(2, 2, 32, 20, dtype=torch.uint8) for name in ("key", "value")}
 HALVES |= {f"{name}_scales": torch.zeros(2, 2, 32, 1, 2).half() for name in ("key", "value")}
 HALVES["query"] = heads(2, 4, 2, 40)
-LONG = heads(2, 4, 17, 64)  # 17 rows, of sequences of 20 and 32 keys
 MANY = heads(1, 1, 1, 8).expand(2**30 + 1, -1, -1, -1)
 SHARED = tuple(of("prefill")[name] for name in ("query", "key", "value"))
 SLOPES, MASK = torch.tensor([0.5, 0.25, 0.125, 1.0]), heads(9, 24) > 0
-
-
-def _long_by_prefill() -> Tensor:
-    a = of("decode")
-    parts = [
-        torch_fattn.prefill(
-            LONG[b : b + 1], *(a[n][b : b + 1, :, :filled] for n in ("key", "value")), is_causal=True
-        )
-        for b, filled in enumerate(a["seq_lens"].tolist())
-    ]
-    return torch.cat(parts)
-
-
-def _long_by_paged_prefill() -> Tensor:
-    a = of("paged_decode")
-    starts = torch.tensor([0, 17, 34], dtype=torch.int32)
-    operands = [a[n] for n in ("key_cache", "value_cache", "block_tables", "seq_lens")]
-    out = torch_fattn.paged_prefill(LONG.transpose(1, 2).flatten(0, 1), *operands, starts, 17, is_causal=True)
-    return out.unflatten(0, (2, 17)).transpose(1, 2)
 
 
 ADVICE: list[Advice] = [
@@ -180,8 +160,8 @@ ADVICE: list[Advice] = [
     Advice("pass enable_gqa=True", lambda: torch_fattn.sdpa(*SHARED),
            lambda: torch_fattn.sdpa(*SHARED, enable_gqa=True), lambda: reference.prefill(*SHARED)[0]),
     of_op("leave it out for 1 / sqrt(head_dim)", "prefill", {"scale": float("nan")}),
-    of_op("pass the most query rows that a sequence has", "varlen_prefill", {"max_seqlen_q": -1}),
-    of_op("pass the most keys that a sequence has", "varlen_prefill", {"max_seqlen_k": -7}),
+    of_op("pass the query rows of the longest sequence", "varlen_prefill", {"max_seqlen_q": -1}),
+    of_op("pass the keys of the longest sequence", "varlen_prefill", {"max_seqlen_k": -7}),
     Advice("split the call", lambda: torch_fattn.decode(MANY, MANY, MANY),
            lambda: torch.cat([torch_fattn.decode(part, part, part) for part in MANY[:9].split(5)]),
            lambda: reference.decode(*[MANY[:9]] * 3)[0]),
@@ -195,10 +175,6 @@ ADVICE: list[Advice] = [
             **{n: torch.zeros(8, 1, 2, d).half() for n, d in (("key_cache", 64), ("value_cache", 96))}
         )(),
     ),
-    Advice("use fattn.prefill with is_causal=True over the filled keys of each sequence",
-           run("decode", query=LONG), _long_by_prefill, exact("decode", query=LONG)),
-    Advice("use fattn.paged_prefill, which takes the rows as [rows, heads, head_dim]",
-           run("paged_decode", query=LONG), _long_by_paged_prefill, exact("paged_decode", query=LONG)),
     Advice("pass at least one", run("merge", outs=of("merge")["outs"][:0], lses=of("merge")["lses"][:0]),
            run("merge", outs=of("merge")["outs"][:1], lses=of("merge")["lses"][:1]),
            lambda: of("merge")["outs"][0]),
@@ -207,6 +183,10 @@ ADVICE: list[Advice] = [
     Advice("leave out the dimensions in which it is expanded",
            lambda: torch.ops.fattn.mask_map(MASK.expand(2**20, 2**14, 9, 24)),
            lambda: torch.ops.fattn.mask_map(MASK), lambda: reference.mask_map(MASK)),
+    Advice("leave it out, since the operands have sizes",
+           lambda: torch_fattn.explain("prefill", **of("prefill"), heads=4),
+           lambda: torch_fattn.explain("prefill", **of("prefill")).passes[0]["kernel"],
+           lambda: "fattn_prefill"),
     Advice("use F.scaled_dot_product_attention, or tensors on the CPU",
            lambda: torch_fattn.explain("prefill", **of("prefill"), family=6), run("prefill"),
            exact("prefill")),
@@ -270,7 +250,7 @@ ADVICE: list[Advice] = [
            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(torch.zeros_like(MASK))),
            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
            exact("prefill", attn_mask=MASK)),
-    of_op("pass the most rows that a sequence has", "varlen_prefill", {"max_seqlen_q": 3}),
+    of_op("pass the rows of the longest sequence", "varlen_prefill", {"max_seqlen_q": 3}),
     of_write("give every token a different slot, or -1 to drop it",
              written(slot_mapping=torch.tensor([3, 6, 6])), written(slot_mapping=torch.tensor([3, -1, 6]))),
 ]  # fmt: skip

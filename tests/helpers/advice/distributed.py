@@ -64,6 +64,8 @@ ADVICE = [
            _prefill(shards=Shards.sizes([6])), _exact()),
     Advice("pass 'keys', 'replicated' or Shards", _prefill(query_shards="all"),
            _prefill(query_shards="keys"), _exact()),
+    Advice("pass an attn_mask of the filled keys", _prefill(seq_lens=torch.tensor([4])),
+           _prefill(attn_mask=torch.arange(6) < 4), _exact(attn_mask=torch.arange(6) < 4)),
     Advice("use method='auto'", _prefill(query_shards="replicated", method="ring"),
            _prefill(query_shards="replicated", method="auto"), _exact()),
     Advice("pass a process group, a DeviceMesh or None", _prefill(group="mine"),

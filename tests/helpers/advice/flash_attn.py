@@ -90,6 +90,11 @@ def exact_cached(
     return call
 
 
+def turned(x: Tensor) -> Tensor:
+    lens = CACHE["cache_seqlens"]
+    return torch.stack([rotated(row, lens[b : b + 1], *ROTARY.values(), True) for b, row in enumerate(x)])
+
+
 def _by_torch(function: Callable[..., Any], biased: bool = False, **options: Any) -> Callable[[], Tensor]:
     def call() -> Tensor:
         mask = torch.ones(3, 5, dtype=torch.bool).tril(2)
@@ -211,7 +216,7 @@ ADVICE: list[Advice] = [
            packed(cu_seqlens_q=torch.cat((torch.tensor([0]), torch.tensor([3, 1]).cumsum(0))).int()),
            exact_packed()),
     Advice("pass", packed(max_seqlen_k=-1), packed(max_seqlen_k=5), exact_packed(),
-           message="pass the most keys that a sequence has"),
+           message="pass the keys of the longest sequence"),
     Advice("pass", dense(k=DENSE["k"].flatten(0, 1)), dense(k=DENSE["k"].flatten(0, 1).view(2, 5, 2, 16)),
            exact_dense(), message="pass [batch, length, heads, head_dim]"),
     Advice("pass one of them", packed(s_aux=SINKS, learnable_sink=SINKS),
@@ -233,6 +238,11 @@ ADVICE: list[Advice] = [
                seqused_k=FILLED["cache_seqlens"], page_table=torch.tensor([[0, 1], [2, 3]]).int(),
            )[:, None],
            exact_cached()),
+    Advice("quantise the result", packed(output_scale=torch.ones(1)), packed(), exact_packed()),
+    Advice("rotate q and k before the call",
+           cached(FILLED | APPENDED, rotary_seqlens=CACHE["cache_seqlens"], **ROTARY),
+           cached(FILLED | APPENDED | {n: turned(CACHE[n]) for n in "qk"}),
+           exact_cached(appended=True, turned=True)),
     # Advice about caches.
     *(
         Advice(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 from tests.helpers.advice import Advice
 from tests.helpers.public_calls import heads
@@ -70,5 +70,17 @@ ADVICE = [
         flex(scale=0.6),
         exact(scale=0.6),
         "pass scale=, multiplied by it",
+    ),
+    Advice(
+        "pass return_aux alone",
+        flex(return_lse=True, return_aux=AuxRequest(lse=True)),
+        lambda: flex(return_aux=AuxRequest())()[0],
+        exact(),
+    ),
+    Advice(
+        "pass AuxRequest(lse=True) only",
+        flex(return_aux=AuxRequest(lse=True, max_scores=True)),
+        lambda: flex(return_aux=AuxRequest(lse=True))()[1].lse,
+        lambda: reference.prefill(Q, KV, KV)[1],
     ),
 ]

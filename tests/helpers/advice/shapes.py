@@ -14,7 +14,6 @@ import torch_fattn
 from tests.helpers import problems
 from tests.helpers.accuracy import expected
 from tests.helpers.advice import (
-    LONG,
     QUANTISED,
     WIDE,
     WRITTEN,
@@ -34,23 +33,8 @@ from torch_fattn import reference
 GROUPED = WIDE | {"query": heads(1, 4, 3, 584)}
 FOUR = torch.tensor([4], dtype=torch.int32)
 HEADS_FIRST = {n: of("paged_decode")[n].transpose(1, 2) for n in ("key_cache", "value_cache")}
-LONG_MASK = heads(2, 4, 17, 32, seed=3) > 0
 LONGER = heads(2, 4, 65, 64)  # more rows than keys
 TREE = torch.eye(65, dtype=torch.bool) | (torch.arange(65) < 3)
-
-
-def _long_by_parts(
-    op: str, query: Tensor = LONG, attn_mask: Tensor | None = None, **options: Any
-) -> Callable[[], Tensor]:
-    """16 rows at a time."""
-
-    def part(first: int) -> Tensor:
-        rows = slice(first, min(first + 16, query.shape[2]))
-        mask = {} if attn_mask is None else {"attn_mask": attn_mask[:, :, rows]}
-        lens = of(op)["seq_lens"] - (query.shape[2] - rows.stop)
-        return run(op, query=query[:, :, rows], seq_lens=lens, **mask, **options)()
-
-    return lambda: torch.cat([part(first) for first in range(0, query.shape[2], 16)], dim=2)
 
 
 def _tree_as_mask() -> Tensor:
@@ -122,21 +106,10 @@ ADVICE: list[Advice] = [
            _gradients_by_torch, lambda: reference.prefill_backward(**WIDE_GRADIENTS)[0]),
     *(
         Advice(
-            "split them into calls, each with the seq_lens up to its last row",
-            run(op, query=LONG, **options),
-            _long_by_parts(op, **options),
-            exact(op, query=LONG, **options),
-        )
-        for op, options in (("decode", QUANTISED), ("paged_decode", {"attn_mask": LONG_MASK}))
-    ),
-    *(
-        Advice(
-            "split them into calls, each with the seq_lens up to its last row{} and an attn_mask instead of "
-            "tree_mask",
+            "use an attn_mask instead",
             run(op, query=LONGER, tree_mask=TREE, **options),
-            _long_by_parts(op, LONGER, _tree_as_mask(), **options),
+            run(op, query=LONGER, attn_mask=_tree_as_mask(), **options),
             exact(op, query=LONGER, attn_mask=_tree_as_mask(), **options),
-            message="up to its last row and an attn_mask instead of tree_mask",
         )
         for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))
     ),

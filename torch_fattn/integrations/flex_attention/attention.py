@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from ...operators import block_mask as block_masks
 from ...operators.attention import prefill
@@ -18,6 +18,7 @@ from ...operators.differentiable import attention, needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ...operators.mask_map import mask_map
 from ...runtime.signatures import public
+from ...runtime.tracing import untraced
 from .positions import Box, boxes_of, meet, options_of
 from .score_mods import NAME, biases_of, modified_by
 from .tracing import INDICES, evaluate, everywhere, symbols_of, trace
@@ -50,12 +51,14 @@ def mask_of(block_mask: BlockMask) -> Tensor:
     `mask_map=torch_fattn.mask_map(block_mask)`. B and H are those of the BlockMask, and may be 1. As in
     FlexAttention's kernels, `mask_mod` is evaluated only in blocks that are listed and not full.
 
-    Raises ValueError for a slice whose seq_lengths were not set, and for lists of blocks that do not fit.
+    Raises ValueError for a slice whose seq_lengths were not set. Listed blocks that the mask does not have
+    are left out; with FATTN_CHECK=1 in the environment they raise ValueError, too.
     """
     return block_masks.mask_of("torch_fattn.integrations.flex_attention.mask_of", block_mask)
 
 
 @public(NAME)
+@untraced(f"{NAME} traces score_mod and mask_mod itself")
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -66,7 +69,9 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
     kernel_options: Mapping[str, Any] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    *,
+    return_aux: AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:
     """`torch.nn.attention.flex_attention.flex_attention` on the kernels of `torch_fattn.prefill`, with
     gradients of query, key and value.
 
@@ -84,12 +89,13 @@ def flex_attention(
         kernel_options: for torch's kernels, whose results do not depend on them; ignored.
         return_lse: also return the natural logarithm of each row's softmax denominator, float32
             `[B, Hq, Lq]`.
+        return_aux: the same as `AuxOutput.lse`, if `AuxRequest(lse=True)`.
 
     Returns:
         out `[B, Hq, Lq, Dv]`. A row that sees no key is 0, with lse -inf.
 
     Raises:
-        NotImplementedError: a score_mod that is not of this form; the message names what to use.
+        NotImplementedError: a score_mod that is not of this form, with what to use; max_scores.
         TypeError: dtypes.
         ValueError: shapes, devices.
 
@@ -106,6 +112,10 @@ def flex_attention(
             f"{NAME}: {query.shape[1]} query heads and {key.shape[1]} key-value heads differ; pass "
             "enable_gqa=True"
         )
+    if return_aux is not None and return_lse:
+        raise ValueError(f"{NAME}: return_lse and return_aux are both set; pass return_aux alone")
+    if return_aux is not None and return_aux.max_scores:
+        raise NotImplementedError(f"{NAME}: max_scores is not implemented; pass AuxRequest(lse=True) only")
     batch, heads, rows, _dim = query.shape
     if key.shape[0] == value.shape[0] == 1:
         key, value = (operand.expand(batch, -1, -1, -1) for operand in (key, value))
@@ -122,6 +132,8 @@ def flex_attention(
     op = attention if needs_gradient(query, key, value) else prefill
     out, lse = op(query, key, value, seen.mask, return_lse=True, **options)
     out = without_padding(out, value_dim)
+    if return_aux is not None:
+        return out, AuxOutput(lse if return_aux.lse else None)
     return (out, lse) if return_lse else out
 
 
@@ -204,9 +216,10 @@ def _state_of(block_mask: BlockMask, heads_of_mask: tuple[int, int]) -> tuple[An
     storages = [each.untyped_storage() for each in lists]
     if any(each.is_inference() for each in lists) or not all(each.resizable() for each in storages):
         return None, ()
-    # What inference mode computes cannot be saved for a backward.
+    # What inference mode computes cannot be saved for a backward. Divisions have the default dtype.
     state = [
         torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
         heads_of_mask,
         *(each for each in fields if isinstance(each, int)),
     ]

@@ -35,11 +35,13 @@ def boxes_of(value: Any, wanted: bool = True) -> list[Box] | None:
     if not isinstance(value, Expression):
         return None
     name, arguments = value.name, value.arguments
-    if name in ("invert", "logical_not"):
-        return boxes_of(arguments[0], not wanted)
     if name in ("new_ones", "new_zeros"):  # the beginning of and_masks and or_masks
         return [Box()] if (name == "new_ones") == wanted else []
-    if len(arguments) != 2 or value.keywords:
+    if value.keywords:
+        return None
+    if name in ("invert", "logical_not"):
+        return boxes_of(arguments[0], not wanted)
+    if len(arguments) != 2:
         return None
     if name in ("and", "or", "logical_and", "logical_or"):
         some, others = (boxes_of(each, wanted) for each in arguments)
@@ -78,7 +80,7 @@ def _ordered(smaller: Any, larger: Any, or_equal: bool) -> list[Box] | None:
 
 def _sides(value: Any) -> list[dict[Any, Any]]:
     """The factors of the indices and the number; none in another value."""
-    is_distance = isinstance(value, Expression) and value.name == "abs"
+    is_distance = isinstance(value, Expression) and value.name == "abs" and not value.keywords
     found = parts_of(value.arguments[0] if is_distance else value)
     zeros = {"q_idx": 0, "kv_idx": 0, 1: 0}
     parts = zeros | found[0] if is_linear(found) else {}

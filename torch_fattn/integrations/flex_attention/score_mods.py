@@ -43,7 +43,8 @@ def modified_by(score_mod: Callable[..., Tensor], device: torch.device) -> tuple
         if factor != 1.0:
             _refuse(f"multiplies the score by {factor:.4g}; pass scale=, multiplied by it, instead")
         return 0.0, (biases, conditions)
-    inner, hidden = parts_of(score.arguments[0]) if score.name == "tanh" else ({}, [])
+    is_tanh = score.name == "tanh" and not score.keywords
+    inner, hidden = parts_of(score.arguments[0]) if is_tanh else ({}, [])
     is_cap = inner.keys() == {"score"} and not hidden and 0.0 < factor < inf
     if not is_cap or not abs(factor * inner["score"] - 1.0) <= _TOLERANCE:
         _refuse(_NOT_A_CAP)

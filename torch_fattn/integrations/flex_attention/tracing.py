@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import inf
 from numbers import Integral, Number, Real
+from operator import getitem
 from typing import Any
 
 import torch
@@ -107,7 +108,8 @@ def evaluate(value: Any, known: dict[str, Tensor]) -> Any:
         return _mapped(value, lambda part: evaluate(part, known))
     if value.function is None:
         return known[value.name]
-    return value.function(*evaluate(value.arguments, known), **evaluate(value.keywords, known))
+    function = getitem if value.name == "getitem" else value.function  # of a tensor, or of several
+    return function(*evaluate(value.arguments, known), **evaluate(value.keywords, known))
 
 
 def everywhere(
@@ -117,11 +119,12 @@ def everywhere(
     device: torch.device,
 ) -> Tensor:
     """A function of indices at every place of `[B, H, Lq, Lk]`; 1 for an index that it does not read."""
+    score = torch.zeros((), dtype=torch.float32, device=device)  # new_ones and new_zeros read its dtype
     b, h, rows, keys = (n if name in symbols else 1 for name, n in zip(INDICES, shape, strict=True))
 
     def part(row: Tensor) -> Tensor:
         def at(b: Tensor, h: Tensor, i: Tensor, k: Tensor) -> Tensor:
-            return function(dict(zip(INDICES, (b, h, row[i], k), strict=True)))
+            return function(dict(zip(INDICES, (b, h, row[i], k), strict=True), score=score))
 
         return create_mask(at, b, h, len(row), keys, device=device)  # returns what the function returns
 

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ...operators.differentiable import needs_gradient
 from ...runtime.signatures import public
 from .fallback import run_fallback, without_patterns
 from .masks import hides_nothing
 from .operators import compute
 from .packed import begins_of, compute_packed, compute_pattern, lengths_of
 from .paged import attend_paged
+from .paged_cache import Stored
 from .patterns import is_packed, is_pattern, read_pattern
 from .policy import falls_back
 from .positions import Restarts, restarts_of, see_one_another
@@ -29,9 +29,10 @@ from .refusals import (
     why_not_trained,
 )
 from .selected import compute_selected, mask_of_selected, reads_selected, take_selection, whole_mask
-from .stored import Stored
 from .stored_attention import attend_stored
 from .support import USE_ANOTHER, USE_EAGER
+
+_PASS_BOOL = "pass a bool mask, or one that is added to the scores"
 
 
 @public("torch_fattn.integrations.transformers.attend", ahead=False)
@@ -79,7 +80,9 @@ def attend(
     _refuse_shapes(module, query, key, value, attention_mask)
     restarts = None
     if attention_mask is not None and not is_packed(attention_mask):
-        restarts = restarts_of(kwargs.get("position_ids"), query, key.shape[2])
+        # Positions of an encoder may restart for other reasons.
+        if not _is_whole(attention_mask) or getattr(module, "is_causal", False):
+            restarts = restarts_of(kwargs.get("position_ids"), query, key.shape[2])
     if (selected := take_selection(module, of_call, key.shape[2])) is not None:
         if restarts is not None:
             _refuse_packing(module, attention_mask, restarts.begins, kwargs.get("use_cache"))
@@ -215,7 +218,7 @@ def _attend(
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     try:
         if lengths is not None:
-            window = -1 if sliding_window is None else sliding_window - 1
+            window = -1 if sliding_window is None or mask_is_whole else sliding_window - 1
             if mask is not None:
                 causal, window = True, read_pattern(mask, q_len, kv_len).window_left  # type: ignore[union-attr]
             options |= {"is_causal": causal, "window_left": window, "window_right": window}
@@ -228,13 +231,9 @@ def _attend(
                 pattern = read_pattern(mask, q_len, kv_len)
                 if pattern is None:
                     _refuse_pattern(module, mask, q_len, kv_len)
-                if pattern.seq_lens is not None and needs_gradient(query, key, value, s_aux):
-                    # The operators that read lengths have no backward.
-                    mask, causal = without_patterns(mask, q_len, kv_len)[0], False
-                else:
-                    causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
-                    key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
-                    options["window_left"] = pattern.window_left
+                causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
+                key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
+                options["window_left"] = pattern.window_left
             out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
     except MeaningRefusedError:
         raise
@@ -243,11 +242,15 @@ def _attend(
     return out
 
 
+def _is_whole(mask: Tensor) -> bool:
+    return mask.ndim == 4 and not is_pattern(mask)
+
+
 def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
-    """Whether a mask is only causal, perhaps with a window, so that the lengths of packed sequences decide
-    where they are cut."""
+    """Whether a mask hides nothing or is only causal, perhaps with a window, so that the lengths of packed
+    sequences decide where they are cut."""
     if mask is None or not is_pattern(mask):
-        return mask is None or (mask.ndim == 2 and hides_nothing(mask))
+        return mask is None or (hides_nothing(mask) and (mask.ndim == 2 or q_len == kv_len))
     pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
     return pattern is not None and pattern.padding is None and q_len == kv_len
 
@@ -270,9 +273,8 @@ def _refuse_packing(module: nn.Module, mask: Tensor | None, begins: Tensor, cach
     rows = begins.shape[1]
     if mask is None:
         return
-    if mask.ndim == 4 and not is_pattern(mask):
-        whole = mask.shape[2:] == (rows, rows) and getattr(module, "is_causal", False)
-        if not whole or not see_one_another(mask, begins):
+    if _is_whole(mask):
+        if not see_one_another(mask, begins):
             return
         advice = "pass a 4D attention_mask that separates them"
     elif _leaves_packing_open(mask, rows, rows):
@@ -306,8 +308,16 @@ def _refuse_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
         refuse_meaning(
             module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER
         )
-    if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_pattern(mask):
-        refuse_meaning(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", USE_ANOTHER)
+    # Packed sequences have more than two rows.
+    is_ours = is_pattern(mask) and (query.shape[2] > 2 or not is_packed(mask))
+    if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_ours:
+        refuse_meaning(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", _PASS_BOOL)
+    if _is_whole(mask) and mask.shape[3] not in (1, kv_len):
+        refuse_meaning(
+            module,
+            f"the mask has {mask.shape[3]} keys and the layer {kv_len}",
+            "pass a mask of its keys, in a dict by layer type if the layers differ",
+        )
 
 
 def _refuse_bias(
@@ -330,8 +340,8 @@ def _refuse_bias(
 def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) -> NoReturn:
     refuse_meaning(
         module,
-        f"the causal pattern {tuple(mask.shape)} does not have {q_len} rows and {kv_len} keys",
-        USE_ANOTHER,
+        f"the {mask.dtype} mask {tuple(mask.shape)} is not a pattern of {q_len} rows and {kv_len} keys",
+        _PASS_BOOL,
     )
 
 

@@ -49,12 +49,12 @@ def run_fallback(
     batch = query.shape[0]
     if lengths is not None:
         window = (options.get("sliding_window") or 0) - 1
-        if mask is not None and is_pattern(mask):
-            window = read_pattern(mask, rows, keys).window_left  # type: ignore[union-attr]
         declared = options.get("is_causal")
-        causal = mask is not None or bool(
-            getattr(module, "is_causal", True) if declared is None else declared
-        )
+        causal = bool(getattr(module, "is_causal", True) if declared is None else declared)
+        if mask is not None:
+            causal = mask.ndim == 2 or is_pattern(mask)
+        if mask is not None and mask.ndim == 4:
+            window = read_pattern(mask, rows, keys).window_left if causal else -1  # type: ignore[union-attr]
         query, key, value = (
             t.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for t in (query, key, value)
         )

@@ -35,7 +35,6 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from ...operators.attention import MAX_DECODE_ROWS
 from ...runtime.signatures import public
 from .compat import and_parts, closed_over, made_like, packed_parts
 from .patterns import write_packed, write_pattern
@@ -88,8 +87,7 @@ def make_mask(
             aligned = not isinstance(filled, Tensor) and filled == kv_length
             if aligned and window >= kv_length and allow_is_causal_skip:
                 return _nothing_hidden(device, batch_size, kv_length) if padding is None else padding
-            if q_length <= MAX_DECODE_ROWS or padding is None or not isinstance(filled, Tensor):
-                return write_pattern(batch_size, q_length, kv_length, filled, window, padding, device)
+            return write_pattern(batch_size, kv_length, filled, window, padding, device)
         elif mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
             padding = _padding_or_none(attention_mask, kv_offset, kv_length)
             if padding is None:

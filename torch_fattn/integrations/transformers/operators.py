@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...operators.attention import MAX_DECODE_ROWS
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ..pytorch.routing import is_plain, torchs
@@ -24,8 +23,7 @@ def compute(
     **options: Any,
 ) -> Tensor:
     """Attention of query, key and value `[B, H, L, ..]`; out `[B, Lq, Hq, Dv]` is contiguous. A causal mask
-    is `[B, 1, 1, Lk]`. seq_lens belongs to a causal query, which also has a mask only if decode takes all its
-    rows."""
+    is `[B, 1, 1, Lk]`. seq_lens belongs to a causal query."""
     trains = needs_gradient(query, key, value, options.get("sinks"))
     if seq_lens is None and not trains and is_plain(options):
         torchs_out = torchs(query, key, value, mask, is_causal=causal, scale=options.get("scale"))
@@ -35,32 +33,13 @@ def compute(
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
     # A single row sees every key, causal or not.
-    if not trains and (q_len == 1 or (causal and q_len <= MAX_DECODE_ROWS)):
+    if not trains and (q_len == 1 or causal):
         out, _lse = torch.ops.fattn.decode(
             query, key, value, seq_lens, attn_mask=mask, token_major_out=True, **options
         )
-    elif seq_lens is not None:
-        out = _prefill_of_cache(query, key, value, seq_lens, **options)
-        return without_padding(out, value_dim)
     else:
         prefill = torch.ops.fattn.attention if trains else torch.ops.fattn.prefill
-        out, _lse = prefill(query, key, value, mask, is_causal=causal, token_major_out=True, **options)
+        out, _lse = prefill(
+            query, key, value, mask, is_causal=causal, seq_lens=seq_lens, token_major_out=True, **options
+        )
     return without_padding(out.transpose(1, 2), value_dim)
-
-
-def _prefill_of_cache(query: Tensor, key: Tensor, value: Tensor, seq_lens: Tensor, **options: Any) -> Tensor:
-    """Many rows over a cache whose filled length only the device knows: a pool of one block per sequence."""
-    batch, _heads, q_len, _dim = query.shape
-    numbers = torch.arange(batch + 1, dtype=torch.int32, device=query.device)
-    out, _lse = torch.ops.fattn.paged_prefill(
-        query.transpose(1, 2).flatten(0, 1),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        numbers[:-1, None],
-        seq_lens,
-        numbers * q_len,
-        q_len,
-        is_causal=True,
-        **options,
-    )
-    return out.unflatten(0, (batch, q_len))

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
@@ -15,7 +16,9 @@ from ...caches.memory import check_sizes
 from ...operators.head_padding import HEAD_STEP
 from ...operators.kv_formats import check_format
 from ...runtime.signatures import public
-from .stored import Stored
+from .refusals import MeaningRefusedError
+from .support import FLASH_NAME
+from .support import NAME as ATTENTION_NAME
 
 NAME = "PagedCache"
 CACHE_NAME = "fattn_paged"
@@ -26,8 +29,8 @@ _KINDS = {"full_attention": False, "sliding_attention": True}
 
 def _refuse_failed() -> NoReturn:
     raise RuntimeError(
-        f"{NAME}: a layer lacks the tokens of a forward that failed, and others have them; reset() the "
-        "PagedCache and pass all tokens again"
+        f"{NAME}: a layer lacks the tokens of a forward that failed, and others have them; crop() all tokens "
+        "of that forward, or reset() the PagedCache"
     )
 
 
@@ -38,9 +41,12 @@ class _Group:
         self.layers = 0
         self.config = config
         self.sequences: list[int] = []  # of the rows of the batch
+        self._real: Tensor | None = None  # bool [B, n]: which tokens are stored; None: all
         self.cache: PagedKVCache | None = None
         self._sizes = sizes
         self._step: tuple[CacheStep, Tensor | None] | None = None
+        self._rows = 0  # of the step, padding included
+        self._counts: Sequence[int] = ()  # of the step's tokens in each sequence
         self._done: dict[int, bool] = {}  # whether the layers that the step has reached have its tokens
 
     def allocate(self, key: Tensor, value: Tensor) -> PagedKVCache:
@@ -63,9 +69,11 @@ class _Group:
             self.sequences = [self.cache.allocate() for _ in range(key.shape[0])]
         return self.cache
 
-    def step(self, layer: int, batch: int, rows: int, real: Tensor | None) -> tuple[CacheStep, Tensor | None]:
-        """Room for new tokens, the same for all layers of a forward. If some tokens are padding (`real` `[B,
-        rows]` is False), also the indices of the others among all `batch * rows`."""
+    def step(
+        self, layer: int, batch: int, rows: int, real: Tensor | None, has_window: bool
+    ) -> tuple[CacheStep, Tensor | None]:
+        """Room for new tokens, the same for all layers of a forward. If some of them are padding (`real` `[B,
+        n]`, of the stored tokens, too, is False), also the indices of the others among all `batch * rows`."""
         assert self.cache is not None
         if len(self.sequences) != batch:
             raise ValueError(
@@ -73,15 +81,39 @@ class _Group:
                 "for each batch"
             )
         if self._step is None or layer in self._done:
-            if not all(self._done.values()):
+            if self.lacks_tokens:
                 _refuse_failed()
-            counts = [rows] * batch if real is None else real.sum(-1).tolist()
-            kept = None
-            if real is not None and min(counts) < rows:
-                kept = real.flatten().nonzero()[:, 0]
+            counts, kept = [rows] * batch, None
+            gaps = 0
+            if real is None:
+                agrees = self._real is None or bool(self._real.all())
+            else:
+                new, before = real[:, -rows:], real[:, :-rows]
+                same = before if self._real is None else before == self._real
+                runs = torch.nn.functional.pad(real, (1, 0)).long().diff().eq(1).sum(-1).max()
+                *counts, agrees, gaps = torch.cat((new.sum(-1), same.all()[None], runs[None] - 1)).tolist()
+                if min(counts) < rows:
+                    kept = new.flatten().nonzero()[:, 0]
+            if not agrees:
+                raise MeaningRefusedError(
+                    f"{NAME}: attention_mask hides other tokens than the padding that came before; pass the "
+                    "mask of all tokens in every forward, or use DynamicCache"
+                )
+            if has_window and gaps > 0:
+                raise MeaningRefusedError(
+                    f"{NAME}: a window would not count the padding between tokens, which is not stored; pad "
+                    "on the left, or use DynamicCache"
+                )
             self._step, self._done = (self._extend(self.cache, counts), kept), {}
+            self._real = None if real is None else real.clone()
+            self._counts, self._rows = counts, rows
         self._done[layer] = False
         return self._step
+
+    @property
+    def lacks_tokens(self) -> bool:
+        """Whether a layer that the step has reached does not have them."""
+        return not all(self._done.values())
 
     def finish(self, layer: int) -> None:
         self._done[layer] = True
@@ -110,19 +142,66 @@ class _Group:
         for row in rows:
             self.sequences.append(before[row] if row in first else self.cache.fork(before[row]))
             first.pop(row, None)
+        self._real = None if self._real is None else self._real[list(rows)]
         self._step = None
 
+    def take_step_back(self) -> None:
+        self._drop(self._rows, self._counts)
+
     def truncate(self, tokens: int) -> None:
-        for sequence in self.sequences:
+        counts = [tokens] * len(self.sequences)
+        if self._real is not None:
+            counts = self._real[:, -tokens:].sum(-1).tolist()
+        self._drop(tokens, counts)
+
+    def _drop(self, tokens: int, counts: Sequence[int]) -> None:
+        """`counts`: how many of the newest tokens of each sequence are no padding."""
+        if self._real is not None:
+            self._real = self._real[:, :-tokens]
+        for sequence, count in zip(self.sequences, counts, strict=True):
             assert self.cache is not None
-            self.cache.truncate(sequence, max(self.cache.length(sequence) - tokens, 0))
-        self._step = None
+            self.cache.truncate(sequence, max(self.cache.length(sequence) - count, 0))
+        self._step, self._done = None, {}
 
     def free(self) -> None:
         for sequence in self.sequences:
             assert self.cache is not None
             self.cache.free(sequence)
-        self.sequences, self._step, self._done = [], None, {}
+        self.sequences, self._real, self._step, self._done = [], None, None, {}
+
+
+class Stored(Tensor):
+    """Keys or values `[B, Hkv, L, D]` of a layer, without memory; those that `arrived` `[B, Hkv, n, D]` are
+    not stored yet. The attention function reads the cache's blocks in place. Any other use raises, since it
+    would need a copy of all keys."""
+
+    layer: PagedLayer
+    arrived: Tensor
+
+    @staticmethod
+    def of(layer: PagedLayer, arrived: Tensor, length: int) -> Stored:
+        shape = (*arrived.shape[:2], length, arrived.shape[3])
+        made = Stored._make_wrapper_subclass(Stored, shape, dtype=arrived.dtype, device=arrived.device)
+        made.layer, made.arrived = layer, arrived
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        what = f"PagedCache: {func.__name__.partition('.')[0]} cannot read keys that are stored in blocks"
+        stored = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Stored))
+        if stored.layer.group.config._attn_implementation in (ATTENTION_NAME, FLASH_NAME):
+            what += ", which this model does outside of its attention function (as in latent attention)"
+            raise NotImplementedError(f"{what}; use DynamicCache for it")
+        raise NotImplementedError(
+            f'{what}; load the model with attn_implementation="fattn", or use DynamicCache for it'
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Stored(shape={list(self.shape)}, dtype={self.dtype}, device={self.device})"
 
 
 class PagedLayer(CacheLayerMixin):
@@ -132,10 +211,8 @@ class PagedLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, group: _Group, is_sliding: bool, first: PagedLayer | None) -> None:
+    def __init__(self, group: _Group, is_sliding: bool) -> None:
         super().__init__()
-        self._first = first
-        self._before = 0  # of the first layer: its length before this forward
         self.group, self.index, self.is_sliding = group, group.layers, is_sliding
         group.layers += 1
         self.length = 0
@@ -147,10 +224,6 @@ class PagedLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *arguments: Any, **keywords: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores nothing: the attention function does, which knows the padding."""
-        if self._first is None:
-            self._before = self.length
-        elif self._first._before != self.length:
-            _refuse_failed()
         length = self.length + key_states.shape[2]
         return Stored.of(self, key_states, length), Stored.of(self, value_states, length)
 
@@ -185,7 +258,7 @@ class PagedCache(Cache):
     a window keep all keys. `crop` drops the rejected drafts of assisted generation.
 
     CacheFullError: there are too few blocks; the cache is unchanged. RuntimeError: the forward before failed
-    when some layers had its tokens; `reset` the cache.
+    when some layers had its tokens; `crop` takes it back.
     """
 
     @public(NAME)
@@ -214,14 +287,26 @@ class PagedCache(Cache):
         self._groups = {kind: _Group(sizes, config) for kind in dict.fromkeys(kinds)}
         self._layers: list[PagedLayer] = []
         for kind in kinds:
-            first = self._layers[0] if self._layers else None
-            self._layers.append(PagedLayer(self._groups[kind], _KINDS[kind], first))
+            self._layers.append(PagedLayer(self._groups[kind], _KINDS[kind]))
+        self._before, self._rows = 0, 0  # of the last forward: the length before it, and its tokens
         super().__init__(layers=list(self._layers))
 
     @property
     def caches(self) -> tuple[PagedKVCache, ...]:
         """The caches of the layers with full attention and of those with windows, once there are tokens."""
         return tuple(group.cache for group in self._groups.values() if group.cache is not None)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *arguments: Any, **keywords: Any
+    ) -> tuple[Tensor, Tensor]:
+        length = self._layers[layer_idx].length
+        if layer_idx == 0:
+            if self._has_failed:
+                _refuse_failed()
+            self._before, self._rows = length, key_states.shape[2]
+        elif length != self._before:
+            _refuse_failed()
+        return super().update(key_states, value_states, layer_idx, *arguments, **keywords)
 
     def reset(self) -> None:
         """Frees all sequences."""
@@ -231,18 +316,24 @@ class PagedCache(Cache):
         self._select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._select([row for row in range(self._rows()) for _ in range(repeats)])
+        self._select([row for row in range(self._batch()) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._select(torch.arange(self._rows(), device="cpu")[indices.cpu()].tolist())
+        self._select(torch.arange(self._batch(), device="cpu")[indices.cpu()].tolist())
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the newest `-tokens_to_remove` tokens of every sequence."""
+        """Drops the newest `-tokens_to_remove` tokens of every sequence, or takes a forward of as many tokens
+        back that failed in a layer."""
         tokens_to_remove = int(tokens_to_remove)  # assisted generation passes a tensor
         if tokens_to_remove > 0:
             raise ValueError(
                 f"{NAME}.crop: tokens_to_remove is {tokens_to_remove}; to drop n tokens, pass -n"
             )
+        if self._has_failed:
+            if -tokens_to_remove < self._rows:
+                _refuse_failed()
+            self._take_forward_back()
+            tokens_to_remove += self._rows
         if tokens_to_remove:
             left = max(self.get_seq_length() + tokens_to_remove, 0)
             self._each(_Group.truncate, -tokens_to_remove, length=left)
@@ -250,16 +341,29 @@ class PagedCache(Cache):
     def activate_past_recording(self) -> None:
         """Nothing: any number of tokens can be dropped."""
 
-    def _rows(self) -> int:
+    @property
+    def _has_failed(self) -> bool:
+        """Whether layers lack tokens that others have, but for those that never had any."""
+        lengths = {layer.length for layer in self._layers if layer.length}
+        return len(lengths) > 1 or any(group.lacks_tokens for group in self._groups.values())
+
+    def _take_forward_back(self) -> None:
+        ahead = {layer.group for layer in self._layers if layer.length > self._before}
+        for group in self._groups.values():
+            if group in ahead or group.lacks_tokens:
+                group.take_step_back()
+        for layer in self._layers:
+            layer.length = min(layer.length, self._before)
+
+    def _batch(self) -> int:
         return max(len(group.sequences) for group in self._groups.values())
 
     def _select(self, rows: Sequence[int]) -> None:
+        if self._has_failed:
+            _refuse_failed()
         self._each(_Group.select, rows, length=self.get_seq_length())
 
     def _each(self, change: Any, *arguments: Any, length: int) -> None:
-        for layer in self._layers if length else ():
-            if layer.length not in (0, self.get_seq_length()):
-                _refuse_failed()
         for group in self._groups.values():
             change(group, *arguments)
         for layer in self._layers:

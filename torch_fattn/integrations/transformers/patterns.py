@@ -4,11 +4,11 @@ A mask passes through code of the models that handles only tensors, so the patte
     unlike any other mask, and 4D, which transformers treats as a finished mask. Numbers known to the host are
     sizes of dimensions; numbers known only to the device are elements:
 
-    `[B, W, 1, 1]`          how many keys are filled
-    `[B, W, 1, 1 + Lk]`     the same and the padding, of up to MAX_DECODE_ROWS rows
-    `[B, W, 1, filled]`     the padding of the keys that are filled, of more rows
-    `[B, W, 0, filled]`     that there is none
+    `[B, W, 0, filled]`     the first `filled` keys, without padding
+    `[B, W, 1, filled]`     the padding of these keys
     `[rows, W, 2, n + 1]`   where n packed sequences begin and end, none of more than `rows`
+    `[B, W, 3, 1]`          how many keys are filled, known to the device
+    `[B, W, 3, 1 + Lk]`     the same and the padding of all keys
 
 W is 1, or 1 more than the window. The padding is stored as the bits of an additive float32 mask, so that
 reading it needs no kernel. Strides carry no information: for static caches, later transformers copy masks.
@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from ...operators.attention import MAX_DECODE_ROWS
 
 
 class CausalPattern(NamedTuple):
@@ -39,7 +37,6 @@ class PackedPattern(NamedTuple):
 
 def write_pattern(
     batch_size: int,
-    q_length: int,
     kv_length: int,
     filled: int | Tensor,
     window: int,
@@ -48,18 +45,13 @@ def write_pattern(
 ) -> Tensor:
     """Encodes a pattern. `padding` is bool `[B, n]`, True = a real token; keys beyond its end are hidden."""
     window_size = 1 if window >= kv_length else window + 1
-    if q_length > MAX_DECODE_ROWS and not isinstance(filled, Tensor):
-        if padding is None:
-            return torch.empty((batch_size, window_size, 0, filled), dtype=torch.int32, device=device)
-        elements = _bits(padding, filled)
-    else:
-        if isinstance(filled, Tensor):
-            lengths = filled.to(torch.int32).expand(batch_size, 1)
-        else:
-            lengths = torch.full((batch_size, 1), filled, dtype=torch.int32, device=device)
-        parts = [lengths] if padding is None else [lengths, _bits(padding, kv_length)]
-        elements = torch.cat(parts, dim=-1)
-    return elements[:, None, None, :].expand(-1, window_size, -1, -1)
+    if isinstance(filled, Tensor):
+        lengths = filled.to(torch.int32).expand(batch_size, 1)
+        elements = lengths if padding is None else torch.cat((lengths, _bits(padding, kv_length)), dim=-1)
+        return elements[:, None, None, :].expand(-1, window_size, 3, -1)
+    if padding is None:
+        return torch.empty((batch_size, window_size, 0, filled), dtype=torch.int32, device=device)
+    return _bits(padding, filled)[:, None, None, :].expand(-1, window_size, -1, -1)
 
 
 def is_pattern(mask: Tensor) -> bool:
@@ -102,17 +94,14 @@ def read_pattern(mask: Tensor, q_length: int, kv_length: int) -> CausalPattern |
     """Decodes a pattern; None if the mask does not have the size of a pattern for these lengths."""
     _batch, window_size, rows, elements = mask.shape
     window_left = _window_left(window_size)
-    if rows > 1 or window_left >= kv_length:
+    if window_left >= kv_length:
         return None
-    if q_length > MAX_DECODE_ROWS and elements > 1:
-        if not q_length <= elements <= kv_length:
-            return None
-        padding = None if rows == 0 else mask[:, :1].view(torch.float32)
-        return CausalPattern(window_left, elements, None, padding)
-    if rows == 0 or elements not in (1, 1 + kv_length):
-        return None
-    padding = None if elements == 1 else mask[:, :1, :, 1:].view(torch.float32)
-    return CausalPattern(window_left, kv_length, mask[:, 0, 0, 0], padding)
+    if rows == 3 and elements in (1, 1 + kv_length):
+        padding = None if elements == 1 else mask[:, :1, :1, 1:].view(torch.float32)
+        return CausalPattern(window_left, kv_length, mask[:, 0, 0, 0], padding)
+    if rows <= 1 and q_length <= elements <= kv_length:
+        return CausalPattern(window_left, elements, None, mask[:, :1].view(torch.float32) if rows else None)
+    return None
 
 
 def _bits(padding: Tensor, keys: int) -> Tensor:

@@ -59,8 +59,13 @@ def _find(position_ids: Tensor, batch: int) -> Restarts | None:
 
 
 def see_one_another(mask: Tensor, begins: Tensor) -> bool:
-    """Whether a whole mask `[B, H, L, L]`, bool or additive, shows the first token of a sequence, unless that
-    is padding, the token before it. Waits for the device."""
-    shown = mask[:, 0] if mask.dtype is torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
-    real, before = shown.diagonal(0, 1, 2)[:, 1:], shown.diagonal(-1, 1, 2)
-    return bool((begins[:, 1:] & real & before).any())
+    """Whether a whole mask `[B, H, L or 1, L]`, bool or additive, shows the first token of a sequence, unless
+    that is padding, the token before it. Other keys than those of the rows cannot be told apart. Waits for
+    the device."""
+    rows = begins.shape[1]
+    later = begins[:, 1:]
+    if mask.shape[3] == rows:
+        shown = mask[:, 0] if mask.dtype is torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
+        shown = shown.expand(-1, rows, -1)
+        later = later & shown.diagonal(0, 1, 2)[:, 1:] & shown.diagonal(-1, 1, 2)
+    return bool(later.any())

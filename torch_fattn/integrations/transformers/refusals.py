@@ -20,7 +20,7 @@ _UNBUILT = {
 }
 # Keywords of packed sequences. The operators need the boundaries, from a 4D mask or from the lengths of
 # `packed`.
-_PACKING = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k", "seq_idx"})
+PACKING = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k", "seq_idx"})
 # Keywords that models pass through and attention does not need.
 _HARMLESS = frozenset(
     {
@@ -103,7 +103,7 @@ def refuse_keywords(
         if name in _UNBUILT:
             meaning, advice = _UNBUILT[name]
             refuse_meaning(module, f"{name} ({meaning}) is not implemented", advice)
-        if name in _PACKING:
+        if name in PACKING:
             if not packed and (mask is None or mask.ndim != 4):
                 refuse_meaning(
                     module,

@@ -24,16 +24,17 @@ from transformers.masking_utils import causal_mask_function
 from ...distributed import Shards, decode, prefill
 from ...distributed.exchange import Exchange
 from ...distributed.shards import positions_of
-from ...operators.attention import MAX_DECODE_ROWS
 from ...operators.head_padding import pad_heads, without_padding
 from ...runtime.signatures import public
 from .masks import causal_window
 from .positions import restarts_of, start_forward
+from .refusals import PACKING, refuse_keywords
 
 __all__ = ["SHARDED_NAME", "ShardedCache", "attend_sharded", "make_sharded_mask"]
 
 SHARDED_NAME = "fattn_sharded"
 FIRST_BLOCKS = 4  # of a rank in a new cache; the room doubles when it is full
+FEW_ROWS = 16  # `decode` makes a mask of all its rows and the keys of this rank
 
 
 class ShardedCache(Cache):
@@ -171,7 +172,8 @@ def attend_sharded(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_ids: Tensor | None = None,
-    **_: Any,
+    is_causal: bool | None = None,  # the mask function has refused other masks
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function. Returns out `[B, Lq, Hq, Dv]`."""
     layer: _Layer | None = getattr(key, "_fattn_layer", None)
@@ -182,13 +184,15 @@ def attend_sharded(
     if dropout:
         raise NotImplementedError("fattn_sharded: there is no dropout across ranks; call model.eval()")
     rows, value_dim = query.shape[2], value.shape[3]
-    if attention_mask is None and restarts_of(position_ids, query, layer.length) is not None:
+    is_packed = any(kwargs.get(name) is not None for name in PACKING)
+    if is_packed or (attention_mask is None and restarts_of(position_ids, query, layer.length) is not None):
         raise NotImplementedError(
-            "fattn_sharded: positions restart, and a row of a ShardedCache is one sequence; pass each in a "
-            "row of its own"
+            "fattn_sharded: sequences are packed, and a row of a ShardedCache is one; pass each in a row of "
+            "its own"
         )
+    refuse_keywords(module, attention_mask, kwargs)
     query, key, value, scaling = pad_heads(query, key, value, scaling)
-    shards = layer.room if rows <= MAX_DECODE_ROWS else layer.filled
+    shards = layer.room if rows <= FEW_ROWS else layer.filled
     options: dict[str, Any] = {
         "group": layer.group,
         "shards": shards,
@@ -205,7 +209,7 @@ def attend_sharded(
                 "[batch, length]"
             )
         options["attn_mask"] = _own_columns(attention_mask, shards, layer.rank)
-    if rows <= MAX_DECODE_ROWS:
+    if rows <= FEW_ROWS:
         lengths = torch.full((query.shape[0],), layer.length, dtype=torch.int32, device=query.device)
         out = decode(query, key, value, lengths, **options)
     else:

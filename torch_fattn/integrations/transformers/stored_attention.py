@@ -7,14 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...operators.attention import MAX_DECODE_ROWS
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from .masks import hides_nothing
+from .paged_cache import Stored
 from .patterns import is_packed, is_pattern, read_pattern
 from .positions import restarts_of
-from .refusals import refusal_of_operator, refuse_keywords, refuse_meaning, refuse_training
-from .stored import Stored
+from .refusals import (
+    MeaningRefusedError,
+    refusal_of_operator,
+    refuse_keywords,
+    refuse_meaning,
+    refuse_training,
+)
 
 _USE_DYNAMIC = "use DynamicCache for this model"
 
@@ -62,19 +67,19 @@ def attend_stored(
     layer = key.layer
     try:
         cache = layer.group.allocate(key.arrived, value.arrived)
-        step, kept = layer.group.step(layer.index, batch, rows, None if real is None else real[:, -rows:])
+        step, kept = layer.group.step(layer.index, batch, rows, real, 0 <= window < key.shape[2])
         if kept is not None:
             new = [operand[kept] for operand in new]
         cache.append(layer.index, step, new[0], new[1])
-        if rows <= MAX_DECODE_ROWS and kept is None:
+        if kept is None:
             out = cache.decode(layer.index, step, query, token_major_out=True, **options).transpose(1, 2)
         else:
             packed = query.transpose(1, 2).flatten(0, 1)
-            rows_of_step = packed if kept is None else packed[kept]
-            out = cache.prefill(layer.index, step, rows_of_step, is_causal=True, **options)
-            if kept is not None:
-                out = torch.zeros_like(out[:1]).expand(batch * rows, -1, -1).index_copy(0, kept, out)
+            out = cache.prefill(layer.index, step, packed[kept], is_causal=True, **options)
+            out = torch.zeros_like(out[:1]).expand(batch * rows, -1, -1).index_copy(0, kept, out)
             out = out.unflatten(0, (batch, rows))
+    except MeaningRefusedError:
+        raise
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(module, refusal) from refusal
     layer.finish(key.shape[2])

@@ -45,7 +45,7 @@ _TRANSLATOR = (
 
 @functools.cache
 def digest() -> str:
-    """A digest of what decides the compiler's output."""
+    """A digest of everything that affects the compiler's output."""
     sources = hashlib.sha256(_MESA_SHA256.encode())
     for path in sorted(_PATCHES.iterdir()):
         sources.update(path.read_bytes())

@@ -74,7 +74,7 @@ def without_short_vectors(ir: str) -> str:
 
 def without_bfloat(ir: str) -> str:
     """bfloat becomes i16: a conversion to float is a shift, one from float rounds to the nearest even, and
-    arithmetic is that of float."""
+    arithmetic is in float."""
     fresh = count()
 
     def arithmetic(match: re.Match[str]) -> str:

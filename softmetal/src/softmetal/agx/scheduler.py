@@ -1,7 +1,7 @@
 """Simulates one of the four schedulers of a core of M1 or M2 on a loop: cycles per iteration, in a band.
 
 Each resident simdgroup issues its instructions in order; the scheduler issues the first that is ready. Cycles
-are those of philipturner/metal-benchmarks. Three numbers that it lacks are unknown: each combination in
+are from philipturner/metal-benchmarks. Three numbers that it lacks are unknown: each combination in
 HARDWARE fits the published times that were compared, and the band holds the results of all (docs/agx.md).
 """
 

@@ -1,7 +1,7 @@
 """MSL to LLVM IR: softmetal.msl translates the program, clang compiles it against include/ and LLVM's passes
 inline and unroll it.
 
-clang compiles for NVPTX, which passes vectors as vectors and has bfloat. Arithmetic is that of the C++
+clang compiles for NVPTX, which passes vectors as vectors and has bfloat. Arithmetic is as in the C++
 standard, with a * b + c rounded once; agx_offline applies fast math.
 """
 
@@ -54,7 +54,7 @@ _BUFFERS = 32  # AGX_BUFFERS of include/agx_arguments.h
 
 
 class AgxError(Exception):
-    """The kernel cannot be compiled for Apple's GPUs; the text says why."""
+    """The kernel cannot be compiled for Apple's GPUs; the text has the reason."""
 
 
 @dataclass(frozen=True)

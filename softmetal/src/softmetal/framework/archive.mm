@@ -1,7 +1,7 @@
 // MTLBinaryArchive: a list of compiled pipelines, without their code, because the MSL compiler has its own
-// cache. A program sees the same as on a Mac: hits and misses, files read and refused.
+// cache. Hits, misses, and files read and refused are as on a Mac.
 //
-// The file is a line of text, then one for each pipeline, then the number of them.
+// The file is a line of text, a line for each pipeline, and their number.
 #include <fstream>
 
 #include "host.h"

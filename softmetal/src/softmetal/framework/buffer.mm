@@ -66,7 +66,7 @@ SMBuffer* checked_buffer(id<MTLBuffer> buffer, const char* who) {
 }
 
 void* make_buffer(size_t bytes) {
-  // Linux would lend addresses for more, and end the process where it is written.
+  // Linux would overcommit, and kill the process when the memory is written.
   SMBuffer* buffer = bytes > device_memory() ? nil : new_buffer(bytes, MTLResourceStorageModeShared);
   if (!buffer) throw std::bad_alloc();
   return (void*)buffer;

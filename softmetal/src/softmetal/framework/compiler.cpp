@@ -95,7 +95,7 @@ Output run(const std::vector<std::string>& arguments) {
   return output;
 }
 
-// What the socket's server answers to a request; empty if none does.
+// The server's answer to a request; empty without a server.
 std::string exchange(const std::string& path, const std::string& request) {
   sockaddr_un address{};
   if (path.empty() || path.size() >= sizeof address.sun_path) return "";
@@ -120,7 +120,7 @@ std::string exchange(const std::string& path, const std::string& request) {
 
 // Asks the compile server at $SOFTMETAL_COMPILER (msl/server.py has the format); false if there is none.
 bool ask_server(const std::vector<std::string>& arguments, Output& output) {
-  std::string request = package_parent() + '\0';  // the server of another checkout does not answer
+  std::string request = package_parent() + '\0';  // a server of another checkout refuses it
   for (const std::string& argument : arguments) request += argument + '\0';
   request += '\0';
   for (char** entry = environ; *entry; ++entry)
@@ -130,7 +130,7 @@ bool ask_server(const std::vector<std::string>& arguments, Output& output) {
   std::string answer = exchange(environment("SOFTMETAL_COMPILER", ""), request);
   if (answer.empty()) return false;
   bool succeeded = answer[0] == '0';
-  output.status = succeeded ? 0 : 1 << 8;  // as waitpid has it
+  output.status = succeeded ? 0 : 1 << 8;  // in the format of waitpid
   (succeeded ? output.out : output.err) = answer.substr(1);
   return true;
 }
@@ -156,7 +156,8 @@ std::string compile_msl(const std::string& source, const Macros& macros, const C
 
   TemporaryFolder folder;
   std::string file = folder.path + "/program_source";  // the name that Metal's own messages use
-  std::ofstream(file, std::ios::binary) << source;
+  if (!(std::ofstream(file, std::ios::binary) << source << std::flush))
+    throw CompileError("softmetal cannot write " + file + ": " + strerror(errno));
   arguments.insert(arguments.begin(), {"compile", "--source", file});
   Output output;
   if (!ask_server(arguments, output)) {

@@ -23,7 +23,7 @@ std::string cpu_model() {
   return "this CPU";
 }
 
-// The name of the base model's GPU, as in applegpu_g17g of M5.
+// The architecture of the base model, such as applegpu_g17g for M5.
 std::string architecture_name() {
   const unsigned family = apple_family();
   const unsigned generation = family == 9 ? 15 : family >= 10 ? family + 7 : family + 6;

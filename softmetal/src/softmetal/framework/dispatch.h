@@ -3,5 +3,5 @@
 #include <dispatch/dispatch.h>
 
 namespace softmetal {
-bool on_queue(dispatch_queue_t queue);  // is this thread running a block of that queue?
+bool on_queue(dispatch_queue_t queue);  // whether this thread runs a block of the queue
 }

@@ -1,4 +1,4 @@
-// Variables of the environment, and where this package is.
+// Environment variables, and the folder of this package.
 #pragma once
 #include <dlfcn.h>
 

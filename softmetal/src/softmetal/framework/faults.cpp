@@ -33,7 +33,7 @@ Faults& faults() {
   return *instance;
 }
 
-// Calls visit(fault), which tells whether the fault took effect.
+// Calls visit(fault), which returns whether the fault took effect.
 template <class Visit>
 void for_each(const std::string& kernel, const Macros& macros, const Visit& visit) {
   std::lock_guard lock(faults().mutex);

@@ -1,4 +1,4 @@
-// Faults that a test injects into kernels: what a GPU or a compiler that is not this one may do.
+// Faults that a test injects into kernels, to simulate another GPU or compiler.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,11 +13,11 @@ struct softmetal_fault {
   const char* macro;      // "NAME=VALUE", or "" for any library
   uint32_t fails;         // 1: its library does not compile
   uint32_t stops;         // 1: a dispatch ends in an error, and writes nothing
-  uint32_t delay_ms;      // its library takes that much longer to compile
-  uint32_t max_threads;   // what its pipeline reports at most; 0: no limit
-  int32_t slot;           // a dispatch flips bits in the buffer of this slot; -1: in none
-  uint32_t flipped;       // these, of a 32-bit word
-  uint64_t byte;          // where the word begins, after the offset of the binding
+  uint32_t delay_ms;      // added to the compile time of its library
+  uint32_t max_threads;   // upper bound of the limit that its pipeline reports; 0: none
+  int32_t slot;           // a dispatch flips bits in the buffer of this slot; -1: none
+  uint32_t flipped;       // the bits of a 32-bit word
+  uint64_t byte;          // offset of the word in the binding
   uint64_t least_groups;  // dispatches of fewer threadgroups are right
 };
 // Called by softmetal/faults.py. Returns a number for the other two.

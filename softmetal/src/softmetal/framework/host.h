@@ -13,7 +13,7 @@ size_t buffer_length(void* buffer);
 void release_object(void* object);
 
 size_t allocated_bytes();  // of all live buffers
-size_t peak_bytes();       // the most since restart_peak()
+size_t peak_bytes();       // the maximum since restart_peak()
 void restart_peak();
 size_t device_memory();  // bytes that a process may reasonably use
 const char* device_name();

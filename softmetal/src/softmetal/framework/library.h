@@ -11,7 +11,6 @@ id<MTLBinaryArchive> new_archive(MTLBinaryArchiveDescriptor* descriptor, NSError
 bool is_archived(MTLComputePipelineDescriptor* descriptor);
 void report_archive_miss(NSError** error);
 
-// Resolves the constants by index for a function of `program`. Throws CompileError for a value of the wrong
-// type.
+// Resolves the constants of `program` by index. Throws CompileError for a value of the wrong type.
 ConstantsByIndex resolve_constants(MTLFunctionConstantValues* values, const Program& program);
 }  // namespace softmetal

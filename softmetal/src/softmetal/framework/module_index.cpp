@@ -11,6 +11,7 @@
 #include <iterator>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "environment.h"
@@ -28,29 +29,37 @@ std::string content_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A digest of the translator, its headers, the ABI and clang's plugins: the files of toolchain_version in
-// msl/compile.py.
-const std::string& toolchain() {
-  static const std::string digest = [] {
-    fs::path package = fs::path(package_parent()) / "softmetal";
-    std::vector<fs::path> files{package / "simt" / "abi.h"};
-    std::error_code missing;
-    for (const fs::directory_entry& entry : fs::directory_iterator(package / "msl", missing))
-      if (entry.path().extension() == ".py") files.push_back(entry.path());
-    for (const char* folder : {"host", "stub"})
-      for (const fs::directory_entry& entry :
-           fs::recursive_directory_iterator(package / "msl" / folder, missing))
-        if (entry.is_regular_file()) files.push_back(entry.path());
-    for (const char* library : {"rules", "passes", "arithmetic"})
-      files.push_back(package / "_build" / ("libsoftmetal_" + std::string(library) + ".so"));
-    std::sort(files.begin(), files.end());
-    std::string text;
-    for (const fs::path& file : files) text += content_of(file);
+// A digest of the translator, its headers, the ABI, clang and its plugins: what toolchain_version in
+// msl/compile.py reads.
+std::string read_toolchain() {
+  fs::path package = fs::path(package_parent()) / "softmetal";
+  std::vector<fs::path> files{package / "simt" / "abi.h"};
+  std::error_code missing;
+  for (const fs::directory_entry& entry : fs::directory_iterator(package / "msl", missing))
+    if (entry.path().extension() == ".py") files.push_back(entry.path());
+  for (const char* folder : {"host", "stub"})
+    for (const fs::directory_entry& entry :
+         fs::recursive_directory_iterator(package / "msl" / folder, missing))
+      if (entry.is_regular_file()) files.push_back(entry.path());
+  for (const char* library : {"rules", "passes", "arithmetic"})
+    files.push_back(package / "_build" / ("libsoftmetal_" + std::string(library) + ".so"));
+  std::sort(files.begin(), files.end());
+  std::string text;
+  for (const fs::path& file : files) text += content_of(file);
+  std::istringstream folders(environment("PATH", ""));
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (auto time = fs::last_write_time(folder + "/clang++-19", missing); !missing) {
+      text += std::to_string(time.time_since_epoch().count());
+      break;
+    }
 #ifdef __x86_64__
-    text += std::to_string(bool(__builtin_cpu_supports("x86-64-v3")));
+  text += std::to_string(bool(__builtin_cpu_supports("x86-64-v3")));
 #endif
-    return c10::sha1(text).str();
-  }();
+  return c10::sha1(text).str();
+}
+
+const std::string& toolchain() {
+  static const std::string digest = read_toolchain();
   return digest;
 }
 
@@ -81,7 +90,7 @@ std::string IndexEntry::module() const {
 }
 
 void IndexEntry::remember(const std::string& module) const {
-  if (path_.empty()) return;
+  if (path_.empty() || read_toolchain() != toolchain()) return;  // another compiler made it
   std::string scratch = path_ + "." + std::to_string(getpid());
   std::ofstream(scratch) << fs::path(module).filename().string() << " " << c10::sha1(content_of(module)).str()
                          << "\n";

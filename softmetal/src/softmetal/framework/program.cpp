@@ -68,7 +68,7 @@ const std::string& Program::module_path(Mode mode) {
   std::lock_guard lock(mutex_);
   std::string& path = paths_[size_t(mode)];
   if (path.empty()) path = compile_msl(source_, macros_, options_, mode);
-  // A new pipeline of a library also loads the mode that the library was made in: no test requests that one.
+  // A new pipeline also loads the mode that its library was made in, which was not requested.
   if (mode == current_mode()) log_request(path);
   return path;
 }

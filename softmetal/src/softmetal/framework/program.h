@@ -21,7 +21,7 @@ using ConstantsByIndex = std::map<uint32_t, ConstantValue>;
 
 Mode current_mode();  // the mode for a dispatch under the current settings
 
-class Module {  // a loaded copy; its code sees these constants and no others
+class Module {  // a loaded copy with its own constants
  public:
   Module(const std::string& path, const ConstantsByIndex& constants);
   ~Module();

@@ -29,7 +29,7 @@ std::string macos_build() {
   return text && *text ? text : "25C56";
 }
 
-// Apple skipped the versions from 16 to 25; Darwin counts on.
+// Apple skipped macOS 16 to 25, but Darwin did not.
 unsigned darwin_of(unsigned macos) { return macos >= 26 ? macos - 1 : macos + 9; }
 
 }  // namespace

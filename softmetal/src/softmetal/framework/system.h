@@ -1,10 +1,10 @@
-// The simulated macOS: what it is, and what it supports.
+// The simulated macOS: its version, and the languages that it supports.
 #pragma once
 
 namespace softmetal {
 
 unsigned macos_version();  // 2602 for SOFTMETAL_MACOS=26.2; 0 without one
-// Whether the system has MSL 4.0 (as 4, 0). Without a simulated macOS every version is there.
+// Whether the system has this version of MSL, such as 4, 0. Always true without a simulated macOS.
 bool supports_language(unsigned major, unsigned minor);
 
 }  // namespace softmetal

@@ -23,7 +23,7 @@ template <class... Parts>
   throw ValidationError(text(parts...));
 }
 
-// Records a broken rule where nothing may be thrown (-dealloc); the next commit or synchronize raises it.
+// Records a broken rule in -dealloc, which must not throw; the next commit or synchronize raises it.
 void violated_in_dealloc(const std::string& rule) noexcept;
 void raise_deferred_violations();
 

@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         print(compile_program(program, arguments.mode, arguments.out))
-    except CompileError as error:
+    except (CompileError, OSError) as error:  # OSError: a cache that cannot be written
         print(error, file=sys.stderr)
         return 1
     return 0

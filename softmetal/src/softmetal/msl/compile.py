@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -176,7 +177,8 @@ def _machine_flags() -> tuple[str, ...]:
 @cache
 def toolchain_version() -> str:
     """A digest of the translator, the rules, the host headers, the ABI and clang."""
-    digest = hashlib.sha256(CLANG.encode())
+    time = os.stat(shutil.which(CLANG) or CLANG).st_mtime_ns  # another after an upgrade
+    digest = hashlib.sha256(f"{CLANG} {time}".encode())
     for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
         if path.is_file():
             digest.update(path.read_bytes())

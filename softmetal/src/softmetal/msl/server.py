@@ -25,6 +25,8 @@ VARIABLES = ("SOFTMETAL_", "HOME=", "TMPDIR=", "PATH=")
 
 def serve(path: Path, compile_: Callable[[list[str]], int]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that started this one
+    imported = _times()
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as waiting:
         listener.bind(str(path))
         listener.listen(64)
@@ -42,29 +44,35 @@ def serve(path: Path, compile_: Callable[[list[str]], int]) -> int:
                     try:
                         listener.close()
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # clang is waited for
-                        _answer(connection, compile_)
+                        _answer(connection, compile_, imported)
                     finally:
                         os._exit(0)
                 connection.close()
 
 
-def _answer(connection: socket.socket, compile_: Callable[[list[str]], int]) -> None:
+def _answer(connection: socket.socket, compile_: Callable[[list[str]], int], imported: list[int]) -> None:
     (package, *arguments), variables = _request(connection)
-    if Path(package) != Path(__file__).resolve().parents[2]:
+    if Path(package) != Path(__file__).resolve().parents[2] or _times() != imported:
         return  # no answer: the client starts its own compiler
     for name in [name for name in os.environ if f"{name}=".startswith(VARIABLES)]:
         del os.environ[name]
     os.environ.update(dict(variable.split("=", 1) for variable in variables))
+    requests = os.environ.pop("SOFTMETAL_REQUESTS", None)  # the client names the module
     status, out, err = 1, io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = compile_(arguments)
         except BaseException as error:  # the client gets every fault
             print(repr(error), file=err)
-    connection.sendall(f"{status}{err.getvalue() if status else out.getvalue()}".encode())
-    if requests := os.environ.get("SOFTMETAL_REQUESTS"):
+    if requests:
         with open(requests, "a") as log:
-            log.write(f"{Path(out.getvalue().strip()).name} {_processor_seconds():.3f}\n")
+            log.write(f"- {_processor_seconds():.3f}\n")
+    connection.sendall(f"{status}{err.getvalue() if status else out.getvalue()}".encode())
+
+
+def _times() -> list[int]:
+    """When each of the translator's files changed. This process imported them as they were when it began."""
+    return [path.stat().st_mtime_ns for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 
 def _request(connection: socket.socket) -> tuple[list[str], list[str]]:

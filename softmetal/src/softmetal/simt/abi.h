@@ -1,7 +1,7 @@
 // The ABI of softmetal: between compiled kernels and the SIMT runtime, and between the runtime and its host.
 //
 // A compiled kernel module (a shared object made by softmetal/msl) exports `softmetal_module`. Its code calls
-// the runtime for everything that involves more than one thread: barriers, simdgroup operations, threadgroup
+// the runtime for everything that involves several threads: barriers, simdgroup operations, threadgroup
 // memory. One fiber runs one Metal thread.
 #pragma once
 #include <stddef.h>
@@ -122,8 +122,8 @@ void softmetal_object_access(void* address, uint64_t size, uint32_t kind, void* 
                              const char* name);
 // Called before a read of a part of a vector, with the alignment that the code assumes.
 void softmetal_alignment(void* address, uint64_t alignment);
-// A private array is created, uninitialised, and ends; unchecked code has written it; an index is outside an
-// array.
+// A private array begins its life uninitialised, ends it, or was written by unchecked code; an index is
+// outside an array.
 void softmetal_private_begin(void* array, uint64_t size, const char* name);
 void softmetal_private_end(void* array, uint64_t size);
 void softmetal_private_written(void* array);
@@ -151,14 +151,14 @@ struct softmetal_tensor_placement {
   uint32_t capacity;  // slots of each thread
   const int32_t* at;  // by thread and slot: row * columns + column of the element, or -1
 };
-// Where the elements of a tile of rows x columns (columns inner) are, under the layout of this dispatch; for
-// a reduction, where the tile's rows or columns are.
+// The placement of the elements of a tile of rows x columns (columns inner) under the layout of this
+// dispatch; for a reduction, of the tile's rows or columns.
 const softmetal_tensor_placement* softmetal_tensor_place(uint32_t role, uint32_t rows, uint32_t columns,
                                                          uint32_t threads);
-// What a product reads where an operand has no element: 0, or NaN under a random layout.
+// The value that a product reads outside an operand: 0, or NaN under a random layout.
 float softmetal_tensor_outside(void);
 void softmetal_tensor_poison(void* elements, uint64_t size);
-// This thread's valid slots of a cooperative tensor are accessed; an index is outside its capacity.
+// An access to this thread's valid slots of a cooperative tensor; an index outside its capacity.
 void softmetal_tensor_access(void* elements, uint64_t element_size, const softmetal_tensor_placement*,
                              uint32_t thread, uint32_t kind);
 void softmetal_tensor_slot(int64_t index, uint64_t capacity);

@@ -315,7 +315,7 @@ class Pipeline:
 
         `checks` (race, bounds, uninit, bytes, distinct) run the checked variant of the kernel.
         `order` is forward, reverse or random:SEED. `watchdog` limits the seconds of a threadgroup (0: no
-        limit). `tensor_layout` is m5, blocks8 or random:SEED, by default that of the simulated GPU.
+        limit). `tensor_layout` is m5, blocks8 or random:SEED, by default as on the simulated GPU.
         """
         wanted = [c for c in checks.split(",") if c] if isinstance(checks, str) else list(checks)
         mask = sum(_CHECKS[c] for c in set(wanted))

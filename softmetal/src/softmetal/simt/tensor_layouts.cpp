@@ -1,16 +1,15 @@
-// The layouts of cooperative tensors: which thread holds which element. Apple does not document it, and GPUs
-// differ, so a kernel must query it, and is tested under several layouts:
+// The layouts of cooperative tensors over threads. Apple does not document them, and GPUs differ, so a kernel
+// must query its layout, and is tested under several:
 //   m5        16x16 fragments, as MLX's and torch's kernels for M5 address them
-//   blocks8   8x8 blocks as in simdgroup_matrix, as torch's kernels for M1 to M4 address them; the blocks of
-//   a
-//             transposed input are those of the matrix that is multiplied
-//   random:N  a permutation. N % 4 chooses what is compatible:
+//   blocks8   8x8 blocks as in simdgroup_matrix, as torch's kernels for M1 to M4 address them; for a
+//             transposed input, blocks of the transposed matrix
+//   random:N  a permutation. N % 4 selects the compatibilities:
 //     0  nothing: reductions do not map to their source, and a destination is not a left input
 //     1  reductions, because every thread holds all of one; a destination is not a left input
 //     2  everything: a thread owns parts of the same rows in every tile of that height
 //     3  everything, as in 2, but some slots hold no element
-// Tiles that a known layout does not divide, and operations of several simdgroups, whose layout no source
-// describes, give their elements to the threads in turn.
+// Tiles that a known layout does not divide, and operations of several simdgroups, whose layout is not
+// published, deal their elements to the threads in turn.
 #include "tensor_layouts.h"
 
 #include <algorithm>
@@ -101,7 +100,7 @@ Slots scattered(const TensorShape& t, uint64_t seed) {
   return in_turn(t, std::move(order));
 }
 
-// Groups of lanes own rows: which lanes and rows belong together depends on the height alone.
+// Groups of lanes own rows. The assignment depends only on the height.
 Slots by_rows(const TensorShape& t, uint64_t seed, bool with_empty_slots) {
   const uint32_t groups = t.rows % 8 == 0 ? 8 : 4;
   const uint32_t lanes = SOFTMETAL_SIMD_WIDTH / groups, rows = t.rows / groups;
@@ -143,8 +142,8 @@ Slots place_tile(uint32_t layout, uint64_t seed, const TensorShape& t) {
   return in_turn(t, count_up(t.rows * t.columns));
 }
 
-// The rows (or columns) of a tile: each thread holds those that its elements are in, unless the layout says
-// that nothing fits or everything does.
+// The rows (or columns) of a tile: each thread holds the rows of its elements, except under layouts that
+// match nothing or everything.
 Slots place_reduction(uint32_t layout, uint64_t seed, const TensorShape& t) {
   const bool by_row = t.role == SOFTMETAL_TENSOR_ROW_REDUCTION;
   const uint32_t count = by_row ? t.rows : t.columns;

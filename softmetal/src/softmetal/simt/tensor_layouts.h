@@ -1,4 +1,4 @@
-// Where the elements of a cooperative tensor are, under the layout of a dispatch.
+// The placement of the elements of a cooperative tensor under the layout of a dispatch.
 #pragma once
 #include "abi.h"
 
@@ -9,7 +9,7 @@ struct TensorShape {
   bool operator==(const TensorShape&) const = default;
 };
 
-// Lives as long as the process.
+// The result lives as long as the process.
 const softmetal_tensor_placement* place_tensor(uint32_t layout, uint64_t seed, const TensorShape&);
 
 // The last answers to one OS thread: a kernel makes the same tensors in every step of a loop.

@@ -1,4 +1,4 @@
-// What tensor operations (msl/host/matmul2d.h) ask of the runtime.
+// The runtime functions of tensor operations (msl/host/matmul2d.h).
 #include "abi.h"
 #include "checks/checker.h"
 #include "dispatch.h"

@@ -294,7 +294,7 @@ void Worker::threadgroup_barrier(Fiber* me, int flags) {
   leave_barrier(me);
 }
 
-// Orders no memory and is no barrier: what it reads and writes races like what the threads do themselves.
+// Not a barrier, and orders no memory: its accesses race like the threads' own.
 void Worker::threadgroup_operation(Fiber* me, softmetal_simd_function function) {
   in_operation = true;
   if (!arrive_at_barrier(me)) return;

@@ -37,7 +37,7 @@ struct BufferAllocator final : c10::Allocator {
   }
 };
 
-// A device that is a CPU can read all memory, so pinned memory is known by its address alone.
+// Here the device can read all memory, so pinned memory is only a set of addresses.
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::DataPtr memory = c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes);

@@ -29,6 +29,6 @@ class HostView {
 
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-void check_dtype(at::ScalarType type);  // TypeError for what Metal has no type for
+void check_dtype(at::ScalarType type);  // TypeError for a dtype without a Metal type
 
 }  // namespace softmetal

@@ -24,7 +24,7 @@ using c10::DeviceIndex;
 using c10::Stream;
 
 const Device kDevice(c10::DeviceType::MPS, 0);
-constexpr unsigned kMacOSMajor = 15, kMacOSMinor = 2;  // what softmetal's Metal corresponds to
+constexpr unsigned kMacOSMajor = 15, kMacOSMinor = 2;  // the release that softmetal's Metal corresponds to
 
 void synchronize_device() {
   finish_streams();

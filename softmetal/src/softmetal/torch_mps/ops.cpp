@@ -30,7 +30,6 @@ using std::optional;
 constexpr c10::DispatchKeySet kMps(c10::DispatchKey::MPS);
 
 // ---- memory
-// ----------------------------------------------------------------------------------------------------------------
 
 Tensor empty(at::IntArrayRef size, optional<at::ScalarType> type, optional<at::Layout>, optional<at::Device>,
              optional<bool>, optional<at::MemoryFormat> format) {
@@ -96,7 +95,6 @@ Tensor& set_none(Tensor& self) {
 }
 
 // ---- views
-// -----------------------------------------------------------------------------------------------------------------
 
 Tensor as_strided(const Tensor& self, SymIntArrayRef size, SymIntArrayRef stride, optional<SymInt> offset) {
   return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size),
@@ -111,7 +109,6 @@ Tensor reshape_alias(const Tensor& self, SymIntArrayRef size, SymIntArrayRef str
 }
 
 // ---- scaled_dot_product_attention
-// -------------------------------------------------------------------------------------------------------------
 // On a Mac this operator has no mps kernel: torch's composite serves every dispatch key. The composite in the
 // Linux wheel looks up a table of fused kernels, which has no row for mps, and fails; this one replaces it.
 
@@ -145,7 +142,6 @@ void replace_scaled_dot_product_attention() {
 }
 
 // ---- registration
-// ----------------------------------------------------------------------------------------------------------
 
 // Structured ops have a composite kernel that would allocate the result on mps and then call the out=
 // variant. The CPU kernel does both at once, and its result is used without a copy.

@@ -60,7 +60,7 @@ thread_local MPSStream* g_current = nullptr;
 MPSStream* getCurrentMPSStream() { return g_current ? g_current : getDefaultMPSStream(); }
 void setCurrentMPSStream(MPSStream* stream) { g_current = stream; }
 MPSStream* getStreamFromPool() { return stream_of(1 + streams().next++ % kPoolStreams); }
-MPSStream* getStreamByID(int64_t id);  // torch's header has it from 2.15 on
+MPSStream* getStreamByID(int64_t id);  // declared in torch's header from 2.15 on
 MPSStream* getStreamByID(int64_t id) { return stream_of(id); }
 void synchronizeAllMPSStreams(SyncType type) { synchronize_streams(type); }
 #else

@@ -13,8 +13,8 @@ uint nir_load_subgroup_id(void) __attribute__((const));
 uint nir_load_subgroup_invocation(void) __attribute__((const));
 }
 
-// Buffer n is argument n of the entry point, once in device and once in constant memory. The last one has the
-// size of the grid, which Metal passes in memory too.
+// Buffer n is argument n of the entry point, once in device and once in constant memory. The last one holds
+// the size of the grid, which Metal passes in memory too.
 #define AGX_BUFFERS 32
 struct agx_arguments {
   SOFTMETAL_DEVICE void* device[AGX_BUFFERS];
@@ -68,7 +68,7 @@ constexpr uint32_t threadgroup_bytes(uint32_t slot) {
   return 0;
 }
 
-// A variable of a kernel: its number is part of the type, so that each has its own storage.
+// A variable of a kernel. The id is part of the type, so that each variable has its own storage.
 template <class T, size_t alignment, int id>
 SOFTMETAL_INLINE SOFTMETAL_THREADGROUP T& threadgroup_variable() {
   alignas(16) static SOFTMETAL_THREADGROUP char storage[sizeof(T)];
@@ -141,7 +141,7 @@ constexpr uint32_t argument_kind(F) {
 template <class T>
 constexpr uint32_t data_type = 0;
 
-// Structs out of other address spaces.
+// Copies of structs from other address spaces.
 template <class T, class S>
 SOFTMETAL_INLINE T copy_words(S source) {
   struct Words {

@@ -1,4 +1,4 @@
-// <metal_simdgroup>, <metal_compute>: what the GPU does in one instruction, or a few.
+// <metal_simdgroup>, <metal_compute>: operations that take the GPU one instruction, or a few.
 #pragma once
 #pragma clang system_header
 

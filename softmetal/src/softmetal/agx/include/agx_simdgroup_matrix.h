@@ -26,12 +26,12 @@ SOFTMETAL_INLINE float2 product(float2 a, float2 b, float2 c) {
   return nir_simd_matrix_fmadd_agx__fff(a, b, c);
 }
 SOFTMETAL_INLINE half2 product(half2 a, half2 b, half2 c) { return nir_simd_matrix_fmadd_agx__hhh(a, b, c); }
-// Other sums of half are those of float, rounded.
+// Other sums of half are computed in float and rounded.
 template <class A, class B>
 SOFTMETAL_INLINE half2 product(A a, B b, half2 c) {
   return __builtin_convertvector(product(a, b, __builtin_convertvector(c, float2)), half2);
 }
-// M1 and M2 multiply no bfloat. A kernel that does is for later GPUs, and is counted with the product of
+// M1 and M2 cannot multiply bfloat. Kernels that do are for later GPUs, and are counted with the product of
 // half.
 SOFTMETAL_INLINE half2 factor(metal::vec<bfloat, 2> x) { return __builtin_bit_cast(half2, x); }
 SOFTMETAL_INLINE half2 factor(half2 x) { return x; }

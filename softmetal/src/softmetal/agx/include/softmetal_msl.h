@@ -1,5 +1,5 @@
-// Takes the place of msl/host/softmetal_msl.h when a translated program is compiled for Apple's GPUs: the
-// same types and math, and the GPU's own simdgroup operations, barriers and arguments.
+// Replaces msl/host/softmetal_msl.h when a translated program is compiled for Apple's GPUs: the same types
+// and math, with the GPU's own simdgroup operations, barriers and arguments.
 //
 // Address spaces are 1 (device), 2 (constant) and 3 (threadgroup), as llvm-spirv numbers them. A call of
 // nir_x() is instruction x of Mesa's intermediate language, a call of __spirv_X() instruction X of SPIR-V.

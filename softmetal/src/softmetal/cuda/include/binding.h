@@ -1,4 +1,4 @@
-// Binds the arguments of a launch to the parameters of a kernel. All arguments are in one structure: a slot
+// Binds the arguments of a launch to the parameters of a kernel. One structure holds all arguments: a slot
 // per buffer index, with a device pointer or the bytes of a `constant` argument.
 #pragma once
 
@@ -38,7 +38,7 @@ struct ConstantBytes {
   }
 };
 
-// The n-th buffer index that no [[buffer(index)]] of the kernel uses: for pointers and references without the
+// The n-th buffer index without a [[buffer(index)]] in the kernel, for pointers and references without the
 // attribute.
 template <size_t count>
 constexpr uint free_slot(uint n, const uint (&taken)[count]) {
@@ -53,7 +53,7 @@ struct Length {
   uint index, bytes;
 };
 
-// Bytes of the [[threadgroup(index)]] argument; 0 if it was not given.
+// Bytes of the [[threadgroup(index)]] argument; 0 if absent.
 template <size_t count>
 constexpr uint length_of(uint index, const Length (&lengths)[count]) {
   for (Length one : lengths) {

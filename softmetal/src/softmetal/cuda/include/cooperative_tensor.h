@@ -1,4 +1,4 @@
-// metal::cooperative_tensor: a tile that the lanes of a simdgroup hold together, in 16x16 fragments (row by
+// metal::cooperative_tensor: a tile distributed over the lanes of a simdgroup, in 16x16 fragments (row by
 // row; tensor_fragments.h), or the reduction of its rows. Every lane holds the same number of elements, and
 // all of them are valid.
 #pragma once

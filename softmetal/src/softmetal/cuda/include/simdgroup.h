@@ -61,7 +61,7 @@ SOFTMETAL_INLINE constexpr mem_flags operator|(mem_flags a, mem_flags b) {
 
 SOFTMETAL_INLINE void threadgroup_barrier(mem_flags) { __syncthreads(); }
 
-// mem_none orders no memory, and a warp runs in lockstep: there is nothing to do.
+// mem_none orders no memory, and a warp runs in lockstep: no instruction.
 SOFTMETAL_INLINE void simdgroup_barrier(mem_flags flags) {
   if (flags != mem_flags::mem_none) __syncwarp();
 }

@@ -5,8 +5,8 @@
 //
 // Two operands of one 16-bit type are multiplied in that type, operands of two types in tf32, where both are
 // exact; products are summed in float32. float32 operands are split into two tf32 parts each (three
-// instructions). If SOFTMETAL_WIDENED_FROM says that B was widened from a 16-bit type, as in a 16-bit model,
-// lanes exchange B in 16 bits, and A, which may be any float32, is rounded to tf32.
+// instructions). If SOFTMETAL_WIDENED_FROM names the 16-bit type that B was widened from, as in a 16-bit
+// model, lanes exchange B in 16 bits, and A, which may be any float32, is rounded to tf32.
 #pragma once
 
 #include "simdgroup.h"

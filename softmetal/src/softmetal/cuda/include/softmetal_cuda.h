@@ -8,7 +8,7 @@
 #include "tensor_ops.h"
 #include "uniform.h"
 
-// Of Metal's own headers; MLX's kernels use it.
+// A private name of Metal's headers that MLX's kernels use.
 SOFTMETAL_INLINE ushort __metal_get_thread_index_in_simdgroup(ushort) {
   return ushort(softmetal::own_metal_lane());
 }

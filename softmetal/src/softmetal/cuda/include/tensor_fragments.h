@@ -3,10 +3,9 @@
 // columns 4t to 4t + 3 of rows g and g + 8.
 //
 // One mma.m16n8k16 sums k = 2t, 2t + 1, 2t + 8, 2t + 9 in lane t. The order of k is free if it is the same
-// for both operands: with k = 4t to 4t + 3 in their place, the layout of a left operand is that of a fragment
-// of A, and needs no exchange between lanes. A lane's part of B is four k of one column n. Which n each lane
-// takes decides which columns a lane gets in C: tensor_product.h chooses them so that they are those of the
-// layout.
+// for both operands: with k = 4t to 4t + 3 instead, a left operand has the layout of a fragment of A and
+// needs no exchange between lanes. A lane's part of B is four k of one column n. The choice of n per lane
+// determines the columns that a lane gets in C: tensor_product.h chooses n to match the layout.
 #pragma once
 
 #include "simdgroup_matrix.h"
@@ -58,10 +57,10 @@ SOFTMETAL_INLINE uint rounded_pair(float first, float second) {
   return word;
 }
 
-// How a 16x8x16 product of elements A and B is computed. Operands of one 16-bit type are multiplied as they
-// are. A float32 operand beside bfloat is split into bfloats: two, which have more bits than relaxed
-// precision keeps, or three, which have all of them. Otherwise, operands are tf32, in which 16-bit types are
-// exact; float32 is rounded to it if precision is relaxed, and split in two if not.
+// How a 16x8x16 product of elements A and B is computed. Operands of one 16-bit type are multiplied in that
+// type. A float32 operand beside bfloat is split into bfloats: two, which have more bits than relaxed
+// precision keeps, or three, which have all of them. Otherwise operands are tf32, in which 16-bit types are
+// exact; float32 is rounded to tf32 if precision is relaxed, and split in two if not.
 template <typename A, typename B, bool relaxed>
 struct Multiplier {
   static constexpr bool kShort = Short<A> && std::is_same_v<A, B>;
@@ -101,7 +100,7 @@ struct Multiplier {
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        // A k8 step takes two elements of each row: words 0 and 2 are of the upper row.
+        // A k8 step takes two elements of each row: words 0 and 2 belong to the upper row.
         const int word = i % 4 / 2 * 4 + i % 2 * 2 + i / 4;
         float x = float((i < 4 ? upper : lower)[i % 4]);
 #pragma unroll
@@ -152,7 +151,7 @@ struct Multiplier {
     words[2] = short_word(upper[2], upper[3]);
     words[3] = short_word(lower[2], lower[3]);
   }
-  // Returns what the rounded word leaves of x.
+  // Returns the remainder of x after rounding.
   SOFTMETAL_INLINE static float round_off(float x, uint& word, float) {
     word = to_tf32(x);
     return x - __builtin_bit_cast(float, word);
@@ -165,7 +164,6 @@ struct Multiplier {
 };
 
 // ---- exchanges between lanes, for operands that are cooperative tensors
-// ------------------------------------
 
 // A quad as words of 32 bits, in which lanes exchange.
 template <typename T>
@@ -198,7 +196,7 @@ struct QuadWords {
   }
 };
 
-// Rows g and g + 8 (lower) become rows 4(g / 2) + g % 2 and that + 2 (lower). Each lane sends and receives
+// Rows g and g + 8 (lower) become rows r = 4(g / 2) + g % 2 and r + 2 (lower). Each lane sends and receives
 // two rows, with different partners.
 template <typename T>
 SOFTMETAL_INLINE void exchange_rows(Quad<T>& upper, Quad<T>& lower) {
@@ -239,7 +237,7 @@ SOFTMETAL_INLINE Quad<T> exchange_columns(const Quad<T>& own) {
   return pairs.quad();
 }
 
-// Columns n = 4(g / 2) + g % 2 and that + 2 of a fragment of B whose rows are k: rows 2t, 2t + 1, 2t + 8 and
+// Columns n = 4(g / 2) + g % 2 and n + 2 of a fragment of B whose rows are k: rows 2t, 2t + 1, 2t + 8 and
 // 2t + 9 of each.
 template <typename T>
 SOFTMETAL_INLINE void transpose_fragment(const Quad<T>& upper, const Quad<T>& lower, Quad<T> (&columns)[2]) {

@@ -1,6 +1,6 @@
-// mpp::tensor_ops: products of tensors by one simdgroup, and reductions of rows. Metal leaves the layout of
-// cooperative tensors open; this is the one that an M5 is said to have (tensor_fragments.h), which is also
-// the only one for which kernels that name lanes are right.
+// mpp::tensor_ops: products of tensors by one simdgroup, and reductions of rows. Metal does not specify the
+// layout of cooperative tensors. This is the published layout of an M5 (tensor_fragments.h), the only one
+// under which kernels that name lanes are right.
 #pragma once
 
 #include "tensor_product.h"
@@ -46,7 +46,7 @@ class matmul2d {
                 "only execution_simdgroup is supported here");
   typedef metal::dextents<int, 2> Extents;
   template <typename L, typename R>
-  struct Operation;  // only a name: what a destination's layout and a reduction have in common
+  struct Operation;  // a tag that a destination's layout and a reduction share
   template <int rows, int columns, typename T, typename L, typename R>
   using Tile = metal::cooperative_tensor<
       T, Extents,

@@ -1,8 +1,7 @@
 // The product of tensor operations: operands in memory or in cooperative tensors, as fragments of
-// mma.m16n8k16. Nothing is exchanged between lanes for an operand in memory, nor for a left operand whose
-// layout is an M5's: a lane loads what its fragments need, with vector loads if rows are aligned (the promise
-// in runs.py). A right operand in a cooperative tensor is exchanged: an M5's layout and that of a fragment of
-// B differ.
+// mma.m16n8k16. Operands in memory and left operands in the layout of an M5 need no exchange between lanes: a
+// lane loads its part of the fragments, with vector loads if rows are aligned (the promise in runs.py). A
+// right operand in a cooperative tensor is exchanged, as fragments of B have another layout.
 #pragma once
 
 #include "cooperative_tensor.h"
@@ -79,7 +78,7 @@ struct MatrixProduct {
     }
   }
 
-  // Whether the operands have all the elements of the product.
+  // Whether the product lies within the operands.
   SOFTMETAL_INLINE static bool is_whole(const L& left, const R& right) {
     const int k = inner(left, right);
     bool whole = k % 16 == 0;

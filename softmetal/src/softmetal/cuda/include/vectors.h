@@ -60,7 +60,7 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
 };
 #undef SOFTMETAL_ELEMENT_ACCESS
 
-// Longer vectors are in no public header of Metal, but MLX's kernels have them.
+// Metal's public headers have no longer vectors, but MLX's kernels use them.
 template <typename T, int N>
   requires(N > 4)
 struct vec<T, N> {
@@ -160,7 +160,7 @@ constexpr bool kAlignedRuns = true;
 constexpr bool kAlignedRuns = false;
 #endif
 
-// Loads chunks of read-only memory. Not volatile: the compiler merges equal loads.
+// Loads chunks of read-only memory. Not volatile, so that the compiler merges equal loads.
 template <int bytes>
 struct Chunk;
 template <>
@@ -220,7 +220,7 @@ SOFTMETAL_INLINE Run<n, T> run(const T* start) {
   return {start};
 }
 
-// One instruction: an empty one that needs all words keeps the compiler from loading parts.
+// One load instruction: an empty asm statement that uses all words keeps the compiler from loading parts.
 SOFTMETAL_INLINE uint2 load_words(const uint2* address) {
   uint2 words = *address;
   asm("" : "+r"(words.x), "+r"(words.y));
@@ -232,7 +232,7 @@ SOFTMETAL_INLINE uint4 load_words(const uint4* address) {
   return words;
 }
 
-// The same in memory of any kind, which may be written.
+// The same for memory that may be written.
 template <int n, typename T>
 struct RunOfAny {
   const T* start;

@@ -66,7 +66,7 @@ struct Absent {
 template <class T>
 alignas(64) constexpr char Absent<T>::storage[sizeof(T) + 64];
 
-// The n-th buffer index that no [[buffer(index)]] of the kernel uses: for pointers and references without the
+// The n-th buffer index without a [[buffer(index)]] in the kernel, for pointers and references without the
 // attribute.
 template <size_t count>
 constexpr uint32_t free_slot(uint32_t n, const uint32_t (&taken)[count]) {

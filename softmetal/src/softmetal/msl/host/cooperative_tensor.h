@@ -1,8 +1,8 @@
-// <metal_cooperative_tensor>: tensors whose elements the threads of an operation hold together. The runtime
-// says which thread holds what (simt/tensor_layouts.cpp). From MSL 4.0 on.
+// <metal_cooperative_tensor>: tensors distributed over the threads of an operation. The runtime assigns
+// elements to threads (simt/tensor_layouts.cpp). From MSL 4.0 on.
 //
-// A new one holds bytes of ones, NaN in every float type, and the uninit check knows that no element has a
-// value.
+// A new tensor holds bytes of ones, NaN in every float type, and all its elements are uninitialised for the
+// uninit check.
 #pragma once
 #pragma clang system_header
 #include "simdgroup.h"
@@ -22,8 +22,8 @@ struct TensorLayout {
   static constexpr bool is_reduction = of_rows || role == SOFTMETAL_TENSOR_COLUMN_REDUCTION;
   static constexpr int rank = is_reduction ? 1 : 2;
   static constexpr int lines = of_rows ? rows : columns;  // elements of a reduction
-  // Room for tiles that do not divide evenly, and for slots that hold no element. The last one is never used:
-  // it is what an iterator past the end reads.
+  // Room for tiles that do not divide evenly, and for slots without an element. Iterators past the end read
+  // the last slot, which is never used.
   static constexpr int share = (rows * columns + threads - 1) / threads;
   static constexpr int slots = (is_reduction ? lines : share + share / 2 + 2) + 1;
 
@@ -42,7 +42,7 @@ SOFTMETAL_UNCHECKED inline int element_in(const softmetal_tensor_placement* plac
   return placement->at[thread * placement->capacity + slot];
 }
 
-// Tells the checks that this thread accesses its elements.
+// Reports this thread's access to its elements to the checks.
 template <class Tensor>
 SOFTMETAL_INLINE void note_elements(Tensor& tensor, uint32_t kind) {
 #if __has_feature(address_sanitizer)
@@ -81,7 +81,7 @@ class cooperative_tensor {
   static constexpr int get_rank() { return Layout::rank; }
   SOFTMETAL_INLINE ushort get_capacity() const { return ushort(softmetal::capacity_of(placement)); }
   SOFTMETAL_INLINE bool is_valid_element(int i) const { return element(i) >= 0; }
-  // Unchecked by Apple's, too.
+  // Apple's does not check the index either.
   SOFTMETAL_INLINE T& operator[](int i) {
     note_slot(i);
     return elements[i];
@@ -127,7 +127,7 @@ class cooperative_tensor {
   SOFTMETAL_INLINE const_iterator begin() const { return {this, 0}; }
   SOFTMETAL_INLINE const_iterator end() const { return {this, get_capacity()}; }
 
-  // This reduction's element for the element of its source; the end where this thread does not hold it.
+  // This reduction's element for an element of its source; the end if this thread does not hold it.
   template <class Iterator>
   SOFTMETAL_INLINE iterator map_iterator(Iterator from) {
     using Source = remove_cv_t<typename Iterator::tensor_type>;
@@ -168,7 +168,7 @@ class cooperative_tensor {
     softmetal_tensor_slot(i, uint64_t(get_capacity()));
 #endif
   }
-  // Whether the memory has this slot's element, and where.
+  // Whether the memory contains this slot's element, and its place.
   template <class Memory>
   SOFTMETAL_INLINE bool find(const Memory& memory, int i, long& offset) const {
     static_assert(Memory::dimensions == Layout::rank, "the tensors must have the same rank");
@@ -220,7 +220,7 @@ SOFTMETAL_UNCHECKED inline int simdgroups_of_threadgroup() {
   return int(softmetal_current_lane()->threadgroup->simdgroups);
 }
 
-// The frames of an operation's threads: each leaves a pointer to its operands.
+// The frames of an operation's threads: each stores a pointer to its operands.
 template <class Frame>
 struct Frames {
   softmetal_simdgroup* group;
@@ -245,7 +245,7 @@ SOFTMETAL_UNCHECKED void leave_frame(softmetal_lane* lane, Frame* frame) {
   *(Frame**)lane->simdgroup->in[lane->lane] = frame;
 }
 
-// Calls Operation::run once for all `threads` of an operation, when the last one has brought its frame.
+// Calls Operation::run once for all `threads` of an operation, when the last frame has arrived.
 template <class Operation, int threads>
 SOFTMETAL_INLINE void run_together(typename Operation::Frame& frame, Line line) {
   softmetal_lane* lane = softmetal_current_lane();

@@ -1,5 +1,5 @@
 // atomic_thread_fence (MSL 3.2). The orders have a separate type: atomic operations take only the relaxed
-// one. One thread runs at a time and memory is coherent, so a fence has nothing to do.
+// one. One thread runs at a time and memory is coherent, so a fence is empty.
 #pragma once
 #pragma clang system_header
 #include "atomics.h"

@@ -106,7 +106,7 @@ SOFTMETAL_INLINE constexpr int mul24(int a, int b) {
 SOFTMETAL_INLINE constexpr uint mad24(uint a, uint b, uint c) { return mul24(a, b) + c; }
 SOFTMETAL_INLINE constexpr int mad24(int a, int b, int c) { return int(uint(mul24(a, b)) + uint(c)); }
 
-// The same functions by element.
+// The same functions, element by element.
 template <class T>
 using if_integer = enable_if_t<is_integral_v<T>, int>;
 #define SOFTMETAL_BY_ELEMENT1(NAME, RESULT)           \

@@ -1,4 +1,4 @@
-// Names below Apple's public library that MLX's kernels call (mlx/backend/metal/kernels/bf16_math.h).
+// Private names of Apple's library that MLX's kernels call (mlx/backend/metal/kernels/bf16_math.h).
 #pragma once
 #pragma clang system_header
 #include "simdgroup.h"

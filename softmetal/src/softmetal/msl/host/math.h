@@ -1,8 +1,8 @@
 // <metal_math>, and <metal_common> on floating-point types. Namespaces fast and precise hold the variants of
-// accuracy.h; namespace metal itself the ones that the compile options select with SOFTMETAL_FAST_FUNCTIONS.
+// accuracy.h; namespace metal holds the variants that SOFTMETAL_FAST_FUNCTIONS selects by compile options.
 //
-// bfloat versions are templates that return float: Apple has none (a bfloat argument becomes a float there),
-// and programs define their own in namespace metal.
+// bfloat versions are templates that return float. Apple has none (a bfloat argument becomes a float), and
+// programs define their own in namespace metal.
 #pragma once
 #pragma clang system_header
 #include "accuracy.h"
@@ -178,7 +178,7 @@ SOFTMETAL_MATH(fast)
 SOFTMETAL_MATH(precise)
 #endif
 
-// Parts of a number, the same in every variant.
+// Parts of a number, equal in every variant.
 template <class T>
 using if_scalar_float = enable_if_t<is_floating_point_v<T>, int>;
 template <class T, if_scalar_float<T> = 0>

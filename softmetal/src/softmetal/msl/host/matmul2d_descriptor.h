@@ -1,13 +1,12 @@
-// <MetalPerformancePrimitives/MPPTensorOpsMatMul2d.h>: what a product multiplies and reduces. From MSL 4.0
-// on.
+// <MetalPerformancePrimitives/MPPTensorOpsMatMul2d.h>: the descriptor of a product. From MSL 4.0 on.
 #pragma once
 #pragma clang system_header
 #include "tensor.h"
 
 #if __METAL_VERSION__ >= 400
 namespace softmetal {
-// A descriptor as the number that is matmul2d's template argument: MSL 4 is C++17, where a class cannot be
-// one.
+// Encodes a descriptor as a number, the template argument of matmul2d: in C++17, the base of MSL 4, a class
+// cannot be one.
 struct DescriptorNumber {
   unsigned long number;
 };

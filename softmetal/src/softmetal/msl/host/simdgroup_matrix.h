@@ -14,9 +14,8 @@ SOFTMETAL_INLINE Fragment fragment() {
   return {(quad & 4) + (lane / 2) % 4, (quad & 2) * 2 + (lane % 2) * 2};
 }
 
-// d = a * b + c in float, as a sequence of fused multiply-adds (the unit of the GPU's matrix rate; its order
-// of summation is not published). The result is rounded once to the element type of d, when a lane takes its
-// elements.
+// d = a * b + c in float, as a sequence of fused multiply-adds (the GPU's order of summation is not
+// published). The result is rounded once to the element type of d, when a lane takes its elements.
 SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
   ++softmetal_thread_counters()->products;
   typedef float Row __attribute__((ext_vector_type(8)));
@@ -30,8 +29,8 @@ SOFTMETAL_UNCHECKED inline void multiply(softmetal_simdgroup* group) {
   }
 }
 
-// The result of thread_elements(). Apple's type is a vector of 64 elements, and a lane holds two of them: it
-// can be indexed, but does not convert to a vector of two.
+// The result of thread_elements(). Apple's type is a vector of 64 elements of which a lane holds two. It can
+// be indexed, but does not convert to a vector of two.
 template <class T>
 struct alignas(2 * sizeof(T)) ThreadElements {
   T values[2];

@@ -1,5 +1,5 @@
-// <metal_tensor>: extents, and tensors over memory that the kernel has a pointer to. Dimension 0 is the inner
-// one. From MSL 4.0 on.
+// <metal_tensor>: extents, and tensors over memory that the kernel has a pointer to. Dimension 0 is the
+// innermost. From MSL 4.0 on.
 #pragma once
 #pragma clang system_header
 #include "math.h"
@@ -61,7 +61,7 @@ struct tensor_inline {};
 struct tensor_handle {};
 struct tensor_offset {};
 
-// Tensors with a handle, which hosts bind, are not there: such a type is incomplete.
+// Tensors with a handle, which hosts bind, are not implemented: the type is incomplete.
 template <class T, class Extents, class Descriptor = tensor_handle, class... Tags>
 struct tensor;
 
@@ -77,7 +77,7 @@ struct tensor<T, Extents, tensor_inline> {
 
   T* data;
   int sizes[dimensions];
-  // How far the memory goes: a slice of static extents may promise more than its source has.
+  // Extents of the memory: a slice of static extents may exceed its source.
   int limits[dimensions];
   long strides[dimensions];
 
@@ -98,7 +98,7 @@ struct tensor<T, Extents, tensor_inline> {
   static constexpr size_t get_rank() { return dimensions; }
   SOFTMETAL_INLINE index_type get_extent(size_t i) const { return index_type(sizes[i]); }
   SOFTMETAL_INLINE index_type get_stride(size_t i) const { return index_type(strides[i]); }
-  // Elements that are there, of those that the extent promises.
+  // The existing elements of an extent.
   SOFTMETAL_INLINE int reach(size_t i) const { return sizes[i] < limits[i] ? sizes[i] : limits[i]; }
 
   // The part from `origin` on: with the given extents, or to the end of each dimension.

@@ -3,9 +3,9 @@
 // in float (int for integers) that begins with the accumulated value; it is rounded once, to the
 // destination's type.
 //
-// The accesses of operands in memory are reported by the threads. Which thread reads what is up to Metal, so
-// two threads read each row (its bytes count once): at least one of them is not the thread that wrote the
-// row, and a missing barrier is found.
+// The threads report the accesses to operands in memory. Metal does not specify which thread reads what, so
+// two threads read each row (its bytes count once): at least one of them did not write the row, and a missing
+// barrier is found.
 #pragma once
 #pragma clang system_header
 #include "cooperative_tensor.h"
@@ -14,8 +14,8 @@
 #if __METAL_VERSION__ >= 400
 namespace softmetal {
 
-// In checked code a pointer has another address than the memory. This returns the difference, and reports the
-// access of `count` elements.
+// Checked code uses artificial addresses. Reports the access to `count` elements and returns the offset to
+// the memory.
 template <class T>
 SOFTMETAL_INLINE long access_row(T* row, int count, uint32_t kind) {
 #if __has_feature(address_sanitizer)
@@ -26,8 +26,8 @@ SOFTMETAL_INLINE long access_row(T* row, int count, uint32_t kind) {
 #endif
 }
 
-// Reports this thread's share of the rows of an operand; returns the difference of addresses, which thread 0
-// has if there is any row.
+// Reports this thread's share of the rows of an operand and returns the offset, which thread 0 always has if
+// there is a row.
 template <int threads, class Tensor>
 SOFTMETAL_INLINE long note_operand(const Tensor& t, int rows, int columns, uint32_t kind) {
   long shift = 0;
@@ -84,9 +84,9 @@ SOFTMETAL_UNCHECKED void gather_parts(Sum* to, Packing d, Frames<Frame> frames, 
   }
 }
 
-constexpr int kSumRows = 4, kSumColumns = 8;  // that are summed at a time
+constexpr int kSumRows = 4, kSumColumns = 8;  // block of sums in registers
 
-// c += a * b of m x k and k x n elements, m and n multiples of the above.
+// c += a * b of m x k and k x n elements, where m and n are multiples of the block.
 template <class Sum>
 SOFTMETAL_UNCHECKED void multiply_add(const Sum* a, const Sum* b, Sum* c, int m, int n, int k) {
   typedef Sum Row __attribute__((ext_vector_type(kSumColumns), aligned(sizeof(Sum))));
@@ -207,7 +207,7 @@ struct TensorProduct {
     else
       sum = Sum(element);
   }
-  // Takes what is accumulated from the destination, or puts the result there.
+  // Reads the accumulator from the destination, or stores the result there.
   template <bool put>
   SOFTMETAL_UNCHECKED static void exchange(Sum* c, int n, Frames<Frame> frames) {
     if (!put && !accumulates) return;

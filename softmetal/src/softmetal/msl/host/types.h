@@ -16,8 +16,8 @@
 // Library functions are not in the line tables: findings in them name the line of the kernel that called
 // them.
 #define SOFTMETAL_INLINE inline __attribute__((always_inline, nodebug))
-// The library's own memory traffic does not belong to the kernel. Without callbacks there is nothing to hide,
-// and inlining a simdgroup operation into the kernel saves a quarter of its cost.
+// Checks must not attribute the library's own memory traffic to the kernel. Without callbacks there is none
+// to hide, and inlining a simdgroup operation into the kernel saves a quarter of its cost.
 #if __has_feature(address_sanitizer)
 #define SOFTMETAL_UNCHECKED __attribute__((noinline, nodebug, no_sanitize("address")))
 #else

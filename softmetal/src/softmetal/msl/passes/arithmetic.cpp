@@ -21,7 +21,7 @@ namespace {
 cl::opt<bool> flush_subnormals("softmetal-flush-subnormals",
                                cl::desc("Read and write subnormal floats as zero"));
 
-// The a * b in a * b + c. It is contracted even if it has other uses, as LLVM does for GPUs, where a fused
+// The a * b in a * b + c. It is contracted even if it has other uses, as in LLVM for GPUs, where a fused
 // multiply-add costs as much as a sum.
 struct Product {
   BinaryOperator* product = nullptr;

@@ -101,7 +101,7 @@ bool points_by_deduction(const ASTContext& context, QualType type) {
   return space_was_deduced(context, type->getPointeeType());
 }
 
-// Whether `thread` precedes the name in its declaration.
+// Whether the declaration of the name spells `thread`.
 bool says_thread(const SourceManager& sources, SourceLocation name) {
   name = sources.getFileLoc(name);
   StringRef text = sources.getBufferData(sources.getFileID(name)).take_front(sources.getFileOffset(name));
@@ -170,7 +170,7 @@ class AddressSpaces : public Family {
   // Conversions that were checked together with the expression around them.
   std::set<const ImplicitCastExpr*> settled_;
 
-  // Whether that pointer, reference or result is declared without an address space, as 4.1 allows.
+  // Whether a pointer, reference or result is declared without an address space, as 4.1 allows.
   bool is_generic(const DeclaratorDecl* declared) const {
     return program.version >= 410 && declared && !program.is_library(declared) &&
            !says_thread(program.context.getSourceManager(), declared->getLocation());

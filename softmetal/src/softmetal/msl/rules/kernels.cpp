@@ -1,5 +1,5 @@
-// Kernels and the attributes of their parameters, sections 5.1 and 5.2. On other functions the attributes
-// have no effect: shipped Metal code has them there.
+// Kernels and the attributes of their parameters, sections 5.1 and 5.2. Other functions may have the
+// attributes, as in shipped Metal code; there they are ignored.
 #include <llvm/ADT/StringMap.h>
 
 #include "rules.h"

@@ -35,7 +35,7 @@ class Program {
   // The function whose body is being walked; null outside of functions.
   const clang::FunctionDecl* function = nullptr;
 
-  // Reports an error at that place of the .metal source, once.
+  // Reports an error at a place in the .metal source, once.
   void refuse(clang::SourceLocation place, const llvm::Twine& sentence);
 
   bool is_library(clang::SourceLocation place) const;

@@ -1,5 +1,5 @@
-// Constructs that no public Metal source has, and that Apple's compiler may therefore refuse. They are
-// refused on request (../compile.py), for code that was never compiled on a Mac.
+// Constructs that appear in no public Metal source, so Apple's compiler may refuse them. They are refused on
+// request (../compile.py), for code that was never compiled on a Mac.
 #include "rules.h"
 
 namespace softmetal::rules {

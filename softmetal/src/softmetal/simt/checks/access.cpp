@@ -66,7 +66,7 @@ bool Checker::shares_range(const Region& a, const Region& b) {
   return a.name && b.name && a.low + a.size == b.low + b.size;
 }
 
-// Has the buffer's alignment.
+// Keeps the buffer's alignment.
 uintptr_t Checker::seen_as(const Region& r) const {
   return kFirst + (uintptr_t{r.range} << kRangeShift) + kMiddle + r.first % kPage + (r.low - r.first);
 }

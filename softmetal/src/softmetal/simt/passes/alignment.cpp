@@ -13,7 +13,7 @@ using namespace llvm;
 namespace softmetal {
 namespace {
 
-// The compiler knows the alignment of the objects that it places; a pointer into a buffer may have any.
+// The compiler places this object, so its alignment holds. A pointer into a buffer may have any.
 bool is_placed_here(const Value* pointer) {
   const Value* object = getUnderlyingObject(pointer);
   return isa<AllocaInst, GlobalVariable>(object);

@@ -88,7 +88,7 @@ class Early {
   }
 
  private:
-  // The part of a vector in memory that the code uses: the optimiser narrows the load to it.
+  // The part of a vector that the code uses, to which the optimiser narrows the load.
   void check_alignment(LoadInst& load) {
     bool taken_apart = all_of(load.users(), [](User* user) {
       return isa<ExtractElementInst>(user) || isa<ShuffleVectorInst>(user);

@@ -1,4 +1,4 @@
-// Facts of the kernel by name, which glibc does not have.
+// sysctlbyname(), which glibc lacks.
 #pragma once
 #include <stddef.h>
 

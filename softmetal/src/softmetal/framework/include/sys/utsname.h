@@ -1,4 +1,4 @@
-// uname() names the simulated macOS ($SOFTMETAL_MACOS), by its kernel; without one it names the host.
+// uname() returns the kernel of the simulated macOS ($SOFTMETAL_MACOS), or of the host without one.
 #pragma once
 #include_next <sys/utsname.h>
 
