@@ -13,16 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .judge import SAME, SURVIVED, Verdict, is_equivalent, judge, verdicts
-from .operators import Key, Mutant, mutants_of
-from .source import KERNELS, kernel_sources
+from .operators import Key, Mutant, all_mutants
+from .source import KERNELS
 
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "out" / "mutants"
 REQUIRED = 0.95
-
-
-def all_mutants() -> list[Mutant]:
-    return [mutant for source in kernel_sources() for mutant in mutants_of(source)]
 
 
 def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:

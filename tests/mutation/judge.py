@@ -1,5 +1,6 @@
 """Tells whether a mutant is detected: by a compile error, a report of the emulator's checks, a wrong result,
-or a count above that of the kernels as they are. One that changes no pipeline's code is equivalent.
+or a count above that of the kernels as they are. One that changes the code of no trial's pipeline is no
+survivor.
 
 Mutants are judged in separate processes, each with a time limit, because they may crash or hang.
 """

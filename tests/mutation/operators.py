@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .source import Source
+from .source import Source, kernel_sources
 
 _BINARY = {
     **{"+": ["-"], "-": ["+"], "*": ["/"], "/": ["*"], "%": ["/"]},
@@ -74,6 +74,19 @@ class _Edit:
     start: int
     end: int
     text: str
+
+
+def all_mutants() -> list[Mutant]:
+    return [mutant for source in kernel_sources() for mutant in mutants_of(source)]
+
+
+def changed(file: str, old: str, new: str) -> Mutant:
+    """A fault of our own: `new` in place of `old`, which the file has once."""
+    (source,) = (source for source in kernel_sources() if source.name == file)
+    if source.text.count(old) != 1:  # not an AssertionError, which would count as caught
+        raise LookupError(f"{file} has {source.text.count(old)} times {old!r}")
+    start = source.text.index(old)
+    return _mutant(source, _Edit(start, start + len(old), new), Counter())
 
 
 def mutants_of(source: Source) -> list[Mutant]:

@@ -10,7 +10,7 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import problems
 from tests.helpers.problems import Problem
-from tests.mutation.trials import of_map
+from tests.mutation.trial import of_map
 from torch_fattn import reference
 
 fattn = torch.ops.fattn
