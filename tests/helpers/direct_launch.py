@@ -124,6 +124,15 @@ def _library(text: str, macros: tuple[tuple[str, str], ...], mode: str, cache: P
     return Library(text, defines=dict(macros), mode=mode, cache=cache, std=language)
 
 
+def library(
+    step: dict[str, Any], mutate: Mutate | None = None, *, mode: str = "checked", cache: Path | None = None
+) -> Library:
+    """The compiled source of a pass. `cache` is where a changed one is kept."""
+    text = kernel_text(step["source"])
+    changed = mutate(text) if mutate else text
+    return _library(changed, tuple(step["macros"].items()), mode, cache if changed != text else None)
+
+
 def launch(
     step: dict[str, Any],
     buffers: Mapping[str, Tensor],
@@ -162,16 +171,13 @@ def launches(
 ) -> Iterator[Counters]:
     """Runs one pass of a plan, and yields the emulator's counters of each dispatch. `cache` is where a
     changed kernel is kept."""
-    text = kernel_text(step["source"])
-    changed = mutate(text) if mutate else text
-    kept_in = cache if changed != text else None
-    library = _library(changed, tuple(step["macros"].items()), "checked" if checks else "fast", kept_in)
+    compiled = library(step, mutate, mode="checked" if checks else "fast", cache=cache)
     constants = {CONSTANTS.index(name): value for name, value in step["constants"].items()}
     bound: list[Any] = [None] * len(SLOTS)
     for name, slot in step["bindings"].items():
         if name != "slice":
             bound[slot] = bytes.fromhex(step["params_bytes"]) if name == "params" else buffers[name]
-    pipeline = library.pipeline(step["kernel"], constants)
+    pipeline = compiled.pipeline(step["kernel"], constants)
     declared = pipeline.static_threadgroup_bytes
     assert declared == step.get("threadgroup_bytes", declared), "the plan's bytes of threadgroup memory"
     for first, groups in dispatches(step):

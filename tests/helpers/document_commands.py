@@ -119,9 +119,6 @@ COMMANDS: dict[str, Kind] = {
     "python examples/document_mask.py": ByTest("tests/docs/test_examples.py::test_document_mask"),
     "python examples/encoder.py": ByTest("tests/docs/test_examples.py::test_encoder"),
     "python examples/lora.py": ByTest("tests/docs/test_examples.py::test_lora"),
-    "python -m tests.mutation --update-counts": NotRun(
-        "it rewrites tests/mutation/counts.txt, which tests/kernels/test_mutation.py holds"
-    ),
     "python -m tests.transformers.sweep": NotRun("an hour; tests/transformers/test_families.py runs a part"),
     "python -m bench bounds --update": NotRun(
         "it rewrites tests/kernels/counts_bounds.json, which test_counts.py holds"

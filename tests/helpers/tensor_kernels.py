@@ -108,6 +108,12 @@ class Probe:
         scores, rows, output = self.capacities
         return all(self.matches) and scores <= MOST_SCORES and rows <= MOST_ROWS and output <= MOST_OUTPUTS
 
+    def assert_each_once(self, keys: int, columns: int) -> None:
+        """Every element of the scores and of the output is held once."""
+        for elements, width in ((self.scores, keys), (self.output, columns)):
+            numbers = elements[:, 1] * width + elements[:, 0]
+            assert torch.equal(numbers.sort().values, torch.arange(16 * width, dtype=numbers.dtype))
+
 
 def probe_step(prefill: Mapping[str, Any], *, registers: bool = True, room: int = ROOM) -> dict[str, Any]:
     """The pass of tensor_probe for the pipeline of this pass; `room` is that of its result."""

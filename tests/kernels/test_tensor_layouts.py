@@ -141,10 +141,7 @@ def probe(layout: str, dim: int, *, registers: bool = True) -> Probe:
 @pytest.mark.parametrize("layout", tensor_kernels.layouts(0))
 def test_every_element_is_held_once(layout: str, dim: int, registers: bool) -> None:
     found = probe(layout, dim, registers=registers)
-    keys, columns = (32, dim) if dim <= 128 else (16, 128 if dim > 256 else dim // 2)
-    for elements, width in ((found.scores, keys), (found.output, columns)):
-        numbers = elements[:, 1] * width + elements[:, 0]
-        assert torch.equal(numbers.sort().values, torch.arange(16 * width, dtype=numbers.dtype))
+    found.assert_each_once(*((32, dim) if dim <= 128 else (16, 128 if dim > 256 else dim // 2)))
 
 
 @needs_emulator

@@ -9,24 +9,16 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from . import equivalents
-from .judge import COUNTS, SURVIVED, Judge, Verdict, write_counts
-from .operators import Key, Mutant, mutants_of
-from .pool import verdicts
-from .source import KERNELS, kernel_sources
-from .trials import all_trials
+from .judge import SAME, SURVIVED, Verdict, is_equivalent, judge, verdicts
+from .operators import Key, Mutant, all_mutants
+from .source import KERNELS
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "out" / "mutants.jsonl"
+HERE = Path(__file__).parent
+OUT = HERE.parents[1] / "out" / "mutants"
 REQUIRED = 0.95
-
-
-def all_mutants() -> list[Mutant]:
-    return [mutant for source in kernel_sources() for mutant in mutants_of(source)]
 
 
 def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
@@ -39,73 +31,33 @@ def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
     return sorted(mutants, key=place)[:count]
 
 
-def update_counts() -> None:
-    write_counts({trial.name: trial.run() for trial in all_trials() if trial.counted})
-    print(f"wrote {COUNTS.name}")
+def results_file() -> Path:
+    """Where the verdicts of these kernels and trials are."""
+    files = sorted([*KERNELS.glob("*/*"), *HERE.glob("*.py")])
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    OUT.mkdir(parents=True, exist_ok=True)
+    return OUT / f"{digest}.jsonl"
 
 
-def _digest(files: Iterable[Path]) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
+def read_results(path: Path) -> dict[Key, Verdict]:
+    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {Key(**entry["key"]): Verdict(**entry["verdict"]) for entry in entries}
 
 
-class Results:
-    """Verdicts on disk. They hold for the kernels by which they were found, and a survivor's for the trials
-    that it survived."""
-
-    def __init__(self, path: Path = RESULTS) -> None:
-        self._path = path
-        self._kernels = _digest(KERNELS.glob("*/*"))
-        self._trials = _digest([*Path(__file__).parent.glob("*trial*.py"), COUNTS])
-        self.known: dict[Key, Verdict] = {}
-        self.last: dict[Key, Verdict] = {}  # by whatever kernels and trials
-        for line in path.read_text().splitlines() if path.exists() else []:
-            entry = json.loads(line)
-            key, verdict = Key(**entry["key"]), Verdict(**entry["verdict"])
-            self.last[key] = verdict
-            if entry["kernels"] == self._kernels and (verdict.killed or entry["trials"] == self._trials):
-                self.known[key] = verdict
-
-    def add(self, mutant: Mutant, verdict: Verdict) -> None:
-        self.known[mutant.key] = verdict
-        self._path.parent.mkdir(exist_ok=True)
-        entry = {
-            "kernels": self._kernels,
-            "trials": self._trials,
-            "key": asdict(mutant.key),
-            "verdict": asdict(verdict),
-        }
-        with self._path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-def _progress(found: Iterable[tuple[Mutant, Verdict]], total: int) -> Iterator[tuple[Mutant, Verdict]]:
-    start, killed, done = time.monotonic(), 0, 0
-    for done, (mutant, verdict) in enumerate(found, start=1):
-        yield mutant, verdict
-        killed += verdict.killed
-        left = (time.monotonic() - start) / done * (total - done)
-        bar = "#" * (30 * done // total)
-        line = f"[{bar:30}] {done}/{total}, {killed} killed, {left / 60:.0f} min left"
-        if sys.stderr.isatty():
-            print(line, end="\n" if done == total else "\r", file=sys.stderr, flush=True)
-        elif done % 20 == 0 or done == total:
-            print(line, file=sys.stderr, flush=True)
-
-
-def report(found: dict[Key, Verdict], reasons: dict[Key, str]) -> tuple[str, float]:
+def report(found: dict[Key, Verdict]) -> tuple[str, float]:
     """A summary and the score: killed / (all - equivalent)."""
-    survivors = [key for key, verdict in found.items() if not verdict.killed and key not in reasons]
+    alive = [key for key, verdict in found.items() if verdict.by == SURVIVED]
+    survivors = [key for key in alive if not is_equivalent(key)]
     killed_by = Counter(verdict.by for verdict in found.values() if verdict.killed)
+    same = sum(verdict.by == SAME for verdict in found.values())
     killed = sum(killed_by.values())
-    equivalent = len(found) - killed - len(survivors)
     score = killed / max(killed + len(survivors), 1)
-    lines = [f"survived: {key}" for key in survivors]
     by = ", ".join(f"{count} by {name}" for name, count in killed_by.most_common())
-    lines.append(
-        f"{len(found)} mutants: {killed} killed ({by}), {equivalent} equivalent, {len(survivors)} survived; "
-        f"score {score:.1%}"
+    summary = (
+        f"{len(found)} mutants: {killed} killed ({by}), {same} of the same code, "
+        f"{len(alive) - len(survivors)} equivalent, {len(survivors)} survived; score {score:.1%}"
     )
-    return "\n".join(lines), score
+    return "\n".join([*(f"survived: {key}" for key in survivors), summary]), score
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,31 +65,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, help="how many mutants, drawn at random (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--file", nargs="+", help="mutants of these files only")
-    parser.add_argument("--survivors", action="store_true", help="those that survived when last tried")
+    parser.add_argument("--survivors", action="store_true", help="those that survived the last run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--update-counts", action="store_true", help="write counts.txt, and do nothing else")
     options = parser.parse_args(arguments)
-    if options.update_counts:
-        update_counts()
-        return 0
 
-    mutants, reasons, results = all_mutants(), equivalents.load(), Results()
-    for key in equivalents.stale(reasons, mutants):
-        print(f"stale entry of {equivalents.FILE.name}: {key}")
-        return 1
-    if (broken := Judge().judge_kernels()).killed:
+    path, chosen = results_file(), all_mutants()
+    if options.file:
+        chosen = [mutant for mutant in chosen if mutant.key.file in options.file]
+    if options.survivors:
+        last = max(OUT.iterdir(), key=lambda file: file.stat().st_mtime, default=path)
+        survived = report(read_results(last))[0]
+        chosen = [mutant for mutant in chosen if f"survived: {mutant.key}\n" in survived]
+    chosen = sample(chosen, options.sample, options.seed)
+    if (broken := judge(None)).killed:
         print(f"The kernels as they are fail {broken.trial}, by {broken.by}: {broken.words}")
         return 1
-    chosen = [mutant for mutant in mutants if not options.file or mutant.key.file in options.file]
-    if options.survivors:
-        chosen = [m for m in chosen if results.last.get(m.key, Verdict(SURVIVED)).by == SURVIVED]
-        chosen = [m for m in chosen if m.key not in reasons and m.key in results.last]
-    chosen = sample(chosen, options.sample, options.seed)
-    left = [mutant for mutant in chosen if mutant.key not in results.known]
+    known = read_results(path)
+    left = [mutant for mutant in chosen if mutant.key not in known]
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each job: tensors are small, and waiting is not idle
-    for mutant, verdict in _progress(verdicts(left, options.jobs), len(left)):
-        results.add(mutant, verdict)
-    text, score = report({mutant.key: results.known[mutant.key] for mutant in chosen}, reasons)
+    start = time.monotonic()
+    with path.open("a") as file:
+        for done, (mutant, verdict) in enumerate(verdicts(left, options.jobs), start=1):
+            known[mutant.key] = verdict
+            print(json.dumps({"key": asdict(mutant.key), "verdict": asdict(verdict)}), file=file, flush=True)
+            minutes = (time.monotonic() - start) / done * (len(left) - done) / 60
+            print(f"{done}/{len(left)}, {minutes:.0f} min left", file=sys.stderr, flush=True)
+    text, score = report({mutant.key: known[mutant.key] for mutant in chosen})
     print(text)
     return 0 if score >= REQUIRED else 1
 

@@ -1,99 +1,166 @@
 """Tells whether a mutant is detected: by a compile error, a report of the emulator's checks, a wrong result,
-or a count above its bound."""
+or a count above that of the kernels as they are. One that changes the code of no trial's pipeline is no
+survivor.
+
+Mutants are judged in separate processes, each with a time limit, because they may crash or hang.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import signal
+import struct
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import get_context
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
 
 from bench.models.bounds import exceeded
 from tests.helpers import direct_launch
 
-from .operators import Mutant
-from .trial import Counts, Trial
-from .trials import all_trials
+from .operators import Key, Mutant
+from .trials import Trial, all_trials
 
-COUNTS = Path(__file__).with_name("counts.txt")
-SURVIVED = "survived"
+EQUIVALENTS = Path(__file__).with_name("equivalents.txt")
+SURVIVED, SAME = "survived", "same code"
+TIMEOUT = 3600  # seconds for a mutant, most of which take one or two, and survivors minutes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    by: str  # compiler, report, result, counts, timeout, crash; or SURVIVED
+    by: str  # compiler, report, result, counts, crash or timeout; SAME or SURVIVED
     trial: str = ""
     words: str = ""
 
     @property
     def killed(self) -> bool:
-        return self.by != SURVIVED
+        return self.by not in (SURVIVED, SAME)
 
 
-def load_counts() -> dict[str, Counts]:
-    """A table with a line for each trial; its first line has the names of the counts."""
-    if not COUNTS.exists():
-        return {}
-    head, *lines = (line.split() for line in COUNTS.read_text().splitlines())
-    return {name: dict(zip(head[1:], map(int, numbers), strict=True)) for name, *numbers in lines}
+_counts_of = cache(Trial.run)  # of the kernels as they are
 
 
-def write_counts(counts: Mapping[str, Counts]) -> None:
-    names = list(next(iter(counts.values())))
-    widest = max(map(len, counts))
-    lines = ["trial".ljust(widest) + "".join(f" {name:>9}" for name in names)]
-    for trial, numbers in counts.items():
-        row = (f" {numbers[name]:>{max(len(name), 9)}}" for name in names)
-        lines.append(trial.ljust(widest) + "".join(row))
-    COUNTS.write_text("\n".join(lines) + "\n")
+def judge(mutant: Mutant | None, trials: Iterable[Trial] | None = None) -> Verdict:
+    """Without a mutant: whether the kernels as they are fail a trial."""
+    from softmetal.testing import KernelError
+
+    mutate = mutant.apply if mutant else None
+    same: dict[Any, bool] = {}  # by pipeline
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        for trial in all_trials() if trials is None else trials:
+            try:
+                steps = zip(trial.pipelines, trial.plan["passes"], strict=True)
+                if mutate and all(_is_same(*step, mutate, Path(scratch), same) for step in steps):
+                    continue
+                found = trial.run(mutate, Path(scratch))
+            except KernelError as error:
+                by = "compiler" if "error:" in str(error) else "report"
+                return Verdict(by, trial.name, error.findings[0])
+            except AssertionError as error:
+                return Verdict("result", trial.name, str(error).split("\n")[0])
+            if risen := exceeded(_counts_of(trial) if mutant else found, found):
+                return Verdict("counts", trial.name, risen[0])
+    return Verdict(SAME if all(same.values()) else SURVIVED)
+
+
+def _is_same(
+    pipeline: Any, step: dict[str, Any], mutate: direct_launch.Mutate, scratch: Path, known: dict[Any, bool]
+) -> bool:
+    """Whether the mutant's code of this pass is that of the kernel as it is."""
+    if pipeline not in known:
+        text = direct_launch.kernel_text(step["source"])
+        modules = (direct_launch.library(step, change, cache=scratch) for change in (mutate, None))
+        known[pipeline] = (
+            mutate(text) == text or len({_code(each.module("checked")) for each in modules}) == 1
+        )
+    return known[pipeline]
+
+
+def _code(path: Path) -> str:
+    """What a launch reads of a module (ELF): no debug information, which has columns of the text."""
+    module = path.read_bytes()
+    (table,), (count,) = struct.unpack_from("<Q", module, 40), struct.unpack_from("<H", module, 60)
+    digest = hashlib.sha256()
+    for section in range(table, table + 64 * count, 64):
+        _, kind, flags, _, offset, size = struct.unpack_from("<IIQQQQ", module, section)
+        if flags & 2 and kind != 7:  # in memory, and no note
+            digest.update(module[offset : offset + size] if kind != 8 else struct.pack("<Q", size))
+    return digest.hexdigest()
+
+
+# ---- apart
+
+
+def _judge_apart(mutant: Mutant) -> Verdict:
+    signal.alarm(TIMEOUT)  # ends this process
+    verdict = judge(mutant)
+    signal.alarm(0)
+    return verdict
+
+
+def verdicts(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, Verdict]]:
+    """Yields verdicts in the order in which they are found."""
+    start = partial(ProcessPoolExecutor, 1, get_context("spawn"), torch.set_num_threads, (1,))
+    idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
+    for _ in range(jobs):
+        idle.put(start())
+
+    def verdict_of(mutant: Mutant) -> tuple[Mutant, Verdict]:
+        process = idle.get()
+        try:
+            return mutant, process.submit(_judge_apart, mutant).result()
+        except BrokenProcessPool:
+            process = start()
+            return mutant, Verdict("crash or timeout")
+        finally:
+            idle.put(process)
+
+    with ThreadPool(jobs) as threads:
+        yield from threads.imap_unordered(verdict_of, mutants)
+    for _ in range(jobs):
+        idle.get().shutdown(wait=False)
+
+
+# ---- equivalent by hand
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A line of equivalents.txt, `FILES: OLD => NEW  # REASON`: all mutants by which this part of a line
+    becomes another, or anything if NEW is `*`."""
+
+    files: tuple[str, ...]
+    old: str
+    new: str
+    reason: str
+
+    def covers(self, key: Key) -> bool:
+        if key.file not in self.files or self.old not in key.line:
+            return False
+        parts = key.line.split(self.old)
+        halves = ((self.old.join(parts[:i]), self.old.join(parts[i:])) for i in range(1, len(parts)))
+        return self.new == "*" or key.becomes in map(self.new.join, halves)
 
 
 @cache
-def _trials() -> list[tuple[Trial, set[str]]]:
-    return [(trial, trial.kernels()) for trial in all_trials()]
+def equivalents() -> tuple[Equivalent, ...]:
+    found = []
+    for line in EQUIVALENTS.read_text().splitlines():
+        mutant, _, reason = line.partition("  # ")
+        files, _, change = mutant.partition(": ")
+        old, _, new = change.partition(" => ")
+        found.append(Equivalent(tuple(files.split()), old, new, reason))
+    return tuple(found)
 
 
-@dataclass
-class Judge:
-    """`bounds` are those of the counts, by trial; `only` are names of trials, empty for all."""
-
-    bounds: Mapping[str, Counts] = field(default_factory=load_counts)
-    only: tuple[str, ...] = ()
-
-    def judge(self, mutant: Mutant) -> Verdict:
-        with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
-            for trial, kernels in _trials():
-                # A file that a kernel does not include does not change its text.
-                wanted = not self.only or trial.name in self.only
-                if wanted and any(self._changes(mutant, kernel) for kernel in kernels):
-                    verdict = self._try(mutant, trial, Path(scratch))
-                    if verdict.killed:
-                        return verdict
-        return Verdict(SURVIVED)
-
-    def judge_kernels(self) -> Verdict:
-        """Runs the unmutated kernels, which must pass."""
-        for trial, _ in _trials():
-            if (verdict := self._try(None, trial, None)).killed:
-                return verdict
-        return Verdict(SURVIVED)
-
-    @staticmethod
-    def _changes(mutant: Mutant, kernel: str) -> bool:
-        text = direct_launch.kernel_text(kernel)
-        return mutant.apply(text) != text
-
-    def _try(self, mutant: Mutant | None, trial: Trial, scratch: Path | None) -> Verdict:
-        from softmetal.testing import KernelError
-
-        try:
-            counts = trial.run(mutant.apply if mutant else None, scratch)
-        except KernelError as error:
-            by = "compiler" if "error:" in str(error) else "report"
-            return Verdict(by, trial.name, error.findings[0])
-        except AssertionError as error:
-            return Verdict("result", trial.name, str(error).split("\n")[0])
-        if risen := exceeded(self.bounds.get(trial.name, {}), counts):
-            return Verdict("counts", trial.name, risen[0])
-        return Verdict(SURVIVED)
+def is_equivalent(key: Key) -> bool:
+    return any(entry.covers(key) for entry in equivalents())

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .source import Source
+from .source import Source, kernel_sources
 
 _BINARY = {
     **{"+": ["-"], "-": ["+"], "*": ["/"], "/": ["*"], "%": ["/"]},
@@ -27,7 +27,6 @@ _NAMES = {
 _FLAG = re.compile(r"fc_\w+|k(?:Edge|Whole)")
 _INTEGER = re.compile(r"(0x)?([0-9a-fA-F]+)([uUlL]*)")
 _FLOAT = re.compile(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([fh]?)")
-_KEY = re.compile(r"(\S+?)(?: (\S+))?(?: \((\d+)\))?: (.*?) => (.*)")
 _NO_STATEMENT = {
     *("if", "else", "for", "while", "do", "return", "using", "typedef", "template", "namespace"),
     *("const", "constant", "constexpr", "device", "thread", "threadgroup", "volatile", "static", "inline"),
@@ -41,23 +40,13 @@ class Key:
     """The identity of a mutant, which changes of other lines do not affect."""
 
     file: str
-    function: str
     line: str
     becomes: str
-    nth: int = 1  # of the same change of the same line in the same function
+    nth: int = 1  # of the same change of the same line
 
     def __str__(self) -> str:
-        function = f" {self.function}" if self.function else ""
         again = f" ({self.nth})" if self.nth > 1 else ""
-        return f"{self.file}{function}{again}: {self.line} => {self.becomes}"
-
-    @staticmethod
-    def of(text: str) -> Key:
-        """Parses the result of `str`."""
-        if not (match := _KEY.fullmatch(text)):
-            raise ValueError(f"{text!r} is not FILE FUNCTION: LINE => WHAT IT BECOMES")
-        file, function, nth, line, becomes = match.groups()
-        return Key(file, function or "", line, becomes, int(nth or 1))
+        return f"{self.file}{again}: {self.line} => {self.becomes}"
 
 
 @dataclass(frozen=True)
@@ -85,13 +74,25 @@ class _Edit:
     start: int
     end: int
     text: str
-    index: int  # of a token in it
+
+
+def all_mutants() -> list[Mutant]:
+    return [mutant for source in kernel_sources() for mutant in mutants_of(source)]
+
+
+def changed(file: str, old: str, new: str) -> Mutant:
+    """A fault of our own: `new` in place of `old`, which the file has once."""
+    (source,) = (source for source in kernel_sources() if source.name == file)
+    if source.text.count(old) != 1:  # not an AssertionError, which would count as caught
+        raise LookupError(f"{file} has {source.text.count(old)} times {old!r}")
+    start = source.text.index(old)
+    return _mutant(source, _Edit(start, start + len(old), new), Counter())
 
 
 def mutants_of(source: Source) -> list[Mutant]:
     found = []
     seen: set[tuple[int, int, str]] = set()
-    times: Counter[tuple[str, str, str]] = Counter()
+    times: Counter[tuple[str, str]] = Counter()
     for edit in sorted(_edits(source), key=lambda e: (e.start, e.end, e.text)):
         if (edit.start, edit.end, edit.text) in seen:
             continue
@@ -102,15 +103,14 @@ def mutants_of(source: Source) -> list[Mutant]:
     return found
 
 
-def _mutant(source: Source, edit: _Edit, times: Counter[tuple[str, str, str]]) -> Mutant:
+def _mutant(source: Source, edit: _Edit, times: Counter[tuple[str, str]]) -> Mutant:
     lost_lines = source.text.count("\n", edit.start, edit.end) - edit.text.count("\n")
     changed = source.text[: edit.start] + edit.text + "\n" * lost_lines + source.text[edit.end :]
     first, last = source.line_of(edit.start), source.line_of(edit.end)
     before, after = (text.split("\n")[first - 1 : last] for text in (source.text, changed))
-    line, becomes = _code_of(before), _code_of(after)
-    place = (source.places[edit.index], line, becomes)
-    times[place] += 1
-    return Mutant(Key(source.name, *place, times[place]), first, tuple(after))
+    change = _code_of(before), _code_of(after)
+    times[change] += 1
+    return Mutant(Key(source.name, *change, times[change]), first, tuple(after))
 
 
 def _code_of(lines: list[str]) -> str:
@@ -121,7 +121,7 @@ def _code_of(lines: list[str]) -> str:
 def _edits(source: Source) -> Iterator[_Edit]:
     for i, token in enumerate(source.tokens):
         for text in _replacements(source, i):
-            yield _Edit(token.start, token.end, text, i)
+            yield _Edit(token.start, token.end, text)
         yield from _negations(source, i)
         yield from _without_clamp(source, i)
         yield from _index_off_by_one(source, i)
@@ -138,7 +138,7 @@ def _replacements(source: Source, i: int) -> Iterator[str]:
     elif token.kind == "name":
         if token.text in _NAMES:
             yield _NAMES[token.text]
-        if _FLAG.fullmatch(token.text) and source.places[i] and source.at(i + 1) not in ("[", "="):
+        if _FLAG.fullmatch(token.text) and source.depths[i] and source.at(i + 1) not in ("[", "="):
             # A flag that is a template parameter is declared where it follows its type.
             yield from ["!" + token.text] if source.at(i - 1) not in ("bool", "!") else []
     elif source.is_binary(i):
@@ -151,10 +151,8 @@ def _replacements(source: Source, i: int) -> Iterator[str]:
 
 def _is_array_size(source: Source, i: int) -> bool:
     """Whether this is the size of a declared array."""
-    opening = i - 1
-    while opening >= 0 and source.at(opening) not in ("[", ";", "{", "}"):
-        opening = (source.partner[opening] if source.at(opening) in (")", "]") else opening) - 1
-    return source.at(opening) == "[" and source.partner[opening] > i and _declares_array(source, opening)
+    opening = next((j for j in source.back_from(i) if source.at(j) in ("[", ";", "{")), -1)
+    return source.at(opening) == "[" and _declares_array(source, opening)
 
 
 def _other_numbers(text: str) -> Iterator[str]:
@@ -173,24 +171,14 @@ def _negations(source: Source, i: int) -> Iterator[_Edit]:
         opening = i + 1 + (source.at(i + 1) == "constexpr")
         begin, end = source.tokens[opening].end, source.tokens[source.partner[opening]].start
     elif source.at(i) == "?":
-        first = _first_of_condition(source, i)
+        before = ("(", "[", "{", ",", ";", "?", ":", "return", *_ASSIGNMENTS)
+        first = next(j for j in source.back_from(i) if source.at(j) in before) + 1
         begin, end = source.tokens[first].start, source.tokens[i - 1].end
     else:
         return
     condition = source.text[begin:end]
     if not (_FLAG.fullmatch(condition) or _FLAG.fullmatch(condition.removeprefix("!"))):
-        yield _Edit(begin, end, f"!({condition})", i)
-
-
-def _first_of_condition(source: Source, question: int) -> int:
-    first = question
-    while True:
-        before = first - 1
-        if source.at(before) in (")", "]", "}"):
-            before = source.partner[before]
-        elif source.at(before) in ("(", "[", "{", ",", ";", "?", ":", "return", *_ASSIGNMENTS):
-            return first
-        first = before
+        yield _Edit(begin, end, f"!({condition})")
 
 
 def _without_clamp(source: Source, i: int) -> Iterator[_Edit]:
@@ -199,7 +187,7 @@ def _without_clamp(source: Source, i: int) -> Iterator[_Edit]:
         while source.at(comma) != ",":
             comma = source.partner[comma] + 1 if source.at(comma) in ("(", "[") else comma + 1
         value = source.text[source.tokens[i + 1].end : source.tokens[comma].start]
-        yield _Edit(source.tokens[i].start, source.tokens[source.partner[i + 1]].end, f"({value})", i)
+        yield _Edit(source.tokens[i].start, source.tokens[source.partner[i + 1]].end, f"({value})")
 
 
 def _index_off_by_one(source: Source, i: int) -> Iterator[_Edit]:
@@ -209,7 +197,7 @@ def _index_off_by_one(source: Source, i: int) -> Iterator[_Edit]:
     if end == i + 1 or (end == i + 2 and source.kind(i + 1) == "number") or _declares_array(source, i):
         return
     begin_offset, end_offset = source.tokens[i].end, source.tokens[end].start
-    yield _Edit(begin_offset, end_offset, f"({source.text[begin_offset:end_offset]}) + 1", i)
+    yield _Edit(begin_offset, end_offset, f"({source.text[begin_offset:end_offset]}) + 1")
 
 
 def _declares_array(source: Source, bracket: int) -> bool:
@@ -239,28 +227,15 @@ def _deletions(source: Source, i: int) -> Iterator[_Edit]:
     )
     calls_or_assigns = follows and any(source.at(j) in ("(", "++", "--", *_ASSIGNMENTS) for j in statement)
     if source.at(end) == ";" and (jumps or calls_or_assigns):
-        yield _Edit(source.tokens[i].start, source.tokens[end - 1].end, "", i)
+        yield _Edit(source.tokens[i].start, source.tokens[end - 1].end, "")
 
 
 def _begins_statement(source: Source, i: int) -> bool:
-    place = source.places[i]
     before = source.at(i - 1)
-    if not place or source.kind(i) not in ("name", "op"):
+    if not source.depths[i] or source.kind(i) not in ("name", "op"):
         return False
     if before == ")":
         return source.at(source.partner[i - 1] - 1) in ("if", "for", "while")
     if before == ";":
-        return not _in_round_brackets(source, i)
+        return next(source.at(j) for j in source.back_from(i) if source.at(j) in ("(", "{")) == "{"
     return before in ("{", "}", "else")
-
-
-def _in_round_brackets(source: Source, i: int) -> bool:
-    """Whether the nearest open bracket before token i is a round one: the head of a loop."""
-    before = i - 1
-    while before >= 0:
-        if source.at(before) in (")", "]", "}"):
-            before = source.partner[before]
-        elif source.at(before) in ("(", "{"):
-            return source.at(before) == "("
-        before -= 1
-    return False

@@ -1,246 +1,365 @@
-"""Trials for mutants: a small call of an op, with the right result and bounds of its counts (counts.txt)."""
+"""What a mutant is tried on: a call of an operator as a plan, its buffers, and what checks the results.
+
+Calls of attention may be changed in ways that the generators of random problems do not draw: numbers that
+must not spread, integers out of range, more sequences than lanes, and keys and grids cut as those of calls
+that are too long to be tried here.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import torch_fattn.reference as reference
-from tests.helpers import cache_problems, direct_launch, logits_problems, problems
+from tests.helpers import (
+    backward_problems,
+    cache_problems,
+    direct_launch,
+    features,
+    logits_problems,
+    problems,
+    tensor_kernels,
+)
 from tests.helpers.accuracy import assert_close
+from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.cache_problems import WriteProblem
+from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
 
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
-_COUNTED = (
-    *("products", "tensor_products", "simd_reductions", "shuffles"),
-    *("threadgroup_barriers", "simdgroup_barriers", "exps"),
-    *("device_loads", "device_stores", "threadgroup_loads", "threadgroup_stores"),
-)
-_SPACES = ("device", "threadgroup")
+SEED = 7
+OF_RESULTS = ("grad_out", "grad_lse", "out", "lse")  # arguments of a backward that the forward lacks
 f32, f16, bf16 = problems.DTYPES
 
-Counts = dict[str, int]
+Counts = Mapping[str, int]
 Plan = dict[str, Any]
+Made = tuple[dict[str, Any], Callable[..., None]]  # arguments, and what checks the results
 # Buffers of a launch, and what checks them when it is done.
 Prepared = tuple[Mapping[str, Tensor], Callable[[], None]]
 
 
-@dataclass(frozen=True)
-class Device:
-    """The GPU that a trial is planned for: by default the smallest."""
-
-    family: int = 7
-    tensor: str | None = None  # the state of its tensor operations
-    tensor_layout: str | None = None  # of its cooperative tensors
-
-    def plan_of(self, op: str, arguments: Mapping[str, Any]) -> Plan:
-        return direct_launch.plan_of(op, arguments, self.family, tensor=self.tensor)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     name: str
-    plan_for: Callable[[Device], Plan]
-    prepare: Callable[[Plan], Prepared]
-    counted: bool = True  # has bounds of its counts
-    device: Device = Device()
+    plan: Plan
+    prepare: Callable[[], Prepared]
+    facts: tuple[Any, ...] = ()  # of the problem
+    tensor_layout: str | None = None  # of cooperative tensors
 
-    def plan(self) -> Plan:
-        return self.plan_for(self.device)
+    @property
+    def pipelines(self) -> list[tuple[Any, ...]]:
+        return [(step["source"], *sorted(step["macros"].items())) for step in self.plan["passes"]]
 
-    def kernels(self) -> set[str]:
-        """The sources that it launches."""
-        return {step["source"] for step in self.plan()["passes"]}
+    def reached(self) -> set[Any]:
+        found: set[Any] = set()
+        for step in self.plan["passes"]:
+            facts = (*sorted(step["constants"].items()), *self.facts)
+            found |= {(step["source"], macro) for macro in step["macros"].items()}
+            found |= {(step["source"], *pair) for pair in itertools.combinations(facts, 2)}
+        return found
 
     def run(self, mutate: direct_launch.Mutate | None = None, cache: Path | None = None) -> Counts:
         """Launches the kernels, checks the result, and returns the counts."""
-        plan = self.plan()
-        buffers, check = self.prepare(plan)
-        counts: Counts = dict.fromkeys([*_COUNTED, *(f"{space}_bytes" for space in _SPACES)], 0)
-        for step in plan["passes"]:
-            counters = direct_launch.launch(
-                step,
-                buffers,
-                mutate,
-                checks=CHECKS,
-                watchdog=WATCHDOG,
-                cache=cache,
-                tensor_layout=self.device.tensor_layout,
-            )
-            for name in _COUNTED:
-                counts[name] += counters[name]
-            for space in _SPACES:
-                counts[f"{space}_bytes"] += counters["bytes_read"][space] + counters["bytes_written"][space]
+        buffers, check = self.prepare()
+        launch = partial(direct_launch.launch, checks=CHECKS, watchdog=WATCHDOG, cache=cache)
+        counts: Counter[str] = Counter()
+        for step in self.plan["passes"]:
+            counters = launch(step, buffers, mutate, tensor_layout=self.tensor_layout)
+            counts.update({name: count for name, count in counters.items() if isinstance(count, int)})
+            for way, space in itertools.product(("bytes_read", "bytes_written"), ("device", "threadgroup")):
+                counts[f"{space}_bytes"] += counters[way][space]
         check()
         return counts
 
 
-def of_call(
-    name: str,
-    op: str,
-    arguments: Mapping[str, Any],
-    check: Callable[[Tensor, Tensor], None],
-    change: Callable[[Plan], None] = lambda plan: None,
-) -> Trial:
-    """`check` is given out and lse; `change` is made to the plan."""
-
-    def plan(device: Device) -> Plan:
-        made = device.plan_of(op, arguments)
-        change(made)
-        return made
-
-    def prepare(plan: Plan) -> Prepared:
-        buffers = direct_launch.buffers_of(op, arguments, plan)
-        return buffers, lambda: check(buffers["out"], buffers["lse"])
-
-    return Trial(name, plan, prepare)
+# ---- what generators do not draw
 
 
-def of_problem(
-    name: str,
-    op: str,
-    dtype: torch.dtype,
-    *sizes: int,
-    change: Callable[[Plan], None] = lambda plan: None,
-    index: int = 0,
-    **options: Any,
-) -> Trial:
-    """`sizes` are those of Problem: batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim."""
-    case = problems.build(Problem(index, op, dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
-    arguments, _ = case.arguments("cpu")
-    return of_call(name, op, arguments, lambda out, lse: assert_close(case, out, lse), change)
+def _bad_key(arguments: dict[str, Any], rng: random.Random) -> None:
+    """NaN in a key reaches the rows that see it; what a mask hides from all rows reaches none."""
+    key, mask = arguments.get("key", arguments.get("key_cache")), arguments.get("attn_mask")
+    if key.numel() and key.is_floating_point():
+        key[tuple(map(rng.randrange, key.shape[:-1]))][::3] = torch.nan
+        if mask is not None and mask.shape[-1] > 1 and "value" in arguments:
+            hidden = rng.sample(range(mask.shape[-1]), min(3, mask.shape[-1] - 1))
+            mask[..., hidden] = False if mask.dtype == torch.bool else -torch.inf
+            arguments["value"][:, :, hidden, 1::2] = rng.choice((torch.nan, torch.inf))
 
 
-def of_one_launch(name: str, dtype: torch.dtype, *sizes: int, **options: Any) -> Trial:
-    """A decode of a short cache, which must have the bits that two launches give for a larger one."""
-    case = problems.build(Problem(0, "decode", dtype, *sizes, **options), seed=7)  # type: ignore[arg-type]
-    arguments, _ = case.arguments("cpu")
-
-    @functools.cache
-    def of_two_launches() -> tuple[Tensor, Tensor]:
-        larger = arguments | {each: _lengthened(arguments[each]) for each in ("key", "value")}
-        plan = direct_launch.plan_of("decode", larger)
-        assert [len(direct_launch.plan_of("decode", arguments)["passes"]), len(plan["passes"])] == [1, 2]
-        buffers = direct_launch.buffers_of("decode", larger, plan)
-        for step in plan["passes"]:
-            direct_launch.launch(step, buffers)
-        return buffers["out"], buffers["lse"]
-
-    def check(out: Tensor, lse: Tensor) -> None:
-        assert_close(case, out, lse)
-        assert all(map(torch.equal, (out, lse), of_two_launches())), "bits of two launches"
-
-    return of_call(name, "decode", arguments, check)
+def _steep(arguments: dict[str, Any], rng: random.Random) -> None:
+    """Sinks of any size, and scores of some hundreds or far below 0."""
+    if (sinks := arguments.get("sinks")) is not None:
+        largest = torch.finfo(sinks.dtype).max
+        sizes = (0.5, -1.0, largest, -largest, -torch.inf, torch.inf)
+        for head in range(len(sinks)):
+            sinks[head] = rng.choice(sizes[: 5 if "grad_out" in arguments else 6])
+    if (slopes := arguments.get("alibi_slopes")) is not None and (arguments.get("q_offset") or 0) < 2000:
+        slopes[..., 0] = -16.0
+    mask = arguments.get("attn_mask")
+    if mask is not None and mask.dtype != torch.bool:
+        mask[..., : mask.shape[-1] // 2] -= 1000.0
+        mask -= 1000.0
 
 
-def _lengthened(cache: Tensor) -> Tensor:
-    """With room for more keys than one launch takes."""
-    return torch.cat((cache, torch.full_like(cache, torch.nan).repeat(1, 1, 4, 1)), dim=2)
+def _strange(arguments: dict[str, Any], rng: random.Random) -> None:
+    """Lengths, starts and blocks out of range; without the NaN that they may lead to."""
+    for name, each in arguments.items():
+        if isinstance(each, Tensor) and each.is_floating_point():
+            each.nan_to_num_(0.25)
+        elif name == "cu_seqlens_k":  # no key is of two sequences
+            each[0], each[rng.randrange(1, len(each)) :] = -5, 2**31 - 1
+            each[2:][-1:] = -(2**31)
+        elif name in ("seq_lens", "block_tables", "cu_seqlens_q"):
+            for place in itertools.product(*map(range, each.shape)):
+                if rng.random() < 0.3:
+                    each[place] = rng.choice((-5, 3, 70, 1000, 2**31 - 1, -(2**31)))
+    for name, rows in (("max_seqlen_q", "query"), ("max_seqlen_k", "key")):
+        if name in arguments:
+            arguments[name] = len(arguments[rows])
 
 
-def every_option(op: str, sizes: tuple[int, ...] = (2, 4, 2, 3, 70, 64, 32), **fields: Any) -> Trial:
-    """Every option of the op at once, with parameters of layers in float16 and slopes of each sequence. Not
-    counted, because a new option may change the counts."""
-    options = {name: each.values[-1] for name, each in problems.OPTIONS.items() if op in each.ops}
-    options |= {"window_left": 20, "sink_tokens": 4, **fields}
-    trial = of_problem(f"{op}-every-option", op, f16, *sizes, index=1, **options)
-    return replace(trial, counted=False)
+def _many(problem: Problem, rng: random.Random) -> Problem:
+    """More sequences than a simdgroup has lanes, or about as many; most of them short."""
+    batch, small, block = rng.choice((30, 31, 33, 41, 70)), rng.choice((1, 2, 9)), max(problem.block_size, 1)
+    lengths = [rng.choice((0, 1, 2, rng.randint(0, 40))) for _ in range(batch - 1)]
+    rows, where = [rng.randint(0, small) for _ in lengths], rng.choice((0, batch - 1))
+    lengths.insert(where, rng.randint(200, 260))
+    rows.insert(where, 50)
+    sizes: dict[str, Any] = {"batch": batch, "q_heads": 2, "kv_heads": 1, "kv_len": -(-260 // block) * block}
+    sizes |= {"q_len": small} if problem.q_lens is None else {"q_len": 50, "q_lens": tuple(rows)}
+    return replace(problem, seq_lens=tuple(lengths), **sizes)
 
 
-def of_operands(name: str, op: str, tolerance: float = 0.02, **arguments: Any) -> Trial:
-    """NaN, too, must be where the reference has it and nowhere else."""
-    exact_out, exact_lse = getattr(reference, op)(**arguments)
-
-    def check(out: Tensor, lse: Tensor) -> None:
-        for result, exact in ((out.double(), exact_out), (lse.double(), exact_lse)):
-            torch.testing.assert_close(result, exact, rtol=1e-3, atol=tolerance, equal_nan=True)
-
-    return of_call(name, op, arguments, check)
-
-
-def of_write(kv_format: str, dtype: torch.dtype, *sizes: int, name: str = "", **options: Any) -> Trial:
-    """A trial of cache_write. `sizes` are those of WriteProblem: tokens, kv_heads, head_dim, value_dim,
-    num_blocks, block_size."""
-    problem = WriteProblem(0, kv_format, dtype, *sizes, **options)  # type: ignore[arg-type]
-    case = cache_problems.build(problem, seed=7)
-
-    def prepare(plan: Plan) -> Prepared:
-        arguments, memory = case.arguments("cpu")
-        return arguments, lambda: cache_problems.assert_written(case, memory)
-
-    arguments, _ = case.arguments("cpu")
-    return Trial(
-        name or f"write-{kv_format}", lambda device: device.plan_of("cache_write", arguments), prepare
+def _changed(problem: Problem, change: str) -> Problem:
+    """With layouts that the operators do not copy, and that the change can write or cut."""
+    layouts: Any = tuple("padded_rows" if layout == "every_other" else layout for layout in problem.layouts)
+    if change == "many" and problem.op != "prefill":
+        problem = _many(problem, random.Random(problem.index))
+    return replace(
+        problem,
+        layouts=("offset", "padded_rows", "token_major") if change in CHANGES_OF_NUMBERS else layouts,
+        token_major_out=problem.token_major_out and change != "cut",
     )
 
 
-def of_logits(
-    op: str,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    layout: str,
-    cap: float,
-    slice_size: int = 0,
-    change: Callable[[Plan], None] = lambda plan: None,
-) -> Trial:
-    """A trial of softmax or softcap, in dispatches of `slice_size` threadgroups if it is given."""
-    problem = LogitsProblem(7, op, dtype, shape, layout, cap)
+def _cut(plan: Plan, rng: random.Random) -> None:
+    """Into parts and slices."""
+    first, *others = plan["passes"]
+    if first["source"].startswith("decode"):
+        if others:
+            direct_launch.cut(plan, rng.choice((64, 128, 256)), rng.choice((2, 3, 5)))
+    elif first["source"].startswith("prefill") and rng.random() < 0.6:
+        if others:
+            direct_launch.set_params(first, {"most_parts": 2, "least_part": 1, "largest_part": 8})
+        else:
+            direct_launch.cut_prefill(plan, 4, 2)
+    else:
+        for step in plan["passes"][: 2 if "backward" in first["source"] else 1]:
+            direct_launch.cut_into_slices(step, rng.choice((2, 3, 5)))
 
-    def plan(device: Device) -> Plan:
-        operand = logits_problems.build(problem).operand
-        made = device.plan_of(op, problem.call(operand.of(operand.base)))
-        change(made)
+
+# ---- attention
+
+CHANGES_OF_NUMBERS = {"bad key": _bad_key, "steep": _steep, "strange": _strange}
+# What is done to problems in turn. NaN in rows that see no key changes no gradient, nor does an error of lse,
+# the origin of weights.
+CHANGES = ("as drawn", "cut", "many", "as drawn", *CHANGES_OF_NUMBERS)
+BACKWARD_CHANGES = ("as drawn", "cut", "many", "blind", "shifted", "steep", "strange")
+
+
+class Device(NamedTuple):
+    """The GPU that a trial is planned for: by default the smallest."""
+
+    family: int = 7
+    tensor: str | None = None  # the state of its tensor operations
+    layout: str | None = None  # of its cooperative tensors
+
+
+SMALLEST = Device()
+# random:2 differs from every known layout, and reductions match; under random:0 nothing does.
+ON_TENSORS = (Device(10, "registers", "random:2"), Device(10, "threadgroup", "random:0"))
+
+
+def of_problem(problem: Problem, device: Device = SMALLEST, change: str = "as drawn") -> Trial:
+    problem = _changed(problem, change)
+    return _of_attention(problem.op, problem, partial(_forward, problem, change), device, change)
+
+
+def of_backward(problem: BackwardProblem, device: Device = SMALLEST, change: str = "as drawn") -> Trial:
+    forward = _changed(problem.forward, change)
+    layout = problem.grad_layout.replace("every_other", "offset")
+    problem = replace(problem, forward=forward, grad_layout=layout)
+    make = partial(_backward, problem, change, device.tensor is not None)
+    return _of_attention(problem.op, forward, make, device, change)
+
+
+def _of_attention(op: str, forward: Problem, make: Callable[[], Made], device: Device, change: str) -> Trial:
+    is_backward = op != forward.op
+    results = direct_launch.GRADIENTS if is_backward else ("out", "lse")
+    buffers_of = direct_launch.backward_buffers if is_backward else direct_launch.buffers_of
+
+    def prepare() -> Prepared:
+        arguments, check = make()
+        buffers = buffers_of(op, arguments, plan)
+        return buffers, lambda: check(*map(buffers.__getitem__, results))
+
+    plan = direct_launch.plan_of(op, make()[0], device.family, tensor=device.tensor)
+    if change == "cut":
+        _cut(plan, random.Random(forward.index))
+    axes = ("heads", "batch", "keys", "queries", "seq_lens", "causality", "kv_format", "scale")
+    found = features.features(forward)
+    facts = (("change", change), *((axis, found.get(axis)) for axis in axes))
+    return Trial(f"{change}: {op} of {forward}", plan, prepare, facts, device.layout)
+
+
+def _forward(problem: Problem, change: str) -> Made:
+    case = problems.build(problem, SEED)
+    arguments, _ = case.arguments("cpu")
+    if change not in CHANGES_OF_NUMBERS:
+        return arguments, partial(assert_close, case)
+    _change_numbers(arguments, change, problem.index)
+    return arguments, lambda *found: _assert_near(found, getattr(reference, problem.op)(**arguments))
+
+
+def _backward(problem: BackwardProblem, change: str, aligned: bool) -> Made:
+    case = backward_problems.build(problem, SEED)
+    arguments = backward_problems.as_launched(case.arguments("cpu")[0])
+    if aligned and arguments["out"] is not None:
+        arguments["out"] = arguments["out"].contiguous()
+    if change == "blind" and problem.forward.q_lens is None:
+        sees = case.forward.visible.any(-1)[..., None]
+        arguments |= {name: arguments[name].where(sees, torch.nan) for name in ("query", "grad_out")}
+    if change == "shifted" and problem.out == "none" and not problem.forward.sinks:
+        arguments["lse"] += 0.25
+    if change not in CHANGES_OF_NUMBERS:
+        return arguments, lambda *found: assert_gradients_close(case, found)  # type: ignore[arg-type]
+    arguments["grad_out"] = arguments["grad_out"].clone()
+    _change_numbers(arguments, change, problem.index)
+    given = {name: each for name, each in arguments.items() if name not in OF_RESULTS}
+    out, lse = getattr(reference, problem.forward.op)(**given)
+    kept = arguments["out"]
+    arguments |= {"lse": lse.float(), "out": None if kept is None else out.to(kept.dtype)}
+    return arguments, lambda *found: _assert_near(found, getattr(reference, problem.op)(**arguments))
+
+
+def _change_numbers(arguments: dict[str, Any], change: str, seed: int) -> None:
+    CHANGES_OF_NUMBERS[change](arguments, random.Random(seed))
+    if "mask_map" in arguments:
+        arguments["mask_map"] = reference.mask_map(arguments["attn_mask"]).to(torch.uint8)
+
+
+def _assert_near(found: Iterable[Tensor], exact: Iterable[Tensor | None]) -> None:
+    """NaN, too, must be where the reference has it and nowhere else."""
+    results = [pair for pair in zip(found, exact, strict=True) if pair[1] is not None and pair[1].numel()]
+    tolerance = max(8 * torch.finfo(results[0][0].dtype).eps, 2e-5)
+    for result, wanted in results:
+        largest = float(wanted.abs().where(wanted.isfinite(), 0.0).max().clamp(1, 100))
+        close = partial(torch.testing.assert_close, rtol=1e-3, atol=tolerance * largest, equal_nan=True)
+        close(result.float(), wanted.float())
+
+
+# ---- the other operators
+
+
+def of_write(problem: WriteProblem) -> Trial:
+    case = cache_problems.build(problem, SEED)
+
+    def prepare() -> Prepared:
+        arguments, memory = case.arguments("cpu")
+        return arguments, lambda: cache_problems.assert_written(case, memory)
+
+    plan = direct_launch.plan_of("cache_write", case.arguments("cpu")[0])
+    return Trial(f"write: {problem}", plan, prepare, (("rows", problem.special),))
+
+
+def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> Trial:
+    """If they are given: threadgroups of a dispatch, and columns of a row, of which these are the first."""
+    operand = logits_problems.build(problem).operand
+    plan = direct_launch.plan_of(problem.op, problem.call(operand.of(operand.base)))
+    for step in plan["passes"]:
+        if columns:
+            direct_launch.lengthen_rows(step, columns)
         if slice_size:
-            (step,) = made["passes"]
             direct_launch.cut_into_slices(step, slice_size)
-        return made
 
-    def prepare(plan: Plan) -> Prepared:
+    def prepare() -> Prepared:
         buffers, case = logits_problems.arguments(problem)
         return buffers, lambda: case.assert_close(buffers["out"])
 
-    sizes = "x".join(map(str, shape))
-    return Trial(f"{op}-{problems.SHORT[dtype]}-{sizes}-{layout}", plan, prepare)
+    facts = ("columns", problem.shape[-1:]), ("layout", problem.layout)
+    return Trial(f"logits: {problem}", plan, prepare, facts)
 
 
 def of_map(dtype: torch.dtype, *size: int, slice_size: int = 0, layout: str = "padded_rows") -> Trial:
-    """A trial of mask_map, with a patchy mask `[batch, heads, rows, keys]`."""
-    problem = Problem(
-        0, "prefill", f16, size[0], size[1], size[1], *size[2:], 8, 8, mask=dtype, mask_pattern="patches"
-    )  # fmt: skip
-    case = problems.build(replace(problem, mask_layout=layout), seed=7)
+    """mask_map of a patchy mask `[batch, heads, rows, keys]`."""
+    batch, heads, *rows_and_keys = size
+    problem = Problem(0, "prefill", f16, batch, heads, heads, *rows_and_keys, 8, 8, mask=dtype)  # type: ignore[arg-type]
+    case = problems.build(replace(problem, mask_pattern="patches", mask_layout=layout), SEED)
     mask = case.arguments("cpu")[0]["attn_mask"]
     if dtype != torch.bool:  # whole cells of a small number, and cells that hide keys in their last row only
         mask[0, 0, :16, :32], mask[0, 0, 16:32, :32] = -5.0, 0.0
         mask[0, 0, 31, :32] = -torch.inf
+    plan = direct_launch.plan_of("mask_map", {"attn_mask": mask})
+    if slice_size:
+        direct_launch.cut_into_slices(plan["passes"][0], slice_size)
 
-    def plan(device: Device) -> Plan:
-        made = device.plan_of("mask_map", {"attn_mask": mask})
-        if slice_size:
-            direct_launch.cut_into_slices(made["passes"][0], slice_size)
-        return made
-
-    def prepare(plan: Plan) -> Prepared:
+    def prepare() -> Prepared:
         exact = reference.mask_map(mask)
         cells = torch.full(exact.shape, 255, dtype=torch.uint8)
+        check = partial(torch.testing.assert_close, rtol=0, atol=0)
+        return {"attn_mask": mask, "mask_map": cells}, lambda: check(cells.double(), exact)
 
-        def check() -> None:
-            assert torch.equal(cells.double(), exact)
-
-        return {"attn_mask": mask, "mask_map": cells}, check
-
-    return Trial(f"mask-map-{problems.SHORT[dtype]}-{layout}", plan, prepare)
+    return Trial(f"mask_map: {problems.SHORT[dtype]}-{layout}", plan, prepare, (("layout", layout),))
 
 
-def randn(dtype: torch.dtype, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
+def of_merge(dtype: torch.dtype, parts: int, columns: int) -> Trial:
+    """Some parts, and all parts of some rows, saw no key."""
+    generator = torch.Generator().manual_seed(parts)
+    outs = torch.randn(parts, 2, 2, 3, columns, generator=generator).to(dtype)
+    lses = torch.randn(parts, 2, 2, 3, generator=generator) * 5
+    lses[1, 0, 0] = lses[:, 1, 1, 0] = -torch.inf
+    outs[1, 0, 0] = torch.nan
+    arguments = {"outs": outs, "lses": lses}
+    plan = direct_launch.plan_of("merge", arguments)
+
+    def prepare() -> Prepared:
+        buffers = direct_launch.buffers_of("merge", arguments, plan)
+        exact = reference.merge(**arguments)
+        return buffers, lambda: _assert_near((buffers["out"], buffers["lse"]), exact)
+
+    return Trial(f"merge: {problems.SHORT[dtype]}-{parts}", plan, prepare, (("columns", columns),))
+
+
+def of_probe(layout: str, columns: tuple[int, int, int], registers: bool, room: int) -> Trial:
+    """What tensor_probe says of a layout, with room for all elements or for a part; `columns` are those of
+    keys, of scores and of the output."""
+    key = torch.zeros(1, 1, 64, columns[0], dtype=f16)
+    operands = {"query": key, "key": key, "value": key[..., :512]}
+    (prefill,) = direct_launch.plan_of("prefill", operands, 10, tensor="registers")["passes"]
+    head, matches = tensor_kernels.HEAD_FACTS, registers and layout != "random:4"
+
+    def check(facts: Tensor) -> None:
+        assert facts[3:6].tolist() == [matches] * 3 and (0 < facts[1] <= 2) == matches
+        end = head + 64 * int(facts[0] + facts[2])
+        assert (facts[end:] == -7).all() and (facts[head:end] != -7).all(), "as long as the lists are"
+        if end < room:
+            tensor_kernels.probe_of(facts).assert_each_once(*columns[1:])
+
+    def prepare() -> Prepared:
+        facts = torch.full((room,), -7, dtype=torch.int32)
+        return {"tensor_facts": facts}, lambda: check(facts)
+
+    plan = {"passes": [tensor_kernels.probe_step(prefill, registers=registers, room=room)]}
+    facts = (layout, columns, registers, room)
+    return Trial(f"probe: {facts}", plan, prepare, facts, layout)

@@ -1,98 +1,149 @@
-"""The calls that mutants are tried on: small calls of every op with many edges.
-
-Trials that share a pipeline are adjacent, because one compilation serves them all. The main pipelines of all
-kernels come first, so that a fault in a shared header is found early.
-"""
+"""The calls that mutants are tried on: the suite's random problems, each kept if it reaches something new,
+which is a value of a macro, or two options together, in a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from tests.helpers import direct_launch
+from tests.helpers import (
+    backward_problems,
+    cache_problems,
+    drawing,
+    logits_problems,
+    problems,
+    tensor_kernels,
+)
+from tests.helpers.backward_problems import BackwardProblem
+from tests.helpers.cache_problems import WriteProblem
+from tests.helpers.logits_problems import LogitsProblem
+from tests.helpers.problems import Problem
 
-from .backward_trials import backward, other_backward
-from .decode_trials import decode, other_decode
-from .prefill_trials import other_prefill, prefill
-from .prefill_wide_trials import other_prefill_wide, prefill_wide
-from .tensor_trials import tensor
-from .trial import Plan, Trial, bf16, f16, f32, of_logits, of_map, of_operands, of_write, randn
-from .vector_trials import other_vector, vector
-from .wide_trials import other_wide, wide
+from .trial import (
+    BACKWARD_CHANGES,
+    CHANGES,
+    ON_TENSORS,
+    SEED,
+    SMALLEST,
+    Device,
+    Trial,
+    bf16,
+    f16,
+    f32,
+    of_backward,
+    of_logits,
+    of_map,
+    of_merge,
+    of_probe,
+    of_problem,
+    of_write,
+)
+
+WORK = 3e6  # multiply-adds of a problem
+# Head dims of query and value, in float16.
+NARROW, WIDE = (64, 32), (136, 200)
 
 
-def _merge() -> Iterator[Trial]:
-    for name, dtype, parts, columns in (
-        ("merge", f32, 9, 200),
-        ("merge-40-parts", f16, 40, 24),
-        ("merge-128-columns", f16, 12, 128),
-        ("merge-12-parts", bf16, 12, 300),
-    ):
-        outs, lses = randn(dtype, parts, 2, 2, 3, columns), randn(f32, parts, 2, 2, 3) * 5
-        lses[1, 0, 0] = -torch.inf
-        lses[:, 1, 1, 0] = -torch.inf
-        outs[1, 0, 0] = torch.nan
-        yield of_operands(name, "merge", 1e-5 if dtype == f32 else 0.02, outs=outs, lses=lses)
+def _in_turn(drawn: Iterable[Problem | BackwardProblem], device: Device = SMALLEST) -> Iterator[Trial]:
+    """Each with another of the changes."""
+    for number, problem in enumerate(drawn):
+        if isinstance(problem, BackwardProblem):
+            yield of_backward(problem, device, BACKWARD_CHANGES[number % len(BACKWARD_CHANGES)])
+        else:
+            yield of_problem(problem, device, CHANGES[number % len(CHANGES)])
 
 
-def _write() -> Iterator[Trial]:
-    """A pass and a half of columns, rows of every kind, pools with gaps; 15 slots and tokens beyond them."""
-    half = (23, 3, 96, 64, 3, 5)
-    full = (23, 3, 192, 96, 3, 5)
-    yield of_write("float", bf16, 11, *full[1:], pool_layout="offset", row_layout="offset", long_slots=False)
-    yield of_write("float", bf16, *full, name="write-float-aligned")
-    yield of_write("float", bf16, *full, name="write-latent", value_in_key=True)
-    for kv_format, dtype, sizes, layouts in (
-        ("int8", f32, full, ("padded", "padded")),
-        ("fp8_e4m3", f16, half, ("hnd", "offset")),
-        ("fp8_e4m3_unscaled", f16, half, ("offset", "offset")),
-        ("int4", f32, full, ("slot_gaps", "padded")),
-    ):
-        yield of_write(kv_format, dtype, *sizes, pool_layout=layouts[0], row_layout=layouts[1], special=True)
-        yield of_write(kv_format, dtype, *sizes, name=f"write-{kv_format}-aligned", special=True)
+def _with_head(problem: Problem, head: tuple[int, int]) -> Problem:
+    head_dim, value_dim = head
+    return replace(
+        problem, dtype=f16, head_dim=head_dim, value_dim=value_dim, kv_format="float", value_in_key=False
+    )
+
+
+def _of_one_head() -> Iterator[Iterator[Trial]]:
+    for head, count in ((NARROW, 60), (WIDE, 30)):
+        for op in problems.OPS:
+            drawn = drawing.draw(count, SEED, ops=(op,), work=WORK, of=6)
+            yield _in_turn(map(partial(_with_head, head=head), drawn))
+    for device in (SMALLEST, Device(9)):
+        backwards = backward_problems.draw(80, SEED)
+        yield _in_turn(
+            (replace(each, forward=_with_head(each.forward, NARROW)) for each in backwards), device
+        )
+
+
+def _on_tensors() -> Iterator[Iterator[Trial]]:
+    heads = [tensor_kernels.HEADS[number % 3 if number % 4 == 3 else 0] for number in range(60)]
+    for device in ON_TENSORS:
+        yield _in_turn(tensor_kernels.problems(SEED, 120), device)
+        backwards = (tensor_kernels.backward_problem(number, head) for number, head in enumerate(heads))
+        yield _in_turn((replace(each, index=number) for number, each in enumerate(backwards)), device)
+
+
+def _of_all_heads() -> Iterator[Iterator[Trial]]:
+    for device in (SMALLEST, Device(9)):
+        yield _in_turn(drawing.draw(100, SEED + 1, work=WORK, of=6), device)
+        yield _in_turn(backward_problems.draw(40, SEED + 1), device)
+
+
+def _probes() -> Iterator[Trial]:
+    narrow, room = (64, 32, 64), tensor_kernels.ROOM
+    yield of_probe("random:2", narrow, True, room)
+    yield of_probe("random:2", narrow, False, room)
+    yield of_probe("random:4", narrow, True, 502)
+    yield of_probe("random:2", (576, 16, 128), False, room)
+
+
+def _merges() -> Iterator[Trial]:
+    for dtype, parts, columns in ((f32, 9, 200), (f16, 40, 24), (f16, 12, 128), (bf16, 12, 300)):
+        yield of_merge(dtype, parts, columns)
+
+
+def _writes() -> Iterator[Trial]:
+    yield of_write(WriteProblem(0, "float", bf16, 23, 3, 192, 96, 3, 5, value_in_key=True))
+    yield from map(of_write, cache_problems.draw(40, SEED))
 
 
 def _logits() -> Iterator[Trial]:
-    """Rows of one simdgroup and of several, on vector boundaries and off them; longer ones than the threads
-    hold; rows that one, two and five strides lead to; values that must not spread."""
-    yield of_logits("softmax", f32, (3, 2, 70), "padded", 0.0)
-    yield of_logits("softmax", f16, (3, 2, 72), "padded", 5.0)
-    yield of_logits("softmax", f16, (6, 1300), "offset", 5.0)
-    yield of_logits("softmax", f32, (2, 33000), "contiguous", 0.0)
-    yield of_logits("softmax", f32, (6, 16390), "contiguous", 0.0)  # a short last block, hidden in a row
-    yield of_logits("softmax", bf16, (2, 1, 3, 2, 2, 3, 40), "padded", 0.0)
-    yield of_logits("softmax", f32, (9, 600), "padded", 0.0, slice_size=4)
-    yield of_logits("softmax", bf16, (2, 256), "every_other", 0.0)
-    yield of_logits("softcap", f32, (2, 99), "padded", 5.0)
-    yield of_logits("softcap", f32, (3, 33), "every_other", 5.0)
-    yield of_logits("softcap", f32, (3, 2, 72), "padded", 5.0)
-    yield of_logits("softcap", f16, (9, 1001), "offset", 5.0, slice_size=2)
-    yield of_logits("softcap", f16, (9, 1001), "contiguous", 5.0)
+    for problem in logits_problems.draw(40, SEED):
+        problem = replace(problem, shape=problem.shape[-7:])  # of more dimensions, the operators make a copy
+        yield of_logits(problem, slice_size=(0, 0, 3)[problem.index % 3])
     # The first threadgroups of more than 2^32 elements.
-    yield of_logits("softcap", f32, (1, 2048), "every_other", 5.0, change=_lengthen)
-    yield of_logits("softcap", bf16, (2, 1, 3, 2, 2, 3, 39), "padded", 5.0)
-
-
-def _lengthen(plan: Plan) -> None:
-    (step,) = plan["passes"]
-    direct_launch.lengthen_rows(step, 2**32 + 64)
+    yield of_logits(LogitsProblem(7, "softcap", f32, (1, 2048), "every_other", 5.0), columns=2**32 + 64)
 
 
 def _maps() -> Iterator[Trial]:
-    yield of_map(f32, 2, 3, 100, 600, slice_size=7)
-    yield of_map(torch.bool, 1, 2, 70, 300)
-    yield of_map(f16, 1, 2, 70, 300)
-    yield of_map(bf16, 1, 2, 70, 300)
-    yield of_map(bf16, 1, 2, 70, 300, layout="every_other")
+    for dtype, layout in itertools.product((f32, torch.bool, f16, bf16), ("padded_rows", "every_other")):
+        yield of_map(dtype, 2, 3, 100, 600, slice_size=7 if dtype == f32 else 0, layout=layout)
 
 
-@cache
-def all_trials() -> tuple[Trial, ...]:
-    return (
-        *(*decode(), *wide(), *vector(), *prefill(), *prefill_wide(), *tensor(), *backward()),
-        *(*_merge(), *_write(), *_logits(), *_maps()),
-        *(*other_decode(), *other_wide(), *other_vector(), *other_prefill(), *other_prefill_wide()),
-        *other_backward(),
-    )
+def _candidates() -> Iterator[Trial]:
+    """One of each kind in turn. Most of few pipelines come first, because compiling takes longer than
+    running."""
+    few = (*_of_one_head(), *_on_tensors(), _probes(), _merges(), _writes(), _logits(), _maps())
+    for kinds in (few, _of_all_heads()):
+        for trials in itertools.zip_longest(*kinds):
+            yield from filter(None, trials)
+
+
+def _selected() -> Iterator[Trial]:
+    reached: set[Any] = set()
+    for trial in _candidates():
+        if new := trial.reached() - reached:
+            reached |= new
+            yield trial
+
+
+_trials = _selected()
+
+
+def all_trials() -> Iterator[Trial]:
+    """Made when they are first needed, and once: to plan all takes a minute."""
+    global _trials
+    _trials, again = itertools.tee(_trials)
+    return again
