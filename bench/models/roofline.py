@@ -231,17 +231,12 @@ def page() -> str:
         for call in on_units
     ]
     ceiling_names = [f"{chip.name}, {what}" for chip in with_units for what in ("tensor", "simdgroup")]
-    errors, times = (
-        list(rows(model.checks(), model.figures())) for rows in (model.error_rows, model.published_rows)
-    )
-    left_out = list(model.left_out_rows())
+    errors = list(model.error_rows(model.checks(), model.figures()))
     fields = {
         "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
         "likely": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], likely)),
         "figures": "\n".join(_table(["figure", "what it is"], model.figure_rows(model.figures()))),
         "errors": "\n".join(_table(errors[0], errors[1:])),
-        "times": "\n".join(_table(times[0], times[1:])),
-        "left_out": "\n".join(_table(left_out[0], left_out[1:])),
         "band": model.BAND,
         "ceilings": "\n".join(_table(["call", *ceiling_names], ceilings)),
         "shares": "\n".join(_table(["call", *names], shares)),
@@ -349,16 +344,9 @@ heads, not of other kernels. One change was made after the held-out errors were 
 11 %): cycles of products on M1 and M2 are the published ones, and not fitted. Before, the model predicted our
 prefills at their bounds.
 
-`python -m bench model --chip M1Max --shapes standard` predicts other calls.
-
-## Published and predicted times of the peers' kernels
-
-{times}
-
-The other rows of bench/models/published.csv cannot check the model. The reasons were written before any error
-was known:
-
-{left_out}
+`python -m bench model` prints every published time beside its prediction, and why other rows of
+`bench/models/published.csv` cannot check the model; with `--chip M1Max --shapes standard` it predicts other
+calls.
 
 ## Published figures
 

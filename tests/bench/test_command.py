@@ -112,7 +112,6 @@ def test_torch_fattn_runs_the_bench_of_its_checkout(
         ),
         ("agx", "--only nobody", "no row is like 'nobody'; leave it out to see all"),
         ("agx", "--update --only fattn", "--update needs every row: leave --only out"),
-        ("aims", "nowhere.json", "'nowhere.json' is not a record of the bench"),
         ("host-cost", "--calls 1", "unrecognized arguments: --calls 1"),
         ("cuda-check", "--folder nowhere", "contains no manifest.json; copy the folder"),
         ("cuda-check", "--reference gpu", "--reference: invalid choice: 'gpu'"),

@@ -36,7 +36,7 @@ GROUPS = (0, 1, 3)
 IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS))
 TENSOR_IMPLS = (*OURS_ON_TENSORS.values(), *(peer.IMPL for peer in registry.TENSOR_PEERS))
 
-# The shapes in the README, and those with an aim (models/aims.py).
+# The shapes in the README and in docs/measured.md.
 TIMED = ("standard", "decode", "prefill", "chunked")
 # Small, ragged and grouped shapes, whose results a wrong index would change.
 CORRECTNESS = [
