@@ -41,8 +41,8 @@ def _standard() -> list[Call]:
 
 
 def _decode() -> list[Call]:
-    """Decodes of the record: short and long caches, groups, head sizes, pages, a quantised cache, and one long
-    sequence among short ones."""
+    """Decodes of the record: short and long caches, groups, head sizes, pages, a quantised cache, and one
+    long sequence among short ones."""
     step = Call("decode", 32, 8, 128, 1, 131072, model="32/8")
     long, short = 65536, 512
     return [

@@ -10,11 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import torch_fattn
 from torch_fattn.inspection.chips import (
     CHIPS,
     EXPS,
@@ -30,6 +26,7 @@ from ..backends.samples import count_prefill, count_prefill_on_tensors, polynomi
 from ..cases.arguments import Parser
 from ..cases.calls import Call
 from ..cases.shapes import SHAPES
+from ..peers import fattn
 from . import model
 
 PAGE = Path(__file__).parents[1] / "APPLE.md"
@@ -110,10 +107,8 @@ def _count(call: Call, on_tensors: bool = False) -> counting.Counts:
 @functools.cache
 def _takes_tensors(call: Call) -> bool:
     """Whether the plan for a GPU with tensor units, whose self-test passed, takes them."""
-    tensors = call.operands(torch.device("meta")).values()
-    options: dict[str, Any] = {"is_causal": call.causal} if call.op == "prefill" else {}
-    plan = torch_fattn.explain(call.op, *tensors, family=10, cores=M5_CORES, tensor="registers", **options)
-    return any("tensor" in step["kernel"] for step in plan.passes)
+    plan = fattn.plan_of(call, family=10, cores=M5_CORES, tensor="registers")
+    return any("tensor" in step["kernel"] for step in plan["passes"])
 
 
 def _works(calls: Iterable[Call]) -> dict[tuple[Call, bool], Work]:
@@ -128,10 +123,9 @@ def _works(calls: Iterable[Call]) -> dict[tuple[Call, bool], Work]:
 
 def _partial_bytes(call: Call, done: Work, chip: Chip) -> float:
     """Returns the traffic of the partial results of the plan for this chip."""
-    tensors = call.operands(torch.device("meta")).values()
     state = "registers" if done.tensor_products else "off"
-    plan = torch_fattn.explain(call.op, *tensors, family=chip.family, cores=chip.cores, tensor=state)
-    return float(plan.data["scratch_bytes"]) * (1 + done.partial_reads)
+    plan = fattn.plan_of(call, family=chip.family, cores=chip.cores, tensor=state)
+    return float(plan["scratch_bytes"]) * (1 + done.partial_reads)
 
 
 def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
