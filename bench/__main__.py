@@ -2,10 +2,8 @@
 
     bounds       compares the counts of our kernels with their bounds, or lowers the bounds
     roofline     writes bench/APPLE.md
-    aims         compares a record with the aims for an NVIDIA GPU
     readme       compares the tables of README and docs with bench/results, or writes them
     model        predicts times on an Apple GPU, and prints its errors for published times
-    distributed  predicts times of 2 to 8 Macs
     agx          prints what the kernels cost on M1 and M2, by Mesa's compiler
     host-cost    times planning and encoding on this CPU
     cuda-build   compiles the kernels for an NVIDIA GPU
@@ -20,10 +18,8 @@ import sys
 COMMANDS = {
     "bounds": "bench.models.bounds",
     "roofline": "bench.models.roofline",
-    "aims": "bench.models.aims",
     "readme": "bench.report.readme",
     "model": "bench.models.model",
-    "distributed": "bench.models.links",
     "agx": "bench.report.agx",
     "host-cost": "bench.backends.host_cost",
     "cuda-build": "bench.backends.cuda.build",

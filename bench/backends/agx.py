@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import torch_fattn
-
 from ..cases.calls import Call
 from ..peers import fattn, llama_source
 from ..peers.launch import OURS, Pass
@@ -195,11 +193,7 @@ def name_of(call: Call, options: Mapping[str, Any] | None = None) -> str:
 
 
 def plan_of(call: Call, family: int = FAMILY, cores: int = CORES, **options: Any) -> dict[str, Any]:
-    positional, keywords = call.arguments(call.operands(torch.device("meta")))
-    plan: dict[str, Any] = torch_fattn.explain(
-        call.op, *positional, family=family, cores=cores, **{**keywords, **options}
-    ).data
-    return plan
+    return fattn.plan_of(call, family=family, cores=cores, **options)
 
 
 def attend_of(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +306,7 @@ def _shape(numbers: tuple[int, ...]) -> str:
 def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entry]:
     for call in calls:
         try:
-            chosen = launch(peer, call.case())
+            chosen = launch(peer, call)
         except NotImplementedError:
             continue
         # The passes before it prepare the operands, and those after it merge.

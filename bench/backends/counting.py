@@ -19,7 +19,6 @@ from ..cases import buffers
 from ..cases.calls import Call
 
 if TYPE_CHECKING:
-    from ..cases.case import Case
     from ..peers.launch import Launch
 
 # The operands whose traffic a call cannot avoid; "partial": partial results, from one dispatch to the next;
@@ -195,13 +194,11 @@ def _count_ours(call: Call, count_bytes: bool) -> Counts:
     import softmetal
     import torch_fattn
 
-    operands = call.operands("mps")
-    keywords = call.keywords(operands)
-    tensors = [tensor for name, tensor in operands.items() if name not in keywords]
-    plan = torch_fattn.explain(call.op, *tensors, **keywords)
+    positional, keywords = call.arguments(call.operands("mps"))
+    plan = torch_fattn.explain(call.op, *positional, **keywords)
     counted = softmetal.checks(count_bytes=count_bytes, count_distinct=count_bytes)
     with counted, softmetal.record() as launches:
-        getattr(torch_fattn, call.op)(*tensors, **keywords)
+        getattr(torch_fattn, call.op)(*positional, **keywords)
     ran = [launch for launch in launches if launch["kernel"].startswith("fattn_")]
     if [launch["kernel"] for launch in ran] != [step["kernel"] for step in plan.passes]:
         raise RuntimeError(f"fattn.{call.op}: the kernels that ran are not those of the plan")
@@ -260,11 +257,10 @@ def count_on_tensors(call: Call, state: str, cores: int = 1) -> Counts:
     from ..peers import fattn
     from ..peers.launch import OURS_ON_TENSORS
 
-    case = call.case()
-    launch = fattn.launch(case, cores, fattn.TENSOR_FAMILY, state)
+    launch = fattn.launch(call, cores, fattn.TENSOR_FAMILY, state)
     if launch.impl not in OURS_ON_TENSORS.values():
         raise NotImplementedError(f"fattn.{call.op} {call} does not take tensor operations")
-    return _count_launch(call, case, launch)[0]
+    return _count_launch(call, launch)[0]
 
 
 _DERIVED_FROM_CACHE = re.compile(r"(key|value)_(q8_0|with_spare)")
@@ -286,17 +282,15 @@ def count_peer(peer: ModuleType, call: Call, whole_rows: int = 0) -> tuple[Count
     """
     from ..peers import registry
 
-    case = replace(call.case(), whole_rows=whole_rows)
-    launch = registry.launch(peer, case)
-    counts, error = _count_launch(call, case, launch)
+    launch = registry.launch(peer, replace(call, whole_rows=whole_rows))
+    counts, error = _count_launch(call, launch)
     return counts, error, launch.note
 
 
-def _count_launch(call: Call, case: Case, launch: Launch) -> tuple[Counts, float]:
-    description = {**vars(case), "scale": case.scale}
-    operands = buffers.make(description, launch.buffers, launch.scratch, "cpu", seed=0)
+def _count_launch(call: Call, launch: Launch) -> tuple[Counts, float]:
+    operands = buffers.make(call, launch.buffers, launch.scratch, "cpu", seed=0)
     dispatches = run_on_harness(launch, operands, "bytes,distinct")
-    error, relative = buffers.errors(description, operands, launch.out_rows_first, "cpu")
-    if not relative < buffers.TOLERANCE[case.dtype]:
+    error, relative = buffers.errors(call, operands, launch.out_rows_first, "cpu")
+    if not relative < buffers.TOLERANCE[call.dtype]:
         raise NotImplementedError(f"{launch.impl} computes {call} wrongly: relative error {relative:.1e}")
     return Counts(call, dispatches), error

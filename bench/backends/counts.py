@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ..cases.arguments import WrongArgumentError
 from ..cases.calls import Call
 from ..peers.launch import OURS
@@ -54,7 +52,9 @@ class CountsBackend:
         if not call.is_decode and call.q_len != call.kv_len:
             raise NotImplementedError("prompts with as many rows as keys are counted, not chunks of prompts")
         if impl == OURS:
-            refuse_as_planned(call)
+            from ..peers.fattn import plan_of
+
+            plan_of(call)  # raises what the operator would raise
         if not call.is_decode:
             sample = call
         else:
@@ -87,7 +87,7 @@ class CountsBackend:
             if call.is_decode:
                 counts = count(call)
             else:
-                passes = registry.launch(self._peers[impl], call.case()).passes
+                passes = registry.launch(self._peers[impl], call).passes
                 has_mask = any("mask" in one.arguments.values() for one in passes)
                 counts = samples.count_prefill(call, count, has_shared_passes=has_mask)
         except NotImplementedError:
@@ -95,13 +95,3 @@ class CountsBackend:
         except RuntimeError as failure:  # a peer's failure must not lose the other rows
             raise NotImplementedError(f"{impl} does not run on softmetal: {failure}") from failure
         return {"counts": counts.as_json(), **fields}
-
-
-def refuse_as_planned(call: Call) -> None:
-    """Raises the error that the operator would raise for the call, without allocating or launching."""
-    import torch_fattn
-
-    shapes = call.operands(torch.device("meta"))
-    keywords = call.keywords(shapes)
-    tensors = [tensor for name, tensor in shapes.items() if name not in keywords]
-    torch_fattn.explain(call.op, *tensors, **keywords)

@@ -95,18 +95,17 @@ def _torch(call: Call, copies: int, impl: str) -> tuple[Run, Finish, Callable[[]
 
     operands = [call.operands("mps", seed) for seed in range(copies)]
     if impl == OURS:
-        op = getattr(torch_fattn, call.op)
+        op, arguments = getattr(torch_fattn, call.op), [call.arguments(one) for one in operands]
 
         def run(i: int) -> Tensor:
-            chosen = operands[i % copies]
-            keywords = call.keywords(chosen)
-            result: Tensor = op(*(t for name, t in chosen.items() if name not in keywords), **keywords)
+            positional, keywords = arguments[i % copies]
+            result: Tensor = op(*positional, **keywords)
             return result
     else:
         if call.features:
             features = " and ".join(call.features)
             raise NotImplementedError(f"F.scaled_dot_product_attention does not support {features}")
-        hides_keys = call.case().hides_keys
+        hides_keys = call.hides_keys
         # torch's causal row i sees the first i + 1 keys. A mask replaces is_causal where that is wrong.
         is_causal = hides_keys and call.q_len == call.kv_len
         mask = None
@@ -142,11 +141,10 @@ def _mlx(call: Call, copies: int) -> tuple[Run, Finish, Callable[[], Tensor]]:
         chosen = call.operands("cpu", seed)
         operands.append([convert(chosen[name]) for name in ("query", "key", "value")])
     mx.eval(operands)
-    mask = "causal" if call.case().hides_keys else None
+    mask = "causal" if call.hides_keys else None
 
     def run(i: int) -> object:
-        scale = call.head_dim**-0.5
-        return mx.fast.scaled_dot_product_attention(*operands[i % copies], scale=scale, mask=mask)
+        return mx.fast.scaled_dot_product_attention(*operands[i % copies], scale=call.scale, mask=mask)
 
     def first_result() -> Tensor:
         return torch.tensor(run(0).astype(mx.float32).tolist())  # type: ignore[attr-defined]

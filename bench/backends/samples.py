@@ -144,9 +144,6 @@ def peers_decode(call: Call) -> Call:
 
 
 def _grids(call: Call) -> list[Any]:
-    import torch_fattn
+    from ..peers.fattn import plan_of
 
-    operands = call.operands("meta")
-    keywords = call.keywords(operands)
-    tensors = [tensor for name, tensor in operands.items() if name not in keywords]
-    return [step["grid"] for step in torch_fattn.explain(call.op, *tensors, **keywords).passes]
+    return [step["grid"] for step in plan_of(call)["passes"]]

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from . import masks
-from .case import PREFILLS, Case
 
 OPS = ("prefill", "decode", "paged_decode", "prefill_backward")
+PREFILLS = ("prefill", "prefill_backward")
+METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
+
+
+class UnsupportedCallError(NotImplementedError):
+    """The message names the feature that a peer's kernels lack. Only this row is refused."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Call:
     latent_dim: int = 0  # the value is the first columns of the key (multi-head latent attention)
     lengths: tuple[int, ...] = ()  # decode: keys of each sequence, if not all have kv_len
     model: str = ""
+    whole_rows: int = 0  # rows of the prompt of which this call is a sample; launch rules depend on them
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -66,6 +72,20 @@ class Call:
         return self.op == "prefill_backward"
 
     @property
+    def is_causal(self) -> bool:
+        """Whether row i sees only kv_len - q_len + 1 + i keys, as the rows of every decode do."""
+        return self.causal or self.is_decode
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether some row of a call without window and mask does not see every key."""
+        return self.is_causal and self.q_len > 1
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options that differ from their defaults, by their names in tables and JSON."""
         chosen: dict[str, Any] = {}
@@ -86,12 +106,28 @@ class Call:
         return chosen
 
     @property
-    def features(self) -> list[str]:
-        """Words for each feature of the call that plain attention lacks."""
+    def _score_options(self) -> list[str]:
         words = [f"a window of {self.window_left + 1} keys"] if self.window_left >= 0 else []
         words += ["attention sinks"] if self.sinks else []
-        words += [f"a mask of {masks.DESCRIPTIONS[self.mask.partition(':')[0]]}"] if self.mask else []
-        return words + self._case.features
+        return words + ([f"a mask of {masks.DESCRIPTIONS[self.mask.partition(':')[0]]}"] if self.mask else [])
+
+    @property
+    def features(self) -> list[str]:
+        """Words for each feature of the call that plain attention lacks."""
+        words = self._score_options
+        words += ["values that are columns of the keys"] if self.latent_dim else []
+        words += ["a paged cache"] if self.block_size else []
+        words += [f"a cache of {self.kv_format}"] if self.kv_format else []
+        return words + (["sequences of different lengths"] if self.lengths else [])
+
+    def refuse_features(self, impl: str) -> None:
+        if self.features:
+            raise UnsupportedCallError(f"{impl} has no kernel for {' and '.join(self.features)}")
+
+    def refuse_score_options(self) -> None:
+        """The adapters in bench/peers, and the operands in buffers.py, have no windows, sinks and masks."""
+        if self._score_options:
+            raise UnsupportedCallError(f"the adapters do not take {' and '.join(self._score_options)}")
 
     def keywords(self, operands: dict[str, Tensor]) -> dict[str, Any]:
         """The keyword arguments of torch_fattn's operator."""
@@ -119,18 +155,6 @@ class Call:
             positional = [grad_out, None, query, key, value, None, lse]
         return positional, keywords
 
-    def case(self) -> Case:
-        """The call for the adapters in bench/peers, which have no windows, sinks or masks."""
-        if self.window_left >= 0 or self.sinks or self.mask:
-            raise NotImplementedError(f"the adapters do not take {' and '.join(self.features)}")
-        return self._case
-
-    @property
-    def _case(self) -> Case:
-        shape = (self.batch, self.q_heads, self.kv_heads, self.head_dim, self.q_len, self.kv_len)
-        options = (self.causal, self.dtype, self.block_size, self.kv_format, self.lengths, self.latent_dim)
-        return Case(self.op, *shape, *options)
-
     def __str__(self) -> str:
         parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
         rows = f"q={self.q_len} " if self.q_len > 1 else ""
@@ -150,8 +174,7 @@ class Call:
 
     def visible_keys(self, row: int) -> tuple[int, int]:
         """Query row `row` sees keys first <= j < end."""
-        is_causal = self.causal or self.is_decode
-        end = min(self.kv_len, self.kv_len - self.q_len + row + 1) if is_causal else self.kv_len
+        end = min(self.kv_len, self.kv_len - self.q_len + row + 1) if self.is_causal else self.kv_len
         position = self.kv_len - self.q_len + row
         first = max(0, position - self.window_left) if self.window_left >= 0 else 0
         return first, max(first, end)

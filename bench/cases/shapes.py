@@ -41,8 +41,8 @@ def _standard() -> list[Call]:
 
 
 def _decode() -> list[Call]:
-    """Decodes with an aim: short and long caches, groups, head sizes, pages, a quantised cache, and one long
-    sequence among short ones."""
+    """Decodes of the record: short and long caches, groups, head sizes, pages, a quantised cache, and one
+    long sequence among short ones."""
     step = Call("decode", 32, 8, 128, 1, 131072, model="32/8")
     long, short = 65536, 512
     return [
@@ -57,7 +57,7 @@ def _decode() -> list[Call]:
 
 
 def _prefill() -> list[Call]:
-    """Prefills with an aim: head sizes, lengths, 16-bit dtypes, causal and full."""
+    """Prefills of the record: head sizes, lengths, 16-bit dtypes, causal and full."""
     prompt = Call("prefill", 32, 32, 128, 0, 0, causal=True, model="H32")
     lengths = [
         call

@@ -135,14 +135,14 @@ def peers_demand(impl: str, call: Call, chip: Chip, rows: Sequence[Row], reads_o
         threadgroups = call.batch * call.q_heads * -(-call.q_len // tile_rows)
         products = tile_products(call, tile_rows, tile_keys)
         return Demand(_cycles(row, products, 0, threadgroups), threadgroups, call.least_bytes, 1, products)
-    case, rows_of_head = call.case(), call.group_size * call.q_len
+    rows_of_head = call.group_size * call.q_len
     shared, threadgroups = 1, call.batch * call.q_heads * call.q_len * 32  # of llama.cpp
     splits, dispatches = 32, 2
     if impl == mlx_metal.IMPL:
         # The sources of published.csv name two passes on M5 Pro too, as on a Max.
-        splits = mlx_metal.splits(case, "d" if chip.name.endswith("Ultra") else "s")
+        splits = mlx_metal.splits(call, "d" if chip.name.endswith("Ultra") else "s")
         threadgroups, dispatches = call.batch * call.kv_heads * splits, 2 if splits > 1 else 1
-        shared = (mlx_metal.heads_per_read(case) if reads_once else None) or 1
+        shared = (mlx_metal.heads_per_read(call) if reads_once else None) or 1
     loaded = (call.least_bytes - call.row_bytes) * rows_of_head / shared
     partials = call.row_bytes // 2 * splits if dispatches > 1 else 0  # written and read, without sums
     return Demand(

@@ -70,7 +70,8 @@ class Measurement:
     def seconds(self) -> float:
         call = self.attention
         if self.kind == "prefill":
-            return call.case().flops / self.rate / 1e12
+            pairs = call.q_len * call.kv_len * (0.5 if call.causal else 1.0)
+            return 4 * call.batch * call.q_heads * pairs * call.head_dim / self.rate / 1e12
         return (call.least_bytes - call.row_bytes) / self.rate / 1e9
 
 

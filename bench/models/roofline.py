@@ -10,11 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import torch_fattn
 from torch_fattn.inspection.chips import (
     CHIPS,
     EXPS,
@@ -30,6 +26,7 @@ from ..backends.samples import count_prefill, count_prefill_on_tensors, polynomi
 from ..cases.arguments import Parser
 from ..cases.calls import Call
 from ..cases.shapes import SHAPES
+from ..peers import fattn
 from . import model
 
 PAGE = Path(__file__).parents[1] / "APPLE.md"
@@ -110,10 +107,8 @@ def _count(call: Call, on_tensors: bool = False) -> counting.Counts:
 @functools.cache
 def _takes_tensors(call: Call) -> bool:
     """Whether the plan for a GPU with tensor units, whose self-test passed, takes them."""
-    tensors = call.operands(torch.device("meta")).values()
-    options: dict[str, Any] = {"is_causal": call.causal} if call.op == "prefill" else {}
-    plan = torch_fattn.explain(call.op, *tensors, family=10, cores=M5_CORES, tensor="registers", **options)
-    return any("tensor" in step["kernel"] for step in plan.passes)
+    plan = fattn.plan_of(call, family=10, cores=M5_CORES, tensor="registers")
+    return any("tensor" in step["kernel"] for step in plan["passes"])
 
 
 def _works(calls: Iterable[Call]) -> dict[tuple[Call, bool], Work]:
@@ -128,10 +123,9 @@ def _works(calls: Iterable[Call]) -> dict[tuple[Call, bool], Work]:
 
 def _partial_bytes(call: Call, done: Work, chip: Chip) -> float:
     """Returns the traffic of the partial results of the plan for this chip."""
-    tensors = call.operands(torch.device("meta")).values()
     state = "registers" if done.tensor_products else "off"
-    plan = torch_fattn.explain(call.op, *tensors, family=chip.family, cores=chip.cores, tensor=state)
-    return float(plan.data["scratch_bytes"]) * (1 + done.partial_reads)
+    plan = fattn.plan_of(call, family=chip.family, cores=chip.cores, tensor=state)
+    return float(plan["scratch_bytes"]) * (1 + done.partial_reads)
 
 
 def limits(call: Call, done: Work, chip: Chip) -> dict[str, float]:
@@ -231,17 +225,12 @@ def page() -> str:
         for call in on_units
     ]
     ceiling_names = [f"{chip.name}, {what}" for chip in with_units for what in ("tensor", "simdgroup")]
-    errors, times = (
-        list(rows(model.checks(), model.figures())) for rows in (model.error_rows, model.published_rows)
-    )
-    left_out = list(model.left_out_rows())
+    errors = list(model.error_rows(model.checks(), model.figures()))
     fields = {
         "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
         "likely": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], likely)),
         "figures": "\n".join(_table(["figure", "what it is"], model.figure_rows(model.figures()))),
         "errors": "\n".join(_table(errors[0], errors[1:])),
-        "times": "\n".join(_table(times[0], times[1:])),
-        "left_out": "\n".join(_table(left_out[0], left_out[1:])),
         "band": model.BAND,
         "ceilings": "\n".join(_table(["call", *ceiling_names], ceilings)),
         "shares": "\n".join(_table(["call", *names], shares)),
@@ -349,16 +338,9 @@ heads, not of other kernels. One change was made after the held-out errors were 
 11 %): cycles of products on M1 and M2 are the published ones, and not fitted. Before, the model predicted our
 prefills at their bounds.
 
-`python -m bench model --chip M1Max --shapes standard` predicts other calls.
-
-## Published and predicted times of the peers' kernels
-
-{times}
-
-The other rows of bench/models/published.csv cannot check the model. The reasons were written before any error
-was known:
-
-{left_out}
+`python -m bench model` prints every published time beside its prediction, and why other rows of
+`bench/models/published.csv` cannot check the model; with `--chip M1Max --shapes standard` it predicts other
+calls.
 
 ## Published figures
 

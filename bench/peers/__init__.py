@@ -1,1 +1,1 @@
-"""How each implementation, ours and the peers', runs a case: as passes over named buffers."""
+"""How each implementation, ours and the peers', runs a call: as passes over named buffers."""

@@ -12,7 +12,7 @@ import torch
 
 import torch_fattn
 
-from ..cases.case import METAL_TYPES, PREFILLS, Case
+from ..cases.calls import METAL_TYPES, Call
 from .launch import OURS, OURS_ON_M1, OURS_ON_TENSORS, Launch, Pass
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,62 +30,43 @@ KV_INT4 = str(_FORMATS["int4"]["number"])  # as a macro
 _REGISTERS = "FATTN_REGISTERS"  # the macro of kernels on tensor operations
 
 
-def tensor_launches(case: Case, cores: int) -> list[Launch]:
-    """The launches on tensor operations, of each kernel that there is for the case."""
-    launches = (launch(case, cores, TENSOR_FAMILY, tensor) for tensor in OURS_ON_TENSORS)
+def plan_of(call: Call, **options: Any) -> dict[str, Any]:
+    """The operator's plan, without allocating or launching. Raises what the operator would raise."""
+    positional, keywords = call.arguments(call.operands("meta"))
+    plan: dict[str, Any] = torch_fattn.explain(call.op, *positional, **{**keywords, **options}).data
+    return plan
+
+
+def tensor_launches(call: Call, cores: int) -> list[Launch]:
+    """The launches on tensor operations, of each kernel that there is for the call."""
+    launches = (launch(call, cores, TENSOR_FAMILY, tensor) for tensor in OURS_ON_TENSORS)
     kernels = {one.impl: one for one in launches}  # heads of 576 have one, whatever the state
     return [one for impl, one in kernels.items() if impl in OURS_ON_TENSORS.values()]
 
 
-def launch(case: Case, cores: int, family: int = FAMILY, tensor: str = "off") -> Launch:
-    dtype = getattr(torch, case.dtype)
-
-    def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=of, device="meta")
-
-    stored = torch.int8 if case.kv_format else dtype
-    shape: tuple[int, ...] = (case.batch, case.kv_heads, case.kv_len, case.head_dim)
-    rest: list[torch.Tensor] = []
-    if case.block_size:
-        blocks = -(-case.kv_len // case.block_size)
-        shape = (case.batch * blocks, case.block_size, case.kv_heads, case.head_dim)
-        rest.append(empty(case.batch, blocks, of=torch.int32))
-    if case.block_size or case.lengths:
-        rest.append(empty(case.batch, of=torch.int32))
-    options: dict[str, Any] = {"is_causal": case.causal} if case.op in PREFILLS else {}
-    if case.kv_format:
-        scales = empty(*shape[:-1], of=torch.float32)
-        options |= {"kv_format": case.kv_format, "key_scales": scales, "value_scales": scales}
-    query = empty(case.batch, case.q_heads, case.q_len, case.head_dim)
-    key = empty(*shape, of=stored)
-    value = key[..., : case.latent_dim] if case.latent_dim else empty(*shape, of=stored)
-    operands: list[torch.Tensor | None] = [query, key, value, *rest]
-    if case.op == "prefill_backward":
-        lse = empty(*query.shape[:-1], of=torch.float32)
-        operands = [torch.empty_like(query), None, query, key, value, None, lse]
-    plan = torch_fattn.explain(
-        case.op, *operands, device_name="CUDA", family=family, cores=cores, tensor=tensor, **options
-    )
-    for one in plan.data["passes"]:
+def launch(call: Call, cores: int, family: int = FAMILY, tensor: str = "off") -> Launch:
+    call.refuse_score_options()
+    plan = plan_of(call, device_name="CUDA", family=family, cores=cores, tensor=tensor)
+    for one in plan["passes"]:
         if _is_on_tensors(one):
             state = "registers" if one["macros"][_REGISTERS] == "1" else "threadgroup"
-            return from_plan(case, plan.data, OURS_ON_TENSORS[state])
-    return from_plan(case, plan.data, OLDER_IMPL if family == OLDER_FAMILY else IMPL)
+            return from_plan(call, plan, OURS_ON_TENSORS[state])
+    return from_plan(call, plan, OLDER_IMPL if family == OLDER_FAMILY else IMPL)
 
 
 def _is_on_tensors(plan: dict[str, Any]) -> bool:
     return _REGISTERS in plan["macros"]
 
 
-def from_plan(case: Case, plan: dict[str, Any], impl: str = IMPL) -> Launch:
-    rows = case.batch * case.q_heads * case.q_len
-    passes = [pass_of(one, case.dtype) for one in plan["passes"]]
-    if case.op == "prefill_backward":
+def from_plan(call: Call, plan: dict[str, Any], impl: str = IMPL) -> Launch:
+    rows = call.batch * call.q_heads * call.q_len
+    passes = [pass_of(one, call.dtype) for one in plan["passes"]]
+    if call.op == "prefill_backward":
         return Launch(impl, passes, scratch={"row_states": plan["scratch_bytes"]}, note=plan["tuning"])
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:
-        splits = plan["scratch_bytes"] // (4 * rows * (case.value_dim + 4))
-        scratch = {"partial_out": splits * rows * case.value_dim * 4, "partial_sum": splits * rows * 16}
+        splits = plan["scratch_bytes"] // (4 * rows * (call.value_dim + 4))
+        scratch = {"partial_out": splits * rows * call.value_dim * 4, "partial_sum": splits * rows * 16}
     return Launch(
         impl,
         passes,

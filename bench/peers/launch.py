@@ -1,4 +1,4 @@
-"""The launch of a case: passes over named buffers, and scratch."""
+"""The launch of a call: passes over named buffers, and scratch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Launch:
-    """How an implementation runs a case."""
+    """How an implementation runs a call."""
 
     impl: str
     passes: list[Pass]

@@ -9,7 +9,7 @@ import functools
 import re
 from dataclasses import replace
 
-from ..cases.case import Case, UnsupportedCaseError
+from ..cases.calls import Call, UnsupportedCallError
 from . import llama_prefill, llama_source
 from .fattn import FAMILY
 from .launch import Launch, Pass
@@ -33,8 +33,8 @@ _BEFORE = ("if (tiisg == 0) {", "// Q*K^T\n")
 _LENGTHS, _ROWS = (1024, 4096, 16384), (2, 3, 4, 5)
 
 
-def launch(case: Case) -> Launch | None:
-    """Returns None if llama.cpp has no kernel for this case, or if its source is missing.
+def launch(call: Call) -> Launch | None:
+    """Returns None if llama.cpp has no kernel for this call, or if its source is missing.
 
     llama.cpp has tiles for each family of Apple GPUs. Those of our plan's family come first, the others are
     alternatives.
@@ -46,23 +46,23 @@ def launch(case: Case) -> Launch | None:
             f"{IMPL}: the kernels of llama-cpp-python {version()} are not launched as those of {VERSION}, "
             f"which this adapter knows; name the archive of llama-cpp-python=={VERSION} in LLAMA_CPP_SDIST"
         )
-    if case.block_size:
-        raise UnsupportedCaseError(f"{IMPL} has no kernel for a paged cache")
-    if case.latent_dim:
-        raise UnsupportedCaseError(f"{IMPL} is not run over values that are columns of the keys")
-    if case.kv_format not in ("", "int8"):
-        raise UnsupportedCaseError(f"{IMPL} has no kernel for a cache of {case.kv_format}")
-    if case.dtype == "float32":
-        raise UnsupportedCaseError(f"{IMPL} rounds queries to float16, also for a float32 cache")
-    if case.q_len >= _VECTOR_ROWS or case.head_dim % _VECTOR_DIMS != 0:
-        if case.kv_format:
-            raise UnsupportedCaseError(
-                f"{IMPL} is run over a cache of {case.kv_format} by its vector kernel only"
+    if call.block_size:
+        raise UnsupportedCallError(f"{IMPL} has no kernel for a paged cache")
+    if call.latent_dim:
+        raise UnsupportedCallError(f"{IMPL} is not run over values that are columns of the keys")
+    if call.kv_format not in ("", "int8"):
+        raise UnsupportedCallError(f"{IMPL} has no kernel for a cache of {call.kv_format}")
+    if call.dtype == "float32":
+        raise UnsupportedCallError(f"{IMPL} rounds queries to float16, also for a float32 cache")
+    if call.q_len >= _VECTOR_ROWS or call.head_dim % _VECTOR_DIMS != 0:
+        if call.kv_format:
+            raise UnsupportedCallError(
+                f"{IMPL} is run over a cache of {call.kv_format} by its vector kernel only"
             )
-        return llama_prefill.launch(case, _TYPES[case.dtype])
-    element = _TYPES[case.kv_format or case.dtype]
-    chosen = [tile(element, case.head_dim, case.q_len, case.kv_len, family) for family in _FAMILIES]
-    launches = [one for tile in dict.fromkeys(chosen) if (one := _Vector(case, element, tile).launch())]
+        return llama_prefill.launch(call, _TYPES[call.dtype])
+    element = _TYPES[call.kv_format or call.dtype]
+    chosen = [tile(element, call.head_dim, call.q_len, call.kv_len, family) for family in _FAMILIES]
+    launches = [one for tile in dict.fromkeys(chosen) if (one := _Vector(call, element, tile).launch())]
     return replace(launches[0], alternatives=launches[1:]) if launches else None
 
 
@@ -130,22 +130,22 @@ def tile(element: str, head_dim: int, q_len: int, kv_len: int, family: int) -> t
 class _Vector:
     """kernel_flash_attn_ext_vec over 32 workgroups, and the kernel that merges their results."""
 
-    def __init__(self, case: Case, element: str, tile: tuple[int, int]) -> None:
-        self.case = case
+    def __init__(self, call: Call, element: str, tile: tuple[int, int]) -> None:
+        self.call = call
         self.element = element
-        self.rows = case.batch * case.q_heads * case.q_len
-        self.operands = Operands(case, _KEYS)
+        self.rows = call.batch * call.q_heads * call.q_len
+        self.operands = Operands(call, _KEYS)
         self.simdgroups = 1
-        while 2 * _WORKGROUPS * self.simdgroups * _KEYS < case.kv_len and self.simdgroups < 4:
+        while 2 * _WORKGROUPS * self.simdgroups * _KEYS < call.kv_len and self.simdgroups < 4:
             self.simdgroups *= 2
-        self.baseline = (1, _tuning()[1].get((case.head_dim, case.head_dim), 4))
+        self.baseline = (1, _tuning()[1].get((call.head_dim, call.head_dim), 4))
         self.tile = tile
         if self._shared_bytes > _THREADGROUP_BYTES:
             self.tile = self.baseline
 
     @property
     def _shared_bytes(self) -> int:
-        padded = -(-self.case.head_dim // 128) * 128
+        padded = -(-self.call.head_dim // 128) * 128
         halves = (padded + 4 * _KEYS + 2 * padded) * self.tile[0] * self.simdgroups
         return -(-2 * halves // 16) * 16
 
@@ -158,14 +158,14 @@ class _Vector:
         lanes of the last simdgroup write past the end.
         """
         rows, keys = self.tile
-        columns, padded = self.case.head_dim // 4, -(-self.case.head_dim // 128) * 32
+        columns, padded = self.call.head_dim // 4, -(-self.call.head_dim // 128) * 32
         end = rows * columns + 32 - 32 // keys
         return 16 * max(0, end - rows * padded)
 
     def launch(self) -> Launch | None:
-        case = self.case
+        call = self.call
         suffix = "" if self.tile == self.baseline else f"_q{self.tile[0]}_ne{self.tile[1]}"
-        kernel = f"kernel_flash_attn_ext_vec_{self.element}_dk{case.head_dim}_dv{case.head_dim}{suffix}"
+        kernel = f"kernel_flash_attn_ext_vec_{self.element}_dk{call.head_dim}_dv{call.head_dim}{suffix}"
         source = _vector_source(self.element, kernel)
         if source is None:
             return None
@@ -177,14 +177,14 @@ class _Vector:
             passes,
             scratch={
                 "last_keys": self.operands.last_keys_bytes,
-                "partials": 4 * self.rows * _WORKGROUPS * (case.head_dim + 2),
+                "partials": 4 * self.rows * _WORKGROUPS * (call.head_dim + 2),
             },
             out_rows_first=True,
             note=f"{_WORKGROUPS} x {self.simdgroups} simdgroups, {self.tile[1]} keys side by side",
         )
 
     def _attend(self, source: str, kernel: str) -> Pass:
-        case, operands, prefix = self.case, self.operands, "FC_flash_attn_ext_vec_"
+        call, operands, prefix = self.call, self.operands, "FC_flash_attn_ext_vec_"
         off = dict.fromkeys((f"{prefix}{name}" for name in ("has_sinks", "has_bias", "has_scap")), False)
         constants: Constants = {
             **off,
@@ -198,21 +198,21 @@ class _Vector:
         }
         threads = 32 * self.simdgroups
         threadgroup_bytes = self._shared_bytes + self._overrun_bytes
-        pipeline = llama_source.pipeline(case, source, kernel, threads, constants, threadgroup_bytes)
+        pipeline = llama_source.pipeline(call, source, kernel, threads, constants, threadgroup_bytes)
         arguments: dict[int, str | bytes] = {
             0: llama_source.kargs("flash_attn_ext_vec", operands.fields()),
             **{1: QUERY, 2: operands.key, 3: operands.value, 4: operands.mask, 5: QUERY},
             **{6: "last_keys", 7: "partials", 8: QUERY},
         }
-        grid = (-(-case.q_len // self.tile[0]), case.q_heads, case.batch * _WORKGROUPS)
+        grid = (-(-call.q_len // self.tile[0]), call.q_heads, call.batch * _WORKGROUPS)
         return Pass(pipeline, grid, (32, self.simdgroups, 1), arguments)
 
     def _reduce(self) -> Pass:
         kernel, prefix = "kernel_flash_attn_ext_vec_reduce", "FC_flash_attn_ext_vec_reduce_"
-        constants: Constants = {f"{prefix}DV": self.case.head_dim, f"{prefix}NWG": _WORKGROUPS}
+        constants: Constants = {f"{prefix}DV": self.call.head_dim, f"{prefix}NWG": _WORKGROUPS}
         source = llama_source.auxiliary_source(kernel, f"{prefix}DV")
         threads = 32 * _WORKGROUPS
-        pipeline = llama_source.pipeline(self.case, source, kernel, threads, constants)
+        pipeline = llama_source.pipeline(self.call, source, kernel, threads, constants)
         arguments: dict[int, str | bytes] = {
             0: llama_source.kargs("flash_attn_ext_vec_reduce", {"nrows": self.rows}),
             **{1: "partials", 2: OUT},

@@ -3,7 +3,7 @@ keys, padded to a whole step."""
 
 from __future__ import annotations
 
-from ..cases.case import BYTES, Case
+from ..cases.calls import Call
 from . import llama_source
 from .launch import Pass
 from .llama_source import Constants
@@ -13,20 +13,20 @@ QUERY, OUT = "query_float32", "out_float32"
 
 
 class Operands:
-    """The operands of a case, for a kernel that takes `step` keys at a time."""
+    """The operands of a call, for a kernel that takes `step` keys at a time."""
 
-    def __init__(self, case: Case, step: int) -> None:
-        self.case = case
+    def __init__(self, call: Call, step: int) -> None:
+        self.call = call
         self.step = step
         # llama.cpp has neither causal attention nor sequence lengths: a mask hides keys instead.
-        self.needs_mask = bool(case.lengths) or case.hides_keys
-        self.pads = case.kv_len % step != 0
-        if case.kv_format:
+        self.needs_mask = bool(call.lengths) or call.hides_keys
+        self.pads = call.kv_len % step != 0
+        if call.kv_format:
             elements, size = _Q8_0
-            self.row_bytes, self.row_units = case.head_dim // elements * size, case.head_dim // elements
+            self.row_bytes, self.row_units = call.head_dim // elements * size, call.head_dim // elements
             self.key, self.value = "key_q8_0", "value_q8_0"
         else:
-            self.row_bytes, self.row_units = case.head_dim * BYTES[case.dtype], case.head_dim
+            self.row_bytes, self.row_units = call.head_dim * call.element_bytes, call.head_dim
             self.key, self.value = "key", "value"
 
     @property
@@ -37,35 +37,35 @@ class Operands:
     @property
     def last_keys_bytes(self) -> int:
         """Size of the last keys of every head, with their part of the mask."""
-        case = self.case
-        return self.step * (2 * self.row_bytes * case.kv_heads + 2 * case.q_len) * case.batch
+        call = self.call
+        return self.step * (2 * self.row_bytes * call.kv_heads + 2 * call.q_len) * call.batch
 
     def fields(self) -> dict[str, int | float]:
         """Shapes and strides, by their names in the structs of kernel arguments."""
-        case = self.case
-        query, key = 4 * case.head_dim, self.row_bytes
+        call = self.call
+        query, key = 4 * call.head_dim, self.row_bytes
         values: dict[str, int | float] = {
-            **_shape("ne0", 1, case.q_len, case.q_heads, case.batch),
-            **_shape("nb0", 1, *_strides(query, case.q_len, case.q_heads)),
-            **{"ne11": case.kv_len, "ne_12_2": case.kv_heads, "ne_12_3": case.batch},
-            **_shape("nb1", 1, *_strides(key, case.kv_len, case.kv_heads)),
-            **_shape("nb2", 1, *_strides(key, case.kv_len, case.kv_heads)),
+            **_shape("ne0", 1, call.q_len, call.q_heads, call.batch),
+            **_shape("nb0", 1, *_strides(query, call.q_len, call.q_heads)),
+            **{"ne11": call.kv_len, "ne_12_2": call.kv_heads, "ne_12_3": call.batch},
+            **_shape("nb1", 1, *_strides(key, call.kv_len, call.kv_heads)),
+            **_shape("nb2", 1, *_strides(key, call.kv_len, call.kv_heads)),
             **{"ns10": self.row_units, "ns20": self.row_units},
-            **{"ne1": case.q_heads, "ne2": case.q_len, "ne3": case.batch},
-            **{"scale": case.scale, "max_bias": 0.0, "m0": 1.0, "m1": 1.0, "logit_softcap": 0.0},
-            **{"n_head_log2": 1 << (case.q_heads.bit_length() - 1), "n_kv_max_padded": 0},
+            **{"ne1": call.q_heads, "ne2": call.q_len, "ne3": call.batch},
+            **{"scale": call.scale, "max_bias": 0.0, "m0": 1.0, "m1": 1.0, "logit_softcap": 0.0},
+            **{"n_head_log2": 1 << (call.q_heads.bit_length() - 1), "n_kv_max_padded": 0},
         }
         if not self.needs_mask:
             return values | _shape("ne3", 0, 0, 0, 0, 0) | _shape("nb3", 1, 0, 0, 0)
         return {
             **values,
-            **_shape("ne3", 0, case.kv_len, case.q_len, 1, case.batch),
-            **_shape("nb3", 1, *_strides(2 * case.kv_len, case.q_len, 1)),
+            **_shape("ne3", 0, call.kv_len, call.q_len, 1, call.batch),
+            **_shape("nb3", 1, *_strides(2 * call.kv_len, call.q_len, 1)),
         }
 
     def pad(self) -> Pass:
         """Returns the pass that copies the last, partial step of keys and pads it."""
-        case, kernel = self.case, "kernel_flash_attn_ext_pad"
+        call, kernel = self.call, "kernel_flash_attn_ext_pad"
         constants: Constants = {
             "FC_flash_attn_ext_pad_has_mask": self.needs_mask,
             "FC_flash_attn_ext_pad_ncpsg": self.step,
@@ -75,8 +75,8 @@ class Operands:
             0: llama_source.kargs("flash_attn_ext_pad", self.fields()),
             **{1: self.key, 2: self.value, 3: self.mask, 4: "last_keys"},
         }
-        pipeline = llama_source.pipeline(case, source, kernel, 32, constants)
-        return Pass(pipeline, (self.step, case.kv_heads, case.batch), (32, 1, 1), arguments)
+        pipeline = llama_source.pipeline(call, source, kernel, 32, constants)
+        return Pass(pipeline, (self.step, call.kv_heads, call.batch), (32, 1, 1), arguments)
 
 
 def _shape(name: str, first: int, *values: int) -> dict[str, int | float]:

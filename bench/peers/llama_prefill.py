@@ -9,7 +9,7 @@ buffer has room for them. The kernel runs unchanged: it has the barriers that Me
 
 from __future__ import annotations
 
-from ..cases.case import Case
+from ..cases.calls import Call
 from . import llama_source
 from .launch import Launch, Pass
 from .llama_operands import OUT, QUERY, Operands
@@ -21,11 +21,11 @@ _COLUMNS = 64  # columns of the values are read in multiples of this
 _WIDE = 512
 
 
-def launch(case: Case, element: str) -> Launch | None:
+def launch(call: Call, element: str) -> Launch | None:
     """Returns None if llama.cpp has no such kernel for this head size."""
-    kernel = f"kernel_flash_attn_ext_{element}_dk{case.head_dim}_dv{case.head_dim}"
+    kernel = f"kernel_flash_attn_ext_{element}_dk{call.head_dim}_dv{call.head_dim}"
     source = _source(element, kernel)
-    return None if source is None else _Tiles(case).launch(source, kernel)
+    return None if source is None else _Tiles(call).launch(source, kernel)
 
 
 def _source(element: str, kernel: str) -> str | None:
@@ -53,18 +53,18 @@ def _source(element: str, kernel: str) -> str | None:
 
 
 class _Tiles:
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.operands = Operands(case, _KEYS)
-        self.tiles = -(-case.q_len // _ROWS)
-        self.simdgroups = 8 if case.head_dim >= _WIDE else 4
-        self.padded_dim = -(-case.head_dim // _COLUMNS) * _COLUMNS
-        if self.padded_dim > case.head_dim:
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.operands = Operands(call, _KEYS)
+        self.tiles = -(-call.q_len // _ROWS)
+        self.simdgroups = 8 if call.head_dim >= _WIDE else 4
+        self.padded_dim = -(-call.head_dim // _COLUMNS) * _COLUMNS
+        if self.padded_dim > call.head_dim:
             self.operands.value = "value_with_spare"
 
     @property
     def threadgroup_bytes(self) -> int:
-        halves = _ROWS * (self.case.head_dim + 2 * self.padded_dim + 4 * _KEYS)
+        halves = _ROWS * (self.call.head_dim + 2 * self.padded_dim + 4 * _KEYS)
         return -(-2 * halves // 16) * 16
 
     def launch(self, source: str, kernel: str) -> Launch:
@@ -72,13 +72,13 @@ class _Tiles:
         passes = [operands.pad()] if operands.pads else []
         passes += [self._blocks()] if operands.needs_mask else []
         passes.append(self._attend(source, kernel))
-        spare = 2 * (self.padded_dim - self.case.head_dim)
+        spare = 2 * (self.padded_dim - self.call.head_dim)
         return Launch(
             llama_source.IMPL,
             passes,
             scratch={
                 "last_keys": operands.last_keys_bytes + spare,
-                "mask_blocks": self.tiles * -(-self.case.kv_len // _KEYS) * self.case.batch,
+                "mask_blocks": self.tiles * -(-self.call.kv_len // _KEYS) * self.call.batch,
             },
             out_rows_first=True,
             note=f"{_ROWS} rows, {self.simdgroups} simdgroups",
@@ -86,33 +86,33 @@ class _Tiles:
 
     def _blocks(self) -> Pass:
         """Returns the pass that marks tiles of the mask as hidden (0), mixed (1) or fully visible (2)."""
-        case, kernel, prefix = self.case, "kernel_flash_attn_ext_blk", "FC_flash_attn_ext_blk_"
+        call, kernel, prefix = self.call, "kernel_flash_attn_ext_blk", "FC_flash_attn_ext_blk_"
         constants: Constants = {f"{prefix}nqptg": _ROWS, f"{prefix}ncpsg": _KEYS}
         source = llama_source.auxiliary_source(kernel, f"{prefix}nqptg")
         arguments: dict[int, str | bytes] = {
             0: llama_source.kargs("flash_attn_ext_blk", self.operands.fields()),
             **{1: "mask", 2: "mask_blocks"},
         }
-        grid = (-(-case.kv_len // _KEYS), self.tiles, case.batch)
-        return Pass(llama_source.pipeline(case, source, kernel, 32, constants), grid, (32, 1, 1), arguments)
+        grid = (-(-call.kv_len // _KEYS), self.tiles, call.batch)
+        return Pass(llama_source.pipeline(call, source, kernel, 32, constants), grid, (32, 1, 1), arguments)
 
     def _attend(self, source: str, kernel: str) -> Pass:
-        case, operands, prefix = self.case, self.operands, "FC_flash_attn_ext_"
+        call, operands, prefix = self.call, self.operands, "FC_flash_attn_ext_"
         off = dict.fromkeys((f"{prefix}{name}" for name in ("has_sinks", "has_bias", "has_scap")), False)
         constants: Constants = {
             **off,
             f"{prefix}has_mask": operands.needs_mask,
             f"{prefix}has_kvpad": operands.pads,
-            f"{prefix}bc_mask": operands.needs_mask and case.q_len % 8 != 0,
+            f"{prefix}bc_mask": operands.needs_mask and call.q_len % 8 != 0,
             f"{prefix}ns10": operands.row_units,
             f"{prefix}ns20": operands.row_units,
             f"{prefix}nsg": self.simdgroups,
         }
         threads = 32 * self.simdgroups
-        pipeline = llama_source.pipeline(case, source, kernel, threads, constants, self.threadgroup_bytes)
+        pipeline = llama_source.pipeline(call, source, kernel, threads, constants, self.threadgroup_bytes)
         arguments: dict[int, str | bytes] = {
             0: llama_source.kargs("flash_attn_ext", operands.fields()),
             **{1: QUERY, 2: operands.key, 3: operands.value, 4: operands.mask, 5: QUERY},
             **{6: "last_keys", 7: "mask_blocks", 8: OUT},
         }
-        return Pass(pipeline, (self.tiles, case.q_heads, case.batch), (32, self.simdgroups, 1), arguments)
+        return Pass(pipeline, (self.tiles, call.q_heads, call.batch), (32, self.simdgroups, 1), arguments)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cases.arguments import WrongArgumentError
-from ..cases.case import METAL_TYPES, Case
+from ..cases.calls import METAL_TYPES, Call
 
 if TYPE_CHECKING:
     from softmetal.testing.cuda import Pipeline
@@ -103,7 +103,7 @@ def kargs(struct_name: str, values: dict[str, int | float]) -> bytes:
 
 
 def pipeline(
-    case: Case, source: str, kernel: str, threads: int, constants: Constants, threadgroup_bytes: int = 0
+    call: Call, source: str, kernel: str, threads: int, constants: Constants, threadgroup_bytes: int = 0
 ) -> Pipeline:
     from softmetal.testing.cuda import Pipeline
 
@@ -115,6 +115,6 @@ def pipeline(
         constants=constants,
         threadgroup_memory={0: threadgroup_bytes} if threadgroup_bytes else {},
         include=(str(_metal() / "kernels"), str(_metal())),
-        widened_from=METAL_TYPES[case.dtype],
+        widened_from=METAL_TYPES[call.dtype],
         aligned_runs=True,
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cases.arguments import WrongArgumentError
-from ..cases.case import BYTES, METAL_TYPES, Case
+from ..cases.calls import METAL_TYPES, Call
 from .launch import Launch, Pass
 
 if TYPE_CHECKING:
@@ -43,17 +43,17 @@ _HEADS_PER_READ = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
 _SHARED_FROM = 8192  # keys
 
 
-def launch(case: Case) -> Launch | None:
-    """Returns None if MLX composes this case from other operations, or if its headers are missing."""
+def launch(call: Call) -> Launch | None:
+    """Returns None if MLX composes this call from other operations, or if its headers are missing."""
     if not is_known_version():
         return None
-    case.refuse_features(IMPL)
-    if case.q_len > 8:
-        tiles = dict.fromkeys(_tile_keys(case, chip) for chip in CHIP_CLASSES) if _has_full(case) else {}
-        launches = [_full(case, keys) for keys in tiles]
+    call.refuse_features(IMPL)
+    if call.q_len > 8:
+        tiles = dict.fromkeys(_tile_keys(call, chip) for chip in CHIP_CLASSES) if _has_full(call) else {}
+        launches = [_full(call, keys) for keys in tiles]
     else:
-        chosen = dict.fromkeys(splits(case, chip) for chip in CHIP_CLASSES) if _has_vector(case) else {}
-        launches = [_vector_in_two_passes(case, n) if n > 1 else _vector_in_one_pass(case) for n in chosen]
+        chosen = dict.fromkeys(splits(call, chip) for chip in CHIP_CLASSES) if _has_vector(call) else {}
+        launches = [_vector_in_two_passes(call, n) if n > 1 else _vector_in_one_pass(call) for n in chosen]
     if not launches:
         return None
     largest = max((one.scratch for one in launches), key=lambda scratch: sum(scratch.values()))
@@ -73,21 +73,21 @@ def is_known_version() -> bool:
     return True
 
 
-def _has_full(case: Case) -> bool:
-    if case.is_causal and case.q_len > case.kv_len:
+def _has_full(call: Call) -> bool:
+    if call.is_causal and call.q_len > call.kv_len:
         return False
-    if case.head_dim != _SQUARE_DIM:
-        return case.head_dim in _FULL_DIMS
-    rows = max(case.q_len, case.whole_rows)
-    return case.causal and case.q_len == case.kv_len and rows >= _SQUARE_FROM and case.dtype != "float32"
+    if call.head_dim != _SQUARE_DIM:
+        return call.head_dim in _FULL_DIMS
+    rows = max(call.q_len, call.whole_rows)
+    return call.causal and call.q_len == call.kv_len and rows >= _SQUARE_FROM and call.dtype != "float32"
 
 
-def _has_vector(case: Case) -> bool:
-    if case.q_len > case.kv_len or case.q_len * case.group_size > 32:
+def _has_vector(call: Call) -> bool:
+    if call.q_len > call.kv_len or call.q_len * call.group_size > 32:
         return False
-    if case.head_dim != _ONE_ROW_DIM:
-        return case.head_dim in _VECTOR_DIMS
-    return (case.q_len, case.group_size) == (1, _ONE_ROW_GROUP) and case.kv_len >= _ONE_ROW_FROM
+    if call.head_dim != _ONE_ROW_DIM:
+        return call.head_dim in _VECTOR_DIMS
+    return (call.q_len, call.group_size) == (1, _ONE_ROW_GROUP) and call.kv_len >= _ONE_ROW_FROM
 
 
 def version() -> str:
@@ -140,7 +140,7 @@ def instantiation(declarations: str, host_name: str, kernel: str) -> str:
 
 
 def _pipeline(
-    case: Case, header: str, kernel: str, threads: int, constants: dict[str, bool | int | float]
+    call: Call, header: str, kernel: str, threads: int, constants: dict[str, bool | int | float]
 ) -> Pipeline:
     from softmetal.testing.cuda import Pipeline
 
@@ -152,37 +152,37 @@ def _pipeline(
         max_threads=threads,
         constants=constants,
         include=(str(include_folder()),),
-        widened_from=METAL_TYPES[case.dtype],
+        widened_from=METAL_TYPES[call.dtype],
         aligned_runs=True,
     )
 
 
-def _vector_constants(case: Case) -> dict[str, bool | int | float]:
+def _vector_constants(call: Call) -> dict[str, bool | int | float]:
     off = dict.fromkeys(("has_mask", "query_transposed", "bool_mask", "float_mask", "has_sinks"), False)
-    return {**off, "do_causal": case.hides_keys}
+    return {**off, "do_causal": call.hides_keys}
 
 
-def _strides(case: Case) -> list[bytes]:
+def _strides(call: Call) -> list[bytes]:
     """Packs head and sequence strides of the key, then of the value."""
-    head, row = struct.pack("Q", case.kv_len * case.head_dim), struct.pack("Q", case.head_dim)
+    head, row = struct.pack("Q", call.kv_len * call.head_dim), struct.pack("Q", call.head_dim)
     return [head, row, head, row]
 
 
-def _vector_in_one_pass(case: Case) -> Launch:
-    kernel = f"sdpa_vector<{METAL_TYPES[case.dtype]}, {case.head_dim}, {case.head_dim}>"
-    pipeline = _pipeline(case, "sdpa_vector.h", kernel, 1024, _vector_constants(case))
-    shape = [struct.pack("i", case.group_size), struct.pack("i", case.kv_len), *_strides(case)]
-    shape.append(struct.pack("f", case.scale))
+def _vector_in_one_pass(call: Call) -> Launch:
+    kernel = f"sdpa_vector<{METAL_TYPES[call.dtype]}, {call.head_dim}, {call.head_dim}>"
+    pipeline = _pipeline(call, "sdpa_vector.h", kernel, 1024, _vector_constants(call))
+    shape = [struct.pack("i", call.group_size), struct.pack("i", call.kv_len), *_strides(call)]
+    shape.append(struct.pack("f", call.scale))
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out"}
     arguments |= dict(enumerate(shape, start=4))
-    grid = (case.batch * case.q_heads, case.q_len, 1)
+    grid = (call.batch * call.q_heads, call.q_len, 1)
     return Launch(IMPL, [Pass(pipeline, grid, (1024, 1, 1), arguments)], note="1 pass")
 
 
-def splits(case: Case, chip: str) -> int:
+def splits(call: Call, chip: str) -> int:
     """Returns the number of splits; 1: a single pass."""
-    simdgroups, keys = case.group_size * case.q_len, case.kv_len
-    if keys < (1024 if chip in "ds" else 4096) or (chip not in "ds" and case.group_size == 1):
+    simdgroups, keys = call.group_size * call.q_len, call.kv_len
+    if keys < (1024 if chip in "ds" else 4096) or (chip not in "ds" and call.group_size == 1):
         return 1
     if chip == "s":
         if keys <= 1024 or simdgroups <= 4:
@@ -200,27 +200,27 @@ def splits(case: Case, chip: str) -> int:
 _SPLITS_BELOW = ((8192, 128), (32768, 256), (65536, 512), (1 << 62, 1024))
 
 
-def heads_per_read(case: Case) -> int | None:
+def heads_per_read(call: Call) -> int | None:
     """Returns the query heads for which keys and values are read once, or None if each head reads its own.
-    MLX also requires that there is no mask and no sink; a Case has neither."""
-    if case.q_len != 1 or case.kv_len < _SHARED_FROM:
+    MLX also requires that there is no mask and no sink; a Call has neither."""
+    if call.q_len != 1 or call.kv_len < _SHARED_FROM:
         return None
-    return _HEADS_PER_READ.get((case.group_size, case.head_dim))
+    return _HEADS_PER_READ.get((call.group_size, call.head_dim))
 
 
-def _vector_in_two_passes(case: Case, splits: int) -> Launch:
-    element, d = METAL_TYPES[case.dtype], case.head_dim
-    rows = case.batch * case.q_heads * case.q_len
-    threads = (32, case.group_size, case.q_len)
-    constants = {**_vector_constants(case), "blocks": splits}
+def _vector_in_two_passes(call: Call, splits: int) -> Launch:
+    element, d = METAL_TYPES[call.dtype], call.head_dim
+    rows = call.batch * call.q_heads * call.q_len
+    threads = (32, call.group_size, call.q_len)
+    constants = {**_vector_constants(call), "blocks": splits}
     kernel = f"sdpa_vector_2pass_1<{element}, {d}, {d}>"
-    if heads := heads_per_read(case):
-        kernel = f"sdpa_vector_2pass_1_gqa<{element}, {d}, {d}, {case.group_size}, {heads}>"
-    one = _pipeline(case, "sdpa_vector.h", kernel, 32 * case.group_size * case.q_len, constants)
-    two = _pipeline(case, "sdpa_vector.h", f"sdpa_vector_2pass_2<{element}, {d}>", 1024, {})
+    if heads := heads_per_read(call):
+        kernel = f"sdpa_vector_2pass_1_gqa<{element}, {d}, {d}, {call.group_size}, {heads}>"
+    one = _pipeline(call, "sdpa_vector.h", kernel, 32 * call.group_size * call.q_len, constants)
+    two = _pipeline(call, "sdpa_vector.h", f"sdpa_vector_2pass_2<{element}, {d}>", 1024, {})
     first: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "partials", 4: "sums", 5: "maxs"}
     first |= dict(
-        enumerate([struct.pack("i", case.kv_len), *_strides(case), struct.pack("f", case.scale)], start=7)
+        enumerate([struct.pack("i", call.kv_len), *_strides(call), struct.pack("f", call.scale)], start=7)
     )
     second: dict[int, str | bytes] = {
         0: "partials",
@@ -232,11 +232,11 @@ def _vector_in_two_passes(case: Case, splits: int) -> Launch:
     return Launch(
         IMPL,
         [
-            Pass(one, (case.kv_heads, case.batch, splits), threads, first),
-            Pass(two, (case.batch * case.q_heads, case.q_len, 1), (1024, 1, 1), second),
+            Pass(one, (call.kv_heads, call.batch, splits), threads, first),
+            Pass(two, (call.batch * call.q_heads, call.q_len, 1), (1024, 1, 1), second),
         ],
         scratch={
-            "partials": rows * splits * d * BYTES[case.dtype],
+            "partials": rows * splits * d * call.element_bytes,
             "sums": rows * splits * 4,
             "maxs": rows * splits * 4,
         },
@@ -244,40 +244,40 @@ def _vector_in_two_passes(case: Case, splits: int) -> Launch:
     )
 
 
-def _tile_keys(case: Case, chip: str) -> int:
-    return 32 if case.head_dim < 128 or (case.head_dim == _SQUARE_DIM and chip == "d") else 16
+def _tile_keys(call: Call, chip: str) -> int:
+    return 32 if call.head_dim < 128 or (call.head_dim == _SQUARE_DIM and chip == "d") else 16
 
 
-def _full(case: Case, tile_keys: int) -> Launch:
-    d, tile_rows = case.head_dim, 32
+def _full(call: Call, tile_keys: int) -> Launch:
+    d, tile_rows = call.head_dim, 32
     halves = 2 if d == _SQUARE_DIM else 1  # simdgroups that share rows and split D
-    element = METAL_TYPES[case.dtype]
+    element = METAL_TYPES[call.dtype]
     off = dict.fromkeys(("has_mask", "has_sinks", "save_lse"), False)
     constants: dict[str, bool | int | float] = {
         **off,
-        "align_Q": case.q_len % tile_rows == 0,
-        "align_K": case.kv_len % tile_keys == 0,
-        "do_causal": case.is_causal,
+        "align_Q": call.q_len % tile_rows == 0,
+        "align_K": call.kv_len % tile_keys == 0,
+        "do_causal": call.is_causal,
     }
     kernel = f"attention<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, {halves}, {element}, float>"
     threads = (32, 4, halves)
-    pipeline = _pipeline(case, "steel/attn/kernels/steel_attention.h", kernel, 128 * halves, constants)
-    params = full_params(case, tile_rows, tile_keys)
+    pipeline = _pipeline(call, "steel/attn/kernels/steel_attention.h", kernel, 128 * halves, constants)
+    params = full_params(call, tile_rows, tile_keys)
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params}
-    grid = (-(-case.q_len // tile_rows), case.q_heads, case.batch)
+    grid = (-(-call.q_len // tile_rows), call.q_heads, call.batch)
     note = f"{tile_rows} rows, {tile_keys} keys, {4 * halves} simdgroups"
     return Launch(IMPL, [Pass(pipeline, grid, threads, arguments)], out_rows_first=True, note=note)
 
 
-def full_params(case: Case, tile_rows: int, tile_keys: int) -> bytes:
+def full_params(call: Call, tile_rows: int, tile_keys: int) -> bytes:
     """Packs AttnParams."""
-    d, h = case.head_dim, case.q_heads
-    q, kv = case.q_len * d, case.kv_len * d
+    d, h = call.head_dim, call.q_heads
+    q, kv = call.q_len * d, call.kv_len * d
     return struct.pack(
         "6if7i12q",
-        *(case.batch, h, d, case.q_len, case.kv_len, case.group_size, case.scale),
-        *(-(-case.q_len // tile_rows), -(-case.kv_len // tile_keys)),
-        *(case.q_len // tile_rows, case.kv_len // tile_keys),
-        *(case.q_len % tile_rows, case.kv_len % tile_keys, case.kv_len - case.q_len),
-        *(h * q, q, d, *[case.kv_heads * kv, kv, d] * 2, h * q, d, h * d),
+        *(call.batch, h, d, call.q_len, call.kv_len, call.group_size, call.scale),
+        *(-(-call.q_len // tile_rows), -(-call.kv_len // tile_keys)),
+        *(call.q_len // tile_rows, call.kv_len // tile_keys),
+        *(call.q_len % tile_rows, call.kv_len % tile_keys, call.kv_len - call.q_len),
+        *(h * q, q, d, *[call.kv_heads * kv, kv, d] * 2, h * q, d, h * d),
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..cases.arguments import WrongArgumentError
-from ..cases.case import METAL_TYPES, Case, UnsupportedCaseError
+from ..cases.calls import METAL_TYPES, Call, UnsupportedCallError
 from . import mlx_metal
 from .launch import Launch, Pass
 
@@ -71,17 +71,17 @@ def version() -> str:
     return "pull request 3241" if folder and mlx_metal.include_folder() else "not installed"
 
 
-def launch(case: Case) -> Launch | None:
+def launch(call: Call) -> Launch | None:
     """Returns None if the headers are missing."""
     folder = _folder()
     if folder is None or mlx_metal.include_folder() is None:
         return None
-    if not case.is_backward:
-        raise UnsupportedCaseError(f"{IMPL} has a backward only")
-    if case.head_dim not in _QUERY_TILES or case.dtype == "float32":
-        raise UnsupportedCaseError(f"{IMPL} has no kernel for this")
-    tiles = itertools.product(_QUERY_TILES[case.head_dim], _KEY_TILES[case.head_dim])
-    first, *others = (_launch(case, folder, query, key) for query, key in tiles)
+    if not call.is_backward:
+        raise UnsupportedCallError(f"{IMPL} has a backward only")
+    if call.head_dim not in _QUERY_TILES or call.dtype == "float32":
+        raise UnsupportedCallError(f"{IMPL} has no kernel for this")
+    tiles = itertools.product(_QUERY_TILES[call.head_dim], _KEY_TILES[call.head_dim])
+    first, *others = (_launch(call, folder, query, key) for query, key in tiles)
     return replace(first, alternatives=others)
 
 
@@ -100,25 +100,25 @@ def _folder() -> Path | None:
 
 
 def _launch(
-    case: Case, folder: Path, query_tile: tuple[int, int, int], key_tile: tuple[int, int, int]
+    call: Call, folder: Path, query_tile: tuple[int, int, int], key_tile: tuple[int, int, int]
 ) -> Launch:
-    rows = case.batch * case.q_heads * case.q_len
+    rows = call.batch * call.q_heads * call.q_len
     inputs = dict(enumerate(("query", "key", "value", "delta", "grad_out", "lse_log2")))
-    query: dict[int, str | bytes] = {**inputs, 6: "grad_query", 7: _params(case, query_tile)}
-    key: dict[int, str | bytes] = {**inputs, 6: "grad_key", 7: "grad_value", 8: _params(case, key_tile)}
+    query: dict[int, str | bytes] = {**inputs, 6: "grad_query", 7: _params(call, query_tile)}
+    key: dict[int, str | bytes] = {**inputs, 6: "grad_key", 7: "grad_value", 8: _params(call, key_tile)}
     passes = [
-        _delta(case, rows),
-        _pass(case, folder, "dq", query_tile, (-(-case.q_len // query_tile[0]), case.q_heads), query),
-        _pass(case, folder, "dkv", key_tile, (-(-case.kv_len // key_tile[1]), case.kv_heads), key),
+        _delta(call, rows),
+        _pass(call, folder, "dq", query_tile, (-(-call.q_len // query_tile[0]), call.q_heads), query),
+        _pass(call, folder, "dkv", key_tile, (-(-call.kv_len // key_tile[1]), call.kv_heads), key),
     ]
     note = ", ".join(f"{q} rows, {k} keys, {s} simdgroups" for q, k, s in (query_tile, key_tile))
     return Launch(IMPL, passes, scratch={"delta": rows * 4}, note=note)
 
 
-def _delta(case: Case, rows: int) -> Pass:
+def _delta(call: Call, rows: int) -> Pass:
     from softmetal.testing.cuda import Pipeline
 
-    macros = {"T": METAL_TYPES[case.dtype], "ROWS": str(_ROWS_OF_A_GROUP), "COLUMNS": str(case.head_dim)}
+    macros = {"T": METAL_TYPES[call.dtype], "ROWS": str(_ROWS_OF_A_GROUP), "COLUMNS": str(call.head_dim)}
     threads = 32 * _ROWS_OF_A_GROUP
     pipeline = Pipeline(_DELTA, "row_delta", threads, macros, name="row_delta")
     count = struct.pack("I", rows)
@@ -127,7 +127,7 @@ def _delta(case: Case, rows: int) -> Pass:
 
 
 def _pass(
-    case: Case,
+    call: Call,
     folder: Path,
     suffix: str,
     tile: tuple[int, int, int],
@@ -138,21 +138,21 @@ def _pass(
 
     tile_rows, tile_keys, simdgroups = tile
     name = f"attention_vjp_{suffix}"
-    kernel = f"{name}<{METAL_TYPES[case.dtype]}, {tile_rows}, {tile_keys}, {case.head_dim}, {simdgroups}, 1>"
+    kernel = f"{name}<{METAL_TYPES[call.dtype]}, {tile_rows}, {tile_keys}, {call.head_dim}, {simdgroups}, 1>"
     include = mlx_metal.include_folder()
     assert include is not None
     attention = f"{mlx_metal.KERNELS}/steel/attn/attn.h"
     declarations = f'#include "{attention}"\n{_PARAMS}#include "{_HEADERS[suffix]}"'
     constants = {
-        f"align_Q_vjp_{suffix}": case.q_len % tile_rows == 0,
-        f"align_K_vjp_{suffix}": case.kv_len % tile_keys == 0,
-        f"do_causal_vjp_{suffix}": case.causal,
+        f"align_Q_vjp_{suffix}": call.q_len % tile_rows == 0,
+        f"align_K_vjp_{suffix}": call.kv_len % tile_keys == 0,
+        f"do_causal_vjp_{suffix}": call.causal,
         f"has_block_mask_vjp_{suffix}": False,
     }
     macros = {
-        "VJP_GQA_FACTOR": str(case.group_size),
-        "VJP_SCALE": f"{case.scale!r}f",
-        "VJP_SCALE_LOG2": f"{case.scale * math.log2(math.e)!r}f",
+        "VJP_GQA_FACTOR": str(call.group_size),
+        "VJP_SCALE": f"{call.scale!r}f",
+        "VJP_SCALE_LOG2": f"{call.scale * math.log2(math.e)!r}f",
     }
     threads = 32 * simdgroups
     pipeline = Pipeline(
@@ -163,22 +163,22 @@ def _pass(
         macros=macros,
         constants=constants,
         include=(str(include), str(folder)),
-        widened_from=METAL_TYPES[case.dtype],
+        widened_from=METAL_TYPES[call.dtype],
         aligned_runs=True,
     )
-    return Pass(pipeline, (*grid, case.batch), (threads, 1, 1), arguments)
+    return Pass(pipeline, (*grid, call.batch), (threads, 1, 1), arguments)
 
 
-def _params(case: Case, tile: tuple[int, int, int]) -> bytes:
+def _params(call: Call, tile: tuple[int, int, int]) -> bytes:
     tile_rows, tile_keys, _ = tile
-    keys = -(-case.kv_len // tile_keys)
-    query = (case.q_heads * case.q_len * case.head_dim, case.q_len * case.head_dim, case.head_dim)
-    key = (case.kv_heads * case.kv_len * case.head_dim, case.kv_len * case.head_dim, case.head_dim)
+    keys = -(-call.kv_len // tile_keys)
+    query = (call.q_heads * call.q_len * call.head_dim, call.q_len * call.head_dim, call.head_dim)
+    key = (call.kv_heads * call.kv_len * call.head_dim, call.kv_len * call.head_dim, call.head_dim)
     return struct.pack(
         "10i25q",
-        *(case.q_heads, case.q_len, -(-case.q_len // tile_rows), keys),
-        *(case.q_len // tile_rows, case.kv_len // tile_keys, case.q_len % tile_rows, case.kv_len % tile_keys),
-        *(case.kv_len - case.q_len, keys),
+        *(call.q_heads, call.q_len, -(-call.q_len // tile_rows), keys),
+        *(call.q_len // tile_rows, call.kv_len // tile_keys, call.q_len % tile_rows, call.kv_len % tile_keys),
+        *(call.kv_len - call.q_len, keys),
         *(*query, *key, *key, *query, *query, *key, *key),
-        *(case.q_len, 1, case.q_len, 1),
+        *(call.q_len, 1, call.q_len, 1),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ..cases.case import Case, UnsupportedCaseError
+from ..cases.calls import Call, UnsupportedCallError
 from . import llama_metal, mlx_metal, mlx_nax, mlx_vjp, torch_metal, torch_mpp
 from .launch import Launch
 
@@ -22,12 +22,13 @@ def versions() -> dict[str, str]:
     return {impl: version for impl, version in installed.items() if version != "not installed"}
 
 
-def launch(peer: ModuleType, case: Case) -> Launch:
-    """Returns the peer's launch of the case, or raises UnsupportedCaseError with the reason."""
-    if case.is_backward and peer is not mlx_vjp:
-        raise UnsupportedCaseError(f"{peer.IMPL} has no fused backward")
-    chosen: Launch | None = peer.launch(case)
+def launch(peer: ModuleType, call: Call) -> Launch:
+    """Returns the peer's launch of the call, or raises UnsupportedCallError with the reason."""
+    call.refuse_score_options()
+    if call.is_backward and peer is not mlx_vjp:
+        raise UnsupportedCallError(f"{peer.IMPL} has no fused backward")
+    chosen: Launch | None = peer.launch(call)
     if chosen is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"
-        raise UnsupportedCaseError(f"{peer.IMPL} {why}")
+        raise UnsupportedCallError(f"{peer.IMPL} {why}")
     return chosen

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from ..cases.arguments import WrongArgumentError
-from ..cases.case import Case
+from ..cases.calls import Call
 from . import torch_metal
 from .launch import Launch, Pass
 
@@ -50,20 +50,20 @@ def version() -> str:
     return found[1] if found else "unknown"
 
 
-def launch(case: Case) -> Launch | None:
-    """Returns None if torch runs this case otherwise, or if its header is missing."""
+def launch(call: Call) -> Launch | None:
+    """Returns None if torch runs this call otherwise, or if its header is missing."""
     from softmetal.testing.cuda import Pipeline
 
     include = include_folder()
     if include is None:
         return None
-    case.refuse_features(IMPL)
-    is_taken = case.q_len > 8 and case.head_dim in _DIMS and case.dtype != "float32"
-    if not is_taken or torch_metal.needs_mask(case):
+    call.refuse_features(IMPL)
+    is_taken = call.q_len > 8 and call.head_dim in _DIMS and call.dtype != "float32"
+    if not is_taken or torch_metal.needs_mask(call):
         return None
     name = (
-        f"prefill_attention_mpp_a10_{case.dtype}_bq{_TILE_ROWS}_bk{_TILE_KEYS}_bd{case.head_dim}_wm4_wn1"
-        f"_hm0_dc{int(case.hides_keys)}_mask{case.dtype}"
+        f"prefill_attention_mpp_a10_{call.dtype}_bq{_TILE_ROWS}_bk{_TILE_KEYS}_bd{call.head_dim}_wm4_wn1"
+        f"_hm0_dc{int(call.hides_keys)}_mask{call.dtype}"
     )
     pipeline = Pipeline(
         source=torch_metal.SOURCE.format(header="MppAttention.h"),
@@ -74,8 +74,8 @@ def launch(case: Case) -> Launch | None:
         aligned_runs=True,
         std="metal4.0",
     )
-    params = torch_metal.prefill_params(case, torch_metal.params_format(include / torch_metal.PREFILL_HEADER))
+    params = torch_metal.prefill_params(call, torch_metal.params_format(include / torch_metal.PREFILL_HEADER))
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params, 5: bytes(32)}
-    grid = (-(-case.q_len // _TILE_ROWS), case.q_heads, case.batch)
+    grid = (-(-call.q_len // _TILE_ROWS), call.q_heads, call.batch)
     note = f"{_TILE_ROWS} rows, {_TILE_KEYS} keys, 4 simdgroups"
     return Launch(IMPL, [Pass(pipeline, grid, (128, 1, 1), arguments)], note=note)

@@ -1,4 +1,4 @@
-"""Draws a record: rates against length, with the ceiling as a line, or counts as multiples of the least.
+"""Draws a record of times: rates against length, with the ceiling as a line.
 
 The size is for a page of some 800 pixels.
 """
@@ -12,7 +12,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FuncFormatter  # noqa: E402
 from PIL import Image  # noqa: E402
 
 Row = dict[str, Any]
@@ -64,9 +63,8 @@ def draw(
     if not rows:
         raise SystemExit("bench: every call was refused, so there is nothing to draw.")
     with plt.rc_context(STYLE):
-        figure = _counts(rows) if record["backend"] == "counts" else _rates(rows, record["ceilings"], panels)
-        title = "Bytes and products of the kernels" if record["backend"] == "counts" else "Attention rate"
-        figure.suptitle(title, fontweight="bold", x=0.01, ha="left", fontsize=13)
+        figure = _rates(rows, record["ceilings"], panels)
+        figure.suptitle("Attention rate", fontweight="bold", x=0.01, ha="left", fontsize=13)
         legend(figure, f"{record['machine']}, {record['date']}")
         return save(figure, stem, endings)
 
@@ -88,9 +86,6 @@ def _colour(impl: str) -> str:
 
 def _implementations(rows: list[Row]) -> list[str]:
     return list(dict.fromkeys(row["impl"] for row in rows))
-
-
-# ---- rates
 
 
 def _rates(rows: list[Row], ceilings: dict[str, float], names: tuple[str, ...]) -> Any:
@@ -181,66 +176,3 @@ def _rate_panel(axes: Any, name: str, rows: list[Row], ceilings: dict[str, float
 
 def _short(length: int) -> str:
     return f"{length // 1024}k" if length % 1024 == 0 else str(length)
-
-
-# ---- counts
-
-_PANELS = (
-    ("decode", "cache_ratio", "bytes of K and V read"),
-    ("prefill", "products_ratio", "8x8x8 products"),
-)
-
-
-def _counts(rows: list[Row]) -> Any:
-    kinds = [
-        (title, key, chosen)
-        for op, key, title in _PANELS
-        if (chosen := [row for row in rows if op in row["op"] and row["counts"][key] > 0])
-    ]
-    calls = max(len({_call_name(row) for row in chosen}) for _, _, chosen in kinds)
-    figure, axes = plt.subplots(
-        1, len(kinds), figsize=(6.4 * len(kinds), 1.6 + 0.5 * calls), layout="constrained", squeeze=False
-    )
-    for panel, (title, key, chosen) in zip(axes.flat, kinds, strict=True):
-        _count_panel(panel, title, key, chosen)
-    return figure
-
-
-def _call_name(row: Row) -> str:
-    return f"{row['op'].replace('_', ' ')} {row['call']}"
-
-
-def _count_panel(axes: Any, title: str, key: str, rows: list[Row]) -> None:
-    names = list(dict.fromkeys(map(_call_name, rows)))
-    place = {name: len(names) - 1 - i for i, name in enumerate(names)}
-    implementations = _implementations(rows)
-    offsets = [0.22 * (len(implementations) - 1) / 2 - 0.22 * i for i in range(len(implementations))]
-    highest = max(1.2, *(row["counts"][key] for row in rows))
-    digits = 3 if highest < 1.5 else 2
-    for impl, offset in zip(implementations, offsets, strict=True):
-        mine = list({_call_name(row): row for row in rows if row["impl"] == impl}.values())
-        x = [row["counts"][key] for row in mine]
-        y = [place[_call_name(row)] + offset for row in mine]
-        axes.hlines(y, 1, x, color=_colour(impl), lw=1.6, alpha=0.55)
-        axes.plot(x, y, MARKERS.get(impl, "^"), color=_colour(impl), ms=6, label=LABELS.get(impl, impl))
-        for value, height in zip(x, y, strict=True):
-            axes.annotate(
-                f"{value:.{digits}f}",
-                (value, height),
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8.5,
-                color=MUTED,
-            )
-    axes.axvline(1, color=INK, lw=1.2, ls=(0, (4, 3)), label="least possible")
-    axes.set_yticks(list(place.values()), list(place.keys()))
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_xlim(1 - 0.03 * (highest - 1) - 0.002, highest + 0.14 * (highest - 1) + 0.01)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    axes.grid(axis="x", color=GRID)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", length=0)
-    axes.set_title(
-        f"{title}, as a multiple of the least possible", loc="left", fontsize=10, fontweight="bold"
-    )

@@ -31,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.picture and importlib.util.find_spec("matplotlib") is None:
             raise WrongArgumentError("--picture needs matplotlib, which is not installed; pip install it")
         backend = choose(options.backend)
+        if options.picture and backend.name == "counts":
+            raise WrongArgumentError("--picture draws times, and --backend counts has none; use --json")
         implementations = _chosen_implementations(backend, options.peers)
     except WrongArgumentError as refusal:
         parser.refuse(str(refusal))
@@ -70,7 +72,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--backend", choices=BACKENDS, help="default: the best one for this machine")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the measurements to FILE")
-    parser.add_argument("--picture", type=picture_stem, metavar="STEM", help="write STEM.png and STEM.svg")
+    parser.add_argument(
+        "--picture", type=picture_stem, metavar="STEM", help="draw times as STEM.png and STEM.svg"
+    )
     return parser
 
 

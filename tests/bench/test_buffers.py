@@ -26,11 +26,6 @@ CALLS = [
 ]
 
 
-def describe(call: Call) -> dict[str, Any]:
-    case = call.case()
-    return {**vars(case), "scale": case.scale}
-
-
 def reference(call: Call, made: dict[str, torch.Tensor]) -> torch.Tensor:
     from torch_fattn import reference
 
@@ -47,20 +42,19 @@ def reference(call: Call, made: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_the_reference_matches_the_product(call: Call) -> None:
-    case = describe(call)
-    made = buffers.make(case, (), {}, "cpu", seed=3)
+    made = buffers.make(call, (), {}, "cpu", seed=3)
     expected = reference(call, made)
     for batch in range(call.batch):
         for head in range(call.q_heads):
             torch.testing.assert_close(
-                buffers.reference(case, made, batch, head, "cpu"), expected[batch, head], rtol=0, atol=1e-12
+                buffers.reference(call, made, batch, head, "cpu"), expected[batch, head], rtol=0, atol=1e-12
             )
     made["out"] = expected.to(torch.float16)
-    assert buffers.errors(case, made, False, "cpu")[1] < 1e-3
+    assert buffers.errors(call, made, False, "cpu")[1] < 1e-3
     made["out"][-1, -1, -1, 0] += 0.5
-    assert buffers.errors(case, made, False, "cpu")[0] > 0.4
+    assert buffers.errors(call, made, False, "cpu")[0] > 0.4
     made["out"][0, 0, 0, 0] = torch.nan
-    assert buffers.errors(case, made, False, "cpu")[0] == float("inf")
+    assert buffers.errors(call, made, False, "cpu")[0] == float("inf")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -68,8 +62,7 @@ def test_gradients_match_the_product(causal: bool) -> None:
     from torch_fattn import reference
 
     call = Call("prefill_backward", 4, 2, 64, 20, 33, batch=2, causal=causal)
-    case = describe(call)
-    made = buffers.make(case, {"lse"}, {"row_states": 16}, "cpu", seed=3)
+    made = buffers.make(call, {"lse"}, {"row_states": 16}, "cpu", seed=3)
     assert "out" not in made and made["grad_key"].isnan().all()
     operands = (made[name] for name in ("query", "key", "value"))
     lse = reference.prefill(*operands, is_causal=causal)[1]
@@ -78,17 +71,17 @@ def test_gradients_match_the_product(causal: bool) -> None:
     expected = reference.prefill_backward(*positional, **keywords)[:3]
     for name, gradient in zip(("grad_query", "grad_key", "grad_value"), expected, strict=True):
         made[name] = gradient.to(torch.float16)
-    assert buffers.errors(case, made, False, "cpu")[1] < 1e-3
+    assert buffers.errors(call, made, False, "cpu")[1] < 1e-3
     for name in ("grad_query", "grad_key", "grad_value"):  # the controls
         wrong = made[name].clone()
         wrong[-1, -1, -1, 0] += 5
-        assert buffers.errors(case, {**made, name: wrong}, False, "cpu")[1] > 1e-2
+        assert buffers.errors(call, {**made, name: wrong}, False, "cpu")[1] > 1e-2
         wrong[-1, -1, -1, 0] = torch.nan
-        assert buffers.errors(case, {**made, name: wrong}, False, "cpu")[1] == float("inf")
+        assert buffers.errors(call, {**made, name: wrong}, False, "cpu")[1] == float("inf")
 
 
 def test_blocks_of_q8_0_hold_the_same_values() -> None:
-    made = buffers.make(describe(CALLS[4]), {"key_q8_0"}, {}, "cpu", seed=1)
+    made = buffers.make(CALLS[4], {"key_q8_0"}, {}, "cpu", seed=1)
     blocks = made["key_q8_0"]
     assert blocks.shape == (2, 2, 50, 2, 34) and blocks.is_contiguous()
     scale = blocks[..., :2].contiguous().view(torch.float16).float()
@@ -98,7 +91,7 @@ def test_blocks_of_q8_0_hold_the_same_values() -> None:
 
 def test_the_mask_equals_lengths_and_causal_rows() -> None:
     call = Call("decode", 2, 1, 64, 2, 6, batch=2, lengths=(6, 3))
-    made = buffers.make(describe(call), {"mask", "query_float32"}, {"partials": 8}, "cpu", seed=1)
+    made = buffers.make(call, {"mask", "query_float32"}, {"partials": 8}, "cpu", seed=1)
     seen = made["mask"] == 0
     assert seen.tolist() == [
         [[True] * 5 + [False], [True] * 6],

@@ -51,8 +51,8 @@ def test_every_call_of_the_bench_has_a_name_of_its_own(shapes: str) -> None:
 
 def test_values_that_are_columns_of_the_keys_are_counted_as_such() -> None:
     call = Call("prefill", 4, 1, 96, 20, 20, latent_dim=64)
-    assert call.case().value_dim == 64
-    assert call.flops == call.case().flops == 2 * 4 * 20 * 20 * (96 + 64)
+    assert call.value_dim == 64
+    assert call.flops == 2 * 4 * 20 * 20 * (96 + 64)
     assert call.least_bytes == 2 * (20 * 96 + 4 * 20 * (96 + 64))
 
 
@@ -62,11 +62,11 @@ def test_the_calls_of_training() -> None:
     assert [replace(call, op="prefill") for call in backwards] == [c for c in calls if not c.is_backward]
     for call in backwards:
         forward = replace(call, op="prefill")
-        assert call.flops == 2.5 * forward.flops and call.case().flops == 2.5 * forward.case().flops
+        assert call.flops == 2.5 * forward.flops
         assert call.least_bytes == 1.75 * forward.least_bytes
 
 
 @pytest.mark.parametrize("options", [{"window_left": 9}, {"sinks": True}])
 def test_windows_and_sinks_are_excluded(options: dict[str, int]) -> None:
     with pytest.raises(NotImplementedError, match="the adapters do not take a"):
-        replace(DECODE, **options).case()
+        replace(DECODE, **options).refuse_score_options()

@@ -12,8 +12,7 @@ pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, whi
 
 from bench.backends import counting, samples
 from bench.cases import buffers
-from bench.cases.calls import Call
-from bench.cases.case import Case, UnsupportedCaseError
+from bench.cases.calls import Call, UnsupportedCallError
 from bench.cases.shapes import SHAPES
 from bench.peers import llama_metal, llama_prefill, llama_source, registry
 from bench.peers.launch import Launch
@@ -58,15 +57,14 @@ def needs_llama() -> None:
 
 
 def launched(call: Call) -> Launch:
-    return registry.launch(llama_metal, call.case())
+    return registry.launch(llama_metal, call)
 
 
 def run(call: Call, launch: Launch, checks: str = "") -> float:
     """The largest error."""
-    case = {**vars(call.case()), "scale": call.case().scale}
-    operands = buffers.make(case, launch.buffers, launch.scratch, "cpu", seed=0)
+    operands = buffers.make(call, launch.buffers, launch.scratch, "cpu", seed=0)
     counting.run_on_harness(launch, operands, checks)
-    return buffers.errors(case, operands, launch.out_rows_first, "cpu")[0]
+    return buffers.errors(call, operands, launch.out_rows_first, "cpu")[0]
 
 
 def kernels(launch: Launch) -> list[str]:
@@ -94,9 +92,7 @@ def test_llama_reads_keys_for_every_query_head(group: int) -> None:
 
 def test_llama_runs_other_families_tiles_beside_ours() -> None:
     """The variants of its table; the fastest is reported, so that none is a handicap."""
-    short, long = (
-        registry.launch(llama_metal, Case("decode", 1, 8, 2, 128, 1, keys)) for keys in (256, 131072)
-    )
+    short, long = (registry.launch(llama_metal, Call("decode", 8, 2, 128, 1, keys)) for keys in (256, 131072))
     assert not short.alternatives
     found = {plan.passes[-2].pipeline.kernel for plan in (long, *long.alternatives)}
     assert len(found) == 1 + len(long.alternatives) > 1
@@ -233,7 +229,7 @@ def test_head_sizes_of_the_tiles(dtype: str) -> None:
         launch = launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
         assert launch.passes[-1].threads == (32, 8 if head_dim == 512 else 4, 1)
     for head_dim in (104, 160, 320, 576):
-        with pytest.raises(UnsupportedCaseError, match="llama-metal has no fused kernel for this"):
+        with pytest.raises(UnsupportedCallError, match="llama-metal has no fused kernel for this"):
             launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
 
 
@@ -245,12 +241,12 @@ def test_every_timed_prefill_is_accepted() -> None:
 
 
 def test_tiles_over_a_quantised_cache_are_refused() -> None:
-    with pytest.raises(UnsupportedCaseError, match="over a cache of int8 by its vector kernel only"):
+    with pytest.raises(UnsupportedCallError, match="over a cache of int8 by its vector kernel only"):
         launched(Call("decode", 2, 1, 128, 20, 64, kv_format="int8"))
 
 
 def test_kernel_arguments_have_the_offsets_of_the_header() -> None:
-    fields = llama_prefill.Operands(Case("prefill", 3, 4, 2, 64, 40, 100, causal=True), 64).fields()
+    fields = llama_prefill.Operands(Call("prefill", 4, 2, 64, 40, 100, batch=3, causal=True), 64).fields()
     blocks = (40, 100, 40, 1, 3, 200, 8000, 8000)
     assert llama_source.kargs("flash_attn_ext_blk", fields) == struct.pack("5i4x3Q", *blocks)
     query, key = (256, 256 * 40, 256 * 40 * 4), (128, 12800, 25600)

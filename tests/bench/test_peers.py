@@ -21,8 +21,7 @@ from bench.backends import counting, metal
 from bench.backends.cuda import build
 from bench.cases import buffers
 from bench.cases.arguments import WrongArgumentError
-from bench.cases.calls import Call
-from bench.cases.case import Case, UnsupportedCaseError
+from bench.cases.calls import Call, UnsupportedCallError
 from bench.peers import fattn, llama_metal, llama_source, mlx_metal, mlx_vjp, registry, torch_metal
 from softmetal.testing import KernelError
 from softmetal.testing.cuda import compile_pipeline
@@ -44,8 +43,8 @@ def needs(peer: ModuleType) -> None:
 def test_groups_that_share_keys_in_mlx(group: int, head_dim: int) -> None:
     """The instantiations in mlx-metal 0.32.4, by the names in its metallib."""
     shared = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
-    case = Case("decode", 1, 2 * group, 2, head_dim, 1, LONG)
-    assert mlx_metal.heads_per_read(case) == shared.get((group, head_dim))
+    call = Call("decode", 2 * group, 2, head_dim, 1, LONG)
+    assert mlx_metal.heads_per_read(call) == shared.get((group, head_dim))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_groups_that_share_keys_in_mlx(group: int, head_dim: int) -> None:
     [(1, LONG, True), (1, LONG - 1, False), (2, LONG, False), (1, 4 * LONG, True)],
 )
 def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, shares: bool) -> None:
-    assert (mlx_metal.heads_per_read(Case("decode", 1, 32, 2, 128, q_len, kv_len)) is not None) == shares
+    assert (mlx_metal.heads_per_read(Call("decode", 32, 2, 128, q_len, kv_len)) is not None) == shares
 
 
 @needs_emulator
@@ -68,7 +67,7 @@ def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, sha
 )
 def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
     needs(mlx_metal)
-    launch = registry.launch(mlx_metal, Case("decode", 1, 2 * group, 2, 64, 1, kv_len))
+    launch = registry.launch(mlx_metal, Call("decode", 2 * group, 2, 64, 1, kv_len))
     plans = [launch, *launch.alternatives]
     assert [plan.note for plan in plans] == notes
     for plan in plans:  # over the same buffers
@@ -89,14 +88,14 @@ def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
     assert counting.count_peer(mlx_metal, shorter)[0].cache_ratio == group
 
 
-def error_of_every_plan(peer: ModuleType, case: Case) -> float:
+def error_of_every_plan(peer: ModuleType, call: Call) -> float:
     """The largest relative error of the launch and its alternatives."""
-    launch, description = registry.launch(peer, case), {**vars(case), "scale": case.scale}
+    launch = registry.launch(peer, call)
     found = []
     for plan in (launch, *launch.alternatives):
-        made = buffers.make(description, plan.buffers, plan.scratch, "cpu", seed=2)
+        made = buffers.make(call, plan.buffers, plan.scratch, "cpu", seed=2)
         counting.run_on_harness(plan, made)
-        found.append(buffers.errors(description, made, plan.out_rows_first, "cpu")[1])
+        found.append(buffers.errors(call, made, plan.out_rows_first, "cpu")[1])
     return max(found)
 
 
@@ -107,8 +106,8 @@ def error_of_every_plan(peer: ModuleType, case: Case) -> float:
 def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(peer)
     for rows in (1, 2, 4, 8, 16):
-        assert error_of_every_plan(peer, Case("decode", 1, 2, 1, 64, rows, keys)) < 2e-3
-    monkeypatch.setattr(Case, "hides_keys", False)
+        assert error_of_every_plan(peer, Call("decode", 2, 1, 64, rows, keys)) < 2e-3
+    monkeypatch.setattr(Call, "hides_keys", False)
     with pytest.raises(NotImplementedError, match=f"{peer.IMPL} computes .* wrongly: relative error"):
         counting.count_peer(peer, Call("decode", 2, 1, 64, 4, keys))
 
@@ -118,16 +117,16 @@ def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: p
 def test_torch_gets_a_mask_where_causal_rows_begin_later(
     head_dim: int, q_len: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunk = Case("prefill", 1, 2, 1, head_dim, q_len, 100, causal=True)
+    chunk = Call("prefill", 2, 1, head_dim, q_len, 100, causal=True)
     assert "_hm1_dc0_maskbool_" in registry.launch(torch_metal, chunk).passes[0].pipeline.kernel
     assert error_of_every_plan(torch_metal, chunk) < 2e-3
     square = registry.launch(torch_metal, replace(chunk, kv_len=q_len)).passes[0]
     assert "_hm0_dc1_" in square.pipeline.kernel and "seen" not in square.arguments.values()
-    monkeypatch.setattr(torch_metal, "needs_mask", lambda case: False)
+    monkeypatch.setattr(torch_metal, "needs_mask", lambda call: False)
     assert error_of_every_plan(torch_metal, chunk) > 0.1
 
 
-SQUARE = Case("prefill", 1, 2, 2, 256, 2048, 2048, causal=True)
+SQUARE = Call("prefill", 2, 2, 256, 2048, 2048, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -163,12 +162,12 @@ def test_calls_with_a_fused_kernel_of_mlx(change: dict[str, Any], is_taken: bool
 @pytest.mark.parametrize(("rows", "dtype"), [(72, "float16"), (64, "bfloat16")])
 def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
     needs(mlx_metal)
-    case = replace(SQUARE, q_len=rows, kv_len=rows, dtype=dtype, whole_rows=2048)
-    launch = registry.launch(mlx_metal, case)
+    call = replace(SQUARE, q_len=rows, kv_len=rows, dtype=dtype, whole_rows=2048)
+    launch = registry.launch(mlx_metal, call)
     notes = [plan.note for plan in (launch, *launch.alternatives)]
     assert notes == [f"32 rows, {keys} keys, 8 simdgroups" for keys in (32, 16)]  # on an Ultra, and others
-    assert error_of_every_plan(mlx_metal, case) < buffers.TOLERANCE[dtype]
-    with pytest.raises(UnsupportedCaseError):
+    assert error_of_every_plan(mlx_metal, call) < buffers.TOLERANCE[dtype]
+    with pytest.raises(UnsupportedCallError):
         counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
 
 
@@ -178,21 +177,21 @@ def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
 def test_the_fused_backward_of_mlx(head_dim: int, causal: bool) -> None:
     needs(mlx_vjp)
     for rows, keys, dtype in ((64, 64, "bfloat16"), (70, 90, "float16")):
-        case = Case("prefill_backward", 1, 2, 1, head_dim, rows, keys, causal, dtype)
-        assert error_of_every_plan(mlx_vjp, case) < buffers.TOLERANCE[dtype]
+        call = Call("prefill_backward", 2, 1, head_dim, rows, keys, causal=causal, dtype=dtype)
+        assert error_of_every_plan(mlx_vjp, call) < buffers.TOLERANCE[dtype]
 
 
 def test_a_folder_without_the_backward_of_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_VJP_FOLDER", raising=False)
-    case = Case("prefill_backward", 1, 2, 1, 64, 64, 64)
-    with pytest.raises(UnsupportedCaseError, match="mlx-vjp is not installed"):
-        registry.launch(mlx_vjp, case)
+    call = Call("prefill_backward", 2, 1, 64, 64, 64)
+    with pytest.raises(UnsupportedCallError, match="mlx-vjp is not installed"):
+        registry.launch(mlx_vjp, call)
     monkeypatch.setenv("MLX_VJP_FOLDER", str(tmp_path))
     with pytest.raises(WrongArgumentError, match=r"does not contain steel_attention_vjp_dq\.h"):
-        registry.launch(mlx_vjp, case)
+        registry.launch(mlx_vjp, call)
     (tmp_path / "steel_attention_vjp_dq.h").write_text("")
     with pytest.raises(WrongArgumentError, match="an older state of the request"):
-        registry.launch(mlx_vjp, case)
+        registry.launch(mlx_vjp, call)
 
 
 ROWS = [
@@ -226,19 +225,19 @@ def test_peers_on_a_mac_run_the_same_calls(call: Call, monkeypatch: pytest.Monke
 @needs_emulator
 def test_mlx_decode_of_the_widest_heads() -> None:
     needs(mlx_metal)
-    assert error_of_every_plan(mlx_metal, Case("decode", 2, 8, 1, 512, 1, 1030)) < 2e-3
+    assert error_of_every_plan(mlx_metal, Call("decode", 8, 1, 512, 1, 1030, batch=2)) < 2e-3
 
 
 @pytest.mark.parametrize("version", ["0.3.35", "0.4.0"])
 def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("prefill", 1, 2, 1, 64, 64, 64, dtype="float32")  # not taken: no source is read
+    call = Call("prefill", 2, 1, 64, 64, 64, dtype="float32")  # not taken: no source is read
     monkeypatch.setattr(llama_metal, "folder", lambda: object())
     monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
-    with pytest.raises(UnsupportedCaseError, match="rounds queries to float16"):
-        llama_metal.launch(case)
+    with pytest.raises(UnsupportedCallError, match="rounds queries to float16"):
+        llama_metal.launch(call)
     monkeypatch.setattr(llama_metal, "version", lambda: version)
     with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
-        llama_metal.launch(case)
+        llama_metal.launch(call)
 
 
 def test_an_invalid_archive_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,28 +255,27 @@ def test_an_invalid_archive_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
             llama_source.folder.__wrapped__()
 
 
-SMALL = [case for case in build.CORRECTNESS if case.op != "prefill" or case.latent_dim]
+SMALL = [call for call in build.CORRECTNESS if call.op != "prefill" or call.latent_dim]
 
 
 @needs_emulator
-@pytest.mark.parametrize("case", SMALL, ids=str)
-def test_our_plans_run_over_the_same_buffers(case: Case) -> None:
+@pytest.mark.parametrize("call", SMALL, ids=str)
+def test_our_plans_run_over_the_same_buffers(call: Call) -> None:
     """Every option that the NVIDIA bench checks, by the names that the plan binds."""
-    launches = [fattn.launch(case, cores=8)]
-    if not case.is_backward:
-        launches += fattn.tensor_launches(case, cores=8)
-    description = {**vars(case), "scale": case.scale}
+    launches = [fattn.launch(call, cores=8)]
+    if not call.is_backward:
+        launches += fattn.tensor_launches(call, cores=8)
     for launch in launches:
-        made = buffers.make(description, launch.buffers, launch.scratch, "cpu", seed=1)
+        made = buffers.make(call, launch.buffers, launch.scratch, "cpu", seed=1)
         counting.run_on_harness(launch, made)
-        assert buffers.errors(description, made, False, "cpu")[1] < buffers.TOLERANCE[case.dtype]
+        assert buffers.errors(call, made, False, "cpu")[1] < buffers.TOLERANCE[call.dtype]
 
 
 FEATURES = {
-    "a paged cache": Case("paged_decode", 1, 8, 2, 128, 1, 512, block_size=16),
-    "a cache of int8": Case("decode", 1, 8, 2, 128, 1, 512, kv_format="int8"),
-    "sequences of different lengths": Case("decode", 2, 8, 2, 128, 1, 512, lengths=(512, 100)),
-    "values that are columns of the keys": Case("decode", 1, 8, 1, 576, 1, 512, latent_dim=512),
+    "a paged cache": Call("paged_decode", 8, 2, 128, 1, 512, block_size=16),
+    "a cache of int8": Call("decode", 8, 2, 128, 1, 512, kv_format="int8"),
+    "sequences of different lengths": Call("decode", 8, 2, 128, 1, 512, batch=2, lengths=(512, 100)),
+    "values that are columns of the keys": Call("decode", 8, 1, 576, 1, 512, latent_dim=512),
 }
 TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
@@ -285,26 +283,26 @@ TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 @pytest.mark.parametrize("peer", FORWARDS, ids=lambda peer: peer.IMPL)
 def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
     needs(peer)
-    assert registry.launch(peer, Case("decode", 2, 8, 2, 128, 1, 512)).passes
-    for feature, case in FEATURES.items():
+    assert registry.launch(peer, Call("decode", 8, 2, 128, 1, 512, batch=2)).passes
+    for feature, call in FEATURES.items():
         if feature in TAKEN.get(peer, set()):
-            assert registry.launch(peer, case).passes
+            assert registry.launch(peer, call).passes
         else:
-            with pytest.raises(UnsupportedCaseError, match=f"{peer.IMPL} .* {feature}"):
-                registry.launch(peer, case)
+            with pytest.raises(UnsupportedCallError, match=f"{peer.IMPL} .* {feature}"):
+                registry.launch(peer, call)
 
 
-def test_the_build_names_peers_that_refuse_a_case() -> None:
+def test_the_build_names_peers_that_refuse_a_call() -> None:
     found, refused = build.launches(FEATURES["a paged cache"], cores=132)
     assert [launch.impl for launch in found] == ["fattn"]
     assert refused.keys() == {fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS)}
     assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
-    found, refused = build.launches(Case("decode", 1, 8, 2, 128, 1, 512), cores=132)
+    found, refused = build.launches(Call("decode", 8, 2, 128, 1, 512), cores=132)
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
 
 
 def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
-    found, _ = build.launches(Case("prefill", 1, 8, 2, 512, 512, 512), cores=132)
+    found, _ = build.launches(Call("prefill", 8, 2, 512, 512, 512), cores=132)
     ours, older = found[:2]
     assert (ours.impl, older.impl) == ("fattn", "fattn-m1")
     early = [launch.passes[0].pipeline.macros["FATTN_EARLY_LOADS"] for launch in (ours, older)]
@@ -313,11 +311,11 @@ def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.16.0", "2.1.5+cpu", "3.0"])
 def test_another_torch_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("prefill", 1, 2, 1, 64, 64, 64)
-    assert torch_metal.launch(case) is not None
+    call = Call("prefill", 2, 1, 64, 64, 64)
+    assert torch_metal.launch(call) is not None
     monkeypatch.setattr(torch_metal, "version", lambda: version)
     with pytest.raises(NotImplementedError, match=rf"torch {version.split('+')[0]}.*install torch==2\.15\.0"):
-        torch_metal.launch(case)
+        torch_metal.launch(call)
 
 
 STRIDES = "{0} Q_strides[3];\n  {0} K_strides[3]; // of keys\n  {0} V_strides[3];\n  {0} O_strides[3];\n"
@@ -355,16 +353,16 @@ def test_torch_prefill_gets_its_parameters() -> None:
 
 
 BARRIER = re.compile(r"threadgroup_barrier\([^)]*\);")
-TORCH_CASES = {
-    "PrefillAttention.h": (Case("prefill", 1, 1, 1, 64, 32, 96, dtype="float32"), {1, 2, 3, 4}, {0, 5}),
-    "DecodeAttention.h": (Case("decode", 1, 1, 1, 64, 1, 100, dtype="float32"), {0, 1, 2}, set()),
+TORCH_CALLS = {
+    "PrefillAttention.h": (Call("prefill", 1, 1, 64, 32, 96, dtype="float32"), {1, 2, 3, 4}, {0, 5}),
+    "DecodeAttention.h": (Call("decode", 1, 1, 64, 1, 100, dtype="float32"), {0, 1, 2}, set()),
 }
 
 
 def run_checked(header: str, without_barrier: int | None) -> None:
     """A kernel of torch under every check; raises KernelError for a finding, AssertionError for a result."""
-    case = TORCH_CASES[header][0]
-    launch = registry.launch(torch_metal, case)
+    call = TORCH_CALLS[header][0]
+    launch = registry.launch(torch_metal, call)
     text = (torch_metal.INCLUDE / "ATen/native/mps/kernels" / header).read_text()
     if without_barrier is not None:
         barrier = list(BARRIER.finditer(text))[without_barrier]
@@ -372,16 +370,15 @@ def run_checked(header: str, without_barrier: int | None) -> None:
     (step,) = launch.passes
     source = step.pipeline.source.replace(f"#include <ATen/native/mps/kernels/{header}>", text)
     step = replace(step, pipeline=replace(step.pipeline, source=source))
-    description = {**vars(case), "scale": case.scale}
-    made = buffers.make(description, (), launch.scratch, "cpu", seed=1)
+    made = buffers.make(call, (), launch.scratch, "cpu", seed=1)
     counting.run_on_harness(replace(launch, passes=[step]), made, "race,bounds,uninit")
-    assert buffers.errors(description, made, launch.out_rows_first, "cpu")[1] < 2e-5
+    assert buffers.errors(call, made, launch.out_rows_first, "cpu")[1] < 2e-5
 
 
 @needs_emulator
-@pytest.mark.parametrize("header", TORCH_CASES)
+@pytest.mark.parametrize("header", TORCH_CALLS)
 def test_torch_needs_its_barriers(header: str) -> None:
-    _, needed, redundant = TORCH_CASES[header]
+    _, needed, redundant = TORCH_CALLS[header]
     for barrier in (None, *redundant):
         run_checked(header, barrier)
     for barrier in needed:
@@ -391,24 +388,24 @@ def test_torch_needs_its_barriers(header: str) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
-    "case",
-    [Case("decode", 1, 1, 1, 64, 1, 64), Case("prefill", 1, 1, 1, 64, 64, 64, causal=True, dtype="bfloat16")],
+    "call",
+    [Call("decode", 1, 1, 64, 1, 64), Call("prefill", 1, 1, 64, 64, 64, causal=True, dtype="bfloat16")],
     ids=str,
 )
-def test_torch_kernels_have_no_stack_on_nvidia(case: Case, tmp_path: Path) -> None:
-    cubin = tmp_path / compile_pipeline(registry.launch(torch_metal, case).passes[0].pipeline, tmp_path)
+def test_torch_kernels_have_no_stack_on_nvidia(call: Call, tmp_path: Path) -> None:
+    cubin = tmp_path / compile_pipeline(registry.launch(torch_metal, call).passes[0].pipeline, tmp_path)
     assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.2", "0.33.0"])
 def test_another_mlx_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("decode", 1, 2, 1, 72, 1, 64)  # a head size without a kernel: nothing is read from headers
+    call = Call("decode", 2, 1, 72, 1, 64)  # a head size without a kernel: nothing is read from headers
     monkeypatch.setattr(mlx_metal, "include_folder", lambda: object())
     monkeypatch.setattr(mlx_metal, "version", lambda: mlx_metal.VERSION)
-    assert mlx_metal.launch(case) is None
+    assert mlx_metal.launch(call) is None
     monkeypatch.setattr(mlx_metal, "version", lambda: version)
     with pytest.raises(NotImplementedError, match=rf"MLX {version}.*mlx-metal==0\.32\.4"):
-        mlx_metal.launch(case)
+        mlx_metal.launch(call)
 
 
 def test_an_invalid_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

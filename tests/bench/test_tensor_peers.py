@@ -14,8 +14,7 @@ pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, whi
 
 from bench.backends import counting
 from bench.backends.cuda import build
-from bench.cases.calls import Call
-from bench.cases.case import Case, UnsupportedCaseError
+from bench.cases.calls import Call, UnsupportedCallError
 from bench.peers import mlx_nax, registry
 from softmetal.testing.cuda import compile_pipeline
 from tests.conftest import needs_emulator
@@ -24,22 +23,22 @@ pytestmark = pytest.mark.host_only
 
 
 def test_the_build_has_our_plans_on_tensor_operations() -> None:
-    case = Case("prefill", 1, 2, 2, 64, 128, 128, causal=True)
-    found, refused = build.tensor_launches(case, cores=132)
+    call = Call("prefill", 2, 2, 64, 128, 128, causal=True)
+    found, refused = build.tensor_launches(call, cores=132)
     assert [launch.impl for launch in found[:2]] == ["fattn-tensor", "fattn-tensor-threadgroup"]
     pipelines = [launch.passes[0].pipeline for launch in found]
     assert [one.macros["FATTN_REGISTERS"] for one in pipelines[:2]] == ["1", "0"]
     assert {one.std for one in pipelines} == {"metal4.0"}
     assert {launch.impl for launch in found} | refused.keys() == set(build.TENSOR_IMPLS)
-    found, refused = build.tensor_launches(replace(case, dtype="float32"), cores=132)
+    found, refused = build.tensor_launches(replace(call, dtype="float32"), cores=132)
     assert not found and refused.keys() == set(build.TENSOR_IMPLS)
-    usual, _ = build.launches(case, cores=132)
+    usual, _ = build.launches(call, cores=132)
     assert not {launch.impl for launch in usual} & set(build.TENSOR_IMPLS)
 
 
 @pytest.mark.parametrize("op", ["decode", "paged_decode"])
 def test_the_build_has_decodes_and_latent_heads(op: str) -> None:
-    drafts = Case(op, 1, 8, 2, 128, 6, 512, block_size=16 if op == "paged_decode" else 0)
+    drafts = Call(op, 8, 2, 128, 6, 512, block_size=16 if op == "paged_decode" else 0)
     found, _ = build.tensor_launches(drafts, cores=132)
     assert [launch.impl for launch in found] == ["fattn-tensor", "fattn-tensor-threadgroup"]
     assert not build.tensor_launches(replace(drafts, q_len=1), cores=132)[0], "four rows share keys"
@@ -62,7 +61,7 @@ def test_drafts_of_mlx_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
     drafts = Call("decode", 4, 2, 64, 16, 100)
     with checks(tensor_layout="m5"):
         counting.count_peer(mlx_nax, drafts)
-        monkeypatch.setattr(Case, "is_causal", False)
+        monkeypatch.setattr(Call, "is_causal", False)
         with pytest.raises(NotImplementedError, match="mlx-nax computes .* wrongly"):
             counting.count_peer(mlx_nax, drafts)
 
@@ -71,23 +70,23 @@ def test_drafts_of_mlx_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_peers_on_tensor_operations_take_what_their_dispatch_takes(peer: ModuleType) -> None:
     if peer.version() == "not installed":
         pytest.skip(f"no wheel with the headers of {peer.IMPL} is named")
-    case = Case("prefill", 1, 4, 2, 128, 128, 128, causal=True)
-    launch = registry.launch(peer, case)
+    call = Call("prefill", 4, 2, 128, 128, 128, causal=True)
+    launch = registry.launch(peer, call)
     assert launch.passes[0].grid == (2, 4, 1)
     for other in (
-        replace(case, q_len=8),
-        replace(case, head_dim=80),
-        replace(case, dtype="float32"),
-        Case("decode", 1, 4, 2, 128, 1, 128),
+        replace(call, q_len=8),
+        replace(call, head_dim=80),
+        replace(call, dtype="float32"),
+        Call("decode", 4, 2, 128, 1, 128),
     ):
-        with pytest.raises(UnsupportedCaseError, match=f"{peer.IMPL} has no fused kernel"):
+        with pytest.raises(UnsupportedCallError, match=f"{peer.IMPL} has no fused kernel"):
             registry.launch(peer, other)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_kernels_on_tensor_operations_have_no_stack_on_nvidia(head_dim: int, tmp_path: Path) -> None:
-    found, _ = build.tensor_launches(Case("prefill", 1, 1, 1, head_dim, 64, 64, dtype="bfloat16"), cores=132)
+    found, _ = build.tensor_launches(Call("prefill", 1, 1, head_dim, 64, 64, dtype="bfloat16"), cores=132)
     for launch in found:
         cubin = tmp_path / compile_pipeline(launch.passes[0].pipeline, tmp_path)
         assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0

@@ -17,8 +17,6 @@ from tests.helpers.cache_classes import (
     VALUE_DIM,
     Dense,
     paged,
-    same,
-    snapshot,
     static,
 )
 from tests.helpers.kv_formats import QUANTISED
@@ -115,43 +113,6 @@ def test_packed_rows(make: Any, device: str) -> None:
         cache.decode(1, step, torch.zeros(3, HEADS, DIM, device=device))
 
 
-def test_a_forked_sequence_is_independent() -> None:
-    """Ten tokens of three are shared, twelve blocks would not do for copies; both ends are theirs alone."""
-    cache, dense = paged(), Dense()
-    first = cache.allocate()
-    step = cache.extend([first], 10)
-    dense.append(cache, step, [10], "mps")
-    others = [cache.fork(first) for _ in range(5)]
-    for other in others:
-        dense.fork(first, other)
-    assert cache.free_blocks == 9
-    dense.check(cache, cache.extend([first, *others], 0), "mps")
-    everyone = [first, *others]
-    step = cache.extend(everyone, 1)
-    assert cache.free_blocks == 4, "five copies of a block that was shared by six"
-    dense.append(cache, step, [1] * 6, "mps")
-    dense.check(cache, step, "mps")
-    assert len({cache.blocks(s)[2] for s in everyone}) == 6
-    assert len({cache.blocks(s)[:2] for s in everyone}) == 1
-    cache.free(first)
-    assert cache.free_blocks == 5, "the others still use the prefix"
-    step = cache.extend(others, 1)
-    dense.append(cache, step, [1] * 5, "mps")
-    dense.check(cache, step, "mps")
-    for other in others:
-        cache.free(other)
-    assert cache.free_blocks == 12
-
-
-def test_a_whole_shared_block_is_not_copied() -> None:
-    cache = paged()
-    first = cache.allocate()
-    cache.extend([first], 8)
-    second = cache.fork(first)
-    cache.extend([first, second], 1)
-    assert cache.blocks(first)[:2] == cache.blocks(second)[:2] and cache.free_blocks == 12 - 4
-
-
 def test_empty_sequences() -> None:
     cache, dense = paged(), Dense()
     one, other = cache.allocate(), cache.fork(cache.allocate())
@@ -165,43 +126,7 @@ def test_empty_sequences() -> None:
     assert cache.extend([], 1).seq_lens.shape == (0,)
 
 
-def test_static_cache_is_reset() -> None:
-    cache = static()
-    generate(cache, "mps")
-    cache.reset()
-    assert cache.lengths == (0, 0, 0)
-    generate(cache, "mps")
-
-
 # ---- full caches, and steps
-
-
-def test_a_full_pool() -> None:
-    cache, dense = paged(), Dense()
-    sequences = [cache.allocate() for _ in range(2)]
-    for tensor in cache._layers.tensors():
-        tensor.zero_()
-    step = cache.extend(sequences, (22, 18))
-    dense.append(cache, step, (22, 18), "mps")
-    fork = cache.fork(sequences[0])
-    dense.tokens[fork] = [list(layer) for layer in dense.tokens[sequences[0]]]
-    before = snapshot(cache)
-    assert cache.free_blocks == 1
-    for wanted, tokens in (
-        ([*sequences, fork], (1, 5, 1)),  # a copy of the shared end, and a block
-        ([sequences[1]], 7),
-        ([fork], 3),
-    ):
-        with pytest.raises(CacheFullError, match=r"2 blocks of 4 tokens are needed and 1 of 12 are free"):
-            cache.extend(wanted, tokens)
-        assert same(snapshot(cache), before)
-    dense.check(cache, cache.extend([*sequences, fork], 0), "mps")
-    step = cache.extend([*sequences, fork], (1, 2, 1))  # the control: the copy alone fits
-    dense.append(cache, step, (1, 2, 1), "mps")
-    dense.check(cache, step, "mps")
-    assert cache.free_blocks == 0
-    cache.free(sequences[1])
-    assert cache.free_blocks == 5
 
 
 def test_too_many_sequences() -> None:
@@ -236,15 +161,6 @@ def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
         small.allocate()
 
 
-def test_a_full_static_cache() -> None:
-    cache = static()
-    step = cache.extend(tokens=(20, 3, 0))
-    with pytest.raises(CacheFullError, match=r"sequence 0 would have 21 tokens and the capacity is 20"):
-        cache.extend(tokens=1)
-    assert cache.lengths == (20, 3, 0) and step.seq_lens.tolist() == [20, 3, 0]
-    assert cache.extend(tokens=(0, 17, 20)).seq_lens.tolist() == [20, 20, 20]
-
-
 def test_a_step_survives_changes_of_other_sequences() -> None:
     cache, dense = paged(), Dense()
     one, two = cache.allocate(), cache.allocate()
@@ -257,31 +173,6 @@ def test_a_step_survives_changes_of_other_sequences() -> None:
 
 
 # ---- dropped tokens, and what is in use
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_rejected_drafts(device: str) -> None:
-    """Both sequences share the block into which one is cut: it gets a copy before it writes again."""
-    cache, dense = paged(device), Dense()
-    one = cache.allocate()
-    step = cache.extend([one], 11)
-    dense.append(cache, step, [11], device)
-    other = cache.fork(one)
-    dense.fork(one, other)
-    cache.truncate(one, 6)
-    dense.truncate(one, 6)
-    assert cache.length(one) == 6 and len(cache.blocks(one)) == 2 and cache.free_blocks == 9
-    with pytest.raises(ValueError, match=f"sequence {one} has changed since this step; use the step of a la"):
-        cache.decode(0, step, torch.zeros(1, HEADS, 1, DIM, device=device))
-    assert cache.blocks_needed([one, other], [1, 1]) == 1
-    step = cache.extend([one, other], [5, 1])
-    dense.append(cache, step, [5, 1], device)
-    dense.check(cache, step, device)
-    assert cache.blocks(one)[:1] == cache.blocks(other)[:1] and cache.blocks(one)[1] != cache.blocks(other)[1]
-    cache.truncate(other, 12)  # nothing to drop
-    dense.check(cache, step, device)
-    cache.truncate(other, 0)
-    assert cache.blocks(other) == () and cache.free_blocks == 12 - 3
 
 
 def test_an_old_step_of_the_same_length() -> None:

@@ -82,19 +82,6 @@ def test_through_host_memory(kv_format: str, device: str) -> None:
     assert cache.stats.swapped == 0 and cache.free_blocks == 12 - 3 - 1
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_attention_after_host_memory(device: str) -> None:
-    cache, dense = paged(device), Dense()
-    one, two = cache.allocate(), cache.allocate()
-    dense.append(cache, cache.extend([one, two], [6, 9]), [6, 9], device)
-    cache.swap_out(one)
-    dense.append(cache, cache.extend([two], 2), [2], device)
-    cache.swap_in(one)
-    step = cache.extend([two, one], [1, 3])
-    dense.append(cache, step, [1, 3], device)
-    dense.check(cache, step, device)
-
-
 # ---- files
 
 
@@ -122,27 +109,6 @@ def test_a_file_is_read_into_other_blocks(kv_format: str, block_size: int, tmp_p
     prompt = new.allocate(list(range(10)))
     assert new.length(prompt) == 8 // block_size * block_size, "the prefix is found"
     assert new.stats.prefix_hits == 8 // block_size
-
-
-@pytest.mark.parametrize("device", ["mps"])
-def test_a_restart_restores_a_prefix(device: str, tmp_path: Path) -> None:
-    """A second cache begins with what the first one has computed, without its sequences."""
-    path, prompt = tmp_path / "prefix.safetensors", list(range(30, 43))
-    cache, dense = paged(device), Dense()
-    one = cache.allocate(prompt)
-    dense.append(cache, cache.extend([one], 13), [13], device)
-    cache.commit(one, prompt)
-    cache.save(path)
-    new = paged(device)
-    for sequence in new.load(path):
-        new.free(sequence)
-    assert new.free_blocks == 12 and new.stats.cached_blocks == 3
-    again = new.allocate(prompt)
-    assert new.length(again) == 12
-    dense.tokens = {again: [layer[:12] for layer in dense.tokens[one]]}
-    step = new.extend([again], 1)
-    dense.append(new, step, [1], device)
-    dense.check(new, step, device)
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:

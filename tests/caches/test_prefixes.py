@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, Dense, paged, same, snapshot
+from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot
 from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import CacheFullError, CacheStep, PagedKVCache
 
@@ -33,22 +33,6 @@ def prompted(cache: PagedKVCache, token_ids: list[int], **options: Any) -> tuple
 
 
 # ---- prefixes
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_a_found_prefix_gives_the_same_attention(device: str) -> None:
-    cache, dense = paged(device), Dense()
-    one = cache.allocate(PROMPT)
-    assert cache.length(one) == 0
-    dense.append(cache, cache.extend([one], 13), [13], device)
-    cache.commit(one, PROMPT)
-    two = cache.allocate(PROMPT)
-    assert cache.length(two) == 12 and cache.blocks(two) == cache.blocks(one)[:3]
-    dense.tokens[two] = [layer[:12] for layer in dense.tokens[one]]
-    cache.free(one)
-    step = cache.extend([two], 3)
-    dense.append(cache, step, [3], device)
-    dense.check(cache, step, device, rows=3)
 
 
 @pytest.mark.host_only
@@ -103,45 +87,6 @@ def test_the_least_recently_used_is_evicted() -> None:
 
 
 @pytest.mark.host_only
-def test_only_what_every_layer_has() -> None:
-    cache = paged("cpu")
-    one = cache.allocate(PROMPT)
-    step = append(cache, cache.extend([one], 9), layers=[0])
-    cache.commit(one, PROMPT)
-    assert cache.length(cache.allocate(PROMPT)) == 0 and cache.stats.cached_blocks == 0
-    append(cache, step, layers=[1])
-    cache.commit(one, PROMPT)
-    assert cache.length(cache.allocate(PROMPT)) == 8 and cache.stats.cached_blocks == 2
-
-
-@pytest.mark.host_only
-def test_a_registered_block_is_not_found_after_it_is_written() -> None:
-    cache = paged("cpu")
-    one, _ = prompted(cache, PROMPT)
-    cache.truncate(one, 10)
-    append(cache, cache.extend([one], 3))
-    assert cache.length(cache.allocate(PROMPT)) == 8
-    cache.commit(one, [*PROMPT[:10], 0, 0, 0])
-    assert cache.length(cache.allocate([*PROMPT[:10], 0, 0, 0])) == 12
-
-
-@pytest.mark.host_only
-def test_a_registered_draft_that_another_replaces() -> None:
-    """accept() moves tokens into blocks that commit() has registered."""
-    cache = paged("cpu", num_blocks=40)
-    one, _ = prompted(cache, PROMPT[:8])
-    step = append(cache, cache.extend([one], 8))
-    drafts = [*range(8)]
-    cache.commit(one, PROMPT[:8] + drafts)
-    cache.accept(step, [[0, 2, 3, 4, 5]])
-    cache.swap_out(one)
-    cache.swap_in(one)
-    assert cache.length(cache.allocate([*PROMPT[:8], *drafts])) == 8
-    cache.commit(one, [*PROMPT[:8], 0, 2, 3, 4, 5])
-    assert cache.length(cache.allocate([*PROMPT[:8], 0, 2, 3, 4, 5])) == 12
-
-
-@pytest.mark.host_only
 def test_a_long_salt() -> None:
     """A salt is any string, and does not change an error of another cause."""
     cache = paged("cpu", num_blocks=40, max_sequences=3)
@@ -181,30 +126,6 @@ def test_other_tokens_than_before() -> None:
 
 
 # ---- drafts
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("kv_format", ["auto", "int8", "int4"])
-def test_the_accepted_path_of_a_tree(kv_format: str, device: str) -> None:
-    """Its keys and values move together, to a block that a fork shares and to one of its own."""
-    cache, dense = paged(device, kv_format=kv_format), Dense(kv_format)
-    one, two = cache.allocate(), cache.allocate()
-    dense.append(cache, cache.extend([one, two], [6, 3]), [6, 3], device)
-    step = cache.extend([one, two], [7, 4])
-    dense.append(cache, step, [7, 4], device)
-    fork = cache.fork(one)
-    dense.fork(one, fork)
-    shared = cache.blocks(one)
-    cache.accept(step, [[1, 2, 5], [0, 3]])
-    dense.accept(one, 6, [1, 2, 5])
-    dense.accept(two, 3, [0, 3])
-    assert (cache.length(one), cache.length(two)) == (9, 5)
-    assert cache.blocks(fork) == shared and not {*cache.blocks(one)[1:]} & {*shared}
-    with pytest.raises(ValueError, match=f"sequence {one} has changed since this step"):
-        cache.accept(step, [[], []])
-    step = cache.extend([fork, two, one], [1, 1, 1])
-    dense.append(cache, step, [1, 1, 1], device)
-    dense.check(cache, step, device)
 
 
 @pytest.mark.host_only

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +115,7 @@ class Problem:
 def drawn(seed: int) -> Problem:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    heads = rng.choice(((4, 4), (4, 2)))
+    heads = rng.choice(((4, 4), (4, 2), (3, 1)))
     new = rng.choice((0, 1, 3))
     return Problem(
         seed,
@@ -148,37 +147,6 @@ def test_random_on_mps(seed: int) -> None:
 def test_random_on_the_cpu() -> None:
     for seed in range(100, 300):
         drawn(seed).check("cpu")
-
-
-def grid(lengths: list[tuple[int, int]]) -> list[Problem]:
-    """The combinations of flash-attn's own test."""
-    problems = []
-    kinds = ("dense", "picked", "paged", "leftpad")
-    masks = ({}, {"causal": True}, {"window": (5, 2)})
-    for storage, mask, alibi, rotary, (q_len, new) in itertools.product(
-        kinds, masks, (None, (6,), (BATCH, 6)), (None, "interleaved", "halves"), lengths
-    ):
-        options = Options(**mask, slopes=None if alibi is None else torch.rand(*alibi) * 0.3)
-        problems.append(
-            Problem(
-                len(problems),
-                storage="dense" if storage == "leftpad" else storage,
-                heads=(6, (6, 3, 1)[len(problems) % 3]),
-                q_len=q_len,
-                new=new,
-                lens=(4, 13),
-                leftpad=(3, 7) if storage == "leftpad" else None,
-                rotary=rotary if new else None,
-                options=options,
-            )
-        )
-    return problems
-
-
-@pytest.mark.host_only
-def test_grid_on_the_cpu() -> None:
-    for problem in grid([(1, 0), (1, 1), (3, 2), (20, 0)]):
-        problem.check("cpu")
 
 
 @pytest.mark.parametrize("storage", ["dense", "paged"])
@@ -265,13 +233,6 @@ def test_cache_lengths_as_a_number_or_left_out() -> None:
     assert torch.equal(fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=20).cpu(), whole.cpu())
     shorter = fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=7)
     assert torch.allclose(shorter.cpu(), fa.flash_attn_func(q, k[:, :7], v[:, :7]).cpu(), atol=1e-6)
-
-
-def test_keys_beyond_the_cache_are_dropped() -> None:
-    q, new = torch.randn(1, 1, 2, 32, device="mps"), torch.randn(1, 3, 2, 32, device="mps")
-    k, v = (torch.zeros(2, 4, 2, 32, device="mps") for _ in range(2))
-    fa.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=torch.tensor([2], device="mps").int())
-    assert torch.equal(k[0, 2:].cpu(), new[0, :2].cpu()) and not k[1].any(), "the next sequence is untouched"
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

@@ -35,7 +35,6 @@ AGX = ByTest("softmetal/tests/agx/test_agx.py::test_the_command")
 BENCH_AGX = ByTest("tests/bench/test_agx.py::test_the_command")
 BENCH_MODEL = ByTest("tests/bench/test_model.py::test_the_command")
 DOCTOR = ByTest("tests/commands/test_package.py::test_doctor_is_content")
-AIMS = ByTest("tests/bench/test_aims.py::test_the_command")
 _SERVE = "python -m torch_fattn.integrations.transformers serve MODEL --continuous-batching"
 SERVE = ByTest("tests/transformers/test_serve_load.py::test_an_interrupt")
 DEMO = ByTest("tests/commands/test_demo.py::test_tokens_agree")
@@ -127,13 +126,10 @@ COMMANDS: dict[str, Kind] = {
         "tests/docs/test_commands.py::test_an_output_is_written_anew"
     ),
     "python -m bench roofline": ByTest("tests/bench/test_apple_bounds.py::test_the_page_has_these_figures"),
-    "python -m bench distributed": ByTest("tests/bench/test_links.py::test_the_command"),
     "python -m bench model": BENCH_MODEL,
     "python -m bench model --chip M1Max --shapes standard": BENCH_MODEL,
     "python -m bench agx": BENCH_AGX,
     "python -m bench agx --update": BENCH_AGX,
-    "python -m bench aims bench/results/nvidia-h200.json": AIMS,
-    "python -m bench aims nvidia-h200.json": NVIDIA,
     "python -m bench cuda-build": NVIDIA,
     "python -m bench cuda-build --shapes tensor": NVIDIA,
     "python -m bench --backend cuda --shapes tensor --json nvidia-h200-tensor.json": NVIDIA,

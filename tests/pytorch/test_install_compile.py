@@ -71,25 +71,11 @@ def test_without_install_graphs_are_torchs() -> None:
     assert not any("fattn" in op for op in ops) and torch_fattn.report().traced == 0
 
 
+@pytest.mark.parametrize("training", ["auto", "fused"])
 @pytest.mark.parametrize("function", [plain, by_name])
 @pytest.mark.filterwarnings("ignore:torch_fattn.sdpa")
-def test_small_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
-    mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
-    with torch_fattn.installed():
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-        compiled(*mine).square().sum().backward()
-    plain(*theirs).square().sum().backward()
-    for a, b in zip(mine, theirs, strict=True):
-        assert a.grad is not None and b.grad is not None
-        assert torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
-    report = torch_fattn.report()
-    assert report.traced == 0 and report.routed == 0 and report.fell_back == 0
-    assert [(f.reason, f.traced > 0) for f in report.fallbacks] == [("small_training", True)]
-
-
-@pytest.mark.parametrize("function", [plain, by_name])
-def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
-    """Both graphs hold torch_fattn's ops."""
+def test_gradients_of_compiled_code(function: Callable[..., Tensor], training: Any) -> None:
+    """Both graphs hold torch_fattn's ops, unless the call is small and the choice left to the rule."""
     mine, theirs = ([t.requires_grad_() for t in operands()] for _ in range(2))
     ops: list[str] = []
 
@@ -97,18 +83,19 @@ def test_gradients_of_compiled_code(function: Callable[..., Tensor]) -> None:
         ops.extend(str(node.target) for node in graph.graph.nodes)
         return graph
 
-    torch_fattn.install(training="fused")
-    try:
-        compiled = torch.compile(function, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
-        compiled(*mine).square().sum().backward()
-    finally:
-        torch_fattn.uninstall()
+    torch_fattn.install(training=training)
+    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+    compiled(*mine).square().sum().backward()
+    torch_fattn.uninstall()
     plain(*theirs).square().sum().backward()
     for a, b in zip(mine, theirs, strict=True):
         assert a.grad is not None and b.grad is not None
         assert torch.allclose(a.grad.cpu(), b.grad.cpu(), atol=1e-5)
-    assert "fattn.attention.default" in ops and "fattn.prefill_backward.default" in ops
-    assert torch_fattn.report().traced > 0 and not torch_fattn.report().fallbacks
+    report, is_ours = torch_fattn.report(), training == "fused"
+    for op in ("fattn.attention.default", "fattn.prefill_backward.default"):
+        assert (op in ops) == is_ours
+    assert (report.traced > 0) == is_ours and report.routed == report.fell_back == 0
+    assert [(f.reason, f.traced > 0) for f in report.fallbacks] == [("small_training", True)] * (not is_ours)
 
 
 TRACED_BEFORE = """

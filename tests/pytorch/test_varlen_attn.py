@@ -144,18 +144,6 @@ def test_lengths_that_are_not_int32_are_refused_by_their_name() -> None:
     varlen_attn(*tensors, cu, cu, 9, 9, seqused_k=used.int())
 
 
-def test_compiled() -> None:
-    tensors, cu = operands()
-    torch.compiler.reset()
-
-    def model(query: Tensor, key: Tensor, value: Tensor, cu: Tensor) -> Tensor:
-        return varlen_attn(query, key, value, cu, cu, 9, 9)
-
-    with torch.no_grad():
-        out = torch.compile(model, backend="aot_eager", fullgraph=True)(*tensors, cu)
-    assert torch.equal(out.cpu(), model(*tensors, cu).cpu())
-
-
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0), (2, 1)], ids=str)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_backward(window: tuple[int, int], compiled: bool) -> None:
@@ -223,12 +211,3 @@ def test_rows_without_packing() -> None:
     )
     assert torch.allclose(out.cpu().double(), exact.transpose(1, 2), atol=1e-5)
     assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
-
-
-def test_torch_alone_has_no_kernel() -> None:
-    """The control: torch itself has nothing on mps."""
-    tensors, cu = operands()
-    varlen_attn(*tensors, cu, cu, 9, 9)
-    torch.nn.attention.restore_flash_attention_impl()
-    with pytest.raises(NotImplementedError, match="_flash_attention_forward"):
-        varlen_attn(*tensors, cu, cu, 9, 9)

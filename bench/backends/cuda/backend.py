@@ -5,8 +5,8 @@ Needs torch with CUDA, softmetal and the folder that build.py wrote, but not tor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class CudaBackend:
 
     def versions(self) -> dict[str, str]:
         # The folder records its commit, because this machine may have no git.
-        built = self._runner.manifest.get("versions", {})
+        built = self._runner.manifest["versions"]
         return {**common_versions(), "cuda": str(torch.version.cuda), **built}
 
     def implementations(self) -> Sequence[str]:
@@ -67,12 +67,11 @@ class CudaBackend:
         return {**timed_row(call, times, self.ceilings(), largest), **found}
 
     def _find(self, call: Call, impl: str) -> dict[str, Any]:
-        fields = json.loads(json.dumps(vars(call.case())))
-        for row in self._runner.manifest["rows"]:
-            if row["impl"] == impl and fields.items() <= row["case"].items():
+        manifest, wanted = self._runner.manifest, (replace(call, model=""), impl)
+        for row in (*manifest["rows"], *manifest["refused"]):
+            if (row["call"], row["impl"]) == wanted:
+                if "why" in row:
+                    raise NotImplementedError(row["why"])
                 match: dict[str, Any] = row
                 return match
-        for refusal in self._runner.manifest.get("refused", []):
-            if refusal["impl"] == impl and fields.items() <= refusal["case"].items():
-                raise NotImplementedError(refusal["why"])
         raise NotImplementedError(f"no kernel of {impl} for this call was compiled into bench/_cuda")

@@ -21,7 +21,7 @@ from typing import Any
 from softmetal.testing.cuda import Pipeline, compile_all
 
 from ...cases.arguments import Parser, WrongArgumentError, positive
-from ...cases.case import Case, UnsupportedCaseError
+from ...cases.calls import Call, UnsupportedCallError
 from ...cases.shapes import SHAPES
 from ...peers import fattn, registry
 from ...peers.launch import OURS_ON_TENSORS, SAME_PLAN, Launch
@@ -36,54 +36,56 @@ GROUPS = (0, 1, 3)
 IMPLS = (fattn.IMPL, fattn.OLDER_IMPL, *(peer.IMPL for peer in registry.PEERS))
 TENSOR_IMPLS = (*OURS_ON_TENSORS.values(), *(peer.IMPL for peer in registry.TENSOR_PEERS))
 
-# The shapes in the README, and those with an aim (models/aims.py).
+# The shapes in the README and in docs/measured.md.
 TIMED = ("standard", "decode", "prefill", "chunked")
 # Small, ragged and grouped shapes, whose results a wrong index would change.
 CORRECTNESS = [
-    Case("decode", 2, 8, 2, 128, 1, 1500),
-    Case("decode", 2, 4, 4, 64, 1, 77),
-    Case("decode", 1, 16, 2, 128, 1, 5000),
-    Case("decode", 1, 16, 2, 64, 1, 9000, dtype="bfloat16"),
-    Case("decode", 1, 8, 1, 128, 1, 600, dtype="float32"),
-    Case("decode", 1, 8, 2, 128, 6, 4100),
-    Case("decode", 1, 16, 1, 576, 2, 700, latent_dim=512),
-    Case("decode", 1, 8, 2, 256, 1, 4100, dtype="bfloat16"),
-    Case("decode", 2, 8, 2, 96, 1, 300, lengths=(300, 41)),
-    Case("decode", 2, 8, 2, 128, 1, 2100, kv_format="int8"),
-    Case("paged_decode", 2, 8, 2, 128, 1, 700, block_size=16, lengths=(700, 123)),
-    Case("paged_decode", 2, 8, 2, 128, 6, 700, block_size=16, lengths=(700, 123)),
-    Case("prefill", 2, 4, 2, 64, 200, 200, causal=True),
-    Case("prefill", 1, 4, 4, 128, 96, 333),
-    Case("prefill", 1, 4, 1, 128, 300, 300, causal=True, dtype="bfloat16"),
-    Case("prefill", 1, 2, 2, 64, 130, 130, causal=True, dtype="float32"),
-    Case("prefill", 1, 2, 1, 80, 44, 300, causal=True),
-    Case("prefill", 1, 2, 1, 256, 72, 300, causal=True),
-    Case("prefill", 1, 2, 1, 256, 72, 72, causal=True, whole_rows=2048),
-    Case("prefill", 1, 2, 1, 512, 40, 128, dtype="bfloat16"),
-    Case("prefill", 1, 4, 1, 576, 40, 128, causal=True, dtype="bfloat16", latent_dim=512),
-    Case("prefill_backward", 2, 4, 2, 64, 200, 200, causal=True),
-    Case("prefill_backward", 1, 4, 1, 128, 96, 333, dtype="bfloat16"),
-    Case("prefill_backward", 1, 2, 2, 80, 130, 130, causal=True, dtype="bfloat16"),
-    Case("prefill_backward", 1, 2, 1, 96, 44, 300, causal=True),
-    Case("prefill_backward", 1, 2, 2, 64, 70, 70, causal=True, dtype="float32"),
+    Call("decode", 8, 2, 128, 1, 1500, batch=2),
+    Call("decode", 4, 4, 64, 1, 77, batch=2),
+    Call("decode", 16, 2, 128, 1, 5000),
+    Call("decode", 16, 2, 64, 1, 9000, dtype="bfloat16"),
+    Call("decode", 8, 1, 128, 1, 600, dtype="float32"),
+    Call("decode", 8, 2, 128, 6, 4100),
+    Call("decode", 16, 1, 576, 2, 700, latent_dim=512),
+    Call("decode", 8, 2, 256, 1, 4100, dtype="bfloat16"),
+    Call("decode", 8, 2, 96, 1, 300, batch=2, lengths=(300, 41)),
+    Call("decode", 8, 2, 128, 1, 2100, batch=2, kv_format="int8"),
+    Call("paged_decode", 8, 2, 128, 1, 700, batch=2, block_size=16, lengths=(700, 123)),
+    Call("paged_decode", 8, 2, 128, 6, 700, batch=2, block_size=16, lengths=(700, 123)),
+    Call("prefill", 4, 2, 64, 200, 200, batch=2, causal=True),
+    Call("prefill", 4, 4, 128, 96, 333),
+    Call("prefill", 4, 1, 128, 300, 300, causal=True, dtype="bfloat16"),
+    Call("prefill", 2, 2, 64, 130, 130, causal=True, dtype="float32"),
+    Call("prefill", 2, 1, 80, 44, 300, causal=True),
+    Call("prefill", 2, 1, 256, 72, 300, causal=True),
+    Call("prefill", 2, 1, 256, 72, 72, causal=True, whole_rows=2048),
+    Call("prefill", 2, 1, 512, 40, 128, dtype="bfloat16"),
+    Call("prefill", 4, 1, 576, 40, 128, causal=True, dtype="bfloat16", latent_dim=512),
+    Call("prefill_backward", 4, 2, 64, 200, 200, batch=2, causal=True),
+    Call("prefill_backward", 4, 1, 128, 96, 333, dtype="bfloat16"),
+    Call("prefill_backward", 2, 2, 80, 130, 130, causal=True, dtype="bfloat16"),
+    Call("prefill_backward", 2, 1, 96, 44, 300, causal=True),
+    Call("prefill_backward", 2, 2, 64, 70, 70, causal=True, dtype="float32"),
 ]
 
 
-def timed(shapes: Sequence[str]) -> list[Case]:
-    calls = (replace(call, model="") for name in shapes for call in SHAPES[name])
-    return [call.case() for call in dict.fromkeys(calls)]
+def timed(shapes: Sequence[str]) -> list[Call]:
+    calls = dict.fromkeys(replace(call, model="") for name in shapes for call in SHAPES[name])
+    for call in calls:
+        call.refuse_score_options()
+    return list(calls)
 
 
-def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
-    """Returns the launches of the case, and the reason of each implementation that refuses it.
+def launches(call: Call, cores: int) -> tuple[list[Launch], dict[str, str]]:
+    """Returns the launches of the call, and the reason of each implementation that refuses it.
 
     Our plan for M1 and M2 is one of them if it differs from the plan for later chips.
     """
     runs: list[Launch] = []
     refused: dict[str, str] = {}
     try:
-        runs.append(fattn.launch(case, cores))
-        older = fattn.launch(case, cores, fattn.OLDER_FAMILY)
+        runs.append(fattn.launch(call, cores))
+        older = fattn.launch(call, cores, fattn.OLDER_FAMILY)
         if older.passes != runs[0].passes:
             runs.append(older)
         else:
@@ -92,21 +94,21 @@ def launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
         refused |= dict.fromkeys((fattn.IMPL, fattn.OLDER_IMPL), str(refusal))
     for peer in registry.PEERS:
         try:
-            runs.append(registry.launch(peer, case))
-        except UnsupportedCaseError as refusal:
+            runs.append(registry.launch(peer, call))
+        except UnsupportedCallError as refusal:
             refused[peer.IMPL] = str(refusal)
     return runs, refused
 
 
-def tensor_launches(case: Case, cores: int) -> tuple[list[Launch], dict[str, str]]:
+def tensor_launches(call: Call, cores: int) -> tuple[list[Launch], dict[str, str]]:
     """The same on tensor operations."""
-    runs = fattn.tensor_launches(case, cores)
+    runs = fattn.tensor_launches(call, cores)
     why = f"there is {'one' if runs else 'no'} kernel on tensor operations for this"
     refused = dict.fromkeys(set(OURS_ON_TENSORS.values()) - {launch.impl for launch in runs}, why)
     for peer in registry.TENSOR_PEERS:
         try:
-            runs.append(registry.launch(peer, case))
-        except UnsupportedCaseError as refusal:
+            runs.append(registry.launch(peer, call))
+        except UnsupportedCallError as refusal:
             refused[peer.IMPL] = str(refusal)
     return runs, refused
 
@@ -140,10 +142,6 @@ def describe_passes(launch: Launch, cubins: Sequence[str]) -> dict[str, Any]:
     return {"note": launch.note, "passes": passes}
 
 
-def describe(case: Case) -> dict[str, Any]:
-    return {**case.__dict__, "scale": case.scale}
-
-
 def ceilings() -> list[tuple[str, Pipeline]]:
     source = CEILINGS.read_text()
     return [
@@ -167,20 +165,20 @@ def versions() -> dict[str, str]:
 
 
 def build(
-    cases: Sequence[Case], checks: Sequence[Case], cores: int, out: Path, impls: Collection[str] = IMPLS
+    calls: Sequence[Call], checks: Sequence[Call], cores: int, out: Path, impls: Collection[str] = IMPLS
 ) -> dict[str, Any]:
-    """Compiles the cases into `out`, and returns the manifest."""
-    rows: list[tuple[Case, Launch, str]] = []
+    """Compiles the calls into `out`, and returns the manifest."""
+    rows: list[tuple[Call, Launch, str]] = []
     refusals: list[dict[str, Any]] = []
-    for case, purpose in [*((case, "time") for case in cases), *((case, "check") for case in checks)]:
-        runs, refused = launches(case, cores)
+    for call, purpose in [*((call, "time") for call in calls), *((call, "check") for call in checks)]:
+        runs, refused = launches(call, cores)
         if not set(TENSOR_IMPLS).isdisjoint(impls):
-            more, also_refused = tensor_launches(case, cores)
+            more, also_refused = tensor_launches(call, cores)
             runs, refused = runs + more, refused | also_refused
-        rows += [(case, launch, purpose) for launch in runs if launch.impl in impls]
+        rows += [(call, launch, purpose) for launch in runs if launch.impl in impls]
         if purpose == "time":
             left = {impl: why for impl, why in refused.items() if impl in impls}
-            refusals += [{"case": describe(case), "impl": impl, "why": why} for impl, why in left.items()]
+            refusals += [{"call": vars(call), "impl": impl, "why": why} for impl, why in left.items()]
     plans = [
         [registers(one.pipeline, groups) for one in plan.passes]
         for _, launch, _ in rows
@@ -189,7 +187,7 @@ def build(
     ]
     cubins = iter(compile_all([*itertools.chain(*plans), *(p for _, p in ceilings())], out))
     manifest: dict[str, Any] = {"rows": [], "refused": refusals, "ceilings": {}}
-    for case, launch, purpose in rows:
+    for call, launch, purpose in rows:
         variants = []
         for plan in (launch, *launch.alternatives):
             assert plan.scratch == launch.scratch
@@ -197,7 +195,7 @@ def build(
             variants += [describe_passes(plan, one) for one in distinct(compiled, out)]
         manifest["rows"].append(
             {
-                "case": describe(case),
+                "call": vars(call),
                 "impl": launch.impl,
                 "purpose": purpose,
                 "scratch": dict(launch.scratch),
@@ -230,8 +228,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     impls = arguments.impls or (*IMPLS, *(TENSOR_IMPLS if "tensor" in arguments.shapes else ()))
     try:
-        cases = timed(arguments.shapes)
-        manifest = build(cases, CORRECTNESS, arguments.cores, arguments.out, impls)
+        calls = timed(arguments.shapes)
+        manifest = build(calls, CORRECTNESS, arguments.cores, arguments.out, impls)
     except (NotImplementedError, WrongArgumentError) as refusal:  # a peer of another version, or no wheel
         parser.refuse(str(refusal))
     spilling = [

@@ -25,6 +25,7 @@ from softmetal.testing.cuda import Arguments, Kernel
 from ...cases.arguments import Parser
 from ...cases.buffers import OUTPUTS, TOLERANCE, errors
 from ...cases.buffers import make as make_buffers
+from ...cases.calls import Call
 from . import FOLDER
 
 REPEATS = 25
@@ -40,6 +41,8 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        for row in (*self.manifest["rows"], *self.manifest["refused"]):
+            row["call"] = Call(**{**row["call"], "lengths": tuple(row["call"]["lengths"])})
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, cubin: str) -> Kernel:
@@ -69,7 +72,7 @@ class Runner:
 def make(row: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
     arguments = [argument for one in row["variants"][0]["passes"] for argument in one["arguments"].values()]
     names = {argument["buffer"] for argument in arguments if "buffer" in argument}
-    return make_buffers(row["case"], names, row["scratch"], "cuda", seed)
+    return make_buffers(row["call"], names, row["scratch"], "cuda", seed)
 
 
 def _value(argument: dict[str, str], buffers: dict[str, torch.Tensor]) -> int | bytes:
@@ -142,7 +145,7 @@ def time_row(
     ]
     times, fastest = min(timed, key=lambda one: median(one[0]))
     found: dict[str, Any] = {"note": str(fastest["note"])}
-    if row["case"]["op"] == "prefill_backward":
+    if row["call"].is_backward:
         found["passes_ms"] = [
             median(time_graph([runner.prepare(fastest, buffers, one) for buffers in sets]))
             for one in range(len(fastest["passes"]))
@@ -162,20 +165,9 @@ def run_row(runner: Runner, row: dict[str, Any], device: str) -> tuple[dict[str,
             buffers[name].fill_(math.nan)
         runner.prepare(variant, buffers)()
         torch.cuda.synchronize()
-        measured.append(errors(row["case"], buffers, row["out_rows_first"], device))
+        measured.append(errors(row["call"], buffers, row["out_rows_first"], device))
     largest, relative = (max(column) for column in zip(*measured, strict=True))
     return buffers, largest, relative
-
-
-def title(row: dict[str, Any]) -> str:
-    case = row["case"]
-    heads = f"{case['q_heads']}/{case['kv_heads']} D{case['head_dim']}"
-    shape = f"B{case['batch']} {heads} L{case['q_len']} N{case['kv_len']}"
-    words = [case["op"], shape, case["dtype"], case["kv_format"]]
-    words += ["causal"] if case["causal"] else []
-    words += [f"MLA {case['latent_dim']}"] if case["latent_dim"] else []
-    words += [f"{sum(case['lengths'])} keys"] if case["lengths"] else []
-    return " ".join(word for word in words if word)
 
 
 def machine() -> dict[str, str]:
@@ -196,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--reference", choices=("cuda", "cpu"), default="cuda", help="where float64 is computed"
     )
-    parser.add_argument("--only", default="", help="rows whose title or implementation contains this")
+    parser.add_argument("--only", default="", help="rows whose call or implementation contains this")
     arguments = parser.parse_args(argv)
     if not (arguments.folder / "manifest.json").is_file():
         parser.refuse(
@@ -206,15 +198,14 @@ def main(argv: Sequence[str]) -> int:
     runner = Runner(arguments.folder)
     wrong = checked = 0
     for row in runner.manifest["rows"]:
-        line = f"{title(row):52} {row['impl']:12}"
-        if arguments.only not in f"{title(row)} {row['impl']}" or (
-            arguments.small and row["purpose"] != "check"
-        ):
+        title = f"{row['call'].op} {row['call']}"
+        is_chosen = arguments.only in f"{title} {row['impl']}"
+        if not is_chosen or (arguments.small and row["purpose"] != "check"):
             continue
         _, _, relative = run_row(runner, row, arguments.reference)
-        right = relative < TOLERANCE[row["case"]["dtype"]]
+        right = relative < TOLERANCE[row["call"].dtype]
         checked += 1
         wrong += not right
-        print(f"{line} error {relative:.1e}{'' if right else ' WRONG'}", flush=True)
+        print(f"{title:52} {row['impl']:12} error {relative:.1e}{'' if right else ' WRONG'}", flush=True)
     print(f"{wrong} wrong of {checked}")
     return 1 if wrong else 0
