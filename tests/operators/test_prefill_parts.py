@@ -100,18 +100,6 @@ def test_rows_without_keys(checked: Checked) -> None:
         assert not out[:, :, :3].any() and torch.equal(lse[0, :, :3], no_key[:, None].expand(4, 3))
 
 
-@pytest.mark.parametrize("name", ["batch", "mask", "wide"])
-def test_the_same_bits_every_time_and_alone(name: str) -> None:
-    problem = replace(CUT[name], batch=3)
-    arguments, _ = problems.build(problem).arguments("mps")
-    together = run("prefill", arguments)
-    assert all(same_bits(together, run("prefill", arguments)) for _ in range(2))
-    for b in range(3):
-        of_each = ("query", "key", "value", "attn_mask")
-        alone = {n: a[b : b + 1] if n in of_each else a for n, a in arguments.items()}
-        assert same_bits(tuple(result[b : b + 1].contiguous() for result in together), run("prefill", alone))
-
-
 @pytest.mark.parametrize("name", ["mask_map", "mask_map_and_window", "wide_mask_map"])
 def test_results_do_not_depend_on_a_map(name: str) -> None:
     """Nor where the keys are cut."""
