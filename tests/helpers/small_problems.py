@@ -56,3 +56,14 @@ def with_values(case: Case, **tensors: Tensor) -> Case:
         case.clean[name] = tensor
         case.operands[name] = problems.lay_out(tensor, "contiguous")
     return case
+
+
+def row_of(case: Case, operand: str, place: int) -> Tensor:
+    """That key, value or scales of the first sequence, `[kv_heads, ..]`, in the memory of the operand."""
+    paged = case.problem.block_size > 0
+    side = case.operands[f"{operand}_cache" if paged and operand in ("key", "value") else operand]
+    if not paged:
+        return side.of(side.base)[0, :, place]
+    table = case.operands["block_tables"]
+    block, slot = divmod(place, case.problem.block_size)
+    return side.of(side.base)[int(table.of(table.base)[0, block]), slot]

@@ -15,7 +15,7 @@ from tests.conftest import counted_launches, needs_emulator
 from tests.helpers import direct_launch, problems, small_problems
 from tests.helpers.accuracy import expected
 from tests.helpers.problems import Case
-from tests.helpers.small_problems import run, with_values
+from tests.helpers.small_problems import row_of, run, with_values
 from tests.helpers.tensors import same_bits
 
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
@@ -48,16 +48,6 @@ def case_of(op: str, dtype: torch.dtype, mask: Tensor, mask_dtype: torch.dtype, 
     return with_values(case, attn_mask=given)
 
 
-def key_of(case: Case, operand: str, place: int) -> Tensor:
-    """That key or value of the first sequence, `[heads, D]`, in the memory of the operand."""
-    if case.problem.block_size == 0:
-        side = case.operands[operand]
-        return side.of(side.base)[0, :, place]
-    pool, table = case.operands[f"{operand}_cache"], case.operands["block_tables"]
-    block, slot = divmod(place, case.problem.block_size)
-    return pool.of(pool.base)[int(table.of(table.base)[0, block]), slot]
-
-
 def check_influence(
     case: Case,
     operand: str,
@@ -80,7 +70,7 @@ def check_influence(
     if operand == "value":
         keeps[:, :2] = False
     before, lse_before = run(case, device)
-    for bad_row in (key_of(case, operand, bad_key), case.clean[operand][0, :, bad_key]):
+    for bad_row in (row_of(case, operand, bad_key), case.clean[operand][0, :, bad_key]):
         bad_row[0, columns] = bad
     after, lse_after = run(case, device)
     exact, exact_lse = (t[sees] for t in expected(case))
