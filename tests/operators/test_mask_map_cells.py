@@ -127,22 +127,6 @@ def test_dimensions(device: str) -> None:
     assert torch.equal(fattn.mask_map(expanded), cells[:, :1].expand(2, 8, 4, 3))
 
 
-@pytest.mark.parametrize("device", [*DEVICES, "meta"])
-@pytest.mark.parametrize("size", [(0, 2, 9, 9), (1, 0, 9, 9), (1, 2, 0, 9), (1, 2, 9, 0)])
-def test_no_entries(size: tuple[int, ...], device: str) -> None:
-    with counted_launches() as launches:
-        cells = torch_fattn.mask_map(torch.empty(size, device=device))
-    assert launches == {}
-    assert cells.shape == (*size[:2], -(-size[2] // 16), -(-size[3] // 32)) and cells.dtype == torch.uint8
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_opcheck(device: str) -> None:
-    mask = drawn(f32, 2, 1, 40, 70).to(device)
-    for view in (mask, mask[0, 0].T, mask.expand(2, 3, 40, 70)):
-        assert set(torch.library.opcheck(fattn.mask_map.default, (view,)).values()) == {"SUCCESS"}
-
-
 @needs_emulator
 @pytest.mark.parametrize("slices", [0, 1, 7])
 @pytest.mark.parametrize("dtype", MASKS, ids=str)

@@ -107,20 +107,6 @@ def test_low_bounds_do_not_change_the_result(op: str, device: str) -> None:
     assert_close(case, out.cpu(), lse.cpu())
 
 
-@pytest.mark.parametrize("empty", ["rows", "heads"])
-@pytest.mark.parametrize("op", PACKED)
-def test_empty_results_launch_nothing(op: str, empty: str) -> None:
-    heads, rows = 0 if empty == "heads" else 4, 0 if empty == "rows" else 5
-    query, pool = torch.randn(rows, heads, 16, device="mps"), torch.randn(3, 8, heads, 16, device="mps")
-    key, starts = pool.flatten(0, 1), int32(0, rows)
-    operands: tuple[Any, ...] = (key, key, starts, int32(0, 24), 5, 24)
-    if op == "paged_prefill":
-        operands = (pool, pool, int32(0, 1)[None], int32(9), starts, 5)
-    with counted_launches() as launches:
-        out, lse = getattr(fattn, op)(query, *operands, is_causal=True)
-    assert launches == {} and out.shape == query.shape and lse.shape == query.shape[1::-1]
-
-
 # ---- blocks of a pool
 
 

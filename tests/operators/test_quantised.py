@@ -240,25 +240,6 @@ def test_a_bad_scale_reaches_the_rows_that_see_it(
 # ---- how torch sees it
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
-@pytest.mark.parametrize("kv_format", QUANTISED)
-@pytest.mark.parametrize("op", OPS)
-def test_opcheck_and_compile(op: str, kv_format: str, device: str) -> None:
-    arguments = valid(op, kv_format, device)
-    function = getattr(fattn, op)
-    plain = function(**arguments)
-    on_meta = function(**on("meta", arguments))
-    assert [r.shape for r in on_meta] == [r.shape for r in plain]
-    torch.compiler.reset()
-    compiled = torch.compile(lambda **a: function(**a), backend="aot_eager", fullgraph=True)
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(compiled(**arguments), plain, strict=True))
-    positional = tuple(
-        arguments.pop(a.name, None) for a in function.default._schema.arguments if not a.kwarg_only
-    )
-    result = torch.library.opcheck(function.default, positional, arguments)
-    assert set(result.values()) == {"SUCCESS"}
-
-
 def test_autocast_leaves_the_cache_alone() -> None:
     case = problems.build(Problem(1, "decode", f32, 1, 2, 1, 1, 40, 32, 32, kv_format="fp8_e4m3"))
     arguments, _ = case.arguments("mps")
