@@ -2,9 +2,10 @@
 
     python -m tests.golden      rewrites them from the planner as it is now (`make golden`)
 
-A block leaves out what is off: macros, constants and parameters that are 0 or false, and windows without a
-limit. So a new option changes only the plans that use it. The bytes of the parameters are left out too:
-test_golden.py compares them with the parameters by name.
+A block has the choices of the planner. It leaves out what is off: macros, constants and parameters that are 0
+or false, and windows without a limit. So a new option changes only the plans that use it. It also leaves out
+what follows from the call, where a mistake gives wrong results: strides and bindings. The bytes of the
+parameters are left out too: test_golden.py compares them with the parameters by name.
 """
 
 from __future__ import annotations
@@ -20,27 +21,39 @@ from tests.golden.calls import GOLDEN_CALLS, OTHER_GOLDEN_CALLS, golden_plan
 
 FOLDER = Path(__file__).parent
 WIDTH = 110
+STRIDES = ["batch", "head", "row"]  # of an operand
 # kNoWindow and kNoLimit of params.h.
+FOLLOWS = ("device", "bindings", "registers", "params_bytes")
 UNLIMITED = {"window_left": (2**30, 2**31 - 1), "window_right": (2**31 - 1,)}
+
+
+def choices_of(node: Any) -> Any:
+    """A plan without what follows from its call."""
+    if isinstance(node, list):
+        return [choices_of(each) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    return {
+        name: choices_of(value)
+        for name, value in node.items()
+        if name not in FOLLOWS and not (isinstance(value, Mapping) and [*value][:3] == STRIDES)
+    }
 
 
 def text_of(name: str, plan: Mapping[str, Any]) -> str:
     """A block: the name of the plan, its fields, and its passes with theirs."""
+    plan = choices_of(plan)
     fields = (item for item in plan.items() if item[0] != "passes" and not _is_off(*item))
-    lines = [name, *_wrapped("; ".join(f"{field}: {_words(field, value)}" for field, value in fields), "  ")]
+    lines = [name, *_wrapped("; ".join(f"{field}: {_words(value)}" for field, value in fields), "  ")]
     for step in plan["passes"]:
         lines += _lines_of_pass(step)
     return "\n".join(lines) + "\n"
 
 
 def _lines_of_pass(step: Mapping[str, Any]) -> list[str]:
-    """How it is launched on the first line, then macros, constants, bindings and parameters."""
-    words = {field: _words(field, value) for field, value in step.items() if field != "params_bytes"}
-    launch = [
-        f"{field} {words[field]}"
-        for field, value in step.items()
-        if field in words and not isinstance(value, Mapping)
-    ]
+    """How it is launched on the first line, then macros, constants and parameters."""
+    words = {field: _words(value) for field, value in step.items()}
+    launch = [f"{field} {words[field]}" for field, value in step.items() if not isinstance(value, Mapping)]
     lines = _wrapped("; ".join(launch), "  ")
     for field, value in step.items():
         if isinstance(value, Mapping) and words[field]:
@@ -55,10 +68,9 @@ def _wrapped(line: str, indent: str) -> list[str]:
     return wrapper.wrap(line)
 
 
-def _words(field: str, value: Any) -> str:
+def _words(value: Any) -> str:
     if isinstance(value, Mapping):
-        keep_off = field in ("bindings", "device")
-        return " ".join(_word(*item) for item in value.items() if keep_off or not _is_off(*item))
+        return " ".join(_word(*item) for item in value.items() if not _is_off(*item))
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

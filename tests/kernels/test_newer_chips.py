@@ -32,7 +32,7 @@ sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *sys.argv[1:]])
 PROBLEMS = "mps and (D64x64 or D80x40 or D192x128) and (prefill or bf16) and not (fp8 or int4)"
 # The bounds of counts that M1 keeps, of tiles that are larger here.
 BOUNDS = "long_prefills or (no_work_on_padding and causal and 64)"
-FILES = "operators/test_random.py::test_problem", "kernels/test_counts.py", "operators/test_varlen_prefill.py"
+FILES = "operators/test_random.py::test_problem", "kernels/test_counts.py", "operators/test_packed.py"
 
 
 @needs_emulator

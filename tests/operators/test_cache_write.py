@@ -95,18 +95,6 @@ def test_bad_slots_raise_when_asked(
     assert torch.equal(arguments["key_cache"].cpu(), before)
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("empty", ["tokens", "heads", "blocks"])
-def test_nothing_to_write(empty: str, device: str) -> None:
-    tokens, heads, blocks = (0 if empty == name else 2 for name in ("tokens", "heads", "blocks"))
-    rows = torch.randn(tokens, heads, 64, device=device)
-    pool = torch.zeros(blocks, 4, heads, 64, device=device)
-    slots = torch.arange(tokens, device=device)
-    with counted_launches() as launches:
-        torch_fattn.cache_write(rows, rows, pool, pool.clone(), slots)
-    assert launches == {}
-
-
 def test_past_2_to_the_31_elements() -> None:
     """int8, to stay at 2.4 GB; untouched memory is free if the system overcommits."""
     blocks, block_size, dim = 2**17, 32, 576
@@ -168,23 +156,6 @@ def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: st
 
 
 # ---- what torch sees
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("kv_format", ["float", "int8", "fp8_e4m3_unscaled"])
-def test_opcheck(kv_format: str, device: str) -> None:
-    arguments = valid(kv_format, device)
-    for name in ("key_cache", "value_cache", "key_scales", "value_scales"):
-        if name in arguments:  # comparable afterwards: without NaN
-            arguments[name].zero_()
-    schema = torch.ops.fattn.cache_write.default._schema
-    names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-    positional = tuple(arguments.pop(name) for name in names)
-    result = torch.library.opcheck(torch.ops.fattn.cache_write.default, positional, arguments)
-    assert set(result.values()) == {"SUCCESS"}
-    assert torch.Tag.pt2_compliant_tag in torch.ops.fattn.cache_write.default.tags
-    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    assert written == ["key_cache", "value_cache", "key_scales", "value_scales"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -13,7 +13,7 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches
 from tests.helpers import problems
 from tests.helpers.accuracy import assert_close, assert_lse_close, expected
-from tests.helpers.problems import Problem
+from tests.helpers.small_problems import problem, run, with_values
 from torch_fattn import reference
 
 fattn = torch.ops.fattn
@@ -21,49 +21,7 @@ DTYPES = problems.DTYPES
 ids = problems.SHORT.get
 
 
-def problem(op: str = "prefill", dtype: torch.dtype = torch.float32, **changes: object) -> Problem:
-    """A small call of that op, with changes."""
-    fields: dict[str, object] = {
-        "batch": 2,
-        "q_heads": 4,
-        "kv_heads": 2,
-        "q_len": 20,
-        "kv_len": 37,
-        "head_dim": 64,
-    }
-    if op != "prefill":
-        fields |= {"q_len": 4, "kv_len": 96, "seq_lens": (61, 96)}
-    if op in ("paged_prefill", "varlen_prefill"):
-        fields |= {"q_len": 30, "q_lens": (30, 1), "causality": "bottom_right"}
-    if op.startswith("paged"):
-        fields |= {"block_size": 16}
-    fields |= changes
-    fields.setdefault("value_dim", fields["head_dim"])
-    return Problem(index=0, op=op, dtype=dtype, **fields)  # type: ignore[arg-type]
-
-
-def run(device: str, case: problems.Case) -> tuple[Tensor, Tensor]:
-    out, lse = getattr(fattn, case.problem.op)(**case.arguments(device)[0])
-    return out.cpu(), lse.cpu()
-
-
-def with_values(case: problems.Case, **tensors: Tensor) -> problems.Case:
-    """The case with other numbers in dense, contiguous operands."""
-    for name, tensor in tensors.items():
-        case.clean[name] = tensor
-        case.operands[name] = problems.lay_out(tensor, "contiguous")
-    return case
-
-
 # ---- rows that see no key, and memory that nothing may see
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_rows_above_the_causal_diagonal_see_nothing(dtype: torch.dtype, device: str) -> None:
-    case = problems.build(problem(dtype=dtype, q_len=30, kv_len=11, causality="bottom_right"))
-    out, lse = run(device, case)
-    assert torch.all(out[:, :, :19] == 0) and torch.all(lse[:, :, :19] == -torch.inf)
-    assert_close(case, out, lse)
 
 
 @pytest.mark.parametrize("dim", [64, 136])
@@ -71,9 +29,9 @@ def test_rows_above_the_causal_diagonal_see_nothing(dtype: torch.dtype, device: 
 def test_windows_past_the_last_key_are_empty(dim: int, first: int, device: str) -> None:
     """Rows see a sink, and perhaps the first keys. The last keys, which no row sees, have NaN values."""
     where = {"causality": "offset", "q_offset": 43, "window_left": 5, "sink_tokens": first}
-    case = problems.build(problem(head_dim=dim, sinks=True, **where))
+    case = problems.build(problem("prefill", head_dim=dim, sinks=True, **where))
     assert case.operands["value"].of(case.operands["value"].base)[:, :, -1].isnan().all()
-    assert_close(case, *run(device, case))
+    assert_close(case, *run(case, device))
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
@@ -86,65 +44,19 @@ def test_fully_masked_rows(op: str, dtype: torch.dtype, device: str) -> None:
     case = with_values(case, attn_mask=mask)
     if dtype == torch.bool:
         case.visible &= mask
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     assert torch.all(out[1] == 0) and torch.all(lse[1] == -torch.inf)
     assert torch.all(out[0, :, 1] == 0) and torch.all(lse[0, :, 1] == -torch.inf)
     assert_close(case, out, lse)
-
-
-def test_prefill_without_keys(device: str) -> None:
-    query = torch.randn(2, 4, 5, 64, device=device)
-    key, value = torch.randn(2, 2, 0, 64, device=device), torch.randn(2, 2, 0, 40, device=device)
-    out, lse = fattn.prefill(query, key, value)
-    assert out.shape == (2, 4, 5, 40) and torch.all(out.cpu() == 0)
-    assert torch.all(lse.cpu() == -torch.inf)
-
-
-@pytest.mark.parametrize("op", ["decode", "paged_decode"])
-def test_empty_sequences(op: str, device: str) -> None:
-    case = problems.build(problem(op, seq_lens=(0, 0)))
-    out, lse = run(device, case)
-    assert torch.all(out == 0) and torch.all(lse == -torch.inf)
-
-
-def test_decode_without_capacity(device: str) -> None:
-    query = torch.randn(2, 4, 1, 64, device=device)
-    empty = torch.randn(2, 2, 0, 64, device=device)
-    out, lse = fattn.decode(query, empty, empty)
-    assert torch.all(out.cpu() == 0) and torch.all(lse.cpu() == -torch.inf)
-    pool = torch.randn(3, 16, 2, 64, device=device)
-    table = torch.zeros(2, 0, dtype=torch.int32, device=device)
-    out, lse = fattn.paged_decode(query, pool, pool, table, torch.zeros(2, dtype=torch.int32, device=device))
-    assert torch.all(out.cpu() == 0) and torch.all(lse.cpu() == -torch.inf)
 
 
 @pytest.mark.parametrize("op", ["decode", "paged_decode"])
 def test_sequences_shorter_than_the_query(op: str, device: str) -> None:
     """Rows before the sequence's first token see no key."""
     case = problems.build(problem(op, q_len=6, seq_lens=(2, 5)))
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     assert torch.all(out[0, :, :4] == 0) and torch.all(lse[0, :, :4] == -torch.inf)
     assert_close(case, out, lse)
-
-
-@pytest.mark.parametrize("empty", ["batch", "heads", "q_len"])
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
-def test_empty_results_launch_nothing(op: str, empty: str, device: str) -> None:
-    sizes = {"batch": 2, "heads": 4, "q_len": 3} | {empty: 0}
-    batch, heads, q_len = sizes["batch"], sizes["heads"], sizes["q_len"]
-    query = torch.randn(batch, heads, q_len, 64, device=device)
-    key = torch.randn(batch, heads, 32, 64, device=device)
-    value = torch.randn(batch, heads, 32, 40, device=device)
-    arguments: tuple[Tensor, ...] = (query, key, value)
-    if op == "paged_decode":
-        table = torch.zeros(batch, 2, dtype=torch.int32, device=device)
-        lengths = torch.full((batch,), 20, dtype=torch.int32, device=device)
-        key, value = (torch.randn(3, 16, heads, d, device=device) for d in (64, 40))
-        arguments = (query, key, value, table, lengths)
-    with counted_launches() as launches:
-        out, lse = getattr(fattn, op)(*arguments)
-    assert out.shape == (batch, heads, q_len, 40) and lse.shape == (batch, heads, q_len)
-    assert out.device.type == device and launches == {}
 
 
 # ---- extreme scores
@@ -157,7 +69,7 @@ def test_large_logits(op: str, dtype: torch.dtype, device: str) -> None:
     case = problems.build(problem(op, dtype, scale=1.0))
     # A power of two keeps the operands' rounding, so that the reference sees the same numbers.
     case = with_values(case, query=case.clean["query"] * 256)
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     assert 3e3 < lse.max() < 3e4
     assert_close(case, out, lse)
 
@@ -167,7 +79,7 @@ def test_large_logits(op: str, dtype: torch.dtype, device: str) -> None:
 def test_equal_logits_average_the_values(op: str, dtype: torch.dtype, device: str) -> None:
     case = problems.build(problem(op, dtype))
     case = with_values(case, query=torch.zeros_like(case.clean["query"]))
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     assert_close(case, out, lse)
     seen = case.visible.sum(dim=-1)
     assert torch.allclose(lse.exp(), seen.float(), rtol=1e-4)
@@ -182,7 +94,7 @@ def test_one_dominant_key(op: str, dtype: torch.dtype, device: str) -> None:
     key = case.clean["key"].clone()
     key[:, :, 5] = case.clean["query"].reshape(2, 2, 2, 1, 40)[:, :, 0, 0] * 100
     case = with_values(case, key=key, value=case.clean["value"])
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     assert_close(case, out, lse)
     ulps = 8 if os.environ.get("SOFTMETAL_FAST_MATH") == "worst" else 0
     rtol = ulps * torch.finfo(torch.float32).eps if dtype == torch.float32 else 0
@@ -200,7 +112,7 @@ def test_lowest_mask_values(op: str, dtype: torch.dtype, device: str) -> None:
     mask[0, 1, 2] = lowest
     case = with_values(case, attn_mask=mask)
     exact_out, exact_lse = expected(case)
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     assert_close(case, out, lse)
     alone = exact_lse < -1e38
     assert alone[0, 1, 2] and not alone.all()
@@ -226,7 +138,7 @@ def test_large_logits_over_parts_of_the_keys(op: str, logits: str, device: str) 
         first_key = case.clean["key"][:, :, :1]
         case = with_values(case, key=first_key.expand_as(case.clean["key"]).contiguous())
     with counted_launches() as launches:
-        out, lse = run(device, case)
+        out, lse = run(case, device)
     assert device == "cpu" or launches["fattn_merge"] == 1
     assert_close(case, out, lse)
 
@@ -237,7 +149,7 @@ def test_float32_mask_beyond_the_range_of_half(op: str, device: str) -> None:
     case = problems.build(problem(op, torch.float16, mask=torch.float32))
     mask = -1e5 - case.clean["attn_mask"].nan_to_num(neginf=0).abs().mul(64).round() / 64
     case = with_values(case, attn_mask=mask)
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     assert_close(case, out, lse)
     case.clean["attn_mask"] = mask.clamp(min=-65504)
     with pytest.raises(AssertionError):
@@ -248,7 +160,7 @@ def test_float32_mask_beyond_the_range_of_half(op: str, device: str) -> None:
     "shape", [(37,), (20, 37), (1, 37), (4, 20, 37), (4, 1, 1), (2, 1, 1, 37), (2, 4, 20, 1)]
 )
 def test_mask_shapes_broadcast_from_the_right(shape: tuple[int, ...], device: str) -> None:
-    case = problems.build(problem())
+    case = problems.build(problem("prefill"))
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     arguments = case.arguments(device)[0]
     case.clean["attn_mask"] = mask

@@ -11,7 +11,8 @@ from torch import Tensor
 import torch_fattn
 from tests.helpers import problems
 from tests.helpers.accuracy import expected, packed
-from tests.operators.test_edges import dense, ids, problem, run, with_values
+from tests.helpers.small_problems import problem, run, with_values
+from tests.operators.test_edges import dense, ids
 from torch_fattn import reference
 
 fattn = torch.ops.fattn
@@ -41,7 +42,7 @@ def test_sinks_of_any_size(op: str, options: dict[str, Any], sinks: tuple[float,
     case = problems.build(problem(op, torch.float16, sinks=True, **{**options, **lengths}))
     case.clean["sinks"] = torch.tensor(sinks)
     case.operands["sinks"] = problems.spread(case.clean["sinks"])
-    out, lse = run(device, case)
+    out, lse = run(case, device)
     exact = expected(case)
     assert_same_as_exact(out, lse, *(packed(case, *exact) if case.problem.q_lens is not None else exact))
     if sinks[0] == LARGEST:
@@ -91,4 +92,4 @@ def test_largest_mask_values(op: str, dtype: torch.dtype, device: str) -> None:
     kinds = torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(3))
     kinds[0, 1, 2] = 2
     case = with_values(case, attn_mask=values[kinds].to(dtype))
-    assert_same_as_exact(*run(device, case), *expected(case))
+    assert_same_as_exact(*run(case, device), *expected(case))

@@ -4,7 +4,6 @@ sees a NaN or an infinity in a value, the other rows of the query heads that sha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,106 +11,69 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches, needs_emulator
-from tests.helpers import direct_launch, drawing, problems
+from tests.conftest import counted_launches, needs_emulator
+from tests.helpers import direct_launch, problems, small_problems
+from tests.helpers.accuracy import expected
+from tests.helpers.problems import Case
+from tests.helpers.small_problems import row_of, run, with_values
 from tests.helpers.tensors import same_bits
 
 MASK_DTYPES = [torch.bool, *problems.DTYPES]
 OPS = ("prefill", "decode", "paged_decode")
 # With the head size: wide heads have a separate kernel.
 SIZED_OPS = [(op, dim) for dim in (64, 136) for op in OPS]
-BLOCK = 16
 BAD_KEY = 21  # not the first of its tile, block or fragment
 UNLIKELY = -1e4  # weighs 0 beside a 0, in every mask dtype
 ROWS = {"prefill": 40, "decode": 3, "paged_decode": 3}
 
 
-@dataclass
-class Call:
-    """Dense operands on the CPU, and the mask as numbers: 0, UNLIKELY or -inf."""
-
-    op: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor
-    bad_key: int = BAD_KEY
-    is_causal: bool = False  # prefill alone has a choice
-
-    @property
-    def visible(self) -> Tensor:
-        """bool [1, heads, rows, keys]"""
-        rows, keys = self.mask.shape[-2:]
-        causal = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
-        return (self.mask > -torch.inf) & (causal | (self.op == "prefill" and not self.is_causal))
-
-    def run(self, device: str, mask_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        op = getattr(torch.ops.fattn, self.op)
-        out, lse = op(
-            **{name: a.to(device) for name, a in self.arguments(mask_dtype).items()}, **self.options
-        )
-        return out.cpu(), lse.cpu()
-
-    def exact(self, mask_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return getattr(torch_fattn.reference, self.op)(**self.arguments(mask_dtype), **self.options)
-
-    @property
-    def options(self) -> dict[str, bool]:
-        return {"is_causal": True} if self.is_causal else {}
-
-    def arguments(self, mask_dtype: torch.dtype) -> dict[str, Any]:
-        mask = self.mask > -torch.inf if mask_dtype == torch.bool else self.mask.to(mask_dtype)
-        if self.op != "paged_decode":
-            return {"query": self.query, "key": self.key, "value": self.value, "attn_mask": mask}
-        batch, _, length, _ = self.key.shape
-        tables = torch.arange(batch * length // BLOCK, dtype=torch.int32).view(batch, -1)
-        pools = {
-            f"{name}_cache": dense.transpose(1, 2).reshape(-1, BLOCK, dense.shape[1], dense.shape[3])
-            for name, dense in (("key", self.key), ("value", self.value))
-        }
-        lengths = torch.full((batch,), length, dtype=torch.int32)
-        return {"query": self.query, **pools, "block_tables": tables, "seq_lens": lengths, "attn_mask": mask}
-
-
-def call(op: str, dtype: torch.dtype, kv_len: int = 64, dim: int = 64) -> Call:
-    """Head 0 sees BAD_KEY in every row that may, head 1 in odd rows only; the rest of the mask is random."""
-    generator = torch.Generator().manual_seed(11)
-    rows = ROWS[op]
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
-
-    operands = randn(1, 4, rows, dim), randn(1, 2, kv_len, dim), randn(1, 2, kv_len, dim)
-    mask = torch.zeros(1, 4, rows, kv_len)
-    mask.masked_fill_(torch.rand(mask.shape, generator=generator) < 0.3, -torch.inf)
+def mask_of(op: str, kv_len: int = 64) -> Tensor:
+    """As numbers: head 0 sees BAD_KEY in every row that may, head 1 in odd rows only; the rest is random."""
+    mask = torch.zeros(1, 4, ROWS[op], kv_len)
+    mask.masked_fill_(torch.rand(mask.shape, generator=torch.Generator().manual_seed(11)) < 0.3, -torch.inf)
     mask[:, 0, :, BAD_KEY] = 0.0
     mask[:, 1, :, BAD_KEY] = -torch.inf
     mask[:, 1, 1::2, BAD_KEY] = 0.0
-    return Call(op, *operands, mask)
+    return mask
 
 
-def poisoned(clean: Call, operand: str, bad: float, columns: slice = slice(None, None, 3)) -> Call:
-    tensor = getattr(clean, operand).clone()
-    tensor[0, 0, clean.bad_key, columns] = bad
-    return replace(clean, **{operand: tensor})
+def case_of(op: str, dtype: torch.dtype, mask: Tensor, mask_dtype: torch.dtype, **fields: Any) -> Case:
+    """One sequence under that mask. No key is poisoned: an additive mask is not known to hide any."""
+    rows, keys = mask.shape[-2:]
+    lengths: dict[str, Any] = {"batch": 1, "kv_len": keys} if op == "prefill" else {"seq_lens": (keys,)}
+    case = problems.build(
+        small_problems.problem(op, dtype, q_len=rows, mask=torch.float32, **lengths, **fields)
+    )
+    given = mask > -torch.inf if mask_dtype == torch.bool else mask.to(mask_dtype)
+    return with_values(case, attn_mask=given)
 
 
 def check_influence(
-    clean: Call, operand: str, bad: float, device: str, mask_dtype: torch.dtype, **options: slice
+    case: Case,
+    operand: str,
+    bad: float,
+    device: str,
+    bad_key: int = BAD_KEY,
+    columns: slice = slice(None, None, 3),
 ) -> Tensor:
     """Rows that see the bad element are as in the reference; rows that do not keep every bit, but that a bad
     value leaves those of heads 0 and 1, which share it, undefined. Returns who sees it."""
-    dirty = poisoned(clean, operand, bad, **options)
-    sees = torch.zeros(clean.query.shape[:3], dtype=torch.bool)
-    sees[:, :2] = clean.visible[:, :2, :, clean.bad_key]
-    if clean.op != "prefill":
+    mask = case.clean["attn_mask"]
+    rows, keys = mask.shape[-2:]
+    sees = (mask if mask.dtype == torch.bool else mask > -torch.inf)[..., bad_key].clone()
+    if case.problem.is_causal:
+        sees &= torch.arange(keys - rows, keys) >= bad_key
+    sees[:, 2:] = False
+    if case.problem.is_decode:
         assert sees[:, :, -1].any()
     keeps = ~sees
     if operand == "value":
         keeps[:, :2] = False
-    before, lse_before = clean.run(device, mask_dtype)
-    after, lse_after = dirty.run(device, mask_dtype)
-    exact, exact_lse = (t[sees] for t in dirty.exact(mask_dtype))
+    before, lse_before = run(case, device)
+    for bad_row in (row_of(case, operand, bad_key), case.clean[operand][0, :, bad_key]):
+        bad_row[0, columns] = bad
+    after, lse_after = run(case, device)
+    exact, exact_lse = (t[sees] for t in expected(case))
     assert before.isfinite().all() and keeps.any()
     assert torch.equal(after[keeps], before[keeps]) and torch.equal(lse_after[keeps], lse_before[keeps])
     assert torch.equal(after[sees].isnan(), exact.isnan())
@@ -122,14 +84,12 @@ def check_influence(
     return sees
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("mask_dtype", MASK_DTYPES, ids=str)
 @pytest.mark.parametrize("operand", ["key", "value"])
 @pytest.mark.parametrize(("op", "dim"), SIZED_OPS)
 def test_nan_behind_a_mask(op: str, dim: int, operand: str, mask_dtype: torch.dtype, device: str) -> None:
-    clean = call(op, torch.float32, dim=dim)
-    sees = check_influence(clean, operand, torch.nan, device, mask_dtype)
-    assert sees.any()
+    case = case_of(op, torch.float32, mask_of(op), mask_dtype, head_dim=dim)
+    assert check_influence(case, operand, torch.nan, device).any()
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
@@ -140,19 +100,17 @@ def test_infinity_behind_a_mask(
     op: str, dim: int, operand: str, mask_dtype: torch.dtype, bad: float, device: str
 ) -> None:
     """A key of +inf has scores of +inf, and inf - inf is NaN."""
-    clean = call(op, torch.float16, dim=dim)
-    check_influence(clean, operand, bad, device, mask_dtype)
+    check_influence(case_of(op, torch.float16, mask_of(op), mask_dtype, head_dim=dim), operand, bad, device)
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("mask_dtype", problems.DTYPES, ids=str)
 @pytest.mark.parametrize(("op", "dim"), SIZED_OPS)
 def test_an_unlikely_key_is_seen(op: str, dim: int, mask_dtype: torch.dtype, device: str) -> None:
     """The control of -inf: a weight that underflows to 0 does not hide a NaN."""
-    clean = call(op, torch.float32, dim=dim)
-    clean.mask[:, 1, 0::2, BAD_KEY] = UNLIKELY
-    sees = check_influence(clean, "value", torch.nan, device, mask_dtype)
-    assert sees[:, 1].all()
+    mask = mask_of(op)
+    mask[:, 1, 0::2, BAD_KEY] = UNLIKELY
+    case = case_of(op, torch.float32, mask, mask_dtype, head_dim=dim)
+    assert check_influence(case, "value", torch.nan, device)[:, 1].all()
 
 
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=str)
@@ -162,20 +120,19 @@ def test_an_unlikely_key_is_seen(op: str, dim: int, mask_dtype: torch.dtype, dev
 def test_bad_keys_ahead_of_a_row(op: str, operand: str, bad: float, dtype: torch.dtype, device: str) -> None:
     """Some rows of a tile are behind the key, others see it. One infinite product of a key may be -inf, a
     weight of 0."""
-    clean = replace(call(op, dtype), bad_key=40 if op == "prefill" else 62, is_causal=op == "prefill")
-    clean.mask[:, :, :, clean.bad_key] = 0.0
-    sees = check_influence(clean, operand, bad, device, torch.bool, columns=slice(5, 6))
+    bad_key, mask = 40 if op == "prefill" else 62, mask_of(op)
+    mask[:, :, :, bad_key] = 0.0
+    case = case_of(op, dtype, mask, torch.bool, causality="bottom_right")
+    sees = check_influence(case, operand, bad, device, bad_key, slice(5, 6))
     assert sees[:, :2, -1].all() and not sees[:, :2, 0].any()
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_bad_query_row_stays_there(op: str, device: str) -> None:
-    clean = call(op, torch.bfloat16)
-    dirty = replace(clean, query=clean.query.clone())
-    dirty.query[0, 3, 1] = torch.nan
-    before, after = (
-        results[0][0] for results in (clean.run(device, torch.bool), dirty.run(device, torch.bool))
-    )
+    case = case_of(op, torch.bfloat16, mask_of(op), torch.bool)
+    before, query = run(case, device)[0][0], case.operands["query"]
+    query.of(query.base)[0, 3, 1] = torch.nan
+    after = run(case, device)[0][0]
     assert after[3, 1].isnan().all()
     before[3, 1] = after[3, 1] = 0
     assert torch.equal(before, after)
@@ -184,17 +141,17 @@ def test_a_bad_query_row_stays_there(op: str, device: str) -> None:
 @pytest.mark.parametrize("value", [0.0, UNLIKELY, -torch.inf])
 def test_across_splits(value: float, device: str) -> None:
     """The same if the bad key is in another part, which the merge weighs."""
-    clean = call("decode", torch.float16, kv_len=2048)
-    clean.mask[:, :, :, :256] = UNLIKELY
-    clean.mask[:, 1, :, BAD_KEY] = value
-    clean.mask[:, 1, 0, :256] = -torch.inf
+    mask = mask_of("decode", kv_len=2048)
+    mask[:, :, :, :256] = UNLIKELY
+    mask[:, 1, :, BAD_KEY] = value
+    mask[:, 1, 0, :256] = -torch.inf
+    case = case_of("decode", torch.float16, mask, torch.float32)
     with counted_launches() as launches:
-        sees = check_influence(clean, "value", torch.nan, device, torch.float32)
+        sees = check_influence(case, "value", torch.nan, device)
     assert launches.get("fattn_merge", 0) == 2 * (device == "mps")
     assert sees[0, 1].tolist() == [False, value > -torch.inf, value > -torch.inf]
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
 def test_merge_counts_a_part_by_its_lse(device: str) -> None:
     """-inf: it saw no key. Anything else: it counts, even at a weight of 0."""
     outs, lses = torch.randn(2, 1, 1, 3, 8), torch.zeros(2, 1, 1, 3)
@@ -206,78 +163,17 @@ def test_merge_counts_a_part_by_its_lse(device: str) -> None:
     assert torch.equal(torch_fattn.reference.merge(outs, lses)[0].isnan(), out.cpu().isnan())
 
 
-# ---- random problems
-
-FINITE = 0.75  # in place of each NaN that lies where no row looks
-# Some problems of test_random. In them all rows often hide keys that lie between others.
-UNSEEN = [
-    p
-    for p in drawing.draw(600)
-    if (p.mask and p.mask_broadcast[2]) or (p.sink_tokens and 0 <= p.window_left < p.kv_len)
-][:70]
-
-
-def results_with(case: problems.Case, device: str, fill: float) -> tuple[Tensor, Tensor]:
-    """With `fill` in the memory that no row may read, where `problems.build` has put NaN."""
-    arguments, bases = case.arguments(device)
-    for base in bases.values():
-        if base.dtype in problems.DTYPES:
-            base.masked_fill_(base.isnan(), fill)
-    return getattr(torch.ops.fattn, case.problem.op)(**arguments)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("problem", UNSEEN, ids=str)
-def test_masked_memory_never_affects_the_output(
-    problem: problems.Problem, device: str, checked: Checked
-) -> None:
-    case = problems.build(problem)
-    with checked():  # as in test_random, which has compiled most of these kernels
-        results = results_with(case, device, torch.nan)
-        assert same_bits(results, results_with(case, device, FINITE))
-    assert not any(result.isnan().any() for result in results)
-
-
-def test_the_problems_hide_keys_in_many_ways() -> None:
-    """The control of the draw: keys between those that are seen, in every operator and format."""
-    assert {p.op for p in UNSEEN} == {"prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"}
-    assert len({p.kv_format for p in UNSEEN}) >= 4 and any(p.tree for p in UNSEEN)
-    assert any(max(p.head_dim, p.value_dim) > 128 for p in UNSEEN)
-    hidden = 0
-    for problem in UNSEEN:
-        visible = problems.build(problem).visible
-        seen = visible.view(problem.batch, problem.kv_heads, -1, problem.kv_len).any(2)
-        hidden += bool((~seen & (seen.cumsum(-1) > 0) & (seen.flip(-1).cumsum(-1).flip(-1) > 0)).any())
-    assert hidden >= 15, "the sample of random problems has changed: draw more of them"
-
-
-@pytest.mark.parametrize("operand", ["key", "value"])
-def test_a_visible_key_has_influence(operand: str, device: str) -> None:
-    """The control of the comparison."""
-    case = problems.build(
-        problems.Problem(0, "decode", torch.float32, 1, 2, 2, 2, 40, 64, 64, mask=torch.bool)
-    )
-    visible = case.visible[0, 0].any(0).nonzero()
-    clean = results_with(case, device, FINITE)
-    side = case.operands[operand]
-    side.of(side.base)[0, 0, int(visible[0])] = torch.nan
-    dirty = results_with(case, device, torch.nan)
-    assert not same_bits(dirty, clean)
-    assert same_bits((dirty[0][:, 1], dirty[1][:, 1]), (clean[0][:, 1], clean[1][:, 1])), (
-        "another head's keys"
-    )
-
-
 @pytest.mark.parametrize("dim", [64, 192])
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 def test_a_bad_sequence_leaves_the_others_alone(op: str, dim: int, device: str) -> None:
     """A row of the bad sequence that sees no key is still 0."""
     case = problems.build(problems.Problem(3, op, torch.float16, 2, 4, 2, 5, 70, dim, dim, mask=torch.bool))
     case.operands["attn_mask"].of(case.operands["attn_mask"].base)[0, :, 2] = False
-    clean = results_with(case, device, FINITE)
+    clean = run(case, device)
     for name in ("key", "value"):
         side = case.operands[name]
         side.of(side.base)[0] = torch.nan
-    out, lse = results_with(case, device, torch.nan)
+    out, lse = run(case, device)
     assert same_bits((out[1:], lse[1:]), (clean[0][1:], clean[1][1:]))
     assert out[0, :, 2].eq(0).all() and out[0, :, 3].isnan().all()
 

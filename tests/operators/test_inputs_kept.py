@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -17,8 +16,19 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 
 import torch_fattn
-from tests.helpers.kv_formats import QUANTISED, columns
-from tests.helpers.problems import OPTIONS, TENSORS, Problem
+from tests.helpers.operator_calls import (
+    DIM,
+    FORMATS,
+    OPERATORS,
+    SIZES,
+    Sizes,
+    operand,
+    operator_call,
+    public_operators,
+    takes_formats,
+    written_by,
+)
+from tests.helpers.problems import TENSORS
 from tests.helpers.tensors import tensors_in
 from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
 from torch_fattn.integrations import comfyui
@@ -29,25 +39,6 @@ from torch_fattn.operators.prefix_and_suffix import FITTED
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    batch: int = 1
-    heads: int = 1
-    rows: int = 1
-    keys: int = 1
-    block: int = 1
-
-
-DIM = 32  # a group of int4
-SIZES = {
-    "ones": Sizes(),
-    "no keys": Sizes(keys=0),
-    "no rows": Sizes(rows=0),
-    "no batch": Sizes(batch=0),
-    "no heads": Sizes(heads=0),
-    "twos": Sizes(2, 2, 2, 2, 2),
-}
-FORMATS = ("auto", *QUANTISED)
 CACHES = ("key_cache", "value_cache", "key_scales", "value_scales", "k_cache", "v_cache")  # that are written
 
 
@@ -83,101 +74,9 @@ def check_kept(
         assert not share_memory(a, b), "two results are one memory"
 
 
-# ---- every operator, by its schema
+# ---- every operator
 
 
-def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor:
-    """The argument of that name, in the dtype that needs no conversion."""
-    blocks = -(-s.keys // s.block)
-    packed = op.startswith(("paged_prefill", "varlen_"))
-    stored = columns(kv_format, DIM)
-    shapes: dict[str, tuple[int, ...]] = {
-        "query": (s.batch * s.rows, s.heads, DIM) if packed else (s.batch, s.heads, s.rows, DIM),
-        "key": (s.batch, s.heads, s.keys, stored),
-        "key_cache": (s.batch * blocks, s.block, s.heads, stored),
-        "lse": (s.heads, s.batch * s.rows) if packed else (s.batch, s.heads, s.rows),
-        "attn_mask": (s.batch, s.heads, s.rows, s.keys),
-        "outs": (1, s.batch, s.heads, s.rows, DIM),
-        "lses": (1, s.batch, s.heads, s.rows),
-        "scores": (s.batch, s.rows, s.keys),
-        "x": (s.batch, s.rows, s.keys),
-    }
-    shapes |= {"out": shapes["query"], "grad_out": shapes["query"], "grad_lse": shapes["lse"]}
-    if op.startswith("varlen_"):
-        shapes["key"] = (s.batch * s.keys, s.heads, DIM)
-    elif op == "cache_write":
-        shapes["key"] = (s.batch * s.rows, s.heads, DIM)
-        shapes["key_cache"] = (s.batch * s.rows, s.block, s.heads, stored)
-    if name in ("key_scales", "value_scales"):
-        cache = shapes["key_cache" if op.startswith("paged") or op == "cache_write" else "key"][:-1]
-        if kv_format == "int4":
-            return torch.rand(*cache, DIM // 32, 2, device=device, dtype=torch.float16)
-        return torch.rand(cache, device=device)
-    numbers = {
-        "seq_lens": torch.full((s.batch,), s.keys),
-        "block_tables": torch.arange(s.batch * blocks).view(s.batch, blocks),
-        "cu_seqlens_q": torch.arange(s.batch + 1) * s.rows,
-        "cu_seqlens_k": torch.arange(s.batch + 1) * s.keys,
-    }
-    if name in numbers:
-        return numbers[name].to(torch.int32).to(device)
-    if name == "slot_mapping":
-        return (torch.arange(s.batch * s.rows) * s.block).to(device)
-    if name == "tree_mask":
-        return torch.full((s.batch, s.rows), -1, device=device)
-    if (option := OPTIONS.get(name)) and option.tensor:
-        problem = Problem(0, op, torch.float32, s.batch, s.heads, s.heads, s.rows, s.keys, DIM, DIM)
-        return option.tensor(problem, torch.Generator().manual_seed(0)).to(device)
-    if name == "mask_map":
-        return torch.ops.fattn.mask_map(operand("attn_mask", op, s, device, kv_format))
-    shape = shapes[name.replace("value", "key")]
-    stored = "key" in name or "value" in name
-    if stored and kv_format != "auto" and not (op == "cache_write" and name in ("key", "value")):
-        dtype = torch.int8 if kv_format == "int8" else torch.uint8
-        return torch.randint(0, 100, shape, device=device).to(dtype)
-    return torch.randn(shape, device=device)
-
-
-def public_operators() -> list[str]:
-    names = (name.removeprefix("fattn::") for name in torch._C._dispatch_get_all_op_names())
-    return sorted(
-        {n for n in names if hasattr(torch.ops.fattn, n) and not n.startswith("_") and "::" not in n}
-    )
-
-
-NUMBERS: dict[str, Function] = {
-    "max_seqlen_q": lambda s: s.rows,
-    "max_seqlen_k": lambda s: s.keys,
-    "cap": lambda s: 2.0,
-}
-REQUIRED_OPTIONS = {"paged_prefill": {"is_causal": True}}
-
-
-def operator_call(op: str, s: Sizes, device: str, kv_format: str) -> dict[str, Any]:
-    """All tensors of the schema that this cache format accepts."""
-    arguments: dict[str, Any] = dict(REQUIRED_OPTIONS.get(op, {}))
-    for argument in getattr(torch.ops.fattn, op).default._schema.arguments:
-        if argument.name in NUMBERS:
-            arguments[argument.name] = NUMBERS[argument.name](s)
-        elif argument.name == "kv_format":
-            arguments["kv_format"] = kv_format
-        elif "Tensor" in str(argument.type) and not (kv_format == "auto" and "_scales" in argument.name):
-            arguments[argument.name] = operand(argument.name, op, s, device, kv_format)
-    return arguments
-
-
-def written_by(op: str) -> tuple[str, ...]:
-    schema = getattr(torch.ops.fattn, op).default._schema
-    return tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-
-
-def takes_formats(op: str) -> bool:
-    return any(a.name == "kv_format" for a in getattr(torch.ops.fattn, op).default._schema.arguments)
-
-
-OPERATORS = [
-    (op, kv_format) for op in public_operators() for kv_format in FORMATS[: None if takes_formats(op) else 1]
-]
 WRAPPERS = sorted(
     name
     for name in torch_fattn.__all__

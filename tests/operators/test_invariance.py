@@ -4,6 +4,7 @@ when run again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from tests.conftest import needs_emulator
 from tests.helpers import direct_launch, drawing, problems
 from tests.helpers.problems import Problem
 from tests.helpers.tensors import same_bits
+from tests.operators.test_prefill_parts import CUT
 
 DIMS = ((64, 64), (80, 40), (64, 40), (192, 128))  # few, which compile few kernels
+CACHED = (*problems.DECODES, "paged_prefill")
 DRAWN = [p for p in drawing.draw(600) if (p.head_dim, p.value_dim) in DIMS]
 
 
@@ -61,9 +64,10 @@ ONE_LAUNCH = [
     Problem(313, "decode", f32, 4, 4, 2, 1, 1000, 128, 128, seq_lens=(1000, 640, 1, 768), mask=torch.bool),
 ]  # fmt: skip
 TWO_ROUNDS = {301, 302, 303, 310, 311, 312, 313}  # of four chunks
-BATCHES = [p for p in KEPT if p.op in ("prefill", "decode", "paged_decode") and p.batch > 1][:24]
+BATCHES = [p for op in problems.OPS for p in [p for p in KEPT if p.op == op and p.batch > 1][:6]]
 BATCHES += [p for p in FEW_ROWS + ONE_LAUNCH if p.batch > 1]
-CACHES = [p for p in KEPT if p.op in ("decode", "paged_decode")][:24] + FEW_ROWS
+BATCHES += [replace(CUT[name], batch=3) for name in ("batch", "mask", "wide")]
+CACHES = [p for op in CACHED for p in [p for p in KEPT if p.op == op][:10]] + FEW_ROWS
 # Arguments that have an entry for each sequence if they have so many dimensions, or else one for all.
 OF_A_SEQUENCE = {
     "query": 4,
@@ -95,7 +99,25 @@ def of_sequences(arguments: dict[str, Any], order: list[int]) -> dict[str, Any]:
         if tensor is not None and tensor.dim() == dimensions and (tensor.shape[0] > 1 or not is_mask):
             # A single sequence stays the view that it is.
             chosen[name] = tensor[order] if len(order) > 1 else tensor[order[0] : order[0] + 1]
+    for name, side in (("query", "q"), ("key", "k"), ("value", "k")):
+        starts = arguments.get(f"cu_seqlens_{side}")
+        if starts is not None:
+            parts = [arguments[name][rows_of(starts, b)] for b in order]
+            ends = torch.tensor([0, *map(len, parts)]).cumsum(0).to(torch.int32)
+            chosen |= {name: torch.cat(parts), f"cu_seqlens_{side}": ends.to(parts[0].device)}
+            chosen[f"max_seqlen_{side}"] = max(map(len, parts))
     return kept_in_key(arguments, chosen)
+
+
+def rows_of(starts: Tensor, sequence: int) -> slice:
+    return slice(*starts[sequence : sequence + 2].tolist())
+
+
+def result_of(sequence: int, arguments: dict[str, Any], results: Results) -> Results:
+    if "cu_seqlens_q" not in arguments:
+        return tuple(result[sequence : sequence + 1] for result in results)
+    rows = rows_of(arguments["cu_seqlens_q"], sequence)
+    return results[0][rows], results[1][:, rows]
 
 
 def scale_dimensions(arguments: dict[str, Any]) -> dict[str, int]:
@@ -112,7 +134,7 @@ def kept_in_key(arguments: dict[str, Any], chosen: dict[str, Any]) -> dict[str, 
 def with_capacity(problem: Problem, arguments: dict[str, Any], more: int) -> dict[str, Any]:
     """The same call with room for `more` keys, or more blocks; NaN there, and no block."""
     larger = dict(arguments)
-    if problem.op == "paged_decode":
+    if problem.block_size:
         table = arguments["block_tables"]
         larger["block_tables"] = torch.cat([table, table.new_full((problem.batch, more), -1)], dim=1)
         more *= problem.block_size
@@ -134,20 +156,19 @@ def with_capacity(problem: Problem, arguments: dict[str, Any], more: int) -> dic
 @pytest.mark.parametrize("problem", BATCHES, ids=str)
 def test_alone_and_in_any_place(problem: Problem, device: str) -> None:
     arguments, _ = problems.build(problem, seed=9).arguments(device)
-    together = run(problem.op, arguments)
-    backwards = list(reversed(range(problem.batch)))
-    turned = run(problem.op, of_sequences(arguments, backwards))
-    for b in range(problem.batch):
-        own = tuple(result[b : b + 1] for result in together)
-        assert same_bits(own, run(problem.op, of_sequences(arguments, [b])))
-        assert same_bits(own, tuple(result[backwards.index(b)][None] for result in turned))
+    results = run(problem.op, arguments)
+    for order in ([*reversed(range(problem.batch))], *([b] for b in range(problem.batch))):
+        others = of_sequences(arguments, order)
+        again = run(problem.op, others)
+        for place, b in enumerate(order):
+            assert same_bits(result_of(place, others, again), result_of(b, arguments, results)), order
 
 
 @pytest.mark.parametrize("more", [1, 700])
 @pytest.mark.parametrize("problem", CACHES, ids=str)
 def test_any_capacity(problem: Problem, more: int, device: str) -> None:
     arguments, _ = problems.build(problem, seed=9).arguments(device)
-    if problem.op == "paged_decode":
+    if problem.block_size:
         more = -(-more // problem.block_size)
     larger = with_capacity(problem, arguments, more)
     assert same_bits(run(problem.op, arguments), run(problem.op, larger))

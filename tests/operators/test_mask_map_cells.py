@@ -15,7 +15,6 @@ from torch_fattn import reference
 
 fattn = torch.ops.fattn
 f32, f16, bf16 = problems.DTYPES
-DEVICES = ["cpu", "mps"]
 MASKS = [torch.bool, f32, f16, bf16]
 
 
@@ -28,7 +27,6 @@ def drawn(dtype: torch.dtype, *size: int, seed: int = 0) -> Tensor:
     return mask
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "size", [(1, 1, 1, 1), (2, 3, 16, 32), (1, 2, 17, 33), (2, 1, 100, 300), (1, 1, 5, 700)]
 )
@@ -42,7 +40,6 @@ def test_every_cell(dtype: torch.dtype, size: tuple[int, ...], device: str, chec
     assert torch.equal(cells.cpu().double(), reference.mask_map(mask))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("row", [0, 15, 16, 39])
 @pytest.mark.parametrize("key", [0, 31, 32, 69])
 def test_one_entry_changes_its_cell_alone(row: int, key: int, device: str) -> None:
@@ -56,7 +53,6 @@ def test_one_entry_changes_its_cell_alone(row: int, key: int, device: str) -> No
         assert torch.equal(torch_fattn.mask_map(mask.to(device)).cpu(), expected.to(torch.uint8))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
 def test_special_mask_values(dtype: torch.dtype, device: str) -> None:
     """-inf hides, 0 and -0 add nothing; every other number is mixed: NaN, +inf, the lowest, a tiny one."""
@@ -73,7 +69,6 @@ def test_special_mask_values(dtype: torch.dtype, device: str) -> None:
         assert torch_fattn.mask_map(mask.to(device))[0, 0, 0, 0] == (0 if kind == 0 else 1 + 4 * 4), value
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_hidden_fragments(device: str) -> None:
     """The fragments of a mixed cell that no row sees: any of the four."""
     for shown in range(1, 16):
@@ -85,7 +80,6 @@ def test_hidden_fragments(device: str) -> None:
         assert torch_fattn.mask_map(mask.to(device)).flatten().tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("keys", [1, 7])
 def test_a_fragment_without_all_of_its_keys(keys: int, device: str) -> None:
     """No fragment bit is set: one key may be expanded to all."""
@@ -94,7 +88,6 @@ def test_a_fragment_without_all_of_its_keys(keys: int, device: str) -> None:
     assert torch_fattn.mask_map(mask.to(device)).flatten().tolist() == [1, 2 if keys == 1 else 1]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_layouts(device: str, checked: Checked) -> None:
     """Any strides and offsets; memory between the entries does not count."""
     mask = drawn(f32, 2, 3, 50, 90)
@@ -111,7 +104,6 @@ def test_layouts(device: str, checked: Checked) -> None:
         assert torch.equal(torch_fattn.mask_map(flipped).cpu().double(), reference.mask_map(mask))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_dimensions(device: str) -> None:
     """Up to four; those in which the mask is broadcast or expanded are read once."""
     mask = drawn(torch.bool, 2, 3, 50, 90).to(device)
@@ -125,22 +117,6 @@ def test_dimensions(device: str) -> None:
     assert torch.equal(torch_fattn.mask_map(expanded), cells[:, :1])
     assert torch_fattn.mask_map(mask[:, :, :1].expand(2, 3, 50, 90)).shape == (2, 3, 1, 3)
     assert torch.equal(fattn.mask_map(expanded), cells[:, :1].expand(2, 8, 4, 3))
-
-
-@pytest.mark.parametrize("device", [*DEVICES, "meta"])
-@pytest.mark.parametrize("size", [(0, 2, 9, 9), (1, 0, 9, 9), (1, 2, 0, 9), (1, 2, 9, 0)])
-def test_no_entries(size: tuple[int, ...], device: str) -> None:
-    with counted_launches() as launches:
-        cells = torch_fattn.mask_map(torch.empty(size, device=device))
-    assert launches == {}
-    assert cells.shape == (*size[:2], -(-size[2] // 16), -(-size[3] // 32)) and cells.dtype == torch.uint8
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_opcheck(device: str) -> None:
-    mask = drawn(f32, 2, 1, 40, 70).to(device)
-    for view in (mask, mask[0, 0].T, mask.expand(2, 3, 40, 70)):
-        assert set(torch.library.opcheck(fattn.mask_map.default, (view,)).values()) == {"SUCCESS"}
 
 
 @needs_emulator

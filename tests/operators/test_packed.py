@@ -1,7 +1,9 @@
-"""Packed queries, over packed keys and over a paged pool: batches of any shape, empty ones, their cost."""
+"""Packed queries, over packed keys and over a paged pool: batches of any shape, whose rows see which keys,
+blocks of the pool, starts that the host does not know, and what they cost."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,70 +11,69 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import counted_launches, needs_emulator
-from tests.helpers import problems
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.helpers import direct_launch, problems, small_problems
 from tests.helpers.accuracy import assert_close
+from tests.helpers.kv_formats import QUANTISED, columns
 from tests.helpers.problems import PACKED, Problem
 from tests.helpers.tuned import tiles_of_large_calls
 
-DEVICES = ["mps", "cpu"]
-
-
-def case_of(op: str, dtype: torch.dtype = torch.float16, **fields: Any) -> problems.Case:
-    """Rows `q_lens` over keys `seq_lens`, of as many rows where they are left out."""
-    sizes: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 24}
-    if op == "paged_prefill":
-        sizes |= {"block_size": 16, "causality": "bottom_right"}
-    sizes |= {"seq_lens": fields["q_lens"]} | fields
-    block = sizes.get("block_size", 1)
-    sizes |= {"batch": len(sizes["q_lens"]), "q_len": max(sizes["q_lens"])}
-    sizes["kv_len"] = -(-max(*sizes["seq_lens"], 1) // block) * block
-    return problems.build(Problem(0, op, dtype, **sizes))
-
-
-def check(
-    op: str, device: str = "mps", dtype: torch.dtype = torch.float16, **fields: Any
-) -> tuple[Tensor, Tensor]:
-    case = case_of(op, dtype, **fields)
-    with counted_launches() as launches:
-        out, lse = (result.cpu() for result in getattr(torch.ops.fattn, op)(**case.arguments(device)[0]))
-    assert launches == ({"fattn_prefill": 1} if device == "mps" else {})
-    assert_close(case, out, lse)
-    return out, lse
+fattn = torch.ops.fattn
+f16 = torch.float16
+small = partial(small_problems.problem, dtype=f16, head_dim=16, value_dim=24)
+check = partial(small_problems.check, kernels=("fattn_prefill",))
 
 
 def int32(*values: int, device: str = "mps") -> Tensor:
     return torch.tensor(values, dtype=torch.int32).to(device)
 
 
-def counters(case: problems.Case) -> dict[str, int]:
+def counters(problem: Problem) -> dict[str, int]:
     """8x8x8 products, and bytes read of each operand."""
     import softmetal
 
-    op, arguments = case.problem.op, case.arguments("mps")[0]
-    slots = torch_fattn.explain(op, **arguments).passes[0]["bindings"]
+    arguments = problems.build(problem).arguments("mps")[0]
+    slots = torch_fattn.explain(problem.op, **arguments).passes[0]["bindings"]
     with softmetal.checks(count_bytes=True), softmetal.record() as launches:
-        getattr(torch.ops.fattn, op)(**arguments)
+        getattr(fattn, problem.op)(**arguments)
     (ran,) = (launch for launch in launches if launch["kernel"] == "fattn_prefill")
     read = {name: ran["buffers_read"].get(str(slot), 0) for name, slot in slots.items()}
     return read | {"products": ran["counters"]["products"]}
 
 
-@pytest.mark.parametrize("device", DEVICES)
+# ---- shapes of batches
+
+
+@pytest.mark.parametrize("causality", ["none", "bottom_right"])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(2, 2), (6, 2), (8, 1)])
+@pytest.mark.parametrize("op", PACKED)
+def test_lengths(op: str, q_heads: int, kv_heads: int, causality: str, device: str) -> None:
+    """More rows than keys, fewer, as many, and none of either; with rows of no sequence. Groups of 3 do not
+    divide a tile's rows; 8 fill a fragment with one token."""
+    lengths: dict[str, Any] = {"q_lens": (70, 1, 33, 0, 40, 5), "seq_lens": (70, 150, 100, 20, 3, 0)}
+    sizes = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 64, "value_dim": 64}
+    check(small(op, **sizes, **lengths, causality=causality, spare_rows=3, sinks=True), device)
+
+
+@pytest.mark.parametrize("op", PACKED)
+def test_one_row_beside_a_thousand(op: str) -> None:
+    check(small(op, q_heads=2, kv_heads=1, q_lens=(1, 1000, 1), seq_lens=(700, 1000, 3)))
+
+
 @pytest.mark.parametrize("op", PACKED)
 def test_many_sequences(op: str, device: str) -> None:
     """More than a simdgroup has lanes, three times, with runs of sequences that have no rows or no keys."""
     rows = [(n * 7) % 5 if n % 9 else 0 for n in range(100)]
     rows[40:75] = [0] * 35
     keys = [(n * 5) % 7 if n % 11 else 0 for n in range(100)]
-    fields: dict[str, Any] = {"causality": "bottom_right"}
+    block_size = 0
     if op == "paged_prefill":
         keys = [n + (i * 3) % 11 for i, n in enumerate(rows)]
-        fields["block_size"] = 4
-    check(op, device, q_heads=2, kv_heads=1, q_lens=tuple(rows), seq_lens=tuple(keys), **fields)
+        block_size = 4
+    sizes = {"q_heads": 2, "kv_heads": 1, "block_size": block_size}
+    check(small(op, **sizes, q_lens=tuple(rows), seq_lens=tuple(keys)), device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_no_keys_to_see(device: str) -> None:
     """No sequences, no keys, no capacity, no blocks: every row sees none."""
     query, key = (torch.randn(n, heads, 16, device=device) for n, heads in ((5, 4), (3, 2)))
@@ -87,49 +88,129 @@ def test_no_keys_to_see(device: str) -> None:
         lengths = torch.full((sequences,), 9, dtype=torch.int32, device=device)
         calls.append(("paged_prefill", (pool[:blocks], pool[:blocks], tables, lengths, starts, 2)))
     for op, operands in calls:
-        out, lse = getattr(torch.ops.fattn, op)(query, *operands, is_causal=True)
+        out, lse = getattr(fattn, op)(query, *operands, is_causal=True)
         assert out.shape == (5, 4, 16) and torch.all(out.cpu() == 0)
         assert lse.shape == (4, 5) and torch.all(lse.cpu() == -torch.inf)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", PACKED)
 def test_low_bounds_do_not_change_the_result(op: str, device: str) -> None:
-    case = case_of(op, q_lens=(50, 1, 0, 9), seq_lens=(113, 65, 20, 37), causality="bottom_right")
+    case = problems.build(small(op, q_lens=(50, 1, 0, 9), seq_lens=(113, 65, 20, 37)))
     arguments = case.arguments(device)[0]
     bounds = [name for name in arguments if name.startswith("max_seqlen")]
-    for call in (getattr(torch.ops.fattn, op).default, getattr(torch.ops.fattn, op).part):
+    for call in (getattr(fattn, op).default, getattr(fattn, op).part):
         out, lse = call(**arguments)
         for most in (0, 1, 40):
             smaller = call(**arguments | dict.fromkeys(bounds, most))
             assert torch.equal(smaller[0].cpu(), out.cpu()) and torch.equal(smaller[1].cpu(), lse.cpu()), most
-    out, lse = getattr(torch.ops.fattn, op)(**arguments | dict.fromkeys(bounds, 1))
+    out, lse = getattr(fattn, op)(**arguments | dict.fromkeys(bounds, 1))
     assert_close(case, out.cpu(), lse.cpu())
 
 
-@pytest.mark.parametrize("empty", ["rows", "heads"])
-@pytest.mark.parametrize("op", PACKED)
-def test_empty_results_launch_nothing(op: str, empty: str) -> None:
-    heads, rows = 0 if empty == "heads" else 4, 0 if empty == "rows" else 5
-    query, pool = torch.randn(rows, heads, 16, device="mps"), torch.randn(3, 8, heads, 16, device="mps")
-    key, starts = pool.flatten(0, 1), int32(0, rows)
-    operands: tuple[Any, ...] = (key, key, starts, int32(0, 24), 5, 24)
-    if op == "paged_prefill":
-        operands = (pool, pool, int32(0, 1)[None], int32(9), starts, 5)
-    with counted_launches() as launches:
-        out, lse = getattr(torch.ops.fattn, op)(query, *operands, is_causal=True)
-    assert launches == {} and out.shape == query.shape and lse.shape == query.shape[1::-1]
+# ---- blocks of a pool
+
+
+@pytest.mark.parametrize("block_size", [3, 24, 64, 100])
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_block_sizes(block_size: int, head_dim: int) -> None:
+    """Block sizes that are no power of two, or several steps; random problems have the others."""
+    sizes = {"head_dim": head_dim, "q_lens": (50, 1, 7), "seq_lens": (90, 65, 32)}
+    for head_major in (False, True):
+        check(small("paged_prefill", **sizes, block_size=block_size, head_major_pool=head_major))
+
+
+def test_sequences_share_blocks(device: str) -> None:
+    """A common prefix of two blocks, and one sequence that is the prefix of another."""
+    generator = torch.Generator().manual_seed(3)
+    pool = torch.randn(2, 6, 16, 2, 16, generator=generator).to(device)
+    query = torch.randn(30, 4, 16, generator=generator).to(device)
+    tables = torch.tensor([[4, 1, 3, -1], [4, 1, 0, 5], [4, 1, -1, -1]], dtype=torch.int32).to(device)
+    lengths, starts = int32(44, 63, 32, device=device), int32(0, 9, 10, 30, device=device)
+    arguments = (query, *pool, tables, lengths, starts, 20)
+    out, lse = fattn.paged_prefill(*arguments, is_causal=True)
+    exact, exact_lse = torch_fattn.reference.paged_prefill(*arguments, is_causal=True)
+    assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
+    assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+@pytest.mark.parametrize("bad", [-1, 99, -(2**31), 2**31 - 1])
+def test_entries_outside_the_pool_are_hidden(bad: int, block_size: int, checked: Checked) -> None:
+    """The sequence is the first, in the middle, and the last, among keys that every row sees."""
+    generator = torch.Generator().manual_seed(3)
+    blocks = 160 // block_size
+    pool = torch.randn(2, blocks, block_size, 2, 16, generator=generator).to("mps")
+    query = torch.randn(8, 4, 16, generator=generator).to("mps")
+    table = torch.randperm(blocks, generator=generator).to(torch.int32)
+    table[torch.tensor([0, blocks // 2, blocks - 1])] = bad
+    arguments = (query, *pool, table[None].to("mps"), int32(160), int32(0, 8), 8)
+    with checked():
+        out = fattn.paged_prefill(*arguments, is_causal=True)[0].cpu()
+    exact, _ = torch_fattn.reference.paged_prefill(*arguments, is_causal=True)
+    assert torch.allclose(out.double(), exact, atol=1e-5)
+
+
+def test_chunks_make_the_whole(device: str) -> None:
+    """A prompt in chunks of any size, while its cache grows: the same bits as in one call."""
+    generator = torch.Generator().manual_seed(150)
+    pools = torch.randn(2, 10, 16, 2, 32, generator=generator).to(f16).to(device)
+    table = torch.arange(10, dtype=torch.int32, device=device)[None]
+    query = torch.randn(150, 8, 32, generator=generator).to(f16).to(device)
+
+    def of_rows(first: int, end: int) -> Tensor:
+        lengths, starts = int32(end, device=device), int32(0, end - first, device=device)
+        rows = query[first:end]
+        out, _ = fattn.paged_prefill(rows, *pools, table, lengths, starts, end - first, is_causal=True)
+        return out.cpu()
+
+    whole, first = of_rows(0, 150), 0
+    for end in (1, 40, 104, 120, 150):
+        assert torch.equal(of_rows(first, end), whole[first:end]), (first, end)
+        first = end
+
+
+# ---- starts that the host does not know
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "of_keys"),
+    [
+        ((0, 20, 10, 40), (0, 30, 20, 50)),
+        ((-5, 20, 2**31 - 1, 40), (-(2**31), 10, 2**31 - 1, 50)),
+        ((40, 30, 20, 10), (50, 40, 2**31 - 1, -(2**31))),
+        ((7, 7, 7, 7), (0, 50, 0, 50)),
+    ],
+)
+def test_starts_out_of_order_and_out_of_range(
+    of_rows: tuple[int, ...], of_keys: tuple[int, ...], device: str, checked: Checked
+) -> None:
+    """Nothing outside is read or written, and every row has a result: those of the reference."""
+    generator = torch.Generator().manual_seed(7)
+    query = torch.randn(45, 4, 16, generator=generator)
+    key, value = torch.randn(2, 55, 2, 16, generator=generator)
+    starts = int32(*of_rows, device="cpu"), int32(*of_keys, device="cpu")
+    for most in (60, 25):
+        arguments = (query, key, value, *starts, 60, most)
+        exact, exact_lse = torch_fattn.reference.varlen_prefill(*arguments, is_causal=True)
+        on_device = (a.to(device) if isinstance(a, Tensor) else a for a in arguments)
+        with checked():
+            out, lse = fattn.varlen_prefill(*on_device, is_causal=True)
+        assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
+        assert torch.allclose(lse.cpu().double(), exact_lse, atol=1e-5)
+
+
+# ---- cost
 
 
 @needs_emulator
 @pytest.mark.parametrize("op", PACKED)
 def test_sequences_without_rows_cost_nothing(op: str) -> None:
     """Nor do spare rows: their tiles exist, but see no key."""
-    few = case_of(op, q_lens=(40, 1), seq_lens=(64, 100))
+    few = small(op, q_lens=(40, 1), seq_lens=(64, 100))
     lengths = (96, 64, *[80] * 40, 100, 9)
-    many = case_of(op, q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=lengths, spare_rows=100)
+    many = small(op, q_lens=(0, 40, *[0] * 40, 1, 0), seq_lens=lengths, spare_rows=100)
     # The tiles are the same whether or not the rows fill the GPU.
-    with tiles_of_large_calls(few.problem):
+    with tiles_of_large_calls(few):
         expected, found = counters(few), counters(many)
     assert (found["products"], found["key"]) == (expected["products"], expected["key"]) > (0, 0)
 
@@ -139,7 +220,112 @@ def test_sequences_without_rows_cost_nothing(op: str) -> None:
 @pytest.mark.parametrize(("sink_tokens", "steps"), [(0, 1), (4, 2)])
 def test_a_window_is_all_that_is_loaded(op: str, sink_tokens: int, steps: int) -> None:
     """1,024 keys of each sequence, and at most one step more; of sink tokens, one step is enough."""
-    options = {"window_left": 1023, "sink_tokens": sink_tokens, "causality": "bottom_right"}
-    sizes = {"q_heads": 2, "kv_heads": 1, "head_dim": 64, "value_dim": 64}
-    case = case_of(op, **sizes, q_lens=(1, 1), seq_lens=(3000, 2000), **options)
-    assert 2 * 1024 * 64 * 2 <= counters(case)["key"] <= 2 * (1024 + 32 * steps) * 64 * 2
+    sizes: dict[str, Any] = {"q_heads": 2, "kv_heads": 1, "head_dim": 64, "value_dim": 64}
+    sizes |= {"q_lens": (1, 1), "seq_lens": (3000, 2000)}
+    read = counters(small(op, **sizes, window_left=1023, sink_tokens=sink_tokens))["key"]
+    assert 2 * 1024 * 64 * 2 <= read <= 2 * (1024 + 32 * steps) * 64 * 2
+
+
+@needs_emulator
+@pytest.mark.parametrize("q_heads", [2, 8, 32])
+def test_a_token_reads_its_keys_once_for_all_heads(q_heads: int) -> None:
+    sizes = {"q_heads": q_heads, "head_dim": 64, "value_dim": 64}
+    found = counters(small("paged_prefill", **sizes, q_lens=(1, 1), seq_lens=(300, 90)))
+    assert found["key"] == (300 + 90) * 2 * 64 * 2
+    fragments = -(-300 // 8) + -(-90 // 8)
+    assert found["products"] <= 1.1 * fragments * 2 * 16 * -(-q_heads // 16)
+    # Two simdgroups look up separately; a step of 32 keys has two blocks.
+    threads = 128
+    assert found["block_tables"] <= (10 + 3) * 2 * 2 * threads * 4
+
+
+@needs_emulator
+@pytest.mark.parametrize("kv_format", QUANTISED)
+def test_a_quantised_pool_is_read_as_it_is_stored(kv_format: str) -> None:
+    """Once, by a tile for each sequence."""
+    sizes = {"q_heads": 8, "head_dim": 64, "value_dim": 64, "kv_format": kv_format}
+    found = counters(small("paged_prefill", **sizes, q_lens=(1, 8), seq_lens=(300, 90)))
+    assert found["key"] == (300 + 90) * 2 * columns(kv_format, 64)
+
+
+def needed_products(problem: Problem) -> int:
+    """The products that touch a visible pair, with eight (row, head) pairs that share keys per fragment."""
+    group = problem.q_heads // problem.kv_heads
+    blocks = 0
+    for rows, keys, first in zip(problem.rows, problem.lengths, problem.first_positions, strict=True):
+        for pair in range(0, rows * group, 8):
+            last_row = (min(pair + 8, rows * group) - 1) // group
+            end = min(first + last_row + 1, keys) if problem.is_causal else keys
+            blocks += max(0, -(-end // 8))
+    return problem.kv_heads * blocks * (problem.head_dim + problem.value_dim) // 8
+
+
+@needs_emulator
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causality", ["none", "bottom_right"], ids=["full", "causal"])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(2, 2), (4, 1)])
+def test_no_work_on_padding(q_heads: int, kv_heads: int, causality: str, head_dim: int) -> None:
+    """One sequence of 320 among some of 5: a padded batch would do ten times as much."""
+    lengths = (5, 320, 5, 0, 5, 5, 5, 5, 5, 5)
+    sizes = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": head_dim}
+    problem = small("varlen_prefill", **sizes, q_lens=lengths, seq_lens=lengths, causality=causality)
+    products = counters(problem)["products"]
+    assert 1.0 <= products / needed_products(problem) <= 1.1
+    padded = 10 * 320 * 320 // 64 * q_heads * 2 * head_dim // 8
+    assert products < 0.12 * padded
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("batch", [1, 10, 1000])
+@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 1000])
+def test_the_grid_is_at_most_slightly_too_large(rows: int, batch: int) -> None:
+    """However the rows are shared out, there are tiles for all of them, and at most batch + 1 too many."""
+    query = torch.empty(rows * batch + 9, 8, 64, dtype=f16, device="meta")
+    key = torch.empty(rows * batch, 2, 64, dtype=f16, device="meta")
+    starts = torch.empty(batch + 1, dtype=torch.int32, device="meta")
+    (step,) = torch_fattn.explain("varlen_prefill", query, key, key, starts, starts, 10**6, 10**6).passes
+    tile_rows = 8 * int(step["macros"]["FATTN_ROW_FRAGMENTS"]) * int(step["macros"]["FATTN_SIMDGROUPS"])
+    tiles, heads, _ = step["grid"]
+    group, total = 4, query.shape[0]
+    for lengths in ([rows] * batch, [total, *[0] * (batch - 1)], [1] * min(batch, total)):
+        spare = total - sum(lengths)
+        needed = sum(-(-n * group // tile_rows) for n in (*lengths, spare))
+        assert heads == 2 and needed <= tiles <= needed + batch + 1
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("longest", [4096, 2**62, 2**63 - 1])
+def test_no_sequence_is_longer_than_the_call(longest: int) -> None:
+    """Even if max_seqlen_q is larger: max_seqlen_q times the heads of a group exceeds 64 bits here."""
+    query = torch.empty(4096, 8, 64, dtype=f16, device="meta")
+    key, pool = query[:, :2], query.new_empty(256, 16, 2, 64)
+    starts, lengths = (torch.empty(n, dtype=torch.int32, device="meta") for n in (2, 1))
+    tables = torch.empty(1, 256, dtype=torch.int32, device="meta")
+
+    def plans(longest: int) -> list[str]:
+        operands: dict[str, tuple[torch.Tensor, ...]] = {
+            "varlen_prefill": (query, key, key, starts, starts),
+            "paged_prefill": (query, pool, pool, tables, lengths, starts),
+        }
+        numbers = {"varlen_prefill": (longest, 4096), "paged_prefill": (longest,)}
+        return [torch_fattn.explain(op, *operands[op], *numbers[op], is_causal=True).json for op in operands]
+
+    assert plans(longest) == plans(4096) != plans(1)
+
+
+def test_slices_compute_what_one_dispatch_does() -> None:
+    """Slices, and parts of the keys, are planned from max_seqlen_k: only the GPU knows how many there are."""
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(140, 16, 64, generator=generator).to(f16).to("mps")
+    key = torch.randn(1, 8, 64, generator=generator).to(f16).to("mps").expand(2**29, -1, -1)
+    starts = int32(0, 130, 140), int32(0, 1400, 1437)
+    results = []
+    for most, parts in ((2**25, 4), (2**23, 1), (1400, 1)):
+        arguments = (query, key, key, *starts, 130, most)
+        step, *merge = torch_fattn.explain("varlen_prefill", *arguments).passes
+        dispatches = len(list(direct_launch.dispatches(step)))
+        assert (dispatches > 1) == (most > 1400) and step["params"]["parts"] == parts
+        with counted_launches() as launches:
+            results.append([result.cpu() for result in fattn.varlen_prefill(*arguments)])
+        assert launches == {"fattn_prefill": dispatches} | ({"fattn_merge": 1} if merge else {})
+    assert all(torch.equal(a, b) for more in results[:2] for a, b in zip(more, results[2], strict=True))

@@ -4,7 +4,7 @@ merge."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -24,38 +24,27 @@ from tests.helpers.tensors import same_bits
 f32, f16, bf16 = problems.DTYPES
 Results = tuple[Tensor, ...]
 
-# Few rows over many keys, whose keys the planner cuts into parts.
+# Few rows over many keys, whose keys the planner cuts into parts. test_random.py has more of them.
 ROWS = Problem(0, "prefill", f16, 1, 4, 1, 12, 1500, 80, 40, causality="bottom_right")
 MASKED = replace(ROWS, mask=torch.bool, mask_pattern="patches", causality="none")
 WIDE = replace(ROWS, q_heads=2, kv_len=700, head_dim=192, value_dim=128)
 CUT = {
-    "heads_of_a_group": ROWS,
-    "sinks": replace(ROWS, sinks=True),
     "batch": replace(ROWS, batch=3, kv_len=1100, sinks=True),
     "heads_of_their_own": replace(ROWS, kv_heads=4, q_len=9, kv_len=700, head_dim=128, value_dim=128),
     "group_of_three": replace(ROWS, q_heads=6, kv_heads=2, q_len=11, softcap=2.0),
     "two_tiles": replace(ROWS, q_len=40, kv_len=1100),
-    "window": replace(ROWS, window_left=800, sink_tokens=200, sinks=True),
     "window_and_many_sink_tokens": replace(ROWS, window_left=300, sink_tokens=900),
     "window_to_the_right": replace(ROWS, causality="none", q_offset=500, window_left=300, window_right=700),
-    "offset": replace(ROWS, causality="offset", q_offset=1100),
-    "alibi": replace(ROWS, alibi_slopes=True, causality="none"),
     "mask": replace(MASKED, sinks=True),
-    "mask_of_each_head": replace(MASKED, mask=f16, mask_broadcast=(True, False, False, False)),
-    "mask_added": replace(MASKED, mask=f32, softcap=30.0, alibi_slopes=True, sinks=True),
     "mask_map": replace(MASKED, mask_map=True, q_len=20),
     "mask_map_and_window": replace(
         MASKED, mask_map=True, causality="bottom_right", window_left=900, sink_tokens=70, sinks=True
     ),
     "no_aligned_row": replace(ROWS, layouts=("padded_rows",) * 3, kv_len=1311),
-    "bfloat16": replace(ROWS, dtype=bf16, head_dim=72, value_dim=72, mask=bf16, mask_pattern="patches"),
-    "float32": replace(ROWS, dtype=f32, kv_len=1100, sinks=True),
     "wide": replace(WIDE, sinks=True),
-    "wide_window": replace(WIDE, window_left=450, sink_tokens=90, sinks=True),
     "wide_mask_map": replace(
         WIDE, mask=f16, mask_pattern="patches", mask_map=True, kv_heads=2, causality="none"
     ),
-    "wide_float32": replace(WIDE, dtype=f32, mask=torch.bool, mask_pattern="patches"),
 }
 
 
@@ -98,18 +87,6 @@ def test_rows_without_keys(checked: Checked) -> None:
         assert torch.allclose(lse.double(), exact_lse, atol=1e-3)
         no_key = torch.full((4,), -torch.inf) if sinks is None else sinks
         assert not out[:, :, :3].any() and torch.equal(lse[0, :, :3], no_key[:, None].expand(4, 3))
-
-
-@pytest.mark.parametrize("name", ["batch", "mask", "wide"])
-def test_the_same_bits_every_time_and_alone(name: str) -> None:
-    problem = replace(CUT[name], batch=3)
-    arguments, _ = problems.build(problem).arguments("mps")
-    together = run("prefill", arguments)
-    assert all(same_bits(together, run("prefill", arguments)) for _ in range(2))
-    for b in range(3):
-        of_each = ("query", "key", "value", "attn_mask")
-        alone = {n: a[b : b + 1] if n in of_each else a for n, a in arguments.items()}
-        assert same_bits(tuple(result[b : b + 1].contiguous() for result in together), run("prefill", alone))
 
 
 @pytest.mark.parametrize("name", ["mask_map", "mask_map_and_window", "wide_mask_map"])
@@ -250,62 +227,44 @@ FORCED = {
 TAKES_REST = "part + 1 < params.parts && "
 
 
-@functools.cache
-def cut_case(name: str) -> tuple[problems.Case, dict[str, Any], dict[str, Any]]:
-    problem, parts, least = FORCED[name]
-    case = problems.build(problem)
-    arguments, _ = case.arguments("cpu")
-    plan = direct_launch.plan_of(problem.op, arguments)
-    direct_launch.cut_prefill(plan, parts, least)
-    return case, arguments, plan
-
-
 def run_cut(
-    name: str, mutate: direct_launch.Mutate | None = None, checks: str = "race,bounds,uninit"
-) -> Results:
-    case, arguments, plan = cut_case(name)
-    buffers = direct_launch.buffers_of(case.problem.op, arguments, plan)
-    for step in plan["passes"]:
-        direct_launch.launch(step, buffers, mutate, checks=checks)
-    return buffers["out"], buffers["lse"]
+    problem: Problem,
+    parts: int,
+    least: int,
+    mutate: direct_launch.Mutate | None = None,
+    simdgroups: int = 4,
+    **params: int,
+) -> tuple[problems.Case, Results]:
+    case = problems.build(problem)
+    plan = direct_launch.plan_of(problem.op, case.arguments("cpu")[0])
+    direct_launch.cut_prefill(plan, parts, least, simdgroups)
+    direct_launch.set_params(plan["passes"][0], params)
+    mutants = {} if mutate is None else {step["kernel"]: mutate for step in plan["passes"]}
+    return case, direct_launch.run(case, mutants, plan=plan)
 
 
 @needs_emulator
 @pytest.mark.parametrize("name", FORCED)
 def test_any_parts_give_the_result(name: str) -> None:
-    assert_close(cut_case(name)[0], *run_cut(name))
+    case, results = run_cut(*FORCED[name])
+    assert_close(case, *results)
 
 
 @needs_emulator
 @pytest.mark.parametrize("twin", [False, True])
 def test_the_last_part_takes_the_rest(twin: bool) -> None:
     """A packed sequence may have more keys than max_seqlen_k has parts for. The twin forgets it."""
-    case = cut_case("varlen")[0]
-    arguments = case.arguments("cpu")[0]
-    plan = direct_launch.plan_of(case.problem.op, arguments)
-    direct_launch.cut_prefill(plan, 2, 1)
-    direct_launch.set_params(plan["passes"][0], {"largest_part": 1})
-    buffers = direct_launch.buffers_of(case.problem.op, arguments, plan)
-    for step in plan["passes"]:
-        direct_launch.launch(step, buffers, (lambda text: text.replace(TAKES_REST, "")) if twin else None)
-    if not twin:
-        assert TAKES_REST in direct_launch.kernel_text("prefill.metal")
-        assert_close(case, buffers["out"], buffers["lse"])
-        return
-    with pytest.raises(AssertionError):
-        assert_close(case, buffers["out"], buffers["lse"])
+    assert TAKES_REST in direct_launch.kernel_text("prefill.metal")
+    forgets = (lambda text: text.replace(TAKES_REST, "")) if twin else None
+    case, results = run_cut(FORCED["varlen"][0], 2, 1, forgets, largest_part=1)
+    with pytest.raises(AssertionError) if twin else contextlib.nullcontext():
+        assert_close(case, *results)
 
 
 def packed_in_parts(parts: int, least: int, mutate: direct_launch.Mutate | None = None) -> Results:
-    case = problems.build(PAGED)
-    arguments, _ = case.arguments("cpu")
-    plan = direct_launch.plan_of(PAGED.op, arguments)
-    direct_launch.cut_prefill(plan, parts, least, simdgroups=1)
-    buffers = direct_launch.buffers_of(PAGED.op, arguments, plan)
-    for step in plan["passes"]:
-        direct_launch.launch(step, buffers, mutate)
-    assert_close(case, buffers["out"], buffers["lse"])
-    return buffers["out"], buffers["lse"]
+    case, results = run_cut(PAGED, parts, least, mutate, simdgroups=1)
+    assert_close(case, *results)
+    return results
 
 
 @needs_emulator

@@ -14,10 +14,11 @@ from torch import Tensor
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
-from tests.helpers import problems
+from tests.helpers import problems, small_problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.kv_formats import FORMS, GROUPED, QUANTISED, name_of
 from tests.helpers.problems import Problem
+from tests.helpers.small_problems import check, row_of, run
 from tests.helpers.wrong_calls import Fault, fault, mistyped, on_cpu, option, sliced, without
 from torch_fattn.reference import dequantise, quantise
 
@@ -44,20 +45,17 @@ def on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: a.to(device) if isinstance(a, Tensor) else a for name, a in arguments.items()}
 
 
-def sizes_of(op: str) -> dict[str, Any]:
-    """The further fields of a problem of that op with two sequences."""
-    sizes: dict[str, Any] = {"block_size": 0 if op == "decode" else 16}
-    if op == "paged_prefill":
-        sizes |= {"q_lens": (2, 1), "causality": "bottom_right"}
-    return sizes
+def small(op: str, kv_format: str, dtype: torch.dtype = f16, **fields: Any) -> Problem:
+    rows: dict[str, Any] = {"q_lens": (2, 1)} if op == "paged_prefill" else {"q_len": 2}
+    return small_problems.problem(op, dtype, 1, kv_format=kv_format, **(rows | fields))
 
 
-def dtype_of(form: str, turn: int = 0) -> torch.dtype:
+def dtype_of(kv_format: str, turn: int = 0) -> torch.dtype:
     """Each format has another dtype, and each turn: kernels over a format are compiled for few dtypes."""
-    return problems.DTYPES[(QUANTISED.index(name_of(form)) + turn) % 3]
+    return problems.DTYPES[(QUANTISED.index(name_of(kv_format)) + turn) % 3]
 
 
-def run(arguments: dict[str, Any], device: str = "mps") -> tuple[Tensor, Tensor]:
+def decode(arguments: dict[str, Any], device: str = "mps") -> tuple[Tensor, Tensor]:
     out, lse = fattn.decode(**on(device, arguments))
     return out.cpu(), lse.cpu()
 
@@ -79,7 +77,7 @@ def test_every_code_of_a_value(kv_format: str, device: str) -> None:
         "value_scales": scales,
         "kv_format": kv_format,
     }
-    out, _ = run(arguments, device)
+    out, _ = decode(arguments, device)
     exact = dequantise(stored, scales, kv_format)
     assert exact.isnan().any() == kv_format.startswith("fp8")
     assert torch.equal(out.double().nan_to_num(777), exact.nan_to_num(777))
@@ -110,54 +108,43 @@ def test_every_code_of_a_key(
         "kv_format": kv_format,
         "scale": 1.0,
     }
-    _, lse = run(arguments, device)
+    _, lse = decode(arguments, device)
     exact = dequantise(stored, scales, kv_format).view(2, 128, 1)
     assert (lse.view(2, 128, 1).double() - exact).abs().max() <= 1e-6 * exact.abs().max()
 
 
-@pytest.mark.parametrize("op", ["decode", "paged_decode"])
-@pytest.mark.parametrize("rows", [1, 2])
+BY_LANES: dict[str, Any] = {"q_len": 1, "seq_lens": (70, 33), "window_left": 50, "sinks": True}
+SHARED: dict[str, Any] = {"q_heads": 4, "kv_heads": 1, "seq_lens": (75, 32)}
+# Sizes, and the kernels of decode for them: lanes with a chunk past the end of a key, and of a value; two
+# chunks at the head size that the table is tuned for, and an end in the middle of a step; wide heads; values
+# that are columns of their keys.
+SHAPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "by lanes": (BY_LANES | {"q_heads": 2}, ("fattn_decode_vector",)),
+    "two rows by lanes": (BY_LANES, ("fattn_decode_vector",)),
+    "chunks": ({"q_heads": 8, "seq_lens": (547, 256), "head_dim": 128}, ("fattn_decode", "fattn_merge")),
+    "wide": (SHARED | {"head_dim": 192, "value_dim": 160}, ("fattn_decode_wide",)),
+    "latent": (SHARED | {"head_dim": 576, "value_dim": 512, "value_in_key": True}, ("fattn_decode_wide",)),
+    "columns": (SHARED | {"value_dim": 32, "value_in_key": True}, ("fattn_decode_wide",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [*((op, shape) for op in problems.DECODES for shape in SHAPES), ("paged_prefill", "chunks")],
+)
 @pytest.mark.parametrize("kv_format", FORMS)
-def test_rows_by_lanes(kv_format: str, rows: int, op: str, checked: Checked) -> None:
-    """decode_vector: lanes with a chunk past the end of a key, and of a value; steps with and without a
-    hidden key, and one in which the sequence ends."""
-    dims = (96, 32) if kv_format in GROUPED else (80, 72)
-    sizes: dict[str, Any] = {"seq_lens": (70, 33), "window_left": 50, "sinks": True, **sizes_of(op)}
-    dtype = dtype_of(kv_format, rows)
-    case = problems.build(Problem(8, op, dtype, 2, 2 * rows, 2, 1, 96, *dims, kv_format=kv_format, **sizes))
-    with checked(), counted_launches() as launches:
-        out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
-    assert launches == {"fattn_decode_vector": 1}
-    assert_close(case, out.cpu(), lse.cpu())
-
-
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("kv_format", FORMS)
-def test_whole_steps_and_chunks(kv_format: str, op: str) -> None:
-    """At the head size that the table is tuned for: two chunks, and an end in the middle of a step."""
-    dtype = dtype_of(kv_format, OPS.index(op))
-    sizes: dict[str, Any] = {"seq_lens": (547, 256), **sizes_of(op)}
-    case = problems.build(Problem(3, op, dtype, 2, 8, 2, 2, 560, 128, 128, kv_format=kv_format, **sizes))
-    with counted_launches() as launches:
-        out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
-    kernels = ("fattn_prefill",) if op == "paged_prefill" else ("fattn_decode", "fattn_merge")
-    assert launches == dict.fromkeys(kernels, 1)
-    assert_close(case, out.cpu(), lse.cpu())
-
-
-@pytest.mark.parametrize("op", ["decode", "paged_decode"])
-@pytest.mark.parametrize("dims", [(192, 160, False), (576, 512, True), (64, 32, True)], ids=str)
-@pytest.mark.parametrize("kv_format", FORMS)
-def test_shared_columns(kv_format: str, dims: tuple[int, int, bool], op: str) -> None:
-    """Wide heads, and values that are columns of their keys: an end in the middle of a step. Any two of
-    format, dtype and dims meet."""
-    dtype = dtype_of(kv_format, dims[0] + dims[1])
-    sizes: dict[str, Any] = {"seq_lens": (75, 32), **sizes_of(op)}
-    case = problems.build(Problem(5, op, dtype, 2, 4, 1, 2, 80, *dims, kv_format=kv_format, **sizes))
-    with counted_launches() as launches:
-        out, lse = getattr(fattn, op)(**case.arguments("mps")[0])
-    assert launches == {"fattn_decode_wide": 1}
-    assert_close(case, out.cpu(), lse.cpu())
+def test_kernels(kv_format: str, op: str, shape: str, checked: Checked) -> None:
+    """Any two of format, dtype and shape meet."""
+    sizes, kernels = SHAPES[shape]
+    if shape.endswith("lanes"):
+        head_dim, value_dim = (96, 32) if kv_format in GROUPED else (80, 72)
+        sizes = sizes | {"head_dim": head_dim, "value_dim": value_dim}
+    dtype = dtype_of(kv_format, [*SHAPES].index(shape))
+    with checked():
+        check(
+            small(op, kv_format, dtype, **sizes),
+            kernels=("fattn_prefill",) if op == "paged_prefill" else kernels,
+        )
 
 
 @needs_emulator
@@ -184,23 +171,10 @@ def test_columns_with_other_scales(kv_format: str) -> None:
     assert (loaded[1] > loaded[0]) == (kv_format == "int4")
 
 
-@pytest.mark.parametrize("kv_format", FORMS)
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("index", range(2))
-def test_cpu(kv_format: str, index: int, op: str) -> None:
-    options: dict[str, Any] = {"window_left": 20, "sink_tokens": 3} if index % 2 else {}
-    if index % 2 and op != "paged_prefill":
-        options["mask"] = f32
-    fields: dict[str, Any] = {**sizes_of(op), **options, "seq_lens": (40, 0), "kv_format": kv_format}
-    case = problems.build(Problem(index, op, f32, 2, 4, 2, 2, 64, 32, 64, **fields))
-    assert_close(case, *getattr(fattn, op)(**case.arguments("cpu")[0]))
-
-
 @pytest.mark.parametrize("op", ["paged_decode", "paged_prefill"])
 @pytest.mark.parametrize("kv_format", QUANTISED)
 def test_the_reference_reads_pools(kv_format: str, op: str) -> None:
-    fields: dict[str, Any] = {"seq_lens": (48, 20), "kv_format": kv_format, **sizes_of(op)}
-    case = problems.build(Problem(1, op, f32, 2, 4, 2, 2, 48, 32, 32, **fields))
+    case = problems.build(small(op, kv_format, f32, seq_lens=(48, 20), head_dim=32))
     arguments, _ = case.arguments("cpu")
     out, lse = getattr(torch_fattn.reference, op)(**arguments)
     assert_close(case, out.float().contiguous(), lse.float().contiguous())
@@ -223,7 +197,7 @@ def test_quantisation_error(kv_format: str) -> None:
         for stored, scales, exact in ((stored_key, key_scales, key), (stored_value, value_scales, value))
     )
     exact_out, exact_lse = torch_fattn.reference.decode(query, key, value)
-    out, lse = run(
+    out, lse = decode(
         {
             "query": query,
             "key": stored_key,
@@ -243,97 +217,27 @@ def test_quantisation_error(kv_format: str) -> None:
 # ---- scales that are no ordinary numbers
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("name", ["key_scales", "value_scales"])
 @pytest.mark.parametrize("kv_format", QUANTISED)
-@pytest.mark.parametrize("dim", [64, 160])
+@pytest.mark.parametrize(("op", "dim"), [("decode", 64), ("decode", 160), ("paged_prefill", 64)])
 def test_a_bad_scale_reaches_the_rows_that_see_it(
-    dim: int, kv_format: str, name: str, bad: float, device: str
+    op: str, dim: int, kv_format: str, name: str, bad: float, device: str
 ) -> None:
-    """The first draft token's scale: row 0 sees it, row 1 does not, under a tree mask."""
-    generator = torch.Generator().manual_seed(4)
-    query = torch.randn(1, 2, 2, dim, generator=generator).half()
-    stored, scales = quantise(torch.randn(1, 1, 40, dim, generator=generator), kv_format)
-    assert scales is not None
-    arguments = {
-        "query": query,
-        "key": stored,
-        "value": stored.clone(),
-        "key_scales": scales,
-        "value_scales": scales,
-        "kv_format": kv_format,
-        "tree_mask": torch.tensor([0b01, 0b10]),
-    }
-    clean, _ = run(arguments, device)
-    spoiled = scales.clone()
-    spoiled[0, 0, 38] = bad
-    out, _ = run(arguments | {name: spoiled}, device)
-    assert not out[:, :, 0].isfinite().any()
+    """The scale of the newest token but one: of four rows, the last two see it."""
+    rows: dict[str, Any] = {"q_lens": (4,)} if op == "paged_prefill" else {"q_len": 4}
+    case = problems.build(small(op, kv_format, seq_lens=(40,), head_dim=dim, **rows))
+    clean, _ = run(case, device)
+    row_of(case, name, 38)[...] = bad
+    out, _ = run(case, device)
+    if op == "paged_prefill":
+        clean, out = (result.transpose(0, 1)[None] for result in (clean, out))
+    assert not out[:, :, 2:].isfinite().any()
     if name == "key_scales":
-        assert torch.equal(out[:, :, 1], clean[:, :, 1])
-    unseen = arguments | {name: spoiled, "tree_mask": torch.tensor([0b10, 0b10])}
-    assert run(unseen, device)[0].isfinite().all()
-
-
-@pytest.mark.parametrize("device", ["mps", "cpu"])
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("name", ["key_scales", "value_scales"])
-@pytest.mark.parametrize("kv_format", QUANTISED)
-def test_a_bad_scale_of_a_pool_reaches_the_rows_that_see_it(
-    kv_format: str, name: str, bad: float, device: str
-) -> None:
-    """The scale of the newest token but two: of a prompt's last eight rows, the last three see it."""
-    generator = torch.Generator().manual_seed(4)
-    query = torch.randn(8, 2, 64, generator=generator).half()
-    (key, scales), (value, value_scales) = (
-        quantise(torch.randn(3, 16, 1, dim, generator=generator), kv_format) for dim in (64, 32)
-    )
-    assert scales is not None and value_scales is not None
-    arguments = {
-        "query": query,
-        "key_cache": key,
-        "value_cache": value,
-        "block_tables": torch.tensor([[2, 0, 1]], dtype=torch.int32),
-        "seq_lens": torch.tensor([40], dtype=torch.int32),
-        "cu_seqlens_q": torch.tensor([0, 8], dtype=torch.int32),
-        "max_seqlen_q": 8,
-        "is_causal": True,
-        "key_scales": scales,
-        "value_scales": value_scales,
-        "kv_format": kv_format,
-    }
-    clean = fattn.paged_prefill(**on(device, arguments))[0].cpu()
-    spoiled = {"key_scales": scales, "value_scales": value_scales}[name].clone()
-    spoiled[1, 37 - 32] = bad
-    out = fattn.paged_prefill(**on(device, arguments | {name: spoiled}))[0].cpu()
-    assert not out[5:].isfinite().any()
-    if name == "key_scales":
-        assert torch.equal(out[:5], clean[:5])
+        assert torch.equal(out[:, :, :2], clean[:, :, :2])
 
 
 # ---- how torch sees it
-
-
-@pytest.mark.parametrize("device", ["mps", "cpu"])
-@pytest.mark.parametrize("kv_format", QUANTISED)
-@pytest.mark.parametrize("op", OPS)
-def test_opcheck_and_compile(op: str, kv_format: str, device: str) -> None:
-    fields: dict[str, Any] = {"seq_lens": (21, 32), "kv_format": kv_format, **sizes_of(op)}
-    case = problems.build(Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, **fields))
-    arguments, _ = case.arguments(device)
-    function = getattr(fattn, op)
-    plain = function(**arguments)
-    on_meta = function(**on("meta", arguments))
-    assert [r.shape for r in on_meta] == [r.shape for r in plain]
-    torch.compiler.reset()
-    compiled = torch.compile(lambda **a: function(**a), backend="aot_eager", fullgraph=True)
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(compiled(**arguments), plain, strict=True))
-    positional = tuple(
-        arguments.pop(a.name, None) for a in function.default._schema.arguments if not a.kwarg_only
-    )
-    result = torch.library.opcheck(function.default, positional, arguments)
-    assert set(result.values()) == {"SUCCESS"}
 
 
 def test_autocast_leaves_the_cache_alone() -> None:
@@ -379,10 +283,10 @@ def test_the_example_runs() -> None:
 # ---- wrong calls
 
 
-def valid(op: str, kv_format: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {"seq_lens": (21, 32), "kv_format": kv_format, **sizes_of(op)}
-    problem = Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, **fields)
-    return problems.build(problem).arguments("mps")[0] | {"kv_format": kv_format}
+def valid(op: str, kv_format: str, device: str = "mps") -> dict[str, Any]:
+    problem = small(op, kv_format, seq_lens=(21, 32), value_dim=32)
+    named = {} if kv_format == "float" else {"kv_format": kv_format}
+    return problems.build(problem).arguments(device)[0] | named
 
 
 WRONG: dict[str, list[Fault]] = {
@@ -431,8 +335,7 @@ def test_wrong_calls(op: str, kv_format: str, fault: Fault) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_scales_of_a_float_cache(op: str) -> None:
-    problem = Problem(1, op, f16, 2, 4, 2, 2, 32, 64, 32, seq_lens=(21, 32), **sizes_of(op))
-    arguments, _ = problems.build(problem).arguments("mps")
+    arguments = valid(op, "float")
     key = arguments["key" if op == "decode" else "key_cache"]
     scales = torch.ones(key.shape[:3], device="mps")
     with pytest.raises(ValueError, match="key_scales does not apply to a cache of torch.float16"):

@@ -132,18 +132,6 @@ def test_prefill_needs_no_other_kernels_for_it() -> None:
     assert plain == token_major
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
-@pytest.mark.parametrize("op", [PREFILL, DECODE, "paged_decode"])
-def test_opcheck(op: str, device: str, checked: Checked) -> None:
-    arguments, _ = problems.build(PROBLEMS[op]).arguments(device)
-    arguments["token_major_out"] = True
-    schema = getattr(torch.ops.fattn, op).default._schema
-    positional = tuple(arguments.pop(a.name, None) for a in schema.arguments if not a.kwarg_only)
-    with checked():
-        result = torch.library.opcheck(getattr(torch.ops.fattn, op).default, positional, arguments)
-    assert set(result.values()) == {"SUCCESS"}
-
-
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["prefill", "decode_merge"])
 def test_compile(name: str, dynamic: bool, checked: Checked) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.golden.__main__ import FOLDER, blocks_of, difference, file_of, text_of
+from tests.golden.__main__ import FOLDER, blocks_of, choices_of, difference, file_of, text_of
 from tests.golden.calls import GOLDEN_CALLS, OTHER_GOLDEN_CALLS, golden_plan
 
 pytestmark = pytest.mark.host_only
@@ -40,8 +40,8 @@ def values_of(node: Any) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("name", ["prefill_documents", "decode_options", "softmax_f16"])
 def test_every_change_of_a_plan_shows(name: str) -> None:
-    """The control: every other value changes the text, and a new option that is off does not."""
-    _, plan = golden_plan(name)
+    """The control: every choice changes the text, and a new option that is off does not."""
+    plan = choices_of(golden_plan(name)[1])
     kept = text_of(name, plan)
     for node, key in values_of(plan):
         value = node[key]
