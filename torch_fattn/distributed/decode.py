@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from ..operators.options import DecodeOptions
-from ..operators.parts import result_dtype
+from ..operators.parts import result_dtype, token_major
 from ..runtime.signatures import public
 from .call import check_ranks
-from .exchange import Exchange, Facts
-from .facts import facts_of, refuse_dtensors, refuse_gradients
-from .local_decode import LocalKeys, attend
-from .parts import Part, merge_ranks
+from .exchange import Exchange, Facts, facts_of, refuse_dtensors, refuse_gradients
+from .local import LocalKeys, Part, attend_newest, merge_ranks
 from .shards import Shards
 
 if TYPE_CHECKING:
@@ -168,7 +166,6 @@ def _run(
     options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     exchange = Exchange(name, group)
-    token_major_out = options.get("token_major_out", False)
 
     def prepare() -> tuple[Facts, Part]:
         _check(name, query, keys, seq_lens, options)
@@ -182,18 +179,18 @@ def _run(
         lengths = seq_lens
         if lengths is None:
             lengths = torch.full((query.shape[0],), placed.length, dtype=torch.int32, device=query.device)
-        part = attend(query, keys, placed, exchange.rank, lengths, dict(options))
+        part = attend_newest(query, keys, placed, exchange.rank, lengths, dict(options))
         kv_heads = keys.key.shape[1 if keys.block_tables is None else 2]
         return facts_of(name, query, query.shape[2], kv_heads, part[0].shape[-1], options, placed), part
 
     out, lse = merge_ranks(exchange, exchange.agree(prepare), result_dtype(query))
-    if token_major_out:
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    if options.get("token_major_out"):
+        out = token_major(out)
     return (out, lse) if return_lse else out
 
 
 def _check(name: str, query: Tensor, keys: LocalKeys, seq_lens: Tensor | None, options: Any) -> None:
-    """Raises the operator's own errors. `attend` calls it with other shapes, of which it would speak."""
+    """Raises the operator's own errors. `attend_newest` calls it with other shapes, which they would name."""
     what = "key", "value"
     if keys.block_tables is not None:
         what = "key_cache", "value_cache"

@@ -12,6 +12,7 @@ were refused, are found before.
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,8 +25,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..runtime.signatures import shown
+from .shards import Shards
 
-__all__ = ["HEADER_BYTES", "Exchange", "Facts"]
+__all__ = [
+    "HEADER_BYTES",
+    "Exchange",
+    "Facts",
+    "facts_of",
+    "is_dtensor",
+    "refuse_dtensors",
+    "refuse_gradients",
+]
 
 _Result = TypeVar("_Result")
 # What every rank must pass alike. The first is the call, which has the same facts on every rank.
@@ -226,3 +236,51 @@ def _reason(error: RuntimeError) -> str:
     """torch's message without its place in the sources and its advice."""
     text = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
     return re.split(r"\. |[.;]?$", text, maxsplit=1)[0]
+
+
+def facts_of(
+    name: str, query: Tensor, rows: int, kv_heads: int, value_dim: int, options: Any, *shards: Any
+) -> Facts:
+    """`rows`: of all ranks."""
+    batch, heads, _, head_dim = query.shape
+    return {
+        "call": name,
+        "dtype": query.dtype,
+        "batch size": batch,
+        "query heads": heads,
+        "key-value heads": kv_heads,
+        "query rows": rows,
+        "head_dim": head_dim,
+        "value head_dim": value_dim,
+        "options": sorted((key, _compared(value)) for key, value in options.items() if value is not None),
+        "shards": [_compared(each) for each in shards],
+    }
+
+
+def _compared(value: Any) -> str:
+    if isinstance(value, Shards):
+        return str(value.checksum)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return str([_compared(each) for each in value])
+    # A mask has other columns on every rank, and to compare contents would wait for the device.
+    return f"{value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else repr(value)
+
+
+def is_dtensor(operand: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(operand, module.DTensor)
+
+
+def refuse_dtensors(name: str, operands: Mapping[str, Tensor]) -> None:
+    for what, operand in operands.items():
+        if is_dtensor(operand):
+            raise TypeError(f"{name}: {what} is a DTensor; pass this rank's part of it, {what}.to_local()")
+
+
+def refuse_gradients(name: str, operands: Mapping[str, Tensor]) -> None:
+    for what, operand in operands.items():
+        if operand.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name}: {what} requires grad, and there are no gradients across ranks; call it under "
+                "torch.no_grad()"
+            )

@@ -14,7 +14,7 @@ from ..runtime.options import with_defaults
 from ..runtime.signatures import public, shown
 from .call import check_ranks, prefill_call
 from .exchange import HEADER_BYTES, Exchange
-from .parts import SUMS
+from .local import SUMS
 from .planner import FLOAT, Method, Plan, chosen_method, plan_of, work_of
 from .shards import Shards
 

@@ -11,8 +11,7 @@ import torch
 
 from ..runtime.signatures import shown
 from .exchange import HEADER_BYTES
-from .local_prefill import Scores, sees
-from .parts import SUMS
+from .local import SUMS, Scores, sees
 from .shards import Run, positions_in
 
 __all__ = ["METHODS", "Method", "Plan", "Sizes", "chosen_method", "plan_of", "work_of"]
@@ -21,7 +20,6 @@ Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
 
 FLOAT = 4  # bytes of a number of a partial result
-FAR = 2**62  # beyond every position
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Sizes:
 
     def needs(self, rank: int, source: int) -> bool:
         """Whether a row of `rank` sees a key of `source`."""
-        return any(sees(row, run, self.scores) for row in self.rows[rank] for run in self.keys[source])
+        return any(sees(row, run, self.scores.seen) for row in self.rows[rank] for run in self.keys[source])
 
     @cached_property
     def hops(self) -> tuple[int, ...]:
@@ -193,14 +191,12 @@ def work_of(sizes: Sizes) -> tuple[float, ...]:
 
 def _scores(sizes: Sizes, rows: tuple[Run, ...], position: torch.Tensor) -> int:
     """Pairs of a row and a key that it sees, of the keys at these positions."""
-    seen, row = sizes.scores, positions_in(rows)
-    after = row + 1 if seen.is_causal else torch.full_like(row, FAR)
-    sinks = after.clamp(max=seen.sink_tokens)
-    first = row - min(seen.window_left, FAR) if seen.window_left >= 0 else torch.full_like(row, -FAR)
-    end = row + min(seen.window_right, FAR) + 1 if seen.window_right >= 0 else after
+    seen, row = sizes.scores.seen, positions_in(rows)
+    first, end = seen.window(row)
+    sinks = torch.as_tensor(seen.sinks(row)).expand_as(row)
     first = torch.maximum(first, sinks)
-    end = torch.maximum(torch.minimum(end, after), first)
+    end = torch.maximum(end, first)
     until_sinks, until_first, until_end = (
-        torch.searchsorted(position, bound) for bound in (sinks, first, end)
+        torch.searchsorted(position, bound.contiguous()) for bound in (sinks, first, end)
     )
     return int((until_sinks + until_end - until_first).sum())
