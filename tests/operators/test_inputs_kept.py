@@ -19,6 +19,7 @@ from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
 import torch_fattn
 from tests.helpers.kv_formats import QUANTISED, columns
 from tests.helpers.problems import OPTIONS, TENSORS, Problem
+from tests.helpers.public_calls import public_names
 from tests.helpers.tensors import tensors_in
 from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
 from torch_fattn.integrations import comfyui
@@ -180,7 +181,7 @@ OPERATORS = [
 ]
 WRAPPERS = sorted(
     name
-    for name in torch_fattn.__all__
+    for name in public_names()
     if inspect.isfunction(getattr(torch_fattn, name))
     and any(
         "Tensor" in str(p.annotation)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import torch
-
 from ..runtime.signatures import shown
 from .exchange import HEADER_BYTES
 from .local import SUMS, Scores, sees
-from .shards import Run, positions_in
+from .shards import Run
 
 __all__ = ["METHODS", "Method", "Plan", "Sizes", "chosen_method", "plan_of", "work_of"]
 
@@ -180,23 +177,14 @@ def _heads(sizes: Sizes) -> Costs:
 
 def work_of(sizes: Sizes) -> tuple[float, ...]:
     """Each rank's share of the scores that are not hidden by position."""
-    ranks = range(sizes.ranks)
-    if sizes.is_replicated:
-        positions = [positions_in(sizes.keys[rank]) for rank in ranks]
-    else:
-        positions = [positions_in(sorted(itertools.chain(*sizes.keys)))] * sizes.ranks
-    scores = [_scores(sizes, sizes.rows[rank], positions[rank]) for rank in ranks]
+    pairs = sizes.scores.seen.pairs
+    every = ((0, sum(map(sizes.key_count, range(sizes.ranks)))),)
+    scores = [
+        sum(
+            pairs(first, rows, key + keys) - pairs(first, rows, key)
+            for first, rows in sizes.rows[rank]
+            for key, keys in (sizes.keys[rank] if sizes.is_replicated else every)
+        )
+        for rank in range(sizes.ranks)
+    ]
     return tuple(count / max(sum(scores), 1) for count in scores)
-
-
-def _scores(sizes: Sizes, rows: tuple[Run, ...], position: torch.Tensor) -> int:
-    """Pairs of a row and a key that it sees, of the keys at these positions."""
-    seen, row = sizes.scores.seen, positions_in(rows)
-    first, end = seen.window(row)
-    sinks = torch.as_tensor(seen.sinks(row)).expand_as(row)
-    first = torch.maximum(first, sinks)
-    end = torch.maximum(end, first)
-    until_sinks, until_first, until_end = (
-        torch.searchsorted(position, bound.contiguous()) for bound in (sinks, first, end)
-    )
-    return int((until_sinks + until_end - until_first).sum())

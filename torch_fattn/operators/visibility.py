@@ -41,6 +41,23 @@ class Visibility(NamedTuple):
         first, end = self.window(row)
         return ((key >= first) & (key < end)) | (key < self.sinks(row))
 
+    def pairs(self, first: int, rows: int, keys: int) -> int:
+        """How many of the first `keys` keys each of the rows from position `first` on sees, all together."""
+        sinks = min(self.sink_tokens, keys)
+        begin, end = self.window(0)
+
+        def until(distance: int, key: int) -> int:
+            """The pairs with a key below this one and less than this distance after the row."""
+            low, high = first + distance, first + rows - 1 + distance  # keys of the first and the last row
+            low_in, high_in = max(low, 1), min(high, key)
+            rising = (low_in + high_in) * (high_in - low_in + 1) // 2 if low_in <= high_in else 0
+            return rising + max(high - max(low - 1, key), 0) * key
+
+        def in_window(distance: int) -> int:
+            return until(distance, keys) - until(distance, sinks)
+
+        return until(1 if self.is_causal else _FAR, sinks) + in_window(end) - in_window(begin)
+
 
 def tree_bits(tree_mask: Tensor) -> Tensor:
     """A tree mask as int64 `[Lq]` or `[B, Lq]`: bit t of row i says whether it sees draft token t."""
