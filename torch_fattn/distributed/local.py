@@ -4,13 +4,14 @@ with those of the other ranks."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..operators.parts import added_parts, merge_parts, shifted, with_sinks
+from ..operators.prefix_and_suffix import Keys
 from ..operators.visibility import Visibility, biased, limited, tree_sees
 from ..runtime.options import with_defaults
 from .exchange import Exchange
@@ -18,7 +19,6 @@ from .shards import Run, Shards, positions_in, positions_of
 
 __all__ = [
     "SUMS",
-    "LocalKeys",
     "Part",
     "Scores",
     "attend",
@@ -157,21 +157,10 @@ def _cut(mask: Tensor | None, dim: int, places: slice) -> Tensor | None:
 # ---- the newest rows
 
 
-@dataclass(frozen=True)
-class LocalKeys:
-    """What a rank holds of the keys: operands of `decode` or, with block_tables, of `paged_decode`."""
-
-    op: str
-    key: Tensor
-    value: Tensor
-    block_tables: Tensor | None
-    capacity: int
-
-
 def attend_newest(
-    query: Tensor, keys: LocalKeys, shards: Shards, rank: int, seq_lens: Tensor, options: dict[str, Any]
+    query: Tensor, keys: Keys, shards: Shards, rank: int, seq_lens: Tensor, options: dict[str, Any]
 ) -> Part:
-    """`seq_lens` counts the keys of all ranks.
+    """`keys` are those of this rank; `seq_lens` counts those of all ranks.
 
     `decode` places its rows at the last key it is given, which here is the rank's own last key. So every row
     becomes a head with one row, which sees all keys of the rank; a mask hides those that the row's true
@@ -181,7 +170,7 @@ def attend_newest(
     for not_of_scores in ("seq_lens", "token_major_out"):
         every.pop(not_of_scores)
     batch, heads, rows, head_dim = query.shape
-    positions = _padded(positions_of(shards, rank, query.device), keys.capacity, shards.length)
+    positions = _padded(positions_of(shards, rank, query.device), keys.length, shards.length)
     lengths = seq_lens.long().clamp(0, shards.length)
     own = torch.searchsorted(positions, lengths).int()
     row_at = lengths[:, None] + torch.arange(-rows, 0, device=query.device)  # [B, Lq]
@@ -189,7 +178,7 @@ def attend_newest(
     mask, tree_mask = every.pop("attn_mask"), every["tree_mask"]
     slopes, distance = every.pop("alibi_slopes"), None
     if slopes is not None:
-        last = torch.where(own > 0, positions[(own.long() - 1).clamp(min=0)], 0) if keys.capacity else lengths
+        last = torch.where(own > 0, positions[(own.long() - 1).clamp(min=0)], 0) if keys.length else lengths
         distance = slopes.float()[..., None] * (row_at - last[:, None])[:, None]  # [B, Hq, Lq]
         # A rank's keys may then be further apart than their indices. All ranks do alike: under an additive
         # mask, the sums of a part have other units.
@@ -209,13 +198,9 @@ def attend_newest(
     if rows > 1:
         query = query.reshape(batch, heads * rows, 1, head_dim)
         if mask is not None:
-            mask = mask.expand(batch, heads, rows, keys.capacity).reshape(
-                batch, heads * rows, 1, keys.capacity
-            )
+            mask = mask.expand(batch, heads, rows, keys.length).reshape(batch, heads * rows, 1, keys.length)
         slopes = None if slopes is None else slopes.repeat_interleave(rows, -1)
-    tables = () if keys.block_tables is None else (keys.block_tables,)
-    part = getattr(torch.ops.fattn, keys.op).part
-    out, sums = part(query, keys.key, keys.value, *tables, own, attn_mask=mask, alibi_slopes=slopes, **every)
+    out, sums = replace(keys, seq_lens=own).decode(query, attn_mask=mask, alibi_slopes=slopes, **every)
     out, sums = (x.reshape(batch, heads, rows, x.shape[-1]) for x in (out, sums))
     if distance is not None:
         sums = shifted(sums, distance)
