@@ -67,12 +67,11 @@ class Case:
     def run(self, device: str) -> tuple[Tensor, ...]:
         signature = signature_of(self.op)
         with_lse = {"return_lse": True} if "return_lse" in signature.names else {}
-        return copied_and_cleared(*self._results(signature.function, device, with_lse))
+        return copied_and_cleared(*self._results(signature.function, device, **with_lse))
 
     def exact(self) -> tuple[Tensor, ...]:
-        return (
-            self._results(getattr(reference, self.op), "cpu", {}) if self.same is None else self.same.exact()
-        )
+        same = self.same or self
+        return same._results(getattr(reference, same.op), "cpu")
 
     def error(self, results: tuple[Tensor, ...]) -> float:
         """The largest difference from the reference, for gradients relative to the largest one; inf where a
@@ -83,14 +82,10 @@ class Case:
             errors = [error / float(true.abs().max()) for error, (_, true) in zip(errors, pairs, strict=True)]
         return max(error if error == error else float("inf") for error in errors)
 
-    def _results(
-        self, function: Callable[..., Any], device: str, with_lse: dict[str, bool]
-    ) -> tuple[Tensor, ...]:
+    def _results(self, function: Callable[..., Any], device: str, **more: Any) -> tuple[Tensor, ...]:
         """Out and lse, the caches that are written, or the gradients of query, key and value."""
-        operands = [
-            each.to(device, copy=True) if isinstance(each, Tensor) else each for each in self.operands
-        ]
-        results = function(*operands, **self.options, **with_lse)
+        operands = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in self.operands]
+        results = function(*operands, **self.options, **more)
         if self.op == "cache_write":
             return operands[2], operands[3]
         if self.op in BACKWARDS:
