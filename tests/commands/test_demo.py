@@ -101,9 +101,9 @@ def test_a_mac_prints_tokens_per_second_of_both(
     counted: dict[str, list[int]] = {name: [] for name in took}
     generate = demo.generate
 
-    def timed(model: Any, inputs: Any, new_tokens: int, *label: str) -> demo.Run:
-        run = generate(model, inputs, new_tokens, *label)
-        if not label:
+    def timed(model: Any, inputs: Any, new_tokens: int, label: str) -> demo.Run:
+        run = generate(model, inputs, new_tokens, label)
+        if label.startswith("timing"):
             name = model.config._attn_implementation
             counted[name].append(sum(run.all_launches.values()))
             run.seconds = [10 * took[name]] + [took[name]] * (new_tokens - 1)

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from ..runtime.versions import VERSION
 from .arguments import ArgumentError
 from .demo_speed import first_line, speed_of
 from .doctor import advice_about_device
+from .progress import Progress
 
 DEVICE = "mps"
 
@@ -81,16 +82,14 @@ class Comparison:
 
 
 class StepRecorder(transformers.LogitsProcessor):
-    """Records each step of `generate` and returns the logits unchanged. With a label it shows progress: on a
-    terminal one line that is updated in place, otherwise a line every 12 tokens."""
+    """Records each step of `generate` and returns the logits unchanged."""
 
-    def __init__(self, label: str | None, total: int, note: str) -> None:
-        self.label, self.total = label, total
+    def __init__(self, after: Callable[[], None]) -> None:
+        self.after = after
         self.seconds: list[float] = []
         self.launches: list[dict[str, int]] = []
         self._seen: Counter[str] = Counter()
         self._last = time.perf_counter()
-        self._show(f"  0/{total} tokens  {note}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         counts = Counter(launch_counts())
@@ -100,19 +99,8 @@ class StepRecorder(transformers.LogitsProcessor):
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
-        done = len(self.seconds)
-        if sys.stdout.isatty() or done % 12 == 0 or done == self.total:
-            self._show(f"{done:3}/{self.total} tokens  {sum(self.seconds):6.1f} s")
+        self.after()
         return scores
-
-    def _show(self, text: str) -> None:
-        if self.label is None:
-            return
-        line = f"{self.label:<13}{text}".rstrip()
-        if sys.stdout.isatty():
-            print(f"\r{line:<79}", end="\n" if len(self.seconds) == self.total else "", flush=True)
-        else:
-            print(line, flush=True)
 
 
 def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool = False) -> int:
@@ -139,8 +127,7 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
 
     with Recorder() as recorder:
         try:
-            note = "kernels are compiled on their first use"
-            ours = generate(model, inputs, new_tokens, "fattn on mps", note)
+            ours = generate(model, inputs, new_tokens, "fattn on mps, which compiles its kernels")
         except NotImplementedError as refusal:
             print(f"\nFAILED: this model does not run through fattn: {first_line(refusal)}")
             return 1
@@ -154,7 +141,7 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
 
     def seconds_of(implementation: str) -> list[float]:
         model.set_attn_implementation(implementation)
-        return generate(model, inputs, new_tokens).seconds
+        return generate(model, inputs, new_tokens, f"timing {implementation}").seconds
 
     speed, speed_lines = speed_of(seconds_of, len(ours.tokens))
     report = {
@@ -288,13 +275,12 @@ def load_tokenizer(path: str | None) -> Any:
         return None
 
 
-def generate(
-    model: Any, inputs: dict[str, Tensor], new_tokens: int, label: str | None = None, note: str = ""
-) -> Run:
-    """Generates exactly `new_tokens` greedy tokens, and shows progress if there is a label."""
+def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, label: str) -> Run:
+    """Generates exactly `new_tokens` greedy tokens."""
     reset_launch_counts()
-    recorder = StepRecorder(label, new_tokens, note)
-    with torch.no_grad():
+    with torch.no_grad(), Progress(new_tokens) as progress:
+        progress.step(label)
+        recorder = StepRecorder(lambda: progress.step(label))
         output = model.generate(
             **{name: tensor.to(model.device) for name, tensor in inputs.items()},
             max_new_tokens=new_tokens,

@@ -4,6 +4,7 @@ holds."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 
 from ..runtime.signatures import shown
 from .exchange import Exchange, is_dtensor
-from .local import Scores
-from .planner import Sizes
+from .local import Scores, sees
 from .shards import Run, Shards
 
 __all__ = ["PrefillCall", "check_ranks", "placed", "prefill_call"]
@@ -30,8 +30,13 @@ class PrefillCall:
     shards: Shards
     query_shards: Shards | None  # None: every rank has all rows
     q_offset: int
+    row_runs: list[list[Run]]  # the absolute positions of the rows of each rank
     scores: Scores
-    sizes: Sizes
+    return_lse: bool
+
+    @property
+    def ranks(self) -> int:
+        return self.shards.ranks
 
     @property
     def is_replicated(self) -> bool:
@@ -43,9 +48,8 @@ class PrefillCall:
         assert self.query_shards is not None
         return self.query_shards
 
-    def rows_of(self, rank: int) -> list[Run]:
-        """The absolute positions of a rank's rows."""
-        return row_runs(self.query_shards, self.query, self.q_offset, rank)
+    def row_count(self, rank: int) -> int:
+        return sum(count for _, count in self.row_runs[rank])
 
     def columns_of(self, rank: int) -> Tensor | None:
         """The mask of this rank's rows over that rank's keys."""
@@ -53,10 +57,26 @@ class PrefillCall:
             return self.mask
         return self.shards.take(self.mask, -1, rank)
 
+    @property
+    def has_row_mask(self) -> bool:
+        """Whether the mask may differ between rows. A rank with one row cannot tell a mask of its row from
+        one of all rows."""
+        may_be_one = 1 in map(self.row_count, range(self.ranks))
+        return self.mask is not None and self.mask.dim() > 1 and (self.mask.shape[-2] != 1 or may_be_one)
 
-def row_runs(shards: Shards | None, query: Tensor, offset: int, rank: int) -> list[Run]:
-    runs = ((0, query.shape[2]),) if shards is None else shards.runs[rank]
-    return [(offset + first, count) for first, count in runs]
+    def needs(self, rank: int, source: int) -> bool:
+        """Whether a row of `rank` sees a key of `source`."""
+        seen, keys = self.scores.seen, self.shards.runs[source]
+        return any(sees(row, run, seen) for row in self.row_runs[rank] for run in keys)
+
+    @cached_property
+    def hops(self) -> tuple[int, ...]:
+        """How many ranks further each shard of keys must go in a ring."""
+        ranks = range(self.ranks)
+        return tuple(
+            max((n for n in ranks if self.needs((source + n) % self.ranks, source)), default=0)
+            for source in ranks
+        )
 
 
 def prefill_call(
@@ -100,27 +120,10 @@ def prefill_call(
     length = query.shape[2] if rows is None else rows.length
     offset = options["q_offset"]
     offset = placed.length - length if offset is None else offset
-    of_ranks = [row_runs(rows, query, offset, r) for r in range(ranks)]
+    runs = [((0, query.shape[2]),)] * ranks if rows is None else rows.runs
+    of_ranks = [[(offset + first, count) for first, count in of_rank] for of_rank in runs]
     scores = Scores.of(options, of_ranks, placed.runs)
-    # A rank with one row cannot tell a mask of its row from one of all rows.
-    may_be_one = 1 in [sum(count for _, count in runs) for runs in of_ranks]
-    row_mask = mask is not None and mask.dim() > 1 and (mask.shape[-2] != 1 or may_be_one)
-    sizes = Sizes(
-        batch=query.shape[0],
-        q_heads=query.shape[1],
-        kv_heads=key.shape[1],
-        head_dim=query.shape[3],
-        value_dim=value.shape[3],
-        itemsize=query.element_size(),
-        rows=tuple(map(tuple, of_ranks)),
-        keys=placed.runs,
-        scores=scores,
-        has_mask=mask is not None,
-        has_row_mask=row_mask,
-        is_replicated=rows is None,
-        return_lse=return_lse,
-    )
-    return PrefillCall(exchange, query, key, value, mask, placed, rows, offset, scores, sizes)
+    return PrefillCall(exchange, query, key, value, mask, placed, rows, offset, of_ranks, scores, return_lse)
 
 
 def check_ranks(name: str, what: str, shards: Shards, ranks: int) -> None:

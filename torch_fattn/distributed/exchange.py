@@ -35,6 +35,7 @@ __all__ = [
     "is_dtensor",
     "refuse_dtensors",
     "refuse_gradients",
+    "unpacked",
 ]
 
 _Result = TypeVar("_Result")
@@ -144,15 +145,13 @@ class Exchange:
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Sends `parts[r]` to rank r, and returns what rank r sent, of `shapes[r]` and the same dtype."""
-        device = parts[0].device
         sizes = [torch.Size(shape).numel() for shape in shapes]
         sent = self.on_wire(torch.cat([part.reshape(-1) for part in parts]))
         received = sent.new_empty(sum(sizes))
         with self.errors():
             splits = [part.numel() for part in parts]
             dist.all_to_all_single(received, sent, sizes, splits, group=self.group)
-        pieces = received.to(device).split(sizes)
-        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        return unpacked(received.to(parts[0].device), shapes)
 
     def shift(self, leaving: Tensor | None, arriving: int, like: Tensor) -> Transfer:
         """Begins to send `leaving`, which is on the wire, to the next rank, and to receive `arriving` numbers
@@ -202,6 +201,12 @@ class Exchange:
 
     def _backends(self) -> str:
         return str(dist.get_backend_config(self.group))
+
+
+def unpacked(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The tensors of these shapes that are one after the other in memory."""
+    pieces = flat.split([torch.Size(shape).numel() for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _process_group(name: str, group: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..operators.parts import added_parts
 from .call import PrefillCall
+from .exchange import unpacked
 from .local import Part, attend, joined, split
 
 __all__ = ["attend_to", "exchange_heads", "gather_rows", "ring"]
@@ -18,7 +19,7 @@ __all__ = ["attend_to", "exchange_heads", "gather_rows", "ring"]
 def attend_to(call: PrefillCall, key: Tensor, value: Tensor, source: int, *, with_sinks: bool) -> Part:
     """This rank's rows over the keys of the rank `source`."""
     return attend(
-        *(call.query, call.rows_of(call.exchange.rank), key, value, call.shards.runs[source]),
+        *(call.query, call.row_runs[call.exchange.rank], key, value, call.shards.runs[source]),
         *(call.columns_of(source), call.scores),
         with_sinks=with_sinks,
     )
@@ -33,14 +34,14 @@ def ring(calls: Sequence[PrefillCall]) -> list[Part]:
     """
     exchange = calls[0].exchange
     rank, ranks = exchange.rank, exchange.ranks
-    hops = [max(call.sizes.hops[source] for call in calls) for source in range(ranks)]
+    hops = [max(call.hops[source] for call in calls) for source in range(ranks)]
     own = [operand.reshape(-1) for call in calls for operand in (call.key, call.value)]
     present = exchange.on_wire(torch.cat(own)) if hops[rank] else None
     parts: list[Part] = []
     for step in range(ranks):
         source, following = (rank - step) % ranks, (rank - step - 1) % ranks
         leaving = present if hops[source] > step else None
-        arriving = sum(map(sum, _numels(calls, following))) if hops[following] > step else 0
+        arriving = sum(_numel(call, following) for call in calls) if hops[following] > step else 0
         transfer = exchange.shift(leaving, arriving, calls[0].key)
         if step == 0:
             parts = [attend_to(call, call.key, call.value, source, with_sinks=True) for call in calls]
@@ -52,38 +53,35 @@ def ring(calls: Sequence[PrefillCall]) -> list[Part]:
 
 def _added(calls: Sequence[PrefillCall], parts: list[Part], shard: Tensor, source: int) -> list[Part]:
     """The parts, and those over the shard of that rank."""
-    numels = _numels(calls, source)
+    flats = shard.split([_numel(call, source) for call in calls])
     added = []
-    for call, part, flat, sizes in zip(calls, parts, shard.split([*map(sum, numels)]), numels, strict=True):
-        if call.sizes.needs(call.exchange.rank, source):
-            key, value = (
-                piece.view(*operand.shape[:2], call.shards.count(source), operand.shape[3])
-                for piece, operand in zip(
-                    flat.to(call.key.device).split(sizes), (call.key, call.value), strict=True
-                )
-            )
+    for call, part, flat in zip(calls, parts, flats, strict=True):
+        if call.needs(call.exchange.rank, source):
+            key, value = unpacked(flat.to(call.key.device), _shapes(call, source))
             part = added_parts([part, attend_to(call, key, value, source, with_sinks=False)])
         added.append(part)
     return added
 
 
-def _numels(calls: Sequence[PrefillCall], rank: int) -> list[list[int]]:
-    """For each call, the numbers in the keys of a rank, and in its values."""
-    return [
-        [call.shards.count(rank) * x.shape[:2].numel() * x.shape[3] for x in (call.key, call.value)]
-        for call in calls
-    ]
+def _shapes(call: PrefillCall, rank: int) -> list[torch.Size]:
+    """Those of the keys and the values of a rank."""
+    count = call.shards.count(rank)
+    return [torch.Size((*x.shape[:2], count, x.shape[3])) for x in (call.key, call.value)]
+
+
+def _numel(call: PrefillCall, rank: int) -> int:
+    return sum(shape.numel() for shape in _shapes(call, rank))
 
 
 def gather_rows(call: PrefillCall) -> Part:
     """Every rank attends to its keys with the rows of all ranks, and sends each rank the partial results of
     its rows. It pays where rows are few and keys many."""
     exchange, shards = call.exchange, call.shards
-    counts = [call.sizes.row_count(rank) for rank in range(exchange.ranks)]
+    counts = [call.row_count(rank) for rank in range(exchange.ranks)]
     parts = []
     for rank, rows in enumerate(exchange.gather_rows(call.query, 2, counts)):
         part = attend(
-            *(rows, call.rows_of(rank), call.key, call.value, shards.runs[exchange.rank]),
+            *(rows, call.row_runs[rank], call.key, call.value, shards.runs[exchange.rank]),
             *(call.mask, call.scores),
             with_sinks=exchange.rank == 0,
         )
@@ -116,21 +114,19 @@ def exchange_heads(call: PrefillCall, return_lse: bool) -> tuple[Tensor, Tensor]
 
 def _all_positions(call: PrefillCall) -> list[Tensor]:
     """Query, key and value of all positions and of this rank's heads."""
-    exchange, rows, keys = call.exchange, call.rows, call.shards
-    operands = ((call.query, rows), (call.key, keys), (call.value, keys))
-    of_heads = [operand.chunk(exchange.ranks, 1) for operand, _ in operands]
-    leaving = [torch.cat([heads[rank].reshape(-1) for heads in of_heads]) for rank in range(exchange.ranks)]
+    ranks = range(call.ranks)
+    operands = ((call.query, call.rows), (call.key, call.shards), (call.value, call.shards))
+    shares = [operand.chunk(call.ranks, 1) for operand, _ in operands]
+    leaving = [torch.cat([share[rank].reshape(-1) for share in shares]) for rank in ranks]
     shapes = [
-        [(*heads[0].shape[:2], shards.count(rank), heads[0].shape[3]) for (_, shards), heads in pairs]
-        for rank in range(exchange.ranks)
-        for pairs in [list(zip(operands, of_heads, strict=True))]
+        [
+            torch.Size((*share[0].shape[:2], shards.count(rank), share[0].shape[3]))
+            for share, (_, shards) in zip(shares, operands, strict=True)
+        ]
+        for rank in ranks
     ]
-    sizes = [[torch.Size(shape).numel() for shape in of_rank] for of_rank in shapes]
-    arrived = exchange.all_to_all(leaving, [[sum(of_rank)] for of_rank in sizes])
-    pieces = [
-        [piece.view(shape) for piece, shape in zip(both.split(size), of_rank, strict=True)]
-        for both, size, of_rank in zip(arrived, sizes, shapes, strict=True)
-    ]
+    arrived = call.exchange.all_to_all(leaving, [[sum(s.numel() for s in of_rank)] for of_rank in shapes])
+    pieces = [unpacked(flat, of_rank) for flat, of_rank in zip(arrived, shapes, strict=True)]
     return [shards.join([of_rank[n] for of_rank in pieces], 2) for n, (_, shards) in enumerate(operands)]
 
 

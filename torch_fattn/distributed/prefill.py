@@ -134,7 +134,7 @@ def prefill(
         call = prefill_call(
             *(exchange, query, key, value, attn_mask, shards, query_shards, every, return_lse)
         )
-        chosen = chosen_method(NAME, plan_of(call.sizes), method)
+        chosen = chosen_method(NAME, plan_of(call), method)
         facts = facts_of(
             NAME,
             query,
