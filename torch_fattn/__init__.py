@@ -18,13 +18,20 @@ from __future__ import annotations
 
 from . import distributed, flash_attn, reference
 from .caches import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache
-from .inspection.compiled import CompiledKernel, compiled_kernels
-from .inspection.plans import Explanation, explain, launch_counts, reset_launch_counts
-from .inspection.warmup import Warmup, warmup
+from .inspection.compiled import CompiledKernel as CompiledKernel
+from .inspection.compiled import compiled_kernels as compiled_kernels
+from .inspection.plans import Explanation as Explanation
+from .inspection.plans import explain
+from .inspection.plans import launch_counts as launch_counts
+from .inspection.plans import reset_launch_counts as reset_launch_counts
+from .inspection.warmup import Warmup as Warmup
+from .inspection.warmup import warmup
 from .integrations.pytorch import install as _install
 from .integrations.pytorch import routing as _routing
 from .integrations.pytorch.install import install, installed, uninstall
-from .integrations.pytorch.report import Report, report, reset_report
+from .integrations.pytorch.report import Report as Report
+from .integrations.pytorch.report import report
+from .integrations.pytorch.report import reset_report as reset_report
 from .integrations.pytorch.sdpa import sdpa
 from .operators import batching as _batching
 from .operators import fakes as _fakes
@@ -36,13 +43,16 @@ from .operators.attention import (
     prefill,
     varlen_prefill,
 )
-from .operators.backward import prefill_backward, varlen_prefill_backward
+from .operators.backward import prefill_backward as prefill_backward
+from .operators.backward import varlen_prefill_backward as varlen_prefill_backward
 from .operators.cache_write import cache_write
 from .operators.differentiable import attention, varlen_attention
-from .operators.logits import softcap, softmax
+from .operators.logits import softcap as softcap
+from .operators.logits import softmax as softmax
 from .operators.mask_map import mask_map
-from .operators.shared_prefix import shared_prefix_decode, shared_prefix_paged_decode
-from .operators.sparse import sparse_decode
+from .operators.shared_prefix import shared_prefix_decode as shared_prefix_decode
+from .operators.shared_prefix import shared_prefix_paged_decode as shared_prefix_paged_decode
+from .operators.sparse import sparse_decode as sparse_decode
 from .runtime import archives as _archives
 from .runtime import extension as _extension
 from .runtime import tensor_units as _tensor_units
@@ -60,47 +70,32 @@ _archives.use_folder(__version__)
 _tensor_units.use_setting()
 _tensor_units.use_folder()
 
+# What a user of the first hour needs. The others are here too, and documented like these.
 __all__ = [
     "CacheFullError",
     "CacheStats",
     "CacheStep",
-    "CompiledKernel",
-    "Explanation",
     "PagedKVCache",
-    "Report",
     "StaticKVCache",
-    "Warmup",
     "__version__",
     "attention",
-    "built_for_torch",
     "cache_write",
-    "compiled_kernels",
     "decode",
     "distributed",
     "explain",
     "flash_attn",
     "install",
     "installed",
-    "launch_counts",
     "mask_map",
     "merge",
     "paged_decode",
     "paged_prefill",
     "prefill",
-    "prefill_backward",
     "reference",
     "report",
-    "reset_launch_counts",
-    "reset_report",
     "sdpa",
-    "shared_prefix_decode",
-    "shared_prefix_paged_decode",
-    "softcap",
-    "softmax",
-    "sparse_decode",
     "uninstall",
     "varlen_attention",
     "varlen_prefill",
-    "varlen_prefill_backward",
     "warmup",
 ]

@@ -118,8 +118,7 @@ def test_kernels_without_a_launch_are_not_listed() -> None:
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_planned_kernels_are_launched(op: str) -> None:
     case = doctor.CASES[op](torch.float32)
-    arguments = case._arguments("mps") if isinstance(case, doctor.BackwardCase) else case.operands
-    operands = [each.to("mps") if isinstance(each, torch.Tensor) else each for each in arguments]
+    operands = [each.to("mps") if isinstance(each, torch.Tensor) else each for each in case.operands]
     with counted_launches() as planning:
         plan = torch_fattn.explain(op, *operands, **case.options)
     with counted_launches() as launches:
@@ -133,20 +132,15 @@ def test_planned_kernels_are_launched(op: str) -> None:
 def test_doctor_notices_a_wrong_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor.Case, "run", lambda case, _: tuple(1.01 * x for x in _exact(case)))
+    monkeypatch.setattr(doctor.Case, "run", lambda case, _: tuple(1.01 * x for x in case.exact()))
     assert doctor.main() == 1
     assert "-> a wrong result in prefill float32" in capsys.readouterr().out
-
-
-def _exact(case: doctor.Case) -> tuple[torch.Tensor, ...]:
-    same = case.same or case
-    return doctor._several(getattr(doctor.reference, same.op)(*same.operands, **same.options))
 
 
 def test_doctor_notices_that_nothing_ran(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor.Case, "run", lambda case, _: _exact(case))
+    monkeypatch.setattr(doctor.Case, "run", lambda case, _: case.exact())
     assert doctor.main() == 1
     assert "-> no launch of the kernel in prefill float32" in capsys.readouterr().out
 

@@ -14,7 +14,7 @@ from tests.conftest import counted_launches
 from tests.helpers.command_line import refusal_of, status_of
 from tests.helpers.tuned import Install, install, plan_of, this_chip
 from torch_fattn import __main__ as command_line
-from torch_fattn.commands import tune
+from torch_fattn.commands import tune as command
 from torch_fattn.tuning import timing
 from torch_fattn.tuning.candidates import Sizes, Subject, candidates, subjects
 from torch_fattn.tuning.choice import Seconds, Timed, against_torch, choose, confirmed
@@ -33,36 +33,32 @@ OTHER_ORDER: Sizes = (("row_fragments", 1), ("tile_keys", 16), ("simdgroups", 8)
 # ---- the choice
 
 
-def chosen(times: Mapping[Sizes, tuple[float, float]], noise: float = 0.0) -> list[tuple[Any, ...]]:
+BETTER: dict[str, tuple[dict[Sizes, tuple[float, float]], float, list[tuple[Any, ...]]]] = {
+    "no candidate": ({}, 0, []),
+    "slower": ({SAME_ORDER: (1.2, 1.1)}, 0, []),
+    "the fastest": ({SAME_ORDER: (0.8, 0.8), OTHER_ORDER: (0.9, 0.9)}, 0, [(SAME_ORDER, None, 1.25)]),
+    "the other": ({SAME_ORDER: (0.9, 0.9), OTHER_ORDER: (0.8, 0.8)}, 0, [(OTHER_ORDER, None, 1.25)]),
+    "enough": ({SAME_ORDER: (0.96, 0.96)}, 0, [(SAME_ORDER, None, 1.042)]),
+    "too little": ({SAME_ORDER: (0.98, 0.98)}, 0, []),
+    "below noise": ({SAME_ORDER: (0.9, 0.9)}, 0.06, []),
+    "above noise": ({SAME_ORDER: (0.86, 0.86)}, 0.06, [(SAME_ORDER, None, 1.163)]),
+    # With one order of sums each length has its own sizes; otherwise no length may get slower.
+    "short calls": ({SAME_ORDER: (0.8, 1.5)}, 0, [(SAME_ORDER, 512, 1.25), (BASE, None, 1.0)]),
+    "long calls": ({SAME_ORDER: (1.5, 0.8)}, 0, [(BASE, 512, 1.0), (SAME_ORDER, None, 1.25)]),
+    "another order, slower": ({OTHER_ORDER: (0.5, 1.1)}, 0, []),
+    "another order": ({OTHER_ORDER: (0.5, 1.0)}, 0, [(OTHER_ORDER, None, 1.414)]),
+}
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("name", BETTER)
+def test_choice(name: str) -> None:
     """(sizes, max_length, gain) of the rows of prefill, where the built-in sizes take a second."""
-    base = {0: 1.0, 1: 1.0}
-    again = {0: 1.0, 1: 1.0 + noise}
-    timed = Timed(base, again, BASE, {sizes: {0: a, 1: b} for sizes, (a, b) in times.items()})
-    return [(tuple(row.sizes.items()), row.max_length, row.gain) for row in choose(PREFILL, timed)]
-
-
-@pytest.mark.host_only
-def test_the_fastest_is_chosen() -> None:
-    assert chosen({SAME_ORDER: (0.8, 0.8), OTHER_ORDER: (0.9, 0.9)}) == [(SAME_ORDER, None, 1.25)]
-    assert chosen({SAME_ORDER: (0.9, 0.9), OTHER_ORDER: (0.8, 0.8)}) == [(OTHER_ORDER, None, 1.25)]
-    assert chosen({}) == [] == chosen({SAME_ORDER: (1.2, 1.1)})
-
-
-@pytest.mark.host_only
-def test_gain_below_noise_is_ignored() -> None:
-    assert chosen({SAME_ORDER: (0.96, 0.96)}) == [(SAME_ORDER, None, 1.042)]
-    assert chosen({SAME_ORDER: (0.98, 0.98)}) == []
-    assert chosen({SAME_ORDER: (0.9, 0.9)}, noise=0.06) == []
-    assert chosen({SAME_ORDER: (0.86, 0.86)}, noise=0.06) != []
-
-
-@pytest.mark.host_only
-def test_a_gain_at_one_length_only() -> None:
-    """If the order of sums is the same, each length has its own sizes; otherwise no length may get slower."""
-    assert chosen({SAME_ORDER: (0.8, 1.5)}) == [(SAME_ORDER, 512, 1.25), (BASE, None, 1.0)]
-    assert chosen({SAME_ORDER: (1.5, 0.8)}) == [(BASE, 512, 1.0), (SAME_ORDER, None, 1.25)]
-    assert chosen({OTHER_ORDER: (0.5, 1.1)}) == []
-    assert chosen({OTHER_ORDER: (0.5, 1.0)}) == [(OTHER_ORDER, None, 1.414)]
+    times, noise, rows = BETTER[name]
+    candidates = {sizes: {0: a, 1: b} for sizes, (a, b) in times.items()}
+    timed = Timed({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0 + noise}, BASE, candidates)
+    found = choose(PREFILL, timed)
+    assert [(tuple(row.sizes.items()), row.max_length, row.gain) for row in found] == rows
 
 
 @pytest.mark.host_only
@@ -123,35 +119,56 @@ def test_subjects_do_not_overlap() -> None:
 Factor = Callable[[Subject, Sizes], float]
 
 
+class Tune:
+    """The command in this process, with its file in a folder of the test."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
+
+    def __call__(self, arguments: str, status: int = 0) -> str:
+        """What it prints."""
+        assert status_of(command_line.main, f"tune {arguments}") == status
+        return self.capsys.readouterr().out
+
+    def refusal(self, arguments: str) -> str:
+        return refusal_of(command_line.main, f"tune {arguments}", self.capsys)
+
+    def kept(self, what: str) -> list[dict[str, Any]]:
+        """The "rows" or "routes" of the file."""
+        path = path_of(this_chip())
+        return json.loads(path.read_text())[what] if path.exists() else []
+
+    def made_up(self, factor: Factor, torchs: float = 1.0, training: float = 1.0) -> None:
+        """Times, instead of measured ones: `factor` of the built-in ones', those of torch's attention, and
+        those of our forward and backward."""
+
+        def one(subject: Subject, name: str, rows: list[TunedRow]) -> float:
+            if name == timing.TORCH:
+                return torchs
+            if subject.op == "training":
+                return training
+            return factor(subject, tuple(rows[0].sizes.items())) if rows else 1.0
+
+        def medians(
+            stopwatch: Stopwatch, subject: Subject, wanted: Mapping[str, list[TunedRow]]
+        ) -> dict[str, Seconds]:
+            return {
+                name: {i: one(subject, name, rows) for i in stopwatch.lengths(subject)}
+                for name, rows in wanted.items()
+            }
+
+        self.monkeypatch.setattr(Stopwatch, "medians", medians)
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install) -> Path:
+def tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
+) -> Tune:
     monkeypatch.setenv("FATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FATTN_TUNING", raising=False)
-    return tmp_path / "cache"
-
-
-def made_up(
-    monkeypatch: pytest.MonkeyPatch, factor: Factor, torchs: float = 1.0, training: float = 1.0
-) -> None:
-    """Times, instead of measured ones: `factor` of the built-in ones', those of torch's attention, and those
-    of our forward and backward."""
-
-    def one(subject: Subject, name: str, rows: list[TunedRow]) -> float:
-        if name == timing.TORCH:
-            return torchs
-        if subject.op == "training":
-            return training
-        return factor(subject, tuple(rows[0].sizes.items())) if rows else 1.0
-
-    def medians(
-        stopwatch: Stopwatch, subject: Subject, wanted: Mapping[str, list[TunedRow]]
-    ) -> dict[str, Seconds]:
-        return {
-            name: {i: one(subject, name, rows) for i in stopwatch.lengths(subject)}
-            for name, rows in wanted.items()
-        }
-
-    monkeypatch.setattr(Stopwatch, "medians", medians)
+    return Tune(tmp_path / "cache", monkeypatch, capsys)
 
 
 def half_with_eight(_: Subject, sizes: Sizes) -> float:
@@ -161,58 +178,52 @@ def half_with_eight(_: Subject, sizes: Sizes) -> float:
 ONE = "--anyway --dtype float16 --head-dim 64"
 
 
-def test_the_planner_reads_its_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_up(monkeypatch, half_with_eight)
-    assert "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
-    assert status_of(command_line.main, f"tune {ONE}") == 0
-    message = capsys.readouterr().out
+def tuning() -> str:
+    """Where the planner's sizes of a short prefill are from."""
+    return plan_of("prefill", 40, 40, 64).data["tuning"]
+
+
+def test_the_planner_reads_its_file(tune: Tune) -> None:
+    tune.made_up(half_with_eight)
+    assert "tuned" not in tuning()
+    message = tune(ONE)
     path = path_of(this_chip())
     assert str(path) in message and message.count("2.00 times as fast") == 3 and str(this_chip()) in message
-    rows = json.loads(path.read_text())["rows"]
-    kernels = ("prefill", "decode", "decode_vector")
-    assert [(row["kernel"], row["sizes"]["simdgroups"]) for row in rows] == [(name, 8) for name in kernels]
-    plan = plan_of("prefill", 40, 40, 64)
-    assert plan.data["tuning"].startswith("tuned on") and plan.passes[0]["macros"]["FATTN_SIMDGROUPS"] == "8"
+    rows = [(row["kernel"], row["sizes"]["simdgroups"]) for row in tune.kept("rows")]
+    assert rows == [(name, 8) for name in ("prefill", "decode", "decode_vector")]
+    assert tuning().startswith("tuned on")
+    assert plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == "8"
 
-    assert status_of(command_line.main, "tune --show") == 0
-    assert capsys.readouterr().out.count("2.00 times as fast") == 3
-    assert status_of(command_line.main, "tune --reset") == 0
-    assert not path.exists() and "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
+    assert tune("--show").count("2.00 times as fast") == 3
+    tune("--reset")
+    assert not path.exists() and "tuned" not in tuning()
     for action in ("--show", "--reset"):
-        assert status_of(command_line.main, f"tune {action}") == 0
-        assert "has no tuned sizes" in capsys.readouterr().out
+        assert "has no tuned sizes" in tune(action)
 
 
-def test_torchs_attention_is_among_the_candidates(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torchs_attention_is_among_the_candidates(tune: Tune) -> None:
     """The control is before it: a route that is not faster is not written."""
 
     def to() -> str:
-        route = plan_of("prefill", 600, 600, 64).route
-        assert route is not None
-        return route.to
+        return plan_of("prefill", 600, 600, 64).route.to
 
-    def tune_dtype(dtype: str, torchs: float) -> list[tuple[str, str, int, int | None]]:
-        made_up(monkeypatch, half_with_eight, torchs)
-        arguments = f"tune --anyway --dtype {dtype} --head-dim 64 --op prefill"
-        assert status_of(command_line.main, arguments) == 0
-        routes = json.loads(path_of(this_chip()).read_text())["routes"]
-        return [(r["dtype"], r["to"], r["min_length"], r["max_length"]) for r in routes]
+    def routes(dtype: str, torchs: float) -> list[tuple[str, str, int, int | None]]:
+        tune.made_up(half_with_eight, torchs)
+        said.append(tune(f"--anyway --dtype {dtype} --head-dim 64 --op prefill"))
+        found = tune.kept("routes")
+        return [(r["dtype"], r["to"], r["min_length"], r["max_length"]) for r in found]
 
-    assert tune_dtype("float16", 0.5) == [] and to() == "fattn"
-    capsys.readouterr()
+    said: list[str] = []
     both = [("float16", "torch", 64, 512), ("float16", "torch", 513, None)]
-    assert tune_dtype("float16", 0.4) == both and to() == "torch"
-    assert "513 and more rows: torch is 1.25 times as fast as fattn" in capsys.readouterr().out
-    assert tune_dtype("float32", 0.5) == both, "what was not timed now is kept"
-    assert status_of(command_line.main, "tune --show") == 0
-    assert capsys.readouterr().out.count("torch is 1.25 times as fast") == 2
-    assert tune_dtype("float16", 0.5) == [] and to() == "fattn"
-    tune_dtype("float16", 0.4)
-    assert status_of(command_line.main, "tune --reset") == 0 and to() == "fattn"
+    assert routes("float16", 0.5) == [] and to() == "fattn"
+    assert routes("float16", 0.4) == both and to() == "torch"
+    assert "513 and more rows: torch is 1.25 times as fast as fattn" in said[-1]
+    assert routes("float32", 0.5) == both, "what was not timed now is kept"
+    assert tune("--show").count("torch is 1.25 times as fast") == 2
+    assert routes("float16", 0.5) == [] and to() == "fattn"
+    routes("float16", 0.4)
+    tune("--reset")
+    assert to() == "fattn"
 
 
 def test_a_much_slower_torch_is_a_result(monkeypatch: pytest.MonkeyPatch, install: Install) -> None:
@@ -232,156 +243,126 @@ def test_a_much_slower_torch_is_a_result(monkeypatch: pytest.MonkeyPatch, instal
     assert len(torchs_turns) == 2 * 2, "once to compile and once for the clock, at each length"
 
 
-def test_earlier_rows_are_kept(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_up(monkeypatch, half_with_eight)
-    for dtype in ("float16", "float32"):
-        assert status_of(command_line.main, f"tune --anyway --dtype {dtype} --op decode --head-dim 64") == 0
-    rows = json.loads(path_of(this_chip()).read_text())["rows"]
-    assert {row["dtype"] for row in rows} == {"float16", "float32"}
-    made_up(monkeypatch, lambda *_: 1.0)  # and what gains no more is not
-    assert status_of(command_line.main, "tune --anyway --dtype float16 --op decode --head-dim 64") == 0
-    rows = json.loads(path_of(this_chip()).read_text())["rows"]
-    assert {row["dtype"] for row in rows} == {"float32"}
-    capsys.readouterr()
-    assert status_of(command_line.main, "tune --anyway --op decode --head-dim 64") == 0
-    assert not path_of(this_chip()).exists()
-    assert "nothing: the built-in choice is as fast as any\n" in capsys.readouterr().out
+def test_earlier_rows_are_kept(tune: Tune) -> None:
+    def tuned(arguments: str) -> set[str]:
+        said.append(tune(f"--anyway --op decode --head-dim 64 {arguments}"))
+        return {row["dtype"] for row in tune.kept("rows")}
+
+    said: list[str] = []
+    tune.made_up(half_with_eight)
+    assert tuned("--dtype float16") == {"float16"}
+    assert tuned("--dtype float32") == {"float16", "float32"}
+    tune.made_up(lambda *_: 1.0)  # and what gains no more is not
+    assert tuned("--dtype float16") == {"float32"}
+    assert tuned("") == set() and not path_of(this_chip()).exists()
+    assert "nothing: the built-in choice is as fast as any\n" in said[-1]
 
 
-def test_a_dry_run_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up(monkeypatch, half_with_eight)
-    assert status_of(command_line.main, f"tune {ONE} --dry-run") == 0
-    assert not folder.exists()
+def test_a_dry_run_writes_nothing(tune: Tune) -> None:
+    tune.made_up(half_with_eight)
+    tune(f"{ONE} --dry-run")
+    assert not tune.folder.exists()
 
 
-def test_sizes_with_wrong_results_are_not_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sizes_with_wrong_results_are_not_written(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     """test_the_planner_reads_its_file is the control."""
-    made_up(monkeypatch, half_with_eight)
+    tune.made_up(half_with_eight)
     exact = timing.reference.prefill
     monkeypatch.setattr(timing.reference, "prefill", lambda *a, **k: tuple(1.01 * x for x in exact(*a, **k)))
-    assert status_of(command_line.main, f"tune {ONE}") == 1
-    assert "WRONG        prefill float16" in capsys.readouterr().out
-    rows = json.loads(path_of(this_chip()).read_text())["rows"]
-    assert [row["kernel"] for row in rows] == ["decode", "decode_vector"]
+    assert "WRONG        prefill float16" in tune(ONE, status=1)
+    assert [row["kernel"] for row in tune.kept("rows")] == ["decode", "decode_vector"]
 
 
-def test_it_stops_when_the_time_is_over(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_stops_when_the_time_is_over(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock advances by an hour when it is first read."""
     clock = iter([0.0, *([3600.0] * 1000)])
-    monkeypatch.setattr(tune.time, "monotonic", lambda: next(clock))
-    assert status_of(command_line.main, f"tune {ONE}") == 0
-    message = capsys.readouterr().out
-    assert (
-        "not reached  5, from prefill float16 D 1 to 64 on" in message and "timed        0 kinds" in message
-    )
-    assert "nothing: nothing was timed; give more --seconds" in message and "as fast as any" not in message
-    assert "tuned" not in plan_of("prefill", 40, 40, 64).data["tuning"]
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    message = tune(ONE)
+    for words in (
+        "not reached  5, from prefill float16 D 1 to 64 on",
+        "timed        0 kinds",
+        "nothing: nothing was timed; give more --seconds",
+    ):
+        assert words in message
+    assert "as fast as any" not in message and "tuned" not in tuning()
 
 
-def test_end_to_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_end_to_end(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     """The times of an emulator mean nothing, but every row written must be legal. A candidate that the GPU
     refuses is dropped, for example because its threads need too many registers."""
     two = [sizes for sizes in candidates(PREFILL) if dict(sizes)["early_loads"] == 0][:2]
     monkeypatch.setattr(timing, "candidates", lambda _: two)
-    refused = dict(two[1])
+    refused = str(dict(two[1])["simdgroups"])
     run = timing.batch_seconds
 
     def batch_seconds(call: Callable[[], object], calls: int) -> float:
-        if plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == str(
-            refused["simdgroups"]
-        ):
+        if plan_of("prefill", 40, 40, 64).passes[0]["macros"]["FATTN_SIMDGROUPS"] == refused:
             raise RuntimeError("fattn_prefill needs 256 threads per threadgroup")
         return run(call, calls)
 
     monkeypatch.setattr(timing, "batch_seconds", batch_seconds)
     with counted_launches() as launches:
-        assert status_of(command_line.main, f"tune {ONE} --op prefill") == 0
-    message = capsys.readouterr().out
-    assert (
-        "timed        1 kinds of calls" in message and "dropped      1 that this GPU does not run" in message
-    )
+        message = tune(f"{ONE} --op prefill")
+    assert "timed        1 kinds of calls" in message
+    assert "dropped      1 that this GPU does not run" in message
     assert launches["fattn_prefill"] >= 2 * 3
-    assert status_of(command_line.main, "tune --show") == 0
+    tune("--show")
 
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        ("tune now", "unrecognized arguments: now"),
-        ("tune --seconds 0", "--seconds: '0' is below 1"),
-        ("tune --seconds 9999", "--seconds: '9999' is above 3,600"),
-        ("tune --seconds soon", "--seconds: 'soon' is not a whole number"),
-        ("tune --op merge", "--op: invalid choice: 'merge'"),
-        ("tune --dtype int8", "--dtype: invalid choice: 'int8'"),
-        ("tune --head-dim 577", "--head-dim: '577' is above 576"),
-        ("tune --show --reset", "--reset and --show cannot be combined"),
-        ("tune --show --dry-run", "--show and --dry-run cannot be combined"),
-        ("tune --reset --seconds 3", "--reset times nothing and takes no --seconds"),
-        ("tune --show --anyway", "--show times nothing and takes no --anyway"),
+        ("now", "unrecognized arguments: now"),
+        ("--seconds 0", "--seconds: '0' is below 1"),
+        ("--seconds 9999", "--seconds: '9999' is above 3,600"),
+        ("--seconds soon", "--seconds: 'soon' is not a whole number"),
+        ("--op merge", "--op: invalid choice: 'merge'"),
+        ("--dtype int8", "--dtype: invalid choice: 'int8'"),
+        ("--head-dim 577", "--head-dim: '577' is above 576"),
+        ("--show --reset", "--reset and --show cannot be combined"),
+        ("--show --dry-run", "--show and --dry-run cannot be combined"),
+        ("--reset --seconds 3", "--reset times nothing and takes no --seconds"),
+        ("--show --anyway", "--show times nothing and takes no --anyway"),
     ],
 )
-def test_wrong_arguments(
-    refused: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments(refused: str, message: str, tune: Tune) -> None:
     """The tests above have those that are accepted."""
     with counted_launches() as launches:
-        assert message in refusal_of(command_line.main, refused, capsys)
-    assert not launches and not folder.exists()
+        assert message in tune.refusal(refused)
+    assert not launches and not tune.folder.exists()
 
 
 @pytest.mark.host_only
-def test_software_is_not_timed_unless_asked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tune.sys, "platform", "linux")
-    assert "Metal is software on linux" in refusal_of(command_line.main, "tune --seconds 5", capsys)
+def test_software_is_not_timed_unless_asked(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.sys, "platform", "linux")
+    assert "Metal is software on linux" in tune.refusal("--seconds 5")
 
 
 @pytest.mark.host_only
-def test_a_file_that_would_not_be_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_would_not_be_read(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FATTN_TUNING", "0")
-    assert "FATTN_TUNING=0" in refusal_of(command_line.main, "tune --anyway", capsys)
+    assert "FATTN_TUNING=0" in tune.refusal("--anyway")
 
 
-def test_it_finds_out_first_that_it_cannot_write(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_up(monkeypatch, half_with_eight)
-    folder.write_text("")
+def test_where_the_folder_is_a_file(tune: Tune) -> None:
+    """The command finds out before it times anything."""
+    tune.made_up(half_with_eight)
+    tune.folder.write_text("")
     with counted_launches() as launches:
-        assert "sizes cannot be written" in refusal_of(command_line.main, f"tune {ONE}", capsys)
+        assert "sizes cannot be written" in tune.refusal(ONE)
     assert not launches
-    assert status_of(command_line.main, f"tune {ONE} --dry-run") == 0
+    tune(f"{ONE} --dry-run")
+    assert "has no tuned sizes" in tune("--reset")
 
 
-def test_a_file_that_cannot_be_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_removed(tune: Tune) -> None:
     path_of(this_chip()).mkdir(parents=True)
-    assert "cannot be removed" in refusal_of(command_line.main, "tune --reset", capsys)
-
-
-def test_nothing_to_remove_where_the_folder_is_a_file(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder.write_text("")
-    assert status_of(command_line.main, "tune --reset") == 0
-    assert "has no tuned sizes" in capsys.readouterr().out
+    assert "cannot be removed" in tune.refusal("--reset")
 
 
 @pytest.mark.host_only
-def test_without_a_gpu(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tune, "advice_about_device", lambda: ["torch finds no Metal device"])
+def test_without_a_gpu(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "advice_about_device", lambda: ["torch finds no Metal device"])
     assert status_of(command_line.main, "tune --anyway") == 1
-    assert "needs a GPU: torch finds no Metal device" in capsys.readouterr().err
+    assert "needs a GPU: torch finds no Metal device" in tune.capsys.readouterr().err

@@ -47,6 +47,15 @@ class World:
     device: str
 
 
+def error_of(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
+    """The kind and text of what a call raises, for a rank to return; "" if it raises nothing."""
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 class Pool:
     """`ranks` processes; `run` calls a function, of a module that they can import, on the first of them."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig
 
-from tests.distributed.pool import Pool, World
+from tests.distributed.pool import Pool, World, error_of
 from tests.transformers.tiny_models import COMMON
 from torch_fattn.integrations.transformers import ShardedCache, register
 
@@ -91,14 +91,9 @@ def test_drafts(ranks: Pool) -> None:
 
 def without_cache(world: World) -> str:
     register()
-    try:
-        model_of(CONFIGS["llama"], "fattn_sharded")(torch.tensor([[3, 4]]))
-    except ValueError as error:
-        return str(error)
-    return ""
+    return error_of(model_of(CONFIGS["llama"], "fattn_sharded"), torch.tensor([[3, 4]]))
 
 
 def test_refusal(ranks: Pool) -> None:
-    assert ranks.run(1, without_cache)[0].startswith(
-        "fattn_sharded: LlamaAttention has no ShardedCache; pass"
-    )
+    (error,) = ranks.run(1, without_cache)
+    assert error.startswith("ValueError: fattn_sharded: LlamaAttention has no ShardedCache; pass")

@@ -22,41 +22,20 @@ CHUNKS = 10
 ON_GPU = 6
 
 
-def _check_chunk(made: Pool, op: str, chunk: int) -> None:
-    for sharded in draw(op, PROBLEMS)[chunk::CHUNKS]:
-        check(made, sharded)
-
-
 @pytest.mark.host_only
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_decode(ranks: Pool, chunk: int) -> None:
-    _check_chunk(ranks, "decode", chunk)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_paged_decode(ranks: Pool, chunk: int) -> None:
-    _check_chunk(ranks, "paged_decode", chunk)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_prefill(ranks: Pool, chunk: int) -> None:
-    _check_chunk(ranks, "prefill", chunk)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("chunk", range(3))
-def test_varlen_prefill(ranks: Pool, chunk: int) -> None:
-    for sharded in draw("varlen_prefill", 90)[chunk::3]:
+@pytest.mark.parametrize("op", OPS)
+def test_right_and_alike(ranks: Pool, op: str, chunk: int) -> None:
+    """Few of varlen_prefill, where a problem has a ring of launches for each sequence."""
+    for sharded in draw(op, 90 if op == "varlen_prefill" else PROBLEMS)[chunk::CHUNKS]:
         check(ranks, sharded)
 
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_more_varlen_prefills(ranks: Pool, chunk: int) -> None:
-    """A problem has a ring of launches for each sequence."""
-    _check_chunk(ranks, "varlen_prefill", chunk)
+    for sharded in draw("varlen_prefill", PROBLEMS)[chunk::CHUNKS]:
+        check(ranks, sharded)
 
 
 @pytest.mark.parametrize("op", OPS)

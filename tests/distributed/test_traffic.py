@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.distributed.pool import Pool, World
 from torch_fattn import distributed, reference
-from torch_fattn.distributed import Shards, ring
+from torch_fattn.distributed import Shards, methods
 
 pytestmark = pytest.mark.host_only
 
@@ -134,7 +134,7 @@ def test_work(layout: str, options: dict[str, Any]) -> None:
 def attended(world: World, call: str) -> int:
     """How many shards of keys this rank attends to."""
     operands, keywords = arguments_of(world.rank, world.ranks, CALLS[call][1])
-    with mock.patch.object(ring, "attend", wraps=ring.attend) as counter:
+    with mock.patch.object(methods, "attend", wraps=methods.attend) as counter:
         distributed.prefill(*operands, group=world.group, **keywords)
     return counter.call_count
 

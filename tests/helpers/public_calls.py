@@ -92,10 +92,19 @@ def find() -> dict[str, Public]:
     """Walks the package, so that a new module, class or function is found."""
     found: dict[Any, Public] = {}
     for module in _modules():
-        for name in getattr(module, "__all__", ()):
+        for name in public_names() if module is torch_fattn else getattr(module, "__all__", ()):
             for public in _members(module.__name__, name, getattr(module, name)):
                 found.setdefault((name, inspect.unwrap(public.function)), public)
     return {public.name: public for public in found.values()}
+
+
+def public_names() -> list[str]:
+    """What the package has at its top besides modules; `__all__` is a part of it."""
+    return [
+        name
+        for name, each in vars(torch_fattn).items()
+        if not name.startswith("_") and name != "annotations" and not inspect.ismodule(each)
+    ]
 
 
 def _modules() -> Iterator[Any]:

@@ -29,6 +29,7 @@ from tests.helpers.operator_calls import (
     written_by,
 )
 from tests.helpers.problems import TENSORS
+from tests.helpers.public_calls import public_names
 from tests.helpers.tensors import tensors_in
 from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
 from torch_fattn.integrations import comfyui
@@ -79,7 +80,7 @@ def check_kept(
 
 WRAPPERS = sorted(
     name
-    for name in torch_fattn.__all__
+    for name in public_names()
     if inspect.isfunction(getattr(torch_fattn, name))
     and any(
         "Tensor" in str(p.annotation)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import torch_fattn
+from tests.helpers.public_calls import public_names
 from torch_fattn.operators import options
 
 pytestmark = pytest.mark.host_only
@@ -190,7 +191,7 @@ def test_is_causal_has_one_default() -> None:
     """False, or none; rows of a decode are causal."""
     found = {
         name: inspect.signature(each).parameters["is_causal"].default
-        for name in torch_fattn.__all__
+        for name in public_names()
         if callable(each := getattr(torch_fattn, name)) and not isinstance(each, type)
         if "is_causal" in inspect.signature(each).parameters
     }

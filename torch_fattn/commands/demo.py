@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ from torch import Tensor
 
 try:
     import transformers
-    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
     from .demo_picture import draw
@@ -33,13 +34,14 @@ except ImportError as error:
     ) from error
 
 from ..inspection.compiled import compile_summary
-from ..inspection.plans import launch_counts, reset_launch_counts
+from ..inspection.planning import Recorder
+from ..inspection.plans import Explanation, launch_counts, reset_launch_counts
 from ..integrations.transformers import NAME, register
 from ..runtime.versions import VERSION
-from . import demo_speed
 from .arguments import ArgumentError
-from .demo_recording import PlanRecorder, Progress, StepRecorder
+from .demo_speed import first_line, speed_of
 from .doctor import advice_about_device
+from .progress import Progress
 
 DEVICE = "mps"
 
@@ -47,8 +49,6 @@ PROMPT_LENGTH = 100
 PADDING = 24  # of the second sequence, on its left
 SEED = 0
 OUTPUT = Path("out")
-POSITIONS = 4096  # of the random model
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TEXT = (
     "Attention lets every token of a text look at the tokens before it and gather what it needs from them. "
     "The work grows with the square of the length, and for a long time the matrix of scores was written to "
@@ -66,29 +66,53 @@ class Run:
     seconds: list[float]
     launches: list[dict[str, int]]
 
+    @property
+    def all_launches(self) -> dict[str, int]:
+        return dict(sum(map(Counter, self.launches), Counter()))
+
 
 @dataclass
 class Comparison:
     """Logits are compared as long as both runs have chosen the same tokens."""
 
     agree: bool
-    first_difference: list[int | None]  # per sequence: the step of the first token that differs
     logit_difference: list[float]  # per step: maximum over sequences and vocabulary
     margin: list[float]  # per step: the reference's smallest gap between the best two tokens
     problems: list[str] = field(default_factory=list)
 
 
+class StepRecorder(transformers.LogitsProcessor):
+    """Records each step of `generate` and returns the logits unchanged."""
+
+    def __init__(self, after: Callable[[], None]) -> None:
+        self.after = after
+        self.seconds: list[float] = []
+        self.launches: list[dict[str, int]] = []
+        self._seen: Counter[str] = Counter()
+        self._last = time.perf_counter()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        counts = Counter(launch_counts())
+        self.launches.append(dict(counts - self._seen))
+        self._seen = counts
+        scores[0, 0].item()  # waits for the device: the time must include this step's work
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
+        self.after()
+        return scores
+
+
 def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool = False) -> int:
     """Runs the demo, writes out/demo.json and out/demo.png and returns the exit status."""
-    if model_path is not None:
-        check_folder(model_path)
+    if model_path is not None and not (model_path and Path(model_path, "config.json").is_file()):
+        raise ArgumentError(f"--model {model_path!r} has no config.json; give the folder of a checkpoint")
     make_output_folder()
     if obstacles := advice_about_device():
         print(f"torch_fattn demo needs a GPU: {obstacles[0]}", file=sys.stderr)
         return 1
     register()
-    dtype = getattr(torch, dtype_name)
-    cpu_model, description = load_model(model_path, dtype)
+    cpu_model, description = load_model(model_path, getattr(torch, dtype_name))
     check_length(cpu_model, new_tokens)
     tokenizer = load_tokenizer(model_path)
     inputs = make_prompt(cpu_model, tokenizer)
@@ -101,58 +125,56 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         f"{PADDING} tokens of padding in one sequence\n"
     )
 
-    with PlanRecorder() as plans:
-        progress = Progress("fattn on mps", new_tokens, "kernels are compiled on their first use")
+    with Recorder() as recorder:
         try:
-            ours = generate(model, inputs, new_tokens, progress)
+            ours = generate(model, inputs, new_tokens, "fattn on mps, which compiles its kernels")
         except NotImplementedError as refusal:
             print(f"\nFAILED: this model does not run through fattn: {first_line(refusal)}")
             return 1
     compiled = compile_summary()  # before another implementation compiles more
     model.set_attn_implementation("eager")
-    theirs = generate(model, inputs, new_tokens, Progress("eager on mps", new_tokens, ""))
+    theirs = generate(model, inputs, new_tokens, "eager on mps")
+    plans = [Explanation(call.op, [call]) for call in recorder.planned]
     comparison = compare(ours, theirs)
     comparison.problems += launch_problems(ours, plans)
-    on_cpu = compare(ours, generate(cpu_model, inputs, new_tokens, Progress("eager on CPU", new_tokens, "")))
+    on_cpu = compare(ours, generate(cpu_model, inputs, new_tokens, "eager on CPU"))
 
     def seconds_of(implementation: str) -> list[float]:
         model.set_attn_implementation(implementation)
-        return generate(model, inputs, new_tokens, None).seconds
+        return generate(model, inputs, new_tokens, f"timing {implementation}").seconds
 
-    speed = demo_speed.compare(seconds_of, len(ours.tokens))
-    print_verdict(ours, comparison)
-    print_text(ours, theirs, tokenizer)
-    print_facts(ours, comparison, on_cpu, plans)
-    print_times(ours, speed, compiled)
-    print_plans(plans, verbose)
-    write_result(ours, theirs, comparison, on_cpu, plans, f"{description}, {dtype_name}", speed)
+    speed, speed_lines = speed_of(seconds_of, len(ours.tokens))
+    report = {
+        "device": plans[0].data["device"] if plans else None,
+        "model": f"{description}, {dtype_name}",
+        "versions": {
+            "torch_fattn": VERSION,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "prompt_length": PROMPT_LENGTH,
+        "agree": comparison.agree,
+        "problems": comparison.problems,
+        "tokens": {"fattn": ours.tokens, "eager": theirs.tokens},
+        "largest_logit_difference": max(comparison.logit_difference),
+        "logit_difference_per_step": comparison.logit_difference,
+        "margin_per_step": comparison.margin,
+        "eager_on_cpu": {"agree": on_cpu.agree, "logit_difference": max(on_cpu.logit_difference)},
+        "launches": ours.all_launches,
+        "launches_per_step": ours.launches,
+        "seconds_per_step": {"fattn": ours.seconds, "eager": theirs.seconds},
+        "speed": speed,
+        "plans": [{"calls": calls, "first": plan.data} for plan, calls in distinct(plans)],
+    }
+    print_tokens(report, tokenizer)
+    print_facts(report)
+    print(f"first run    {sum(ours.seconds):.1f} s; its first step took {ours.seconds[0]:.1f} s")
+    print(f"compiled     {compiled}; only the first run waits for this")
+    print("\n".join([*speed_lines, *lines_of(plans, verbose)]))
+    (OUTPUT / "demo.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    draw(report, OUTPUT / "demo.png")
+    print(f"written      {OUTPUT / 'demo.json'}, {OUTPUT / 'demo.png'}")
     return 1 if comparison.problems else 0
-
-
-def check_folder(path: str) -> None:
-    """Checks --model before anything is loaded."""
-    if not path:
-        raise ArgumentError("--model '' is empty; give the folder of a checkpoint or leave it out")
-    folder = Path(path)
-    if folder.is_file():
-        raise ArgumentError(f"--model {path!r} is a file; give the folder that holds config.json and weights")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ArgumentError(f"--model {path!r} contains no config.json; give the folder of a checkpoint")
-    if folder.exists() or is_cached(path):
-        return
-    if HUB_ID.fullmatch(path):
-        raise ArgumentError(
-            f"--model {path!r} is neither a folder nor in the local Hugging Face cache, and the demo loads "
-            f"local files only; download it with `hf download {path}` and run this again"
-        )
-    raise ArgumentError(f"--model {path!r} does not exist; give the folder of a checkpoint")
-
-
-def is_cached(hub_id: str) -> bool:
-    try:
-        return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
-    except ValueError:  # not a valid repository id
-        return False
 
 
 def make_output_folder() -> None:
@@ -178,20 +200,13 @@ def check_length(model: PreTrainedModel, new_tokens: int) -> None:
         )
 
 
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
     """The checkpoint at `path`, or a small random Llama; with eager attention, on the CPU."""
     if path is not None:
+        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=dtype,
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
+                path, dtype=dtype, attn_implementation="eager", **local
             ).eval()
         except Exception as error:  # each library raises its own errors for a damaged checkpoint
             raise ArgumentError(
@@ -207,15 +222,14 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
         num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=POSITIONS,
+        max_position_embeddings=4096,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=None,
     )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     randomise(model)
-    heads = f"{config.num_attention_heads} query / {config.num_key_value_heads} key-value heads"
-    layers = f"{config.num_hidden_layers} layers, {heads} of {config.head_dim}"
+    layers = "4 layers, 8 query / 2 key-value heads of 64"
     return model.to(dtype), f"Llama architecture ({layers}, {millions(model)} M random weights)"
 
 
@@ -241,13 +255,12 @@ def make_prompt(model: PreTrainedModel, tokenizer: Any) -> dict[str, Tensor]:
     """Two prompts, the second one shorter and padded on its left."""
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(2, vocabulary, (2, PROMPT_LENGTH), generator=torch.Generator().manual_seed(SEED))
-    pad = model.config.pad_token_id or 0
     if tokenizer is not None:
         text = tokenizer(TEXT)["input_ids"]
         text = text * (2 * PROMPT_LENGTH // len(text) + 1)
-        ids = torch.tensor([text[:PROMPT_LENGTH], text[PROMPT_LENGTH : 2 * PROMPT_LENGTH]])
+        ids = torch.tensor(text[: 2 * PROMPT_LENGTH]).view(2, PROMPT_LENGTH)
     mask = torch.ones_like(ids)
-    ids[1, :PADDING] = pad
+    ids[1, :PADDING] = model.config.pad_token_id or 0
     mask[1, :PADDING] = 0
     return {"input_ids": ids, "attention_mask": mask}
 
@@ -262,11 +275,12 @@ def load_tokenizer(path: str | None) -> Any:
         return None
 
 
-def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, progress: Progress | None) -> Run:
-    """Generates exactly `new_tokens` greedy tokens and shows progress."""
+def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, label: str) -> Run:
+    """Generates exactly `new_tokens` greedy tokens."""
     reset_launch_counts()
-    recorder = StepRecorder(progress, launch_counts)
-    with torch.no_grad():
+    with torch.no_grad(), Progress(new_tokens) as progress:
+        progress.step(label)
+        recorder = StepRecorder(lambda: progress.step(label))
         output = model.generate(
             **{name: tensor.to(model.device) for name, tensor in inputs.items()},
             max_new_tokens=new_tokens,
@@ -286,22 +300,18 @@ def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, progress: P
 
 
 def compare(ours: Run, theirs: Run) -> Comparison:
-    first: list[int | None] = []
-    for mine, expected in zip(ours.tokens, theirs.tokens, strict=True):
-        different = [step for step, pair in enumerate(zip(mine, expected, strict=True)) if pair[0] != pair[1]]
-        first.append(different[0] if different else None)
+    differs = (torch.tensor(ours.tokens) != torch.tensor(theirs.tokens)).any(0).tolist()
     # The logits of a step depend only on earlier tokens.
-    steps = min((step + 1 for step in first if step is not None), default=len(ours.logits))
+    steps = differs.index(True) + 1 if any(differs) else len(differs)
     best_two = theirs.logits.topk(2, dim=-1).values
     comparison = Comparison(
-        agree=ours.tokens == theirs.tokens,
-        first_difference=first,
+        agree=not any(differs),
         logit_difference=(ours.logits - theirs.logits)[:steps].abs().amax((1, 2)).tolist(),
         margin=(best_two[..., 0] - best_two[..., 1]).amin(1).tolist(),
     )
     if not comparison.agree:
         comparison.problems.append(
-            f"tokens differ, first at step {steps} of {len(ours.logits)}, where the best two were "
+            f"tokens differ, first at step {steps} of {len(differs)}, where the best two were "
             f"{comparison.margin[steps - 1]:.2e} apart and the logits {comparison.logit_difference[-1]:.2e}"
         )
     if not ours.logits.isfinite().all():
@@ -309,104 +319,72 @@ def compare(ours: Run, theirs: Run) -> Comparison:
     return comparison
 
 
-def launch_problems(ours: Run, plans: PlanRecorder) -> list[str]:
+def launch_problems(ours: Run, plans: Sequence[Explanation]) -> list[str]:
     """Checks that every planned pass was launched, and that both prefill (the prompt) and decode (every
     further token) ran."""
-    launched = total_launches(ours)
+    launched = ours.all_launches
+    planned = Counter(launch["kernel"] for plan in plans for launch in plan.passes)
     expected = ["fattn_prefill"] + ["fattn_decode"] * (len(ours.launches) > 1)
-    ran = {kernel for kernel, count in launched.items() if count}
     problems = [
         f"{kernel} was planned {count} times and launched {launched.get(kernel, 0)} times"
-        for kernel, count in plans.kernels.items()
+        for kernel, count in planned.items()
         if launched.get(kernel, 0) != count
     ]
-    missing = [name for name in expected if not any(kernel.startswith(name) for kernel in ran)]
+    missing = [name for name in expected if not any(kernel.startswith(name) for kernel in launched)]
     return problems + [f"{name} did not run" for name in missing]
 
 
-def total_launches(run: Run) -> dict[str, int]:
-    kernels = dict.fromkeys(kernel for step in run.launches for kernel in step)
-    return {kernel: sum(step.get(kernel, 0) for step in run.launches) for kernel in kernels}
+def distinct(plans: Sequence[Explanation]) -> list[tuple[Explanation, int]]:
+    """The plans that differ in kernels, macros or constants, and how many calls have each. Grids may differ:
+    they follow the lengths, which change with each step."""
+    found: dict[str, list[Explanation]] = {}
+    for plan in plans:
+        kind = [(launch["kernel"], launch["macros"], launch["constants"]) for launch in plan.passes]
+        found.setdefault(str(kind), []).append(plan)
+    return [(alike[0], len(alike)) for alike in found.values()]
 
 
-def print_verdict(ours: Run, comparison: Comparison) -> None:
-    print()
-    for problem in comparison.problems:
-        print(f"FAILED: {problem}")
-    if not comparison.problems:
-        print(f"OK: {sum(map(len, ours.tokens))} tokens agree exactly")
-
-
-def print_text(ours: Run, theirs: Run, tokenizer: Any) -> None:
-    for row, (mine, expected) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
-        print(f"\nsequence {row}   {len(set(mine))} different tokens among {len(mine)}")
-        print(f"  fattn      {_text(mine, tokenizer)}")
-        print(f"  eager      {'the same' if mine == expected else _text(expected, tokenizer)}")
-
-
-def _text(tokens: list[int], tokenizer: Any) -> str:
-    return " ".join(map(str, tokens)) if tokenizer is None else repr(tokenizer.decode(tokens))
-
-
-def print_facts(ours: Run, comparison: Comparison, on_cpu: Comparison, plans: PlanRecorder) -> None:
-    print(f"\ndevice       {plans.device_name}")
-    worst, closest = max(comparison.logit_difference), min(comparison.margin)
-    print(f"logits       differ by at most {worst:.2e}; the best two tokens are at least {closest:.2e} apart")
-    tokens = "chooses the same tokens" if on_cpu.agree else "chooses other tokens"
-    print(f"eager on CPU {tokens}; logits differ by at most {max(on_cpu.logit_difference):.2e} (not judged)")
-    launches = (f"{count} x {kernel}" for kernel, count in total_launches(ours).items())
-    print(f"launches     {', '.join(launches)}")
-
-
-def print_times(ours: Run, speed: demo_speed.Comparison, compiled: str) -> None:
-    print(f"first run    {sum(ours.seconds):.1f} s; its first step took {ours.seconds[0]:.1f} s")
-    print(f"compiled     {compiled}; only the first run waits for this")
-    print("\n".join(speed.lines))
-
-
-def print_plans(plans: PlanRecorder, verbose: bool) -> None:
-    for number, plan in enumerate(plans.distinct):
-        label = "" if number else "plans"
-        print(f"{label:<13}{plan.calls:3} x fattn.{plan.first.op}: {plan.summary}")
+def lines_of(plans: Sequence[Explanation], verbose: bool) -> Iterator[str]:
+    """The kernels of each distinct plan, the features of the first and the grid of its first call."""
+    label = "plans"
+    for plan, calls in distinct(plans):
+        features = ", ".join(name for name, value in plan.passes[0]["constants"].items() if value)
+        grid = " x ".join(map(str, plan.passes[0]["grid"]))
+        kernels = " + ".join(launch["kernel"] for launch in plan.passes)
+        yield f"{label:<13}{calls:3} x fattn.{plan.op}: {kernels} ({features}), grid {grid} in the first call"
+        label = ""
+    for plan, calls in distinct(plans) if verbose else ():
+        yield f"\n{plan.details}\n  calls        {calls}"
     if verbose:
-        for plan in plans.distinct:
-            print(f"\n{plan.first.details}\n  calls        {plan.calls}")
-        print()
-    elif plans.distinct:
-        print(f"{'':<13}--verbose prints them whole")
+        yield ""
+    elif plans:
+        yield f"{'':<13}--verbose prints them whole"
 
 
-def write_result(
-    ours: Run,
-    theirs: Run,
-    comparison: Comparison,
-    on_cpu: Comparison,
-    plans: PlanRecorder,
-    description: str,
-    speed: demo_speed.Comparison,
-) -> None:
-    report = {
-        "device": plans.distinct[0].first.data["device"] if plans.distinct else None,
-        "model": description,
-        "versions": {
-            "torch_fattn": VERSION,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "prompt_length": PROMPT_LENGTH,
-        "agree": comparison.agree,
-        "problems": comparison.problems,
-        "tokens": {"fattn": ours.tokens, "eager": theirs.tokens},
-        "largest_logit_difference": max(comparison.logit_difference),
-        "logit_difference_per_step": comparison.logit_difference,
-        "margin_per_step": comparison.margin,
-        "eager_on_cpu": {"agree": on_cpu.agree, "logit_difference": max(on_cpu.logit_difference)},
-        "launches": total_launches(ours),
-        "launches_per_step": ours.launches,
-        "seconds_per_step": {"fattn": ours.seconds, "eager": theirs.seconds},
-        "speed": speed.data,
-        "plans": [{"calls": plan.calls, "first": plan.first.data} for plan in plans.distinct],
-    }
-    (OUTPUT / "demo.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    draw(report, OUTPUT / "demo.png")
-    print(f"written      {OUTPUT / 'demo.json'}, {OUTPUT / 'demo.png'}")
+def print_tokens(report: dict[str, Any], tokenizer: Any) -> None:
+    """The verdict, and what the model wrote."""
+
+    def text(tokens: list[int]) -> str:
+        return " ".join(map(str, tokens)) if tokenizer is None else repr(tokenizer.decode(tokens))
+
+    ours, theirs = report["tokens"]["fattn"], report["tokens"]["eager"]
+    print()
+    for problem in report["problems"]:
+        print(f"FAILED: {problem}")
+    if not report["problems"]:
+        print(f"OK: {sum(map(len, ours))} tokens agree exactly")
+    for row, (mine, expected) in enumerate(zip(ours, theirs, strict=True)):
+        print(f"\nsequence {row}   {len(set(mine))} different tokens among {len(mine)}")
+        print(f"  fattn      {text(mine)}")
+        print(f"  eager      {'the same' if mine == expected else text(expected)}")
+
+
+def print_facts(report: dict[str, Any]) -> None:
+    worst, closest = report["largest_logit_difference"], min(report["margin_per_step"])
+    on_cpu = report["eager_on_cpu"]
+    tokens = "chooses the same tokens" if on_cpu["agree"] else "chooses other tokens"
+    launches = (f"{count} x {kernel}" for kernel, count in report["launches"].items())
+    print(f"\ndevice       {report['device']['name'] if report['device'] else 'no GPU was used'}")
+    print(f"logits       differ by at most {worst:.2e}; the best two tokens are at least {closest:.2e} apart")
+    print(f"eager on CPU {tokens}; logits differ by at most {on_cpu['logit_difference']:.2e} (not judged)")
+    print(f"launches     {', '.join(launches)}")

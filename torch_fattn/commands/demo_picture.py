@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,77 +24,57 @@ def draw(report: dict[str, Any], path: Path) -> None:
     )
     verdict = "all tokens agree" if report["agree"] else "TOKENS DIFFER"
     device = report["device"]["name"] if report["device"] else "no GPU"
-    figure.suptitle(
-        f"fattn on {device}\nagainst eager attention on the same device: {verdict}",
-        fontweight="bold",
-        x=0.01,
-        ha="left",
-    )
+    title = f"fattn on {device}\nagainst eager attention on the same device: {verdict}"
+    figure.suptitle(title, fontweight="bold", x=0.01, ha="left")
     _draw_logits(top, report)
     _draw_launches(bottom, report)
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e6e8eb", lw=0.8)
+        axes.set_axisbelow(True)
+        axes.margins(x=0.01)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def _draw_logits(axes: Any, report: dict[str, Any]) -> None:
-    difference, margin = report["logit_difference_per_step"], report["margin_per_step"]
-    axes.semilogy(
-        _steps(margin),
-        margin,
-        "s-",
-        ms=2,
-        color=MUTED,
-        lw=1.2,
-        label="gap between the best two tokens (eager)",
-    )
+    margin = report["margin_per_step"]
     # An exact match has no place on a logarithmic axis.
-    shown = [value or float("nan") for value in difference]
+    difference = [value or math.nan for value in report["logit_difference_per_step"]]
+    steps = range(1, len(margin) + 1)
     axes.semilogy(
-        _steps(difference),
-        shown,
-        "o-",
-        ms=3.5,
-        lw=1,
-        color=ACCENT,
-        label="largest difference, fattn to eager",
+        steps, margin, "s-", ms=2, lw=1.2, color=MUTED, label="gap between the best two tokens (eager)"
     )
+    label = "largest difference, fattn to eager"
+    axes.semilogy(steps[: len(difference)], difference, "o-", ms=3.5, lw=1, color=ACCENT, label=label)
     axes.set_ylabel("difference of logits")
     note = "A greedy token can only change where the red line comes near the grey one."
-    axes.set_title(
-        f"{report['model']}\n{_speed(report['speed'])}\n{note}", fontsize=9, color=MUTED, loc="left"
-    )
+    title = f"{report['model']}\n{_speed(report['speed'])}\n{note}"
+    axes.set_title(title, fontsize=9, color=MUTED, loc="left")
     low, high = axes.get_ylim()
     axes.set_ylim(low / 3, high * 8)
     axes.legend(loc="upper right", frameon=False, ncols=2)
-    _tidy(axes)
 
 
 def _draw_launches(axes: Any, report: dict[str, Any]) -> None:
-    steps = report["launches_per_step"]
-    base = [0] * len(steps)
+    launches = report["launches_per_step"]
+    steps, base = range(1, len(launches) + 1), [0] * len(launches)
     for kernel, total in report["launches"].items():
-        counts = [step.get(kernel, 0) for step in steps]
-        axes.bar(
-            _steps(steps),
-            counts,
-            bottom=base,
-            color=KERNEL_COLOURS.get(kernel),
-            width=0.8,
-            label=f"{kernel}: {total}",
-        )
+        counts = [step.get(kernel, 0) for step in launches]
+        colour, label = KERNEL_COLOURS.get(kernel), f"{kernel}: {total}"
+        axes.bar(steps, counts, bottom=base, color=colour, width=0.8, label=label)
         base = [below + count for below, count in zip(base, counts, strict=True)]
     axes.set_ylabel("kernel launches per step")
     axes.set_xlabel(
         f"step: 1 processes the prompt of {report['prompt_length']} tokens, each other one adds a token"
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(steps) == 1:
+    if len(launches) == 1:
         axes.set_xlim(0, 2)
     axes.set_ylim(0, max(1, *base) * 1.6)
     axes.set_title(_about_launches(report), fontsize=9, color=MUTED, loc="left")
     if report["launches"]:
         axes.legend(loc="upper right", frameon=False, ncols=3)
-    _tidy(axes)
 
 
 def _about_launches(report: dict[str, Any]) -> str:
@@ -109,7 +90,7 @@ def _about_launches(report: dict[str, Any]) -> str:
 
 
 def _speed(speed: dict[str, Any]) -> str:
-    if speed.get("not_timed"):
+    if "not_timed" in speed:
         return "Not timed: Metal is software here."
     rates = [
         f"{name} {speed[name]['tokens_per_second']:,.1f}"
@@ -117,14 +98,3 @@ def _speed(speed: dict[str, Any]) -> str:
         if isinstance(speed[name], dict) and speed[name]["tokens_per_second"]
     ]
     return f"Tokens per second: {', '.join(rates)}." if rates else "No tokens per second."
-
-
-def _steps(values: list[Any]) -> range:
-    return range(1, len(values) + 1)
-
-
-def _tidy(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e8eb", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.01)

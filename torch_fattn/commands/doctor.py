@@ -60,65 +60,37 @@ class Case:
     """One function on one small problem."""
 
     op: str
-    operands: tuple[Tensor, ...]
+    operands: tuple[Any, ...]
     options: dict[str, Any]
     same: Case | None = None  # of an operator of the reference with the same results
 
     def run(self, device: str) -> tuple[Tensor, ...]:
         signature = signature_of(self.op)
-        options = self.options | ({"return_lse": True} if "return_lse" in signature.names else {})
-        operands = (each.to(device) for each in self.operands)
-        return copied_and_cleared(*_several(signature.function(*operands, **options)))
+        with_lse = {"return_lse": True} if "return_lse" in signature.names else {}
+        return copied_and_cleared(*self._results(signature.function, device, **with_lse))
+
+    def exact(self) -> tuple[Tensor, ...]:
+        same = self.same or self
+        return same._results(getattr(reference, same.op), "cpu")
 
     def error(self, results: tuple[Tensor, ...]) -> float:
-        """The largest difference from the reference in out and lse; inf where a result is not a number."""
-        same = self.same or self
-        exact = _several(getattr(reference, same.op)(*same.operands, **same.options))
-        errors = [
-            (mine.double() - true).abs().max().item() for mine, true in zip(results, exact, strict=False)
-        ]
+        """The largest difference from the reference, for gradients relative to the largest one; inf where a
+        result is not a number."""
+        pairs = list(zip(results, self.exact(), strict=False))
+        errors = [float((mine.double() - true).abs().max()) for mine, true in pairs]
+        if self.op in BACKWARDS:
+            errors = [error / float(true.abs().max()) for error, (_, true) in zip(errors, pairs, strict=True)]
         return max(error if error == error else float("inf") for error in errors)
 
-
-def _several(results: Any) -> tuple[Tensor, ...]:
-    return results if isinstance(results, tuple) else (results,)
-
-
-class CacheWriteCase(Case):
-    """Writes rows into two caches and returns the caches."""
-
-    def run(self, device: str) -> tuple[Tensor, ...]:
-        operands = [t.clone().to(device) for t in self.operands]
-        torch.ops.fattn.cache_write(*operands)
-        return operands[2].cpu(), operands[3].cpu()
-
-    def error(self, results: tuple[Tensor, ...]) -> float:
-        operands = [t.clone() for t in self.operands]
-        reference.cache_write(*operands)
-        exact = operands[2:4]
-        return max(
-            float((mine.double() - true).abs().max()) for mine, true in zip(results, exact, strict=True)
-        )
-
-
-class BackwardCase(Case):
-    """The gradients of query, key and value. Operands: grad_out, the three, lse, and those of packed rows."""
-
-    def run(self, device: str) -> tuple[Tensor, ...]:
-        return copied_and_cleared(
-            *getattr(torch.ops.fattn, self.op)(*self._arguments(device), **self.options)[:3]
-        )
-
-    def error(self, results: tuple[Tensor, ...]) -> float:
-        exact = getattr(reference, self.op)(*self._arguments("cpu"), **self.options)
-        return max(
-            float((mine.double() - true).abs().max() / true.abs().max())
-            for mine, true in zip(results, exact[:3], strict=True)
-        )
-
-    def _arguments(self, device: str) -> tuple[Any, ...]:
-        grad_out, query, key, value, lse, *packing = (t.to(device) for t in self.operands)
-        return (grad_out, None, query, key, value, None, lse, *packing)
+    def _results(self, function: Callable[..., Any], device: str, **more: Any) -> tuple[Tensor, ...]:
+        """Out and lse, the caches that are written, or the gradients of query, key and value."""
+        operands = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in self.operands]
+        results = function(*operands, **self.options, **more)
+        if self.op == "cache_write":
+            return operands[2], operands[3]
+        if self.op in BACKWARDS:
+            results = results[:3]
+        return results if isinstance(results, tuple) else (results,)
 
 
 def copied_and_cleared(*results: Tensor) -> tuple[Tensor, ...]:
@@ -352,8 +324,9 @@ def _varlen_prefill_case(dtype: torch.dtype) -> Case:
 def _backward_case(forward: Case) -> Case:
     out, lse = getattr(reference, forward.op)(*forward.operands, **forward.options)
     query, key, value, *packing = forward.operands
-    operands = (_random(*out.shape, dtype=query.dtype), query, key, value, lse.float(), *packing)
-    return BackwardCase(f"{forward.op}_backward", operands, forward.options)
+    grad_out = _random(*out.shape, dtype=query.dtype)
+    operands = (grad_out, None, query, key, value, None, lse.float(), *packing)
+    return Case(f"{forward.op}_backward", operands, forward.options)
 
 
 def _merge_case(dtype: torch.dtype) -> Case:
@@ -374,9 +347,8 @@ def _mask_map_case(dtype: torch.dtype) -> Case:
 
 def _cache_write_case(dtype: torch.dtype) -> Case:
     rows, pool = _random(5, 2, 64, dtype=dtype), torch.zeros(3, 4, 2, 64, dtype=dtype)
-    return CacheWriteCase(
-        "cache_write", (rows, rows.flip(0), pool, pool, torch.tensor([7, 0, -1, 11, 4])), {}
-    )
+    slots = torch.tensor([7, 0, -1, 11, 4])
+    return Case("cache_write", (rows, rows.flip(0), pool, pool.clone(), slots), {})
 
 
 def _as(op: str, same: Case, **options: Any) -> Case:

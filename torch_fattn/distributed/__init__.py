@@ -12,9 +12,8 @@ from __future__ import annotations
 from .context import context_parallel, unshard
 from .decode import decode, paged_decode
 from .explain import Explanation, explain
-from .prefill import prefill
+from .prefill import prefill, varlen_prefill
 from .shards import Shards
-from .varlen import varlen_prefill
 
 __all__ = [
     "Explanation",

@@ -1,20 +1,23 @@
-"""A call of `prefill` across ranks, checked."""
+"""A call of `prefill` across ranks, checked, and its DTensors, whose placements say which positions each rank
+holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..runtime.signatures import shown
-from .exchange import Exchange
-from .local_prefill import Scores
-from .planner import Sizes
+from .exchange import Exchange, is_dtensor
+from .local import Scores, sees
 from .shards import Run, Shards
 
-__all__ = ["PrefillCall", "check_ranks", "prefill_call"]
+__all__ = ["PrefillCall", "check_ranks", "placed", "prefill_call"]
+
+SEQUENCE = 2  # the dimension of the positions
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,13 @@ class PrefillCall:
     shards: Shards
     query_shards: Shards | None  # None: every rank has all rows
     q_offset: int
+    row_runs: list[list[Run]]  # the absolute positions of the rows of each rank
     scores: Scores
-    sizes: Sizes
+    return_lse: bool
+
+    @property
+    def ranks(self) -> int:
+        return self.shards.ranks
 
     @property
     def is_replicated(self) -> bool:
@@ -40,20 +48,35 @@ class PrefillCall:
         assert self.query_shards is not None
         return self.query_shards
 
-    def rows_of(self, rank: int) -> list[Run]:
-        """The absolute positions of a rank's rows."""
-        return row_runs(self.query_shards, self.query, self.q_offset, rank)
+    def row_count(self, rank: int) -> int:
+        return sum(count for _, count in self.row_runs[rank])
 
     def columns_of(self, rank: int) -> Tensor | None:
         """The mask of this rank's rows over that rank's keys."""
-        if self.mask is None or self.mask.dim() == 0 or self.mask.shape[-1] == 1:
+        if self.mask is None or self.is_replicated or self.mask.dim() == 0 or self.mask.shape[-1] == 1:
             return self.mask
         return self.shards.take(self.mask, -1, rank)
 
+    @property
+    def has_row_mask(self) -> bool:
+        """Whether the mask may differ between rows. A rank with one row cannot tell a mask of its row from
+        one of all rows."""
+        may_be_one = 1 in map(self.row_count, range(self.ranks))
+        return self.mask is not None and self.mask.dim() > 1 and (self.mask.shape[-2] != 1 or may_be_one)
 
-def row_runs(shards: Shards | None, query: Tensor, offset: int, rank: int) -> list[Run]:
-    runs = ((0, query.shape[2]),) if shards is None else shards.runs[rank]
-    return [(offset + first, count) for first, count in runs]
+    def needs(self, rank: int, source: int) -> bool:
+        """Whether a row of `rank` sees a key of `source`."""
+        seen, keys = self.scores.seen, self.shards.runs[source]
+        return any(sees(row, run, seen) for row in self.row_runs[rank] for run in keys)
+
+    @cached_property
+    def hops(self) -> tuple[int, ...]:
+        """How many ranks further each shard of keys must go in a ring."""
+        ranks = range(self.ranks)
+        return tuple(
+            max((n for n in ranks if self.needs((source + n) % self.ranks, source)), default=0)
+            for source in ranks
+        )
 
 
 def prefill_call(
@@ -97,27 +120,10 @@ def prefill_call(
     length = query.shape[2] if rows is None else rows.length
     offset = options["q_offset"]
     offset = placed.length - length if offset is None else offset
-    of_ranks = [row_runs(rows, query, offset, r) for r in range(ranks)]
+    runs = [((0, query.shape[2]),)] * ranks if rows is None else rows.runs
+    of_ranks = [[(offset + first, count) for first, count in of_rank] for of_rank in runs]
     scores = Scores.of(options, of_ranks, placed.runs)
-    # A rank with one row cannot tell a mask of its row from one of all rows.
-    may_be_one = 1 in [sum(count for _, count in runs) for runs in of_ranks]
-    row_mask = mask is not None and mask.dim() > 1 and (mask.shape[-2] != 1 or may_be_one)
-    sizes = Sizes(
-        batch=query.shape[0],
-        q_heads=query.shape[1],
-        kv_heads=key.shape[1],
-        head_dim=query.shape[3],
-        value_dim=value.shape[3],
-        itemsize=query.element_size(),
-        rows=tuple(map(tuple, of_ranks)),
-        keys=placed.runs,
-        scores=scores,
-        has_mask=mask is not None,
-        has_row_mask=row_mask,
-        is_replicated=rows is None,
-        return_lse=return_lse,
-    )
-    return PrefillCall(exchange, query, key, value, mask, placed, rows, offset, scores, sizes)
+    return PrefillCall(exchange, query, key, value, mask, placed, rows, offset, of_ranks, scores, return_lse)
 
 
 def check_ranks(name: str, what: str, shards: Shards, ranks: int) -> None:
@@ -152,3 +158,65 @@ def _check_with_operator(
             for operand in (key, value)
         )
     torch.ops.fattn._plan_prefill(query, key, value, **{**options, "attn_mask": mask, "mask_map": None})
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The local operands, and what the placements say."""
+
+    operands: tuple[Tensor, Tensor, Tensor]
+    mesh: Any
+    shards: Shards
+    query_shards: Shards | Literal["replicated"]
+    query: Any
+
+    def whole(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Results as DTensors that are placed as query is."""
+        from torch.distributed.tensor import DTensor
+
+        rows = self.query.shape[SEQUENCE]
+
+        def as_dtensor(local: Tensor) -> Tensor:
+            sizes = [*local.shape[:SEQUENCE], rows, *local.shape[SEQUENCE + 1 :]]
+            whole = local.new_empty(sizes, device="meta")
+            known: dict[str, Any] = {"shape": whole.shape, "stride": whole.stride()}
+            return DTensor.from_local(local, self.mesh, self.query.placements, run_check=False, **known)
+
+        return as_dtensor(out), as_dtensor(lse)
+
+
+def placed(name: str, query: Any, key: Any, value: Any, mask: Tensor | None) -> Placed:
+    """Raises for anything but query, key and value on one mesh of one dimension, key and value sharded over
+    their positions, query likewise or replicated."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    operands = {"query": query, "key": key, "value": value}
+    for what, operand in operands.items():
+        if not is_dtensor(operand):
+            raise TypeError(f"{name}: {what} is a plain tensor beside DTensors; pass all three as DTensors")
+    if is_dtensor(mask):
+        raise TypeError(f"{name}: attn_mask is a DTensor; pass this rank's part of it, attn_mask.to_local()")
+    mesh = query.device_mesh
+    for what, operand in operands.items():
+        if operand.device_mesh != mesh or mesh.ndim != 1:
+            raise ValueError(
+                f"{name}: {what} is on {operand.device_mesh}; pass query, key and value on one mesh of one "
+                "dimension"
+            )
+        allowed = (Shard(SEQUENCE), Replicate()) if what == "query" else (Shard(SEQUENCE),)
+        if operand.placements[0] not in allowed:
+            raise NotImplementedError(
+                f"{name}: {what} is placed as {operand.placements[0]}; redistribute it to "
+                f"{' or '.join(map(str, allowed))}"
+            )
+    shards = _chunks(key.shape[SEQUENCE], mesh.size())
+    is_sharded = query.placements[0] == Shard(SEQUENCE)
+    rows: Any = _chunks(query.shape[SEQUENCE], mesh.size()) if is_sharded else "replicated"
+    local = (query.to_local(), key.to_local(), value.to_local())
+    return Placed(local, mesh, shards, rows, query)
+
+
+def _chunks(length: int, ranks: int) -> Shards:
+    """As `torch.chunk` cuts: every chunk but the last ones is as long as the first."""
+    most = -(-length // ranks)
+    return Shards.sizes([min(max(length - rank * most, 0), most) for rank in range(ranks)])

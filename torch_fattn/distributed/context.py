@@ -16,9 +16,7 @@ from torch import Tensor
 from ..operators.head_padding import pad_heads, without_padding
 from ..runtime.signatures import public, shown
 from .call import check_ranks
-from .dtensor import is_dtensor
-from .exchange import Exchange, Facts
-from .facts import refuse_dtensors
+from .exchange import Exchange, Facts, is_dtensor, refuse_dtensors
 from .prefill import prefill
 from .shards import Shards
 

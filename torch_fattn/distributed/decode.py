@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ..operators.options import DecodeOptions
-from ..operators.parts import result_dtype
+from ..operators.parts import result_dtype, token_major
+from ..operators.prefix_and_suffix import Keys
 from ..runtime.signatures import public
 from .call import check_ranks
-from .exchange import Exchange, Facts
-from .facts import facts_of, refuse_dtensors, refuse_gradients
-from .local_decode import LocalKeys, attend
-from .parts import Part, merge_ranks
+from .exchange import Exchange, Facts, facts_of, refuse_dtensors, refuse_gradients
+from .local import Part, attend_newest, merge_ranks
 from .shards import Shards
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ def decode(
     float32: `4 * B * Hq * Lq * (Dv + 4)` bytes of each rank. All ranks merge them in the order of the ranks.
     """
     capacity = key.shape[2] if key.dim() == 4 else 0
-    keys = LocalKeys("decode", key, value, None, capacity)
+    keys = Keys(key, value, capacity)
     return _run("torch_fattn.distributed.decode", query, keys, seq_lens, group, shards, return_lse, options)
 
 
@@ -152,7 +150,7 @@ def paged_decode(
     """
     is_pool = key_cache.dim() == 4 and block_tables.dim() == 2
     capacity = key_cache.shape[1] * block_tables.shape[1] if is_pool else 0
-    keys = LocalKeys("paged_decode", key_cache, value_cache, block_tables, capacity)
+    keys = Keys(key_cache, value_cache, capacity, block_tables=block_tables)
     name = "torch_fattn.distributed.paged_decode"
     return _run(name, query, keys, seq_lens, group, shards, return_lse, options)
 
@@ -160,7 +158,7 @@ def paged_decode(
 def _run(
     name: str,
     query: Tensor,
-    keys: LocalKeys,
+    keys: Keys,
     seq_lens: Tensor | None,
     group: Any,
     shards: Shards | None,
@@ -168,38 +166,40 @@ def _run(
     options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     exchange = Exchange(name, group)
-    token_major_out = options.get("token_major_out", False)
 
     def prepare() -> tuple[Facts, Part]:
         _check(name, query, keys, seq_lens, options)
-        placed = shards or Shards.sizes([keys.capacity] * exchange.ranks)
+        placed = shards or Shards.sizes([keys.length] * exchange.ranks)
         check_ranks(name, "shards", placed, exchange.ranks)
-        if keys.block_tables is None and keys.capacity < (own := placed.count(exchange.rank)):
+        if keys.block_tables is None and keys.length < (own := placed.count(exchange.rank)):
             raise ValueError(
-                f"{name}: key has room for {keys.capacity} positions and shards give {own} to rank "
+                f"{name}: key has room for {keys.length} positions and shards give {own} to rank "
                 f"{exchange.rank}; pass a key with room for them"
             )
         lengths = seq_lens
         if lengths is None:
             lengths = torch.full((query.shape[0],), placed.length, dtype=torch.int32, device=query.device)
-        part = attend(query, keys, placed, exchange.rank, lengths, dict(options))
+        part = attend_newest(query, keys, placed, exchange.rank, lengths, dict(options))
         kv_heads = keys.key.shape[1 if keys.block_tables is None else 2]
         return facts_of(name, query, query.shape[2], kv_heads, part[0].shape[-1], options, placed), part
 
     out, lse = merge_ranks(exchange, exchange.agree(prepare), result_dtype(query))
-    if token_major_out:
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    if options.get("token_major_out"):
+        out = token_major(out)
     return (out, lse) if return_lse else out
 
 
-def _check(name: str, query: Tensor, keys: LocalKeys, seq_lens: Tensor | None, options: Any) -> None:
-    """Raises the operator's own errors. `attend` calls it with other shapes, of which it would speak."""
+def _check(name: str, query: Tensor, keys: Keys, seq_lens: Tensor | None, options: Any) -> None:
+    """Raises the operator's own errors. `attend_newest` calls it with other shapes, which they would name."""
     what = "key", "value"
     if keys.block_tables is not None:
         what = "key_cache", "value_cache"
     operands = {"query": query, what[0]: keys.key, what[1]: keys.value}
     refuse_dtensors(name, operands)
     refuse_gradients(name, operands)
-    plan: Callable[..., str] = getattr(torch.ops.fattn, f"_plan_{keys.op}")
-    tables = () if keys.block_tables is None else (keys.block_tables,)
-    plan(query, keys.key, keys.value, *tables, seq_lens, **options)
+    if keys.block_tables is None:
+        torch.ops.fattn._plan_decode(query, keys.key, keys.value, seq_lens, **options)
+    else:
+        torch.ops.fattn._plan_paged_decode(
+            query, keys.key, keys.value, keys.block_tables, seq_lens, **options
+        )

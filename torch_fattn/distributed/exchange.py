@@ -12,6 +12,7 @@ were refused, are found before.
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,8 +25,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..runtime.signatures import shown
+from .shards import Shards
 
-__all__ = ["HEADER_BYTES", "Exchange", "Facts"]
+__all__ = [
+    "HEADER_BYTES",
+    "Exchange",
+    "Facts",
+    "facts_of",
+    "is_dtensor",
+    "refuse_dtensors",
+    "refuse_gradients",
+    "unpacked",
+]
 
 _Result = TypeVar("_Result")
 # What every rank must pass alike. The first is the call, which has the same facts on every rank.
@@ -134,15 +145,13 @@ class Exchange:
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Sends `parts[r]` to rank r, and returns what rank r sent, of `shapes[r]` and the same dtype."""
-        device = parts[0].device
         sizes = [torch.Size(shape).numel() for shape in shapes]
         sent = self.on_wire(torch.cat([part.reshape(-1) for part in parts]))
         received = sent.new_empty(sum(sizes))
         with self.errors():
             splits = [part.numel() for part in parts]
             dist.all_to_all_single(received, sent, sizes, splits, group=self.group)
-        pieces = received.to(device).split(sizes)
-        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        return unpacked(received.to(parts[0].device), shapes)
 
     def shift(self, leaving: Tensor | None, arriving: int, like: Tensor) -> Transfer:
         """Begins to send `leaving`, which is on the wire, to the next rank, and to receive `arriving` numbers
@@ -194,6 +203,12 @@ class Exchange:
         return str(dist.get_backend_config(self.group))
 
 
+def unpacked(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The tensors of these shapes that are one after the other in memory."""
+    pieces = flat.split([torch.Size(shape).numel() for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
 def _process_group(name: str, group: Any) -> Any:
     if not dist.is_available():
         raise NotImplementedError(
@@ -226,3 +241,51 @@ def _reason(error: RuntimeError) -> str:
     """torch's message without its place in the sources and its advice."""
     text = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
     return re.split(r"\. |[.;]?$", text, maxsplit=1)[0]
+
+
+def facts_of(
+    name: str, query: Tensor, rows: int, kv_heads: int, value_dim: int, options: Any, *shards: Any
+) -> Facts:
+    """`rows`: of all ranks."""
+    batch, heads, _, head_dim = query.shape
+    return {
+        "call": name,
+        "dtype": query.dtype,
+        "batch size": batch,
+        "query heads": heads,
+        "key-value heads": kv_heads,
+        "query rows": rows,
+        "head_dim": head_dim,
+        "value head_dim": value_dim,
+        "options": sorted((key, _compared(value)) for key, value in options.items() if value is not None),
+        "shards": [_compared(each) for each in shards],
+    }
+
+
+def _compared(value: Any) -> str:
+    if isinstance(value, Shards):
+        return str(value.checksum)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return str([_compared(each) for each in value])
+    # A mask has other columns on every rank, and to compare contents would wait for the device.
+    return f"{value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else repr(value)
+
+
+def is_dtensor(operand: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(operand, module.DTensor)
+
+
+def refuse_dtensors(name: str, operands: Mapping[str, Tensor]) -> None:
+    for what, operand in operands.items():
+        if is_dtensor(operand):
+            raise TypeError(f"{name}: {what} is a DTensor; pass this rank's part of it, {what}.to_local()")
+
+
+def refuse_gradients(name: str, operands: Mapping[str, Tensor]) -> None:
+    for what, operand in operands.items():
+        if operand.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name}: {what} requires grad, and there are no gradients across ranks; call it under "
+                "torch.no_grad()"
+            )

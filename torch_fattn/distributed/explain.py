@@ -14,7 +14,7 @@ from ..runtime.options import with_defaults
 from ..runtime.signatures import public, shown
 from .call import check_ranks, prefill_call
 from .exchange import HEADER_BYTES, Exchange
-from .parts import SUMS
+from .local import SUMS
 from .planner import FLOAT, Method, Plan, chosen_method, plan_of, work_of
 from .shards import Shards
 
@@ -98,9 +98,9 @@ def explain(
         every.pop("token_major_out")
         place = Exchange.planned(NAME, ranks)
         call = prefill_call(place, query, key, value, attn_mask, shards, query_shards, every, return_lse)
-        plan = plan_of(call.sizes)
+        plan = plan_of(call)
         plan = replace(plan, method=chosen_method(NAME, plan, method))
-        return Explanation(op, plan, work_of(call.sizes))
+        return Explanation(op, plan, work_of(call))
     columns = head_dim(value.shape[3], kv_format if value.dtype == torch.uint8 else None)
     part = query.shape[:3].numel() * (columns + SUMS) * FLOAT
     sent = (ranks - 1) * (part + HEADER_BYTES)

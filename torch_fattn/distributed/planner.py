@@ -2,88 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
-import torch
-
 from ..runtime.signatures import shown
+from .call import PrefillCall
 from .exchange import HEADER_BYTES
-from .local_prefill import Scores, sees
-from .parts import SUMS
-from .shards import Run, positions_in
+from .local import SUMS
 
-__all__ = ["METHODS", "Method", "Plan", "Sizes", "chosen_method", "plan_of", "work_of"]
+__all__ = ["METHODS", "Method", "Plan", "chosen_method", "plan_of", "work_of"]
 
 Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
 
 FLOAT = 4  # bytes of a number of a partial result
-FAR = 2**62  # beyond every position
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a call, the same on every rank."""
-
-    batch: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    itemsize: int
-    rows: tuple[tuple[Run, ...], ...]  # absolute positions of the rows of each rank
-    keys: tuple[tuple[Run, ...], ...]
-    scores: Scores
-    has_mask: bool = False
-    has_row_mask: bool = False  # the mask may differ between rows
-    is_replicated: bool = False  # every rank has the same rows
-    return_lse: bool = False
-
-    @property
-    def ranks(self) -> int:
-        return len(self.keys)
-
-    def row_count(self, rank: int) -> int:
-        return sum(count for _, count in self.rows[rank])
-
-    def key_count(self, rank: int) -> int:
-        return sum(count for _, count in self.keys[rank])
-
-    @property
-    def row_bytes(self) -> int:
-        """A query row of all heads."""
-        return self.batch * self.q_heads * self.head_dim * self.itemsize
-
-    @property
-    def out_bytes(self) -> int:
-        """A row of the result."""
-        return self.batch * self.q_heads * self.value_dim * self.itemsize
-
-    @property
-    def part_bytes(self) -> int:
-        """A row of a partial result: out and the sums of the softmax, in float32."""
-        return self.batch * self.q_heads * (self.value_dim + SUMS) * FLOAT
-
-    @property
-    def key_bytes(self) -> int:
-        """A position of key and value."""
-        return self.batch * self.kv_heads * (self.head_dim + self.value_dim) * self.itemsize
-
-    def needs(self, rank: int, source: int) -> bool:
-        """Whether a row of `rank` sees a key of `source`."""
-        return any(sees(row, run, self.scores) for row in self.rows[rank] for run in self.keys[source])
-
-    @cached_property
-    def hops(self) -> tuple[int, ...]:
-        """How many ranks further each shard of keys must go in a ring."""
-        ranks = range(self.ranks)
-        return tuple(
-            max((n for n in ranks if self.needs((source + n) % self.ranks, source)), default=0)
-            for source in ranks
-        )
 
 
 @dataclass(frozen=True)
@@ -96,14 +28,14 @@ class Plan:
     why_not: dict[str, str]  # methods that do not fit
 
 
-def plan_of(sizes: Sizes) -> Plan:
-    if sizes.is_replicated:
-        ways = {"parts": _parts(sizes)}
+def plan_of(call: PrefillCall) -> Plan:
+    if call.is_replicated:
+        ways = {"parts": _parts(call)}
         why_not = dict.fromkeys(METHODS[1:], "every rank has all rows")
     else:
-        ways = {"ring": _ring(sizes), "rows": _rows(sizes), "heads": _heads(sizes)}
-        why_not = _refusals(sizes)
-    header = HEADER_BYTES * (sizes.ranks - 1)
+        ways = {"ring": _ring(call), "rows": _rows(call), "heads": _heads(call)}
+        why_not = _refusals(call)
+    header = HEADER_BYTES * (call.ranks - 1)
     sent = {name: tuple(header + each for each, _ in costs) for name, costs in ways.items()}
     memory = {name: tuple(each for _, each in costs) for name, costs in ways.items()}
     fitting = [name for name in ways if name not in why_not]
@@ -121,14 +53,14 @@ def chosen_method(name: str, plan: Plan, method: str) -> str:
     return method
 
 
-def _refusals(sizes: Sizes) -> dict[str, str]:
+def _refusals(call: PrefillCall) -> dict[str, str]:
     refusals = {}
-    for heads, kind in ((sizes.kv_heads, "key-value heads"), (sizes.q_heads, "query heads")):
-        if heads % sizes.ranks:
-            refusals["heads"] = f"{heads} {kind} do not divide among {sizes.ranks} ranks"
-    if sizes.has_row_mask:
+    for heads, kind in ((call.key.shape[1], "key-value heads"), (call.query.shape[1], "query heads")):
+        if heads % call.ranks:
+            refusals["heads"] = f"{heads} {kind} do not divide among {call.ranks} ranks"
+    if call.has_row_mask:
         refusals["heads"] = "the attn_mask may differ between rows, and each rank has its own rows of it"
-    if sizes.has_mask:
+    if call.mask is not None:
         refusals["rows"] = "an attn_mask is that of each rank's own rows"
     return refusals
 
@@ -136,71 +68,79 @@ def _refusals(sizes: Sizes) -> dict[str, str]:
 Costs = list[tuple[int, int]]  # of each rank: bytes sent, and bytes of memory beside the operands
 
 
-def _parts(sizes: Sizes) -> Costs:
-    part = sizes.row_count(0) * sizes.part_bytes
-    return [((sizes.ranks - 1) * part, (sizes.ranks + 1) * part)] * sizes.ranks
+def _row_bytes(call: PrefillCall) -> int:
+    """A query row of all heads."""
+    return call.query.shape[:2].numel() * call.query.shape[3] * call.query.element_size()
 
 
-def _ring(sizes: Sizes) -> Costs:
-    ranks, hops = sizes.ranks, sizes.hops
+def _out_bytes(call: PrefillCall) -> int:
+    """A row of the result."""
+    return call.query.shape[:2].numel() * call.value.shape[3] * call.query.element_size()
+
+
+def _part_bytes(call: PrefillCall) -> int:
+    """A row of a partial result: out and the sums of the softmax, in float32."""
+    return call.query.shape[:2].numel() * (call.value.shape[3] + SUMS) * FLOAT
+
+
+def _key_bytes(call: PrefillCall) -> int:
+    """A position of key and value."""
+    columns = call.query.shape[3] + call.value.shape[3]
+    return call.key.shape[:2].numel() * columns * call.query.element_size()
+
+
+def _parts(call: PrefillCall) -> Costs:
+    part = call.row_count(0) * _part_bytes(call)
+    return [((call.ranks - 1) * part, (call.ranks + 1) * part)] * call.ranks
+
+
+def _ring(call: PrefillCall) -> Costs:
+    ranks, hops = call.ranks, call.hops
     costs = []
     for rank in range(ranks):
-        shards = [sizes.key_count((rank - step) % ranks) * sizes.key_bytes for step in range(ranks)]
+        shards = [call.shards.counts[(rank - step) % ranks] * _key_bytes(call) for step in range(ranks)]
         passed = [shard for step, shard in enumerate(shards) if hops[(rank - step) % ranks] > step]
-        part = sizes.row_count(rank) * sizes.part_bytes
+        part = call.row_count(rank) * _part_bytes(call)
         most = max(shards)  # one leaves while the other arrives
         costs.append((sum(passed), 2 * most + 4 * part))
     return costs
 
 
-def _rows(sizes: Sizes) -> Costs:
-    ranks = sizes.ranks
-    counts = [sizes.row_count(rank) for rank in range(ranks)]
-    gathered = max(counts) * sizes.row_bytes
+def _rows(call: PrefillCall) -> Costs:
+    ranks = call.ranks
+    counts = [call.row_count(rank) for rank in range(ranks)]
+    gathered = max(counts) * _row_bytes(call)
     costs = []
     for count in counts:
-        returned = (sum(counts) - count) * sizes.part_bytes
-        memory = (ranks + 1) * gathered + 2 * (sum(counts) + ranks * count) * sizes.part_bytes
+        returned = (sum(counts) - count) * _part_bytes(call)
+        memory = (ranks + 1) * gathered + 2 * (sum(counts) + ranks * count) * _part_bytes(call)
         costs.append(((ranks - 1) * gathered + returned, memory))
     return costs
 
 
-def _heads(sizes: Sizes) -> Costs:
-    ranks = sizes.ranks
-    all_rows = sum(sizes.row_count(rank) for rank in range(ranks))
-    all_keys = sum(sizes.key_count(rank) for rank in range(ranks))
-    lse_bytes = sizes.batch * sizes.q_heads * FLOAT if sizes.return_lse else 0
+def _heads(call: PrefillCall) -> Costs:
+    ranks, all_rows, all_keys = call.ranks, call.rows.length, call.shards.length
+    lse_bytes = call.query.shape[:2].numel() * FLOAT if call.return_lse else 0
     costs = []
     for rank in range(ranks):
-        rows, keys = sizes.row_count(rank), sizes.key_count(rank)
-        operands = (rows * sizes.row_bytes + keys * sizes.key_bytes) * (ranks - 1) // ranks
-        results = (all_rows - rows) * (sizes.out_bytes + lse_bytes) // ranks
-        whole = (all_rows * (sizes.row_bytes + sizes.out_bytes) + all_keys * sizes.key_bytes) // ranks
+        rows, keys = call.row_count(rank), call.shards.counts[rank]
+        operands = (rows * _row_bytes(call) + keys * _key_bytes(call)) * (ranks - 1) // ranks
+        results = (all_rows - rows) * (_out_bytes(call) + lse_bytes) // ranks
+        whole = (all_rows * (_row_bytes(call) + _out_bytes(call)) + all_keys * _key_bytes(call)) // ranks
         costs.append((operands + results, 2 * whole))
     return costs
 
 
-def work_of(sizes: Sizes) -> tuple[float, ...]:
+def work_of(call: PrefillCall) -> tuple[float, ...]:
     """Each rank's share of the scores that are not hidden by position."""
-    ranks = range(sizes.ranks)
-    if sizes.is_replicated:
-        positions = [positions_in(sizes.keys[rank]) for rank in ranks]
-    else:
-        positions = [positions_in(sorted(itertools.chain(*sizes.keys)))] * sizes.ranks
-    scores = [_scores(sizes, sizes.rows[rank], positions[rank]) for rank in ranks]
+    pairs = call.scores.seen.pairs
+    every = ((0, call.shards.length),)
+    scores = [
+        sum(
+            pairs(first, rows, key + keys) - pairs(first, rows, key)
+            for first, rows in call.row_runs[rank]
+            for key, keys in (call.shards.runs[rank] if call.is_replicated else every)
+        )
+        for rank in range(call.ranks)
+    ]
     return tuple(count / max(sum(scores), 1) for count in scores)
-
-
-def _scores(sizes: Sizes, rows: tuple[Run, ...], position: torch.Tensor) -> int:
-    """Pairs of a row and a key that it sees, of the keys at these positions."""
-    seen, row = sizes.scores, positions_in(rows)
-    after = row + 1 if seen.is_causal else torch.full_like(row, FAR)
-    sinks = after.clamp(max=seen.sink_tokens)
-    first = row - min(seen.window_left, FAR) if seen.window_left >= 0 else torch.full_like(row, -FAR)
-    end = row + min(seen.window_right, FAR) + 1 if seen.window_right >= 0 else after
-    first = torch.maximum(first, sinks)
-    end = torch.maximum(torch.minimum(end, after), first)
-    until_sinks, until_first, until_end = (
-        torch.searchsorted(position, bound) for bound in (sinks, first, end)
-    )
-    return int((until_sinks + until_end - until_first).sum())

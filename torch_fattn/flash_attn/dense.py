@@ -125,32 +125,12 @@ def _dense(
     return result(into(target, without_padding(out, value_dim)), lse, return_attn_probs)
 
 
-# fmt: off
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., *, return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: bool = ...,
-) -> Result: ...
-# fmt: on
 @public("torch_fattn.flash_attn.flash_attn_qkvpacked_func", names=dict.fromkeys("qkv", "qkv"))
 def flash_attn_qkvpacked_func(
     qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
-) -> Result:  # fmt: skip
+) -> Any:  # fmt: skip
     """`flash_attn_func` of qkv `[B, L, 3, H, D]`, which is not copied."""
     op = "flash_attn_qkvpacked_func"
     check_shape(op, "qkv", qkv, _PACKED_QKV)
@@ -161,32 +141,12 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
-# fmt: off
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., *, return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: bool = ...,
-) -> Result: ...
-# fmt: on
 @public("torch_fattn.flash_attn.flash_attn_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_kvpacked_func(
     q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
-) -> Result:  # fmt: skip
+) -> Any:  # fmt: skip
     """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, which is not copied."""
     op = "flash_attn_kvpacked_func"
     check_shape(op, "kv", kv, _PACKED_KV)

@@ -247,33 +247,13 @@ def _sequences_of_rows(cu_seqlens_q: Tensor, rows: int) -> tuple[Tensor, Tensor]
     return row, torch.searchsorted(cu_seqlens_q.contiguous(), row, right=True) - 1
 
 
-# fmt: off
-@overload
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
-) -> Result: ...
-# fmt: on
 @public("torch_fattn.flash_attn.flash_attn_varlen_qkvpacked_func", names=_QKV)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Result:  # fmt: skip
+) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, which is not copied."""
     op = "flash_attn_varlen_qkvpacked_func"
     check_shape(op, "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
@@ -285,36 +265,13 @@ def flash_attn_varlen_qkvpacked_func(
     return result(out, lse, return_attn_probs)
 
 
-# fmt: off
-@overload
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
-    return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ...,
-    softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Result: ...
-# fmt: on
 @public("torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
-) -> Result:  # fmt: skip
+) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, which is not copied."""
     op = "flash_attn_varlen_kvpacked_func"
     check_shape(op, "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..operators import LOGITS_OPERATORS
 from ..operators.kv_formats import head_dim
+from ..operators.visibility import Visibility
 from .chips import Chip
 
 LSE_BYTES = 4
-FAR = 2**40  # beyond every position
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,7 @@ def pairs_and_keys(rows: int, keys: int, call: Mapping[str, Any], is_causal: boo
         return 0, 0
     offset = call.get("q_offset")
     first = keys - rows if offset is None else offset
-    left, right = (call[name] if call[name] >= 0 else FAR for name in ("window_left", "window_right"))
-    last, sinks = 0 if is_causal else FAR, min(call["sink_tokens"], keys)
-
-    def until(shift: int, end: int) -> int:
-        """The pairs with a key below `end` and at most `shift` after the row's position."""
-        low, high = first + shift + 1, first + shift + rows  # numbers of keys of the first and the last row
-        low_in, high_in = max(low, 1), min(high, end)
-        rising = (low_in + high_in) * (high_in - low_in + 1) // 2 if low_in <= high_in else 0
-        return rising + max(high - max(low - 1, end), 0) * end
-
-    def after_sinks(shift: int) -> int:
-        return until(shift, keys) - until(shift, sinks)
-
-    right = min(right, last)
-    pairs = until(last, sinks) + after_sinks(right) - after_sinks(-left - 1)
-    sinks = max(min(sinks, first + rows + last), 0)
-    return pairs, sinks + max(min(first + rows + right, keys) - max(first - left, sinks), 0)
+    seen = Visibility(is_causal, call["window_left"], call["window_right"], call["sink_tokens"])
+    begin, end = seen.window(first)[0], seen.window(first + rows - 1)[1]
+    sinks = max(min(seen.sinks(first + rows - 1), keys), 0)
+    return seen.pairs(first, rows, keys), sinks + max(min(end, keys) - max(begin, sinks), 0)

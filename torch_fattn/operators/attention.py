@@ -24,16 +24,8 @@ __all__ = [
     "paged_decode",
     "paged_prefill",
     "prefill",
-    "tree_bits",
     "varlen_prefill",
 ]
-
-
-def tree_bits(tree_mask: Tensor) -> Tensor:
-    """A tree mask as int64 `[Lq]` or `[B, Lq]`: bit t of row i says whether it sees draft token t."""
-    if tree_mask.dtype != torch.bool:
-        return tree_mask
-    return (tree_mask.long() << torch.arange(tree_mask.shape[-1], device=tree_mask.device)).sum(-1)
 
 
 @overload

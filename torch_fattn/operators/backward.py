@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -62,13 +63,10 @@ def prefill_backward(
     The method is FlashAttention's (Dao et al. 2022, 2023), in two passes, of which one owns rows and one
     keys, so that nothing is added in an order that may change.
     """
-    return _gradients(
-        torch.ops.fattn.prefill_backward(
-            grad_out, grad_lse, query, key, value, out, lse, attn_mask, **options
-        ),
-        options.get("sinks"),
-        options.get("alibi_slopes"),
+    results = torch.ops.fattn.prefill_backward(
+        grad_out, grad_lse, query, key, value, out, lse, attn_mask, **options
     )
+    return _gradients(results, options)
 
 
 @public("fattn.varlen_prefill_backward", options="varlen_prefill_backward")
@@ -99,32 +97,15 @@ def varlen_prefill_backward(
         The gradients of query, key, value, sinks and alibi_slopes, as those of `prefill_backward`. Rows and
         keys of no sequence have gradient 0, and what grad_out, grad_lse and lse hold there is not read.
     """
-    return _gradients(
-        torch.ops.fattn.varlen_prefill_backward(
-            grad_out,
-            grad_lse,
-            query,
-            key,
-            value,
-            out,
-            lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            **options,
-        ),
-        options.get("sinks"),
-        options.get("alibi_slopes"),
+    results = torch.ops.fattn.varlen_prefill_backward(
+        *(grad_out, grad_lse, query, key, value, out, lse),
+        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        **options,
     )
+    return _gradients(results, options)
 
 
-def _gradients(results: tuple[Tensor, ...], sinks: Tensor | None, alibi_slopes: Tensor | None) -> Gradients:
-    query, key, value, grad_sinks, grad_slopes = results
-    return (
-        query,
-        key,
-        value,
-        None if sinks is None else grad_sinks,
-        None if alibi_slopes is None else grad_slopes,
-    )
+def _gradients(results: tuple[Tensor, ...], options: Mapping[str, Any]) -> Gradients:
+    query, key, value, of_sinks, of_slopes = results
+    has_sinks, has_slopes = (options.get(name) is not None for name in ("sinks", "alibi_slopes"))
+    return query, key, value, of_sinks if has_sinks else None, of_slopes if has_slopes else None

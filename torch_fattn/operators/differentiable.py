@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
+from .attention import prefill, varlen_prefill
 from .options import PrefillOptions, VarlenPrefillOptions
 
 if TYPE_CHECKING:
@@ -17,42 +19,20 @@ __all__ = ["MAX_BACKWARD_HEAD_DIM", "attention", "needs_gradient", "varlen_atten
 
 MAX_BACKWARD_HEAD_DIM = 256  # of query, key and value
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 
 def needs_gradient(*operands: Tensor | None) -> bool:
     """Whether a result of these operands belongs to a graph."""
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands)
 
 
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[PrefillOptions],
-) -> Tensor: ...
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[PrefillOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    return_lse: bool,
-    **options: Unpack[PrefillOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+def _typed_as(other: _Function) -> Callable[[Callable[..., Any]], _Function]:
+    """Decorates a function with the overloads of another one."""
+    return lambda function: cast("_Function", function)
+
+
+@_typed_as(prefill)
 @public("fattn.attention", options="attention")
 def attention(
     query: Tensor,
@@ -87,45 +67,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-@overload
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[VarlenPrefillOptions],
-) -> Tensor: ...
-@overload
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[VarlenPrefillOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    return_lse: bool,
-    **options: Unpack[VarlenPrefillOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@_typed_as(varlen_prefill)
 @public("fattn.varlen_attention", options="varlen_attention")
 def varlen_attention(
     query: Tensor,

@@ -28,6 +28,11 @@ def merge_parts(outs: Sequence[Tensor], sums: Sequence[Tensor], dtype: torch.dty
     return out, lse
 
 
+def token_major(out: Tensor) -> Tensor:
+    """The same numbers `[B, Hq, Lq, Dv]`, as a view of a tensor `[B, Lq, Hq, Dv]`."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def without_keys(sums: Tensor, rows: Tensor) -> Tensor:
     """The sums where `rows`, which can be broadcast to `[.., 1]`, have seen no key after all."""
     return torch.cat((sums[..., :3].where(~rows, sums.new_tensor(NO_KEYS)), sums[..., 3:]), -1)

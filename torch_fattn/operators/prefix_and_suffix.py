@@ -17,6 +17,7 @@ from torch import Tensor
 from ..runtime.options import with_defaults
 from .options import DecodeOptions, PointwiseOptions
 from .parts import merge_parts, result_dtype, shifted, without_keys
+from .visibility import Visibility, limited
 
 # From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
 # every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.
@@ -152,10 +153,12 @@ def attend(
 
     mask = _columns(attn_mask, 0, prefix.length)
     if 0 <= window_left < keys - 1:
-        mask = _limited(mask, _in_window(rows, prefix, suffix, window_left, sink_tokens))
+        row = _beyond_prefix(rows, suffix)[..., None] + (prefix.length - 1)
+        key = torch.arange(prefix.length, device=row.device)
+        mask = limited(mask, Visibility(False, window_left, -1, sink_tokens).sees(row, key))
     if mask is not None and mask.shape[0] > 1 and is_empty is not None:
         # Rows of an empty sequence would see keys that no other row sees, and those may be NaN.
-        mask = _limited(mask, ~is_empty[:, None, None, None])
+        mask = limited(mask, ~is_empty[:, None, None, None])
     head_dim = max(rows.query.shape[-1], prefix.value.shape[-1])
     if (
         rows.sharing > DECODE_ROWS
@@ -197,20 +200,6 @@ def _beyond_prefix(rows: Rows, suffix: Keys) -> Tensor:
     if suffix.seq_lens is None:
         return (suffix.length + row)[None, None]
     return suffix.seq_lens.clamp(0, suffix.length)[:, None, None] + row
-
-
-def _in_window(rows: Rows, prefix: Keys, suffix: Keys, window_left: int, sink_tokens: int) -> Tensor:
-    """Which keys of the prefix are in each row's window, bool `[B or 1, 1, Lq, P]`."""
-    key = torch.arange(prefix.length, device=rows.query.device)
-    begin = _beyond_prefix(rows, suffix)[..., None] + (prefix.length - 1 - window_left)
-    return (key >= begin) | (key < sink_tokens)
-
-
-def _limited(mask: Tensor | None, seen: Tensor) -> Tensor:
-    """The mask, without the keys that are not in `seen`."""
-    if mask is None:
-        return seen
-    return mask & seen if mask.dtype == torch.bool else mask.where(seen, -torch.inf)
 
 
 def _is_broadcastable(mask: Tensor, shape: tuple[int, ...]) -> bool:

@@ -14,6 +14,7 @@ from ..runtime.signatures import check_tensor, is_checked, public
 from .attention import paged_decode
 from .kv_formats import head_dim
 from .options import DecodeOptions, StorageOptions
+from .parts import token_major
 from .prefix_and_suffix import Keys, Rows, attend
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def shared_prefix_decode(
     token_major_out = rest.pop("token_major_out", False)
     out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, rest)
     if token_major_out:
-        out = _token_major(out)
+        out = token_major(out)
     return (out, lse) if return_lse else out
 
 
@@ -288,7 +289,7 @@ def shared_prefix_paged_decode(
     token_major_out = rest.pop("token_major_out", False)
     out, lse = attend(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, rest)
     if token_major_out:
-        out = _token_major(out)
+        out = token_major(out)
     return (out, lse) if return_lse else out
 
 
@@ -296,12 +297,6 @@ def _apart(options: DecodeOptions) -> tuple[DecodeOptions, dict[str, Any]]:
     """The options of scores and results, and those that describe the storage of key and value."""
     rest: Any = dict(options)
     return rest, {name: rest.pop(name) for name in STORAGE if name in rest}
-
-
-def _token_major(out: Tensor) -> Tensor:
-    """Converts a merged result, which is contiguous as `[B, H, L, D]`; with one row that is token-major
-    too."""
-    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _least_own(query: Tensor, options: DecodeOptions) -> int:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..operators.attention import tree_bits
 from ..operators.options import (
     DecodeOptions,
     PagedPrefillOptions,
@@ -18,6 +17,8 @@ from ..operators.options import (
     StorageOptions,
     VarlenPrefillOptions,
 )
+from ..operators.parts import token_major
+from ..operators.visibility import Visibility, tree_sees
 from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .kv_formats import dequantise, quantise
@@ -54,7 +55,7 @@ def differentiable_prefill(
     positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
     visible = _visible(positions, lengths, kv_len, every["is_causal"], every)
     out, lse = _attend(query, key, value, positions, visible, attn_mask, every)
-    return (_token_major(out) if every["token_major_out"] else out), lse
+    return (token_major(out) if every["token_major_out"] else out), lse
 
 
 @public("torch_fattn.reference.decode", options="decode", refused_by="decode")
@@ -74,9 +75,10 @@ def decode(
     positions = lengths[:, None] - q_len + torch.arange(q_len, device="cpu")
     visible = _visible(positions, lengths, capacity, True, every)
     if (tree_mask := every["tree_mask"]) is not None:
-        visible = visible & _tree_visible(tree_bits(tree_mask.cpu()), lengths, q_len, capacity)
+        token = torch.arange(capacity, device="cpu") - (lengths[:, None] - q_len)
+        visible = visible & tree_sees(tree_mask.cpu(), token)[:, None]
     out, lse = _attend(query, key, value, positions, visible, every["attn_mask"], every)
-    return (_token_major(out) if every["token_major_out"] else out), lse
+    return (token_major(out) if every["token_major_out"] else out), lse
 
 
 @public("torch_fattn.reference.paged_decode", options="paged_decode", refused_by="paged_decode")
@@ -250,25 +252,10 @@ def _visible(
     positions: Tensor, lengths: Tensor, kv_len: int, is_causal: bool, options: ScoreOptions
 ) -> Tensor:
     """Which keys the rows at `positions` `[B,Lq]` may see by position alone: bool `[B,1,Lq,Lk]`."""
-    p = positions[:, None, :, None]
     j = torch.arange(kv_len, device="cpu")
-    visible = (j < lengths[:, None, None, None]).expand(*p.shape[:3], kv_len)
-    if is_causal:
-        visible = visible & (j <= p)
-    in_window = torch.ones((), dtype=torch.bool, device="cpu")
-    if options["window_left"] >= 0:
-        in_window = in_window & (j >= p - options["window_left"])
-    if options["window_right"] >= 0:
-        in_window = in_window & (j <= p + options["window_right"])
-    return visible & (in_window | (j < options["sink_tokens"]))
-
-
-def _tree_visible(tree_mask: Tensor, lengths: Tensor, q_len: int, capacity: int) -> Tensor:
-    """Bit t of `tree_mask[b, i]` says whether row i sees draft token t, the t-th of the newest `q_len`
-    keys."""
-    token = torch.arange(capacity, device="cpu") - (lengths[:, None, None, None] - q_len)
-    rows = tree_mask.expand(lengths.shape[0], q_len)[:, None, :, None]
-    return (token < 0) | ((rows >> token.clamp(0, q_len - 1)) & 1).bool()
+    windows = options["window_left"], options["window_right"], options["sink_tokens"]
+    sees = Visibility(is_causal, *windows).sees(positions[:, None, :, None], j)
+    return sees & (j < lengths[:, None, None, None])
 
 
 def _gather_blocks(cache: Tensor, tables: Tensor) -> Tensor:
@@ -328,11 +315,6 @@ def modified(scores: Tensor, positions: Tensor, options: ScoreOptions) -> Tensor
         distance = torch.arange(scores.shape[3], device="cpu") - positions[:, None, :, None]
         scores = scores + alibi_slopes.cpu().to(scores.dtype)[..., None, None] * distance
     return scores
-
-
-def _token_major(out: Tensor) -> Tensor:
-    """The same numbers, as a view of a tensor `[B,Lq,Hq,Dv]`."""
-    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _numbers(key: Tensor, value: Tensor, options: StorageOptions) -> tuple[Tensor, Tensor]:

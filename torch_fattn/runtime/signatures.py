@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -176,6 +176,9 @@ def _takes(part: Any, value: Any) -> bool:
     return isinstance(value, of)
 
 
+_Given = list[tuple[str, _Kind, Any]]  # the arguments of a call that have names
+
+
 class Signature:
     """The arguments of a public function; with `options`, also an operator's, or those of these defaults."""
 
@@ -231,12 +234,6 @@ class Signature:
             if Tensor in kind.parts and needed[name].default is inspect.Parameter.empty
         )
 
-    def named(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, defaults included."""
-        bound = self._arguments.bind(*arguments, **keywords)
-        bound.apply_defaults()
-        return bound.arguments
-
     def of_class(self, cls: Any) -> Signature:
         """That of a method which the class inherits, with the `_name` of the class."""
         name = f"{cls._name}.{self.name.rpartition('.')[2]}"
@@ -262,25 +259,31 @@ class Signature:
         self.check(arguments, keywords)
         if fault := self._fault_of_call(arguments, keywords):
             raise fault
-        self._check_layouts(arguments, keywords)
-        self._check_strictly(arguments, keywords)
+        given = self._given(arguments, keywords)
+        self._check_layouts(given)
+        self._check_strictly(given)
 
     def of(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], error: Exception) -> Exception:
         """The error with this function's name. An error without a name is a bug here or in torch, unless an
         argument explains it."""
-        self._check_layouts(arguments, keywords)
-        self._check_lengths(arguments, keywords)
+        given = self._given(arguments, keywords)
+        self._check_layouts(given)
+        self._check_lengths(given)
         if str(error).startswith("fattn attention in "):  # followed by the name of a layer
             return error
         named = _NAMED.match(str(error))
         if named is None or self._refused_by is not None:
             if fault := self._fault_of_call(arguments, keywords):
                 return fault
-            self._check_strictly(arguments, keywords)
+            self._check_strictly(given)
             if " is on meta" in str(error) or torch.ops.fattn._torch_error(str(error)) == "no_data":
-                self._refuse_meta(arguments, keywords)
+                for what, _kind, value in given:
+                    if isinstance(value, Tensor) and value.is_meta:
+                        raise ValueError(
+                            f"{self.name}: {what} is on meta, which has no data; pass a tensor with data"
+                        ) from None
             if self._refused_by is not None:
-                error = _refusal(self._refused_by, self._given(arguments, keywords)) or error
+                error = _refusal(self._refused_by, given) or error
                 named = _NAMED.match(str(error))
         if named is None or (named.group(1) == self.name and not self._names):
             return error
@@ -302,38 +305,27 @@ class Signature:
             return TypeError(f"{self.name}: {error}; {advice}")
         return None
 
-    def _refuse_meta(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        for what, _kind, value in self._given(arguments, keywords):
-            if isinstance(value, Tensor) and value.is_meta:
-                raise ValueError(
-                    f"{self.name}: {what} is on meta, which has no data; pass a tensor with data"
-                ) from None
-
-    def _given(
-        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
-    ) -> Iterator[tuple[str, _Kind, Any]]:
+    def _given(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> _Given:
         given = {**dict(zip(self._places, arguments, strict=False)), **keywords}
-        for what, value in given.items():
-            if what in self._kinds:
-                yield what, self._kinds[what], value
+        return [(what, self._kinds[what], value) for what, value in given.items() if what in self._kinds]
 
-    def _check_layouts(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    def _check_layouts(self, given: _Given) -> None:
         """Refuses layouts for which torch's own message would be its whole table of kernels."""
         if self._any_layout:
             return
-        for what, _kind, value in self._given(arguments, keywords):
+        for what, _kind, value in given:
             if found := _without_strides(value):
                 raise TypeError(f"{self.name}: {what} is {found[0]}; pass {found[1]}") from None
 
-    def _check_strictly(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        for what, kind, value in self._given(arguments, keywords):
+    def _check_strictly(self, given: _Given) -> None:
+        for what, kind, value in given:
             if not kind.takes(value):
                 _refuse(self.name, what, value, kind.words)
-        self._check_lengths(arguments, keywords)
+        self._check_lengths(given)
 
-    def _check_lengths(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    def _check_lengths(self, given: _Given) -> None:
         """Refuses numbers and strings that are too long for a message, or for C++."""
-        for what, _kind, value in self._given(arguments, keywords):
+        for what, _kind, value in given:
             if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
                 raise ValueError(
                     f"{self.name}: {what} is a number of {value.bit_length()} bits; pass one of at most 63"
@@ -349,19 +341,16 @@ class Signature:
         if kind.takes(value):
             is_number = isinstance(value, Tensor) and Tensor not in kind.parts
             if is_number and value.requires_grad and torch.is_grad_enabled():
-                self._refuse_gradient(what)
+                # torch would read the number and drop the gradient.
+                other = ", or multiply the query by it and pass 1.0" if "scal" in what else ""
+                raise NotImplementedError(
+                    f"{self.name}: {what} is a tensor that requires grad, and a number has no gradient; pass "
+                    f"{what}.item(){other}"
+                )
             return
         if stranger := kind.stranger_in(value):
             raise TypeError(f"{self.name}: {what} holds {shown(stranger[0])}; pass {kind.words}")
         _refuse(self.name, what, value, kind.words)
-
-    def _refuse_gradient(self, what: str) -> NoReturn:
-        """torch would read the number and drop the gradient."""
-        other = ", or multiply the query by it and pass 1.0" if "scal" in what else ""
-        raise NotImplementedError(
-            f"{self.name}: {what} is a tensor that requires grad, and a number has no gradient; pass "
-            f"{what}.item(){other}"
-        )
 
     def _refuse_unknown(self, what: str) -> None:
         if self._takes_any:
@@ -427,7 +416,7 @@ def public(
     return decorate
 
 
-def _refusal(op: str, given: Iterable[tuple[str, _Kind, Any]]) -> Exception | None:
+def _refusal(op: str, given: _Given) -> Exception | None:
     def planned(kind: _Kind, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value

@@ -96,23 +96,20 @@ class Subject:
             and (row.min_dim <= self.max_dim and self.min_dim <= row.max_dim)
         )
 
-    def heads(self, calls: Calls) -> tuple[int, int]:
-        heads, kv_heads = calls.heads[self.op]
-        return (heads if self.shares_keys else kv_heads), kv_heads
+    def shapes(self, calls: Calls, i: int) -> list[tuple[int, int]]:
+        """Heads and rows of query, key and value of the call with length i."""
+        (heads, kv_heads), (q_len, kv_len) = calls.heads[self.op], calls.lengths[self.op][i]
+        return [(heads if self.shares_keys else kv_heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len)]
 
     def operands(self, calls: Calls, i: int, device: str) -> list[torch.Tensor]:
-        """Operands of the call with length i."""
-        (heads, kv_heads), (q_len, kv_len) = self.heads(calls), calls.lengths[self.op][i]
-        dtype = getattr(torch, self.dtype)
-        generator = torch.Generator().manual_seed(1)
-
-        def tensor(heads: int, rows: int) -> torch.Tensor:
-            shape = (1, heads, rows, self.dim)
-            if device == "cpu":  # the same on every machine
-                return torch.randn(shape, generator=generator).to(dtype)
-            return torch.randn(shape, device=device).to(dtype)
-
-        return [tensor(heads, q_len), tensor(kv_heads, kv_len), tensor(kv_heads, kv_len)]
+        """Operands of the call with length i; on the CPU the same on every machine."""
+        generator = torch.Generator().manual_seed(1) if device == "cpu" else None
+        return [
+            torch.randn(1, *shape, self.dim, generator=generator, device=device).to(
+                getattr(torch, self.dtype)
+            )
+            for shape in self.shapes(calls, i)
+        ]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -120,13 +117,11 @@ class Subject:
 
     def plan(self, calls: Calls, i: int) -> Explanation:
         """The plan of the call with length i on this GPU, with the current tuning."""
-        (heads, kv_heads), (q_len, kv_len) = self.heads(calls), calls.lengths[self.op][i]
-
-        def tensor(heads: int, rows: int) -> torch.Tensor:
-            head = torch.empty(1, 1, rows, self.dim, dtype=getattr(torch, self.dtype), device="mps")
-            return head.expand(1, heads, rows, -1)
-
-        operands = tensor(heads, q_len), tensor(kv_heads, kv_len), tensor(kv_heads, kv_len)
+        dtype = getattr(torch, self.dtype)
+        operands = (
+            torch.empty(1, 1, rows, self.dim, dtype=dtype, device="mps").expand(-1, heads, -1, -1)
+            for heads, rows in self.shapes(calls, i)
+        )
         return explain(self.op, *operands, **self.options)
 
 
