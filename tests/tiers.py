@@ -53,8 +53,6 @@ SWEEPS = {
 CATALOGUES = (
     "tests/refusals/test_bad_input.py::test_wrong_call",
     "tests/refusals/test_advice.py::test_advice_leads_to_the_right_result",
-    "tests/flash_attn/test_refusals.py::test_refused_untouched",
-    "tests/flash_attn/test_refusals.py::test_packed",
     "tests/refusals/test_public_calls.py::test_a_wrong_type",
     "tests/refusals/test_public_calls.py::test_shapes_that_do_not_fit",
     "tests/refusals/test_public_calls.py::test_missing_and_unknown_arguments_name_the_function",
