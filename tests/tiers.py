@@ -45,8 +45,6 @@ SWEEPS = {
     "tests/distributed/test_random.py::test_more_varlen_prefills": "300 random problems",
     "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
     "tests/operators/test_large_offsets.py": "14 GB of memory",
-    "tests/project/test_no_gpu.py::test_nothing_fails": "the tier `host` once more",
-    "tests/third_party/": "packages and checkouts that nothing here installs",
     "tests/transformers/test_serve_load.py::test_a_thousand_requests": "minutes of a server",
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
@@ -55,9 +53,6 @@ SWEEPS = {
 CATALOGUES = (
     "tests/refusals/test_bad_input.py::test_wrong_call",
     "tests/refusals/test_advice.py::test_advice_leads_to_the_right_result",
-    "tests/refusals/test_cache_write.py::test_wrong_call",
-    "tests/flash_attn/test_refusals.py::test_refused_untouched",
-    "tests/flash_attn/test_refusals.py::test_packed",
     "tests/refusals/test_public_calls.py::test_a_wrong_type",
     "tests/refusals/test_public_calls.py::test_shapes_that_do_not_fit",
     "tests/refusals/test_public_calls.py::test_missing_and_unknown_arguments_name_the_function",

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, pictures of masks and
+"""Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, pictures of
 measurements, and the options of functions."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import griffe
-import mask_pictures
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -45,8 +44,6 @@ def repository() -> str | None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, text in mask_pictures.files().items():
-        files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "pictures/nvidia-h200.png", content=measured_picture()))
     for name in PICTURES:
         path = f"pictures/{posixpath.basename(name)}"

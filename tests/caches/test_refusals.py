@@ -14,7 +14,6 @@ from tests.helpers.cache_classes import (
     DIM,
     HEADS,
     KV_HEADS,
-    LAYERS,
     VALUE_DIM,
     paged,
     same,
@@ -41,13 +40,6 @@ def test_freed_twice() -> None:
 def test_wrong_use() -> None:
     cache = paged()
     one, two = cache.allocate(), cache.allocate()
-    with pytest.raises(ValueError, match="not distinct"):
-        cache.extend([one, one])
-    with pytest.raises(ValueError, match="3 numbers of new tokens were given for 2 sequences"):
-        cache.extend([one, two], (1, 2, 3))
-    with pytest.raises(ValueError, match="-1 is not a number of new tokens"):
-        cache.extend([one, two], (4, -1))
-    assert cache.free_blocks == 12
     step = cache.extend([one, two], 2)
     query = torch.zeros(2, HEADS, 1, DIM, device="mps")
     key, value = (torch.zeros(4, KV_HEADS, dim, device="mps") for dim in (DIM, VALUE_DIM))
@@ -66,29 +58,6 @@ def test_wrong_use() -> None:
     cache.free(one)
     with pytest.raises(ValueError, match=f"sequence {one} is not allocated"):
         cache.decode(1, step, query)
-
-
-def test_missing_lengths() -> None:
-    cache = paged("cpu")
-    one = cache.allocate()
-    cache.extend([one], 5)
-    before = snapshot(cache)
-    for length in (-1, 6):
-        with pytest.raises(
-            ValueError, match=f"truncate: length {length} is not from 0 to 5, the tokens of s"
-        ):
-            cache.truncate(one, length)
-    assert same(snapshot(cache), before)
-    cache.truncate(one, 4)
-    assert cache.length(one) == 4
-
-
-def test_an_old_step_of_a_static_cache() -> None:
-    cache = static()
-    old = cache.extend(tokens=1)
-    cache.extend(tokens=1)
-    with pytest.raises(ValueError, match="sequence 0 has changed since this step"):
-        cache.append(0, old, *(torch.zeros(3, KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)))
 
 
 @pytest.mark.host_only
@@ -176,18 +145,6 @@ def new_rows(count: int, like: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("make", [static, paged])
-def test_a_step_of_another_cache(make: Any, device: str) -> None:
-    cache = make(device)
-    own = step_of(cache, 1)
-    for other in (static(device), paged(device)):
-        step = step_of(other, 1)
-        with pytest.raises(ValueError, match="belongs to another cache; use the one"):
-            cache.append(0, step, *new_rows(3, own.seq_lens.float()))
-    cache.append(0, own, *new_rows(3, own.seq_lens.float()))
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("make", [static, paged])
 def test_more_rows_than_new_tokens(make: Any, device: str) -> None:
     cache = make(device)
     for tokens, rows in ((3, 4), (1, 9), (0, 2)):
@@ -234,45 +191,6 @@ def test_a_fork_that_is_swapped_out_between_two_layers() -> None:
     cache.extend([swapped])
 
 
-@pytest.mark.parametrize("make", [static, paged])
-def test_new_tokens_are_of_the_cache(make: Any) -> None:
-    """Each call has one fault; the message describes it in terms of the cache, not of the tensors within
-    it."""
-
-    def refusals_of(what: str, right: Tensor) -> list[tuple[Tensor, type[Exception], str]]:
-        heads = f"2 key-value heads of {right.shape[-1]}"
-        of_size = "head_dim 24 and the cache 32; pass rows of 32" if what == "query" else heads
-        return [
-            (right.to("mps"), ValueError, rf"{what} is on mps:0 and the cache on cpu; move it with .to\("),
-            (right.to("meta"), ValueError, f"{what} is on meta, which has no data"),
-            (right.half(), TypeError, rf"{what} is torch.float16 .* .to\(torch.float32\), the cache's dtype"),
-            (right[..., :24], ValueError, f"{what} has .*{of_size}"),
-        ]
-
-    cache = make("cpu")
-    step = step_of(cache, 1)
-    key, value = new_rows(3, torch.ones(()))
-    query = torch.zeros(3, HEADS, 1, DIM)
-    for wrong, error, message in refusals_of("key", key):
-        with pytest.raises(error, match=f"append: {message}"):
-            cache.append(0, step, wrong, value)
-    for wrong, error, message in (
-        *refusals_of("value", value),
-        (value[0], ValueError, r"value has shape \[2, 64\]"),
-        (value[:, :1], ValueError, r"value has shape \[3, 1, 64\] and the cache 2 key-value heads of 64"),
-        (value[:2], ValueError, "value has 2 tokens and the step 3; pass the step's 3 tokens"),
-    ):
-        with pytest.raises(error, match=f"append: {message}"):
-            cache.append(0, step, key, wrong)
-    for wrong, error, message in refusals_of("query", query):
-        with pytest.raises(error, match=f"decode: {message}"):
-            cache.decode(0, step, wrong)
-        with pytest.raises(error, match=f"prefill: {message}"):
-            cache.prefill(0, step, wrong[:, :, 0])
-    cache.append(0, step, key, value)
-    cache.decode(0, step, query)
-
-
 def test_a_quantised_cache_takes_rows_of_every_dtype() -> None:
     cache = static("cpu", kv_format="int8")
     step = step_of(cache, 1)
@@ -281,47 +199,3 @@ def test_a_quantised_cache_takes_rows_of_every_dtype() -> None:
     cache.decode(0, step, torch.zeros(3, HEADS, 1, DIM, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match=r"key is torch.float64 .* convert it with .to\(torch.float32\)"):
         cache.append(0, step, key.double(), value)
-
-
-@pytest.mark.parametrize("make", [static, paged])
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"kv_format": "int3"}, ValueError, "'int3' is not known; use one of auto, int8, fp8_e4m3, int4"),
-        ({"kv_format": "int4", "head_dim": 48}, ValueError, "48 and 64 are not multiples of 32"),
-        ({"dtype": torch.int8}, TypeError, "torch.int8"),
-        ({"num_layers": 0}, ValueError, "num_layers 0"),
-        ({"head_dim": 0}, ValueError, "head_dim 0"),
-        ({"value_dim": 0}, ValueError, "value_dim 0"),
-        ({"head_dim": 12}, ValueError, "head_dim 12 is not a positive multiple of 8"),
-        ({"value_dim": 584}, NotImplementedError, "584 is above 576"),
-        ({"dtype": torch.float64}, TypeError, "float64"),
-        ({"num_kv_heads": -1}, ValueError, "num_kv_heads -1 is not a size; give 0 or more"),
-        ({"device": "gpu"}, ValueError, 'device \'gpu\' is not available here; use "mps" or "cpu"$'),
-    ],
-)
-def test_wrong_sizes(make: Any, changes: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        make(**changes)
-    make()
-
-
-@pytest.mark.parametrize(
-    ("make", "size"),
-    [(static, "batch_size"), (static, "capacity"), (paged, "num_blocks"), (paged, "max_sequences")],
-)
-def test_wrong_sizes_of_one_class(make: Any, size: str) -> None:
-    with pytest.raises(ValueError, match=f"{size} -1 is not a size; give 0 or more"):
-        make(**{size: -1})
-    make(**{size: 0})
-
-
-@pytest.mark.parametrize("make", [static, paged])
-@pytest.mark.parametrize("layer", [-1, LAYERS])
-def test_wrong_layers(make: Any, layer: int) -> None:
-    cache = make()
-    step = cache.extend([cache.allocate()], 1) if make is paged else cache.extend(tokens=1)
-    rows = [torch.zeros(len(step.sequences), KV_HEADS, d, device="mps") for d in (DIM, VALUE_DIM)]
-    with pytest.raises(IndexError, match=f"layer {layer} is not one of this cache's {LAYERS}"):
-        cache.append(layer, step, *rows)
-    cache.append(LAYERS - 1, step, *rows)

@@ -1,5 +1,5 @@
-"""Every command of the documents is in one table, which names its test. Commands that can run unchanged are
-run, and their output is compared with the document."""
+"""Commands of the documents: those in RUN run as they stand and print what the document says; the others name
+targets, modules and scripts that exist."""
 
 from __future__ import annotations
 
@@ -13,46 +13,22 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import needs_emulator
-from tests.helpers.document_commands import COMMANDS, ByTest, Run
 from tests.helpers.documents import DOCUMENTS, PYTHONPATH, ROOT, blocks_of, commands_of, inline_commands_of
 from tests.helpers.processes import run_python
 from tests.helpers.run_page import output_of, same_output
 
-
-def commands_in(markdown: str) -> set[str]:
-    return {command for command, _ in commands_of(markdown)} | inline_commands_of(markdown)
-
-
-def untold(markdown: str) -> set[str]:
-    return commands_in(markdown) - COMMANDS.keys()
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_command_is_in_the_table(path: Path) -> None:
-    assert not untold(path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.host_only
-def test_another_command_would_be_noticed() -> None:
-    assert untold("```sh\nmake build  # a comment\nmake \\\n  coffee\n```\n") == {"make coffee"}
-    assert untold("Say `python -m torch_fattn fly` or `make build`.") == {"python -m torch_fattn fly"}
-    assert untold("```text\nmake coffee\n```\n") == set()
-    assert untold("<!-- not run: there is no cup -->\n```sh\nmake coffee\n```\n") == set()
-    assert untold("<!-- not run: -->\n```sh\nmake coffee\n```\n") == {"make coffee"}
-
-
-@pytest.mark.host_only
-def test_every_command_of_the_table_is_written() -> None:
-    written = set().union(*(commands_in(path.read_text(encoding="utf-8")) for path in DOCUMENTS))
-    assert not COMMANDS.keys() - written
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("by", sorted({kind.by for kind in COMMANDS.values() if isinstance(kind, ByTest)}))
-def test_the_tests_that_it_names_are_there(by: str) -> None:
-    name, function = by.split("::")
-    assert re.search(rf"^def {function}\(", (ROOT / name).read_text(), re.MULTILINE), by
+RUN = [
+    "python -m softmetal doctor",
+    'eval "$(python -m softmetal config --env)"',
+    "python -m torch_fattn explain paged_decode --batch 8 --heads 32 --kv-heads 8 --kv-len 4096 "
+    '--chip "M3 Max" --verbose',
+    "python -m torch_fattn explain prefill --heads 32 --kv-heads 8 --kv-len 1024 --causal --macos 15.6 "
+    "--torch 2.15",
+    "python -m torch_fattn explain prefill --heads 6 --kv-heads 4",
+    "python -m torch_fattn explain decode --heads 32 --kv-heads 8 --kv-len 4096",
+    "python -m torch_fattn tune --show",
+    "python -m torch_fattn bench --shapes qwen3-0.6b --op decode --peers --backend counts",
+]
 
 
 def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -70,25 +46,60 @@ def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     "command",
     [
         pytest.param(command, marks=[needs_emulator] if "softmetal" in command or "counts" in command else [])
-        for command, kind in COMMANDS.items()
-        if isinstance(kind, Run)
+        for command in RUN
     ],
 )
 def test_commands_that_run_as_they_stand(command: str, tmp_path: Path) -> None:
     """Commands run, and print the documented output, on every page."""
     message = run(command, tmp_path)
+    places = 0
     for path in DOCUMENTS:
         markdown = path.read_text(encoding="utf-8")
         blocks = blocks_of(markdown)
         for written, block in commands_of(markdown):
             if written != command:
                 continue
+            places += 1
             assert message.returncode == block.exit_status, message.stderr
             wanted = output_of(blocks, blocks.index(block))
             if wanted is not None:
                 assert same_output(wanted.text, message.stdout + message.stderr), (
                     message.stdout + message.stderr
                 )
+    assert places or command in set().union(*(inline_commands_of(path.read_text()) for path in DOCUMENTS))
+
+
+def unknown(markdown: str) -> list[str]:
+    """Commands whose target, module or script does not exist."""
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony
+    found = []
+    for command in sorted({command for command, _ in commands_of(markdown)} | inline_commands_of(markdown)):
+        program, *words = command.split()
+        known = True
+        if program == "make" and words[0] != "-C":
+            known = words[0] in phony[1].split()
+        elif program == "python" and words[0] == "-m":
+            file = ROOT / words[1].replace(".", "/")
+            ours = words[1].startswith(("torch_fat", "bench", "tests"))
+            known = not ours or file.is_dir() or file.with_suffix(".py").is_file()
+        elif program == "python":
+            known = (ROOT / words[0]).is_file()
+        found += [] if known else [command]
+    return found
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_exist(path: Path) -> None:
+    assert not unknown(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("command", ["make coffee", "python -m torch_fatn", "python examples/none.py"])
+def test_an_unknown_command_would_be_noticed(command: str) -> None:
+    markdown = f"Say `make tea` or `make build`.\n\n```sh\n{command}  # a comment\n```\n"
+    assert unknown(markdown) == sorted(("make tea", command))
 
 
 @pytest.mark.host_only
@@ -98,16 +109,3 @@ def test_another_output_would_be_noticed() -> None:
     wanted = output_of(blocks, 0)
     assert wanted is not None and wanted.text == "README.md\n"
     assert output_of(blocks_of("```sh\nls\n```\n\n```text\nREADME.md\n```\n"), 0) is None
-
-
-@pytest.mark.host_only
-def test_an_output_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.docs import update_outputs
-
-    message = "# Page\n\n```sh\necho 4\n```\n\n<!-- output -->\n```text\n{}```\n\nAnd more.\n"
-    page = tmp_path / "page.md"
-    monkeypatch.setitem(COMMANDS, "echo 4", Run())
-    for old, written in (("3\nand 2\n", True), ("4\n", False), ("...\n", False)):
-        page.write_text(message.format(old))
-        assert update_outputs.update(page) == written
-        assert page.read_text() == message.format("4\n" if written else old)

@@ -56,7 +56,6 @@ def test_environment_variables_are_documented() -> None:
     cells = re.findall(r"^\| (`[A-Z_]+[=`][^|]*)\|", page.read_text(), re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`([A-Z_]+)", cell)}
     read = variables_that_are_read()
-    assert {"FATTN_CHECK", "MLX_METAL_WHEEL", "FATTN_LOCAL_VERSION", "COMFYUI"} <= read
+    assert {"FATTN_CHECK", "MLX_METAL_WHEEL", "FATTN_LOCAL_VERSION"} <= read
     assert not read - documented
-    others = {"MAX_JOBS", "LDFLAGS", "PYTHON"}  # torch's, setuptools' and the Makefile's
-    assert documented - read == others | {"NANOGPT", "TIMM", "DIFFUSERS"}  # by name, of checkouts
+    assert documented - read == {"MAX_JOBS", "LDFLAGS", "PYTHON"}  # torch's, setuptools' and the Makefile's

@@ -14,13 +14,11 @@ import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
 from tests.golden.calls import GOLDEN_CALLS, M1, M2_MAX, on_meta, plan_of
 from tests.helpers import drawing, problems
-from tests.helpers.kv_formats import has_row_scales, name_of
 from tests.helpers.problems import Problem
 from tests.helpers.processes import run_python
 from tests.helpers.wrong_calls import refusal
 
 MAX_THREADGROUP_BYTES = 32768
-ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat": 2}
 
 f16, bf16 = torch.float16, torch.bfloat16
 
@@ -67,8 +65,6 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         math.prod(launch["grid"]) / plan["device"]["cores"] / max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
     )
     assert params["heads_first"] == (p.causality != "none" and p.q_lens is None and waves < 16)
-    all_bytes = wide_bytes(p, macros, tile_rows) if wide else tile_bytes(p, macros)
-    assert launch["threadgroup_bytes"] == -(-all_bytes // 16) * 16
     constants = launch["constants"]
     assert constants["causal"] == p.is_causal
     assert constants["window"] == (p.window_left >= 0 or (p.window_right >= 0 and not p.is_causal))
@@ -88,37 +84,6 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         strides = (0, p.value_dim, p.q_heads * p.value_dim)
     assert params["out"] == dict(zip(("batch", "head", "row"), strides, strict=True))
     assert not constants["token_major_out"], "its strides say it"
-
-
-def scale_bytes(p: Problem, keys: int) -> int:
-    return 8 * (keys if has_row_scales(name_of(p.kv_format)) else 1)
-
-
-def tile_bytes(p: Problem, macros: dict[str, str]) -> int:
-    """The bytes of a step of keys and values with padding and scales, and of the saved state."""
-    kv_format, tile_keys = name_of(p.kv_format), int(macros["FATTN_TILE_KEYS"])
-    element_bytes = {"float": ELEMENT_BYTES[macros["FATTN_T"]], "int4": 4}.get(kv_format, 2)
-    tiles = tile_keys * ((p.head_dim + p.value_dim) * element_bytes + 16 + 64)
-    rows = int(macros["FATTN_SIMDGROUPS"]) * int(macros["FATTN_ROW_FRAGMENTS"]) * 8
-    return tiles + scale_bytes(p, tile_keys) + saved_bytes(rows, macros)
-
-
-def wide_bytes(p: Problem, macros: dict[str, str], tile_rows: int) -> int:
-    """The bytes of the query in pieces of 16, the products and scales of two steps, and the saved state."""
-    tile_keys = int(macros["FATTN_TILE_KEYS"])
-    column_shares = int(macros["FATTN_SIMDGROUPS"]) // int(macros["FATTN_ROW_GROUPS"])
-    sums = max(1, column_shares * 8 // tile_keys)  # shares of the columns that a product is the sum of
-    columns = -(-p.head_dim // 8 // sums) * 8
-    share_bytes = -(-columns * ELEMENT_BYTES[macros["FATTN_T"]] // 64) * 64
-    of_row = sums * (share_bytes + 2 * tile_keys * 4)
-    return tile_rows * of_row + scale_bytes(p, 2 * tile_keys) + saved_bytes(tile_rows, macros)
-
-
-def saved_bytes(tile_rows: int, macros: dict[str, str]) -> int:
-    """Three offsets and three keys of each row, where the keys begin, where the map's rows of cells begin,
-    and four keys of each simdgroup's rows."""
-    own_rows = 8 * int(macros["FATTN_ROW_FRAGMENTS"])
-    return tile_rows * (3 * 8 + 3 * 4) + 3 * 8 + -(-tile_rows // 16) * 8 + tile_rows // own_rows * 16
 
 
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.helpers import processes
-from tests.helpers.plan_program import COMPILER
 from tests.helpers.processes import run_python
 
 pytestmark = [
@@ -74,29 +73,3 @@ def test_which_calls_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_it_does_not_wait_forever() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         run_python(["-c", "import time; time.sleep(60)"], timeout=0.1)
-
-
-GETENV = r"""
-#include <dlfcn.h>
-#include <stdio.h>
-extern "C" char* getenv(const char* name) noexcept {
-  fprintf(stderr, "%s\n", name);
-  return reinterpret_cast<char* (*)(const char*)>(dlsym(RTLD_NEXT, "getenv"))(name);
-}
-"""
-IMPORT = """
-import os, sys
-read = type(os.environ).__getitem__
-type(os.environ).__getitem__ = lambda self, name: (print(name, file=sys.stderr), read(self, name))[1]
-import torch
-"""
-
-
-def test_import_torch_reads_no_varying_variable(tmp_path: Path) -> None:
-    library = str(tmp_path / "getenv.so")
-    command = [*COMPILER.split(), "-xc++", "-", "-shared", "-fPIC", "-o", library]
-    subprocess.run(command, input=GETENV, text=True, check=True)
-    done = run_python(["-c", IMPORT], env={**processes.early(os.environ), "LD_PRELOAD": library})
-    read = {*done.stderr.split()}
-    assert done.returncode == 0 and {"SOFTMETAL", "OMP_NUM_THREADS", "TORCH_LOGS"} <= read
-    assert {name for name in read if processes.LATE.fullmatch(name)} == {"PYTHONPATH"}

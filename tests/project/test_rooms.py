@@ -64,11 +64,3 @@ def test_includes_are_arrows(tmp_path: Path) -> None:
     assert list(rooms.violations("csrc", files, ("plan", "ops"))) == []
     upward = build(house, {"plan/device.h": '#import "../ops.h"\n'})
     assert "csrc/plan/device.h uses csrc/ops.h" in next(rooms.violations("csrc", upward, ("plan", "ops")))
-
-
-def test_the_drawing() -> None:
-    arrows = {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": {"e"}, "e": {"d", "c"}}
-    assert rooms.floors_of(arrows) == {"a": 2, "b": 1, "c": 0, "d": 1, "e": 1}
-    lines = list(rooms.drawing("house", arrows, rooms.floors_of(arrows)))
-    assert lines[:2] == ["house: 5 rooms on 3 floors, 6 arrows", "  2  a  b, c"]
-    assert lines[-1] in ("  a cycle: d -> e -> d", "  a cycle: e -> d -> e")

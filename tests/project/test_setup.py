@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import runpy
@@ -152,18 +151,6 @@ def test_links_of_the_readme_are_absolute(configured: Any, monkeypatch: pytest.M
     assert sum(ours.match(target) is not None for target in targets) > 5
 
 
-def test_links_as_text() -> None:
-    absolute = run_setup()["with_absolute_links"]
-    markdown = '[a](b/c.md#d) ![p](q.png) [x](https://y.z) [s](#t) <img width=3 src="u.png">'
-    blob, raw = (
-        "https://github.com/torch-fattn/torch-fattn/blob/main/",
-        ("https://raw.githubusercontent.com/torch-fattn/torch-fattn/main/"),
-    )
-    assert absolute(markdown) == (
-        f'[a]({blob}b/c.md#d) ![p]({raw}q.png) [x](https://y.z) [s](#t) <img width=3 src="{raw}u.png">'
-    )
-
-
 def emulator_flags() -> dict[str, str]:
     if not EMULATED:
         return {}
@@ -220,47 +207,6 @@ def test_modes_of_a_build(
     given = extension.extra_compile_args["cxx"]
     assert flags <= {*given} and sum(flag.startswith("-O") for flag in given) == 1
     assert extension.extra_link_args == [flag for flag in given if flag.startswith("-fsanitize")]
-
-
-def test_the_mode_of_make(tmp_path: Path) -> None:
-    """The stamp changes with the mode only, and has the variables that setup.py reads."""
-    mode = tmp_path / "mode"
-
-    def make(*variables: str) -> tuple[str, int]:
-        command = ["make", "--silent", str(mode), f"STAMPS={tmp_path}", *variables]
-        subprocess.run(command, cwd=SETUP.parent, check=True, env=os.environ | {"MAKEFLAGS": ""})
-        return mode.read_text().strip(), mode.stat().st_mtime_ns
-
-    release = make()
-    assert release[0] == "" and make() == release == make("DEBUG=0")
-    debug = make("DEBUG=1")
-    assert debug[0] == "FATTN_DEBUG=1" and make("DEBUG=1") == debug
-    assert make("DEBUG=1", "SANITIZE=address")[0] == "FATTN_DEBUG=1 FATTN_SANITIZE=address"
-    assert make()[1] > debug[1]
-
-
-def test_compile_commands(tmp_path: Path) -> None:
-    """Each command compiles its source, up to the machine code; the control lacks an include folder."""
-    tool = [sys.executable, str(SETUP.parent / "tools" / "compile_commands.py"), str(tmp_path / "commands")]
-    environ = {**os.environ, **emulator_flags()}
-    subprocess.run(tool, check=True, env=environ)
-    commands = {c["file"]: c for c in json.loads((tmp_path / "commands").read_text())}
-    assert {*commands} >= {"csrc/plan/check.cpp", "csrc/ops/module.cpp"}
-    command = commands["csrc/ops/module.cpp"]
-    for arguments, works in (
-        (command["arguments"], True),
-        ([a for a in command["arguments"] if not a.startswith("-I")], False),
-    ):
-        done = subprocess.run(
-            [*arguments, "-fsyntax-only"], cwd=command["directory"], capture_output=True, env=environ
-        )
-        assert (done.returncode == 0) == works, done.stderr
-
-
-def test_without_an_mps_device(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
-    (extension,) = configured()["ext_modules"]
-    assert not any(source.endswith(".mm") or "launch" in source for source in extension.sources)
 
 
 PIPELINES = SETUP.parent / "csrc" / "metal" / "pipelines.mm"

@@ -1,7 +1,8 @@
-"""The advice of an error message is right: a call that follows it gives the reference's result."""
+"""Errors give advice that is right: a call that follows it gives the reference's result."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.helpers import advice
-from tests.helpers.advice import (
-    Advice,
+from tests.conftest import counted_launches
+from tests.helpers import refusals
+from tests.helpers.refusals import (
+    Refusal,
     caches,
     derivatives,
     distributed,
@@ -24,25 +26,17 @@ from tests.helpers.advice import (
     sparse,
 )
 
-ADVICE = [
-    *advice.ADVICE,
-    *caches.ADVICE,
-    *derivatives.ADVICE,
-    *distributed.ADVICE,
-    *flash_attn.ADVICE,
-    *flex_attention.ADVICE,
-    *plans.ADVICE,
-    *shapes.ADVICE,
-    *sparse.ADVICE,
+REFUSALS = [
+    *refusals.REFUSALS,
+    *caches.REFUSALS,
+    *derivatives.REFUSALS,
+    *distributed.REFUSALS,
+    *flash_attn.REFUSALS,
+    *flex_attention.REFUSALS,
+    *plans.REFUSALS,
+    *shapes.REFUSALS,
+    *sparse.REFUSALS,
 ]
-CHECKED = {  # checked only with FATTN_CHECK=1
-    "recreate it with torch_fattn.mask_map(attn_mask)",
-    "pass the rows of the longest sequence",
-    "give every token a different slot, or -1 to drop it",
-    "share fewer keys",
-    "give each sequence different entries in",
-    "pass as shared_blocks how many they share",
-}
 RANKS = "tests/distributed, with several ranks"
 LIMIT = "states the limit, not another call"
 HUGE = "takes tensors of 2^30 elements and more"
@@ -141,17 +135,23 @@ def no_process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=f"{i}-{case.source[:40]}") for i, case in enumerate(ADVICE)]
-)
-def test_advice_leads_to_the_right_result(case: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
-    if case.source in CHECKED:
-        monkeypatch.setenv("FATTN_CHECK", "1")
-    with pytest.raises(Exception) as refused:  # noqa: PT011 - the kind is test_public_calls.py's
-        case.refused()
+def advice_of(case: Refusal, patch: pytest.MonkeyPatch) -> str:
+    """The error after its first semicolon."""
+    if case.checked:
+        patch.setenv("FATTN_CHECK", "1")
+    with counted_launches() as launches, pytest.raises(Exception) as refused:  # noqa: PT011 - of any kind
+        case.wrong()
     sentence = str(refused.value)
-    assert case.words in sentence.partition("; ")[2] and "\n" not in sentence, sentence
-    assert agrees(case.followed(), case.expected())
+    assert not launches and "\n" not in sentence, sentence
+    return sentence.partition("; ")[2]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=f"{i}-{case.words[:40]}") for i, case in enumerate(REFUSALS)]
+)
+def test_advice_leads_to_the_right_result(case: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert case.words in (advice := advice_of(case, monkeypatch)), advice
+    assert agrees(case.right(), case.expected())
 
 
 def agrees(result: Any, expected: Any) -> bool:
@@ -167,22 +167,32 @@ def agrees(result: Any, expected: Any) -> bool:
 @pytest.mark.host_only
 def test_padding_without_the_scale_is_noticed() -> None:
     """The control: padding without the scale, which the advice once omitted."""
-    case = next(case for case in ADVICE if "scale=60" in case.words)
-    assert agrees(case.followed(), case.expected())
-    padded = advice.run(
-        "prefill", **{n: advice._padded(advice.of("prefill")[n][..., :60], 64) for n in ("query", "key")}
-    )
+    case = next(case for case in REFUSALS if "scale=60" in case.words)
+    assert agrees(case.right(), case.expected())
+    odd = {name: refusals.of("prefill")[name][..., :60] for name in ("query", "key")}
+    padded = refusals.run("prefill", **{n: refusals._padded(one, 64) for n, one in odd.items()})
     assert not agrees(padded(), case.expected())
 
 
-@pytest.mark.host_only
-def test_every_advice_is_followed() -> None:
+def source_of(advice: str, found: list[str]) -> str:
+    """The text in the sources with the most letters that the advice has in their order."""
+
+    def letters(text: str) -> int:
+        pattern = ".+?".join(map(re.escape, text.split("{}")))
+        return len(text.replace("{}", "")) if re.search(pattern, advice) else -1
+
+    return max(found, key=letters)
+
+
+def test_every_advice_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sources.find()
-    followed = {case.source for case in ADVICE}
+    followed = set()
+    for case in REFUSALS:
+        with monkeypatch.context() as patch:
+            followed |= {source_of(one, [*found]) for one in advice_of(case, patch).split("; ")}
     left = {text: file for text, file in found.items() if text not in {*NOT_FOLLOWED, *followed}}
-    assert not left, f"follow these in tests/helpers/advice, or say why not: {left}"
-    text = "".join(found)
-    assert not [known for known in NOT_FOLLOWED if known not in text], "stale"
+    assert not left, f"follow these in tests/helpers/refusals, or say why not: {left}"
+    assert not [known for known in NOT_FOLLOWED if known not in "".join(found)], "stale"
 
 
 @pytest.mark.host_only

@@ -15,9 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_fattn
 from tests.helpers.public_calls import LEFT_OUT, VALID, Arguments, Public, find
+from tests.helpers.tensors import same_bits
 
 PUBLIC = find()
 WITH_ARGUMENTS = sorted(name for name, public in PUBLIC.items() if public.parameters and name not in LEFT_OUT)
@@ -209,26 +211,62 @@ def faults_of_wrong_values(
     public: Public, valid: Callable[[], Arguments], on: str | None = None
 ) -> list[str]:
     """`on`: tensors on another device alone."""
-    faults = []
+    faults, before = [], valid()
     for what, value in wrong_values(valid(), public):
+        given = before.get(what)
         if on is not None:
-            if not isinstance(valid().get(what), Tensor):
+            if not isinstance(given, Tensor):
                 continue
-            value = valid()[what].to(on)
+            value = given.to(on)
         arguments = valid() | {what: value}
+        state = str(state_of(arguments))
         error = outcome(public, arguments)
+        fault = ""
         if error is None:
-            given = valid().get(what)
             counts = isinstance(given, Tensor) and given.dtype in (torch.int32, torch.int64)
             counts = counts and isinstance(value, Tensor)
             if counts and value.is_floating_point() and public.name not in LENIENT:
-                faults.append(f"{what} of {value.dtype} is taken")
+                fault = "is taken"
         elif public.name in HANDED_ON:
             if any(raw in str(error) for raw in RAW) or isinstance(error, AttributeError):
-                faults.append(f"{what}={_shown(value)}: {error}")
-        elif fault := fault_of(public, error, described(what, value)):
+                fault = str(error)
+        else:
+            fault = fault_of(public, error, described(what, value))
+            fault = (
+                fault or fault_of_kind(error, given, value) or fault_without_data(public, arguments, error)
+            )
+            wrote = public.name not in LENIENT and changed(before, arguments, what)
+            if wrote or str(state_of(arguments)) != state:
+                fault = "changes the cache"
+        if fault:
             faults.append(f"{what}={_shown(value)}: {fault}")
     return faults
+
+
+def changed(before: Arguments, after: Arguments, what: str) -> list[str]:
+    """Tensors other than the wrong argument that do not have their values any more."""
+    tensors = {name: one for name, one in before.items() if isinstance(one, Tensor) and name != what}
+    return [name for name, one in tensors.items() if not same_bits(one, after[name])]
+
+
+def fault_of_kind(error: Exception, given: Any, value: Any) -> str:
+    if isinstance(given, Tensor) and isinstance(value, Tensor) and given.shape == value.shape:
+        if given.dtype != value.dtype and not isinstance(error, TypeError):
+            return f"{type(error).__name__} for a dtype: {error}"
+    return ""
+
+
+def fault_without_data(public: Public, arguments: Arguments, error: Exception) -> str:
+    """torch.compile and export see the same error, word for word."""
+    tensors = [one for one in arguments.values() if isinstance(one, Tensor)]
+    plain = all(one.device.type == "cpu" and not (one.is_neg() or one.is_inference()) for one in tensors)
+    if not plain or not public.name.startswith("fattn."):
+        return ""
+    with FakeTensorMode() as mode:
+        fakes = {n: mode.from_tensor(one) if isinstance(one, Tensor) else one for n, one in arguments.items()}
+        fake = outcome(public, fakes)
+    same = (type(fake), str(fake)) == (type(error), str(error))
+    return "" if same else f"without data: {fake!r}, not {error!r}"
 
 
 def _shown(value: Any) -> str:
@@ -326,68 +364,66 @@ def test_a_tensor_on_another_device(name: str) -> None:
 # ---- controls: each check finds its fault
 
 
-def _leaks_attributes(scores: Tensor) -> Tensor:
-    return scores.exp()
+def raises(message: str) -> Callable[[Any], None]:
+    def refuse(scores: Any) -> None:
+        if not isinstance(scores, Tensor):
+            raise TypeError(message)
+
+    return refuse
 
 
-def _leaks_a_schema(scores: Tensor) -> Tensor:
-    return torch.ops.fattn.softmax(scores)
+TWINS: list[tuple[Callable[..., Any], str]] = [
+    (lambda scores: scores.exp(), "AttributeError"),
+    (lambda scores: torch.ops.fattn.softmax(scores), "raw: "),
+    (raises("scores is of type list; pass a tensor"), "nameless TypeError"),
+    (raises("twin: scores is not a tensor\npass one"), "raw: "),
+    (raises("twin: something is wrong; pass something else"), "none of ['scores']"),
+    (lambda scores: scores, "is taken"),
+]
 
 
-def _leaks_an_inner_call(scores: Tensor, **options: Any) -> Tensor:
-    return torch_fattn.softmax.__wrapped__(scores, **options)  # type: ignore[attr-defined]
+@pytest.mark.host_only
+@pytest.mark.parametrize(("does", "message"), TWINS)
+def test_a_twin_is_caught(does: Callable[..., Any], message: str) -> None:
+    def twin(scores: Tensor) -> Any:
+        return does(scores)
 
-
-def _has_no_name(scores: Tensor) -> Tensor:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores is of type {type(scores).__name__}; pass a tensor")
-    return scores
-
-
-def _has_two_lines(scores: Tensor) -> Tensor:
-    if not isinstance(scores, Tensor):
-        raise TypeError("twin: scores is not a tensor\npass one")
-    return scores
-
-
-def _says_nothing(scores: Tensor) -> Tensor:
-    if not isinstance(scores, Tensor):
-        raise TypeError("twin: something is wrong; pass something else")
-    return scores
-
-
-def _takes_anything(scores: Tensor) -> Any:
-    return scores
+    faults = faults_of_wrong_types(Public("twin", twin), lambda: {"scores": torch.ones(2, 3)})
+    assert any(message in fault for fault in faults if "[1.5]" in fault), faults
 
 
 def _takes_float_lengths(seq_lens: Tensor) -> Any:
     return seq_lens.long()
 
 
-TWINS: list[tuple[Callable[..., Any], Any, str]] = [
-    (_leaks_attributes, [1.5], "AttributeError"),
-    (_leaks_a_schema, [1.5], "raw: "),
-    (_has_no_name, [1.5], "nameless TypeError"),
-    (_has_two_lines, [1.5], "raw: "),
-    (_says_nothing, [1.5], "none of ['scores']"),
-    (_takes_anything, [1.5], "is taken"),
-]
+def _leaks_an_inner_call(scores: Tensor, **options: Any) -> Tensor:
+    return torch_fattn.softmax.__wrapped__(scores, **options)  # type: ignore[attr-defined]
 
 
-@pytest.mark.host_only
-@pytest.mark.parametrize(("twin", "value", "message"), TWINS)
-def test_a_twin_is_caught(twin: Callable[..., Any], value: Any, message: str) -> None:
-    faults = faults_of_wrong_types(Public("twin", twin), lambda: {"scores": torch.ones(2, 3)})
-    assert any(message in fault for fault in faults if f"{value}" in fault), faults
+def _refuses_differently_without_data(query: Tensor) -> None:
+    if query.dim() < 2:
+        raise ValueError(f"fattn.twin: query of type {type(query).__name__} has rank {query.dim()}")
+
+
+def _writes_first(key: Tensor, scale: float) -> None:
+    key.zero_()
+    raise ValueError(f"twin: scale is {scale}")
 
 
 @pytest.mark.host_only
 def test_more_twins() -> None:
-    """Float lengths, a keyword of an inner function, and a cache that a refused call has changed."""
-    lengths = Public("twin", _takes_float_lengths)
-    assert "seq_lens of torch.float16 is taken" in faults_of_wrong_values(
-        lengths, lambda: {"seq_lens": torch.ones(2).int()}
+    """Float lengths, a keyword of an inner function, an error that differs without data, a tensor or cache
+    that a refused call has changed."""
+    of_fakes = Public("fattn.twin", _refuses_differently_without_data)
+    faults = faults_of_wrong_values(of_fakes, lambda: {"query": torch.ones(2, 3)})
+    assert any("without data" in fault for fault in faults)
+    faults = faults_of_wrong_values(
+        Public("twin", _writes_first), lambda: {"key": torch.ones(2), "scale": 1.0}
     )
+    assert any(fault.startswith("scale=nan") and "changes" in fault for fault in faults)
+    lengths = Public("twin", _takes_float_lengths)
+    faults = faults_of_wrong_values(lengths, lambda: {"seq_lens": torch.ones(2).int()})
+    assert "seq_lens=torch.float16 [2] on cpu: is taken" in faults
     error = outcome(Public("twin", _leaks_an_inner_call), {"scores": torch.ones(2, 3), "temperature": 2.0})
     assert "nameless TypeError" in fault_of(Public("twin", _leaks_an_inner_call), error, [""])  # type: ignore[arg-type]
 

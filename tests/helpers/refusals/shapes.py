@@ -1,4 +1,4 @@
-"""Advice about too many rows, wide heads, layouts, and different sizes and dtypes; see __init__.py."""
+"""Too many rows, wide heads, layouts, and different sizes and dtypes; see __init__.py."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from torch import Tensor
 import torch_fattn
 from tests.helpers import problems
 from tests.helpers.accuracy import expected
-from tests.helpers.advice import (
+from tests.helpers.problems import Problem
+from tests.helpers.public_calls import heads
+from tests.helpers.refusals import (
     QUANTISED,
     WIDE,
     WRITTEN,
-    Advice,
+    Refusal,
     exact,
     of,
     of_op,
@@ -25,8 +27,6 @@ from tests.helpers.advice import (
     run,
     written,
 )
-from tests.helpers.problems import Problem
-from tests.helpers.public_calls import heads
 from tests.helpers.wrong_calls import Arguments
 from torch_fattn import reference
 
@@ -49,7 +49,7 @@ def _by_torch(keys: int = 5) -> Callable[[], Tensor]:
     return lambda: F.scaled_dot_product_attention(**GROUPED, attn_mask=mask, enable_gqa=True)
 
 
-def _too_wide(option: str) -> Advice:
+def _too_wide(option: str) -> Refusal:
     """Heads of 584 with an option: torch's attention computes the same, unless the option changes scores."""
     value = next(
         value for value in problems.OPTIONS[option].values if value != problems.OPTIONS[option].values[0]
@@ -68,9 +68,9 @@ def _too_wide(option: str) -> Advice:
     refused = partial(torch_fattn.decode, **arguments)
     if torch.allclose(by_torch().double(), exact, atol=1e-5):
         advice = "use F.scaled_dot_product_attention for this layer, with enable_gqa=True and an attn_mask of"
-        return Advice(advice, refused, by_torch, lambda: exact)
+        return Refusal(advice, refused, by_torch, lambda: exact)
     advice = "use torch_fattn.reference.decode for this layer, in float64"
-    return Advice(advice, refused, lambda: reference.decode(**arguments)[0], lambda: exact)
+    return Refusal(advice, refused, lambda: reference.decode(**arguments)[0], lambda: exact)
 
 
 def _gradients(**changes: Any) -> Callable[[], Tensor]:
@@ -97,15 +97,15 @@ def _gradients_by_torch() -> Tensor:
     return torch.autograd.grad(out, query, WIDE_GRADIENTS["grad_out"])[0]
 
 
-ADVICE: list[Advice] = [
-    Advice("convert grad_out with .to(query.dtype)", _gradients(grad_out=HALVED),
-           _gradients(grad_out=HALVED.to(torch.float32)), _exact_gradients(grad_out=HALVED.float())),
-    Advice("pass the out of the forward, or leave it out", _gradients(out=heads(2, 4, 9, 40).double()),
-           _gradients(out=None), _exact_gradients()),
-    Advice("use F.scaled_dot_product_attention for this layer", _gradients(**WIDE_GRADIENTS),
-           _gradients_by_torch, lambda: reference.prefill_backward(**WIDE_GRADIENTS)[0]),
+REFUSALS: list[Refusal] = [
+    Refusal("convert grad_out with .to(query.dtype)", _gradients(grad_out=HALVED),
+            _gradients(grad_out=HALVED.to(torch.float32)), _exact_gradients(grad_out=HALVED.float())),
+    Refusal("pass the out of the forward, or leave it out", _gradients(out=heads(2, 4, 9, 40).double()),
+            _gradients(out=None), _exact_gradients()),
+    Refusal("use F.scaled_dot_product_attention for this layer", _gradients(**WIDE_GRADIENTS),
+            _gradients_by_torch, lambda: reference.prefill_backward(**WIDE_GRADIENTS)[0]),
     *(
-        Advice(
+        Refusal(
             "use an attn_mask instead",
             run(op, query=LONGER, tree_mask=TREE, **options),
             run(op, query=LONGER, attn_mask=_tree_as_mask(), **options),
@@ -113,38 +113,34 @@ ADVICE: list[Advice] = [
         )
         for op, options in (("decode", {}), ("decode", QUANTISED), ("paged_decode", {}))
     ),
-    Advice("use F.scaled_dot_product_attention for this layer",
-           lambda: torch_fattn.prefill(**GROUPED, is_causal=True), _by_torch(),
-           lambda: reference.prefill(**GROUPED, is_causal=True)[0],
-           message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees"),
-    Advice("use F.scaled_dot_product_attention for this layer",
-           lambda: torch_fattn.decode(**GROUPED, seq_lens=FOUR), _by_torch(keys=4),
-           lambda: reference.decode(**GROUPED, seq_lens=FOUR)[0],
-           message="for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees"),
+    Refusal("for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
+            lambda: torch_fattn.prefill(**GROUPED, is_causal=True), _by_torch(),
+            lambda: reference.prefill(**GROUPED, is_causal=True)[0]),
+    Refusal("for this layer, with enable_gqa=True and an attn_mask of the keys that each row sees",
+            lambda: torch_fattn.decode(**GROUPED, seq_lens=FOUR), _by_torch(keys=4),
+            lambda: reference.decode(**GROUPED, seq_lens=FOUR)[0]),
     *(_too_wide(name) for name, each in problems.OPTIONS.items() if "decode" in each.ops),
-    of_op("use .transpose(1, 2) if yours have the length before the heads", "prefill",
-          {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")},
-          message="query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)"),
-    Advice("transpose them if yours are not", run("paged_decode", **HEADS_FIRST),
-           run("paged_decode", **{n: pool.transpose(1, 2) for n, pool in HEADS_FIRST.items()}),
-           exact("paged_decode"),
-           message="key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose"),
-    Advice("they must be equal", run("prefill", **{n: of("prefill")[n][:1] for n in ("key", "value")}),
-           run("prefill", **{n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
-           exact("prefill", **{n: of("prefill")[n][[0, 0]] for n in ("key", "value")}),
-           message=".expand() key to 2 sequences"),
+    of_op("query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)", "prefill",
+          {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")}),
+    Refusal("key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose",
+            run("paged_decode", **HEADS_FIRST),
+            run("paged_decode", **{n: pool.transpose(1, 2) for n, pool in HEADS_FIRST.items()}),
+            exact("paged_decode")),
+    Refusal(".expand() key to 2 sequences",
+            run("prefill", **{n: of("prefill")[n][:1] for n in ("key", "value")}),
+            run("prefill", **{n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
+            exact("prefill", **{n: of("prefill")[n][[0, 0]] for n in ("key", "value")})),
     *(
-        Advice(
-            "all three must have the same dtype{}: convert {} with .to(query.dtype)",
+        Refusal(
+            f"convert {names[0]} and {names[1]} with .to(query.dtype)",
             run(op, **{n: of(op)[n].double() for n in names}),
             run(op, **{n: of(op)[n].double().to(torch.float32) for n in names}),
             exact(op),
-            message=f"convert {names[0]} and {names[1]} with .to(query.dtype)",
         )
         for op, names in (("prefill", ("key", "value")), ("paged_decode", ("key_cache", "value_cache")))
     ),
-    Advice("convert it with .float()", run("prefill", query=of("prefill")["query"].double()),
-           run("prefill", query=of("prefill")["query"].double().float()), exact("prefill")),
+    Refusal("convert it with .float()", run("prefill", query=of("prefill")["query"].double()),
+            run("prefill", query=of("prefill")["query"].double().float()), exact("prefill")),
     of_write("convert value with .to(key.dtype)", written(value=WRITTEN["value"].float()),
              written(value=WRITTEN["value"].float().to(WRITTEN["key"].dtype))),
     of_write("convert it with .to(torch.int64)", written(slot_mapping=WRITTEN["slot_mapping"].short()),

@@ -1,4 +1,4 @@
-"""Advice of sparse_decode; see __init__.py."""
+"""Refusals of sparse_decode; see __init__.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers.advice import Advice
 from tests.helpers.public_calls import heads
+from tests.helpers.refusals import Refusal
 from torch_fattn import reference, sparse_decode
 
 QUERY, KEY, VALUE = heads(2, 4, 3, 16), heads(2, 2, 10, 16, seed=1), heads(2, 2, 10, 16, seed=2)
@@ -49,30 +49,30 @@ def _head_by_head() -> Tensor:
 
 OTHER_LAYOUT = VALUE.transpose(1, 2).contiguous().transpose(1, 2)
 FAR_APART = torch.empty_strided((2, 2, 10, 16), (2**35, 160, 16, 1), device="meta")  # has no memory
-ADVICE = [
-    Advice(
+REFUSALS = [
+    Refusal(
         "call it for each key-value head, with indices [B, Lq, K]",
         call(indices=EVERY[:, None].expand(-1, 2, -1, -1), sinks=SINKS),
         _head_by_head,
         exact(sinks=SINKS),
     ),
-    Advice("pass the length of each sequence", paged(seq_lens=None), paged(), exact()),
-    Advice("pass [{}, max_blocks]", paged(block_tables=TABLES[:, 0]), paged(), exact(), "max_blocks]"),
-    Advice("pass [{}]", call(seq_lens=LENGTHS[:1]), call(seq_lens=LENGTHS), exact(), "pass [2]"),
-    Advice("pass a multiple of", call(query=QUERY[:, :3]), call(), exact()),
-    Advice(
-        "pass {}, or {} to select for each key-value head",
+    Refusal("pass the length of each sequence", paged(seq_lens=None), paged(), exact()),
+    Refusal("max_blocks]", paged(block_tables=TABLES[:, 0]), paged(), exact()),
+    Refusal("pass [2]", call(seq_lens=LENGTHS[:1]), call(seq_lens=LENGTHS), exact()),
+    Refusal("pass a multiple of", call(query=QUERY[:, :3]), call(), exact()),
+    Refusal(
+        "to select for each key-value head",
         call(indices=EVERY[0]),
         call(indices=EVERY[:, None].expand(-1, 2, -1, -1)),
         exact(),
     ),
-    Advice(
+    Refusal(
         "allocate both in the same layout, as StaticKVCache and PagedKVCache do",
         call(value=OTHER_LAYOUT),
         call(value=VALUE.contiguous()),
         exact(),
     ),
-    Advice(
+    Refusal(
         "use a smaller cache, or strides with a larger common divisor",
         call(query=QUERY.to("meta"), key=FAR_APART, value=FAR_APART, indices=EVERY.to("meta")),
         call(),

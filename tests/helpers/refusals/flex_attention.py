@@ -1,4 +1,4 @@
-"""Advice of flex_attention; see __init__.py."""
+"""Refusals of flex_attention; see __init__.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
-from tests.helpers.advice import Advice
 from tests.helpers.public_calls import heads
+from tests.helpers.refusals import Refusal
 from torch_fattn import reference
 from torch_fattn.integrations.flex_attention import flex_attention, mask_of
 
@@ -42,42 +42,39 @@ def _slice(**changes: Any) -> BlockMask:
 
 
 CAUSAL = exact(is_causal=True, q_offset=0)
-ADVICE = [
-    Advice(
+REFUSALS = [
+    Refusal(
         "pass enable_gqa=True",
         lambda: flex_attention(Q, KV[:, :2], KV[:, :2]),
         lambda: flex_attention(Q, KV[:, :2], KV[:, :2], enable_gqa=True),
         lambda: reference.prefill(Q, KV[:, :2], KV[:, :2])[0],
     ),
-    Advice(
-        "make it with create_block_mask(mask_mod, None, None, {}, {})",
+    Refusal(
+        "make it with create_block_mask(mask_mod, None, None,",
         flex(block_mask=block_mask(rows=32)),
         flex(block_mask=block_mask()),
         CAUSAL,
     ),
-    Advice(
-        'move it with .to("{}")', flex(block_mask=block_mask().to("meta")), flex(None, block_mask()), CAUSAL
-    ),
-    Advice(
+    Refusal('move it with .to("', flex(block_mask=block_mask().to("meta")), flex(None, block_mask()), CAUSAL),
+    Refusal(
         "set seq_lengths, and in a slice also mask_mod, to those of its rows",
         lambda: mask_of(_slice()),
         lambda: mask_of(_slice(mask_mod=lambda b, h, q, k: q + 16 >= k, seq_lengths=(24, 48))),
         lambda: (ROW[16:] >= KEY)[None, None],
     ),
-    Advice(
-        "pass scale=, multiplied by it, instead",
+    Refusal(
+        "pass scale=, multiplied by it",
         flex(lambda s, b, h, q, k: 2 * s, scale=0.3),
         flex(scale=0.6),
         exact(scale=0.6),
-        "pass scale=, multiplied by it",
     ),
-    Advice(
+    Refusal(
         "pass return_aux alone",
         flex(return_lse=True, return_aux=AuxRequest(lse=True)),
         lambda: flex(return_aux=AuxRequest())()[0],
         exact(),
     ),
-    Advice(
+    Refusal(
         "pass AuxRequest(lse=True) only",
         flex(return_aux=AuxRequest(lse=True, max_scores=True)),
         lambda: flex(return_aux=AuxRequest(lse=True))()[1].lse,

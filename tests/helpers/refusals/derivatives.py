@@ -1,4 +1,4 @@
-"""Advice about derivatives that the operators lack; see __init__.py."""
+"""Derivatives that the operators lack; see __init__.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_fattn
-from tests.helpers.advice import Advice
 from tests.helpers.public_calls import heads
+from tests.helpers.refusals import Refusal
 from torch_fattn import reference
 
 
@@ -103,9 +103,9 @@ def _by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
-ADVICE: list[Advice] = [
+REFUSALS: list[Refusal] = [
     *(
-        Advice(
+        Refusal(
             "use torch_fattn.attention, torch_fattn.varlen_attention or "
             "torch.nn.functional.scaled_dot_product_attention where gradients are needed",
             _gradient(torch_fattn.prefill),
@@ -114,14 +114,14 @@ ADVICE: list[Advice] = [
         )
         for followed in (torch_fattn.attention, F.scaled_dot_product_attention)
     ),
-    Advice(
+    Refusal(
         "use torch.nn.functional.scaled_dot_product_attention where gradients are needed",
         _gradient(torch_fattn.attention, 264),
         _gradient(F.scaled_dot_product_attention, 264),
         _gradient(_by_hand, 264),
     ),
     *(
-        Advice(
+        Refusal(
             "pass attn_mask.detach(), or use torch.nn.functional.scaled_dot_product_attention",
             _gradient(_with_bias(torch_fattn.attention, BIAS)),
             _gradient(followed),
@@ -132,33 +132,32 @@ ADVICE: list[Advice] = [
             _with_bias(F.scaled_dot_product_attention, BIAS),
         )
     ),
-    Advice(
+    Refusal(
         "use torch.nn.functional.scaled_dot_product_attention under "
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) where one is needed",
         _second_derivative(torch_fattn.attention),
         _second_derivative(_by_torchs_math),
         _second_derivative(_by_hand),
     ),
-    Advice(
-        "pass {}.item()",
+    Refusal(
+        "pass scale.item(), or multiply the query by it and pass 1.0",
         _of_learned_scale(lambda q, k, v, scale: torch_fattn.attention(q, k, v, scale=scale)),
         _of_learned_scale(lambda q, k, v, scale: torch_fattn.attention(q * scale, k, v, scale=1.0)),
         _of_learned_scale(lambda q, k, v, scale: (q @ k.mT * scale).softmax(-1) @ v),
-        message="pass scale.item(), or multiply the query by it and pass 1.0",
     ),
-    Advice(
+    Refusal(
         "pack the sequences of all its calls into one call",
         _packed_by_vmap,
         _packed_in_one_call,
         _packed_one_by_one,
     ),
-    Advice(
+    Refusal(
         "use torch.softmax or torch.tanh where one is needed",
         _gradient(lambda q, k, v: torch_fattn.softmax(q @ k.mT) @ v),
         _gradient(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v),
         _gradient(lambda q, k, v: _by_hand(q, k * 8**0.5, v)),
     ),
-    Advice(
+    Refusal(
         "use torch.matmul and torch.softmax where one is needed",
         _tangent(torch_fattn.prefill),
         _tangent(_by_hand),

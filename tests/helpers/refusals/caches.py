@@ -1,0 +1,304 @@
+"""Refusals of caches and shared prefixes; see __init__.py."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_fattn
+from tests.helpers.public_calls import heads
+from tests.helpers.refusals import WRITTEN, Refusal, written
+from tests.helpers.wrong_calls import Arguments
+from torch_fattn import PagedKVCache, StaticKVCache, reference
+
+
+def _padded(operand: Tensor, columns: int) -> Tensor:
+    return F.pad(operand, (0, columns - operand.shape[-1]))
+
+
+def _cache(of_what: Any = PagedKVCache, **changes: Any) -> Any:
+    sizes: Arguments = {
+        "num_layers": 1,
+        "num_kv_heads": 2,
+        "head_dim": 64,
+        "dtype": torch.float32,
+        "device": "cpu",
+    }
+    sizes |= {"num_blocks": 4} if of_what is PagedKVCache else {"batch_size": 1, "capacity": 8}
+    return of_what(**(sizes | changes))
+
+
+def _through_cache(dim: int, value_dim: int, padded: int, padded_values: int) -> Tensor:
+    """Four tokens, written to a cache with wider heads."""
+    cache = _cache(head_dim=padded, value_dim=padded_values)
+    step = cache.extend([cache.allocate()], 4)
+    key, value = heads(4, 2, dim), heads(4, 2, value_dim, seed=1)
+    cache.append(0, step, _padded(key, padded), _padded(value, padded_values))
+    out = cache.decode(0, step, _padded(heads(1, 4, 1, dim, seed=2), padded), scale=dim**-0.5)
+    return out[..., :value_dim]
+
+
+def _without_cache(dim: int, value_dim: int) -> Tensor:
+    key, value = (x.transpose(0, 1)[None] for x in (heads(4, 2, dim), heads(4, 2, value_dim, seed=1)))
+    return reference.decode(heads(1, 4, 1, dim, seed=2), key, value)[0]
+
+
+def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]:
+    """A call of a method on a cache that holds the tokens of a step."""
+
+    def call() -> Any:
+        cache = _cache()
+        step = cache.extend([cache.allocate()], tokens)
+        cache.append(0, step, heads(tokens, 2, 64), heads(tokens, 2, 64, seed=1))
+        return make(cache, step)
+
+    return call
+
+
+def _committed(cache: Any, token_ids: list[int]) -> int:
+    """How many tokens a second prompt finds."""
+    cache.commit(0, list(range(17)))
+    cache.commit(0, token_ids)
+    return int(cache.length(cache.allocate(token_ids)))
+
+
+def _windowed(length: int) -> int:
+    cache = _cache(window_left=4)
+    sequence = cache.allocate()
+    cache.extend([sequence], 30)
+    cache.extend([sequence], 1)
+    cache.truncate(sequence, length)
+    return int(cache.length(sequence))
+
+
+def _forked(reset: bool) -> int:
+    cache = _cache(StaticKVCache, batch_size=2)
+    cache.extend(tokens=[2, 1])
+    if reset:
+        cache.reset(1)
+    cache.fork(0, 1)
+    return int(cache.lengths[1])
+
+
+def _loaded(*, damaged: bool = False, missing: bool = False, folder: str = "", **changes: Any) -> int:
+    """How many tokens a saved sequence has in another cache."""
+    cache = _cache()
+    step = cache.extend([cache.allocate()], 3)
+    cache.append(0, step, heads(3, 2, 64), heads(3, 2, 64))
+    with tempfile.TemporaryDirectory() as own:
+        path = Path(own + folder) / "cache.safetensors"
+        cache.save(path)
+        if damaged:
+            path.write_bytes(path.read_bytes()[:-1])
+        other = _cache(**changes)
+        return int(other.length(other.load(Path(own) / "other" if missing else path)[0]))
+
+
+def _as_rows(packed: Tensor) -> Tensor:
+    return packed.transpose(0, 1)[None]
+
+
+def _rows_last(out: Tensor) -> Tensor:
+    return out[0].transpose(0, 1)
+
+
+def _prefilled(rows: int, tokens: int = 4) -> Callable[[], Tensor]:
+    return _used(lambda cache, step: cache.prefill(0, step, heads(rows, 4, 64, seed=2)), tokens)
+
+
+def _prefilled_exactly(tokens: int = 4) -> Tensor:
+    key, value = (x.transpose(0, 1)[None] for x in (heads(tokens, 2, 64), heads(tokens, 2, 64, seed=1)))
+    query = heads(tokens, 4, 64, seed=2).transpose(0, 1)[None]
+    return reference.prefill(query, key, value, is_causal=True)[0][0].transpose(0, 1)
+
+
+def _prefix(**changes: Any) -> Callable[[], Tensor]:
+    prefix, own = heads(1, 2, 6, 16), heads(2, 2, 4, 16, seed=1)
+    arguments = {"query": heads(2, 4, 1, 16, seed=2), "prefix_key": prefix, "prefix_value": prefix}
+    arguments |= {"key": own, "value": own} | changes
+    return lambda: torch_fattn.shared_prefix_decode(**arguments)
+
+
+def _prefix_exactly(keys: int = 10, mask: Tensor | None = None) -> Tensor:
+    whole = torch.cat((heads(1, 2, 6, 16).expand(2, -1, -1, -1), heads(2, 2, 4, 16, seed=1)), 2)[:, :, :keys]
+    return reference.decode(heads(2, 4, 1, 16, seed=2), whole, whole, attn_mask=mask)[0]
+
+
+def _pool(blocks: int, *lengths: int, of: Any = torch.int32) -> Tensor:
+    """Two sequences that have their first two blocks in common."""
+    pool = heads(5, 2, 2, 16)
+    tables = torch.tensor([[0, 1, 2], [0, 1, 3]], dtype=torch.int32)
+    seq_lens = torch.tensor(lengths or (5, 6), dtype=torch.int32).to(of)
+    query = heads(2, 4, 1, 16, seed=2)
+    return torch_fattn.shared_prefix_paged_decode(query, pool, pool, tables, seq_lens, blocks)
+
+
+def _pool_exactly() -> Tensor:
+    pool = heads(5, 2, 2, 16)
+    tables = torch.tensor([[0, 1, 2], [0, 1, 3]])
+    return reference.paged_decode(heads(2, 4, 1, 16, seed=2), pool, pool, tables, torch.tensor([5, 6]))[0]
+
+
+def _blocks(**changes: Any) -> Callable[[], Tensor]:
+    own = heads(2, 2, 4, 16, seed=1).transpose(1, 2)
+    tables = torch.tensor([[0], [1]], dtype=torch.int32)
+    return _prefix(key=own, value=own, block_tables=tables, **changes)
+
+
+def _fork_of_full() -> int:
+    cache = _cache(max_sequences=1)
+    return cache.fork(cache.allocate())
+
+
+def _grown(cache: Any, step: Any, *, last: bool) -> Tensor:
+    newest = cache.extend(step.sequences, 2)
+    cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
+    return cache.decode(0, newest if last else step, heads(1, 4, 1, 64))
+
+
+def _grown_exactly() -> Tensor:
+    key, value = (
+        torch.cat((heads(4, 2, 64, seed=seed), heads(2, 2, 64))).transpose(0, 1)[None] for seed in (0, 1)
+    )
+    return reference.decode(heads(1, 4, 1, 64), key, value)[0]
+
+
+def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
+    newest = cache.extend(step.sequences, 2)
+    if first:
+        cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
+    return cache.decode(0, newest, heads(1, 4, 1, 64))
+
+
+with torch.inference_mode():
+    IN_THE_MODE = WRITTEN["key_cache"].clone()
+
+REFUSALS: list[Refusal] = [
+    *(
+        Refusal(
+            "call under torch.inference_mode(), or allocate it outside of the mode",
+            written(key_cache=IN_THE_MODE),
+            followed,
+            lambda: WRITTEN["key"][[0, 2]],
+        )
+        for followed in (torch.inference_mode()(written(key_cache=IN_THE_MODE)), written())
+    ),
+    Refusal("a multiple of 2 in dimension 1",
+            _used(lambda cache, step: cache.prefill(0, step, heads(4, 3, 64))), _prefilled(4),
+            _prefilled_exactly),
+    Refusal("give 64, pad with zeros and decode with scale=60 ** -0.5",
+            lambda: _cache(head_dim=60), lambda: _through_cache(60, 64, 64, 64),
+            lambda: _without_cache(60, 64)),
+    Refusal("give 40, pad with zeros and cut results to 36 columns", lambda: _cache(value_dim=36),
+            lambda: _through_cache(64, 36, 64, 40), lambda: _without_cache(64, 36)),
+    Refusal("keep keys and values in tensors of your own for F.scaled_dot_product_attention",
+            lambda: _cache(head_dim=600),
+            lambda: F.scaled_dot_product_attention(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1)),
+            lambda: reference.prefill(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1))[0]),
+    Refusal('use "mps" or "cpu"', lambda: _cache(device="gpu"), lambda: _cache(device="cpu").free_blocks,
+            lambda: 4),
+    Refusal("give one of them, and a kv_format to store keys and values in fewer bits",
+            lambda: _cache(dtype=torch.int8),
+            lambda: _cache(dtype=torch.float16, kv_format="int8").free_blocks, lambda: 4),
+    Refusal('use "int8" or "fp8_e4m3"', lambda: _cache(kv_format="int4", head_dim=48),
+            lambda: _cache(kv_format="int8", head_dim=48).free_blocks, lambda: 4),
+    Refusal("give 1 or more", lambda: _cache(num_layers=0), lambda: _cache(num_layers=1).free_blocks,
+            lambda: 4),
+    Refusal("give smaller sizes", lambda: _cache(num_blocks=2**62), lambda: _cache().free_blocks, lambda: 4),
+    Refusal("give 0 or more", _used(lambda cache, step: cache.extend(step.sequences, -1)),
+            _used(lambda cache, step: cache.extend(step.sequences, 0).lengths), lambda: (4,)),
+    Refusal("give one for each", _used(lambda cache, step: cache.extend(step.sequences, [1, 2])),
+            _used(lambda cache, step: cache.extend(step.sequences, [2]).lengths), lambda: (6,)),
+    Refusal("give each once", _used(lambda cache, step: cache.extend(step.sequences * 2)),
+            _used(lambda cache, step: cache.extend(step.sequences).lengths), lambda: (5,)),
+    Refusal("free() a sequence, extend fewer, or make the cache larger",
+            lambda: (cache := _cache(num_blocks=1)).extend([cache.allocate()], 17),
+            lambda: (cache := _cache(num_blocks=2)).extend([cache.allocate()], 17).lengths, lambda: (17,)),
+    Refusal("free() one, or make it with a larger max_sequences", _fork_of_full,
+            lambda: (cache := _cache(max_sequences=2)).fork(cache.allocate()), lambda: 1),
+    Refusal("make the cache larger, or reset() it", lambda: _cache(StaticKVCache).extend(tokens=9),
+            lambda: _cache(StaticKVCache, capacity=9).extend(tokens=9).lengths, lambda: (9,)),
+    Refusal("count from 0", lambda: _cache(StaticKVCache).keys(1),
+            lambda: _cache(StaticKVCache).keys(0).shape, lambda: (1, 2, 8, 64)),
+    Refusal("append() them first", _used(lambda cache, step: _appended(cache, step, first=False)),
+            _used(lambda cache, step: _appended(cache, step, first=True)), _grown_exactly),
+    Refusal("pass how many to keep", _used(lambda cache, step: cache.truncate(0, 5)),
+            _used(lambda cache, step: (cache.truncate(0, 3), cache.length(0))[1]), lambda: 3),
+    Refusal("pass increasing numbers from 0", _used(lambda cache, step: cache.accept(step, [[2, 1]])),
+            _used(lambda cache, step: (cache.accept(step, [[1, 2]]), cache.length(0))[1]), lambda: 2),
+    Refusal("from its first on",
+            _used(lambda cache, step: _committed(cache, [4, *range(17)]), 17),
+            _used(lambda cache, step: _committed(cache, list(range(17))), 17), lambda: 16),
+    Refusal("use it as it is", _used(lambda cache, step: cache.swap_in(0)),
+            _used(lambda cache, step: cache.length(0)), lambda: 4),
+    Refusal("call swap_in(0) first", _used(lambda cache, step: (cache.swap_out(0), cache.fork(0))),
+            _used(lambda cache, step: (cache.swap_out(0), cache.swap_in(0), cache.fork(0))[2]), lambda: 1),
+    Refusal("keep at least 21 tokens, or none", lambda: _windowed(1), lambda: _windowed(21), lambda: 21),
+    Refusal("give at most 64", lambda: _cache(latent=True, value_dim=128),
+            lambda: _cache(latent=True, value_dim=64).block_size, lambda: 16),
+    Refusal("pass a tensor, or make the cache with latent=True",
+            _used(lambda cache, step: cache.append(0, step, heads(4, 2, 64))), _prefilled(4),
+            _prefilled_exactly),
+    Refusal("reset() it first", lambda: _forked(reset=False), lambda: _forked(reset=True), lambda: 2),
+    Refusal("save() the sequences again", lambda: _loaded(damaged=True), _loaded, lambda: 3),
+    Refusal("load it into a cache made as that of save()", lambda: _loaded(head_dim=32), _loaded,
+            lambda: 3),
+    Refusal("pass the path of a file that save() wrote", lambda: _loaded(missing=True), _loaded,
+            lambda: 3),
+    Refusal("pass the path of a file in a folder", lambda: _loaded(folder="/none"), _loaded, lambda: 3),
+    Refusal("use the step of a later extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
+            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
+    Refusal("use the one that extend() of this cache returned",
+            lambda: _used(lambda cache, step: _cache().decode(0, step, heads(1, 4, 1, 64)))(),
+            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
+    Refusal("pass the rows of each", _used(lambda cache, step: cache.decode(0, step, heads(2, 4, 1, 64))),
+            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
+    Refusal("pass at most 4", _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64))),
+            _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+            _prefilled_exactly),
+    Refusal("pass rows of 64", _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 4, 56))),
+            _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
+            _prefilled_exactly),
+    Refusal("pass [4, 2, 64]",
+            _used(lambda cache, step: cache.append(0, step, heads(4, 1, 64), heads(4, 2, 64))), _prefilled(4),
+            _prefilled_exactly),
+    Refusal("the step's 4 tokens",
+            _used(lambda cache, step: cache.append(0, step, heads(5, 2, 64), heads(5, 2, 64))), _prefilled(4),
+            _prefilled_exactly),
+    Refusal('.to("cpu")',
+            _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps"))),
+            _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps").to("cpu"))),
+            _prefilled_exactly),
+    Refusal(
+        ".to(torch.float32)",
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double())),
+        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double().to(torch.float32))),
+        _prefilled_exactly,
+    ),
+    Refusal("pass one row for each", _prefilled(5), _prefilled(4), _prefilled_exactly),
+    Refusal("its last dimension counts those of the prefix and of the capacity behind it",
+            _prefix(attn_mask=torch.ones(4, dtype=torch.bool)), _prefix(attn_mask=heads(10) > 0),
+            lambda: _prefix_exactly(mask=heads(10) > 0)),
+    Refusal("pass a value for every key", _prefix(prefix_value=heads(1, 2, 5, 16)),
+            _prefix(prefix_value=heads(1, 2, 6, 16)), _prefix_exactly),
+    Refusal("pass [1, 2, P, dim]", _prefix(prefix_key=heads(1, 1, 6, 16)),
+            _prefix(), _prefix_exactly),
+    Refusal("move both to one device", _prefix(prefix_key=heads(1, 2, 6, 16).to("meta")), _prefix(),
+            _prefix_exactly),
+    Refusal("pass the length of every suffix, int32 [B]", _blocks(),
+            _blocks(seq_lens=torch.tensor([4, 4], dtype=torch.int32)), _prefix_exactly),
+    Refusal("share fewer keys", lambda: _pool(2, 3, 3), lambda: _pool(1), _pool_exactly, checked=True),
+    Refusal("pass as shared_blocks how many they share", lambda: _pool(3, 6, 6), lambda: _pool(2),
+            _pool_exactly, checked=True),
+    Refusal("pass how many leading blocks all sequences share", lambda: _pool(4), lambda: _pool(2),
+            _pool_exactly),
+    Refusal("move it with .to(query.device)", lambda: _pool(2, of="mps"), lambda: _pool(2), _pool_exactly),
+    Refusal("convert it with .to(torch.int32)", lambda: _pool(2, of=torch.int64), lambda: _pool(2),
+            _pool_exactly),
+]  # fmt: skip

@@ -1,0 +1,110 @@
+"""Refusals of functions across ranks, of which this process is the only one; see __init__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.helpers.public_calls import heads, one_rank
+from tests.helpers.refusals import Refusal
+from torch_fattn import distributed, reference
+from torch_fattn.distributed import Shards, context_parallel, explain, unshard
+
+OWN = heads(1, 4, 6, 16)
+PACKED = OWN[0].transpose(0, 1)
+
+
+def _prefill(*operands: Tensor, **options: Any) -> Callable[[], Any]:
+    return lambda: one_rank(distributed.prefill)(*(operands or (OWN,) * 3), **options)
+
+
+def _exact(**options: Any) -> Callable[[], Tensor]:
+    return lambda: reference.prefill(OWN, OWN, OWN, **options)[0]
+
+
+def _packed(*operands: Any) -> Callable[[], Any]:
+    return lambda: one_rank(distributed.varlen_prefill)(PACKED, PACKED, PACKED, *operands)
+
+
+def _in_context(*operands: Tensor, **options: Any) -> Callable[[], Any]:
+    """A call of torch's function inside `context_parallel`."""
+
+    def call() -> Any:
+        own = OWN.clone()
+        with one_rank(context_parallel)(None, buffers=[own], buffer_seq_dims=[2]):
+            return F.scaled_dot_product_attention(*(operands or (own,) * 3), **options)
+
+    return call
+
+
+def _buffers(buffers: list[Tensor], dims: list[int], **options: Any) -> Callable[[], Any]:
+    def call() -> Any:
+        with one_rank(context_parallel)(None, buffers=buffers, buffer_seq_dims=dims, **options) as shards:
+            return shards.length
+
+    return call
+
+
+def _decode(key: Tensor) -> Callable[[], Any]:
+    return lambda: one_rank(distributed.decode)(OWN[:, :, :1], key, key, shards=Shards.sizes([6]))
+
+
+def _counts(runs: Any) -> Callable[[], Any]:
+    return lambda: Shards(runs).counts
+
+
+REFUSALS = [
+    Refusal("make them for", _prefill(shards=Shards.contiguous(6, 2)),
+            _prefill(shards=Shards.contiguous(6, 1)), _exact()),
+    Refusal("pass those of this rank", _prefill(shards=Shards.sizes([5])),
+            _prefill(shards=Shards.sizes([6])), _exact()),
+    Refusal("pass 'keys', 'replicated' or Shards", _prefill(query_shards="all"),
+            _prefill(query_shards="keys"), _exact()),
+    Refusal("pass an attn_mask of the filled keys", _prefill(seq_lens=torch.tensor([4])),
+            _prefill(attn_mask=torch.arange(6) < 4), _exact(attn_mask=torch.arange(6) < 4)),
+    Refusal("use method='auto'", _prefill(query_shards="replicated", method="ring"),
+            _prefill(query_shards="replicated", method="auto"), _exact()),
+    Refusal("pass a process group, a DeviceMesh or None", _prefill(group="mine"),
+            _prefill(group=None), _exact()),
+    Refusal("call it under torch.no_grad()", _prefill(OWN.clone().requires_grad_(), OWN, OWN),
+            torch.no_grad()(_prefill(OWN.clone().requires_grad_(), OWN, OWN)), _exact()),
+    Refusal("pass a key with room for them", _decode(OWN[:, :, :5]), _decode(OWN),
+            lambda: reference.decode(OWN[:, :, :1], OWN, OWN)[0]),
+    Refusal("pass those of every sequence", _packed([Shards.sizes([6])], []),
+            lambda: _packed([Shards.sizes([6])], [Shards.sizes([6])])().transpose(0, 1)[None], _exact()),
+    Refusal("pass at least one buffer, and one dimension for each", _buffers([OWN.clone()], []),
+            _buffers([OWN.clone()], [2]), lambda: 6),
+    Refusal("all must have the same length", _buffers([OWN.clone(), OWN.clone()], [1, 2]),
+            _buffers([OWN.clone(), OWN[0].clone()], [2, 1]), lambda: 6),
+    Refusal("pass each tensor once", _buffers([OWN] * 2, [2, 2]), _buffers([OWN], [2]), lambda: 6),
+    Refusal("pass the dimension of its positions", _buffers([OWN], [4]), _buffers([OWN], [2]), lambda: 6),
+    Refusal("pass it there too", _buffers([OWN.clone()], [2], no_restore_buffers={OWN}),
+            _buffers([own := OWN.clone()], [2], no_restore_buffers={own}), lambda: 6),
+    Refusal("pass dropout_p=0.0", _in_context(dropout_p=0.5), _in_context(dropout_p=0.0), _exact()),
+    Refusal("pass enable_gqa=True", _in_context(OWN, OWN[:, :2], OWN[:, :2]),
+            _in_context(OWN, OWN[:, :2], OWN[:, :2], enable_gqa=True),
+            lambda: reference.prefill(OWN, OWN[:, :2], OWN[:, :2])[0]),
+    Refusal("pass this rank's part", lambda: one_rank(unshard)(OWN, 2, Shards.sizes([5])),
+            lambda: one_rank(unshard)(OWN, 2, Shards.sizes([6])), lambda: OWN),
+    Refusal("pass the whole tensor", lambda: Shards.contiguous(6, 2).take(OWN[:, :, :3], 2, 0),
+            lambda: Shards.contiguous(6, 2).take(OWN, 2, 0), lambda: OWN[:, :, :3]),
+    Refusal("pass those of all ranks in order", lambda: Shards.contiguous(6, 2).join([OWN[:, :, :3]], 2),
+            lambda: Shards.contiguous(6, 2).join([OWN[:, :, :3], OWN[:, :, 3:]], 2), lambda: OWN),
+    Refusal("pass 0 to", lambda: Shards.contiguous(6, 2).count(2),
+            lambda: Shards.contiguous(6, 2).count(1), lambda: 3),
+    Refusal("pass a tuple for each rank, of pairs (first position, number of positions)", _counts([[(0, 6)]]),
+            _counts((((0, 6),),)), lambda: (6,)),
+    Refusal("pass a tuple for each rank, () for one without positions", _counts(()), _counts(((),)),
+            lambda: (0,)),
+    Refusal("pass a first position of at least 0, and at least 1 position", _counts((((-1, 0),),)),
+            _counts((((0, 1),),)), lambda: (1,)),
+    Refusal("pass runs that have every position from 0 on once", _counts((((0, 2),), ((1, 3),))),
+            _counts((((0, 2),), ((2, 3),))), lambda: (2, 3)),
+    Refusal("sort them", _counts((((2, 1), (0, 2)),)), _counts((((0, 2), (2, 1)),)), lambda: (3,)),
+    Refusal("pass a number from 1 to", lambda: explain("prefill", OWN, OWN, OWN, ranks=0),
+            lambda: explain("prefill", OWN, OWN, OWN, ranks=1).data["work"][0], lambda: 1.0),
+]  # fmt: skip
