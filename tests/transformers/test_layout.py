@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, pair, prompt
 from torch_fattn.integrations.transformers import attend, attention, operators
-from torch_fattn.integrations.transformers.patterns import write_pattern
+from torch_fattn.integrations.transformers.visibility import write_pattern
 
 BATCH, HEADS, KV_HEADS, DIM, KEYS = 2, 4, 2, 16, 40
 COPIES = ("clone", "copy_", "_to_copy", "contiguous", "_reshape_copy")

@@ -38,10 +38,9 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
 )
-from torch_fattn.integrations.transformers import attend, attention, masks, register, use_packed
-from torch_fattn.integrations.transformers import positions as positions_module
+from torch_fattn.integrations.transformers import attend, attention, masks, packing, register, use_packed
 from torch_fattn.integrations.transformers.compat import CACHE
-from torch_fattn.integrations.transformers.patterns import write_packed, write_pattern
+from torch_fattn.integrations.transformers.visibility import write_packed, write_pattern
 
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
@@ -103,8 +102,8 @@ def test_control_unread_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_positions_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a forward of several rows, whatever the number of layers, and never in a decode step."""
     asked: list[int] = []
-    find = positions_module._find
-    monkeypatch.setattr(positions_module, "_find", lambda ids, batch: asked.append(batch) or find(ids, batch))
+    find = packing._find
+    monkeypatch.setattr(packing, "_find", lambda ids, batch: asked.append(batch) or find(ids, batch))
     ours, _ = pair(AutoModelForCausalLM, GPT_OSS)
     ids = prompt(length=24)[0].to(DEVICE)
     with torch.no_grad():

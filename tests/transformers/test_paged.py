@@ -25,9 +25,9 @@ import torch_fattn
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import COMMON, DEVICE, EXPERTS, LAYERS, MIXED, VOCAB, WINDOW, pair
-from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged_keys, register
+from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged, register
 from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
-from torch_fattn.integrations.transformers.paged_keys import InCache, PagedKeys
+from torch_fattn.integrations.transformers.paged import InCache, PagedKeys
 
 NEW_TOKENS = 20
 BLOCK_SIZE = 8
@@ -185,14 +185,14 @@ MISTAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def test_control_wrong_keys(name: str, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens differ if keys are in the wrong place."""
     function, twin_of = MISTAKES[mistake]
-    monkeypatch.setattr(paged_keys, function, twin_of(getattr(paged_keys, function)))
+    monkeypatch.setattr(paged, function, twin_of(getattr(paged, function)))
     ours, eager = pair(AutoModelForCausalLM, MODELS[name])
     assert tokens_of(ours, NAME) != tokens_of(eager, "paged|eager")
 
 
 def test_control_gathered_keys(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens are right, but the operators do not read the cache's own memory."""
-    monkeypatch.setattr(paged_keys, "HEAD_STEP", 5)  # all heads are odd
+    monkeypatch.setattr(paged, "HEAD_STEP", 5)  # all heads are odd
     ours, eager = pair(AutoModelForCausalLM, MODELS["mistral"])
     assert tokens_of(ours, NAME) == tokens_of(eager, "paged|eager")
     with pytest.raises(AssertionError, match="the cache's own memory"):

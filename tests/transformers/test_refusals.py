@@ -13,7 +13,7 @@ from tests.conftest import counted_launches
 from tests.transformers.tiny_models import DEVICE
 from torch_fattn import reference
 from torch_fattn.integrations.transformers import attend
-from torch_fattn.integrations.transformers.patterns import write_pattern
+from torch_fattn.integrations.transformers.visibility import write_pattern
 
 ROWS = 4
 ADVICE = re.compile(

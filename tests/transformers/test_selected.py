@@ -83,7 +83,7 @@ def test_control_other_keys(model_type: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         attention,
         "take_selection",
-        lambda *arguments: None if (at := take(*arguments)) is None else (at - 1).clamp(min=0),
+        lambda call: (take(call)[0], None if (at := take(call)[1]) is None else (at - 1).clamp(min=0)),
     )
     ids, mask = prompt()
     mine = generate(ours, ids, mask, NEW_TOKENS)

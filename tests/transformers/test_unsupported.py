@@ -36,8 +36,7 @@ from tests.transformers.tiny_models import (
 )
 from torch_fattn.integrations.transformers import FLASH_NAME, NAME, PAGED_NAME, register, unregister
 from torch_fattn.integrations.transformers import attend as attention_function
-from torch_fattn.integrations.transformers.fallback import without_patterns
-from torch_fattn.integrations.transformers.patterns import write_packed, write_pattern
+from torch_fattn.integrations.transformers.visibility import read, write_packed, write_pattern
 
 OLD = {"vocab_size": 64, "hidden_size": 64, "n_embd": 64, "n_head": 4, "num_attention_heads": 4}
 OF_THEIR_OWN: dict[str, PreTrainedConfig] = {
@@ -221,12 +220,15 @@ def test_masks_without_patterns() -> None:
                 wanted = within[None, None].expand(2, 1, -1, -1)
                 if real is not None:
                     wanted = wanted & real[:, None, None]
-                got, _ = without_patterns(mask, rows, keys)
+                meaning = read(mask, rows, keys)
+                assert meaning is not None
+                got, _ = meaning.dense()
                 assert got is not None and got.expand(wanted.shape).equal(wanted)
     ids = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
     packed = write_packed(ids, 2)
-    assert packed is not None
-    got, _ = without_patterns(packed, 6, 6)
+    meaning = None if packed is None else read(packed, 6, 6)
+    assert meaning is not None
+    got, _ = meaning.dense()
     near = torch.ones(6, 6, dtype=torch.bool).tril().triu(-1)
     assert got is not None and got.equal(((ids[:, :, None] == ids[:, None]) & near)[:, None])
 

@@ -3,34 +3,33 @@ function, or a refusal."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...runtime.signatures import public
-from .fallback import run_fallback, without_patterns
-from .masks import hides_nothing
-from .operators import compute
-from .packed import begins_of, compute_packed, compute_pattern, lengths_of
-from .paged import attend_paged
+from .call import Call
+from .fallback import run_fallback
+from .operators import compute, compute_packed
+from .packing import lengths_of, refuse_mixing, restarts_of
+from .paged import attend_over_cache
 from .paged_cache import Stored
-from .patterns import is_packed, is_pattern, read_pattern
-from .policy import falls_back
-from .positions import Restarts, restarts_of, see_one_another
-from .refusals import (
+from .selected import attend_selected, take_selection, whole_mask, with_mask_of
+from .stored_attention import attend_stored
+from .support import USE_ANOTHER, USE_EAGER
+from .unsupported import (
     MeaningRefusedError,
+    falls_back,
     reason_of,
     refusal_of_operator,
     refuse,
     refuse_keywords,
     refuse_meaning,
     refuse_training,
-    why_not_trained,
 )
-from .selected import compute_selected, mask_of_selected, reads_selected, take_selection, whole_mask
-from .stored_attention import attend_stored
-from .support import USE_ANOTHER, USE_EAGER
+from .visibility import Lengths, is_packed, is_pattern, read
 
 _PASS_BOOL = "pass a bool mask, or one that is added to the scores"
 
@@ -63,225 +62,138 @@ def attend(
     `register(on_unsupported="sdpa")`; otherwise they raise NotImplementedError, ValueError or TypeError
     before anything is computed. An unknown keyword is refused unless it is None or False.
     """
-    of_layer: dict[str, Any] = {"softcap": softcap, "s_aux": s_aux}
-    of_call: dict[str, Any] = {
-        "dropout": dropout,
-        "scaling": scaling,
-        "sliding_window": sliding_window,
-        "is_causal": is_causal,
-        "position_bias": position_bias,
-        **kwargs,
-    }
+    of_layer = dropout, scaling, sliding_window, softcap, s_aux, is_causal
+    call = Call(module, query, key, value, None, *of_layer, position_bias, kwargs)
     if isinstance(key, Stored) and isinstance(value, Stored):
-        return attend_stored(module, query, key, value, attention_mask, **of_layer, **of_call), None
+        return attend_stored(call, attention_mask), None
     if cache is not None or "write_index" in kwargs:  # continuous batching of transformers after 5.17
-        return attend_paged(module, query, key, value, attention_mask, cache=cache, **of_layer, **of_call)
-    key, value = _newest(query, key, value, attention_mask, sliding_window)
-    _refuse_shapes(module, query, key, value, attention_mask)
-    restarts = None
-    if attention_mask is not None and not is_packed(attention_mask):
+        return attend_over_cache(call, attention_mask, cache)
+    call = _with_mask(call, attention_mask)
+    mask, restarts = call.mask, None
+    if mask is not None and mask.packed is None:
         # Positions of an encoder may restart for other reasons.
-        if not _is_whole(attention_mask) or getattr(module, "is_causal", False):
-            restarts = restarts_of(kwargs.get("position_ids"), query, key.shape[2])
-    if (selected := take_selection(module, of_call, key.shape[2])) is not None:
+        if mask.is_causal or getattr(module, "is_causal", False):
+            restarts = restarts_of(kwargs.get("position_ids"), query, call.keys)
+    call, selected = take_selection(call)
+    if selected is not None:
         if restarts is not None:
-            _refuse_packing(module, attention_mask, restarts.begins, kwargs.get("use_cache"))
-        attention_mask = whole_mask(attention_mask, query.shape[2], key.shape[2])
-        sparse = _attend_selected(module, query, key, value, attention_mask, selected, **of_layer, **of_call)
+            refuse_mixing(call, restarts.begins)
+        whole = whole_mask(call)
+        sparse = attend_selected(call, whole, selected)
         if sparse is not None:
             return sparse, None
-        attention_mask = mask_of_selected(attention_mask, selected, query, key)
-    lengths = _packing(module, query, key, value, attention_mask, restarts, softcap=softcap, **of_call)
-    packed = None if lengths is None else lengths[:2]
-    if why := why_not_trained(module, query, key, value, attention_mask, position_bias, dropout=dropout):
-        out = run_fallback(module, query, key, value, attention_mask, why, packed, **of_layer, **of_call)
+        call = with_mask_of(call, whole, selected)
+    _refuse_bias(call)
+    lengths = lengths_of(call, restarts)
+    _refuse_what_no_mask_has(call, lengths)
+    if why := call.why_not_trained():
+        out = run_fallback(call, why, lengths)
         return refuse_training(module, why) if out is None else out
     try:
-        return _attend(module, query, key, value, attention_mask, lengths, **of_layer, **of_call), None
+        return _attend(call, lengths), None
     except MeaningRefusedError:
         raise
     except (NotImplementedError, TypeError, ValueError) as refusal:
         if not falls_back():
             raise
-        why = reason_of(refusal)
-        out = run_fallback(module, query, key, value, attention_mask, why, packed, **of_layer, **of_call)
+        out = run_fallback(call, reason_of(refusal), lengths)
         if out is None:
             raise
         return out
 
 
-def _attend_selected(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    selected: Tensor,
-    *,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    scaling: float | None,
-    dropout: float,
-    sliding_window: int | None,
-    is_causal: bool | None,
-    position_bias: Tensor | None,
-    **kwargs: Any,
-) -> Tensor | None:
-    """Attention that reads the selected keys only; None if a mask is better, or alone can do it."""
-    if sliding_window is not None or position_bias is not None or (module.training and dropout > 0):
-        return None
-    if not reads_selected(query, key, value, mask, selected, s_aux):
-        return None
-    refuse_keywords(module, mask, kwargs)
-    options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
+def _attend(call: Call, lengths: Lengths | None) -> Tensor:
+    mask, options = call.mask, call.options
+    query, key, value = call.query, call.key, call.value
+    causal = mask is not None and mask.is_causal
+    if mask is None and (call.rows > 1 or lengths is not None):
+        causal = _causal_without_mask(call)
     try:
-        return compute_selected(query, key, value, mask, selected, **options)
+        if call.position_bias is not None:
+            whole = None
+            if mask is not None:
+                whole, causal = mask.dense()
+            biased = call.position_bias if whole is None else _with_bias(whole, call.position_bias)
+            return compute(query, key, value, biased, None, causal=causal, **options)
+        if mask is not None and mask.packed is not None:
+            lengths = mask.packed
+        window = call.window_left
+        if lengths is not None:
+            options |= {"is_causal": causal, "window_left": window, "window_right": window}
+            return compute_packed(query, key, value, lengths, **options)
+        if mask is None:
+            return compute(query, key, value, None, None, causal=causal, **options)
+        if mask.filled < call.keys:
+            key, value = key[:, :, : mask.filled], value[:, :, : mask.filled]
+        hidden = mask.padding if mask.whole is None else mask.whole
+        return compute(query, key, value, hidden, mask.seq_lens, causal=causal, window_left=window, **options)
     except (NotImplementedError, TypeError, ValueError) as refusal:
-        if not falls_back():
-            raise refusal_of_operator(module, refusal) from refusal
-        return None
+        raise refusal_of_operator(call.module, refusal) from refusal
 
 
-def _packing(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    restarts: Restarts | None,
-    *,
-    sliding_window: int | None,
-    softcap: float | None,
-    position_bias: Tensor | None,
-    is_causal: bool | None,
-    dropout: float,
-    scaling: float | None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor, int, int] | None:
-    """The lengths of packed sequences, if they decide which keys a row sees. Refuses arguments that neither
-    the kernels nor another attention function supports."""
-    _refuse_bias(module, query, key, position_bias, softcap)
-    q_len, kv_len = query.shape[2], key.shape[2]
-    lengths = None
-    if position_bias is None and _leaves_packing_open(mask, q_len, kv_len):
-        lengths = lengths_of(kwargs, query)
-        if lengths is None and restarts is not None and not kwargs.get("use_cache"):
-            lengths = restarts.lengths
-    if lengths is None:
-        begins = begins_of(kwargs, query) if restarts is None else restarts.begins
-        if begins is not None:
-            _refuse_packing(module, mask, begins, kwargs.get("use_cache"))
-    refuse_keywords(module, mask, kwargs, packed=lengths is not None)
-    mask_is_whole = mask is not None and mask.ndim == 4
-    if sliding_window is not None and not mask_is_whole and lengths is None and kv_len > sliding_window:
+def _with_mask(call: Call, mask: Any) -> Call:
+    """The call with what its mask means. Refuses other shapes than those of transformers' layers."""
+    module, query, key, value = call.module, call.query, call.key, call.value
+    if not query.ndim == key.ndim == value.ndim == 4:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
+        refuse_meaning(module, f"query, key and value are not all [B, H, L, D] but {shapes}", USE_ANOTHER)
+    if mask is None:
+        return call
+    if not isinstance(mask, Tensor):
+        refuse_meaning(module, f"attention_mask is of type {type(mask).__name__}", "pass a tensor or None")
+    if mask.ndim not in (2, 4):
+        refuse_meaning(
+            module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER
+        )
+    if not is_pattern(mask):
+        call = _newest(call, mask.shape[-1])
+    batch, kv_len = query.shape[0], call.keys
+    if mask.ndim == 2 and (mask.dtype is not torch.bool or mask.shape != (batch, kv_len)):
         refuse_meaning(
             module,
-            f"{kv_len} keys exceed the sliding window of {sliding_window} and no 4D mask came with them",
+            f"the 2D mask is {mask.dtype} {tuple(mask.shape)} and must be bool {(batch, kv_len)}",
+            USE_ANOTHER,
+        )
+    # Packed sequences have more than two rows.
+    is_ours = is_pattern(mask) and (call.rows > 2 or not is_packed(mask))
+    if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_ours:
+        refuse_meaning(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", _PASS_BOOL)
+    if not is_pattern(mask) and mask.shape[-1] not in (1, kv_len):
+        refuse_meaning(
+            module,
+            f"the mask has {mask.shape[3]} keys and the layer {kv_len}",
+            "pass a mask of its keys, in a dict by layer type if the layers differ",
+        )
+    meaning = read(mask, call.rows, kv_len)
+    if meaning is None:
+        lengths = f"{call.rows} rows and {kv_len} keys"
+        refuse_meaning(
+            module, f"the {mask.dtype} mask {tuple(mask.shape)} is not a pattern of {lengths}", _PASS_BOOL
+        )
+    return replace(call, mask=meaning)
+
+
+def _newest(call: Call, known: int) -> Call:
+    """The keys of the mask of a sliding layer. The cache of a draft model in 5.17 returns older ones, too."""
+    if call.sliding_window is None:
+        return call
+    newest = call.sliding_window - 1 + call.rows
+    if known != newest or call.keys <= newest:
+        return call
+    return replace(call, key=call.key[:, :, -newest:], value=call.value[:, :, -newest:])
+
+
+def _refuse_what_no_mask_has(call: Call, lengths: Lengths | None) -> None:
+    """Refuses keywords and a window that neither the kernels nor another attention function would apply."""
+    has_pattern = call.mask is not None and call.mask.has_pattern
+    refuse_keywords(call.module, call.keywords, separates=has_pattern or lengths is not None)
+    window = call.sliding_window
+    if window is not None and not has_pattern and lengths is None and call.keys > window:
+        refuse_meaning(
+            call.module,
+            f"{call.keys} keys exceed the sliding window of {window} and no 4D mask came with them",
             "build the mask with transformers' create_sliding_window_causal_mask",
         )
-    return lengths
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    lengths: tuple[Tensor, Tensor, int, int] | None,
-    *,
-    scaling: float | None,
-    sliding_window: int | None,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    is_causal: bool | None,
-    position_bias: Tensor | None,
-    **kwargs: Any,
-) -> Tensor:
-    q_len, kv_len = query.shape[2], key.shape[2]
-    mask_is_whole = attention_mask is not None and attention_mask.ndim == 4
-    causal = attention_mask is not None and not mask_is_whole
-    if attention_mask is None and (q_len > 1 or lengths is not None):
-        causal = _causal_without_mask(module, is_causal, q_len, kv_len)
-    mask = attention_mask
-    if position_bias is not None:
-        if mask is not None and (mask.ndim == 2 or is_pattern(mask)):
-            mask, causal = without_patterns(mask, q_len, kv_len)
-        elif mask is not None and hides_nothing(mask):
-            mask = None
-        mask = position_bias if mask is None else _with_bias(mask, position_bias)
-    elif mask is not None and hides_nothing(mask):
-        mask = None
-    elif mask is not None and mask.ndim == 2:
-        mask = mask[:, None, None, :]
-
-    options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
-    try:
-        if lengths is not None:
-            window = -1 if sliding_window is None or mask_is_whole else sliding_window - 1
-            if mask is not None:
-                causal, window = True, read_pattern(mask, q_len, kv_len).window_left  # type: ignore[union-attr]
-            options |= {"is_causal": causal, "window_left": window, "window_right": window}
-            out = compute_packed(query, key, value, *lengths, **options)
-        elif mask is not None and is_packed(mask):
-            out = compute_pattern(query, key, value, mask, **options)
-        else:
-            seq_lens = None
-            if mask is not None and is_pattern(mask):
-                pattern = read_pattern(mask, q_len, kv_len)
-                if pattern is None:
-                    _refuse_pattern(module, mask, q_len, kv_len)
-                causal, seq_lens, mask = True, pattern.seq_lens, pattern.padding
-                key, value = key[:, :, : pattern.keys], value[:, :, : pattern.keys]
-                options["window_left"] = pattern.window_left
-            out = compute(query, key, value, mask, seq_lens, causal=causal, **options)
-    except MeaningRefusedError:
-        raise
-    except (NotImplementedError, TypeError, ValueError) as refusal:
-        raise refusal_of_operator(module, refusal) from refusal
-    return out
-
-
-def _is_whole(mask: Tensor) -> bool:
-    return mask.ndim == 4 and not is_pattern(mask)
-
-
-def _leaves_packing_open(mask: Tensor | None, q_len: int, kv_len: int) -> bool:
-    """Whether a mask hides nothing or is only causal, perhaps with a window, so that the lengths of packed
-    sequences decide where they are cut."""
-    if mask is None or not is_pattern(mask):
-        return mask is None or (hides_nothing(mask) and (mask.ndim == 2 or q_len == kv_len))
-    pattern = None if is_packed(mask) else read_pattern(mask, q_len, kv_len)
-    return pattern is not None and pattern.padding is None and q_len == kv_len
-
-
-def _newest(
-    query: Tensor, key: Tensor, value: Tensor, mask: Any, sliding_window: int | None
-) -> tuple[Tensor, Tensor]:
-    """The keys of the mask of a sliding layer. The cache of a draft model in 5.17 returns older ones, too."""
-    fits = query.ndim == key.ndim == 4  # else they are refused
-    if sliding_window is None or not isinstance(mask, Tensor) or is_pattern(mask) or not fits:
-        return key, value
-    newest = sliding_window - 1 + query.shape[2]
-    if mask.ndim == 0 or mask.shape[-1] != newest or key.shape[2] <= newest:
-        return key, value
-    return key[:, :, -newest:], value[:, :, -newest:]
-
-
-def _refuse_packing(module: nn.Module, mask: Tensor | None, begins: Tensor, cached: Any) -> None:
-    """Refuses sequences that are packed into a row, if the mask lets them see one another."""
-    rows = begins.shape[1]
-    if mask is None:
-        return
-    if _is_whole(mask):
-        if not see_one_another(mask, begins):
-            return
-        advice = "pass a 4D attention_mask that separates them"
-    elif _leaves_packing_open(mask, rows, rows):
-        advice = "pass use_cache=False" if cached else "pass each in a row of its own"
-    else:
-        return
-    refuse_meaning(module, "the sequences that are packed into a row would see one another", advice)
 
 
 def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
@@ -289,69 +201,32 @@ def _with_bias(mask: Tensor, bias: Tensor) -> Tensor:
     return torch.where(mask, bias, -torch.inf) if mask.dtype is torch.bool else bias + mask
 
 
-def _refuse_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    if not query.ndim == key.ndim == value.ndim == 4:
-        shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
-        refuse_meaning(module, f"query, key and value are not all [B, H, L, D] but {shapes}", USE_ANOTHER)
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor):
-        refuse_meaning(module, f"attention_mask is of type {type(mask).__name__}", "pass a tensor or None")
-    batch, kv_len = query.shape[0], key.shape[2]
-    if mask.ndim == 2 and (mask.dtype is not torch.bool or mask.shape != (batch, kv_len)):
-        refuse_meaning(
-            module,
-            f"the 2D mask is {mask.dtype} {tuple(mask.shape)} and must be bool {(batch, kv_len)}",
-            USE_ANOTHER,
-        )
-    if mask.ndim not in (2, 4):
-        refuse_meaning(
-            module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER
-        )
-    # Packed sequences have more than two rows.
-    is_ours = is_pattern(mask) and (query.shape[2] > 2 or not is_packed(mask))
-    if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_ours:
-        refuse_meaning(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", _PASS_BOOL)
-    if _is_whole(mask) and mask.shape[3] not in (1, kv_len):
-        refuse_meaning(
-            module,
-            f"the mask has {mask.shape[3]} keys and the layer {kv_len}",
-            "pass a mask of its keys, in a dict by layer type if the layers differ",
-        )
-
-
-def _refuse_bias(
-    module: nn.Module, query: Tensor, key: Tensor, bias: Tensor | None, softcap: float | None
-) -> None:
+def _refuse_bias(call: Call) -> None:
+    bias = call.position_bias
     if bias is None:
         return
-    whole = (*query.shape[:3], key.shape[2])
+    whole = (*call.query.shape[:3], call.keys)
     fits = bias.ndim == 4 and all(n in (1, m) for n, m in zip(bias.shape, whole, strict=True))
     if not fits or not bias.is_floating_point():
         refuse_meaning(
-            module,
+            call.module,
             f"position_bias is {bias.dtype} {tuple(bias.shape)} and not numbers for {whole}",
             USE_ANOTHER,
         )
-    if softcap:
-        refuse_meaning(module, f"position_bias with a soft cap of {softcap} is not implemented", USE_ANOTHER)
+    if call.softcap:
+        refuse_meaning(
+            call.module, f"position_bias with a soft cap of {call.softcap} is not implemented", USE_ANOTHER
+        )
 
 
-def _refuse_pattern(module: nn.Module, mask: Tensor, q_len: int, kv_len: int) -> NoReturn:
-    refuse_meaning(
-        module,
-        f"the {mask.dtype} mask {tuple(mask.shape)} is not a pattern of {q_len} rows and {kv_len} keys",
-        _PASS_BOOL,
-    )
-
-
-def _causal_without_mask(module: nn.Module, is_causal: bool | None, q_len: int, kv_len: int) -> bool:
+def _causal_without_mask(call: Call) -> bool:
     """Whether a layer without a mask is causal. If neither the keyword nor the layer decides, it is refused:
     transformers' sdpa function would make it causal, eager attention bidirectional."""
+    is_causal = getattr(call.module, "is_causal", None) if call.is_causal is None else call.is_causal
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", None)
-    if is_causal is None:
-        refuse(module, "neither a mask nor is_causal says whether the layer is causal", USE_EAGER)
-    if is_causal and q_len > kv_len:
-        refuse(module, f"{q_len} causal query rows over {kv_len} keys have no alignment", USE_EAGER)
+        refuse(call.module, "neither a mask nor is_causal says whether the layer is causal", USE_EAGER)
+    if is_causal and call.rows > call.keys:
+        refuse(
+            call.module, f"{call.rows} causal query rows over {call.keys} keys have no alignment", USE_EAGER
+        )
     return bool(is_causal)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .policy import falls_back, warn_once
 from .support import NAME, USE_ANOTHER
+from .unsupported import falls_back, warn_once
 
 # Some exist only in newer or older transformers.
 _MODULES = (

@@ -1,8 +1,8 @@
 """The mask function: encodes a layer pattern and the padding in the shortest form that the model accepts.
 
     2D bool  `[B, Lk]`, True = a real token: the pattern is causal, rows aligned to the newest key
-    4D int32 a `CausalPattern`: causal, with a window or over a cache that is filled in part; or a
-             `PackedPattern`: causal in each of the sequences that are packed into one
+    4D int32 a pattern of `visibility`: causal, with a window, over a cache that is filled in part, or in
+             each of the sequences that are packed into one
     4D `[B or 1, H or 1, Lq or 1, Lk]`, bool or additive: complete, causality included
 
 Every form contains the pattern. As under eager attention, a layer's own causal flag or window no longer
@@ -37,10 +37,10 @@ from transformers.utils.import_utils import is_tracing
 
 from ...runtime.signatures import public
 from .compat import and_parts, closed_over, made_like, packed_parts
-from .patterns import write_packed, write_pattern
-from .policy import falls_back, warn_once
-from .positions import start_forward
+from .packing import start_forward
 from .support import MaskForm, is_recurrent, mask_form, refusal_of_model
+from .unsupported import falls_back, warn_once
+from .visibility import nothing_hidden, write_packed, write_pattern
 
 
 @public("torch_fattn.integrations.transformers.make_mask", ahead=False)
@@ -86,12 +86,12 @@ def make_mask(
             padding = _padding_or_none(attention_mask, kv_offset, filled)
             aligned = not isinstance(filled, Tensor) and filled == kv_length
             if aligned and window >= kv_length and allow_is_causal_skip:
-                return _nothing_hidden(device, batch_size, kv_length) if padding is None else padding
+                return nothing_hidden(device, batch_size, kv_length) if padding is None else padding
             return write_pattern(batch_size, kv_length, filled, window, padding, device)
         elif mask_function is bidirectional_mask_function and allow_is_bidirectional_skip:
             padding = _padding_or_none(attention_mask, kv_offset, kv_length)
             if padding is None:
-                return _nothing_hidden(device, batch_size, 1, q_length, kv_length)
+                return nothing_hidden(device, batch_size, 1, q_length, kv_length)
             return padding[:, None, None, :].expand(-1, -1, q_length, -1)
     build: Callable[..., Tensor] = eager_mask if form is MaskForm.ADDITIVE else sdpa_mask
     return build(
@@ -107,16 +107,6 @@ def make_mask(
         device=device,
         **kwargs,
     )
-
-
-def hides_nothing(mask: Tensor) -> bool:
-    """Whether this is the expanded True of `_nothing_hidden`, decided without reading device memory. An
-    expanded False would hide every key, which no model does."""
-    return mask.dtype is torch.bool and not any(mask.stride())
-
-
-def _nothing_hidden(device: torch.device | str, *shape: int) -> Tensor:
-    return torch.ones((), dtype=torch.bool, device=device).expand(shape)
 
 
 def _covers(padding: Tensor, kv_offset: int, kv_length: int, filled: int | Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ..pytorch.routing import is_plain, torchs
+from .visibility import Lengths
 
 
 def compute(
@@ -43,3 +44,15 @@ def compute(
             query, key, value, mask, is_causal=causal, seq_lens=seq_lens, token_major_out=True, **options
         )
     return without_padding(out.transpose(1, 2), value_dim)
+
+
+def compute_packed(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, **options: Any) -> Tensor:
+    """Attention of query, key and value `[B, H, L, ..]`, packed row by row; out is `[B, L, Hq, Dv]`."""
+    batch, _heads, length, _dim = query.shape
+    value_dim = value.shape[-1]
+    query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
+    trains = needs_gradient(query, key, value, options.get("sinks"))
+    prefill = torch.ops.fattn.varlen_attention if trains else torch.ops.fattn.varlen_prefill
+    operands = (operand.transpose(1, 2).flatten(0, 1) for operand in (query, key, value))
+    out, _lse = prefill(*operands, *lengths, **options)
+    return without_padding(out, value_dim).unflatten(0, (batch, length))

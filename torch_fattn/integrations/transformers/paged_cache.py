@@ -16,9 +16,9 @@ from ...caches.memory import check_sizes
 from ...operators.head_padding import HEAD_STEP
 from ...operators.kv_formats import check_format
 from ...runtime.signatures import public
-from .refusals import MeaningRefusedError
 from .support import FLASH_NAME
 from .support import NAME as ATTENTION_NAME
+from .unsupported import MeaningRefusedError
 
 NAME = "PagedCache"
 CACHE_NAME = "fattn_paged"

@@ -11,16 +11,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ...runtime import versions
 from ...runtime.signatures import public
 from ...runtime.warn import warn
-from . import attention_classes, policy
+from . import attention_classes, unsupported
 from .attention import attend
 from .compat import entry, let_generate_make, let_models_update, restore, switch_batching
 from .masks import make_mask
-from .paged import attend_paged
+from .paged import attend_paged, update_in_place
 from .paged_cache import CACHE_NAME, cache_of
-from .paged_keys import update_in_place
-from .policy import OnUnsupported
 from .sharded import SHARDED_NAME, attend_sharded, make_sharded_mask
 from .support import FLASH_NAME, NAME, PAGED_NAME
+from .unsupported import OnUnsupported
 
 _ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (AttentionInterface, NAME, attend),
@@ -53,7 +52,7 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
         if versions.minor(version) < versions.TRANSFORMERS[0]:
             raise ImportError(fault)
         warn(fault)
-    policy.choose(on_unsupported)
+    unsupported.choose(on_unsupported)
     if not _undo:
         for interface, name, _function in _ENTRIES:
             before = entry(interface, name)
@@ -72,4 +71,4 @@ def unregister() -> None:
     again, give it another one: `model.set_attn_implementation("sdpa")`. May be called more than once."""
     while _undo:
         _undo.pop()()
-    policy.choose("error")
+    unsupported.choose("error")

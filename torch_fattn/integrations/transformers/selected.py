@@ -7,86 +7,108 @@ rows, which is less if they select many of the keys.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ...operators.sparse import is_one_cache, sparse_decode
-from .fallback import without_patterns
+from .call import Call
+from .unsupported import falls_back, refusal_of_operator, refuse_keywords
+from .visibility import causal_mask, nothing_hidden, read
 
 _ROWS_OF_A_TILE = 32
 
 
-def take_selection(module: nn.Module, keywords: dict[str, Any], keys: int) -> Tensor | None:
-    """Removes a selection from the keywords. Returns positions `[B, 1 or Hkv, Lq, K]`, where -1 is none."""
+def take_selection(call: Call) -> tuple[Call, Tensor | None]:
+    """The call without its selection, and this as positions `[B, 1 or Hkv, Lq, K]`, where -1 is none."""
+    keywords = call.keywords
     indices: Tensor | None = keywords.get("indices")
     if indices is not None and indices.ndim == 3:
-        del keywords["indices"]
-        return indices.long()[:, None]
+        return _without(call, "indices"), indices.long()[:, None]
     blocks: Tensor | None = keywords.get("block_indices")
-    size = getattr(getattr(module, "indexer", None), "block_size", None)
+    size = getattr(getattr(call.module, "indexer", None), "block_size", None)
     if blocks is None or blocks.ndim != 4 or not isinstance(size, int):
-        return None
-    del keywords["block_indices"]
+        return call, None
     first = blocks.long()[..., None] * size
     at = first + torch.arange(size, device=blocks.device)
-    return at.masked_fill((first < 0) | (at >= keys), -1).flatten(-2)
+    selected = at.masked_fill((first < 0) | (at >= call.keys), -1).flatten(-2)
+    return _without(call, "block_indices"), selected
 
 
-def reads_selected(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, selected: Tensor, sinks: Tensor | None
-) -> bool:
-    """Whether `compute_selected` can compute the layer, and a tile of rows reads fewer keys by it."""
+def _without(call: Call, name: str) -> Call:
+    return replace(call, keywords={each: call.keywords[each] for each in call.keywords if each != name})
+
+
+def whole_mask(call: Call) -> Tensor | None:
+    """The 4D mask of any form of mask; None if it only hides later keys."""
+    if call.mask is None:
+        return None
+    whole, causal = call.mask.dense()
+    if whole is None and call.rows > 1 and not causal:
+        return nothing_hidden(call.mask.device, 1, 1, call.rows, call.keys)
+    return whole
+
+
+def attend_selected(call: Call, mask: Tensor | None, selected: Tensor) -> Tensor | None:
+    """Attention that reads the selected keys only; None if a mask is better, or alone can do it. out is `[B,
+    Lq, Hq, Dv]`."""
+    if not _reads_selected(call, mask, selected):
+        return None
+    refuse_keywords(call.module, call.keywords, separates=mask is not None)
+    try:
+        return _compute_selected(call, mask, selected)
+    except (NotImplementedError, TypeError, ValueError) as refusal:
+        if not falls_back():
+            raise refusal_of_operator(call.module, refusal) from refusal
+        return None
+
+
+def _reads_selected(call: Call, mask: Tensor | None, selected: Tensor) -> bool:
+    """Whether the operator can compute the layer, and a tile of rows reads fewer keys by it."""
     _batch, heads, rows, count = selected.shape
-    if heads > 1 and (heads != key.shape[1] or sinks is not None):
+    if call.sliding_window is not None or call.position_bias is not None:
         return False
-    if needs_gradient(query, key, value, sinks):
+    if call.module.training and call.dropout > 0:
+        return False
+    if heads > 1 and (heads != call.key.shape[1] or call.s_aux is not None):
+        return False
+    if needs_gradient(call.query, call.key, call.value, call.s_aux):
         return False
     if mask is not None and (mask.dtype is not torch.bool or mask.shape[1] != 1):
         return False
-    return min(rows, _ROWS_OF_A_TILE) * count < key.shape[2]
+    return min(rows, _ROWS_OF_A_TILE) * count < call.keys
 
 
-def compute_selected(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, selected: Tensor, **options: Any
-) -> Tensor:
-    """Attention of query, key and value `[B, H, L, ..]` over the selected keys that the mask `[B, 1, Lq, Lk]`
-    shows; out is `[B, Lq, Hq, Dv]`."""
+def _compute_selected(call: Call, mask: Tensor | None, selected: Tensor) -> Tensor:
+    """Attention over the selected keys that the mask `[B, 1, Lq, Lk]` shows."""
     if mask is not None:
-        seen = mask.expand(*selected.shape[:3], key.shape[2]).gather(-1, selected.clamp(min=0))
+        seen = mask.expand(*selected.shape[:3], call.keys).gather(-1, selected.clamp(min=0))
         selected = selected.masked_fill(~seen, -1)
-    value_dim = value.shape[-1]
-    query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
+    query, key, value, scale = pad_heads(call.query, call.key, call.value, call.scaling)
     per_head = selected.shape[1] > 1
     if not is_one_cache(key, value, per_head):  # without a cache, models transpose one of them
         key, value = key.contiguous(), value.contiguous()
     indices = selected if per_head else selected[:, 0]
-    out = sparse_decode(query, key, value, indices, is_causal=mask is None, **options)
-    return without_padding(out.transpose(1, 2), value_dim).contiguous()
+    options = call.options | {"scale": scale, "is_causal": mask is None}
+    out = sparse_decode(query, key, value, indices, **options)
+    return without_padding(out.transpose(1, 2), call.value.shape[-1]).contiguous()
 
 
-def whole_mask(mask: Tensor | None, rows: int, keys: int) -> Tensor | None:
-    """The 4D mask of any form of mask; None if it only hides later keys."""
-    if mask is None:
-        return None
-    whole, causal = without_patterns(mask, rows, keys)
-    if whole is None and rows > 1 and not causal:
-        return mask.new_ones(()).expand(1, 1, rows, keys)
-    return whole
-
-
-def mask_of_selected(mask: Tensor | None, selected: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A whole mask restricted to the selected keys, `[B, 1 or Hq, Lq, Lk]`."""
+def with_mask_of(call: Call, mask: Tensor | None, selected: Tensor) -> Call:
+    """The call with a whole mask that is restricted to the selected keys, `[B, 1 or Hq, Lq, Lk]`."""
     batch, of_heads, rows, _count = selected.shape
-    heads, keys = query.shape[1], key.shape[2]
+    heads, keys = call.query.shape[1], call.keys
     seen = torch.zeros((batch, of_heads, rows, keys + 1), dtype=torch.bool, device=selected.device)
     seen = seen.scatter_(-1, selected.masked_fill(selected < 0, keys), True)[..., :keys]
     if of_heads > 1:
         seen = seen.repeat_interleave(heads // of_heads, dim=1)
     if mask is None:
-        row, key = (torch.arange(n, device=seen.device) for n in (rows, keys))
-        return seen & (key <= row[:, None] + (keys - rows))
-    return seen & mask if mask.dtype is torch.bool else mask.masked_fill(~seen, -torch.inf)
+        seen = seen & causal_mask(rows, keys, seen.device, keys)
+    elif mask.dtype is torch.bool:
+        seen = seen & mask
+    else:
+        seen = mask.masked_fill(~seen, -torch.inf)
+    return replace(call, mask=read(seen, call.rows, call.keys))

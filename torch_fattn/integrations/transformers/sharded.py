@@ -27,8 +27,8 @@ from ...distributed.shards import positions_of
 from ...operators.head_padding import pad_heads, without_padding
 from ...runtime.signatures import public
 from .masks import causal_window
-from .positions import restarts_of, start_forward
-from .refusals import PACKING, refuse_keywords
+from .packing import restarts_of, start_forward
+from .unsupported import PACKING, refuse_keywords
 
 __all__ = ["SHARDED_NAME", "ShardedCache", "attend_sharded", "make_sharded_mask"]
 
@@ -190,7 +190,7 @@ def attend_sharded(
             "fattn_sharded: sequences are packed, and a row of a ShardedCache is one; pass each in a row of "
             "its own"
         )
-    refuse_keywords(module, attention_mask, kwargs)
+    refuse_keywords(module, kwargs)
     query, key, value, scaling = pad_heads(query, key, value, scaling)
     shards = layer.room if rows <= FEW_ROWS else layer.filled
     options: dict[str, Any] = {

@@ -1,14 +1,49 @@
-"""Refuses arguments that no attention function of this package supports, before any work."""
+"""Layers and models that `fattn` cannot run: the policy of `register(on_unsupported=...)`, and refusals."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import re
+from typing import Any, Literal, NoReturn, get_args
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
-from ...operators.differentiable import MAX_BACKWARD_HEAD_DIM, needs_gradient
+from ...runtime.signatures import shown
 from ...runtime.warn import warn
 from .support import USE_ANOTHER, USE_EAGER
+
+OnUnsupported = Literal["error", "sdpa"]
+
+_chosen: OnUnsupported = "error"
+_warned: set[tuple[str, str]] = set()
+
+
+def choose(on_unsupported: OnUnsupported) -> None:
+    """Sets the policy and resets the warnings."""
+    global _chosen
+    if not isinstance(on_unsupported, str) or on_unsupported not in get_args(OnUnsupported):
+        raise ValueError(
+            f"torch_fattn.integrations.transformers.register: on_unsupported is {shown(on_unsupported)}; "
+            'pass "error" or "sdpa"'
+        )
+    _chosen = on_unsupported
+    _warned.clear()
+
+
+def falls_back() -> bool:
+    return _chosen == "sdpa"
+
+
+def warn_once(who: str, where: str, why: str) -> None:
+    """Warns once per kind of layer and reason, ignoring the numbers and the operator's name in the reason. A
+    graph under tracing cannot count and does not warn."""
+    if torch.compiler.is_compiling():
+        return
+    kind = (who, re.sub(r"\d+", "#", re.sub(r"^fattn\.\w+: ", "", why)))
+    if kind not in _warned:
+        _warned.add(kind)
+        warn(f"fattn attention in {where}: {why}")
+
 
 # Keywords that change the result and that the operators cannot express, with advice for each.
 _UNBUILT = {
@@ -18,8 +53,7 @@ _UNBUILT = {
     "block_indices": ("a sparse selection of key blocks", USE_ANOTHER),
     "sinks": ("a learned sink for each row", USE_EAGER),
 }
-# Keywords of packed sequences. The operators need the boundaries, from a 4D mask or from the lengths of
-# `packed`.
+# Keywords of packed sequences. The operators need the boundaries, from a 4D mask or from `Lengths`.
 PACKING = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k", "seq_idx"})
 # Keywords that models pass through and attention does not need.
 _HARMLESS = frozenset(
@@ -72,19 +106,6 @@ def refuse_meaning(module: nn.Module, what: str, advice: str) -> NoReturn:
     raise MeaningRefusedError(f"{_who(module)}: {what}; {advice}")
 
 
-def why_not_trained(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *biases: Tensor | None, dropout: float
-) -> str:
-    """Why the kernels cannot train a layer: they have no dropout, no gradient of masks and biases, and no
-    backward of wide heads. Empty if they can, or if no gradient is needed."""
-    if needs_gradient(*biases):
-        return "a mask or a position bias requires grad, which has no gradient in the kernels"
-    widest = max(query.shape[-1], value.shape[-1])
-    if widest > MAX_BACKWARD_HEAD_DIM and needs_gradient(query, key, value):
-        return f"gradients of heads of {widest} are not implemented"
-    return f"dropout {dropout} is not implemented" if module.training and dropout > 0 else ""
-
-
 def refuse_training(module: nn.Module, why: str) -> NoReturn:
     refuse(
         module,
@@ -93,10 +114,8 @@ def refuse_training(module: nn.Module, why: str) -> NoReturn:
     )
 
 
-def refuse_keywords(
-    module: nn.Module, mask: Tensor | None, keywords: dict[str, Any], packed: bool = False
-) -> None:
-    """Refuses unknown keywords. `packed`: the keywords contain the lengths of packed sequences."""
+def refuse_keywords(module: nn.Module, keywords: dict[str, Any], separates: bool = False) -> None:
+    """Refuses unknown keywords. `separates`: the mask or the lengths separate packed sequences."""
     for name, value in keywords.items():
         if value is None or value is False or name in _HARMLESS:
             continue
@@ -104,7 +123,7 @@ def refuse_keywords(
             meaning, advice = _UNBUILT[name]
             refuse_meaning(module, f"{name} ({meaning}) is not implemented", advice)
         if name in PACKING:
-            if not packed and (mask is None or mask.ndim != 4):
+            if not separates:
                 refuse_meaning(
                     module,
                     f"{name} (packed sequences) is not enough by itself",
