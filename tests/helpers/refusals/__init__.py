@@ -176,7 +176,7 @@ REFUSALS: list[Refusal] = [
             run("merge", outs=of("merge")["outs"][:1], lses=of("merge")["lses"][:1]),
             lambda: of("merge")["outs"][0]),
     Refusal("pass lses as [parts, heads, tokens]",
-            lambda: torch_fattn.merge(of("merge")["outs"][:, 0].transpose(1, 2), of("merge")["lses"][:, 0].mT),
+            lambda: torch_fattn.merge(of("merge")["outs"][:, 0].mT, of("merge")["lses"][:, 0].mT),
             lambda: torch_fattn.merge(of("merge")["outs"][:, 0].transpose(1, 2), of("merge")["lses"][:, 0]),
             lambda: exact("merge")()[0].transpose(0, 1)),
     Refusal("pass the bound of the result", lambda: torch_fattn.softcap(heads(3, 8), 0.0),
