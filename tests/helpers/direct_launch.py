@@ -134,27 +134,11 @@ def library(
 
 
 def launch(
-    step: dict[str, Any],
-    buffers: Mapping[str, Tensor],
-    mutate: Mutate | None = None,
-    *,
-    checks: str = ALL_CHECKS,
-    order: str = "forward",
-    watchdog: float = 60,
-    cache: Path | None = None,
-    tensor_layout: str | None = None,
+    step: dict[str, Any], buffers: Mapping[str, Tensor], mutate: Mutate | None = None, **options: Any
 ) -> Counters:
-    """Runs one pass of a plan and returns the emulator's counters, of its last dispatch."""
-    *_, counters = launches(
-        step,
-        buffers,
-        mutate,
-        checks=checks,
-        order=order,
-        watchdog=watchdog,
-        cache=cache,
-        tensor_layout=tensor_layout,
-    )
+    """Runs one pass of a plan and returns the emulator's counters, of its last dispatch; `options` are those
+    of launches()."""
+    *_, counters = launches(step, buffers, mutate, **options)
     return counters
 
 
@@ -251,11 +235,6 @@ def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: i
     merge["constants"] |= {"token_major_out": packed, "split": True}
     plan["passes"].append(merge)
     plan["scratch_bytes"] = 4 * parts * rows * (columns + 4)
-
-
-def lengthen_rows(step: dict[str, Any], columns: int) -> None:
-    """Tells a pass of a logits op that its rows have so many columns, of which the first are launched."""
-    set_params(step, {"columns": columns})
 
 
 def cut_into_slices(step: dict[str, Any], size: int) -> None:

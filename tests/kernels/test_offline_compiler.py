@@ -23,7 +23,8 @@ import torch
 
 import torch_fattn
 from tests.golden.calls import on_meta
-from tests.helpers import problems, tensor_kernels
+from tests.helpers import cache_problems, problems, tensor_kernels
+from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.direct_launch import INTERFACE, kernel_text
 from tests.helpers.problems import Problem
 from torch_fattn.operators.kv_formats import KV_FORMATS
@@ -141,12 +142,9 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
     if kernel == "decode_vector":  # one row, and two
         sizes, kv_heads = itertools.product((1, 2), (1024, 2**16)), 8
     for (q_len, kv_len), (dim, value_dim), family in itertools.product(sizes, dims, FAMILIES):
-        query = torch.empty(1, 8, q_len, dim, dtype=dtype, device="meta")
-        key = torch.empty(1, kv_heads, kv_len, dim, dtype=dtype, device="meta")
-        value = torch.empty(1, kv_heads, kv_len, value_dim, dtype=dtype, device="meta")
-        if (dim, value_dim) in LATENT_HEAD_DIMS:
-            value = key[..., :value_dim]
-        yield torch_fattn.explain(op, query, key, value, family=family, cores=80)
+        problem = Problem(0, op, dtype, 1, 8, kv_heads, q_len, kv_len, dim, value_dim)
+        problem = replace(problem, value_in_key=(dim, value_dim) in LATENT_HEAD_DIMS)
+        yield torch_fattn.explain(op, **on_meta(problem), family=family, cores=80)
     for heads, dims, family in itertools.product(SHORT.get(kernel, ()), SHORT_HEAD_DIMS, FAMILIES):
         arguments = on_meta(Problem(0, "decode", dtype, 1, heads, 8, 1, 500, *dims))
         yield torch_fattn.explain("decode", **arguments, family=family, cores=8)
@@ -182,22 +180,11 @@ def _backward_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
 
 
 def _cache_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
-    storages = {"auto": dtype} | {name: kind.dtype for name, kind in KV_FORMATS.items()}
-    for (kv_format, storage), slots in itertools.product(storages.items(), (torch.int32, torch.int64)):
+    for kv_format, long_slots in itertools.product(("float", *KV_FORMATS), (False, True)):
         for dims in ((64, 64), (576, 512)) if kv_format == "int4" else ((8, 40), (128, 128), (576, 512)):
-            rows = [torch.empty(3, 2, dim, dtype=dtype, device="meta") for dim in dims]
-            columns = [dim // 2 if kv_format == "int4" else dim for dim in dims]
-            pools = [torch.empty(4, 16, 2, n, dtype=storage, device="meta") for n in columns]
-            options: dict[str, Any] = {"kv_format": kv_format}
-            for name, dim in zip(("key_scales", "value_scales"), dims, strict=True):
-                if kv_format == "int4":
-                    options[name] = torch.empty(4, 16, 2, dim // 32, 2, dtype=torch.float16, device="meta")
-                elif kv_format != "auto":
-                    options[name] = torch.empty(4, 16, 2, device="meta")
-            slot_mapping = torch.empty(3, dtype=slots, device="meta")
-            yield torch_fattn.explain(
-                "cache_write", *rows, *pools, slot_mapping, **options, family=7, cores=8
-            )
+            problem = WriteProblem(0, kv_format, dtype, 3, 2, *dims, 4, 16, long_slots=long_slots)
+            arguments, _ = cache_problems.build(problem).arguments("meta")
+            yield torch_fattn.explain("cache_write", **arguments, family=7, cores=8)
 
 
 @cache
@@ -287,57 +274,3 @@ def test_nothing_is_left_out() -> None:
     assert len(merges) == 2  # numbers of simdgroups
     logits = {macros for _, macros in pipelines("logits", torch.float16)}
     assert len(logits) == 8  # vectors that a thread holds, and simdgroups that share a row
-
-
-def test_commits_in_turn_compile_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    every, sampled = pipelines("prefill", torch.float16), set[Pipeline]()
-    for number in range(0xABC00000, 0xABC00000 + -(-len(every) // SAMPLE)):
-        monkeypatch.setenv("GITHUB_SHA", f"{number:x}" + 32 * "e")
-        assert 0 < len(sample(every)) <= SAMPLE < len(every) / 2
-        sampled |= {*sample(every)}
-    assert sampled == {*every}
-    monkeypatch.delenv("GITHUB_SHA")
-    assert sample(every) == every
-
-
-# ---- the skip itself, with an xcrun of our own
-
-
-@pytest.fixture
-def xcrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Puts a shell script called xcrun, and nothing else, on PATH."""
-
-    def install(script: str | None) -> None:
-        if script is not None:
-            (tmp_path / "xcrun").write_text(f"#!/bin/sh\n{script}\n")
-            (tmp_path / "xcrun").chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path))
-        why_not.cache_clear()
-
-    yield install
-    why_not.cache_clear()
-
-
-NO_TOOLCHAIN = "echo 'error: cannot execute tool metal due to missing Metal Toolchain' >&2; exit 1"
-
-
-@pytest.mark.parametrize("script", [None, NO_TOOLCHAIN])
-def test_a_missing_compiler_skips(xcrun: Any, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
-    xcrun(script)
-    monkeypatch.delenv("FATTN_REQUIRE_METAL_COMPILER", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="xcrun does not exist|missing Metal Toolchain"):
-        need_compiler(LANGUAGE)
-    monkeypatch.setenv("FATTN_REQUIRE_METAL_COMPILER", f"{LANGUAGE} {TENSOR_LANGUAGE}")
-    with pytest.raises(pytest.fail.Exception, match="xcrun does not exist|missing Metal Toolchain"):
-        need_compiler(LANGUAGE)
-    with pytest.raises(pytest.skip.Exception):  # an older Xcode knows no newer language, and that is fine
-        need_compiler(NEWER[0])
-
-
-def test_a_compiler_is_used(xcrun: Any) -> None:
-    xcrun("exit 0")
-    need_compiler(LANGUAGE)
-    xcrun('case "$*" in *-std=metal4*) exit 1;; esac')
-    need_compiler("metal3.2")
-    with pytest.raises(pytest.skip.Exception, match="metal4.0"):
-        need_compiler("metal4.0")

@@ -28,9 +28,7 @@ def products_of_threadgroups(lengths: list[int], drop_the_deal: bool = False) ->
         del arguments["seq_lens"]
     plan = direct_launch.plan_of("decode", arguments)
     step = plan["passes"][0]
-    step["constants"]["sliced"] = True
-    step["bindings"]["slice"] = 17
-    step["slice"] = 1
+    direct_launch.cut_into_slices(step, 1)
     buffers = direct_launch.buffers_of("decode", arguments, plan)
 
     def without_deal(text: str) -> str:

@@ -207,38 +207,15 @@ def test_slices_compute_what_one_dispatch_does(op: str, q_len: int, checked: Che
 LONG = Problem(0, "decode", f16, 3, 4, 2, 1, 2100, 64, 64, seq_lens=(2100, 0, 1333), sinks=True)
 
 
-def run_cut(mutate: direct_launch.Mutate | None = None) -> Tensor:
-    """Checks the result, and returns how many parts each sequence has."""
+@needs_emulator
+def test_a_long_sequence_has_more_chunks_than_fill_the_gpu() -> None:
     case = problems.build(LONG)
     arguments, _ = case.arguments("cpu")
     plan = direct_launch.plan_of(LONG.op, arguments)
     direct_launch.cut(plan, 128, 5)
     buffers = direct_launch.buffers_of(LONG.op, arguments, plan)
     for step in plan["passes"]:
-        direct_launch.launch(step, buffers, mutate)
+        direct_launch.launch(step, buffers)
     assert_close(case, buffers["out"], buffers["lse"])
     written = ~buffers["partial_sum"][..., 2].isnan().view(-1, LONG.batch, LONG.q_heads)
-    return written.sum(dim=0)[:, 0]
-
-
-@needs_emulator
-def test_a_long_sequence_has_more_chunks_than_fill_the_gpu() -> None:
-    assert run_cut().tolist() == [17, 1, 11]
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("? slice.first_group + group :", "? slice.first_group :"),
-        ("index / slice.grid_x % slice.grid_y", "index % slice.grid_y"),
-        ("span.least_chunk, span.largest_chunk)", "span.least_chunk, kNoWindow)"),
-    ],
-)
-def test_a_fault_in_slicing_is_noticed(old: str, new: str) -> None:
-    def mutate(text: str) -> str:
-        return text.replace(old, new)
-
-    assert mutate(direct_launch.kernel_text("decode.metal")) != direct_launch.kernel_text("decode.metal")
-    with pytest.raises((AssertionError, RuntimeError)):
-        assert run_cut(mutate).tolist() == [17, 1, 11]
+    assert written.sum(dim=0)[:, 0].tolist() == [17, 1, 11], "parts of each sequence"

@@ -243,7 +243,7 @@ def _backward(problem: BackwardProblem, change: str, aligned: bool) -> Made:
     if change == "shifted" and problem.out == "none" and not problem.forward.sinks:
         arguments["lse"] += 0.25
     if change not in CHANGES_OF_NUMBERS:
-        return arguments, lambda *found: assert_gradients_close(case, found)  # type: ignore[arg-type]
+        return arguments, lambda *found: assert_gradients_close(case, found)
     arguments["grad_out"] = arguments["grad_out"].clone()
     _change_numbers(arguments, change, problem.index)
     given = {name: each for name, each in arguments.items() if name not in OF_RESULTS}
@@ -289,7 +289,7 @@ def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> 
     plan = direct_launch.plan_of(problem.op, problem.call(operand.of(operand.base)))
     for step in plan["passes"]:
         if columns:
-            direct_launch.lengthen_rows(step, columns)
+            direct_launch.set_params(step, {"columns": columns})
         if slice_size:
             direct_launch.cut_into_slices(step, slice_size)
 
@@ -350,7 +350,7 @@ def of_probe(layout: str, columns: tuple[int, int, int], registers: bool, room: 
     head, matches = tensor_kernels.HEAD_FACTS, registers and layout != "random:4"
 
     def check(facts: Tensor) -> None:
-        assert facts[3:6].tolist() == [matches] * 3 and (0 < facts[1] <= 2) == matches
+        assert facts[3:6].tolist() == [matches] * 3 and (facts[1] > 0) == registers
         end = head + 64 * int(facts[0] + facts[2])
         assert (facts[end:] == -7).all() and (facts[head:end] != -7).all(), "as long as the lists are"
         if end < room:
