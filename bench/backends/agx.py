@@ -37,34 +37,41 @@ _LENGTHS = {
     "decode": (1, 8192),
     "paged_decode": (1, 8192),
 }  # rows and keys
-# Shapes around those of the tuning table: row fragments, keys of a step, simdgroups.
-_SHAPES = {
-    ("float16", 64): ((2, 16, 4), (1, 32, 4), (2, 32, 8)),
-    ("float16", 80): ((2, 32, 4), (2, 16, 4), (1, 16, 4), (1, 32, 8)),
-    ("float16", 96): ((2, 16, 4), (1, 16, 4), (1, 32, 8)),
-    ("float16", 128): ((1, 16, 4), (2, 16, 4), (1, 32, 8)),
-    ("bfloat16", 64): ((2, 32, 4), (2, 16, 4), (1, 16, 4), (1, 32, 8)),
-    ("bfloat16", 96): ((1, 16, 4), (2, 16, 4)),
-    ("bfloat16", 128): ((1, 32, 4), (1, 8, 4), (1, 16, 8)),
-    ("float32", 64): ((1, 16, 4), (1, 32, 8)),
-    ("float32", 128): ((1, 16, 4), (1, 8, 8)),
+# Tiles around those of the tuning table, by op, dtype and head size.
+_TILES = {
+    ("prefill", "float16", 64): "r2 k16 s4, r1 k32 s4, r2 k32 s8",
+    ("prefill", "float16", 80): "r2 k32 s4, r2 k16 s4, r1 k16 s4, r1 k32 s8",
+    ("prefill", "float16", 96): "r2 k16 s4, r1 k16 s4, r1 k32 s8",
+    ("prefill", "float16", 128): "r1 k16 s4, r2 k16 s4, r1 k32 s8",
+    ("prefill", "bfloat16", 64): "r2 k32 s4, r2 k16 s4, r1 k16 s4, r1 k32 s8",
+    ("prefill", "bfloat16", 96): "r1 k16 s4, r2 k16 s4",
+    ("prefill", "bfloat16", 128): "r1 k32 s4, r1 k8 s4, r1 k16 s8",
+    ("prefill", "float32", 64): "r1 k16 s4, r1 k32 s8",
+    ("prefill", "float32", 128): "r1 k16 s4, r1 k8 s8",
+    ("backward_query", "float16", 64): "o2 w32 g4 s4",
+    ("backward_query", "float16", 128): "o1 w16 g4 s4, o1 w16 g2 s4",
+    ("backward_query", "bfloat16", 64): "o1 w32 g4 s4",
+    ("backward_query", "bfloat16", 96): "o1 w16 g4 s4, o1 w32 g4 s4",
+    ("backward_query", "float32", 64): "o1 w32 g4 s4",
+    ("backward_query", "float32", 128): "o1 w8 g2 s4",
+    ("backward_key", "float16", 64): "o1 w32 g4 s8, o2 w16 g2 s4",
+    ("backward_key", "float16", 96): "o1 w32 g4 s4, o1 w16 g2 s4",
+    ("backward_key", "float16", 128): "o1 w16 g4 s8, o1 w32 g2 s4, o1 w16 g2 s8, o2 w16 g1 s4",
+    ("backward_key", "bfloat16", 64): "o1 w32 g4 s4, o1 w16 g2 s4, o1 w32 g4 s8",
+    ("backward_key", "bfloat16", 128): "o1 w16 g2 s4, o2 w16 g1 s4",
+    ("backward_key", "float32", 64): "o1 w16 g2 s4, o1 w32 g4 s4",
+    ("backward_key", "float32", 128): "o1 w8 g2 s8, o1 w16 g2 s4",
 }
-# Backward: owned fragments, rows or keys of a step, groups of simdgroups, simdgroups.
 _BACKWARDS = ("backward_query", "backward_key")
-_BACKWARD_SHAPES = {
-    ("backward_query", "float16", 64): ((2, 32, 4, 4),),
-    ("backward_query", "float16", 128): ((1, 16, 4, 4), (1, 16, 2, 4)),
-    ("backward_query", "bfloat16", 64): ((1, 32, 4, 4),),
-    ("backward_query", "bfloat16", 96): ((1, 16, 4, 4), (1, 32, 4, 4)),
-    ("backward_query", "float32", 64): ((1, 32, 4, 4),),
-    ("backward_query", "float32", 128): ((1, 8, 2, 4),),
-    ("backward_key", "float16", 64): ((1, 32, 4, 8), (2, 16, 2, 4)),
-    ("backward_key", "float16", 96): ((1, 32, 4, 4), (1, 16, 2, 4)),
-    ("backward_key", "float16", 128): ((1, 16, 4, 8), (1, 32, 2, 4), (1, 16, 2, 8), (2, 16, 1, 4)),
-    ("backward_key", "bfloat16", 64): ((1, 32, 4, 4), (1, 16, 2, 4), (1, 32, 4, 8)),
-    ("backward_key", "bfloat16", 128): ((1, 16, 2, 4), (2, 16, 1, 4)),
-    ("backward_key", "float32", 64): ((1, 16, 2, 4), (1, 32, 4, 4)),
-    ("backward_key", "float32", 128): ((1, 8, 2, 8), (1, 16, 2, 4)),
+# The macros of a tile, and their units: row fragments, keys of a step and simdgroups; of a backward the owned
+# fragments of eight, the rows or keys of a step, groups of simdgroups, and simdgroups.
+_ROWS, _KEYS, _GROUPS = "FATTN_ROW_FRAGMENTS", "FATTN_TILE_KEYS", "FATTN_ROW_GROUPS"
+_SIMDGROUPS = "FATTN_SIMDGROUPS"
+MACROS = (_ROWS, _KEYS, _SIMDGROUPS)
+_TILE = {"r": (_ROWS, 1), "k": (_KEYS, 1), "s": (_SIMDGROUPS, 1)}
+_BACKWARD_TILES = {
+    "backward_query": {"o": (_ROWS, 1), "w": (_KEYS, 1), "g": (_GROUPS, 1), "s": (_SIMDGROUPS, 1)},
+    "backward_key": {"o": (_KEYS, 8), "w": ("FATTN_STEP_ROWS", 1), "g": (_GROUPS, 1), "s": (_SIMDGROUPS, 1)},
 }
 # llama.cpp's branches for quantised caches are dead in these kernels, but copy matrices between address
 # spaces, which cannot be translated.
@@ -72,7 +79,6 @@ _WITHOUT_DEAD_BRANCHES = (
     (re.compile(r"\bif \((is_same<[^()]*)\)"), r"if constexpr (\1)"),
     (re.compile(r"reg = \(type4x4\)\(\*src\);"), "reg = type4x4(0.0f);"),
 )
-MACROS = ("FATTN_ROW_FRAGMENTS", "FATTN_TILE_KEYS", "FATTN_SIMDGROUPS")
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | N
     return Entry(
         OURS,
         name_of(call, options),
-        _shape(tuple(int(attend["macros"][name]) for name in MACROS)),
+        _shape(_TILE, attend["macros"]),
         call.op,
         call.dtype,
         call.head_dim,
@@ -221,11 +227,7 @@ def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | N
 def _ours(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
     entry = entry_of(call, plan_of(call, **options), options)
     yield entry
-    if entry.part != "plain" or call.op != "prefill":
-        return
-    for shape in _SHAPES.get((call.dtype, call.head_dim), ()):
-        if _shape(shape) != entry.shape:
-            yield _candidate(entry, shape)
+    yield from _candidates(entry, _TILE)
 
 
 def _our_backwards() -> Iterator[Entry]:
@@ -251,14 +253,13 @@ def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
         op = attend["kernel"].removeprefix("fattn_")
         if op == "mask_map":
             continue
-        walks = op in _BACKWARDS
         name = name_of(call, options).replace(call.op, op, 1)
-        if not walks:
+        if op not in _BACKWARDS:
             name += " of sinks" if "sinks" in attend["bindings"] else " of slopes"
         entry = Entry(
             OURS,
             name,
-            _backward_shape(*_backward_sizes(attend["macros"])) if walks else "",
+            _shape(_BACKWARD_TILES[op], attend["macros"]) if op in _BACKWARDS else "",
             op,
             call.dtype,
             call.head_dim,
@@ -267,40 +268,23 @@ def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
             facts={"tuning": plan["tuning"], "by_hand": None},
         )
         yield entry
-        for shape in _BACKWARD_SHAPES.get((op, call.dtype, call.head_dim), ()) if is_plain else ():
-            yield _backward_candidate(entry, shape)
+        yield from _candidates(entry, _BACKWARD_TILES.get(op, {}))
 
 
-def _backward_sizes(macros: Mapping[str, str]) -> tuple[int, int, int, int]:
-    keys, rows = int(macros["FATTN_TILE_KEYS"]), int(macros["FATTN_ROW_FRAGMENTS"])
-    walks_rows = "FATTN_STEP_ROWS" in macros
-    owned, walked = (keys // 8, int(macros["FATTN_STEP_ROWS"])) if walks_rows else (rows, keys)
-    return owned, walked, int(macros["FATTN_ROW_GROUPS"]), int(macros["FATTN_SIMDGROUPS"])
+def _shape(tile: Mapping[str, tuple[str, int]], macros: Mapping[str, str]) -> str:
+    return " ".join(f"{letter}{int(macros[name]) // unit}" for letter, (name, unit) in tile.items())
 
 
-def _backward_shape(owned: int, walked: int, groups: int, simdgroups: int) -> str:
-    return f"o{owned} w{walked} g{groups} s{simdgroups}"
-
-
-def _backward_candidate(entry: Entry, shape: tuple[int, int, int, int]) -> Entry:
-    owned, walked, groups, simdgroups = shape
-    of_rows = {"FATTN_ROW_FRAGMENTS": owned, "FATTN_TILE_KEYS": walked}
-    of_keys = {"FATTN_TILE_KEYS": 8 * owned, "FATTN_STEP_ROWS": walked}
-    sizes = of_rows if entry.op == "backward_query" else of_keys
-    sizes |= {"FATTN_ROW_GROUPS": groups, "FATTN_SIMDGROUPS": simdgroups}
-    macros = {**entry.kernel.macros, **{name: str(size) for name, size in sizes.items()}}
-    kernel = replace(entry.kernel, macros=macros, threads=(32 * simdgroups, 1, 1))
-    return replace(entry, shape=_backward_shape(*shape), kernel=kernel, part="candidate", facts={})
-
-
-def _candidate(entry: Entry, shape: tuple[int, ...]) -> Entry:
-    macros = {**entry.kernel.macros, **dict(zip(MACROS, map(str, shape), strict=True))}
-    kernel = replace(entry.kernel, macros=macros, threads=(32 * shape[2], 1, 1))
-    return replace(entry, shape=_shape(shape), kernel=kernel, part="candidate", facts={})
-
-
-def _shape(numbers: tuple[int, ...]) -> str:
-    return "r{} k{} s{}".format(*numbers)
+def _candidates(entry: Entry, tile: Mapping[str, tuple[str, int]]) -> Iterator[Entry]:
+    """The entry of a plain call with other tiles."""
+    shapes = _TILES.get((entry.op, entry.dtype, entry.head_dim), "") if entry.part == "plain" else ""
+    for shape in filter(None, shapes.split(", ")):
+        sizes = {word[0]: int(word[1:]) for word in shape.split()}
+        changed = {name: str(unit * sizes[letter]) for letter, (name, unit) in tile.items()}
+        kernel = replace(entry.kernel, macros={**entry.kernel.macros, **changed})
+        kernel = replace(kernel, threads=(32 * sizes["s"], 1, 1))
+        if shape != entry.shape:
+            yield replace(entry, shape=shape, kernel=kernel, part="candidate", facts={})
 
 
 def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entry]:
@@ -427,7 +411,8 @@ def _costs(cost: compiler.Cost) -> Row:
 
 
 def _backward_costs(entry: Entry) -> Row:
-    fragments = _backward_sizes(entry.kernel.macros)[1] // 8
+    walked, _ = _BACKWARD_TILES[entry.op]["w"]
+    fragments = int(entry.kernel.macros[walked]) // 8
     cost, step = agx_step.costs(entry.kernel, fragments)
     return {**_costs(cost), **step}
 

@@ -157,17 +157,15 @@ def _error(call: Call, out: Tensor) -> float:
     fewest and the most keys."""
     from torch_fattn import reference
 
-    operands = call.operands("cpu")
-    keywords = call.keywords(operands)
-    tensors = {name: tensor for name, tensor in operands.items() if name not in keywords}
+    (query, *others), keywords = call.arguments(call.operands("cpu"))
+    assert query is not None
     rows = min(call.q_len, CHECKED_ROWS)
     slices = [slice(call.q_len - rows, call.q_len)]
     if call.op == "prefill" and not call.causal:
         slices.append(slice(0, rows))
     error = 0.0
     for chosen in slices:
-        tensors["query"] = operands["query"][:, :, chosen]
-        expected = getattr(reference, call.op)(*tensors.values(), **keywords)
+        expected = getattr(reference, call.op)(query[:, :, chosen], *others, **keywords)
         expected = expected[0] if isinstance(expected, tuple) else expected
         difference = (out[:, :, chosen].double() - expected).abs().max().item()
         error = max(error, difference if difference == difference else float("inf"))

@@ -149,7 +149,7 @@ def _hidden(call: Call, buffers: Buffers, batch: int) -> Tensor:
     length, device = int(buffers["seq_lens"][batch]), buffers["query"].device
     keys = torch.arange(call.kv_len, device=device)
     end = torch.full((call.q_len, 1), length, device=device)
-    if call.is_causal:
+    if call.causal or call.is_decode:
         end = torch.arange(call.q_len, device=device)[:, None] + length - call.q_len + 1
     return torch.zeros(call.q_len, call.kv_len, device=device).masked_fill_(keys >= end, -math.inf)
 

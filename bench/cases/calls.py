@@ -88,22 +88,12 @@ class Call:
     @property
     def options(self) -> dict[str, Any]:
         """The options that differ from their defaults, by their names in tables and JSON."""
-        chosen: dict[str, Any] = {}
-        if self.window_left >= 0:
-            chosen["window_left"] = self.window_left
-        if self.sinks:
-            chosen["sinks"] = True
-        if self.mask:
-            chosen["mask"] = self.mask
-        if self.latent_dim:
-            chosen["latent_dim"] = self.latent_dim
-        if self.block_size:
-            chosen["block_size"] = self.block_size
-        if self.kv_format:
-            chosen["kv_format"] = self.kv_format
-        if self.lengths:
-            chosen["seq_lens"] = list(self.lengths)
-        return chosen
+        chosen: dict[str, Any] = {"window_left": self.window_left} if self.window_left >= 0 else {}
+        given = {
+            **{"sinks": self.sinks, "mask": self.mask, "latent_dim": self.latent_dim},
+            **{"block_size": self.block_size, "kv_format": self.kv_format, "seq_lens": [*self.lengths]},
+        }
+        return chosen | {name: value for name, value in given.items() if value}
 
     @property
     def _score_options(self) -> list[str]:

@@ -84,17 +84,11 @@ def work(call: Call, on_tensors: bool = False) -> Work:
         return _work_of(count_prefill_on_tensors(call) if on_tensors else count_prefill(call, _count))
     points = [_work_of(_count(replace(call, kv_len=n), on_tensors)) for n in DECODE_LENGTHS]
 
-    def at_length(amounts: Iterable[float]) -> float:
-        return float(polynomial(DECODE_LENGTHS, list(amounts), call.kv_len))
+    def at_length(name: str) -> float:
+        return float(polynomial(DECODE_LENGTHS, [getattr(point, name) for point in points], call.kv_len))
 
-    return Work(
-        products=at_length(point.products for point in points),
-        tensor_products=at_length(point.tensor_products for point in points),
-        exps=at_length(point.exps for point in points),
-        on_core=at_length(point.on_core for point in points),
-        device=at_length(point.device for point in points),
-        partial_reads=points[-1].partial_reads,
-    )
+    names = ("products", "tensor_products", "exps", "on_core", "device")
+    return replace(points[-1], **{name: at_length(name) for name in names})
 
 
 @functools.cache

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..cases.calls import Call
+
 if TYPE_CHECKING:
     from softmetal.testing.cuda import Pipeline
 
@@ -42,3 +44,9 @@ class Launch:
     def buffers(self) -> set[str]:
         """The buffers that the passes name."""
         return {name for one in self.passes for name in one.arguments.values() if isinstance(name, str)}
+
+
+def partials(call: Call, splits: int) -> dict[str, int]:
+    """Scratch of a decode in two passes, by MLX and torch: results of the splits, their sums and maxima."""
+    rows = call.batch * call.q_heads * call.q_len * splits
+    return {"partials": rows * call.head_dim * call.element_bytes, "sums": rows * 4, "maxs": rows * 4}

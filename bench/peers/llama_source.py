@@ -10,20 +10,17 @@ import functools
 import os
 import re
 import struct
-import tarfile
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cases.arguments import WrongArgumentError
 from ..cases.calls import METAL_TYPES, Call
+from .archives import unpack
 
 if TYPE_CHECKING:
     from softmetal.testing.cuda import Pipeline
 
 IMPL = "llama-metal"
 VERSION = "0.3.36"
-_HOW = f"name the archive llama_cpp_python-{VERSION}.tar.gz, or unset it"
 _PARTS = ("/ggml/src/ggml-metal/", "/ggml/src/ggml-common.h")
 _KARGS_TYPES = {"int32_t": "i", "uint64_t": "Q", "float": "f"}
 
@@ -36,17 +33,9 @@ def folder() -> Path | None:
     archive = os.environ.get("LLAMA_CPP_SDIST")
     if not archive:
         return None
-    target = Path(tempfile.gettempdir()) / f"{Path(archive).name.removesuffix('.tar.gz')}-ggml"
-    try:
-        with tarfile.open(archive) as source:
-            members = [one for one in source if any(part in one.name for part in _PARTS)]
-            source.extractall(target, members, filter="data")
-    except (OSError, tarfile.TarError) as error:
-        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} is not a readable archive; {_HOW}") from error
-    folders = list(target.glob("llama_cpp_python-*/vendor/llama.cpp/ggml/src"))
-    if len(folders) != 1:
-        raise WrongArgumentError(f"LLAMA_CPP_SDIST={archive!r} does not contain the sources of ggml; {_HOW}")
-    return folders[0]
+    how = f"name the archive llama_cpp_python-{VERSION}.tar.gz, or unset it"
+    place = "llama_cpp_python-*/vendor/llama.cpp/ggml/src"
+    return unpack("LLAMA_CPP_SDIST", archive, _PARTS, place, how)
 
 
 def version() -> str:

@@ -12,15 +12,13 @@ import importlib.util
 import os
 import re
 import struct
-import tempfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cases.arguments import WrongArgumentError
 from ..cases.calls import METAL_TYPES, Call
-from .launch import Launch, Pass
+from .archives import unpack
+from .launch import Launch, Pass, partials
 
 if TYPE_CHECKING:
     from softmetal.testing.cuda import Pipeline
@@ -29,6 +27,7 @@ IMPL = "mlx-metal"
 VERSION = "0.32.4"
 # MLX chooses passes and splits by the class of the chip: Ultra, Max, others; the largest first.
 CHIP_CLASSES = "dsg"
+_PARTS = ("mlx/include/mlx/backend/metal/", "mlx/include/mlx/version")
 _HOW = f"name a wheel of mlx-metal {VERSION}, or unset it"
 KERNELS = "mlx/backend/metal/kernels"
 _VECTOR_DIMS = (64, 96, 128, 256)
@@ -50,7 +49,7 @@ def launch(call: Call) -> Launch | None:
     call.refuse_features(IMPL)
     if call.q_len > 8:
         tiles = dict.fromkeys(_tile_keys(call, chip) for chip in CHIP_CLASSES) if _has_full(call) else {}
-        launches = [_full(call, keys) for keys in tiles]
+        launches = [full(call, 32, keys) for keys in tiles]
     else:
         chosen = dict.fromkeys(splits(call, chip) for chip in CHIP_CLASSES) if _has_vector(call) else {}
         launches = [_vector_in_two_passes(call, n) if n > 1 else _vector_in_one_pass(call) for n in chosen]
@@ -107,20 +106,7 @@ def include_folder() -> Path | None:
     wheel = os.environ.get("MLX_METAL_WHEEL")
     if not wheel:
         return None
-    folder = Path(tempfile.gettempdir()) / Path(wheel).stem
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            headers = [
-                name
-                for name in archive.namelist()
-                if name.startswith(("mlx/include/mlx/backend/metal/", "mlx/include/mlx/version"))
-            ]
-            archive.extractall(folder, headers)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} is not a readable wheel; {_HOW}") from error
-    if not headers:
-        raise WrongArgumentError(f"MLX_METAL_WHEEL={wheel!r} does not contain the headers of MLX; {_HOW}")
-    return folder / "mlx" / "include"
+    return unpack("MLX_METAL_WHEEL", wheel, _PARTS, "mlx/include", _HOW)
 
 
 def instantiation(declarations: str, host_name: str, kernel: str) -> str:
@@ -210,7 +196,6 @@ def heads_per_read(call: Call) -> int | None:
 
 def _vector_in_two_passes(call: Call, splits: int) -> Launch:
     element, d = METAL_TYPES[call.dtype], call.head_dim
-    rows = call.batch * call.q_heads * call.q_len
     threads = (32, call.group_size, call.q_len)
     constants = {**_vector_constants(call), "blocks": splits}
     kernel = f"sdpa_vector_2pass_1<{element}, {d}, {d}>"
@@ -235,11 +220,7 @@ def _vector_in_two_passes(call: Call, splits: int) -> Launch:
             Pass(one, (call.kv_heads, call.batch, splits), threads, first),
             Pass(two, (call.batch * call.q_heads, call.q_len, 1), (1024, 1, 1), second),
         ],
-        scratch={
-            "partials": rows * splits * d * call.element_bytes,
-            "sums": rows * splits * 4,
-            "maxs": rows * splits * 4,
-        },
+        scratch=partials(call, splits),
         note=f"2 passes, {splits} splits",
     )
 
@@ -248,28 +229,26 @@ def _tile_keys(call: Call, chip: str) -> int:
     return 32 if call.head_dim < 128 or (call.head_dim == _SQUARE_DIM and chip == "d") else 16
 
 
-def _full(call: Call, tile_keys: int) -> Launch:
-    d, tile_rows = call.head_dim, 32
+def full(call: Call, tile_rows: int, tile_keys: int, name: str = "attention") -> Launch:
+    """The kernel for many rows: `attention`, or `attention_nax` on tensor operations."""
+    d, element = call.head_dim, METAL_TYPES[call.dtype]
     halves = 2 if d == _SQUARE_DIM else 1  # simdgroups that share rows and split D
-    element = METAL_TYPES[call.dtype]
-    off = dict.fromkeys(("has_mask", "has_sinks", "save_lse"), False)
     constants: dict[str, bool | int | float] = {
-        **off,
+        **dict.fromkeys(("has_mask", "has_sinks", "save_lse"), False),
         "align_Q": call.q_len % tile_rows == 0,
         "align_K": call.kv_len % tile_keys == 0,
         "do_causal": call.is_causal,
     }
-    kernel = f"attention<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, {halves}, {element}, float>"
-    threads = (32, 4, halves)
-    pipeline = _pipeline(call, "steel/attn/kernels/steel_attention.h", kernel, 128 * halves, constants)
-    params = full_params(call, tile_rows, tile_keys)
+    kernel = f"{name}<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, {halves}, {element}, float>"
+    pipeline = _pipeline(call, f"steel/attn/kernels/steel_{name}.h", kernel, 128 * halves, constants)
+    params = _full_params(call, tile_rows, tile_keys)
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params}
     grid = (-(-call.q_len // tile_rows), call.q_heads, call.batch)
     note = f"{tile_rows} rows, {tile_keys} keys, {4 * halves} simdgroups"
-    return Launch(IMPL, [Pass(pipeline, grid, threads, arguments)], out_rows_first=True, note=note)
+    return Launch(IMPL, [Pass(pipeline, grid, (32, 4, halves), arguments)], out_rows_first=True, note=note)
 
 
-def full_params(call: Call, tile_rows: int, tile_keys: int) -> bytes:
+def _full_params(call: Call, tile_rows: int, tile_keys: int) -> bytes:
     """Packs AttnParams."""
     d, h = call.head_dim, call.q_heads
     q, kv = call.q_len * d, call.kv_len * d

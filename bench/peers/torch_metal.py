@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..cases.calls import METAL_TYPES, Call
-from .launch import Launch, Pass
+from .launch import Launch, Pass, partials
 
 if TYPE_CHECKING:
     from softmetal.testing.cuda import Pipeline
@@ -135,7 +135,7 @@ def _decode_in_one_pass(call: Call) -> Launch:
 def _decode_in_two_passes(call: Call) -> Launch:
     suffix = _decode_suffix(call)
     element = METAL_TYPES[call.dtype]
-    d, rows = call.head_dim, call.batch * call.q_heads * call.q_len
+    d = call.head_dim
     gqa, n, heads, row_strides, scale, mask, batches = _decode_shape(call)
     first: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "partials", 4: "sums", 5: "maxs"}
     first |= {6: gqa, 7: n, 8: heads, 9: row_strides, 10: scale, 12: mask, 13: batches}
@@ -148,11 +148,7 @@ def _decode_in_two_passes(call: Call) -> Launch:
     return Launch(
         IMPL,
         [Pass(one, (*grid, _SPLITS), (256, 1, 1), first), Pass(two, (*grid, 1), (1024, 1, 1), second)],
-        scratch={
-            "partials": rows * _SPLITS * d * call.element_bytes,
-            "sums": rows * _SPLITS * 4,
-            "maxs": rows * _SPLITS * 4,
-        },
+        scratch=partials(call, _SPLITS),
         note=f"2 passes, {_SPLITS} splits",
     )
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tempfile
-import zipfile
 from pathlib import Path
 
-from ..cases.arguments import WrongArgumentError
 from ..cases.calls import Call
 from . import torch_metal
+from .archives import unpack
 from .launch import Launch, Pass
 
 IMPL = "torch-mpp"
 _HEADER = "ATen/native/mps/kernels/MppAttention.h"
+_PARTS = ("torch/include/ATen/native/mps/", "torch/include/c10/metal/")
 _DIMS = (64, 96, 128, 256)
 _TILE_ROWS, _TILE_KEYS = 64, 32
 
@@ -30,17 +29,8 @@ def include_folder() -> Path | None:
     wheel = os.environ.get("TORCH_MACOS_WHEEL")
     if not wheel:
         return None
-    folder = Path(tempfile.gettempdir()) / Path(wheel).stem
-    places = ("torch/include/ATen/native/mps/", "torch/include/c10/metal/")
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            headers = [name for name in archive.namelist() if name.startswith(places)]
-            archive.extractall(folder, headers)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise WrongArgumentError(f"TORCH_MACOS_WHEEL={wheel!r} is not a readable wheel; unset it") from error
-    if not (folder / "torch/include" / _HEADER).is_file():
-        raise WrongArgumentError(f"TORCH_MACOS_WHEEL={wheel!r} has no MppAttention.h; name one of torch 2.15")
-    return folder / "torch/include"
+    header = unpack("TORCH_MACOS_WHEEL", wheel, _PARTS, f"torch/include/{_HEADER}", "name one of torch 2.15")
+    return Path(str(header).removesuffix(_HEADER))
 
 
 def version() -> str:

@@ -130,21 +130,9 @@ def _show(progress: str) -> None:
 
 
 def _row(backend: Backend, call: Call, impl: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "op": call.op,
-        "impl": impl,
-        "model": call.model,
-        "call": str(call),
-        "dtype": call.dtype,
-        "batch": call.batch,
-        "q_heads": call.q_heads,
-        "kv_heads": call.kv_heads,
-        "head_dim": call.head_dim,
-        "q_len": call.q_len,
-        "kv_len": call.kv_len,
-        "causal": call.causal,
-        "options": call.options,
-    }
+    names = ("dtype", "batch", "q_heads", "kv_heads", "head_dim", "q_len", "kv_len", "causal", "options")
+    row: dict[str, Any] = {"op": call.op, "impl": impl, "model": call.model, "call": str(call)}
+    row |= {name: getattr(call, name) for name in names}
     try:
         row.update(backend.measure(call, impl))
     except NotImplementedError as refusal:

@@ -29,6 +29,7 @@ LSE_TOLERANCE = 1e-3
 def build(folder: Path, cores: int) -> int:
     """Compiles the plans and stores operands, expected results and limits beside them."""
     import torch_fattn
+    from bench.backends.cuda.build import drop_stale
     from bench.peers.fattn import FAMILY, pass_of
     from softmetal.testing.cuda import compile_all
     from tests.helpers import drawing, problems
@@ -66,11 +67,7 @@ def build(folder: Path, cores: int) -> int:
             }
         )
     torch.save(stored, folder / "problems.pt")
-    used = {cubin for one in stored for cubin in one["cubins"]}
-    for cubin in folder.glob("*.cubin"):
-        if cubin.name not in used:
-            cubin.unlink()
-            cubin.with_suffix(".json").unlink()
+    drop_stale(folder, {cubin for one in stored for cubin in one["cubins"]})
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{len(stored)} problems, {size / 2**20:.0f} MiB in {folder.parent.name}/{folder.name}")
     return 0
@@ -94,13 +91,8 @@ def run_problem(folder: Path, one: dict[str, Any]) -> tuple[float, float]:
     lse = torch.full(one["lse"].shape, math.nan, device="cuda")
     partial_sum = torch.full((4 * max(one["parts"], 1) * lse.numel(),), math.nan, device="cuda")
     partial_out = torch.full((max(one["parts"], 1) * out.numel(),), math.nan, device="cuda")
-    for name, tensor in (
-        ("out", out),
-        ("lse", lse),
-        ("partial_out", partial_out),
-        ("partial_sum", partial_sum),
-    ):
-        addresses[name] = tensor.data_ptr()
+    results = {"out": out, "lse": lse, "partial_out": partial_out, "partial_sum": partial_sum}
+    addresses |= {name: tensor.data_ptr() for name, tensor in results.items()}
     stream = torch.cuda.current_stream().cuda_stream
     for cubin, grid, threads, arguments in zip(
         one["cubins"], one["grids"], one["threads"], one["arguments"], strict=True

@@ -90,39 +90,5 @@ def test_a_bound_that_is_beaten_is_noticed() -> None:
     ]
 
 
-def test_prefills_of_m5_are_bounded_by_its_tensor_units() -> None:
-    """At most their rate, and little less: few products of the kernel are of hidden pairs."""
-    rates = rates_of_page(roofline.PAGE.read_text())
-    for chip in CHIPS:
-        if chip.tensor_operations:
-            units = chip.tensor_operations / 1e12
-            assert 0.9 * units < rates[chip.name, "prefill"] <= units
-
-
-def test_the_ceilings_of_m5_match_its_calls() -> None:
-    """At least the time of the visible pairs and of the least bytes, and little more, by the partial results
-    of a split and the products of hidden pairs."""
-    table = roofline.PAGE.read_text().split("| call | M5, tensor |")[1].split("\n\n")[0].splitlines()[2:]
-    calls = [call for call in roofline.CALLS if not call.is_decode] + list(roofline.TENSOR_CALLS)
-    assert len(table) == len(calls)
-    for call, line in zip(calls, table, strict=True):
-        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert name == roofline.describe(call)
-        with_units = [chip for chip in CHIPS if chip.tensor_operations]
-        for chip, tensor in zip(with_units, cells[::2], strict=True):
-            assert chip.tensor_operations and chip.ram_gb_s
-            products, memory = call.flops / chip.tensor_operations, call.least_bytes / chip.ram_gb_s / 1e9
-            least = 1e3 * max(products, memory)
-            assert 0.99 * least < float(tensor.removesuffix(" memory")) < 1.6 * least
-            assert tensor.endswith(" memory") or products > memory
-
-
-def test_shares_of_the_page_are_shares() -> None:
-    table = roofline.PAGE.read_text().split("| call | memory |")[1].split("\n\n")[0]
-    shares = [int(share) for share in re.findall(r"(-?\d+)%", table)]
-    assert len(shares) == 5 * len(roofline.CALLS) and min(shares) >= 0 and max(shares) == 100
-    assert "-0%" not in table
-
-
 def test_the_page_has_these_figures() -> None:
     assert roofline.figures() in roofline.PAGE.read_text()

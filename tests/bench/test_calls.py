@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bench.cases.calls import Call
-from bench.cases.shapes import SHAPES
 from tests.helpers.kv_formats import QUANTISED
 
 pytestmark = pytest.mark.host_only
@@ -43,27 +42,11 @@ def test_an_uneven_batch_moves_the_keys_of_its_lengths() -> None:
     assert torch.equal(uneven.operands("cpu")["seq_lens"], torch.tensor([40, 0, 7], dtype=torch.int32))
 
 
-@pytest.mark.parametrize("shapes", ["decode", "tensor"])
-def test_every_call_of_the_bench_has_a_name_of_its_own(shapes: str) -> None:
-    names = [f"{call.op} {call}" for call in SHAPES[shapes]]
-    assert len(set(names)) == len(names)
-
-
 def test_values_that_are_columns_of_the_keys_are_counted_as_such() -> None:
     call = Call("prefill", 4, 1, 96, 20, 20, latent_dim=64)
     assert call.value_dim == 64
     assert call.flops == 2 * 4 * 20 * 20 * (96 + 64)
     assert call.least_bytes == 2 * (20 * 96 + 4 * 20 * (96 + 64))
-
-
-def test_the_calls_of_training() -> None:
-    calls = SHAPES["training"]
-    backwards = [call for call in calls if call.is_backward]
-    assert [replace(call, op="prefill") for call in backwards] == [c for c in calls if not c.is_backward]
-    for call in backwards:
-        forward = replace(call, op="prefill")
-        assert call.flops == 2.5 * forward.flops
-        assert call.least_bytes == 1.75 * forward.least_bytes
 
 
 @pytest.mark.parametrize("options", [{"window_left": 9}, {"sinks": True}])

@@ -136,20 +136,6 @@ def test_readme_without_its_markers(
     assert status_of(readme.main, "") == 0
 
 
-def test_a_call_of_one_kernel_on_tensor_operations_in_the_table() -> None:
-    """Heads of 576 have no kernel with scores in registers: the other times are multiples of the next one."""
-    call = {"op": "decode", "call": "B1 128/1x576 N=4096 MLA 512", "dtype": "float16"}
-    rows = [
-        {**call, "impl": "fattn", "ms_median": 3.0},
-        {**call, "impl": "fattn-tensor", "refused": "there is one kernel on tensor operations for this"},
-        {**call, "impl": "fattn-tensor-threadgroup", "ms_median": 2.0, "rate": 9, "rate_unit": "GB/s"},
-    ]
-    results = {"rows": rows, "machine": "a GPU", "date": "today", "versions": {"commit": "1"}}
-    assert readme.tensor_table(results).splitlines()[2] == (
-        "| decode B1 128/1x576 N=4096 MLA 512 float16 | – | 2.000 ms | 3.000 ms (1.50x) | – | – | 9 GB/s |"
-    )
-
-
 @needs_emulator
 def test_a_whole_prefill_is_counted_exactly() -> None:
     """Counts extrapolated from a shorter, ragged call with heads and sequences equal the full count, as do

@@ -61,14 +61,6 @@ def test_a_row_that_cannot_check_the_model_is_refused(changes: dict[str, str], m
         model._check(replace(row, **changes), model.costs())
 
 
-def test_the_halves_follow_names_alone() -> None:
-    found = model.checks()
-    held = [check for check in found if check.held_out]
-    assert 0.35 < len(held) / len(found) < 0.65
-    for row in published.load():
-        assert replace(row, rate=2 * row.rate, timing="", source="").held_out == row.held_out
-
-
 def test_held_out_rows_take_no_part_in_the_fit(quick: None) -> None:
     found = model.checks()
 
@@ -139,34 +131,12 @@ def test_products_of_tiles(call: Call) -> None:
     assert cost.tile_products(call, rows, keys) == tiles * rows * keys // 64 * columns
 
 
-@pytest.mark.parametrize("group", [1, 4, 12])
-def test_products_of_packed_rows(group: int) -> None:
-    call = Call("decode", 2 * group, 2, 128, 1, 1000)
-    assert cost.packed_products(call, 1, 8) == call.least_products
-    assert cost.packed_products(call, 2, 8) >= call.least_products
-
-
-def test_a_later_chip_needs_no_conversion_of_bfloat() -> None:
-    call = Call("decode", 32, 4, 128, 1, 8192, dtype="bfloat16")
-    later, older = (
-        cost.peers_demand("mlx-metal", one, CHIP["M5"], model.costs())
-        for one in (call, replace(call, dtype="float16"))
-    )
-    assert later.cycles == older.cycles
-
-
 def test_no_prediction_of_the_page_beats_its_bound() -> None:
     page = roofline.PAGE.read_text()
     table = page.split("multiple of the bound")[1].split("\n\n")[1]
     multiples = [float(text) for text in re.findall(r"\((\d+\.\d+)\)", table)]
     assert len(multiples) > 100 and min(multiples) >= 1
     assert model.BAND in page
-
-
-def test_a_mask_is_refused() -> None:
-    call = Call("prefill", 4, 4, 64, 512, 512, causal=True, mask="documents:100")
-    (_, row) = model.call_rows([call], CHIP["M1"])
-    assert row[1:3] == ("", "the keys that a mask hides are not modelled")
 
 
 def test_the_page_has_the_errors_of_the_model() -> None:

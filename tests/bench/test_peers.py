@@ -19,11 +19,12 @@ pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, whi
 
 from bench.backends import counting, metal
 from bench.backends.cuda import build
+from bench.backends.cuda.backend import CudaBackend
+from bench.backends.cuda.run import Runner
 from bench.cases import buffers
 from bench.cases.arguments import WrongArgumentError
 from bench.cases.calls import Call, UnsupportedCallError
-from bench.peers import fattn, llama_metal, llama_source, mlx_metal, mlx_vjp, registry, torch_metal
-from softmetal.testing import KernelError
+from bench.peers import archives, fattn, llama_metal, mlx_metal, mlx_vjp, registry, torch_metal
 from softmetal.testing.cuda import compile_pipeline
 from tests.conftest import needs_emulator
 
@@ -45,14 +46,6 @@ def test_groups_that_share_keys_in_mlx(group: int, head_dim: int) -> None:
     shared = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
     call = Call("decode", 2 * group, 2, head_dim, 1, LONG)
     assert mlx_metal.heads_per_read(call) == shared.get((group, head_dim))
-
-
-@pytest.mark.parametrize(
-    ("q_len", "kv_len", "shares"),
-    [(1, LONG, True), (1, LONG - 1, False), (2, LONG, False), (1, 4 * LONG, True)],
-)
-def test_mlx_shares_keys_in_long_caches_for_one_row(q_len: int, kv_len: int, shares: bool) -> None:
-    assert (mlx_metal.heads_per_read(Call("decode", 32, 2, 128, q_len, kv_len)) is not None) == shares
 
 
 @needs_emulator
@@ -133,21 +126,15 @@ SQUARE = Call("prefill", 2, 2, 256, 2048, 2048, causal=True)
     ("change", "is_taken"),
     [
         ({}, True),
-        ({"dtype": "bfloat16"}, True),
         ({"dtype": "float32"}, False),
         ({"causal": False}, False),
         ({"q_len": 2047, "kv_len": 2047}, False),
         ({"q_len": 72, "kv_len": 72, "whole_rows": 2048}, True),
         ({"kv_len": 4096}, False),
-        ({"head_dim": 192}, False),
-        ({"head_dim": 512}, False),
-        ({"head_dim": 128, "q_len": 9}, True),
         ({"head_dim": 128, "kv_len": 1024}, False),
         ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1}, True),
-        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 2}, False),
         ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1, "kv_len": 1023}, False),
         ({"op": "decode", "q_heads": 8, "head_dim": 512, "q_len": 1}, False),
-        ({"op": "decode", "head_dim": 192, "q_len": 1}, False),
         ({"op": "decode", "head_dim": 128, "q_heads": 16, "q_len": 5}, False),
     ],
     ids=str,
@@ -222,37 +209,34 @@ def test_peers_on_a_mac_run_the_same_calls(call: Call, monkeypatch: pytest.Monke
     assert asked == [{"scale": 0.125, "mask": "causal" if hides else None}]
 
 
-@needs_emulator
-def test_mlx_decode_of_the_widest_heads() -> None:
-    needs(mlx_metal)
-    assert error_of_every_plan(mlx_metal, Call("decode", 8, 1, 512, 1, 1030, batch=2)) < 2e-3
-
-
-@pytest.mark.parametrize("version", ["0.3.35", "0.4.0"])
-def test_another_llama_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Call("prefill", 2, 1, 64, 64, 64, dtype="float32")  # not taken: no source is read
-    monkeypatch.setattr(llama_metal, "folder", lambda: object())
-    monkeypatch.setattr(llama_metal, "version", lambda: llama_metal.VERSION)
-    with pytest.raises(UnsupportedCallError, match="rounds queries to float16"):
-        llama_metal.launch(call)
-    monkeypatch.setattr(llama_metal, "version", lambda: version)
-    with pytest.raises(NotImplementedError, match=rf"llama-cpp-python {version}.*llama-cpp-python==0\.3\.36"):
-        llama_metal.launch(call)
+@pytest.mark.parametrize(
+    ("peer", "sources", "version", "known"),
+    [
+        (torch_metal, "INCLUDE", "2.16.0", r"torch==2\.15\.0"),
+        (mlx_metal, "include_folder", "0.33.0", r"mlx-metal==0\.32\.4"),
+        (llama_metal, "folder", "0.3.35", r"llama-cpp-python==0\.3\.36"),
+    ],
+)
+def test_another_version_of_a_peer_is_refused(
+    peer: ModuleType, sources: str, version: str, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, sources, lambda: object())
+    monkeypatch.setattr(peer, "version", lambda: version)
+    with pytest.raises(NotImplementedError, match=rf"{peer.IMPL}: .*{version}.*{known}"):
+        peer.launch(Call("decode", 2, 1, 64, 1, 64))
 
 
 def test_an_invalid_archive_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("LLAMA_CPP_SDIST", raising=False)
-    assert llama_source.folder.__wrapped__() is None
-    empty = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
+    monkeypatch.setattr(archives.tempfile, "gettempdir", lambda: str(tmp_path))
+    empty = tmp_path / "empty.tar.gz"
     tarfile.open(empty, "w:gz").close()
-    monkeypatch.setattr(llama_source.tempfile, "gettempdir", lambda: str(tmp_path))
     for wrong, reason in (
-        ("/nonexistent.tar.gz", "not a readable archive"),
-        (str(empty), "does not contain the sources of ggml"),
+        ("/nonexistent.tar.gz", "is not a readable archive"),
+        (__file__, "is not a readable archive"),
+        (str(empty), "does not contain include"),
     ):
-        monkeypatch.setenv("LLAMA_CPP_SDIST", wrong)
-        with pytest.raises(WrongArgumentError, match=f"{reason}; name the archive llama_cpp_python-0.3.36"):
-            llama_source.folder.__wrapped__()
+        with pytest.raises(WrongArgumentError, match=f"WHEEL='{re.escape(wrong)}' {reason}; unset it"):
+            archives.unpack("WHEEL", wrong, ("include/",), "include", "unset it")
 
 
 SMALL = [call for call in build.CORRECTNESS if call.op != "prefill" or call.latent_dim]
@@ -301,23 +285,6 @@ def test_the_build_names_peers_that_refuse_a_call() -> None:
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
 
 
-def test_the_build_has_the_plans_of_m1_where_they_are_others() -> None:
-    found, _ = build.launches(Call("prefill", 8, 2, 512, 512, 512), cores=132)
-    ours, older = found[:2]
-    assert (ours.impl, older.impl) == ("fattn", "fattn-m1")
-    early = [launch.passes[0].pipeline.macros["FATTN_EARLY_LOADS"] for launch in (ours, older)]
-    assert early == ["true", "false"]
-
-
-@pytest.mark.parametrize("version", ["2.12.1", "2.16.0", "2.1.5+cpu", "3.0"])
-def test_another_torch_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Call("prefill", 2, 1, 64, 64, 64)
-    assert torch_metal.launch(call) is not None
-    monkeypatch.setattr(torch_metal, "version", lambda: version)
-    with pytest.raises(NotImplementedError, match=rf"torch {version.split('+')[0]}.*install torch==2\.15\.0"):
-        torch_metal.launch(call)
-
-
 STRIDES = "{0} Q_strides[3];\n  {0} K_strides[3]; // of keys\n  {0} V_strides[3];\n  {0} O_strides[3];\n"
 SIZES = (
     "  int B; // batch size\n  int H;\n  int D;\n  int qL;\n  int kL;\n  int gqa_factor;\n  float scale;\n"
@@ -346,46 +313,6 @@ def test_parameters_of_torch_are_read_from_its_header(
         torch_metal.params_format(header)
 
 
-@needs_emulator
-def test_torch_prefill_gets_its_parameters() -> None:
-    counts, error, _ = counting.count_peer(torch_metal, Call("prefill", 2, 2, 64, 64, 64))
-    assert counts is not None and error < 2e-3
-
-
-BARRIER = re.compile(r"threadgroup_barrier\([^)]*\);")
-TORCH_CALLS = {
-    "PrefillAttention.h": (Call("prefill", 1, 1, 64, 32, 96, dtype="float32"), {1, 2, 3, 4}, {0, 5}),
-    "DecodeAttention.h": (Call("decode", 1, 1, 64, 1, 100, dtype="float32"), {0, 1, 2}, set()),
-}
-
-
-def run_checked(header: str, without_barrier: int | None) -> None:
-    """A kernel of torch under every check; raises KernelError for a finding, AssertionError for a result."""
-    call = TORCH_CALLS[header][0]
-    launch = registry.launch(torch_metal, call)
-    text = (torch_metal.INCLUDE / "ATen/native/mps/kernels" / header).read_text()
-    if without_barrier is not None:
-        barrier = list(BARRIER.finditer(text))[without_barrier]
-        text = text[: barrier.start()] + text[barrier.end() :]
-    (step,) = launch.passes
-    source = step.pipeline.source.replace(f"#include <ATen/native/mps/kernels/{header}>", text)
-    step = replace(step, pipeline=replace(step.pipeline, source=source))
-    made = buffers.make(call, (), launch.scratch, "cpu", seed=1)
-    counting.run_on_harness(replace(launch, passes=[step]), made, "race,bounds,uninit")
-    assert buffers.errors(call, made, launch.out_rows_first, "cpu")[1] < 2e-5
-
-
-@needs_emulator
-@pytest.mark.parametrize("header", TORCH_CALLS)
-def test_torch_needs_its_barriers(header: str) -> None:
-    _, needed, redundant = TORCH_CALLS[header]
-    for barrier in (None, *redundant):
-        run_checked(header, barrier)
-    for barrier in needed:
-        with pytest.raises(KernelError, match="race: .* races with the "):
-            run_checked(header, barrier)
-
-
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
     "call",
@@ -397,24 +324,20 @@ def test_torch_kernels_have_no_stack_on_nvidia(call: Call, tmp_path: Path) -> No
     assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.32.2", "0.33.0"])
-def test_another_mlx_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Call("decode", 2, 1, 72, 1, 64)  # a head size without a kernel: nothing is read from headers
-    monkeypatch.setattr(mlx_metal, "include_folder", lambda: object())
-    monkeypatch.setattr(mlx_metal, "version", lambda: mlx_metal.VERSION)
-    assert mlx_metal.launch(call) is None
-    monkeypatch.setattr(mlx_metal, "version", lambda: version)
-    with pytest.raises(NotImplementedError, match=rf"MLX {version}.*mlx-metal==0\.32\.4"):
-        mlx_metal.launch(call)
-
-
-def test_an_invalid_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr(mlx_metal.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.delenv("MLX_METAL_WHEEL", raising=False)
-    assert mlx_metal.include_folder.__wrapped__() is None
-    for wrong in ("/nonexistent.whl", __file__):
-        monkeypatch.setenv("MLX_METAL_WHEEL", wrong)
-        with pytest.raises(
-            WrongArgumentError, match="is not a readable wheel; name a wheel of mlx-metal 0.32.4"
-        ):
-            mlx_metal.include_folder.__wrapped__()
+def test_a_call_is_found_in_the_manifest(tmp_path: Path) -> None:
+    """As JSON, which has no tuples, and whatever model it is of."""
+    call = Call("decode", 2, 1, 64, 1, 77, batch=2, lengths=(77, 3))
+    row, refused = (
+        {"call": vars(call), "impl": "fattn"},
+        {"call": vars(call), "impl": "peer", "why": "no kernel"},
+    )
+    (tmp_path / "manifest.json").write_text(json.dumps({"rows": [row], "refused": [refused]}))
+    cuda = CudaBackend.__new__(CudaBackend)  # without a GPU
+    cuda._runner = Runner(tmp_path)
+    assert cuda._find(replace(call, model="a model"), "fattn")["call"] == call
+    for impl, reason in (
+        ("peer", "^no kernel$"),
+        ("another", "no kernel of another for this call was compiled"),
+    ):
+        with pytest.raises(NotImplementedError, match=reason):
+            cuda._find(call, impl)

@@ -206,13 +206,12 @@ def build(
     manifest["ceilings"] = {name: next(cubins) for name, _ in ceilings()}
     manifest["versions"] = versions()
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    _drop_stale(out, manifest)
+    used = {one["cubin"] for row in manifest["rows"] for plan in row["variants"] for one in plan["passes"]}
+    drop_stale(out, used | set(manifest["ceilings"].values()))
     return manifest
 
 
-def _drop_stale(out: Path, manifest: dict[str, Any]) -> None:
-    used = set(manifest["ceilings"].values())
-    used |= {one["cubin"] for row in manifest["rows"] for plan in row["variants"] for one in plan["passes"]}
+def drop_stale(out: Path, used: Collection[str]) -> None:
     for cubin in out.glob("*.cubin"):
         if cubin.name not in used:
             cubin.unlink()
