@@ -171,29 +171,6 @@ def test_each_result_has_its_own_gradient(device: str) -> None:
         assert name == "value" or b.abs().max() > 0.01, "the control"
 
 
-@pytest.mark.parametrize("by_sequence", [False, True])
-def test_slopes_have_the_gradient_of_their_shape(by_sequence: bool, device: str) -> None:
-    query, key, value, grad = torch.randn(
-        4, 2, 4, 20, 16, generator=torch.Generator().manual_seed(0)
-    ).unbind()
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]).expand(2, 4) if by_sequence else torch.arange(4) / 8
-    options = {"alibi_slopes": slopes, "is_causal": True}
-    _out, lse = reference.prefill(query, key, value, **options)
-    exact = reference.prefill_backward(grad, None, query, key, value, None, lse.float(), **options)
-    operands = [each.to(device) for each in (query, key, value)]
-    grads = torch_fattn.prefill_backward(
-        grad.to(device),
-        None,
-        *operands,
-        None,
-        lse.float().to(device),
-        alibi_slopes=slopes.to(device),
-        is_causal=True,
-    )
-    assert grads[3] is None and grads[4] is not None and grads[4].shape == slopes.shape
-    torch.testing.assert_close(grads[4].cpu().double(), exact[4], rtol=1e-4, atol=1e-4)
-
-
 # ---- finite differences, which know nothing of derivatives
 
 DIFFERENCES: dict[str, dict[str, Any]] = {
@@ -258,28 +235,3 @@ def test_finite_differences(name: str, device: str) -> None:
             continue
         by_steps = differences(lambda each, what=what: moved(**{what: each}), leaves[what].double(), 1e-5)
         torch.testing.assert_close(found.cpu().double(), by_steps, rtol=1e-4, atol=2e-5, msg=what)
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_finite_differences_of_the_operator(name: str, device: str) -> None:
-    """And so are those of its forward in float32, along random directions."""
-    options = {
-        what: each.to(device) if isinstance(each, Tensor) else each
-        for what, each in DIFFERENCES[name].items()
-    }
-    generator = torch.Generator().manual_seed(6)
-    operands = [torch.randn(1, heads, n, 16, generator=generator) for heads, n in ((2, 9), (1, 8), (1, 8))]
-    grad_out = torch.randn(1, 2, 9, 16, generator=generator)
-    query, key, value = (each.to(device) for each in operands)
-    _out, lse = torch_fattn.prefill(query, key, value, return_lse=True, **options)
-    grads = torch_fattn.prefill_backward(grad_out.to(device), None, query, key, value, None, lse, **options)
-    for number, gradient in enumerate(grads[:3]):
-        direction = torch.randn(operands[number].shape, generator=generator)
-        step, ends = 2.0**-8, []
-        for sign in (1, -1):
-            moved = [each.to(device) for each in operands]
-            moved[number] = (operands[number] + sign * step * direction).to(device)
-            ends.append((torch_fattn.prefill(*moved, **options).cpu().double() * grad_out).sum().item())
-        slope = (ends[0] - ends[1]) / (2 * step)
-        along = (gradient.cpu().double() * direction).sum().item()
-        assert along == pytest.approx(slope, rel=2e-3, abs=2e-2), NAMES[number]

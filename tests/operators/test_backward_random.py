@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import Checked, counted_launches
-from tests.helpers import backward_problems, problems
+from tests.helpers import backward_problems, problems, small_problems
 from tests.helpers.backward_problems import SHARP, BackwardProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.tensors import same_bits
@@ -45,6 +45,16 @@ def run_and_check(problem: BackwardProblem, seed: int, checked: Checked, device:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_problem(problem: BackwardProblem, device: str, checked: Checked) -> None:
     run_and_check(problem, 0, checked, device)
+
+
+@pytest.mark.parametrize("dim", [16, 24, 32, 48, 160, 176, 208, 224])
+@pytest.mark.parametrize("op", backward_problems.OPS)
+def test_other_head_sizes(op: str, dim: int, device: str, checked: Checked) -> None:
+    """Heads of sizes that are not drawn, each in one dtype."""
+    dtype, causality = problems.DTYPES[dim // 8 % 3], ("none", "bottom_right")[dim // 16 % 2]
+    sizes = {"q_len": 33, "kv_len": 64, "seq_lens": (20, 64), "head_dim": dim, "causality": causality}
+    forward = small_problems.problem(op, dtype, **sizes, softcap=30.0, alibi_slopes=True)
+    run_and_check(BackwardProblem(dim, forward, grad_lse=True), 0, checked, device)
 
 
 def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from collections.abc import Callable
 from fractions import Fraction
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.documents import ROOT
 from tests.helpers.kv_formats import FORMS, QUANTISED, has_row_scales, known, name_of
 from torch_fattn.operators.kv_formats import KV_FORMATS
 from torch_fattn.reference import dequantise, quantise
@@ -259,17 +257,3 @@ def test_host_and_python_have_one_table() -> None:
             x = torch.full((32,), -float(one["largest"]))
         _, scales = quantise(x, name)
         assert scales is not None and float(scales.flatten()[0]) == 1.0, f"the largest code of {name}"
-
-
-@pytest.mark.parametrize("file", ["docs/caches.md", "torch_fattn/operators/options.py"])
-def test_the_documents_have_every_format(file: str) -> None:
-    lines = re.findall(r'^[| ]+`?"(\w+)"`?[:| ]', (ROOT / file).read_text(), re.MULTILINE)
-    assert {*QUANTISED} <= {*lines}, f"{file} does not describe { ({*QUANTISED} - {*lines}) }"
-
-
-@pytest.mark.parametrize("name", ["quantise", "cache_write"])
-def test_the_docstrings_have_every_format(name: str) -> None:
-    module = "reference.kv_formats" if name == "quantise" else "operators.cache_write"
-    text = (ROOT / "torch_fattn" / f"{module.replace('.', '/')}.py").read_text()
-    rows = re.findall(r'^ *\| `?"?(\w+)"?`? \|', text, re.MULTILINE)
-    assert {*QUANTISED} <= {*rows}, f"the table of {module} lacks { ({*QUANTISED} - {*rows}) }"

@@ -311,13 +311,6 @@ def test_compiles(device: str, dynamic: bool) -> None:
             assert torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num())
 
 
-@pytest.mark.host_only
-def test_on_meta() -> None:
-    tensors = {name: t.to("meta") for name, t in operands(3, 2, 40, 8).items()}
-    out, lse = shared_prefix_decode(**tensors, return_lse=True)
-    assert out.shape == (3, 4, 1, 64) and lse.shape == (3, 4, 1)
-
-
 # ---- refusals
 
 
@@ -375,11 +368,6 @@ def test_large_logits_do_not_hide_how_many_keys_a_part_has(device: str) -> None:
     out = shared_prefix_decode(*operands, attn_mask=mask.to(device))
     mean = torch.cat((prefix_value.expand(3, -1, -1, -1), value), dim=2).mean(dim=2, keepdim=True)
     torch.testing.assert_close(out.cpu(), mean, rtol=0, atol=1e-6)
-
-
-def test_an_unknown_option() -> None:
-    with pytest.raises(TypeError, match="window_length"):
-        shared_prefix_decode(**operands(3, 2, 40, 8), window_length=3)  # type: ignore[call-overload]
 
 
 @pytest.mark.host_only
