@@ -253,9 +253,8 @@ def _visible(
 ) -> Tensor:
     """Which keys the rows at `positions` `[B,Lq]` may see by position alone: bool `[B,1,Lq,Lk]`."""
     j = torch.arange(kv_len, device="cpu")
-    windows = options["window_left"], options["window_right"], options["sink_tokens"]
-    sees = Visibility(is_causal, *windows).sees(positions[:, None, :, None], j)
-    return sees & (j < lengths[:, None, None, None])
+    seen = Visibility.of(options, is_causal=is_causal)
+    return seen.sees(positions[:, None, :, None], j) & (j < lengths[:, None, None, None])
 
 
 def _gather_blocks(cache: Tensor, tables: Tensor) -> Tensor:
