@@ -53,7 +53,7 @@ def _sharded(problem: Problem, rng: random.Random, most_ranks: int) -> Sharded:
         problem = replace(problem, seq_lens=None)
     if problem.op == "paged_decode":
         blocks = _shards(problem.kv_len // problem.block_size, ranks, rng)
-        return Sharded(problem, _times(blocks, problem.block_size))
+        return Sharded(problem, _mapped(blocks, lambda n: n * problem.block_size))
     shards = _shards(problem.kv_len, ranks, rng)
     if problem.op == "varlen_prefill":
         pairs = zip(problem.lengths, problem.rows, strict=True)
@@ -83,11 +83,9 @@ def _shards(length: int, ranks: int, rng: random.Random) -> Shards:
     return Shards.sizes([end - begin for begin, end in zip([0, *cuts], [*cuts, length], strict=True)])
 
 
-def _times(shards: Shards, factor: int) -> Shards:
-    """Shards of blocks as shards of positions."""
-    return Shards(
-        tuple(tuple((first * factor, count * factor) for first, count in runs) for runs in shards.runs)
-    )
+def _mapped(shards: Shards, of: Callable[[int], int]) -> Shards:
+    """Shards of blocks as shards of positions, or the other way round."""
+    return Shards(tuple(tuple((of(first), of(count)) for first, count in runs) for runs in shards.runs))
 
 
 # ---- on every rank
@@ -119,7 +117,7 @@ def own_arguments(arguments: dict[str, Any], sharded: Sharded, rank: int) -> dic
     if sharded.of_sequences:
         return _own_packed(own, sharded, rank)
     if problem.op == "paged_decode":
-        blocks = _times_inverse(shards, problem.block_size)
+        blocks = _mapped(shards, lambda n: n // problem.block_size)
         own["block_tables"] = blocks.take(own["block_tables"], 1, rank)
     else:
         own |= {name: shards.take(own[name], 2, rank) for name in OF_COLUMNS if name in own}
@@ -144,12 +142,6 @@ def _own_packed(own: dict[str, Any], sharded: Sharded, rank: int) -> dict[str, A
         taken = [each.take(part, 0, rank) for each, part in zip(shards, whole, strict=True)]
         own[name] = torch.cat(taken)
     return own | {"shards": keys, "query_shards": rows}
-
-
-def _times_inverse(shards: Shards, factor: int) -> Shards:
-    return Shards(
-        tuple(tuple((first // factor, count // factor) for first, count in runs) for runs in shards.runs)
-    )
 
 
 def _launches() -> int:

@@ -51,7 +51,7 @@ class Scores:
     def of(options: dict[str, Any], rows: Sequence[Sequence[Run]], keys: Sequence[Sequence[Run]]) -> Scores:
         """`rows` and `keys`: the runs of every rank."""
         return Scores(
-            seen=Visibility(**{name: options[name] for name in Visibility._fields}),
+            seen=Visibility.of(options),
             sinks=options["sinks"],
             alibi_slopes=options["alibi_slopes"],
             pointwise={name: options[name] for name in ("softcap", "scale")},
@@ -187,8 +187,7 @@ def attend_newest(
             mask = biased(mask, bias)
             slopes = None
     if rows > 1 or every["window_left"] >= 0 or tree_mask is not None:
-        seen = Visibility(window_left=every["window_left"], sink_tokens=every["sink_tokens"])
-        visible = seen.sees(row_at[..., None], positions)
+        visible = Visibility.of(every).sees(row_at[..., None], positions)
         if tree_mask is not None:
             visible = visible & tree_sees(tree_mask, positions - (lengths[:, None] - rows))
         mask = limited(mask, visible[:, None])

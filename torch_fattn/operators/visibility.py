@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,11 @@ class Visibility(NamedTuple):
     window_left: int = -1
     window_right: int = -1
     sink_tokens: int = 0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **others: Any) -> Visibility:
+        """Those among the options of an operator, and these others."""
+        return cls(**{name: options[name] for name in cls._fields if name in options} | others)
 
     def window(self, row: _Position) -> tuple[_Position, _Position]:
         """The first key in the window of a row at this position, and the one after the last."""

@@ -93,21 +93,12 @@ def paged_decode(
     """`decode` over pools `[num_blocks, block_size, Hkv, D]`; `block_tables` `[B, max_blocks]` names the
     blocks of each sequence in order. Keys in blocks outside the pool do not exist."""
     every = with_defaults("paged_decode", options)
-    key_cache, value_cache = _numbers(key_cache, value_cache, every)
-    num_blocks, block_size = key_cache.shape[:2]
-    tables = block_tables.cpu().long()
-    in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
+    key, value, in_pool = _from_blocks(key_cache, value_cache, block_tables, every)
     mask = in_pool[:, None, None, :]
     if (attn_mask := every["attn_mask"]) is not None:
         attn_mask = attn_mask.cpu()
         mask = mask & attn_mask if attn_mask.dtype == torch.bool else attn_mask.double().where(mask, -_INF)
-    return decode(
-        query,
-        _gather_blocks(key_cache, tables),
-        _gather_blocks(value_cache, tables),
-        seq_lens,
-        **{**_without_storage(every), "attn_mask": mask},
-    )
+    return decode(query, key, value, seq_lens, **{**_without_storage(every), "attn_mask": mask})
 
 
 @public("torch_fattn.reference.paged_prefill", options="paged_prefill", refused_by="paged_prefill")
@@ -126,13 +117,9 @@ def paged_prefill(
     """Query `[T,Hq,D]`: rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` are the newest of sequence b over the
     pools of `paged_decode`. A row of no sequence sees no key. Returns out `[T,Hq,Dv]` and lse `[Hq,T]`."""
     every = with_defaults("paged_prefill", options)
-    key_cache, value_cache = _numbers(key_cache, value_cache, every)
     rows, heads, _ = query.shape
-    num_blocks, block_size = key_cache.shape[:2]
-    tables = block_tables.cpu().long()
-    in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
-    key, value = (_gather_blocks(cache, tables) for cache in (key_cache, value_cache))
-    out, lse = _no_key_results(rows, heads, value_cache.shape[-1], every["sinks"])
+    key, value, in_pool = _from_blocks(key_cache, value_cache, block_tables, every)
+    out, lse = _no_key_results(rows, heads, value.shape[-1], every["sinks"])
     bounds = cu_seqlens_q.cpu().long().clamp(0, rows).cummax(0).values.tolist()
     for b, (first, end) in enumerate(pairwise(bounds)):
         length = int(seq_lens[b].clamp(0, key.shape[2]))
@@ -253,19 +240,25 @@ def _visible(
 ) -> Tensor:
     """Which keys the rows at `positions` `[B,Lq]` may see by position alone: bool `[B,1,Lq,Lk]`."""
     j = torch.arange(kv_len, device="cpu")
-    windows = options["window_left"], options["window_right"], options["sink_tokens"]
-    sees = Visibility(is_causal, *windows).sees(positions[:, None, :, None], j)
-    return sees & (j < lengths[:, None, None, None])
+    seen = Visibility.of(options, is_causal=is_causal)
+    return seen.sees(positions[:, None, :, None], j) & (j < lengths[:, None, None, None])
 
 
-def _gather_blocks(cache: Tensor, tables: Tensor) -> Tensor:
-    """`[num_blocks, block_size, Hkv, D]` -> `[B, Hkv, max_blocks * block_size, D]`, in the order of the
-    tables."""
-    num_blocks, _, heads, dim = cache.shape
-    if num_blocks == 0:
-        return cache.new_zeros(tables.shape[0], heads, tables.shape[1] * cache.shape[1], dim)
-    rows = cache.cpu()[tables.clamp(0, num_blocks - 1)]
-    return rows.flatten(1, 2).transpose(1, 2)
+def _from_blocks(
+    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, options: StorageOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Key and value `[B, Hkv, capacity, D]`, in the order of the tables, and bool `[B, capacity]`, whether
+    the pool has the key."""
+    num_blocks, block_size = key_cache.shape[:2]
+    tables = block_tables.cpu().long()
+    in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
+    key, value = (
+        cache.cpu()[tables.clamp(0, num_blocks - 1)].flatten(1, 2).transpose(1, 2)
+        if num_blocks
+        else cache.new_zeros(in_pool.shape[0], cache.shape[2], in_pool.shape[1], cache.shape[3])
+        for cache in _numbers(key_cache, value_cache, options)
+    )
+    return key, value, in_pool
 
 
 def _attend(

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ..integrations.pytorch.routing import forget, is_version, version_number
-from ..operators import DTYPES
 from ..runtime.cache_folder import cache_folder, tuning_is_off
 from ..runtime.warn import warn
 
@@ -31,8 +30,6 @@ SIZES = {
 }
 # The kernel of a row that turns on tensor operations of Metal 4 on a GPU before M5. It has one tile.
 TENSORS = "prefill_tensor"
-OPS = ("prefill", "decode", "training", "training_causal")
-TAKERS = ("fattn", "torch")
 
 Named = dict[str, str]  # a row in the form of csrc/ops/gpu.cpp
 
@@ -224,23 +221,16 @@ def _checked_fields(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[st
 
 def _row(entry: Any) -> TunedRow:
     row = TunedRow(**_checked_fields(entry, TunedRow))
-    if row.kernel not in (*SIZES, TENSORS) or row.dtype not in DTYPES:
-        raise BadFileError(f"kernel {row.kernel!r} in {row.dtype!r} is not tuned")
-    sizes, names = row.sizes, SIZES.get(row.kernel, ())
-    if not isinstance(sizes, dict) or sizes.keys() != set(names):
+    names = SIZES.get(row.kernel, ())
+    if not isinstance(row.sizes, dict) or row.sizes.keys() != set(names):
         raise BadFileError(f"the sizes of {row.kernel} are {', '.join(names) or 'none'}")
     if row.macos is not None:
         _check_version(row.macos)
-    wholes = [row.min_dim, row.max_dim, row.max_length or 0, *sizes.values()]
-    if not all(type(number) is int and abs(number) < 1 << 31 for number in wholes):
-        raise BadFileError(f"a size of {row.kernel} is not a whole number")
     return row
 
 
 def _route(entry: Any) -> TunedRoute:
     route = TunedRoute(**_checked_fields(entry, TunedRoute))
-    if route.op not in OPS or route.dtype not in DTYPES or route.to not in TAKERS:
-        raise BadFileError(f"its route of {route.op!r} in {route.dtype!r} to {route.to!r} does not exist")
     for version in (route.macos, route.torch):
         _check_version(version)
     return route
