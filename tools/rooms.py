@@ -1,7 +1,7 @@
 """Checks the layers of a package and prints its rooms, their floors, and the arrows between them.
 
     python tools/rooms.py                      # check every package in FLOORS
-    python tools/rooms.py bench torch_fattn    # print these, and check the ones in FLOORS
+    python tools/rooms.py bench torch_fattn    # print and check these
 
 A house is a package. A room is a folder or a file at its root; a C++ source and its header are one room. A
 floor is a layer. An arrow is an import (also inside a function) or a quoted `#include`. Violations are arrows
@@ -12,7 +12,6 @@ with 1.
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,31 +122,13 @@ def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-def floors_of(arrows: Mapping[str, set[str]]) -> dict[str, int]:
-    """Returns the lowest possible floor of each room; the rooms of a cycle share one."""
-    reached = {room: set(used) for room, used in arrows.items()}
-    for between in arrows:
-        for room in arrows:
-            if between in reached[room]:
-                reached[room] |= reached[between]
-
-    @functools.cache
-    def floor(room: str) -> int:
-        below = {used for used in reached[room] if room not in reached.get(used, ())} - {room}
-        return 1 + max(map(floor, below), default=-1)
-
-    return {room: floor(room) for room in arrows}
-
-
 def drawing(name: str, arrows: Mapping[str, set[str]], floors: Mapping[str, int]) -> Iterator[str]:
-    count, names = sum(map(len, arrows.values())), cycle(arrows)
+    count = sum(map(len, arrows.values()))
     floor_of = {room: floors.get(room, 0) for room in arrows}
     yield f"{name}: {len(arrows)} rooms on {len(set(floor_of.values()))} floors, {count} arrows"
     for room in sorted(arrows, key=lambda room: (-floor_of[room], room)):
         used = ", ".join(sorted(arrows[room]))
         yield f"  {floor_of[room]}  {room:{max(map(len, arrows))}}  {used}".rstrip()
-    if names:
-        yield f"  a cycle: {' -> '.join(names)}"
 
 
 def floors_in_order(order: Sequence[str]) -> dict[str, int]:
@@ -169,19 +150,13 @@ def violations(name: str, files: Arrows, order: Sequence[str]) -> Iterator[str]:
 
 
 def check(houses: Iterable[str] = FLOORS) -> list[str]:
-    return [
-        line
-        for name in houses
-        if name in FLOORS
-        for line in violations(name, arrows_of_files(ROOT / name), FLOORS[name])
-    ]
+    return [line for name in houses for line in violations(name, arrows_of_files(ROOT / name), FLOORS[name])]
 
 
 def main(names: list[str]) -> int:
     for name in names:
         arrows = arrows_of_rooms(arrows_of_files(ROOT / name))
-        floors = floors_in_order(FLOORS[name]) if name in FLOORS else floors_of(arrows)
-        print("\n".join(drawing(name, arrows, floors)))
+        print("\n".join(drawing(name, arrows, floors_in_order(FLOORS[name]))))
     found = check(names or FLOORS)
     print("\n".join(found) if found else "rooms: ok")
     return 1 if found else 0

@@ -33,7 +33,7 @@ def test_plans(built: PlanProgram) -> None:
     ("source", "old", "new", "place"),
     [
         ("explain.cpp", "if (c == '\"' || c == '\\\\') text_ += '\\\\';", "", "explain"),
-        ("route.cpp", "kernel + 1 : kernel - 9", "kernel : kernel - 9", "routes"),
+        ("tensor_gate.cpp", "constexpr int kFirst = 17;", "constexpr int kFirst = 16;", "gates of tensor"),
     ],
 )
 def test_a_change_is_noticed(

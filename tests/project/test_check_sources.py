@@ -58,30 +58,10 @@ SUBJECT = "write 'begin with the subject'"
         ("tests/test_a.py", "# " + "TO" + "DO", "an unfinished mark"),
         ("docs/a.md", "The keys. O" + "f these, some are hidden.", "'. O" + f"f t': {SUBJECT}"),
         ("docs/a.md", "The last of the rows sees all keys. Often two do.", None),
-        ("tests/test_a.py", '"""O' + 'f those, the newest."""', '\'"""O' + f"f t': {SUBJECT}"),
         ("softmetal/src/a.h", "int n;  // O" + "f this thread.", "'// O" + f"f t': {SUBJECT}"),
         ("softmetal/src/a.h", "int n;  // The count of this thread.", None),
-        ("csrc/a.h", "int n;  // O" + "f this thread.", "'// O" + f"f t': {SUBJECT}"),
-        ("tools/a.sh", "echo This is" + " no wheel", "'is" + " no w': write 'is not a'"),
-        ("tools/a.sh", "echo there is no wheel", None),
-        ("csrc/README.md", "It hands" + " out blocks.", "'hands" + " out': write 'returns, gives, passes'"),
-        ("csrc/README.md", "It returns hand-written blocks.", None),
-        (
-            "bench/a.cpp",
-            "// The result stands" + " behind it.",
-            "'stands" + " behind': write 'follows, is in, is after'",
-        ),
-        (
-            "bench/a.cpp",
-            "// The one that this speaks" + " of.",
-            "'speaks" + " of': write 'describes, mentions'",
-        ),
-        ("Makefile", "# The C++ face" + " of streams", "'C++ face" + " of': write 'the C++ interface of'"),
-        (
-            "tests/a.py",
-            "# While it" + " lives",
-            "'While it" + " lives': write 'during its lifetime, is created'",
-        ),
+        ("Makefile", "# It hands" + " out blocks.", "'hands" + " out': write 'returns, gives, passes'"),
+        ("Makefile", "# It returns hand-written blocks.", None),
     ],
 )
 def test_rules(

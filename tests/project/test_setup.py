@@ -159,75 +159,8 @@ def emulator_flags() -> dict[str, str]:
     return dict(build_environment())
 
 
-def run_setup() -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", lambda **_: None)
-        patch.setattr(torch.backends.mps, "is_built", lambda: False)
-        return runpy.run_path(str(SETUP))
-
-
-@needs_emulator
-def test_metal_in_software_needs_its_flags(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CPPFLAGS", raising=False)
-    text = message(configured)
-    assert 'eval "$(python -m softmetal config --env)"' in text and "SOFTMETAL=0" in text
-
-
-@needs_emulator
-def test_with_its_flags_it_builds(configured: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The control of the test above."""
-    (tmp_path / "Metal").mkdir()
-    (tmp_path / "Metal" / "Metal.h").touch()
-    monkeypatch.setenv("CPPFLAGS", f"-DX -I{tmp_path}")
-    monkeypatch.delenv("ARCHFLAGS", raising=False)
-    (extension,) = configured()["ext_modules"]
-    assert any(source.endswith(".mm") for source in extension.sources)
-    assert "ARCHFLAGS" not in os.environ
-    assert sysconfig.get_path("scripts") in os.environ["PATH"].split(os.pathsep), "where pip puts ninja"
-
-
-@pytest.mark.parametrize(
-    ("environment", "flags"),
-    [
-        ({}, {"-O2", "-g0"}),
-        ({"FATTN_DEBUG": "1"}, {"-O0", "-g", "-UNDEBUG"}),
-        ({"FATTN_SANITIZE": "address"}, {"-O1", "-fsanitize=address"}),
-        ({"FATTN_DEBUG": "1", "FATTN_SANITIZE": "undefined"}, {"-O0", "-fsanitize=undefined"}),
-    ],
-)
-def test_modes_of_a_build(
-    environment: dict[str, str], flags: set[str], configured: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
-    for name in ("FATTN_DEBUG", "FATTN_SANITIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    (extension,) = configured()["ext_modules"]
-    given = extension.extra_compile_args["cxx"]
-    assert flags <= {*given} and sum(flag.startswith("-O") for flag in given) == 1
-    assert extension.extra_link_args == [flag for flag in given if flag.startswith("-fsanitize")]
-
-
 PIPELINES = SETUP.parent / "csrc" / "metal" / "pipelines.mm"
 PRECISE = "options.mathFloatingPointFunctions = MTLMathFloatingPointFunctionsPrecise;"
-
-
-@needs_emulator
-def test_a_changed_header_is_precompiled_again(tmp_path: Path) -> None:
-    """One that it includes, such as torch's of another build. Else what is there is kept."""
-    folder, made = tmp_path / "csrc/ops", tmp_path / "made"
-    folder.mkdir(parents=True)
-    (folder / "precompiled.h").write_text('#include "other.h"\n')
-    precompile = run_setup()["precompile"]
-    precompile.__globals__["ROOT"] = tmp_path
-    times = []
-    for other in ("int f();", None, "int g(int);"):
-        if other:
-            (folder / "other.h").write_text(other)
-        precompile(shlex.split(emulator_flags()["CXX"]), made)
-        times.append((made / "c++.pch").stat().st_mtime_ns)
-    assert times[0] == times[1] < times[2]
 
 
 @needs_emulator

@@ -155,24 +155,6 @@ def test_a_missing_argument(call: Callable[[Tensor], Any], message: str) -> None
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("op", "wrong", "message"),
-    [
-        ("prefill", {"query": [1.0]}, "query is of type list; pass a tensor"),
-        ("prefill", {"scale": "half"}, "scale is of type str; pass a number or None"),
-        ("decode", {"seq_lens": 20}, "seq_lens is of type int; pass a tensor or None"),
-        ("paged_decode", {"window_left": 0.5}, "window_left is of type float; pass a whole number"),
-        ("paged_prefill", {"block_tables": [[3, 1], [0, 4]]}, "block_tables is of type list; pass a tensor"),
-        ("varlen_prefill", {"is_causal": "yes"}, "is_causal is of type str; pass True or False"),
-    ],
-)
-def test_another_type(op: str, wrong: dict[str, Any], message: str) -> None:
-    """torch's own message would contain the whole value and the schema of the operator."""
-    with pytest.raises(TypeError) as caught:
-        call(op, valid(op) | wrong)
-    assert str(caught.value) == f"fattn.{op}: {message}"
-
-
 def test_pools_that_interleave() -> None:
     """One tensor for both, as vLLM has it: other elements, so accepted."""
     arguments = valid("cache_write") | {"value": torch.randn(3, 2, 64, device="mps").half()}

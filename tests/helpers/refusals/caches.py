@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -49,14 +50,15 @@ def _without_cache(dim: int, value_dim: int) -> Tensor:
     return reference.decode(heads(1, 4, 1, dim, seed=2), key, value)[0]
 
 
-def _used(make: Callable[[Any, Any], Any], tokens: int = 4) -> Callable[[], Any]:
-    """A call of a method on a cache that holds the tokens of a step."""
+Use = Callable[[Any, Any], Any]  # of a cache that holds the tokens of a step
 
+
+def _used(use: Use, tokens: int = 4) -> Callable[[], Any]:
     def call() -> Any:
         cache = _cache()
         step = cache.extend([cache.allocate()], tokens)
         cache.append(0, step, heads(tokens, 2, 64), heads(tokens, 2, 64, seed=1))
-        return make(cache, step)
+        return use(cache, step)
 
     return call
 
@@ -100,22 +102,21 @@ def _loaded(*, damaged: bool = False, missing: bool = False, folder: str = "", *
         return int(other.length(other.load(Path(own) / "other" if missing else path)[0]))
 
 
-def _as_rows(packed: Tensor) -> Tensor:
-    return packed.transpose(0, 1)[None]
+ROWS = heads(4, 4, 64, seed=2)
 
 
-def _rows_last(out: Tensor) -> Tensor:
+def _prefilled(cache: Any, step: Any) -> Tensor:
+    return cache.prefill(0, step, ROWS)  # type: ignore[no-any-return]
+
+
+def _decoded(cache: Any, step: Any) -> Tensor:
+    return cache.decode(0, step, ROWS.transpose(0, 1)[None])[0].transpose(0, 1)  # type: ignore[no-any-return]
+
+
+def _prefilled_exactly() -> Tensor:
+    key, value = (heads(4, 2, 64, seed=seed).transpose(0, 1)[None] for seed in (0, 1))
+    out, _ = reference.prefill(ROWS.transpose(0, 1)[None], key, value, is_causal=True)
     return out[0].transpose(0, 1)
-
-
-def _prefilled(rows: int, tokens: int = 4) -> Callable[[], Tensor]:
-    return _used(lambda cache, step: cache.prefill(0, step, heads(rows, 4, 64, seed=2)), tokens)
-
-
-def _prefilled_exactly(tokens: int = 4) -> Tensor:
-    key, value = (x.transpose(0, 1)[None] for x in (heads(tokens, 2, 64), heads(tokens, 2, 64, seed=1)))
-    query = heads(tokens, 4, 64, seed=2).transpose(0, 1)[None]
-    return reference.prefill(query, key, value, is_causal=True)[0][0].transpose(0, 1)
 
 
 def _prefix(**changes: Any) -> Callable[[], Tensor]:
@@ -156,10 +157,10 @@ def _fork_of_full() -> int:
     return cache.fork(cache.allocate())
 
 
-def _grown(cache: Any, step: Any, *, last: bool) -> Tensor:
+def _grown(cache: Any, step: Any, *, last: bool = True) -> Tensor:
     newest = cache.extend(step.sequences, 2)
     cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
-    return cache.decode(0, newest if last else step, heads(1, 4, 1, 64))
+    return cache.decode(0, newest if last else step, heads(1, 4, 1, 64))  # type: ignore[no-any-return]
 
 
 def _grown_exactly() -> Tensor:
@@ -169,11 +170,17 @@ def _grown_exactly() -> Tensor:
     return reference.decode(heads(1, 4, 1, 64), key, value)[0]
 
 
-def _appended(cache: Any, step: Any, *, first: bool) -> Tensor:
-    newest = cache.extend(step.sequences, 2)
-    if first:
-        cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
-    return cache.decode(0, newest, heads(1, 4, 1, 64))
+def of_step(
+    words: str, wrong: Use, right: Use = _prefilled, expected: Any = _prefilled_exactly, tokens: int = 4
+) -> Refusal:
+    """`expected` is a function of the result, or the result."""
+    exact = expected if callable(expected) else lambda: expected
+    return Refusal(words, _used(wrong, tokens), _used(right, tokens), exact)
+
+
+def of_sizes(words: str, wrong: Arguments, right: Arguments | None = None) -> Refusal:
+    """A cache of these sizes is refused; with `right` it has its four blocks."""
+    return Refusal(words, lambda: _cache(**wrong), lambda: _cache(**right or {}).free_blocks, lambda: 4)
 
 
 with torch.inference_mode():
@@ -189,9 +196,6 @@ REFUSALS: list[Refusal] = [
         )
         for followed in (torch.inference_mode()(written(key_cache=IN_THE_MODE)), written())
     ),
-    Refusal("a multiple of 2 in dimension 1",
-            _used(lambda cache, step: cache.prefill(0, step, heads(4, 3, 64))), _prefilled(4),
-            _prefilled_exactly),
     Refusal("give 64, pad with zeros and decode with scale=60 ** -0.5",
             lambda: _cache(head_dim=60), lambda: _through_cache(60, 64, 64, 64),
             lambda: _without_cache(60, 64)),
@@ -201,22 +205,21 @@ REFUSALS: list[Refusal] = [
             lambda: _cache(head_dim=600),
             lambda: F.scaled_dot_product_attention(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1)),
             lambda: reference.prefill(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1))[0]),
-    Refusal('use "mps" or "cpu"', lambda: _cache(device="gpu"), lambda: _cache(device="cpu").free_blocks,
-            lambda: 4),
-    Refusal("give one of them, and a kv_format to store keys and values in fewer bits",
-            lambda: _cache(dtype=torch.int8),
-            lambda: _cache(dtype=torch.float16, kv_format="int8").free_blocks, lambda: 4),
-    Refusal('use "int8" or "fp8_e4m3"', lambda: _cache(kv_format="int4", head_dim=48),
-            lambda: _cache(kv_format="int8", head_dim=48).free_blocks, lambda: 4),
-    Refusal("give 1 or more", lambda: _cache(num_layers=0), lambda: _cache(num_layers=1).free_blocks,
-            lambda: 4),
-    Refusal("give smaller sizes", lambda: _cache(num_blocks=2**62), lambda: _cache().free_blocks, lambda: 4),
-    Refusal("give 0 or more", _used(lambda cache, step: cache.extend(step.sequences, -1)),
-            _used(lambda cache, step: cache.extend(step.sequences, 0).lengths), lambda: (4,)),
-    Refusal("give one for each", _used(lambda cache, step: cache.extend(step.sequences, [1, 2])),
-            _used(lambda cache, step: cache.extend(step.sequences, [2]).lengths), lambda: (6,)),
-    Refusal("give each once", _used(lambda cache, step: cache.extend(step.sequences * 2)),
-            _used(lambda cache, step: cache.extend(step.sequences).lengths), lambda: (5,)),
+    of_sizes('use "mps" or "cpu"', {"device": "gpu"}),
+    of_sizes("give one of them, and a kv_format to store keys and values in fewer bits",
+             {"dtype": torch.int8}, {"dtype": torch.float16, "kv_format": "int8"}),
+    of_sizes('use "int8" or "fp8_e4m3"', {"kv_format": "int4", "head_dim": 48},
+             {"kv_format": "int8", "head_dim": 48}),
+    of_sizes("give 1 or more", {"num_layers": 0}, {"num_layers": 1}),
+    of_sizes("give smaller sizes", {"num_blocks": 2**62}),
+    Refusal("give at most 64", lambda: _cache(latent=True, value_dim=128),
+            lambda: _cache(latent=True, value_dim=64).block_size, lambda: 16),
+    of_step("give 0 or more", lambda cache, step: cache.extend(step.sequences, -1),
+            lambda cache, step: cache.extend(step.sequences, 0).lengths, (4,)),
+    of_step("give one for each", lambda cache, step: cache.extend(step.sequences, [1, 2]),
+            lambda cache, step: cache.extend(step.sequences, [2]).lengths, (6,)),
+    of_step("give each once", lambda cache, step: cache.extend(step.sequences * 2),
+            lambda cache, step: cache.extend(step.sequences).lengths, (5,)),
     Refusal("free() a sequence, extend fewer, or make the cache larger",
             lambda: (cache := _cache(num_blocks=1)).extend([cache.allocate()], 17),
             lambda: (cache := _cache(num_blocks=2)).extend([cache.allocate()], 17).lengths, lambda: (17,)),
@@ -226,62 +229,49 @@ REFUSALS: list[Refusal] = [
             lambda: _cache(StaticKVCache, capacity=9).extend(tokens=9).lengths, lambda: (9,)),
     Refusal("count from 0", lambda: _cache(StaticKVCache).keys(1),
             lambda: _cache(StaticKVCache).keys(0).shape, lambda: (1, 2, 8, 64)),
-    Refusal("append() them first", _used(lambda cache, step: _appended(cache, step, first=False)),
-            _used(lambda cache, step: _appended(cache, step, first=True)), _grown_exactly),
-    Refusal("pass how many to keep", _used(lambda cache, step: cache.truncate(0, 5)),
-            _used(lambda cache, step: (cache.truncate(0, 3), cache.length(0))[1]), lambda: 3),
-    Refusal("pass increasing numbers from 0", _used(lambda cache, step: cache.accept(step, [[2, 1]])),
-            _used(lambda cache, step: (cache.accept(step, [[1, 2]]), cache.length(0))[1]), lambda: 2),
-    Refusal("from its first on",
-            _used(lambda cache, step: _committed(cache, [4, *range(17)]), 17),
-            _used(lambda cache, step: _committed(cache, list(range(17))), 17), lambda: 16),
-    Refusal("use it as it is", _used(lambda cache, step: cache.swap_in(0)),
-            _used(lambda cache, step: cache.length(0)), lambda: 4),
-    Refusal("call swap_in(0) first", _used(lambda cache, step: (cache.swap_out(0), cache.fork(0))),
-            _used(lambda cache, step: (cache.swap_out(0), cache.swap_in(0), cache.fork(0))[2]), lambda: 1),
-    Refusal("keep at least 21 tokens, or none", lambda: _windowed(1), lambda: _windowed(21), lambda: 21),
-    Refusal("give at most 64", lambda: _cache(latent=True, value_dim=128),
-            lambda: _cache(latent=True, value_dim=64).block_size, lambda: 16),
-    Refusal("pass a tensor, or make the cache with latent=True",
-            _used(lambda cache, step: cache.append(0, step, heads(4, 2, 64))), _prefilled(4),
-            _prefilled_exactly),
     Refusal("reset() it first", lambda: _forked(reset=False), lambda: _forked(reset=True), lambda: 2),
-    Refusal("save() the sequences again", lambda: _loaded(damaged=True), _loaded, lambda: 3),
-    Refusal("load it into a cache made as that of save()", lambda: _loaded(head_dim=32), _loaded,
-            lambda: 3),
-    Refusal("pass the path of a file that save() wrote", lambda: _loaded(missing=True), _loaded,
-            lambda: 3),
-    Refusal("pass the path of a file in a folder", lambda: _loaded(folder="/none"), _loaded, lambda: 3),
-    Refusal("use the step of a later extend()", _used(lambda cache, step: _grown(cache, step, last=False)),
-            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
-    Refusal("use the one that extend() of this cache returned",
-            lambda: _used(lambda cache, step: _cache().decode(0, step, heads(1, 4, 1, 64)))(),
-            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
-    Refusal("pass the rows of each", _used(lambda cache, step: cache.decode(0, step, heads(2, 4, 1, 64))),
-            _used(lambda cache, step: _grown(cache, step, last=True)), _grown_exactly),
-    Refusal("pass at most 4", _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64))),
-            _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
-            _prefilled_exactly),
-    Refusal("pass rows of 64", _used(lambda cache, step: cache.decode(0, step, heads(1, 4, 4, 56))),
-            _used(lambda cache, step: _rows_last(cache.decode(0, step, _as_rows(heads(4, 4, 64, seed=2))))),
-            _prefilled_exactly),
-    Refusal("pass [4, 2, 64]",
-            _used(lambda cache, step: cache.append(0, step, heads(4, 1, 64), heads(4, 2, 64))), _prefilled(4),
-            _prefilled_exactly),
-    Refusal("the step's 4 tokens",
-            _used(lambda cache, step: cache.append(0, step, heads(5, 2, 64), heads(5, 2, 64))), _prefilled(4),
-            _prefilled_exactly),
-    Refusal('.to("cpu")',
-            _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps"))),
-            _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).to("mps").to("cpu"))),
-            _prefilled_exactly),
-    Refusal(
-        ".to(torch.float32)",
-        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double())),
-        _used(lambda cache, step: cache.prefill(0, step, heads(4, 4, 64, seed=2).double().to(torch.float32))),
-        _prefilled_exactly,
+    of_step("pass how many to keep", lambda cache, step: cache.truncate(0, 5),
+            lambda cache, step: (cache.truncate(0, 3), cache.length(0))[1], 3),
+    of_step("pass increasing numbers from 0", lambda cache, step: cache.accept(step, [[2, 1]]),
+            lambda cache, step: (cache.accept(step, [[1, 2]]), cache.length(0))[1], 2),
+    of_step("from its first on", lambda cache, step: _committed(cache, [4, *range(17)]),
+            lambda cache, step: _committed(cache, list(range(17))), 16, tokens=17),
+    of_step("use it as it is", lambda cache, step: cache.swap_in(0), lambda cache, step: cache.length(0), 4),
+    of_step("call swap_in(0) first", lambda cache, step: (cache.swap_out(0), cache.fork(0)),
+            lambda cache, step: (cache.swap_out(0), cache.swap_in(0), cache.fork(0))[2], 1),
+    Refusal("keep at least 21 tokens, or none", lambda: _windowed(1), lambda: _windowed(21), lambda: 21),
+    *(
+        Refusal(words, functools.partial(_loaded, **changes), _loaded, lambda: 3)
+        for words, changes in (
+            ("save() the sequences again", {"damaged": True}),
+            ("load it into a cache made as that of save()", {"head_dim": 32}),
+            ("pass the path of a file that save() wrote", {"missing": True}),
+            ("pass the path of a file in a folder", {"folder": "/none"}),
+        )
     ),
-    Refusal("pass one row for each", _prefilled(5), _prefilled(4), _prefilled_exactly),
+    of_step("append() them first",
+            lambda cache, step: cache.decode(0, cache.extend(step.sequences, 2), heads(1, 4, 1, 64)),
+            _grown, _grown_exactly),
+    of_step("use the step of a later extend()", functools.partial(_grown, last=False), _grown,
+            _grown_exactly),
+    of_step("use the one that extend() of this cache returned",
+            lambda cache, step: _cache().decode(0, step, heads(1, 4, 1, 64)), _grown, _grown_exactly),
+    of_step("pass the rows of each", lambda cache, step: cache.decode(0, step, heads(2, 4, 1, 64)), _grown,
+            _grown_exactly),
+    of_step("pass at most 4", lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64)), _decoded),
+    of_step("pass rows of 64", lambda cache, step: cache.decode(0, step, heads(1, 4, 4, 56)), _decoded),
+    of_step("pass a tensor, or make the cache with latent=True",
+            lambda cache, step: cache.append(0, step, heads(4, 2, 64))),
+    of_step("pass [4, 2, 64]",
+            lambda cache, step: cache.append(0, step, heads(4, 1, 64), heads(4, 2, 64))),
+    of_step("the step's 4 tokens",
+            lambda cache, step: cache.append(0, step, heads(5, 2, 64), heads(5, 2, 64))),
+    of_step("a multiple of 2 in dimension 1", lambda cache, step: cache.prefill(0, step, heads(4, 3, 64))),
+    of_step("pass one row for each", lambda cache, step: cache.prefill(0, step, heads(5, 4, 64))),
+    of_step('.to("cpu")', lambda cache, step: cache.prefill(0, step, ROWS.to("mps")),
+            lambda cache, step: cache.prefill(0, step, ROWS.to("mps").to("cpu"))),
+    of_step(".to(torch.float32)", lambda cache, step: cache.prefill(0, step, ROWS.double()),
+            lambda cache, step: cache.prefill(0, step, ROWS.double().to(torch.float32))),
     Refusal("its last dimension counts those of the prefix and of the capacity behind it",
             _prefix(attn_mask=torch.ones(4, dtype=torch.bool)), _prefix(attn_mask=heads(10) > 0),
             lambda: _prefix_exactly(mask=heads(10) > 0)),
