@@ -133,16 +133,8 @@ def extension(torch: Any) -> CppExtension:
             configure_macos()
             link_args += ["-framework", "Metal", "-framework", "Foundation"]
     else:
-        for name in (
-            "launch",
-            "tensor_file",
-            "tensor_memory",
-            "tensor_pipelines",
-            "tensor_problems",
-            "tensor_test",
-            "tensor_trial",
-        ):
-            sources.remove(ROOT / "csrc" / "ops" / f"{name}.cpp")
+        metal_only = [ROOT / "csrc" / room for room in ("launch", "selftest")]
+        sources = [source for source in sources if source.parent not in metal_only]
     return torch.utils.cpp_extension.CppExtension(
         "torch_fattn._C",
         [str(source.relative_to(ROOT)) for source in sources],

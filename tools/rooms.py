@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The rooms of each floor, lowest first and separated by spaces. Rooms on one floor do not use each other.
 FLOORS: dict[str, tuple[str, ...]] = {
     "bench": ("cases", "peers", "backends", "models", "report", "__main__"),
-    "csrc": ("kernels", "plan", "describe metal", "fallback", "ops", "dropin"),
+    "csrc": ("kernels", "plan", "describe metal", "fallback launch", "selftest", "ops", "dropin"),
     "torch_fattn": (
         "runtime",
         "operators",

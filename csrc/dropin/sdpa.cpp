@@ -22,7 +22,7 @@
 #include <torch/library.h>
 
 #include "../ops/gpu.h"
-#include "../ops/tensor_state.h"
+#include "../selftest/verdicts.h"
 #include "../ops/torch_errors.h"
 #include "../plan/check.h"
 #include "../plan/route.h"
@@ -133,11 +133,11 @@ TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
 }
 
 // The size whose pending self-test determines the route of this call, if any.
-std::optional<TensorSize> deciding_size(const PlainCall& call, const DeviceFacts& facts) {
-  const auto size = tensor_size(call.dtype, call.head_dim, call.value_dim);
-  if (!size || facts.tensors.of(*size) != TensorState::kUntested) return std::nullopt;
+std::optional<UnitsSize> deciding_size(const PlainCall& call, const DeviceFacts& facts) {
+  const auto size = units_size(call.dtype, call.head_dim, call.value_dim);
+  if (!size || facts.units.of(*size) != UnitsState::kUntested) return std::nullopt;
   DeviceFacts passed = facts;
-  passed.tensors.set(*size, TensorState::kRegisters);
+  passed.units.set(*size, UnitsState::kRegisters);
   const bool decides = route_of(call, facts, policy).to_torch && !route_of(call, passed, policy).to_torch;
   return decides ? size : std::nullopt;
 }
@@ -149,7 +149,7 @@ bool torch_is_faster(const SdpaCall& call, const DeviceFacts& facts) {
 #ifdef FATTN_WITH_METAL
   if (const auto size = deciding_size(described, facts)) {
     if (is_traced() || any_operand(call, is_subclass)) return false;
-    test_tensors_for(*size);
+    test_size(*size, facts);
     return route_of(described, gpu_facts(), policy).to_torch;
   }
 #endif
@@ -298,11 +298,11 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
   if (family) {
     facts.family = static_cast<int>(*family);
     facts.tuned = nullptr;  // tuned rows apply only to the GPU of this process
-    facts.tensors = {};
+    facts.units = {};
   }
   if (macos) facts.macos = static_cast<int>(*macos);
   if (torch) facts.torch = static_cast<int>(*torch);
-  if (tensor) facts.tensors.set_all(tensor_state(*tensor));
+  if (tensor) facts.units.set_all(units_state(*tensor));
   const bool shares_heads = query.size(1) != key.size(1);
   const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, shares_heads};
   if (needs_gradient) {

@@ -117,7 +117,7 @@ constexpr auto kLanguageVersion4_0 = static_cast<MTLLanguageVersion>(4 << 16);
 
 MTLCompileOptions* compile_options(Kernel kernel, const Macros& macros) {
   MTLCompileOptions* options = [[[MTLCompileOptions alloc] init] autorelease];
-  options.languageVersion = is_tensor(kernel) ? kLanguageVersion4_0 : MTLLanguageVersion3_1;
+  options.languageVersion = uses_units(kernel) ? kLanguageVersion4_0 : MTLLanguageVersion3_1;
   NSMutableDictionary* values = [NSMutableDictionary dictionaryWithCapacity:macros.size()];
   for (const auto& [name, value] : macros) [values setObject:to_nsstring(value) forKey:to_nsstring(name)];
   options.preprocessorMacros = values;

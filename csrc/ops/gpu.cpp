@@ -29,7 +29,7 @@
 
 #ifdef FATTN_WITH_METAL
 #include "../metal/executor.h"
-#include "tensor_state.h"
+#include "../selftest/verdicts.h"
 #endif
 
 namespace fattn {
@@ -55,7 +55,7 @@ std::vector<const Tuning*>& tunings() {
 }
 struct Facts {
   DeviceFacts gpu;
-  DeviceFacts without_tensors;
+  uint64_t verdicts;  // how many there were
 };
 std::atomic<const Facts*> known_facts{nullptr};  // null: not known, or out of date
 
@@ -210,9 +210,13 @@ std::string source_digest() {
 #endif
 }
 
+}  // namespace
+
 #ifdef FATTN_WITH_METAL
-const Facts& facts() {
-  if (const Facts* known = known_facts.load(std::memory_order_acquire)) return *known;
+const DeviceFacts& gpu_facts() {
+  const uint64_t verdicts = count_of_verdicts();
+  const Facts* known = known_facts.load(std::memory_order_acquire);
+  if (known != nullptr && known->verdicts == verdicts) return known->gpu;
   DeviceFacts gpu = metal::device_facts();
   std::lock_guard lock(mutex);
   add_system_and_torch(gpu);
@@ -220,32 +224,19 @@ const Facts& facts() {
     const bool says_something = !tuning->rows.rows.empty() || !tuning->rows.routes.empty();
     if (tuning->same_gpu(gpu) && says_something) gpu.tuned = &tuning->rows;
   }
-  DeviceFacts without_tensors = gpu;
-  add_tensor_states(gpu);
-  const auto* found = new Facts{std::move(gpu), std::move(without_tensors)};  // kept: callers hold references
+  add_units_states(gpu);
+  const auto* found = new Facts{std::move(gpu), verdicts};  // kept: callers hold references
   known_facts.store(found, std::memory_order_release);
-  return *found;
+  return found->gpu;
 }
 #endif
 
-}  // namespace
-
-void forget_gpu_facts() {
-  std::lock_guard lock(mutex);
-  known_facts = nullptr;
-}
-
-#ifdef FATTN_WITH_METAL
-const DeviceFacts& gpu_facts() { return facts().gpu; }
-const DeviceFacts& gpu_without_tensors() { return facts().without_tensors; }
-#endif
-
-TensorState tensor_state(std::string_view name) {
-  for (const TensorState state :
-       {TensorState::kOff, TensorState::kUntested, TensorState::kThreadgroup, TensorState::kRegisters}) {
+UnitsState units_state(std::string_view name) {
+  for (const UnitsState state :
+       {UnitsState::kOff, UnitsState::kUntested, UnitsState::kThreadgroup, UnitsState::kRegisters}) {
     if (name == name_of(state)) return state;
   }
-  TORCH_INTERNAL_ASSERT(false, "no state of tensor operations: ", name);
+  TORCH_INTERNAL_ASSERT(false, "no state of matrix units: ", name);
 }
 
 const DeviceFacts& facts_of([[maybe_unused]] const c10::Device& device) {

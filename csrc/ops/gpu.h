@@ -10,17 +10,14 @@
 namespace fattn {
 
 #ifdef FATTN_WITH_METAL
+// References stay valid.
 const DeviceFacts& gpu_facts();
-// The same without tensor operations.
-const DeviceFacts& gpu_without_tensors();
 #endif
-// Call this after a change of tuned rows, settings or tensor states. References stay valid.
-void forget_gpu_facts();
 
 // Properties of the GPU that holds a tensor; for other devices, of the smallest supported GPU.
 const DeviceFacts& facts_of(const c10::Device& device);
 
-// The state of tensor operations of this name; raises if there is none.
-TensorState tensor_state(std::string_view name);
+// The state of matrix units of this name; raises if there is none.
+UnitsState units_state(std::string_view name);
 
 }  // namespace fattn

@@ -21,10 +21,10 @@
 #include "../plan/plan.h"
 
 #ifdef FATTN_WITH_METAL
-#include "launch.h"
-#include "tensor_pipelines.h"
-#include "tensor_state.h"
+#include "../launch/launch.h"
 #include "../metal/executor.h"
+#include "../selftest/verdicts.h"
+#include "matrix_units.h"
 #endif
 
 namespace fattn {
@@ -37,7 +37,7 @@ template <typename AnyCall>
 Plan plan_of(const AnyCall& call) {
 #ifdef FATTN_WITH_METAL
   if constexpr (std::derived_from<AnyCall, Call>) {
-    if (call.device().is_mps()) return tested_plan(call.problem, untested_of(call.problem)).plan;
+    if (call.device().is_mps()) return plan_to_run(call.problem, !is_step(call.problem));
   }
 #endif
   return plan_or_raise(call.problem, facts_of(call.device()));
@@ -106,21 +106,21 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   const bool is_other_gpu = device_name || family || cores;
   if (is_other_gpu) {  // tuned rows and states belong to the GPU of this process
     facts.tuned = nullptr;
-    facts.tensors = {};
+    facts.units = {};
   }
-  if (tensor) facts.tensors.set_all(tensor_state(*tensor));
+  if (tensor) facts.units.set_all(units_state(*tensor));
   Plan plan = plan_or_raise(call.problem, facts);
 #ifdef FATTN_WITH_METAL
   std::string why;
   if constexpr (std::derived_from<AnyCall, Call>) {
-    if (!is_other_gpu && !tensor && facts.tensors.any()) {
-      const auto [tested, why_off] = tested_plan(call.problem, compiles ? Untested::kTest : Untested::kShow);
-      plan = tested;
-      why = *why_off != '\0' ? why_off : plan.tensor;
-      const bool is_by_state = has_tensors(plan) || !is_on(tensor_state(call.problem, gpu_facts().tensors));
+    if (!is_other_gpu && !tensor && facts.units.any()) {
+      check_units_setting();
+      if (compiles) plan = plan_to_run(call.problem, /*may_wait=*/true);
+      const bool is_by_state = uses_units(plan) || !is_on(units_state(call.problem, gpu_facts().units));
       const std::string reason = is_by_state ? reason_of_state(call.problem) : "";
+      why = plan.units;
       if (!reason.empty()) why += ": " + reason;
-      plan.tensor = why.c_str();
+      plan.units = why.c_str();
     }
   }
 #endif

@@ -20,7 +20,7 @@ struct Tile {
   int64_t walked;  // rows or keys per step
   int64_t simdgroups;
   const char* provenance;
-  bool registers = false;  // tensors: gradients of scores stay in registers
+  bool registers = false;  // on matrix units: gradients of scores stay in registers
 
   int64_t shares() const { return simdgroups / groups; }
   int64_t rows() const { return groups * owned * kFragment; }
@@ -31,7 +31,7 @@ struct Tile {
 
 // Whether the products have the descriptors of prefill's products, which plan_tensor_probe covers.
 consteval bool products_are_probed() {
-  for (const uint16_t dim : kTensorDims) {
+  for (const uint16_t dim : kUnitsDims) {
     if (dim > kMaxBackwardHeadDim) continue;
     for (const bool registers : {false, true}) {
       const PrefillTensorRow& probed = tensor_row(kPrefillTensorTuning, dim, registers);
@@ -57,8 +57,8 @@ Tile tensor_tile(bool walks_keys, const Problem& p, bool registers) {
 }
 
 Tile tile_of(bool walks_keys, const Problem& p, const DeviceFacts& device) {
-  if (const TensorState state = tensor_state(p, device.tensors); is_on(state))
-    return tensor_tile(walks_keys, p, state == TensorState::kRegisters);
+  if (const UnitsState state = units_state(p, device.units); is_on(state))
+    return tensor_tile(walks_keys, p, state == UnitsState::kRegisters);
   const int64_t dim = std::max(p.head_dim, p.value_dim);
   const BackwardRow& row = walks_keys
                                ? tuning_row(kBackwardQueryTuning, device, operand_dtype(p, device), dim)
@@ -76,8 +76,8 @@ int64_t padded_columns(int64_t dim, int64_t shares) {
 }
 
 // Both operands of the own rows, and one of a step. Without registers also the gradients of a step.
-int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
-  const int64_t operand_bytes = (2 * tile.rows() + tile.walked) * tensor_size(p)->dim * size_of(p.dtype);
+int64_t bytes_of_units(const Problem& p, const Tile& tile) {
+  const int64_t operand_bytes = (2 * tile.rows() + tile.walked) * units_size(p)->dim * size_of(p.dtype);
   const int64_t score_bytes =
       tile.simdgroups * kTensorRows * (tile.walked + kScorePadFloats) * int64_t(sizeof(float));
   return operand_bytes + (tile.registers ? 0 : score_bytes);
@@ -85,7 +85,7 @@ int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
 
 // The staged rows, and the blocks that the simdgroups of a group exchange.
 int64_t bytes_of(const Problem& p, const Tile& tile) {
-  if (is_tensor(tile.kernel)) return bytes_of_tensors(p, tile);
+  if (uses_units(tile.kernel)) return bytes_of_units(p, tile);
   const int64_t bytes = size_of(p.dtype), shares = tile.shares();
   const int64_t key_bytes = padded_columns(p.head_dim, shares) * bytes + kKeyPadBytes;
   const int64_t value_bytes = padded_columns(p.value_dim, shares) * bytes + kValuePadBytes;
@@ -94,16 +94,16 @@ int64_t bytes_of(const Problem& p, const Tile& tile) {
   return tile.walked * (key_bytes + value_bytes) + blocks * kPairBytes;
 }
 
-// Row state in threadgroup memory: SavedStepRow in step_rows.h (with tensors of two steps) or SavedTile in
-// prefill_rows.h (with tensors also states and modifiers of rows, and the keys that simdgroups saw).
+// Row state in threadgroup memory: SavedStepRow in step_rows.h (on matrix units of two steps) or SavedTile in
+// prefill_rows.h (on matrix units also states and modifiers of rows, and the keys that simdgroups saw).
 int64_t saved_bytes(const Tile& tile) {
   constexpr auto kStateBytes = int64_t(kRowStateFloats * sizeof(float));
-  const bool tensors = is_tensor(tile.kernel);
+  const bool on_units = uses_units(tile.kernel);
   if (!tile.walks_keys())
-    return tile.walked * (kStateBytes + int64_t(sizeof(SavedLimits))) * (tensors ? 2 : 1);
+    return tile.walked * (kStateBytes + int64_t(sizeof(SavedLimits))) * (on_units ? 2 : 1);
   const int64_t state_bytes = tile.simdgroups * (kTensorRows * kStateBytes + 2 * int64_t(sizeof(uint32_t))) +
                               tile.rows() * int64_t(sizeof(SavedTensorRow));
-  return saved_tile_bytes(tile.rows(), tile.owned * kFragment) + (tensors ? state_bytes : 0);
+  return saved_tile_bytes(tile.rows(), tile.owned * kFragment) + (on_units ? state_bytes : 0);
 }
 
 // The query rows of all results, in the order of lse.
@@ -188,7 +188,7 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
   pass.spec.tile_keys = uint16_t(tile.walked);
   pass.spec.grad_lse = p.has_grad_lse;
   // Tensor kernels always sum P * dP themselves.
-  pass.spec.saved_out = p.has_float32_out && !is_tensor(tile.kernel);
+  pass.spec.saved_out = p.has_float32_out && !uses_units(tile.kernel);
   pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
   limit_work(pass, device, p, tile);
@@ -253,7 +253,7 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   }
   plan.tuning = rows.provenance;
   plan.key_tuning = keys.provenance;
-  plan.tensor = tensor_note(p, device.tensors);
+  plan.units = units_note(p, device.units);
   if (pays_for_map(p, device)) add_mask_map(plan, p);
   plan.kept_bytes = kept_bytes(p);
   plan.scratch_row_floats = result_rows(p) * kRowStateFloats;

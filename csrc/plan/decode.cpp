@@ -1,6 +1,6 @@
 // Plans fattn.decode and fattn.paged_decode: a pass over the chunks of all sequences, then a pass that merges
 // the chunks of each. Short caches take one pass, in which one threadgroup processes a whole sequence. Large
-// trees, and many rows on tensor operations, run as prefill.
+// trees, and many rows on matrix units, run as prefill.
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -267,10 +267,10 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   Plan plan;
   if (is_empty(p)) return plan;
   if (is_prefill(p)) return plan_as_prefill(p, device);
-  plan.tensor = tensor_note(p, device.tensors);
-  if (is_on(tensor_state(p, device.tensors))) {
-    if (!device.only_prefills_on_tensors) return plan_as_prefill(p, device);
-    plan.tensor = "only prefills were timed on this GPU";
+  plan.units = units_note(p, device.units);
+  if (is_on(units_state(p, device.units))) {
+    if (!device.only_prefills_on_units) return plan_as_prefill(p, device);
+    plan.units = "only prefills were timed on this GPU";
   }
   if (p.q_len > kMaxDecodeRows) return plan_as_prefill(p, device);
   const int64_t group_size = p.q_heads / p.kv_heads;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tensor.h"
+#include "matrix_units.h"
 
 namespace fattn {
 
@@ -19,8 +19,8 @@ struct DeviceFacts {
   bool metal4 = false;                     // supports MTLGPUFamilyMetal4
   std::string architecture;                // "applegpu_g13g"; "": unknown
   const TunedRows* tuned = nullptr;        // timed on this exact GPU (tuned.h); lives as long as the process
-  TensorStates tensors;                    // Metal 4's tensor operations
-  bool only_prefills_on_tensors = false;   // `tune` enabled tensors before M5, and timed only prefills
+  UnitsStates units;                       // matrix units (matrix_units.h)
+  bool only_prefills_on_units = false;     // `tune` enabled them before M5, and timed only prefills
 
   // Versions of macOS and torch: they determine how torch's own attention runs (route.h).
   int macos = 0;              // 26.2 as 2602; 0: another system

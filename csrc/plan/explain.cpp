@@ -260,7 +260,7 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   json.field("tuning", two_walks ? std::string("rows: ") + plan.tuning + "; keys: " + plan.key_tuning
                                  : std::string(plan.tuning));
   if (*plan.launches != '\0') json.field("launches", plan.launches);
-  if (*plan.tensor != '\0') json.field("tensor", plan.tensor);
+  if (*plan.units != '\0') json.field("tensor", plan.units);
   json.close('}');
   return json.take();
 }

@@ -61,8 +61,8 @@ inline bool is_backward(Kernel kernel) {
 inline bool is_simdgroup_prefill(Kernel kernel) {
   return kernel == Kernel::kPrefill || kernel == Kernel::kPrefillWide;
 }
-// Kernels that use tensor operations. Their libraries need MSL 4.0.
-inline bool is_tensor(Kernel kernel) {
+// Kernels on matrix units. Their libraries need MSL 4.0.
+inline bool uses_units(Kernel kernel) {
   return kernel == Kernel::kPrefillTensor || kernel == Kernel::kPrefillLatentTensor ||
          kernel == Kernel::kTensorProbe || kernel == Kernel::kBackwardQueryTensor ||
          kernel == Kernel::kBackwardKeyTensor;
@@ -95,7 +95,7 @@ struct KernelSpec : Features {
   bool value_in_key = false;    // decode_wide
   bool early_loads = false;     // prefill, prefill_wide
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
-  bool registers = false;       // tensors: scores stay in registers
+  bool registers = false;       // on matrix units: scores stay in registers
   uint16_t step_rows = 0;       // backward over keys: query rows per step
   uint16_t row_simdgroups = 1;  // softmax: per row
   uint16_t vectors = 1;         // softmax: per thread
@@ -167,13 +167,13 @@ struct Plan {
   const char* tuning = "";         // the source of the tile and chunk sizes
   const char* key_tuning = "";     // backward: the same for the pass over keys
   const char* launches = "";       // decode: how many, and why
-  const char* tensor = "";         // on a GPU with tensor operations: whether the plan uses them, and why
+  const char* units = "";          // on a GPU with matrix units: whether the plan uses them, and why
 
   Pass& add_pass() { return passes[pass_count++]; }
 };
-inline bool has_tensors(const Plan& plan) {
+inline bool uses_units(const Plan& plan) {
   return std::any_of(plan.passes.begin(), plan.passes.begin() + plan.pass_count,
-                     [](const Pass& pass) { return is_tensor(pass.spec.kernel); });
+                     [](const Pass& pass) { return uses_units(pass.spec.kernel); });
 }
 
 struct Refusal {
@@ -190,7 +190,7 @@ std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFact
 
 // A pass that reads how the GPU lays out the operands of the tensor kernels, into kSlotTensorFacts
 // (kernels/prefill/tensor_probe.metal).
-Plan plan_tensor_probe(TensorSize size, bool registers);
+Plan plan_tensor_probe(UnitsSize size, bool registers);
 
 // The plan as JSON text, for people, golden tests and tools.
 std::string to_json(const Plan& plan, const DeviceFacts& device);

@@ -1,4 +1,4 @@
-// Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill, and decodes on tensor operations: a pass
+// Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill, and decodes on matrix units: a pass
 // with a threadgroup per tile of query rows, or per part of the keys of a tile. A pass that merges the parts
 // follows. A pass that makes a mask map comes first if it saves more than it costs.
 #include "planners.h"
@@ -39,7 +39,7 @@ struct Tile {
   bool early_loads;
   const char* provenance;
   bool tuned;              // timed on this machine
-  bool registers = false;  // tensors: scores stay in registers
+  bool registers = false;  // on matrix units: scores stay in registers
 
   int64_t rows() const { return row_groups * row_fragments * kFragment; }
 };
@@ -61,10 +61,10 @@ int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
 }
 
 // Selects from the tables of tuning.h. A simdgroup holds whole rows (prefill.metal), some columns of its rows
-// (prefill_wide.metal), or either on tensor operations.
+// (prefill_wide.metal), or either on matrix units.
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
-  if (const auto state = tensor_state(p, device.tensors); is_on(state)) {
-    const bool registers = state == TensorState::kRegisters;
+  if (const auto state = units_state(p, device.units); is_on(state)) {
+    const bool registers = state == UnitsState::kRegisters;
     const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, p.head_dim, registers);
     const int64_t row_groups = tensor_row_groups(p, row);
     return {p.head_dim == kLatentKeyDim ? Kernel::kPrefillLatentTensor : Kernel::kPrefillTensor,
@@ -123,8 +123,8 @@ int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
 
 // The query, one staged operand of a step, row parameters, and the keys that each simdgroup saw in two steps.
 // Without registers also the scores of a step and a factor per row.
-int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
-  const int64_t dim = tensor_size(p)->dim;
+int64_t bytes_of_units(const Problem& p, const Tile& tile) {
+  const int64_t dim = units_size(p)->dim;
   const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);
   const int64_t row_bytes =
       tile.rows() * int64_t(sizeof(SavedTensorRow)) + 2 * tile.simdgroups * int64_t(sizeof(uint32_t));
@@ -135,7 +135,7 @@ int64_t bytes_of_tensors(const Problem& p, const Tile& tile) {
 
 // The query, the staged values of a product for two simdgroups, the weights of a step, a factor per row, and
 // the keys that each simdgroup saw.
-int64_t bytes_of_latent_tensors(const Problem& p, const Tile& tile) {
+int64_t bytes_of_latent_units(const Problem& p, const Tile& tile) {
   const int64_t query_bytes = tile.rows() * p.head_dim * size_of(p.dtype);
   const int64_t staged_bytes =
       kLatentProductKeys * kLatentValueShares * p.value_dim / tile.simdgroups * size_of(p.dtype);
@@ -145,8 +145,8 @@ int64_t bytes_of_latent_tensors(const Problem& p, const Tile& tile) {
 }
 
 int64_t bytes_of(const Problem& p, const Tile& tile) {
-  if (tile.kernel == Kernel::kPrefillLatentTensor) return bytes_of_latent_tensors(p, tile);
-  if (tile.kernel == Kernel::kPrefillTensor) return bytes_of_tensors(p, tile);
+  if (tile.kernel == Kernel::kPrefillLatentTensor) return bytes_of_latent_units(p, tile);
+  if (tile.kernel == Kernel::kPrefillTensor) return bytes_of_units(p, tile);
   return tile.kernel == Kernel::kPrefillWide ? bytes_of_columns(p, tile) : bytes_of_rows(p, tile);
 }
 
@@ -207,7 +207,7 @@ int64_t held_by(const DeviceFacts& device, const Tile& tile) {
 // threadgroups, with too few keys to cut into parts, leave cores idle. Smaller tiles use them, but read the
 // keys more often.
 bool halve(Tile& tile) {
-  if (is_tensor(tile.kernel)) return false;  // the self-test covers no other pipelines
+  if (uses_units(tile.kernel)) return false;  // the self-test covers no other pipelines
   if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kFewestSimdgroups) {
     tile.simdgroups /= 2;
     tile.row_groups = tile.simdgroups;
@@ -286,7 +286,7 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 
 }  // namespace
 
-Plan plan_tensor_probe(TensorSize size, bool registers) {
+Plan plan_tensor_probe(UnitsSize size, bool registers) {
   Plan plan;
   const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, size.dim, registers);
   plan.tuning = row.provenance;
@@ -341,7 +341,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Problem p = problem;
   Tile tile = tile_of(p, device);
   plan.tuning = tile.provenance;
-  plan.tensor = tensor_note(p, device.tensors);
+  plan.units = units_note(p, device.units);
   const int64_t most_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
   const bool grouped = pays_to_group(p, most_rows);
@@ -349,8 +349,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   // If one fragment of each group holds all rows of a sequence, a second would stay empty. Results do not
   // depend on the rows of a tile.
   const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
-  const bool tensors = is_tensor(tile.kernel);
-  if (!tensors && rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
+  const bool on_units = uses_units(tile.kernel);
+  if (!on_units && rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
 
   int64_t q_tiles = most_tiles(p, grouped, tile.rows());
@@ -364,7 +364,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(tile.kernel, p, device);
   pass.spec.row_fragments = uint16_t(tile.row_fragments);
-  pass.spec.row_groups = uint16_t(wide || tensors ? tile.row_groups : 1);
+  pass.spec.row_groups = uint16_t(wide || on_units ? tile.row_groups : 1);
   pass.spec.tile_keys = uint16_t(tile.tile_keys);
   pass.spec.simdgroups = uint16_t(tile.simdgroups);
   pass.spec.early_loads = tile.early_loads;

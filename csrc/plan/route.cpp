@@ -68,11 +68,11 @@ Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy pol
   if (const TunedRoute* tuned = find(call, device))
     return {tuned->to_torch, device.tuned->provenance.c_str()};
   const uint8_t way = set_of(torch_way(call, device));
-  const auto size = tensor_size(call.dtype, call.head_dim, call.value_dim);
-  const bool tensors = size && is_on(device.tensors.of(*size));
+  const auto size = units_size(call.dtype, call.head_dim, call.value_dim);
+  const bool on_units = size && is_on(device.units.of(*size));
   for (const RouteRow& row : kRoutes) {
     const bool matches = (row.ways & way) != 0 && device.family >= row.min_family &&
-                         (!row.padded || call.is_padded()) && !(row.no_tensors && tensors) &&
+                         (!row.padded || call.is_padded()) && !(row.no_units && on_units) &&
                          call.q_len >= row.min_rows && call.q_len <= row.max_rows &&
                          call.kv_len >= row.min_keys;
     if (matches) return {row.to_torch, row.provenance};

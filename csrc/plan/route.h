@@ -30,7 +30,7 @@ struct PlainCall {
 // How torch's MPS backend computes attention: aten/src/ATen/native/mps/operations/Attention.mm.
 enum class TorchWay : uint8_t {
   kVector,    // few rows; K and V are read once per query row and head
-  kTensor,    // Metal 4's matmul2d: tensor units on M5, simdgroup matrices on older GPUs
+  kTensor,    // Metal 4's matmul2d: matrix units on M5, simdgroup matrices on older GPUs
   kMatrices,  // simdgroup matrices
   kScores,    // MPSGraph, with all scores in memory
 };
@@ -60,8 +60,8 @@ inline constexpr std::array<TorchKernelRow, 4> kTorchKernels{{
 struct RouteRow {
   uint8_t ways;  // as bits 1 << TorchWay
   int min_family;
-  bool padded;      // only calls whose heads our kernels must pad
-  bool no_tensors;  // only calls that our kernels run without tensor units
+  bool padded;    // only calls whose heads our kernels must pad
+  bool no_units;  // only calls that our kernels run without matrix units
   int64_t min_rows;
   int64_t max_rows;
   int64_t min_keys;
@@ -75,11 +75,11 @@ inline constexpr uint8_t kAnyWay = 0xff;
 // Published figures come from other kernels of the same design.
 inline constexpr std::array<RouteRow, 8> kRoutes{{
     {set_of(TorchWay::kTensor), 10, false, true, 64, kAnyNumber, 1, true,
-     "torch's prefill runs on the tensor units of M5 and ours does not; kernels on them are published at 1.5 "
+     "torch's prefill runs on the matrix units of M5 and ours does not; kernels on them are published at 1.5 "
      "to "
      "3.6 times the rate of simdgroup matrices (mtlattn and vllm-metal on M5 Pro, xwen on M5 Max)"},
     {set_of(TorchWay::kTensor), 10, false, false, 64, kAnyNumber, 1, false,
-     "both run on the tensor units of M5; ours was not compared with torch's"},
+     "both run on the matrix units of M5; ours was not compared with torch's"},
     {set_of(TorchWay::kTensor), 10, false, false, 0, kAnyNumber, 0, false,
      "torch's tile has 64 rows; for 12 rows, MLX's of that size took twice as long as a kernel for few rows "
      "(published, M5 Max, MLX pull request 3838)"},

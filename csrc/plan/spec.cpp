@@ -80,7 +80,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_VECTORS", std::to_string(spec.vectors));
     return macros;
   }
-  if (is_tensor(spec.kernel)) macros.emplace_back("FATTN_REGISTERS", spec.registers ? "1" : "0");
+  if (uses_units(spec.kernel)) macros.emplace_back("FATTN_REGISTERS", spec.registers ? "1" : "0");
   macros.emplace_back("FATTN_HEAD_DIM", std::to_string(spec.head_dim));
   macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
   if (spec.kernel == Kernel::kCacheWrite) {

@@ -73,18 +73,18 @@ const char* fault_of_sizes(const TunedRow& row) {
   return nullptr;
 }
 
-bool has_tensor_size(const TunedRow& row) {
-  return std::any_of(kTensorDims.begin(), kTensorDims.end(),
+bool has_units_size(const TunedRow& row) {
+  return std::any_of(kUnitsDims.begin(), kUnitsDims.end(),
                      [&](uint16_t dim) { return row.min_dim <= dim && dim <= row.max_dim; });
 }
 
 const char* fault_of_scope(const TunedRow& row) {
-  const bool is_of_tensors = row.kernel == Kernel::kPrefillTensor;
-  if (is_of_tensors != (row.macos != 0)) return "a row of prefill_tensor, and no other, names its macOS";
-  if (is_of_tensors) {
+  const bool is_of_units = row.kernel == Kernel::kPrefillTensor;
+  if (is_of_units != (row.macos != 0)) return "a row of prefill_tensor, and no other, names its macOS";
+  if (is_of_units) {
     if (row.dtype != DType::kFloat16 && row.dtype != DType::kBFloat16)
       return "tensor operations are for float16 and bfloat16";
-    return has_tensor_size(row) && row.max_dim <= kTensorDims.back()
+    return has_units_size(row) && row.max_dim <= kUnitsDims.back()
                ? nullptr
                : "the kernel does not support these head sizes";
   }
@@ -185,7 +185,7 @@ std::string fault_of(const std::vector<TunedRoute>& routes) {
   return "";
 }
 
-bool are_tensors_faster(TensorSize size, const DeviceFacts& device) {
+bool are_units_faster(UnitsSize size, const DeviceFacts& device) {
   if (device.tuned == nullptr || size.is_backward) return false;
   const auto& rows = device.tuned->rows;
   return std::any_of(rows.begin(), rows.end(), [&](const TunedRow& row) {

@@ -12,7 +12,7 @@
 
 #include "problem.h"
 #include "route.h"
-#include "tensor.h"
+#include "matrix_units.h"
 #include "tuning.h"
 
 namespace fattn {
@@ -21,7 +21,7 @@ inline constexpr int32_t kAnyLength = 0;
 
 // For calls of one kernel and dtype whose larger head size is in [min_dim, max_dim]. Sizes that the kernel
 // does not have are 0. A row of prefill_tensor has no sizes: it marks padded head sizes whose prefills were
-// faster on tensor operations, on a GPU without units for them and with this macOS, since that depends on its
+// faster on matrix units, on a GPU without units for them and with this macOS, since that depends on its
 // compiler. torch_fattn/tuning/tuned_file.py has the same names.
 struct TunedRow {
   Kernel kernel = Kernel::kPrefill;
@@ -54,8 +54,8 @@ std::string fault_of(const std::vector<TunedRow>& rows);
 // The same for routes that were timed against torch. Faults are sizes or lengths that no such call has.
 std::string fault_of(const std::vector<TunedRoute>& routes);
 
-// Whether calls of this size were faster on tensor operations, on this GPU and macOS.
-bool are_tensors_faster(TensorSize size, const DeviceFacts& device);
+// Whether calls of this size were faster on matrix units, on this GPU and macOS.
+bool are_units_faster(UnitsSize size, const DeviceFacts& device);
 
 // `row` of the built-in table, or the sizes that were timed for such a call on this GPU.
 PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p);

@@ -1,4 +1,4 @@
-"""Programs compiled with csrc/plan alone, without torch and Metal."""
+"""Programs compiled with csrc/plan and the gate of the self-test alone, without torch and Metal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PlanProgram:
         self._csrc, self._folder = csrc, folder
         self._command = [*COMPILER.split(), "-std=c++20", "-Wall", "-Werror", "-I", str(csrc)]
         self._precompile()
-        sources = [main, *sorted((csrc / "plan").glob("*.cpp"))]
+        sources = [main, csrc / "selftest" / "gate.cpp", *sorted((csrc / "plan").glob("*.cpp"))]
         self._objects = {
             source.name: self._compile(source, folder / f"{source.stem}.o") for source in sources
         }

@@ -1,4 +1,4 @@
-"""Runs calls on simulated machines with tensor units. GPU, system and compiled kernels belong to a process,
+"""Runs calls on simulated machines with matrix units. GPU, system and compiled kernels belong to a process,
 so each run is a process of its own: forked from one that has imported torch_fattn, which takes 2 seconds."""
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tests.helpers.tensor_machines import BACKWARD, Machines, Run, verdicts
 
 @pytest.fixture(scope="session")
 def machines() -> Iterator[Machines]:
-    """Simulated machines with tensor units."""
+    """Simulated machines with matrix units."""
     started = Machines()
     yield started
     started.stop()

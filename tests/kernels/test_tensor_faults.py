@@ -31,110 +31,70 @@ pytestmark = needs_emulator
 (TENSOR,), (SIMDGROUP,) = TENSORS[PREFILL], SIMDGROUPS[PREFILL]
 QUERY, KEY = TENSORS[BACKWARD]
 OUT, LSE, PARTIAL_OUT, GRAD_KEY, GRAD_VALUE = 3, 4, 9, 28, 29  # slots of kernels/common/params.h
-WRONG_OUT = {"slot": OUT, "bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
-WRONG_LSE = {"slot": LSE, "bits": 1 << 30, "byte": 128}
-# The large problem has the most threadgroups among those whose keys are cut into parts.
-WRONG_PART = {"slot": PARTIAL_OUT, "bits": 1 << 30, "byte": 64, "least_groups": 16}
-
-
+WRONG = {"bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
+# Those of more threadgroups are the large problem's.
+LARGE = {"least_groups": 16}
+SMALL = "registers: in a causal prefill of 83 rows its"
 # Faults of the variant `registers`, and the reason that doctor gives for it.
-FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "does not compile": (
+FAULTS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
+    (PREFILL, "does not compile"): (
         {"kernel": TENSOR, "fails": True},
         "registers: the Metal compiler rejected prefill_tensor.metal with",
     ),
-    "probe does not compile": (
+    (PREFILL, "probe does not compile"): (
         {"kernel": PROBE, "fails": True},
         "registers: the Metal compiler rejected tensor_probe.metal with",
     ),
-    "too many registers": (
-        {"kernel": TENSOR, "max_threads": 96},
+    (PREFILL, "too many registers"): (
+        {"kernel": TENSOR, "max_threads": 32},
         "registers: fattn_prefill_tensor needs 128 threads per threadgroup and this GPU runs it with at most "
-        "96",
+        "32",
     ),
-    "wrong probe": (
+    (PREFILL, "wrong probe"): (
         {"kernel": PROBE, "flip": {"slot": OUT, "bits": 1, "byte": 32}},  # the column of the first element
         "registers: the probe does not find each element of a product in one lane",
     ),
-    "wrong small result": (
-        {"kernel": TENSOR, "flip": WRONG_OUT},
-        "registers: in a causal problem of 83 rows its out differs by",
+    (PREFILL, "wrong out"): ({"kernel": TENSOR, "flip": {"slot": OUT, **WRONG}}, f"{SMALL} out differs by"),
+    (PREFILL, "wrong lse"): (
+        {"kernel": TENSOR, "flip": {"slot": LSE, "bits": 1 << 30, "byte": 128}},
+        f"{SMALL} lse differs by",
     ),
-    "wrong log-sum-exp": (
-        {"kernel": TENSOR, "flip": WRONG_LSE},
-        "registers: in a causal problem of 83 rows its lse differs by",
+    (PREFILL, "wrong decode"): (  # whose tiles have fewer groups of rows
+        {
+            "kernel": TENSOR,
+            "macro": ["FATTN_ROW_GROUPS", "2"],
+            "flip": {"slot": PARTIAL_OUT, "bits": 1 << 30, "byte": 64},
+        },
+        "registers: in a decode of 24 rows its out differs by",
     ),
-    "wrong large result": (
-        {"kernel": TENSOR, "flip": WRONG_PART},
+    (PREFILL, "wrong large problem"): (
+        {"kernel": TENSOR, "flip": {"slot": PARTIAL_OUT, "bits": 1 << 30, "byte": 64, **LARGE}},
         "registers: in a problem of 1,024 rows and 2,048 keys its out differs by",
     ),
-}
-BACKWARD_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "the pass over rows does not compile": (
-        {"kernel": QUERY, "fails": True},
-        "registers: the Metal compiler rejected backward_query_tensor.metal with",
-    ),
-    "the pass over keys does not compile": (
+    (BACKWARD, "the pass over keys does not compile"): (
         {"kernel": KEY, "fails": True},
         "registers: the Metal compiler rejected backward_key_tensor.metal with",
     ),
-    "too many registers": (
-        {"kernel": KEY, "max_threads": 96},
-        "registers: fattn_backward_key_tensor needs 256 threads per threadgroup and this GPU runs it with at "
-        "most 96",
+    (BACKWARD, "wrong gradient of the query"): (
+        {"kernel": QUERY, "flip": {"slot": OUT, **WRONG}},
+        f"{SMALL} grad_query differs by",
     ),
-    "wrong probe": FAULTS["wrong probe"],
-    "wrong gradient of the query": (
-        {"kernel": QUERY, "flip": WRONG_OUT},
-        "registers: in a causal problem of 83 rows its grad_query differs by",
+    (BACKWARD, "wrong gradient of the key"): (
+        {"kernel": KEY, "flip": {"slot": GRAD_KEY, **WRONG}},
+        f"{SMALL} grad_key differs by",
     ),
-    "wrong gradient of the key": (
-        {"kernel": KEY, "flip": {**WRONG_OUT, "slot": GRAD_KEY}},
-        "registers: in a causal problem of 83 rows its grad_key differs by",
-    ),
-    "wrong gradient of the value": (
-        {"kernel": KEY, "flip": {**WRONG_OUT, "slot": GRAD_VALUE}},
-        "registers: in a causal problem of 83 rows its grad_value differs by",
-    ),
-    "wrong large result": (
-        {"kernel": KEY, "flip": {**WRONG_OUT, "slot": GRAD_VALUE, "least_groups": 16}},
+    (BACKWARD, "wrong large problem"): (
+        {"kernel": KEY, "flip": {"slot": GRAD_VALUE, **WRONG, **LARGE}},
         "registers: in a problem of 1,024 rows and 2,048 keys its grad_value differs by",
     ),
 }
-FAULTS_OF_CALLS = [(PREFILL, name) for name in FAULTS] + [(BACKWARD, name) for name in BACKWARD_FAULTS]
-# One that is raised, and one that is found; what follows passes the whole self-test of the other variant.
-FAULTS_OF_REGISTERS = [
-    (PREFILL, "does not compile"),
-    (PREFILL, "wrong large result"),
-    (BACKWARD, "wrong gradient of the key"),
-]
 
 
-def fault_of(call: str, name: str) -> tuple[dict[str, Any], str]:
-    return (FAULTS if call == PREFILL else BACKWARD_FAULTS)[name]
-
-
-@pytest.mark.parametrize(("call", "name"), FAULTS_OF_REGISTERS)
-def test_a_fault_of_registers_leaves_threadgroup_memory(
-    machines: Machines, tmp_path: Path, call: str, name: str
-) -> None:
-    fault, why = fault_of(call, name)
-    run = machines.run(tmp_path, Run(calls=[{"call": call}], faults=[{**fault, "macro": REGISTERS}]))
-    assert run.hits[0] > 0, "the fault did not reach the self-test"
-    assert run.state == "threadgroup", run.why
-    assert run.why.startswith(f"passed the self-test; {why}")
-    assert why in run.doctor
-    assert run.launches == once(TENSORS[call])
-
-
-@pytest.mark.parametrize(("call", "name"), FAULTS_OF_CALLS)
+@pytest.mark.parametrize(("call", "name"), FAULTS)
 def test_a_fault_of_both_leaves_the_simdgroup_kernels(
     machines: Machines, tmp_path: Path, call: str, name: str
 ) -> None:
-    fault, why = fault_of(call, name)
-    if "max_threads" in fault:  # the other variant has fewer threads
-        fault = {**fault, "max_threads": 32}
-        why = why.replace("96", "32")
+    fault, why = FAULTS[call, name]
     calls = [{"call": call}]
     run = machines.run(tmp_path, Run(calls=calls, faults=[fault]))
     assert run.hits[0] > 1, "the fault did not reach both variants"
@@ -147,31 +107,34 @@ def test_a_fault_of_both_leaves_the_simdgroup_kernels(
     assert (again.state, again.why, again.launches) == ("off", run.why, once(SIMDGROUPS[call]))
 
 
-def test_a_fault_of_decodes_alone(machines: Machines, tmp_path: Path) -> None:
-    """Their tiles have fewer groups of rows. They share the verdict of prefills."""
-    flip = {key: WRONG_PART[key] for key in ("slot", "bits", "byte")}
-    fault = {"kernel": TENSOR, "macro": ("FATTN_ROW_GROUPS", "2"), "flip": flip}
-    run = machines.run(tmp_path, Run(faults=[fault]))
-    assert run.hits == [2], "one of each variant"
-    assert run.state == "off" and run.launches == once(SIMDGROUPS[PREFILL])
-    assert run.why.startswith("registers: in a decode of 24 rows its out differs by")
-    assert "; threadgroup: in a decode of 24 rows its out differs by" in run.why
+# What follows passes the whole self-test of the other variant.
+FAULTS_OF_REGISTERS = {
+    "does not compile": FAULTS[PREFILL, "does not compile"],
+    "a slow compiler": (
+        {"kernel": PROBE, "delay": 20.5},
+        "registers: it took 2",
+    ),
+    "not the left operand": (
+        {"kernel": PROBE, "flip": {"slot": OUT, "bits": 1, "byte": 20}},  # the sixth fact
+        "registers: scores are not laid out like a left operand",
+    ),
+    "wrong large problem": FAULTS[PREFILL, "wrong large problem"],
+    "wrong gradient of the key": FAULTS[BACKWARD, "wrong gradient of the key"],
+}
 
 
-def test_scores_incompatible_with_the_left_operand(machines: Machines, tmp_path: Path) -> None:
-    flip = {"slot": OUT, "bits": 1, "byte": 20}  # the sixth fact of the probe
-    run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "flip": flip}]))
-    assert run.hits == [1]
-    assert run.why == "passed the self-test; registers: scores are not laid out like a left operand"
-    assert (run.state, run.launches) == ("threadgroup", {TENSOR: 1})
-
-
-def test_a_slow_compiler(machines: Machines, tmp_path: Path) -> None:
-    run = machines.run(tmp_path, Run(faults=[{"kernel": PROBE, "macro": REGISTERS, "delay": 20.5}]))
-    assert run.hits == [1]
-    assert run.state == "threadgroup"
-    assert "registers: it took 2" in run.why and "s to compile (at most 20)" in run.why
-    assert run.launches == {TENSOR: 1}
+@pytest.mark.parametrize("name", FAULTS_OF_REGISTERS)
+def test_a_fault_of_registers_leaves_threadgroup_memory(
+    machines: Machines, tmp_path: Path, name: str
+) -> None:
+    fault, why = FAULTS_OF_REGISTERS[name]
+    call = BACKWARD if fault["kernel"] == KEY else PREFILL
+    run = machines.run(tmp_path, Run(calls=[{"call": call}], faults=[{**fault, "macro": REGISTERS}]))
+    assert run.hits[0] > 0, "the fault did not reach the self-test"
+    assert run.state == "threadgroup", run.why
+    assert run.why.startswith(f"passed the self-test; {why}")
+    assert why in run.doctor
+    assert run.launches == once(TENSORS[call])
 
 
 COMPILED = """
@@ -226,19 +189,17 @@ def test_a_fault_of_the_gpu_is_not_kept(machines: Machines, tmp_path: Path, call
     assert run.state == "off" and run.launches == once(SIMDGROUPS[call])
     assert "registers: " in run.why and f"an injected fault stopped kernel '{kernel}'" in run.why
     assert not verdicts(tmp_path)
-    if call == PREFILL:
-        assert machines.run(tmp_path, Run()).state == "registers"
 
 
-def test_a_pipeline_that_the_self_test_does_not_have(machines: Machines, tmp_path: Path) -> None:
-    """A call with other options has another pipeline, which may fail alone."""
+def test_a_pipeline_that_the_self_test_does_not_have(machines: Machines, tested: Path) -> None:
+    """A call with other options has another pipeline, which may fail to compile."""
     python = """
 half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
 torch_fattn.prefill(half, half, half)
 found["used"] = torch_fattn.launch_counts()["fattn_prefill_tensor"]
 """
     faults = [{"kernel": TENSOR, "max_threads": 32}]
-    run = machines.run(tmp_path, Run(calls=[{"options": {"softcap": 3.0}}], python=python, faults=faults))
+    run = machines.run(tested, Run(calls=[{"options": {"softcap": 3.0}}], python=python, faults=faults))
     assert run.found["used"] == 1, "the size passed the self-test"
     assert run.hits == [1] and run.launches == {SIMDGROUP: 1}
-    assert run.state == "off" and run.why.startswith(f"{TENSOR} needs 128 threads")
+    assert run.state == "off" and run.why.startswith(f"registers: {TENSOR} needs 128 threads")

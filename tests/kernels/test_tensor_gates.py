@@ -57,7 +57,7 @@ def test_a_variant_by_hand(machines: Machines, tmp_path: Path, variant: str, mac
     assert (run.state, run.why) == (variant, "FATTN_TENSOR, without a self-test")
     assert run.states["backward float16 64"] == variant
     assert run.launches == TENSOR_LAUNCHES and run.all_launches == TENSOR_LAUNCHES
-    assert "untested     the first prefill of a size compiles it" in run.doctor
+    assert "untested" not in run.doctor
     assert not list(tmp_path.iterdir()), "it says nothing about other runs"
 
 

@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "plan/plan.h"
-#include "plan/tensor_gate.h"
+#include "selftest/gate.h"
 #include "plan/tuned.h"
 
 namespace {
@@ -49,26 +49,26 @@ void test_tensor_gates() {
   m5.macos = 2602;
   m5.metal4 = true;
   m5.architecture = "applegpu_g17g";
-  const auto why = [](const DeviceFacts& device, TensorSetting setting = TensorSetting::kAuto) {
-    return why_tensors_are_off(device, setting);
+  const auto why = [](const DeviceFacts& device, UnitsSetting setting = UnitsSetting::kAuto) {
+    return why_units_are_off(device, setting);
   };
   EXPECT(why(m5).empty());
-  EXPECT(why(m5, TensorSetting::kOff) == "FATTN_TENSOR=0");
+  EXPECT(why(m5, UnitsSetting::kOff) == "FATTN_TENSOR=0");
 
   DeviceFacts other = m5;
   other.macos = 2601;
   EXPECT(why(other) == "macOS 26.1 is not macOS 26.2 or newer");
-  EXPECT(!why(other, TensorSetting::kThreadgroup).empty());  // not by hand either
+  EXPECT(!why(other, UnitsSetting::kThreadgroup).empty());  // not by hand either
   other.macos = 0;
   EXPECT(why(other) == "this system is not macOS 26.2 or newer");
-  EXPECT(why(other, TensorSetting::kRegisters).empty());
+  EXPECT(why(other, UnitsSetting::kRegisters).empty());
   other = m5;
   other.macos = 2700;
   EXPECT(why(other).empty());
 
   other = m5;
   other.family = 9;
-  EXPECT(has(why(other), "this is of Apple family 9") && why(other, TensorSetting::kThreadgroup).empty());
+  EXPECT(has(why(other), "this is of Apple family 9") && why(other, UnitsSetting::kThreadgroup).empty());
   other = m5;
   other.metal4 = false;
   EXPECT(why(other) == "the GPU does not support Metal 4");
@@ -101,15 +101,14 @@ void test_tensors_before_m5() {
   m4.macos = 2602;
   m4.metal4 = true;
   m4.tuned = &tuned;
-  const TensorSize timed{DType::kFloat16, 96};
-  const auto on = [](TensorSize size, const DeviceFacts& device,
-                     TensorSetting setting = TensorSetting::kAuto) {
-    return is_decided_by_test(size, device, setting);
+  const UnitsSize timed{DType::kFloat16, 96};
+  const auto on = [](UnitsSize size, const DeviceFacts& device, UnitsSetting setting = UnitsSetting::kAuto) {
+    return passes_gate(size, device, setting);
   };
   EXPECT(on(timed, m4) && on({DType::kFloat16, 128}, m4));
   EXPECT(!on({DType::kFloat16, 64}, m4) && !on({DType::kBFloat16, 96}, m4));
   EXPECT(!on({DType::kFloat16, 96, true}, m4));  // gradients were not timed
-  EXPECT(!on(timed, m4, TensorSetting::kOff) && on({DType::kFloat16, 64}, m4, TensorSetting::kRegisters));
+  EXPECT(!on(timed, m4, UnitsSetting::kOff) && on({DType::kFloat16, 64}, m4, UnitsSetting::kRegisters));
 
   DeviceFacts other = m4;
   other.family = 10;  // with an older architecture

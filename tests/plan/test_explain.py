@@ -19,7 +19,7 @@ from torch_fattn.inspection.chips import NAMES, chip_named
 from torch_fattn.inspection.planning import FUNCTIONS, signature_of
 
 f16 = torch.float16
-OLD = {"macos": "15.6", "torch_version": "2.15"}  # where torch has no kernel on tensor units
+OLD = {"macos": "15.6", "torch_version": "2.15"}  # where torch has no kernel on matrix units
 
 
 def not_explained() -> set[str]:
@@ -64,7 +64,7 @@ def test_by_operands_and_by_sizes(op: str) -> None:
         ({}, "fattn: fattn_prefill; baseline"),
         ({"dropout_p": 0.1}, "torch: dropout is not implemented"),
         ({"is_causal": True, "attn_mask": torch.ones(70, 70, dtype=torch.bool)}, "torch: both attn_mask and"),
-        ({"macos": "26.2", "family": 10}, "torch: torch's prefill runs on the tensor units"),
+        ({"macos": "26.2", "family": 10}, "torch: torch's prefill runs on the matrix units"),
         ({"requires_grad": True}, "torch: torch keeps"),
     ],
 )

@@ -212,7 +212,7 @@ def test_quantised_caches_are_not_taken() -> None:
 
 
 def test_routes() -> None:
-    """torch's own prefill on tensor units has a call only if ours does not run on them."""
+    """torch's own prefill on matrix units has a call only if ours does not run on them."""
     on_torch = {"macos": "26.2", "torch_version": "2.15"}
     routes = [plan(*operands(), tensor=state, **on_torch).route for state in ("off", "untested", *STATES)]
     assert [route.to for route in routes] == ["torch", "torch", "fattn", "fattn"]

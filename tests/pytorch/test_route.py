@@ -109,7 +109,7 @@ def test_each_fallback_has_its_reason() -> None:
         route(machine=old, dim=112).why,
         route(machine=old, op="decode", q_len=1).why,
     ]
-    message = ["tensor units of M5", "64 rows", "before M5", "baseline", "all scores", "torch's decode"]
+    message = ["matrix units of M5", "64 rows", "before M5", "baseline", "all scores", "torch's decode"]
     assert all(words in why for words, why in zip(message, reasons, strict=True)), reasons
     assert len(set(reasons)) == len(reasons)
 

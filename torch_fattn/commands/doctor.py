@@ -211,8 +211,7 @@ def report_tensors(test_all: bool) -> list[str]:
     advice = []
     for (call, dtype, state, why), sizes in dims.items():
         name = f"{call} {dtype} {', '.join(map(str, sizes))}"
-        does = "compiles it" if tensor_units.is_by_hand() else "runs the self-test"
-        print(f"  {name:<44} {state:<12} {why or f'the first {call} of a size {does}'}")
+        print(f"  {name:<44} {state:<12} {why or f'the first {call} of a size runs the self-test'}")
         if state == "off":
             advice.append(
                 f"tensor operations of {name} failed the self-test: please report it with this output"

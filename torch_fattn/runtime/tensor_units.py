@@ -1,5 +1,5 @@
 """Metal 4's tensor operations on this machine: the setting FATTN_TENSOR, the folder of what the self-test
-found, and the state of each kind of call, dtype and head size. csrc/ops/tensor_state.cpp decides."""
+found, and the state of each kind of call, dtype and head size. csrc/selftest decides."""
 
 from __future__ import annotations
 
@@ -30,11 +30,6 @@ def use_setting() -> None:
     """Reads FATTN_TENSOR. A wrong value is refused on first use, so that the import succeeds."""
     global _wrong_setting
     _wrong_setting = torch.ops.fattn._set_tensor_setting(os.environ.get("FATTN_TENSOR", ""))
-
-
-def is_by_hand() -> bool:
-    """Whether FATTN_TENSOR chooses a variant, which is then not tested."""
-    return os.environ.get("FATTN_TENSOR") in ("threadgroup", "registers")
 
 
 def use_folder() -> None:

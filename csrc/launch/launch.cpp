@@ -4,8 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "../metal/executor.h"
 #include "../describe/tensor_checks.h"
+#include "../metal/executor.h"
 
 namespace fattn {
 namespace {

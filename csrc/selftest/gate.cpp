@@ -1,9 +1,8 @@
-#include "tensor_gate.h"
+#include "gate.h"
 
 #include <cstdio>
 
-#include "tensor.h"
-#include "tuned.h"
+#include "../plan/tuned.h"
 
 namespace fattn {
 namespace {
@@ -22,34 +21,34 @@ std::string version_text(int version) {
 }
 
 std::string why_system_is_not(const DeviceFacts& device) {
-  const std::string needed = "macOS " + version_text(kMinTensorMacos) + " or newer";
+  const std::string needed = "macOS " + version_text(kMinUnitsMacos) + " or newer";
   if (device.macos == 0) return "this system is not " + needed;
   return "macOS " + version_text(device.macos) + " is not " + needed;
 }
 
 }  // namespace
 
-std::string why_tensors_are_off(const DeviceFacts& device, TensorSetting setting) {
-  if (setting == TensorSetting::kOff) return "FATTN_TENSOR=0";
-  const bool by_hand = setting != TensorSetting::kAuto;
+std::string why_units_are_off(const DeviceFacts& device, UnitsSetting setting) {
+  if (setting == UnitsSetting::kOff) return "FATTN_TENSOR=0";
+  const bool by_hand = setting != UnitsSetting::kAuto;
   const bool is_other_system = device.macos == 0;
-  if (device.macos < kMinTensorMacos && !(is_other_system && by_hand)) return why_system_is_not(device);
+  if (device.macos < kMinUnitsMacos && !(is_other_system && by_hand)) return why_system_is_not(device);
   if (by_hand) return "";
   if (!device.metal4) return "the GPU does not support Metal 4";
   const std::string unless = "; `python -m torch_fattn tune` turns them on for prefills that gain";
-  if (device.family < kMinTensorFamily)
+  if (device.family < kMinUnitsFamily)
     return "GPUs before M5 have no units for them: this is of Apple family " + std::to_string(device.family) +
-           ", an M5 of " + std::to_string(kMinTensorFamily) + unless;
+           ", an M5 of " + std::to_string(kMinUnitsFamily) + unless;
   if (!has_units(device.architecture))
     return "the GPU's architecture, '" + device.architecture + "', is not that of an M5 or newer" + unless;
   return "";
 }
 
-bool is_decided_by_test(TensorSize size, const DeviceFacts& device, TensorSetting setting) {
-  if (why_tensors_are_off(device, setting).empty()) return true;
-  const bool is_by_hand = setting != TensorSetting::kAuto;
-  const bool has_system = device.macos >= kMinTensorMacos;
-  return device.metal4 && has_system && !is_by_hand && are_tensors_faster(size, device);
+bool passes_gate(UnitsSize size, const DeviceFacts& device, UnitsSetting setting) {
+  if (why_units_are_off(device, setting).empty()) return true;
+  const bool is_by_hand = setting != UnitsSetting::kAuto;
+  const bool has_system = device.macos >= kMinUnitsMacos;
+  return device.metal4 && has_system && !is_by_hand && are_units_faster(size, device);
 }
 
 }  // namespace fattn
