@@ -47,7 +47,7 @@ SWEEPS = {
     "tests/operators/test_large_offsets.py": "14 GB of memory",
     "tests/project/test_no_gpu.py::test_nothing_fails": "the tier `host` once more",
     "tests/third_party/": "packages and checkouts that nothing here installs",
-    "tests/transformers/test_serve_load.py::test_a_thousand_requests": "minutes of a server",
+    "tests/transformers/test_serve.py::test_memory_is_flat[32]": "minutes of a server",
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }

@@ -37,7 +37,7 @@ BENCH_MODEL = ByTest("tests/bench/test_model.py::test_the_command")
 DOCTOR = ByTest("tests/commands/test_package.py::test_doctor_is_content")
 AIMS = ByTest("tests/bench/test_aims.py::test_the_command")
 _SERVE = "python -m torch_fattn.integrations.transformers serve MODEL --continuous-batching"
-SERVE = ByTest("tests/transformers/test_serve_load.py::test_an_interrupt")
+SERVE = ByTest("tests/transformers/test_serve.py::test_an_interrupt")
 DEMO = ByTest("tests/commands/test_demo.py::test_tokens_agree")
 
 # `python` is the interpreter that runs the tests.
