@@ -45,7 +45,7 @@ SWEEPS = {
     "tests/distributed/test_random.py::test_more_varlen_prefills": "300 random problems",
     "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
     "tests/operators/test_large_offsets.py": "14 GB of memory",
-    "tests/transformers/test_serve_load.py::test_a_thousand_requests": "minutes of a server",
+    "tests/transformers/test_serve.py::test_memory_is_flat[32]": "minutes of a server",
     "tests/transformers/test_families.py::test_every_family": "584 model families",
     "tests/transformers/test_families.py::test_every_refused_family": "584 model families",
 }

@@ -45,36 +45,19 @@ REASONS = {
 }
 
 
-def table(document: dict[str, Any]) -> str:
+def summary(document: dict[str, Any]) -> str:
     families = document["families"]
     verdicts = [found["verdict"] for group in families.values() for found in group.values()]
     counts = {v: verdicts.count(v) for v in ("matches", "refuses", "not used", "not built")}
-    lines = [
+    return (
         f"The Auto mappings of transformers {document['transformers']} have {len(verdicts)} entries: "
         f"{counts['matches']} match eager attention, {counts['refuses']} are refused, "
         f"{counts['not used']} run as under eager without using `fattn`, and {counts['not built']} do not "
         "build or run from a small generic config and inputs; "
         f"{len(verdicts) - sum(counts.values())} differ. "
         f"{sum(len(names) for names in document['under_sdpa'].values())} of the refused ones match under "
-        '`register(on_unsupported="sdpa")`, through other attention.',
-        "",
-    ]
-    for kind, title in KINDS.items():
-        lines += _details(f"{title}: match", _named(families[kind], "matches"))
-    refused: dict[str, set[str]] = {}
-    for group in families.values():
-        for name, found in group.items():
-            if found["verdict"] == "refuses":
-                refused.setdefault(_reason(found["why"]), set()).add(name)
-    for reason, names in refused.items():
-        lines += _details(f"refused: {reason}", sorted(names))
-    for verdict, title in (("not used", "`fattn` is not used"), ("not built", "not tried")):
-        lines += _details(title, sorted({n for group in families.values() for n in _named(group, verdict)}))
-    return "\n".join(lines).rstrip()
-
-
-def summary(document: dict[str, Any]) -> str:
-    return table(document).splitlines()[0]
+        '`register(on_unsupported="sdpa")`, through other attention.'
+    )
 
 
 def render(readme: str) -> str:
@@ -85,18 +68,29 @@ def render(readme: str) -> str:
 
 
 def page() -> str:
-    """The whole list of the newest version, unfolded, and the differences of older versions."""
+    """The whole list of the newest version, and the differences of older versions."""
     *older, newest = all_recorded()
-    lines = []
-    for line in table(newest).splitlines():
-        title = line.removeprefix("<details><summary>").removesuffix("</summary>")
-        lines.append(line if title == line else f"## {title[0].upper()}{title[1:]}")
-    kept = [line for line in lines if line != "</details>"]
+    families = newest["families"]
+    parts = [PREFACE.rstrip(), summary(newest)]
+    for kind, title in KINDS.items():
+        parts += _section(f"{title[0].upper()}{title[1:]}: match", _named(families[kind], "matches"))
+    refused: dict[str, set[str]] = {}
+    for group in families.values():
+        for name, found in group.items():
+            if found["verdict"] == "refuses":
+                refused.setdefault(_reason(found["why"]), set()).add(name)
+    for reason, names in refused.items():
+        parts += _section(f"Refused: {reason}", sorted(names))
+    for verdict, title in (("not used", "`fattn` is not used"), ("not built", "Not tried")):
+        parts += _section(title, sorted({n for group in families.values() for n in _named(group, verdict)}))
     for document in reversed(older):
-        kept += ["", f"## With transformers {document['transformers']}", "", summary(document)]
-        kept += ["", _differences(document, newest)]
-    text = "\n".join([PREFACE, *kept]).rstrip() + "\n"
-    return text.replace("\n\n\n", "\n\n")
+        parts += [f"## With transformers {document['transformers']}", summary(document)]
+        parts.append(_differences(document, newest))
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, names: list[str]) -> list[str]:
+    return [f"## {title} ({len(names)})", ", ".join(names)]
 
 
 def _differences(document: dict[str, Any], newest: dict[str, Any]) -> str:
@@ -115,10 +109,6 @@ def _named(group: dict[str, dict[str, str]], verdict: str) -> list[str]:
 
 def _reason(why: str) -> str:
     return next((reason for word, reason in REASONS.items() if word in why), "another reason")
-
-
-def _details(title: str, names: list[str]) -> list[str]:
-    return [f"<details><summary>{title} ({len(names)})</summary>", "", ", ".join(names), "", "</details>", ""]
 
 
 def main(arguments: list[str]) -> int:

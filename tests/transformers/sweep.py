@@ -3,7 +3,6 @@
     python -m tests.transformers.sweep                          # all families; rewrites families.txt
     python -m tests.transformers.sweep --kind masked            # rewrites this part of it
     python -m tests.transformers.sweep --only llama bloom       # prints, writes nothing
-    python -m tests.transformers.sweep --refused                # what the file calls refused; rewrites it
 
 Families are the entries of transformers' Auto mappings. The same weights run eager attention on the CPU and
 `fattn` on a device, without padding, with padding left and right, with a batch of one, and through
@@ -49,10 +48,8 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "causal": (transformers.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (transformers.AutoModelForMaskedLM, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     "seq2seq": (transformers.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
-    "base": (
-        transformers.AutoModel,
-        auto.MODEL_MAPPING_NAMES,
-    ),  # only those that are in none of the others
+    # Only those that are in none of the others.
+    "base": (transformers.AutoModel, auto.MODEL_MAPPING_NAMES),
 }
 LENGTH = 20  # more than decode takes at once
 PADDED = 4
@@ -299,22 +296,22 @@ def _sweep_family(watch: Watch, kind: str, name: str, device: str, only: list[st
 
 
 def verdict_of(cases: dict[str, Case]) -> dict[str, str]:
-    """One verdict for the family: the worst of its cases."""
+    """The worst of the cases. Why eager attention does not run is not recorded."""
     for verdict in ("differs", "fails", "not built", "refuses", "not used", "matches"):
         chosen = {name: case for name, case in cases.items() if case.verdict == verdict}
         if chosen:
-            why = next((case.why for case in chosen.values() if case.why), "")
+            whys = (case.why for case in chosen.values() if case.why and verdict != "not built")
+            why = next(whys, "")
             partly = "" if len(chosen) == len(cases) else " ".join(chosen)
             return {k: v for k, v in {"verdict": verdict, "only": partly, "why": why}.items() if v}
-    return {"verdict": "not built", "why": "eager attention does not run"}
+    return {"verdict": "not built"}
 
 
 def short(error: BaseException) -> str:
+    """Without the class, which differs from family to family."""
+    text = " ".join(str(error).split())
     if isinstance(error, (NotImplementedError, NotBuiltError)):
-        return " ".join(str(error).split())
-    text = re.sub(
-        r" from '[^']*'", "", " ".join(str(error).split())
-    )  # the path of a module does not belong to the verdict
+        return re.sub(r"^fattn attention( in \w+)?: (\w+Model )?", "", text)
     return f"{type(error).__name__}: {text[:160].rstrip()}"
 
 
@@ -340,7 +337,6 @@ def main() -> None:
     parser.add_argument("--device", default="mps", help="where fattn runs; cpu: the operators' plain path")
     parser.add_argument("--kind", choices=list(KINDS), help="only this part of the file")
     parser.add_argument("--only", nargs="+", metavar="FAMILY", help="print these and write nothing")
-    parser.add_argument("--refused", action="store_true", help="only what the file calls refused")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
@@ -353,25 +349,21 @@ def main() -> None:
     under_sdpa: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for kind, name in families():
         register()
-        old = before["families"][kind].get(name, {})
         if (args.only and name not in args.only) or (args.kind and kind != args.kind):
-            continue
-        if args.refused and old.get("verdict") != "refuses":
-            found[kind][name] = old
             continue
         cases = sweep_family(kind, name, args.device)
         found[kind][name] = verdict_of(cases)
         if found[kind][name]["verdict"] == "refuses" and runs_under_sdpa(kind, name, args.device):
             under_sdpa[kind].append(name)
         runs = "runs under sdpa" if name in under_sdpa[kind] else ""
-        print(kind, name, json.dumps(found[kind][name]), " ".join(cases), runs, flush=True)
+        whys = " ".join(f"{case} {verdict.why}".strip() for case, verdict in cases.items())
+        print(kind, name, json.dumps(found[kind][name]), whys, runs, flush=True)
     if not args.only:
         kinds = [args.kind] if args.kind else list(KINDS)
-        kept = {kind: before["families"][kind] for kind in KINDS}
         record(
             {
                 "transformers": transformers.__version__,
-                "families": kept | {kind: found[kind] for kind in kinds},
+                "families": before["families"] | {kind: found[kind] for kind in kinds},
                 "under_sdpa": before["under_sdpa"] | {kind: under_sdpa[kind] for kind in kinds},
             }
         )

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AttentionMaskInterface,
+    AutoModel,
     AutoModelForCausalLM,
+    BertConfig,
     DeepseekV3Config,
     DynamicCache,
     Gemma2Config,
@@ -16,6 +19,7 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
     PreTrainedConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -25,20 +29,26 @@ from transformers import (
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import (
+    BERT,
     CACHES,
     COMMON,
+    DEVICE,
     EXPERTS,
     LAYERS,
     MIXED,
+    MODERN_BERT,
     TOLERANCE,
     VISIBLE_ERROR,
     WINDOW,
+    attention_launches,
+    both_forward,
     generate,
     largest_logit_error,
     pair,
     prompt,
     same_as_eager,
 )
+from torch_fattn.integrations.transformers import NAME
 
 NEW_TOKENS = 20
 PROMPT = 20
@@ -185,22 +195,14 @@ def test_a_static_cache_used_again(name: str, calls: list[Call]) -> None:
             calls.clear()
             logits.append(model(prompt(PROMPT)[0].to(model.device), past_key_values=cache).logits.cpu())
         if model is ours:
-            check_lengths(calls, attention_layers(config))
+            assert not any(call.has_dense_mask for call in calls)
+            for call, kind in zip(calls, attention_layers(config), strict=True):
+                if kind == "sliding_attention":
+                    assert call["window_left"] == WINDOW - 1, "of these the host knows the length"
+                else:
+                    assert call["seq_lens"].tolist() == [PROMPT, PROMPT]
             assert attention_launches(launches) == 2 * len(calls)
     assert (logits[0] - logits[1]).abs().max() < TOLERANCE
-
-
-def check_lengths(calls: list[Call], kinds: list[str]) -> None:
-    for call, kind in zip(calls, kinds, strict=True):
-        assert not call.has_dense_mask
-        if kind == "sliding_attention":
-            assert call["window_left"] == WINDOW - 1, "of these the host knows the length"
-            continue
-        assert call["seq_lens"].tolist() == [PROMPT, PROMPT]
-
-
-def attention_launches(launches: dict[str, int]) -> int:
-    return decodes(launches) + sum(n for kernel, n in launches.items() if kernel.startswith("fattn_prefill"))
 
 
 def test_a_short_mask_over_a_static_cache() -> None:
@@ -234,10 +236,14 @@ def test_control_lost_option(name: str, lost: str, monkeypatch: pytest.MonkeyPat
             return operator(*arguments, **{**options, lost: none})
 
         monkeypatch.setattr(torch.ops.fattn, op, without)
-    ours, eager = pair(AutoModelForCausalLM, MODELS[name])
-    ids, mask = prompt(PROMPT)
-    mine, theirs = (generate(model, ids, mask, 1) for model in (ours, eager))
-    assert largest_logit_error(mine, theirs) > VISIBLE_ERROR
+    assert first_logit_error(name) > VISIBLE_ERROR
+
+
+def first_logit_error(name: str, padding: int = 0) -> float:
+    mine, theirs = (
+        generate(model, *prompt(PROMPT, padding), 1) for model in pair(AutoModelForCausalLM, MODELS[name])
+    )
+    return largest_logit_error(mine, theirs)
 
 
 def test_compiled_steps_over_a_static_cache() -> None:
@@ -255,3 +261,53 @@ def test_compiled_steps_over_a_static_cache() -> None:
                 out = step(ids[:, row : row + 1].to(model.device), past_key_values=cache).logits
         last.append(out.cpu())
     assert (last[0] - last[1]).abs().max() < TOLERANCE
+
+
+def test_a_tokenizer() -> None:
+    """`generate` takes one, for stop strings, and hands it on to every layer."""
+    assert same_as_eager(LlamaConfig(**COMMON), 6, tokenizer=object())["fattn_prefill"] == LAYERS
+
+
+def test_control_padding_ignored() -> None:
+    """The comparison notices a lost padding mask."""
+    AttentionMaskInterface.register(NAME, lambda **_: None)
+    assert first_logit_error("llama", padding=3) > VISIBLE_ERROR
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_compile(grad: bool) -> None:
+    """The whole model is one graph, in grad mode too."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ids, _ = prompt()
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.set_grad_enabled(grad):
+        mine = compiled(ids.to(DEVICE), use_cache=False).logits
+        theirs = eager(ids, use_cache=False).logits
+    assert (mine.detach().cpu() - theirs.detach()).abs().max() < TOLERANCE
+    assert mine.requires_grad == grad
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("config", [BERT, MODERN_BERT], ids=["bert", "modernbert"])
+def test_encoder(config: BertConfig | ModernBertConfig, padding: int) -> None:
+    ours, eager = pair(AutoModel, config)
+    ids, mask = prompt(padding=padding)
+    with counted_launches() as launches:
+        mine, theirs = both_forward(ours, eager, input_ids=ids, attention_mask=mask)
+    real = mask.bool()
+    assert (mine - theirs)[real].abs().max() < TOLERANCE
+    assert launches["fattn_prefill"] == LAYERS
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_is_causal_argument_overrides_the_layer(padding: int) -> None:
+    """A decoder run bidirectionally, as embedding models are; with causal attention the result is another."""
+    ours, eager = pair(AutoModel, LlamaConfig(**COMMON))
+    ids, mask = prompt(padding=padding)
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    mine, theirs = both_forward(ours, eager, **inputs, is_causal=False)
+    causal, _ = both_forward(ours, eager, **inputs)
+    real = mask.bool()
+    assert (mine - theirs)[real].abs().max() < TOLERANCE
+    assert (mine - causal)[real].abs().max() > VISIBLE_ERROR

@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
+    BertConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
 )
@@ -25,11 +28,13 @@ from tests.conftest import counted_launches
 from tests.helpers.synchronisations import Synchronisations
 from tests.transformers.calls import Call
 from tests.transformers.tiny_models import (
+    BERT,
     COMMON,
     DEVICE,
     EXPERTS,
     LAYERS,
     MIXED,
+    MODERN_BERT,
     TOLERANCE,
     VISIBLE_ERROR,
     WINDOW,
@@ -77,17 +82,23 @@ def test_positions_that_restart(name: str, batch: int, calls: list[Call]) -> Non
     assert [call["window_left"] for call in calls] == windows
 
 
+def one_by_one(model: PreTrainedModel, ids: torch.Tensor, lens: list[int], **options: Any) -> torch.Tensor:
+    """The first output for each sequence alone, `[tokens, ..]`."""
+    pieces = [model(piece[None], **options)[0] for piece in ids.flatten().split(lens)]
+    return torch.cat(pieces, dim=1)[0]
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_positions_that_the_mask_ignores(batch: int, calls: list[Call]) -> None:
-    """The reference runs one sequence at a time. A second forward has other positions in the same tensor."""
+    """A second forward has other positions in the same tensor."""
     ours, eager = pair(AutoModelForCausalLM, GPT_OSS)
     ids, _ = prompt(length=24, batch=batch)
     places = positions(batch).to(DEVICE)
     for lens in ([13, 1, 10], [24]) if batch == 1 else ([13, 1, 10, 2, 17, 5],):
         with torch.no_grad():
             mine = ours(ids.to(DEVICE), position_ids=places, use_cache=False).logits.cpu()
-            pieces = [eager(piece[None], use_cache=False).logits for piece in ids.flatten().split(lens)]
-        assert (mine.flatten(0, 1) - torch.cat(pieces, dim=1)[0]).abs().max() < TOLERANCE
+            theirs = one_by_one(eager, ids, lens, use_cache=False)
+        assert (mine.flatten(0, 1) - theirs).abs().max() < TOLERANCE
         places.copy_(torch.arange(24))
     packed = [call for call in calls if call.op == "varlen_prefill"]
     assert len(packed) == LAYERS and [call["window_left"] for call in packed] == [WINDOW - 1, -1]
@@ -174,43 +185,30 @@ def test_sequences_of_one_token() -> None:
     assert (mine - theirs).abs().max() < TOLERANCE
 
 
+@pytest.mark.parametrize("device", ["cpu", DEVICE])  # of the lengths
 @pytest.mark.parametrize("longest", [True, False])
-def test_lengths_that_are_given(longest: bool, calls: list[Call]) -> None:
-    """Lengths from a collator for FlashAttention, with positions; also without the positions, which eager
-    attention needs."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
-    ids, _ = prompt(length=24, batch=1)
-    lens = torch.tensor([0, 13, 14, 24], dtype=torch.int32)
-    given: dict[str, Any] = {"cu_seq_lens_q": lens, "cu_seq_lens_k": lens}
-    if longest:
-        given |= {"max_length_q": 13, "max_length_k": 13}
-    inputs = {"input_ids": ids, "position_ids": positions(1), "use_cache": False}
-    with torch.no_grad():
-        theirs = eager(**inputs).logits
-        for device in ("cpu", DEVICE):  # of the lengths
-            lengths = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-            on_device = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-            assert (ours(**on_device, **lengths).logits.cpu() - theirs).abs().max() < TOLERANCE
-        del on_device["position_ids"]
-        ours(**on_device, **lengths)
-    assert {call.op for call in calls} == {"varlen_prefill"} and len(calls) == 3 * LAYERS
-
-
 @pytest.mark.parametrize("lens", [[13, 1, 10], [5, 2, 3]])
-def test_lengths_for_layers_with_windows(lens: list[int], calls: list[Call]) -> None:
-    """The mask of a sliding layer has its window, and the lengths determine who sees whom; the reference runs
-    one sequence at a time."""
-    ours, eager = pair(AutoModelForCausalLM, GPT_OSS)
+@pytest.mark.parametrize("config", [MODELS["llama"], GPT_OSS], ids=lambda config: config.model_type)
+def test_lengths_that_are_given(
+    config: PreTrainedConfig, lens: list[int], longest: bool, device: str, calls: list[Call]
+) -> None:
+    """From a collator for FlashAttention, with positions and without. The mask of a sliding layer has its
+    window, and the lengths determine who sees whom."""
+    ours, eager = pair(AutoModelForCausalLM, config)
     ids, _ = prompt(length=sum(lens), batch=1)
-    places = torch.cat([torch.arange(n) for n in lens])[None]
-    ends = torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
+    ends = torch.tensor([0, *lens], device=device).cumsum(0).to(torch.int32)
+    given: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "use_cache": False}
+    if longest:
+        given |= {"max_length_q": max(lens), "max_length_k": max(lens)}
+    places = torch.cat([torch.arange(n) for n in lens])[None].to(DEVICE)
     with torch.no_grad():
-        packed = {"position_ids": places.to(DEVICE), "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-        mine = ours(ids.to(DEVICE), use_cache=False, **packed).logits.cpu()
-        pieces = [eager(piece, use_cache=False).logits for piece in ids.split(lens, dim=1)]
-    assert (mine - torch.cat(pieces, dim=1)).abs().max() < TOLERANCE
-    assert [call.op for call in calls] == ["varlen_prefill"] * LAYERS
-    assert [call["window_left"] for call in calls] == [WINDOW - 1, -1]
+        theirs = one_by_one(eager, ids, lens, use_cache=False)
+        for place in (places, None):
+            mine = ours(ids.to(DEVICE), position_ids=place, **given).logits[0].cpu()
+            assert (mine - theirs).abs().max() < TOLERANCE
+    assert [call.op for call in calls] == ["varlen_prefill"] * 2 * LAYERS
+    windows = [WINDOW - 1, -1] if config is GPT_OSS else [-1, -1]
+    assert [call["window_left"] for call in calls] == windows * 2
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -280,36 +278,25 @@ def test_lengths_of_an_encoder(head_dim: int) -> None:
         attend(layer, query, keys, keys, everything.expand(1, 1, 9, 12), **options)
 
 
-def test_training_of_packed_sequences() -> None:
-    ours, eager = pair(AutoModelForCausalLM, MistralConfig(**COMMON, sliding_window=WINDOW))
-    ids, _ = prompt(length=24, batch=2)
-    inputs = {"input_ids": ids, "position_ids": positions(2), "labels": ids, "use_cache": False}
-    with counted_launches() as launches:
-        for model in (ours, eager):
-            on_device = {k: v.to(model.device) if k != "use_cache" else v for k, v in inputs.items()}
-            model.train()(**on_device).loss.backward()
-    assert launches["fattn_prefill"] == LAYERS
-    assert_same_gradients(ours, eager)
-
-
+@pytest.mark.parametrize("by", ["lengths", "positions"])
 @pytest.mark.parametrize(
     "config",
-    [LlamaConfig(**COMMON), MODELS["mistral"], MODELS["gemma2"], GPT_OSS],
-    ids=lambda c: c.model_type,
+    [MODELS["llama"], MODELS["mistral"], MODELS["gemma2"], GPT_OSS],
+    ids=lambda config: config.model_type,
 )
-def test_training_by_lengths(config: PreTrainedConfig) -> None:
-    """Positions do not restart, and no mask has the lengths; the reference runs one sequence at a time."""
+def test_training(config: PreTrainedConfig, by: str) -> None:
+    """With lengths, positions do not restart, and no mask has the lengths."""
     ours, eager = pair(AutoModelForCausalLM, config)
     ids, _ = prompt(length=24, batch=2)
     ends = torch.tensor([0, 13, 14, 24, 26, 43, 48], dtype=torch.int32)
+    given = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    if by == "positions":
+        given = {"position_ids": positions(2).to(DEVICE)}
     with counted_launches() as launches:
-        mine = ours.train()(ids.to(DEVICE), use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends).logits
+        mine = ours.train()(ids.to(DEVICE), use_cache=False, **given).logits.flatten(0, 1)
         mine.square().mean().backward()
     assert launches["fattn_prefill"] == LAYERS
-    pieces = [
-        eager(piece[None], use_cache=False).logits for piece in ids.flatten().split(ends.diff().tolist())
-    ]
-    theirs = torch.cat(pieces, dim=1).unflatten(1, (2, 24))[0]
+    theirs = one_by_one(eager, ids, ends.diff().tolist(), use_cache=False)
     theirs.square().mean().backward()
     assert (mine.cpu() - theirs).abs().max() < TOLERANCE
     assert_same_gradients(ours, eager)
@@ -323,6 +310,33 @@ def test_control_sequences_that_see_each_other(monkeypatch: pytest.MonkeyPatch) 
     inputs = {"input_ids": ids, "position_ids": positions(1), "use_cache": False}
     mine, theirs = both_forward(ours, eager, **inputs)
     assert (mine - theirs).abs().max() > VISIBLE_ERROR
+
+
+LENGTHS_OF_12 = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 5, 12], dtype=torch.int32))
+BIDIRECTIONAL = LlamaConfig(**COMMON, use_cache=False)
+BIDIRECTIONAL.is_causal = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("config", "given"), [(BERT, LENGTHS_OF_12), (BIDIRECTIONAL, LENGTHS_OF_12), (BIDIRECTIONAL, {})]
+)
+def test_encoders(config: BertConfig | LlamaConfig, given: dict[str, Any]) -> None:
+    """By lengths, or by positions if the model passes them on to its attention."""
+    ids, _ = prompt(length=12, batch=1)
+    ours, eager = pair(AutoModel, config)
+    positions = torch.cat((torch.arange(5), torch.arange(7)))[None].to(DEVICE)
+    with torch.no_grad():
+        mine = ours(ids.to(DEVICE), position_ids=positions, **given)[0].cpu()
+        theirs = one_by_one(eager, ids, [5, 7])
+    assert (mine[0] - theirs).abs().max() < TOLERANCE
+
+
+def test_encoders_with_a_window() -> None:
+    """A layer's window comes as a mask, which does not separate them."""
+    ours, _ = pair(AutoModel, MODERN_BERT)
+    ids, _ = prompt(length=12, batch=1)
+    with pytest.raises(NotImplementedError, match="would see one another; pass a 4D attention_mask"):
+        ours(ids.to(DEVICE), **LENGTHS_OF_12)
 
 
 VISION = {

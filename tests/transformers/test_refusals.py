@@ -73,35 +73,44 @@ def test_packed_sequences_with_their_mask() -> None:
     assert call(cu_seq_lens_q=lens, attention_mask=mask).shape == (1, ROWS, 4, 16)
 
 
-def test_position_bias() -> None:
-    """Added to the scores under any whole mask; what cannot be is refused."""
-    query = torch.randn(1, 4, ROWS, 16, device=DEVICE)
-    bias = torch.randn(1, 4, ROWS, ROWS, device=DEVICE)
-    hidden = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool, device=DEVICE).tril()
-    additive = torch.zeros(hidden.shape, device=DEVICE).masked_fill(~hidden, -torch.inf)
-    for mask, added in (
-        (hidden, bias + additive),
-        (additive, bias + additive),
-        (torch.ones((), dtype=torch.bool, device=DEVICE).expand(hidden.shape), bias),
-    ):
-        for of_heads in (bias, bias[:, :1]):
-            added_of = added if of_heads is bias else added - bias + of_heads
-            out, _ = attend(Layer(), query, query, query, mask, position_bias=of_heads)
-            exact, _ = reference.prefill(query, query, query, added_of)
-            assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
-    causal, _ = attend(Layer(), query, query, query, None, position_bias=bias)
-    exact, _ = reference.prefill(query, query, query, bias, is_causal=True)
-    assert (causal.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+CAUSAL = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool).tril()
+PADDING = torch.tensor([[False, True, True, True]])
+EVERYTHING = torch.ones((), dtype=torch.bool)  # expanded, as the mask function makes it
+# Forms of masks, with the keys that they show.
+MASKS: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = {
+    "none": (None, CAUSAL),
+    "bool": (CAUSAL, CAUSAL),
+    "additive": (torch.zeros(CAUSAL.shape).masked_fill(~CAUSAL, -torch.inf), CAUSAL),
+    "nothing hidden": (EVERYTHING.expand(CAUSAL.shape), torch.ones_like(CAUSAL)),
+    "padding": (PADDING, CAUSAL & PADDING),
+    "pattern": (write_pattern(1, ROWS, ROWS, ROWS, None, "cpu"), CAUSAL),
+    "window": (write_pattern(1, ROWS, ROWS, 2, PADDING, "cpu"), CAUSAL.triu(-1) & PADDING),
+}
 
-    padding = torch.tensor([[False, True, True, True]], device=DEVICE)
-    pattern = write_pattern(1, ROWS, ROWS, 2, padding, DEVICE)
-    within_two = additive.masked_fill(~hidden.triu(-1), -torch.inf)
-    for mask, added in ((padding, additive), (pattern, within_two)):
-        out, _ = attend(Layer(), query, query, query, mask, position_bias=bias)
-        exact, _ = reference.prefill(
-            query, query, query, bias + added.masked_fill(~padding[:, None, None], -torch.inf)
-        )
-        assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+
+def check_masked(form: str, seen: torch.Tensor, bias: torch.Tensor, **options: Any) -> None:
+    """`attend` under this mask and options gives attention over the keys `seen`, with `bias` added."""
+    mask = MASKS[form][0]
+    query = torch.randn(1, 4, ROWS, 16)
+    if form != "nothing hidden" and mask is not None:
+        mask = mask.to(DEVICE)
+    elif mask is not None:
+        mask = EVERYTHING.to(DEVICE).expand(mask.shape)
+    out, _ = attend(Layer(), *[query.to(DEVICE)] * 3, mask, **options)
+    exact, _ = reference.prefill(query, query, query, bias.masked_fill(~seen, -torch.inf))
+    assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("form", MASKS)
+def test_position_bias(form: str, heads: int) -> None:
+    """Added to the scores under any mask."""
+    bias = torch.randn(1, heads, ROWS, ROWS)
+    check_masked(form, MASKS[form][1], bias, position_bias=bias.to(DEVICE))
+
+
+def test_position_biases_that_are_refused() -> None:
+    bias = torch.randn(1, 4, ROWS, ROWS, device=DEVICE)
     assert "soft cap of 5.0" in refusal(position_bias=bias, softcap=5.0)
     assert f"(1, 4, {ROWS}, 3) and not numbers for (1, 4, {ROWS}, {ROWS})" in refusal(
         position_bias=bias[..., :3]
@@ -109,24 +118,12 @@ def test_position_bias() -> None:
     assert "torch.int64" in refusal(position_bias=bias.long())
 
 
-def test_a_selection_of_keys() -> None:
+@pytest.mark.parametrize("form", MASKS)
+def test_a_selection_of_keys(form: str) -> None:
     """A selection of keys for every row and all heads, within the mask; DeepSeek V3.2 makes it."""
-    query = torch.randn(2, 4, ROWS, 16, device=DEVICE)
-    indices = torch.tensor(
-        [[[0, 3], [1, 0], [2, 2], [3, 1]], [[0, 1], [0, 1], [3, 1], [2, 3]]], device=DEVICE
-    )
-    selected = torch.zeros(2, ROWS, ROWS, dtype=torch.bool).scatter_(-1, indices.cpu(), True)[:, None]
-    causal = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool, device=DEVICE).tril().expand(2, 1, -1, -1)
-    additive = torch.zeros(causal.shape, device=DEVICE).masked_fill(~causal, -torch.inf)
-    pattern = write_pattern(2, ROWS, ROWS, ROWS, None, DEVICE)
-    for mask in (causal, additive, pattern):
-        out, _ = attend(Layer(), query, query, query, mask, indices=indices)
-        exact, _ = reference.prefill(query.cpu(), query.cpu(), query.cpu(), causal.cpu() & selected)
-        assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
-    everything = torch.ones((), dtype=torch.bool, device=DEVICE).expand(2, 1, ROWS, ROWS)
-    out, _ = attend(Layer(), query, query, query, everything, indices=indices)
-    exact, _ = reference.prefill(query.cpu(), query.cpu(), query.cpu(), selected)
-    assert (out.cpu() - exact.transpose(1, 2)).abs().max() < 1e-5
+    indices = torch.tensor([[[0, 3], [1, 0], [2, 2], [3, 1]]])
+    selected = torch.zeros(1, ROWS, ROWS, dtype=torch.bool).scatter_(-1, indices, True)[:, None]
+    check_masked(form, MASKS[form][1] & selected, torch.zeros(1, 1, 1, 1), indices=indices.to(DEVICE))
 
 
 def test_window_without_its_mask() -> None:

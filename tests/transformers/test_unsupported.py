@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -34,24 +35,30 @@ from tests.transformers.tiny_models import (
     prompt,
     same_as_eager,
 )
-from torch_fattn.integrations.transformers import FLASH_NAME, NAME, PAGED_NAME, register, unregister
+from torch_fattn.integrations.transformers import (
+    FLASH_NAME,
+    NAME,
+    PAGED_NAME,
+    register,
+    registration,
+    unregister,
+)
 from torch_fattn.integrations.transformers import attend as attention_function
 from torch_fattn.integrations.transformers.visibility import read, write_packed, write_pattern
+from torch_fattn.runtime import versions
 
-OLD = {"vocab_size": 64, "hidden_size": 64, "n_embd": 64, "n_head": 4, "num_attention_heads": 4}
+OLD: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": LAYERS,
+    "bos_token_id": 2,
+    "eos_token_id": None,
+}
 OF_THEIR_OWN: dict[str, PreTrainedConfig] = {
-    "gpt_neo": GPTNeoConfig(
-        vocab_size=64,
-        hidden_size=64,
-        num_layers=LAYERS,
-        num_heads=4,
-        attention_types=[[["global"], LAYERS]],
-        max_position_embeddings=64,
-        bos_token_id=2,
-        eos_token_id=None,
-    ),
-    "falcon": FalconConfig(**OLD, num_hidden_layers=LAYERS, bos_token_id=2, eos_token_id=None),
-    "bloom": BloomConfig(**OLD, n_layer=LAYERS, bos_token_id=2, eos_token_id=None),
+    "gpt_neo": GPTNeoConfig(**OLD, attention_types=[[["global"], LAYERS]], max_position_embeddings=64),
+    "falcon": FalconConfig(**OLD),
+    "bloom": BloomConfig(**OLD),
 }
 
 
@@ -101,16 +108,19 @@ def test_control_a_warning_at_a_line_of_a_library(
         sentences(seen)
 
 
-def test_wide_heads_are_an_error_otherwise() -> None:
-    ours, _ = pair(AutoModelForCausalLM, wide(584))
-    with torch.no_grad(), pytest.raises(NotImplementedError, match="LlamaAttention: .*584.*; use attn_impl"):
-        ours(prompt()[0].to(DEVICE))
-
-
 def test_one_layer_of_several(sdpa_policy: None, seen: list[warnings.WarningMessage]) -> None:
     """The other layers still run through fattn."""
     ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
-    ours.model.layers[1].self_attn.forward = _in_float64(ours.model.layers[1].self_attn)
+
+    def in_float64(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        """In layer 1 a dtype that no kernel has, on a device that has it."""
+        if module.layer_idx == 0:
+            return attention_function(module, query, key, value, mask, **options)
+        operands = (operand.cpu().double() for operand in (query, key, value))
+        out, _ = attention_function(module, *operands, mask.cpu(), **options)
+        return out.float().to(query.device), None
+
+    AttentionInterface.register(NAME, in_float64)
     ids, _ = prompt()
     with counted_launches() as launches:
         mine, theirs = both_forward(ours, eager, input_ids=ids, use_cache=False)
@@ -118,30 +128,6 @@ def test_one_layer_of_several(sdpa_policy: None, seen: list[warnings.WarningMess
     assert launches["fattn_prefill"] == LAYERS - 1
     (sentence,) = sentences(seen)
     assert "layer 1" in sentence and "float64" in sentence
-
-
-def _in_float64(layer: nn.Module) -> Any:
-    """The layer's attention function gets a dtype that no kernel has, on a device that has it."""
-    forward = layer.forward
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        with _Converted():
-            return forward(*arguments, **options)
-
-    return run
-
-
-class _Converted:
-    def __enter__(self) -> None:
-        def convert(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-            operands = (operand.cpu().double() for operand in (query, key, value))
-            out, _ = attention_function(module, *operands, mask.cpu(), **options)
-            return out.float().to(query.device), None
-
-        AttentionInterface.register(NAME, convert)
-
-    def __exit__(self, *_: object) -> None:
-        AttentionInterface.register(NAME, attention_function)
 
 
 @pytest.mark.parametrize("name", OF_THEIR_OWN)
@@ -153,10 +139,10 @@ def test_models_outside_the_interface(
     assert len(sentences(seen)) == 1 + (name != "bloom"), "once for the layers of a table, once for the model"
 
 
-@pytest.mark.parametrize("name", OF_THEIR_OWN)
-def test_models_outside_the_interface_are_refused(name: str) -> None:
-    with pytest.raises(NotImplementedError, match="fattn attention.*; use attn_implementation="):
-        ours, _ = pair(AutoModelForCausalLM, OF_THEIR_OWN[name])
+@pytest.mark.parametrize("config", [*OF_THEIR_OWN.values(), wide(584)], ids=[*OF_THEIR_OWN, "wide heads"])
+def test_models_that_are_refused(config: PreTrainedConfig) -> None:
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="fattn attention.*; use attn_implement"):
+        ours, _ = pair(AutoModelForCausalLM, config)
         ours(prompt()[0].to(DEVICE))
 
 
@@ -178,28 +164,19 @@ def test_options_that_sdpa_would_drop_are_errors(dropped: dict[str, Any], sdpa_p
     assert attention_function(layer, query, query, query, None, is_causal=True)[0].shape == (1, 5, 4, 16)
 
 
-def test_dropout_in_training_mode(seen: list[warnings.WarningMessage]) -> None:
-    config = LlamaConfig(**COMMON, attention_dropout=0.5)
-    ours, eager = pair(AutoModelForCausalLM, config)
+def test_dropout(seen: list[warnings.WarningMessage]) -> None:
+    """In training mode alone; without dropout, training mode without gradients is inference."""
+    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON, attention_dropout=0.5))
     ids = prompt()[0]
     with torch.no_grad():
         first, second = (ours.train()(ids.to(DEVICE)).logits.cpu() for _ in range(2))
-        without = ours.eval()(ids.to(DEVICE)).logits.cpu()
+        (sentence,) = sentences(seen)
+        assert "dropout 0.5" in sentence and (first - second).abs().max() > VISIBLE_ERROR
         exact = eager(ids).logits
-    assert (first - second).abs().max() > VISIBLE_ERROR, "some weights were dropped"
-    assert (without - exact).abs().max() < TOLERANCE
-    (sentence,) = sentences(seen)
-    assert "dropout 0.5" in sentence
-
-
-def test_training_mode_without_gradients_is_inference() -> None:
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
-    ids = prompt()[0]
-    with torch.no_grad(), counted_launches() as launches:
-        mine = ours.train()(ids.to(DEVICE)).logits.cpu()
-    assert launches["fattn_prefill"] == LAYERS
-    with torch.no_grad():
-        assert (mine - eager(ids).logits).abs().max() < TOLERANCE
+        for model in (ours.eval(), pair(AutoModelForCausalLM, LlamaConfig(**COMMON))[0].train()):
+            with counted_launches() as launches:
+                assert (model(ids.to(DEVICE)).logits.cpu() - exact).abs().max() < TOLERANCE
+            assert launches["fattn_prefill"] == LAYERS
 
 
 def test_masks_without_patterns() -> None:
@@ -297,3 +274,38 @@ def test_autocast(dtype: torch.dtype) -> None:
             assert launches.get("fattn_prefill", 0) == (LAYERS if implementation == NAME else 0)
             errors.append((out.float().cpu() - exact)[mask.bool()].abs().max().item())
     assert errors[0] < 2 * errors[1]
+
+
+# ---- versions of transformers
+
+OLDEST, NEWEST = versions.TRANSFORMERS
+SENTENCE = (
+    rf"torch_fattn \S+ is made for transformers {versions.text(OLDEST)} to {versions.text(NEWEST)}, "
+    "and this is transformers {}: run `pip install"
+)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("version", ["4.57.6", "5.16.1"])
+def test_an_older_version_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration.transformers, "__version__", version)
+    with pytest.raises(ImportError, match=SENTENCE.format(version)):
+        register()
+
+
+@pytest.mark.host_only
+def test_a_newer_version_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = f"{versions.text((NEWEST[0], NEWEST[1] + 1))}.0.dev0"
+    monkeypatch.setattr(registration.transformers, "__version__", newer)
+    with pytest.warns(UserWarning, match=SENTENCE.format(newer)):
+        register()
+    assert NAME in AttentionInterface()
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("version", [transformers.__version__, "5.17.0", "5.20.2", "5.24.0"])
+def test_a_version_in_the_range_gives_no_warning(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration.transformers, "__version__", version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register()

@@ -11,9 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    ModernBertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from tests.conftest import counted_launches
+from tests.conftest import counted_launches, decodes
 
 DEVICE = "mps"
 LAYERS = 2
@@ -41,6 +47,12 @@ WINDOW = 8  # shorter than the prompt
 MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 CACHES = ["dynamic", "static"]
+ENCODER = {
+    name: COMMON[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+}
+BERT = BertConfig(**ENCODER, num_hidden_layers=LAYERS)
+# Every second layer attends to a local window, which reaches the kernels as a 4D mask.
+MODERN_BERT = ModernBertConfig(**ENCODER, local_attention=6, global_attn_every_n_layers=2, pad_token_id=0)
 
 
 def pair(
@@ -117,8 +129,15 @@ def assert_same_gradients(ours: PreTrainedModel, eager: PreTrainedModel) -> None
             assert (mine.grad.cpu() - theirs.grad).abs().max() < 1e-4 * scale, name
 
 
+def on_device(inputs: dict[str, Any], device: Any) -> dict[str, Any]:
+    return {name: each.to(device) if isinstance(each, Tensor) else each for name, each in inputs.items()}
+
+
 def both_forward(ours: PreTrainedModel, eager: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Tensor]:
     """The first output of both models for the same inputs, on the CPU."""
     with torch.no_grad():
-        on_device = {k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        return ours(**on_device)[0].cpu(), eager(**inputs)[0]
+        return ours(**on_device(inputs, DEVICE))[0].cpu(), eager(**inputs)[0]
+
+
+def attention_launches(launches: dict[str, int]) -> int:
+    return decodes(launches) + sum(n for kernel, n in launches.items() if kernel.startswith("fattn_prefill"))

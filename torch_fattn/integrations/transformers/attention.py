@@ -15,9 +15,8 @@ from .fallback import run_fallback
 from .operators import compute, compute_packed
 from .packing import lengths_of, refuse_mixing, restarts_of
 from .paged import attend_over_cache
-from .paged_cache import Stored
+from .paged_cache import Stored, attend_stored
 from .selected import attend_selected, take_selection, whole_mask, with_mask_of
-from .stored_attention import attend_stored
 from .support import USE_ANOTHER, USE_EAGER
 from .unsupported import (
     MeaningRefusedError,

@@ -105,28 +105,34 @@ def update_paged(
     return updated
 
 
+def _replace(owner: Any, name: str, method: Any) -> Callable[[], None]:
+    """Returns a function that undoes this, unless somebody else has replaced the method since."""
+    before = getattr(owner, name)
+    setattr(owner, name, method)
+
+    def undo() -> None:
+        if getattr(owner, name) is method:
+            setattr(owner, name, before)
+
+    return undo
+
+
 def let_models_update(name: str, update: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], None]:
     """From 5.24 on, a model updates the cache of continuous batching and passes all keys to its attention
     function. Makes the models of the implementation `name` call `update` instead. Returns a function that
     undoes this."""
-    cache: Any = PagedAttentionCache
     if CACHE != "cache":
         return lambda: None
-    theirs = cache.update
+    theirs: Any = PagedAttentionCache.update
 
     def update_by_name(
         self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         chosen = update if self.config._attn_implementation == name else theirs
-        return chosen(self, key_states, value_states, layer_idx, kwargs)
+        updated: tuple[Tensor, Tensor] = chosen(self, key_states, value_states, layer_idx, kwargs)
+        return updated
 
-    cache.update = update_by_name
-
-    def undo() -> None:
-        if cache.update is update_by_name:
-            cache.update = theirs
-
-    return undo
+    return _replace(PagedAttentionCache, "update", update_by_name)
 
 
 # `generate_batch` after 5.17 passes lengths and its cache only to an implementation with "flash" in its name;
@@ -151,13 +157,7 @@ def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
         model.config._attn_implementation = flash_name
         self._original_attn_impl = name  # `stop` restores this one
 
-    manager.switch_to_cb_friendly_attn = switch_or_rename
-
-    def undo() -> None:
-        if manager.switch_to_cb_friendly_attn is switch_or_rename:
-            manager.switch_to_cb_friendly_attn = switch
-
-    return undo
+    return _replace(manager, "switch_to_cb_friendly_attn", switch_or_rename)
 
 
 def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]], Any]) -> Callable[[], None]:
@@ -181,13 +181,12 @@ def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]],
         settings = dict(wanted.cache_config or {})
         model_kwargs[CACHE] = make(self.config, rows, given["max_cache_length"] + 1, settings)
 
-    mixin._prepare_cache_for_generation = prepare_or_make
+    put_back = _replace(mixin, "_prepare_cache_for_generation", prepare_or_make)
     names.ALL_CACHE_IMPLEMENTATIONS = (*known, name)
 
     def undo() -> None:
         names.ALL_CACHE_IMPLEMENTATIONS = tuple(n for n in names.ALL_CACHE_IMPLEMENTATIONS if n != name)
-        if mixin._prepare_cache_for_generation is prepare_or_make:
-            mixin._prepare_cache_for_generation = prepare
+        put_back()
 
     return undo
 

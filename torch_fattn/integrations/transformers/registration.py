@@ -1,8 +1,16 @@
-"""Registers `fattn` with transformers, and unregisters it."""
+"""Registers `fattn` with transformers, and unregisters it.
+
+GPT-Neo, Falcon, Bark and others choose an attention class from a table by the implementation's name. Their
+attention never calls an attention function, and an unknown name raises a bare KeyError while the model is
+built. `register` adds the name to those tables: with an entry that raises an error with advice, or, under
+`on_unsupported="sdpa"`, with the class of "sdpa" or "eager".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import transformers
@@ -11,15 +19,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ...runtime import versions
 from ...runtime.signatures import public
 from ...runtime.warn import warn
-from . import attention_classes, unsupported
 from .attention import attend
 from .compat import entry, let_generate_make, let_models_update, restore, switch_batching
 from .masks import make_mask
 from .paged import attend_paged, update_in_place
 from .paged_cache import CACHE_NAME, cache_of
 from .sharded import SHARDED_NAME, attend_sharded, make_sharded_mask
-from .support import FLASH_NAME, NAME, PAGED_NAME
-from .unsupported import OnUnsupported
+from .support import FLASH_NAME, NAME, PAGED_NAME, USE_ANOTHER
+from .unsupported import OnUnsupported, choose, falls_back, warn_once
 
 _ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (AttentionInterface, NAME, attend),
@@ -29,6 +36,20 @@ _ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (AttentionMaskInterface, NAME, make_mask),
     (AttentionMaskInterface, FLASH_NAME, make_mask),
     (AttentionMaskInterface, SHARDED_NAME, make_sharded_mask),
+)
+# With such tables. Some exist only in newer or older transformers.
+_MODULES = (
+    "bark.modeling_bark",
+    "data2vec.modeling_data2vec_vision",
+    "deepseek_ocr2.modeling_deepseek_ocr2",
+    "falcon.modeling_falcon",
+    "git.modeling_git",
+    "gpt_neo.modeling_gpt_neo",
+    "gptj.modeling_gptj",
+    "sam.modeling_sam",
+    "sam_hq.modeling_sam_hq",
+    "superglue.modeling_superglue",
+    "unlimited_ocr.modeling_unlimited_ocr",
 )
 _undo: list[Callable[[], None]] = []
 
@@ -52,7 +73,7 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
         if versions.minor(version) < versions.TRANSFORMERS[0]:
             raise ImportError(fault)
         warn(fault)
-    unsupported.choose(on_unsupported)
+    choose(on_unsupported)
     if not _undo:
         for interface, name, _function in _ENTRIES:
             before = entry(interface, name)
@@ -60,8 +81,9 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
         _undo.append(switch_batching(NAME, FLASH_NAME))
         _undo.append(let_models_update(FLASH_NAME, update_in_place))
         _undo.append(let_generate_make(CACHE_NAME, cache_of))
-        attention_classes.enter_name()
-        _undo.append(attention_classes.remove_name)
+        for table in _tables():
+            table[NAME] = _entry(table["eager"], table.get("sdpa", table["eager"]))
+            _undo.append(lambda t=table: t.pop(NAME, None))  # type: ignore[misc]
     for interface, name, function in _ENTRIES:
         interface.register(name, function)
 
@@ -71,4 +93,27 @@ def unregister() -> None:
     again, give it another one: `model.set_attn_implementation("sdpa")`. May be called more than once."""
     while _undo:
         _undo.pop()()
-    unsupported.choose("error")
+    choose("error")
+
+
+def _tables() -> Iterator[dict[str, Any]]:
+    for name in _MODULES:
+        try:
+            module = importlib.import_module(f"transformers.models.{name}")
+        except ImportError:
+            continue
+        for attribute, table in vars(module).items():
+            if re.search(r"ATTENTION_CLASSES$", attribute) and isinstance(table, dict) and "eager" in table:
+                yield table
+
+
+def _entry(eager: type, other: type) -> Callable[..., Any]:
+    why = "its model picks its attention from a table of classes and never calls an attention function"
+
+    def build(*arguments: Any, **options: Any) -> Any:
+        if not falls_back():
+            raise NotImplementedError(f"fattn attention in {eager.__name__}: {why}; {USE_ANOTHER}")
+        warn_once(eager.__name__, eager.__name__, f"{why}; {other.__name__} runs instead")
+        return other(*arguments, **options)
+
+    return build
