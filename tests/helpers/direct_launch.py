@@ -125,27 +125,10 @@ def _library(text: str, macros: tuple[tuple[str, str], ...], mode: str, cache: P
 
 
 def launch(
-    step: dict[str, Any],
-    buffers: Mapping[str, Tensor],
-    mutate: Mutate | None = None,
-    *,
-    checks: str = ALL_CHECKS,
-    order: str = "forward",
-    watchdog: float = 60,
-    cache: Path | None = None,
-    tensor_layout: str | None = None,
+    step: dict[str, Any], buffers: Mapping[str, Tensor], mutate: Mutate | None = None, **options: Any
 ) -> Counters:
     """Runs one pass of a plan and returns the emulator's counters, of its last dispatch."""
-    *_, counters = launches(
-        step,
-        buffers,
-        mutate,
-        checks=checks,
-        order=order,
-        watchdog=watchdog,
-        cache=cache,
-        tensor_layout=tensor_layout,
-    )
+    *_, counters = launches(step, buffers, mutate, **options)
     return counters
 
 
