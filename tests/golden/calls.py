@@ -85,6 +85,7 @@ def _call(
 CAUSAL = {"causality": "bottom_right"}
 CHUNK_AND_TOKEN: dict[str, Any] = {"seq_lens": (4000, 900), "q_lens": (1, 900), "block_size": 16, **CAUSAL}
 
+# Each row of the tuning tables once, and each kind of pass.
 # fmt: off
 GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "prefill_f16_causal": _call("prefill", f16, (2, 16, 4, 512, 512, 64, 64), **CAUSAL),
@@ -96,10 +97,6 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
         mask_broadcast=(False, True, False, False), **CAUSAL),
     "prefill_wide_mask_map": _call("prefill", bf16, (2, 4, 4, 100, 100, 256, 256), mask=bf16,
         mask_broadcast=(True, False, False, False), mask_map=True),
-    # Results by batch, row and head.
-    "prefill_token_major": _call("prefill", f16, (2, 16, 16, 1500, 1500, 64, 64), token_major_out=True),
-    "decode_token_major": _call("decode", bf16, (2, 32, 8, 4, 4096, 128, 128), seq_lens=(9, 4096),
-        token_major_out=True),
     "decode_one_split": _call("decode", f16, (1, 8, 8, 1, 100, 64, 64), seq_lens=(100,)),
     "decode_long": _call("decode", bf16, (1, 32, 8, 1, 32768, 128, 128), seq_lens=(30000,)),
     "decode_long_m2_max": _call("decode", bf16, (1, 32, 8, 1, 32768, 128, 128), M2_MAX, seq_lens=(30000,)),
@@ -110,14 +107,11 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "paged_int4": _call("paged_decode", bf16, (2, 8, 2, 1, 96, 64, 32), seq_lens=(9, 96), block_size=16,
         kv_format="int4"),
     "decode_unshared": _call("decode", bf16, (4, 16, 16, 1, 8192, 128, 128), M2_MAX, seq_lens=(9,) * 4),
-    "decode_unshared_int8": _call("decode", f16, (4, 16, 16, 1, 8192, 128, 128), M2_MAX, seq_lens=(9,) * 4,
-        kv_format="int8"),
     "paged_two_rows": _call("paged_decode", f16, (2, 8, 4, 1, 4096, 256, 256), seq_lens=(9, 4096),
         block_size=16, sinks=True, window_left=1023),
     "decode_wide_rows": _call("decode", f16, (2, 32, 8, 4, 4096, 256, 256), seq_lens=(9, 4096)),
     "paged_mla": _call("paged_decode", bf16, (4, 128, 1, 1, 8192, 576, 512), value_in_key=True,
         seq_lens=(9,) * 4, block_size=64),
-    "paged_16": _call("paged_decode", f16, (8, 32, 8, 1, 4096, 128, 128), seq_lens=(9,) * 8, block_size=16),
     "paged_mla_int8": _call("paged_decode", f16, (4, 128, 1, 1, 8192, 576, 512), value_in_key=True,
         seq_lens=(9,) * 4, block_size=64, kv_format="int8"),
     "decode_wide_int4": _call("decode", f16, (2, 32, 8, 1, 4096, 256, 256), seq_lens=(9, 4096),
@@ -137,12 +131,9 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "prefill_few_heads": _call("prefill", bf16, (1, 4, 4, 512, 32768, 128, 128), M2_MAX, **CAUSAL),
     "paged_prefill_huge": _call("paged_prefill", f16, (2, 32, 8, 900, 2**24, 128, 128), **CHUNK_AND_TOKEN),
     "prefill_wide_d256": _call("prefill", f16, (1, 16, 8, 900, 900, 256, 256), softcap=50.0, **CAUSAL),
-    "paged_prefill_wide": _call("paged_prefill", bf16, (2, 16, 16, 900, 4096, 192, 128), **CHUNK_AND_TOKEN),
     "prefill_wide_f32": _call("prefill", f32, (2, 8, 1, 60, 70, 576, 512)),
     "varlen_prefill": _call("varlen_prefill", bf16, (4, 32, 8, 900, 1000, 128, 64),
         seq_lens=(1000, 900, 0, 17), q_lens=(1, 900, 3, 0), window_left=1023, sinks=True, **CAUSAL),
-    "varlen_prefill_top_left": _call("varlen_prefill", f16, (2, 16, 16, 70, 90, 64, 64), causality="top_left",
-        q_offset=0, seq_lens=(90, 9), q_lens=(70, 70)),
     # On tensor operations, and a call that they do not take.
     "prefill_tensor": _call("prefill", f16, (1, 32, 8, 2000, 2000, 128, 128), TENSORS, **CAUSAL),
     "prefill_tensor_threadgroup": _call("prefill", bf16, (1, 32, 8, 2000, 2000, 128, 128),
@@ -151,12 +142,8 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
     "prefill_tensor_f32": _call("prefill", f32, (1, 32, 8, 2000, 2000, 128, 128), TENSORS, **CAUSAL),
     "prefill_tensor_latent": _call("prefill", f16, (1, 128, 1, 9, 4096, 576, 512), TENSORS,
         value_in_key=True, **CAUSAL),
-    "paged_prefill_tensor": _call("paged_prefill", f16, (2, 32, 8, 900, 4096, 80, 80), TENSORS,
-        **CHUNK_AND_TOKEN),
     "decode_tensor": _call("decode", f16, (2, 32, 8, 8, 5000, 128, 128), TENSORS, seq_lens=(4000, 9),
         tree="shared"),
-    "paged_prefill_tokens": _call("paged_prefill", f16, (3, 8, 2, 3, 512, 64, 64), seq_lens=(400, 9, 3),
-        block_size=32, q_lens=(1, 3, 3), **CAUSAL),
 }
 # fmt: on
 

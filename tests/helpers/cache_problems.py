@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.helpers.kv_formats import GROUPED, KV_FORMATS, UNSCALED, columns, name_of
-from tests.helpers.problems import DTYPES, SHORT, Operand
+from tests.helpers.layouts import Operand, strided
+from tests.helpers.problems import DTYPES, SHORT
 from torch_fattn import reference
 from torch_fattn.operators.kv_formats import KV_FORMATS as TABLE
 
@@ -162,49 +163,30 @@ def _make_special(rows: Tensor, generator: torch.Generator) -> None:
 
 def poisoned(size: tuple[int, ...], dtype: torch.dtype, layout: str) -> Operand:
     """A pool `[num_blocks, block_size, kv_heads, ..]` in memory whose every byte is poison."""
-    blocks, slots, heads, *rest = size
-    row = math.prod(rest)
-    tail = [math.prod(rest[i + 1 :]) for i in range(len(rest))]
-    offset, step = 0, row
-    if layout == "offset":
-        offset = 2 if len(rest) == 2 else 3
-    elif layout == "padded":
-        step = row + (2 if len(rest) == 2 else 4)
-    if layout == "hnd":
-        strides = (heads * slots * step, step, slots * step)
-    elif layout == "slot_gaps":
-        strides = (slots * 3 * heads * step, 3 * heads * step, step)
-    elif layout == "blocks_last":
-        strides = (step, blocks * step, slots * blocks * step)
-    else:
-        strides = (slots * heads * step, heads * step, step)
-    length = offset + 1 + sum((n - 1) * s for n, s in zip(size, (*strides, *tail), strict=True)) + 5
-    raw = torch.full((length * dtype.itemsize,), BYTE, dtype=torch.uint8)
-    return Operand(raw.view(dtype), size, (*strides, *tail), offset)
+    columns = range(3, len(size))
+    of_rows: dict[int, dict[str, Any]] = {0: {"step": 5}, 1: {"gaps": {3: 4}}, 2: {"gaps": {3: 1}}}
+    ways: dict[str, dict[str, Any]] = {
+        "hnd": {"order": (0, 2, 1, *columns)},
+        "offset": {"offset": 2 if len(columns) == 2 else 3},
+        "padded": of_rows[len(columns)],
+        "slot_gaps": {"gaps": {2: 2 * size[2]}},
+        "blocks_last": {"order": (2, 1, 0, *columns)},
+    }
+    pool = strided(size, torch.uint8, BYTE, **ways.get(layout, {}))
+    base = torch.full((pool.base.numel() * dtype.itemsize,), BYTE, dtype=torch.uint8)
+    return replace(pool, base=base.view(dtype))
 
 
 def lay_out_rows(rows: Tensor, layout: str) -> Operand:
     """Rows `[tokens, kv_heads, dim]` in memory full of NaN; "expanded_heads" repeats the first head."""
-    tokens, heads, dim = rows.shape
-    offset, step, row = 0, 1, dim
-    if layout == "offset":
-        offset = 3
-    elif layout == "padded":
-        row = dim + 4
-    elif layout == "every_other":
-        offset, step, row = 1, 2, 2 * dim
-    stride = (heads * row, row, step)
-    if layout == "heads_first":
-        stride = (row, tokens * row, step)
-    base = torch.full((offset + tokens * heads * row + 5,), math.nan, dtype=rows.dtype)
-    operand = Operand(base, (tokens, heads, dim), stride, offset)
-    if layout == "expanded_heads":
-        operand = Operand(base, (tokens, heads, dim), (heads * row, 0, step), offset)
-        rows = rows[:, :1]
-        base.as_strided((tokens, 1, dim), (heads * row, row, step), offset).copy_(rows)
-        return operand
-    operand.on("cpu")[1].copy_(rows)
-    return operand
+    ways: dict[str, dict[str, Any]] = {
+        "heads_first": {"order": (1, 0, 2)},
+        "offset": {"offset": 3},
+        "padded": {"gaps": {2: 4}},
+        "every_other": {"offset": 1, "step": 2},
+        "expanded_heads": {"expanded": 1},
+    }
+    return strided(rows.shape, rows.dtype, **ways.get(layout, {})).holding(rows)
 
 
 def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:

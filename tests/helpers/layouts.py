@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,36 +28,50 @@ class Operand:
         base = self.base.to(device)
         return base, self.of(base)
 
+    def holding(self, values: Tensor) -> Operand:
+        """The same with these numbers, which are equal along expanded dimensions."""
+        for dim, stride in enumerate(self.stride):
+            values = values.narrow(dim, 0, 1) if stride == 0 and values.shape[dim] > 1 else values
+        self.base.as_strided(values.shape, self.stride, self.offset).copy_(values)
+        return self
+
     def first_columns(self, count: int) -> Operand:
         return Operand(self.base, (*self.size[:-1], count), self.stride, self.offset)
 
 
+def strided(
+    size: Sequence[int],
+    dtype: torch.dtype,
+    fill: Any = torch.nan,
+    *,
+    order: Sequence[int] | None = None,
+    gaps: Mapping[int, int] | None = None,
+    step: int = 1,
+    offset: int = 0,
+    expanded: int | None = None,
+) -> Operand:
+    """A storage full of `fill`, and a view of it whose dimensions lie in that order, outermost first. `gaps`
+    are behind the entries of a dimension, and `step` is from one element to the next."""
+    strides, gaps = [0] * len(size), gaps or {}
+    for dim in reversed(order or range(len(size))):
+        if dim != expanded:
+            strides[dim] = step
+            step *= size[dim] + gaps.get(dim, 0)
+    base = torch.full((offset + step + 5,), fill, dtype=dtype)
+    return Operand(base, tuple(size), tuple(strides), offset)
+
+
 def lay_out(values: Tensor, layout: str, fill: Any = float("nan")) -> Operand:
     """Puts `values` [B, H, L, D] into a storage full of `fill` with the strides of that layout."""
-    stored = values
-    if layout == "expanded_batch":
-        stored = values[:1]
-    elif layout == "expanded_heads":
-        stored = values[:, :1]
-    batch, heads, length, dim = stored.shape
-    offset, step, row = 0, 1, dim
-    if layout == "offset":
-        offset = 3  # off every vector boundary
-    elif layout == "padded_rows":
-        offset, row = 8, dim + 4
-    elif layout == "every_other":
-        offset, step, row = 1, 2, 2 * dim
-    if layout == "token_major":
-        stride = (length * heads * row, row, heads * row, step)
-    else:
-        stride = (heads * length * row, length * row, row, step)
-    base = torch.full((offset + batch * heads * length * row + 5,), fill, dtype=values.dtype)
-    base.as_strided(stored.shape, stride, offset).copy_(stored)
-    if layout == "expanded_batch":
-        stride = (0, *stride[1:])
-    elif layout == "expanded_heads":
-        stride = (stride[0], 0, *stride[2:])
-    return Operand(base, tuple(values.shape), stride, offset)
+    ways: dict[str, dict[str, Any]] = {
+        "offset": {"offset": 3},  # off every vector boundary
+        "padded_rows": {"offset": 8, "gaps": {3: 4}},
+        "every_other": {"offset": 1, "step": 2},
+        "token_major": {"order": (0, 2, 1, 3)},
+        "expanded_batch": {"expanded": 0},
+        "expanded_heads": {"expanded": 1},
+    }
+    return strided(values.shape, values.dtype, fill, **ways.get(layout, {})).holding(values)
 
 
 def spread(values: Tensor) -> Operand:

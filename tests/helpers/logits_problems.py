@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers.layouts import Operand
+from tests.helpers.layouts import Operand, strided
 from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 from torch_fattn.operators import LOGITS_OPERATORS
@@ -132,28 +132,17 @@ def build(problem: LogitsProblem, seed: int = 0) -> LogitsCase:
 
 def lay_out(values: Tensor, layout: str) -> Operand:
     """Puts the tensor into a storage with NaN between its elements."""
-    sizes = list(values.shape)
-    order = list(range(len(sizes)))  # of the dimensions in memory, outermost first
-    gaps, step, offset, expanded = [0] * len(sizes), 1, 0, -1
-    if layout == "offset":
-        offset = 3
-    elif layout == "permuted":
-        order = order[::-1]
-    elif layout in ("padded", "many_dims"):  # on vector boundaries, if the sizes are
-        offset, gaps = 8, [4] * len(sizes)
-    elif layout == "every_other":
-        offset, step = 1, 2
-    elif layout == "expanded" and len(sizes) > 1:
-        expanded = 0
-        values = values[:1]
-    strides = [0] * len(sizes)
-    for dim in reversed(order):
-        if dim != expanded:
-            strides[dim] = step
-            step *= sizes[dim] + gaps[dim]
-    base = torch.full((offset + step + 5,), torch.nan, dtype=values.dtype)
-    base.as_strided(values.shape, strides, offset).copy_(values)
-    return Operand(base, tuple(sizes), tuple(strides), offset)
+    dims = range(values.dim())
+    padded = {"offset": 8, "gaps": dict.fromkeys(dims, 4)}  # on vector boundaries, if the sizes are
+    ways: dict[str, dict[str, Any]] = {
+        "offset": {"offset": 3},
+        "permuted": {"order": dims[::-1]},
+        "padded": padded,
+        "many_dims": padded,
+        "every_other": {"offset": 1, "step": 2},
+        "expanded": {"expanded": 0 if values.dim() > 1 else None},
+    }
+    return strided(values.shape, values.dtype, **ways.get(layout, {})).holding(values)
 
 
 def arguments(problem: LogitsProblem) -> tuple[dict[str, Any], LogitsCase]:
