@@ -10,70 +10,52 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import ATTENTION, BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS, OPERATORS
+from . import ATTENTION, BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS
 from .kv_formats import head_dim
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def register() -> None:
-    for op in OPERATORS:
-        torch.library.register_fake(f"fattn::{op}", _fake(op))
+    results: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("prefill", "decode", "paged_decode"), _attention_result),
+        **dict.fromkeys(("paged_prefill", "varlen_prefill"), _packed_result),
+        **dict.fromkeys(BACKWARDS, _gradients),
+        **dict.fromkeys(LOGITS_OPERATORS, lambda logits, *_, **__: logits.new_empty(logits.shape)),
+        "merge": lambda outs, lses: (outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])),
+        "mask_map": _map_of,
+        "cache_write": lambda *_, **__: None,
+    }
+    for op, result_of in results.items():
+        torch.library.register_fake(f"fattn::{op}", _fake(op, result_of))
     for op, computed in DIFFERENTIABLE.items():
-        torch.library.register_fake(f"fattn::{op}", _fake(computed))
-    for op in LOGITS_OPERATORS:
-        torch.library.register_fake(f"fattn::{op}", _logits_fake(op))
-    for op in BACKWARDS:
-        torch.library.register_fake(f"fattn::{op}", _backward_fake(op))
+        torch.library.register_fake(f"fattn::{op}", _fake(computed, results[computed]))
     for op in ATTENTION:
-        torch.library.register_fake(f"fattn::{op}.part", _part_fake(op))
+        torch.library.register_fake(f"fattn::{op}.part", _fake(op, _part(results[op])))
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
-    torch.library.register_fake("fattn::mask_map", _mask_map)
-    torch.library.register_fake("fattn::cache_write", _cache_write)
     for op in ("_refuse_backward", "_refuse_second_derivative"):
         torch.library.register_fake(f"fattn::{op}", lambda grad, op: torch.empty_like(grad))
 
 
-def _fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    results: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-        "merge": _merge_result,
-        "paged_prefill": _packed_result,
-        "varlen_prefill": _packed_result,
-    }
-    result_of = results.get(op, _attention_result)
-
-    def fake(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def _fake(op: str, result_of: Callable[..., Any]) -> Callable[..., Any]:
+    def fake(*arguments: Any, **options: Any) -> Any:
         _check(op, arguments, options)
         return result_of(*arguments, **options)
 
     return fake
 
 
-def _part_fake(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    fake = _fake(op)
+def _part(result_of: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The result of the overload `part`, of that of the operator."""
 
-    def part_fake(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        out, lse = fake(*arguments, **options)
-        if out.dim() == 3:  # packed rows, in the order of lse
-            part = out.new_empty(out.transpose(0, 1).shape, dtype=torch.float32).transpose(0, 1)
-        else:
-            part = out.new_empty(out.shape, dtype=torch.float32)
-        return part, lse.new_empty(*lse.shape, 4)
+    def part(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = result_of(*arguments, **options)
+        shape = out.shape if out.dim() == 4 else out.transpose(0, 1).shape
+        part = out.new_empty(shape, dtype=torch.float32)
+        # Packed rows are in the order of lse.
+        return part if out.dim() == 4 else part.transpose(0, 1), lse.new_empty(*lse.shape, 4)
 
-    return part_fake
-
-
-def _backward_fake(op: str) -> Callable[..., tuple[Tensor, ...]]:
-    def fake(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
-        _check(op, arguments, options)
-        query = arguments[2]
-        parameters = (options.get("sinks"), options.get("alibi_slopes"))
-        return tuple(
-            query.new_empty(0, dtype=torch.float32) if each is None else each.new_empty(each.shape)
-            for each in (*arguments[2:5], *parameters)
-        )
-
-    return fake
+    return part
 
 
 def _merged_parts(outs: Tensor, sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -110,26 +92,18 @@ def _packed_result(
     )
 
 
-def _merge_result(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
+def _gradients(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+    query = arguments[2]
+    parameters = (options.get("sinks"), options.get("alibi_slopes"))
+    return tuple(
+        query.new_empty(0, dtype=torch.float32) if each is None else each.new_empty(each.shape)
+        for each in (*arguments[2:5], *parameters)
+    )
 
 
-def _logits_fake(op: str) -> Callable[..., Tensor]:
-    def fake(logits: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        _check(op, (logits, *arguments), options)
-        return logits.new_empty(logits.shape)
-
-    return fake
-
-
-def _mask_map(attn_mask: Tensor) -> Tensor:
-    _check("mask_map", (attn_mask,), {})
+def _map_of(attn_mask: Tensor) -> Tensor:
     *leading, rows, keys = (1, 1, 1, 1, *attn_mask.shape)[-4:]
     return attn_mask.new_empty(*leading, (rows + 15) // 16, (keys + 31) // 32, dtype=torch.uint8)
-
-
-def _cache_write(*arguments: Any, **options: Any) -> None:
-    _check("cache_write", arguments, options)
 
 
 def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
