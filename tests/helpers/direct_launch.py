@@ -116,7 +116,7 @@ def backward_buffers(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]
     return buffers
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def _library(text: str, macros: tuple[tuple[str, str], ...], mode: str, cache: Path | None) -> Library:
     from softmetal.testing import Library
 

@@ -59,10 +59,9 @@ def _in_turn(drawn: Iterable[Problem | BackwardProblem], device: Device = SMALLE
 
 
 def _with_head(problem: Problem, head: tuple[int, int]) -> Problem:
-    head_dim, value_dim = head
-    return replace(
-        problem, dtype=f16, head_dim=head_dim, value_dim=value_dim, kv_format="float", value_in_key=False
-    )
+    kv_format = problem.kv_format if head == NARROW else "float"  # groups of int4 need such heads
+    dims: dict[str, Any] = {"head_dim": head[0], "value_dim": head[1]}
+    return replace(problem, dtype=f16, **dims, kv_format=kv_format, value_in_key=False)
 
 
 def _of_one_head() -> Iterator[Iterator[Trial]]:
@@ -123,12 +122,10 @@ def _maps() -> Iterator[Trial]:
 
 
 def _candidates() -> Iterator[Trial]:
-    """One of each kind in turn. Most of few pipelines come first, because compiling takes longer than
-    running."""
-    few = (*_of_one_head(), *_on_tensors(), _probes(), _merges(), _writes(), _logits(), _maps())
-    for kinds in (few, _of_all_heads()):
-        for trials in itertools.zip_longest(*kinds):
-            yield from filter(None, trials)
+    """One of each kind in turn. Most have few pipelines, because compiling takes longer than running."""
+    others = (_probes(), _merges(), _writes(), _logits(), _maps())
+    for trials in itertools.zip_longest(*_of_one_head(), *_on_tensors(), *_of_all_heads(), *others):
+        yield from filter(None, trials)
 
 
 def _selected() -> Iterator[Trial]:
