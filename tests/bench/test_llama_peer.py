@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import pytest
 
@@ -11,7 +10,7 @@ pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, whi
 
 from bench.backends import counting
 from bench.cases import buffers
-from bench.cases.calls import Call, UnsupportedCallError
+from bench.cases.calls import Call
 from bench.peers import llama_metal, llama_prefill, llama_source, registry
 from bench.peers.launch import Launch
 from softmetal.testing import KernelError
@@ -115,34 +114,7 @@ def test_the_tiles_compute_attention(call: Call) -> None:
     assert run(call, launch, "race,bounds") < LARGEST_ERROR[call.dtype]
 
 
-@needs_emulator
-def test_a_missing_mask_is_noticed() -> None:
-    causal = Call("prefill", 1, 1, 64, 40, 100, causal=True)
-    assert run(causal, launched(causal)) < 2e-6
-    assert run(causal, launched(replace(causal, causal=False))) > 0.1
-
-
 # ---- the launch rule --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("q_len", "head_dim", "is_vector"),
-    [(1, 128, True), (19, 128, True), (20, 128, False), (1, 80, False), (19, 80, False), (2048, 64, False)],
-)
-def test_which_kernel_runs(q_len: int, head_dim: int, is_vector: bool) -> None:
-    launch = launched(Call("prefill", 2, 1, head_dim, q_len, 4096, causal=True))
-    assert any("_vec_" in kernel for kernel in kernels(launch)) == is_vector
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_head_sizes_of_the_tiles(dtype: str) -> None:
-    """Heads of 320 and 576 have only values of 256 and 512."""
-    for head_dim in (40, 48, 64, 72, 80, 96, 112, 128, 192, 256, 512):
-        launch = launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
-        assert launch.passes[-1].threads == (32, 8 if head_dim == 512 else 4, 1)
-    for head_dim in (104, 160, 320, 576):
-        with pytest.raises(UnsupportedCallError, match="llama-metal has no fused kernel for this"):
-            launched(Call("prefill", 2, 1, head_dim, 64, 64, dtype=dtype))
 
 
 def test_kernel_arguments_have_the_offsets_of_the_header() -> None:

@@ -158,16 +158,6 @@ def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
         counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
 
 
-@needs_emulator
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_fused_backward_of_mlx(head_dim: int, causal: bool) -> None:
-    needs(mlx_vjp)
-    for rows, keys, dtype in ((64, 64, "bfloat16"), (70, 90, "float16")):
-        call = Call("prefill_backward", 2, 1, head_dim, rows, keys, causal=causal, dtype=dtype)
-        assert error_of_every_plan(mlx_vjp, call) < buffers.TOLERANCE[dtype]
-
-
 def test_a_folder_without_the_backward_of_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_VJP_FOLDER", raising=False)
     call = Call("prefill_backward", 2, 1, 64, 64, 64)

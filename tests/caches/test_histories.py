@@ -27,7 +27,7 @@ from torch_fattn.caches.tables import Tables
 
 KINDS = ("plain", "window", "latent", *QUANTISED)
 HISTORIES = 20  # of each kind
-LAYERS, DIM = 2, 32
+LAYERS, HEADS, DIM = 2, 2, 32
 SIGNS = (1, -1)  # of the numbers in the keys of each layer
 _Result = TypeVar("_Result")
 
@@ -64,7 +64,7 @@ class History:
         self.cache = paged(
             device,
             num_layers=LAYERS,
-            num_kv_heads=1,
+            num_kv_heads=HEADS,
             head_dim=DIM,
             value_dim=DIM,
             block_size=self.block_size,
@@ -328,7 +328,7 @@ class History:
 
     def append(self, layer: int, step: CacheStep, new: dict[int, list[int]]) -> None:
         numbers = [number for own in new.values() for number in own]
-        rows = torch.tensor(numbers, dtype=torch.float32)[:, None, None].expand(-1, 1, DIM) * SIGNS[layer]
+        rows = torch.tensor(numbers, dtype=torch.float32)[:, None, None].expand(-1, HEADS, DIM) * SIGNS[layer]
         value = [] if self.latent else [-rows.to(self.device)]
         self.call(self.cache.append, layer, step, rows.to(self.device), *value)
 
@@ -380,7 +380,7 @@ class History:
     def check_attention(self, step: CacheStep) -> None:
         """The newest rows of each sequence, in layer 1."""
         rows, fewest = self.rng.randint(1, max(step.max_seqlen_q, 1)), max(min(step._counts), 1)
-        query = torch.randn(len(step.sequences), 2, rows, DIM, generator=torch.Generator().manual_seed(0))
+        query = torch.randn(len(step.sequences), HEADS, rows, DIM, generator=torch.Generator().manual_seed(0))
         try:
             out = self.cache.decode(1, step, query.to(self.device), scale=1e-3).cpu()
         except ValueError as refusal:
@@ -389,7 +389,7 @@ class History:
         for row, own, sequence in zip(query, out, step.sequences, strict=True):
             numbers = torch.tensor(self.contents.of(self.salts[sequence], self.tokens[sequence]))
             key, value = (
-                self.sign(1, side) * numbers.float()[None, None, :, None].expand(1, 1, -1, DIM)
+                self.sign(1, side) * numbers.float()[None, None, :, None].expand(1, HEADS, -1, DIM)
                 for side in ("key", "value")
             )
             exact, _ = reference.decode(row[None], key, value, scale=1e-3, **self.window)
@@ -397,12 +397,13 @@ class History:
             assert (own.double() - exact[0]).abs().max() <= limit, f"sequence {sequence}"
 
     def stored(self, layer: int, side: str) -> list[list[int]]:
-        """The number in each slot of each block."""
+        """The number in each slot of each block, by some column of some head."""
         memory = self.cache._layers.operands(layer)[side == "value"].cpu()
         options = self.cache._layers.options(layer)
         if options:
             memory = reference.dequantise(memory, options[f"{side}_scales"].cpu(), self.kv_format)
-        return memory[:, :, 0, DIM // 2].nan_to_num().round().long().tolist()
+        head, column = self.rng.randrange(HEADS), self.rng.randrange(DIM)
+        return memory[:, :, head, column].nan_to_num().round().long().tolist()
 
 
 def run(kind: str, seed: int, device: str = "cpu") -> History:

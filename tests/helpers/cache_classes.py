@@ -111,7 +111,3 @@ class Dense:
 
     def truncate(self, sequence: int, length: int) -> None:
         self.tokens[sequence] = [layer[:length] for layer in self.tokens[sequence]]
-
-    def accept(self, sequence: int, before: int, accepted: Sequence[int]) -> None:
-        kept = [*range(before), *(before + n for n in accepted)]
-        self.tokens[sequence] = [[layer[n] for n in kept] for layer in self.tokens[sequence]]
