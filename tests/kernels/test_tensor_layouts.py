@@ -38,8 +38,8 @@ ALLOWED = {
         "const long here = place + lane * count + 2 * i;",
         "ushort lane [[thread_index_in_simdgroup]]) {",
         "if (lane == 0) {",
-        "const long place = list_elements(scores, facts, kTensorHeadFacts, params.most_facts, lane);",
-        "list_elements(output, facts, place, params.most_facts, lane);",
+        "const long place = list_elements(scores, facts, kTensorHeadFacts, params.max_facts, lane);",
+        "list_elements(output, facts, place, params.max_facts, lane);",
     },
     "tensor_step.h": {
         "keys.look_up(table, key, tile.at.lane);",
@@ -60,7 +60,7 @@ ALLOWED = {
         "const ushort thread_index = thread_in_group(simdgroup_index, lane);",
         "tile.at.lane = lane;",
         "const float weights = row_sum_of(weight_sums, lane);",
-        "rows.put_sums(weights, row_sum_of(grad_sums, lane));",
+        "rows.store_sums(weights, row_sum_of(grad_sums, lane));",
         "const float slope_grad = fc_alibi ? row_sum_of(slope_sums, lane) : 0.0f;",
     },
     "backward_key_tensor.metal": {
