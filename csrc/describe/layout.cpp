@@ -7,8 +7,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kVectorBytes = 16;                // per load of the kernels
-constexpr int64_t kMostVectors = int64_t{1} << 32;  // of an operand with vector loads: 64 GiB
+constexpr int64_t kVectorBytes = 16;               // per load of the kernels
+constexpr int64_t kMaxVectors = int64_t{1} << 32;  // of an operand with vector loads: 64 GiB
 
 }  // namespace
 
@@ -29,7 +29,7 @@ Layout layout_of(const Tensor& operand) {
     last += (sizes[dim] - 1) * stride;
   }
   // 32 bits must hold the number of a chunk.
-  layout.vector_aligned = layout.vector_aligned && (last + sizes.back()) / vector <= kMostVectors;
+  layout.vector_aligned = layout.vector_aligned && (last + sizes.back()) / vector <= kMaxVectors;
   return layout;
 }
 

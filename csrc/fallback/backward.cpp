@@ -177,7 +177,7 @@ Sums of_packed(const BackwardCall& call) {
   Call padded = call;
   padded.problem.packed = false;
   padded.problem.q_len = rows.q_len;
-  padded.problem.kv_len = most_sequence_keys(problem);
+  padded.problem.kv_len = max_sequence_keys(problem);
   padded.query = rows.pad(call.query);
   const auto pad_numbers = [&](const Tensor& numbers) {
     return numbers.defined() ? rows.pad(numbers.transpose(0, 1)) : numbers;

@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   Call padded = call;
   padded.problem.packed = false;
   padded.problem.q_len = rows.q_len;
-  padded.problem.kv_len = most_sequence_keys(problem);
+  padded.problem.kv_len = max_sequence_keys(problem);
   padded.query = rows.pad(call.query);
   const auto [out, lse] = no_key_results(padded);
   attend({.call = padded, .first_position = rows.first_position, .count = rows.count}, out, lse);
@@ -175,7 +175,7 @@ Tensor first_positions(const Call& call) {
 }
 
 PaddedRows::PaddedRows(const Call& call)
-    : batch(call.problem.batch), q_len(std::max<int64_t>(most_sequence_rows(call.problem), 1)) {
+    : batch(call.problem.batch), q_len(std::max<int64_t>(max_sequence_rows(call.problem), 1)) {
   const Problem& problem = call.problem;
   const auto ends = std::get<0>(call.cu_seqlens_q.to(at::kLong).clamp(0, problem.q_len).cummax(0));
   const Tensor starts = ends.slice(0, 0, batch);
@@ -189,7 +189,7 @@ PaddedRows::PaddedRows(const Call& call)
   const Tensor owner = sequence.clamp(0, batch - 1);
   const Tensor place = row.sub(starts.index_select(0, owner));
   owned = sequence.eq(owner);
-  const Tensor cut = keys.flatten().gt(most_sequence_keys(problem)).index_select(0, owner);
+  const Tensor cut = keys.flatten().gt(max_sequence_keys(problem)).index_select(0, owner);
   lost = owned.logical_and(place.ge(q_len).logical_or(cut));
   source_ = owner.mul(q_len).add(place.clamp(0, q_len - 1));
 }

@@ -62,7 +62,7 @@ void check_mask_map(const Call& call) {
 // Limits for cu_seqlens of query or key.
 struct Starts {
   const char* name;
-  const char* most_name;
+  const char* max_name;
   int64_t most;  // rows per sequence
   const char* rows_name;
   int64_t rows;  // rows in total
@@ -77,7 +77,7 @@ void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* s
     TORCH_CHECK_VALUE(rows >= 0, op, ": ", of.name, "[", batch + 1, "] is ", starts[batch + 1],
                       " and must not be below the entry before it, ", starts[batch]);
     TORCH_CHECK_VALUE(rows <= of.most, op, ": sequence ", batch, " has ", rows, " ", of.rows_name,
-                      " rows and ", of.most_name, " is ", of.most, "; pass the rows of the longest sequence");
+                      " rows and ", of.max_name, " is ", of.most, "; pass the rows of the longest sequence");
   }
   TORCH_CHECK_VALUE(starts[problem.batch] <= of.rows, op, ": ", of.name, " ends at ", starts[problem.batch],
                     " and ", of.rows_name, " has ", of.rows, " rows; its last entry must not be above that");

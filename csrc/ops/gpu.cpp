@@ -107,7 +107,7 @@ void check_names(const Row& row, std::initializer_list<std::string_view> known) 
   }
 }
 
-constexpr int64_t kMostVersion = 1000000;
+constexpr int64_t kMaxVersion = 1000000;
 
 std::vector<TunedRow> rows_of(const Rows& named) {
   std::vector<TunedRow> rows;
@@ -128,7 +128,7 @@ std::vector<TunedRow> rows_of(const Rows& named) {
                     .early_loads = size("early_loads", 1),
                     .least_chunk = size("least_chunk", 4096),
                     .threadgroups_per_core = size("threadgroups_per_core", 64),
-                    .macos = int(whole(row, "macos", kMostVersion))});
+                    .macos = int(whole(row, "macos", kMaxVersion))});
   }
   return rows;
 }
@@ -143,8 +143,8 @@ std::vector<TunedRoute> routes_of(const Rows& named) {
                       .dim = whole(row, "dim", kMaxHeadDim),
                       .min_length = whole(row, "min_length", kMaxLength),
                       .max_length = max_length == kAnyLength ? kAnyNumber : max_length,
-                      .macos = int(whole(row, "macos", kMostVersion)),
-                      .torch = int(whole(row, "torch", kMostVersion)),
+                      .macos = int(whole(row, "macos", kMaxVersion)),
+                      .torch = int(whole(row, "torch", kMaxVersion)),
                       .to_torch = one_of(kTakers, row, "to")});
   }
   return routes;

@@ -155,8 +155,8 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
 
 // The most rows or keys that a threadgroup walks.
 int64_t walked_by(const Tile& tile, const Problem& p) {
-  if (tile.walks_keys()) return most_sequence_keys(p);
-  return (p.packed ? most_sequence_rows(p) : p.q_len) * (p.q_heads / std::max<int64_t>(p.kv_heads, 1));
+  if (tile.walks_keys()) return max_sequence_keys(p);
+  return (p.packed ? max_sequence_rows(p) : p.q_len) * (p.q_heads / std::max<int64_t>(p.kv_heads, 1));
 }
 
 // Products per walked row or key.
@@ -166,7 +166,7 @@ double products_of_walked(const Tile& tile, const Problem& p) {
 
 // A walk cannot be split over dispatches, and macOS kills a dispatch that runs for some seconds.
 std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
-  const auto most = int64_t(4 * kMostProductsPerCore / products_of_walked(tile, p));
+  const auto most = int64_t(4 * kMaxProductsPerCore / products_of_walked(tile, p));
   const int64_t walked = walked_by(tile, p);
   if (walked <= most) return std::nullopt;
   return refuse(Refusal::Kind::kNotImplemented, name_of(p.op), walked,
@@ -177,8 +177,8 @@ std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
 // Limits the products of a dispatch.
 void limit_work(Pass& pass, const DeviceFacts& device, const Problem& p, const Tile& tile) {
   const double products = products_of_walked(tile, p) * double(walked_by(tile, p));
-  const double most_groups = std::max(most_products(device) / products, double(cores_of(device)));
-  limit_groups(pass, most_groups);
+  const double max_groups = std::max(max_products(device) / products, double(cores_of(device)));
+  limit_groups(pass, max_groups);
 }
 
 void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,

@@ -167,7 +167,7 @@ std::optional<Refusal> check(const Problem& p) {
     return refuse(Kind::kValue, op, "query length ", p.q_len, " is above ", kMaxLength,
                   p.packed ? "; split the call" : "; split the rows, each part with its q_offset");
   }
-  const int64_t length = most_sequence_keys(p);
+  const int64_t length = max_sequence_keys(p);
   if (length > kMaxLength && is_backward(p.op)) {
     return refuse(Kind::kValue, op, "length ", length, " is above ", kMaxLength, "; use shorter sequences");
   }

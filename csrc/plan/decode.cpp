@@ -27,7 +27,7 @@ struct Shape {
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
   int64_t few_chunks;
-  int64_t most_rounds;  // of chunks in flight; 0: a threadgroup cannot take several
+  int64_t max_rounds;  // of chunks in flight; 0: a threadgroup cannot take several
   const char* provenance;
 };
 
@@ -57,14 +57,13 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
   // Packed query rows, the states of simdgroups that share rows, and the scales of their steps.
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
   const int64_t simdgroups = at_once.chunks * row.simdgroups;
-  const int64_t shared_rows = row_groups == row.simdgroups ? 1 : simdgroups * kFragment;
-  const int64_t columns = std::min<int64_t>(p.value_dim, state_columns(int(at_once.chunks)));
-  const int64_t state_floats =
-      shared_rows * (columns + 4 + 2) + chunk_sum_floats(int(at_once.all()), int(row_groups * kFragment));
+  const int64_t state_floats = shared_state_rows(int(at_once.chunks), row.simdgroups, int(row_groups)) *
+                                   (state_pitch(int(at_once.chunks), int(p.value_dim)) + 2) +
+                               chunk_sum_floats(int(at_once.all()), int(row_groups * kFragment));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
   const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork));
-  const int64_t scale_pairs = has_row_scales(p.kv_format) ? simdgroups * row.tile_keys : 1;
-  const int64_t scale_bytes = ceil_div(scale_pairs, 2) * 16;  // the states follow at a multiple of 16
+  const int64_t pairs = scale_pairs(has_row_scales(p.kv_format), int(simdgroups * row.tile_keys));
+  const int64_t scale_bytes = ceil_div(pairs, 2) * 16;  // the states follow at a multiple of 16
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
           .group_rows = kFragment,
@@ -75,7 +74,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + saved_bytes, 16) * 16,
           .few_chunks = kFewChunks,
-          .most_rounds = row_groups < row.simdgroups ? 1 : 0,
+          .max_rounds = row_groups < row.simdgroups ? 1 : 0,
           .provenance = row.provenance};
 }
 
@@ -91,9 +90,10 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
   }
   const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
   // The products of every simdgroup, the scores, and the scales of a step.
-  const int64_t scores = row_groups * kFragment * tile_keys;
+  const int64_t scores = step_scores(int(row_groups), int(tile_keys));
   const int64_t score_bytes = scores * (simdgroups + 1) * int64_t(sizeof(float));
-  const int64_t scale_bytes = (has_row_scales(p.kv_format) ? tile_keys : 1) * 2 * int64_t(sizeof(float));
+  const int64_t scale_bytes =
+      scale_pairs(has_row_scales(p.kv_format), int(tile_keys)) * 2 * int64_t(sizeof(float));
   return {
       .kernel = Kernel::kDecodeWide,
       .row_groups = row_groups,
@@ -105,7 +105,7 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
       .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
       .few_chunks = kFewChunks,
-      .most_rounds = 0,
+      .max_rounds = 0,
       .provenance = row.provenance};
 }
 
@@ -118,10 +118,9 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
   const int64_t tile_keys = row.tile_keys / packed_rows;
   // The states of the simdgroups, the weights of their steps, and their saved state.
   const int64_t simdgroups = at_once.chunks * row.simdgroups;
-  const int64_t kept_chunks = at_once.all() - at_once.chunks;
-  const int64_t state_floats = simdgroups * packed_rows * (p.value_dim + 2) +
-                               chunk_sum_floats(int(at_once.all()), int(packed_rows)) +
-                               kept_chunks * packed_rows * p.value_dim;
+  const int64_t state_floats =
+      simdgroups * packed_rows * (p.value_dim + 2) + chunk_sum_floats(int(at_once.all()), int(packed_rows)) +
+      waiting_floats(int(at_once.chunks), int(at_once.rounds), int(packed_rows), int(p.value_dim));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
   const int64_t weight_bytes = simdgroups * kSimdWidth * int64_t(sizeof(float));
   const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
@@ -135,7 +134,7 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(state_bytes + weight_bytes + saved_bytes, 16) * 16,
           .few_chunks = packed_rows == 1 ? kFewChunksOfOneRow : kFewChunks,
-          .most_rounds = kShortRounds,
+          .max_rounds = kShortRounds,
           .provenance = row.provenance};
 }
 
@@ -148,7 +147,7 @@ Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows,
 }
 
 // Upper bound of the visible keys of a sequence.
-int64_t most_visible_keys(const Problem& p) {
+int64_t max_visible_keys(const Problem& p) {
   if (p.options.window_left < 0) return p.kv_len;
   const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
   return std::min(p.kv_len, window_keys + std::min(p.options.sink_tokens, p.kv_len));
@@ -164,9 +163,9 @@ int64_t products_per_key(const Problem& p, const Shape& shape) {
 // may begin and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
   const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
-  const int64_t large = std::max<int64_t>(span.few_chunks, ceil_div(most_visible_keys(p), kLargeChunk));
+  const int64_t large = std::max<int64_t>(span.few_chunks, ceil_div(max_visible_keys(p), kLargeChunk));
   const int64_t most = std::max<int64_t>(std::min<int64_t>(span.most_chunks, large),
-                                         ceil_div(most_visible_keys(p), span.largest_chunk));
+                                         ceil_div(max_visible_keys(p), span.largest_chunk));
   if (p.options.window_left < 0) return std::min(all, most);
   const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
   const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
@@ -175,7 +174,7 @@ int64_t parts_of(const Problem& p, const CausalSpan& span) {
   return std::min({all, of_window, most + 3});
 }
 
-CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double most_products_of_group) {
+CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double max_products_of_group) {
   CausalSpan span{};
   span.q_len = int32_t(p.q_len);
   span.window_left =
@@ -186,8 +185,7 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double
   span.least_chunk = int32_t(shape.least_chunk);
   span.most_chunks = int32_t(workers);
   span.few_chunks = int32_t(shape.few_chunks);
-  const double keys =
-      std::min(most_products_of_group / double(products_per_key(p, shape)), double(kNoWindow));
+  const double keys = std::min(max_products_of_group / double(products_per_key(p, shape)), double(kNoWindow));
   span.largest_chunk =
       int32_t(std::max(int64_t(keys) / shape.chunk_unit * shape.chunk_unit, shape.least_chunk));
   span.seq_lens_stride = p.seq_lens_stride;
@@ -197,8 +195,8 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double
 // Short caches take one launch. A second launch that waits for the first costs 2 to 4 us, and a threadgroup
 // with several chunks can merge them itself. But it reads the keys of all of them while cores without a
 // threadgroup idle.
-constexpr int64_t kMostChunkThreads = 512;  // leaves 208 half registers per lane on M1 and M2
-constexpr int64_t kMostShortKeys = 1024;    // so that threads differ by a few steps only
+constexpr int64_t kMaxChunkThreads = 512;  // leaves 208 half registers per lane on M1 and M2
+constexpr int64_t kMaxShortKeys = 1024;    // so that threads differ by a few steps only
 // Threadgroups per core. Their ends do not overlap the steps of others, and the cost of a launch is small
 // beside more of them.
 constexpr int64_t kShortGroupsPerCore = 2;
@@ -221,16 +219,15 @@ int64_t bytes_of_key(const Problem& p) {
 AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& shape, int64_t parts,
                       int64_t columns) {
   if (parts == 1) return {1, 1, "one: a sequence has one chunk"};
-  if (shape.most_rounds == 0) return {1, 1, "two: the simdgroups of a threadgroup have no rows in common"};
+  if (shape.max_rounds == 0) return {1, 1, "two: the simdgroups of a threadgroup have no rows in common"};
   const AtOnce all{kShortChunks, ceil_div(parts, kShortChunks),
                    "one: a threadgroup has all chunks of a sequence"};
-  if (all.rounds > shape.most_rounds)
-    return {1, 1, "two: a sequence may have more chunks than a threadgroup"};
-  const int64_t keys = most_visible_keys(p);
-  if (keys > kMostShortKeys) return {1, 1, "two: a sequence may be too long for one threadgroup"};
+  if (all.rounds > shape.max_rounds) return {1, 1, "two: a sequence may have more chunks than a threadgroup"};
+  const int64_t keys = max_visible_keys(p);
+  if (keys > kMaxShortKeys) return {1, 1, "two: a sequence may be too long for one threadgroup"};
   const int64_t threads = kShortChunks * shape.simdgroups * kSimdWidth;
   const int64_t packed_rows = p.q_heads / p.kv_heads * p.q_len;
-  if (threads > kMostChunkThreads ||
+  if (threads > kMaxChunkThreads ||
       shape_of(p, device, packed_rows, all).threadgroup_bytes > device.max_threadgroup_bytes) {
     return {1, 1, "two: the chunks of a sequence do not fit in a threadgroup"};
   }
@@ -238,8 +235,8 @@ AtOnce chunks_at_once(const Problem& p, const DeviceFacts& device, const Shape& 
   const int64_t cores = cores_of(device);
   if (groups > kShortGroupsPerCore * cores) return {1, 1, "two: there is work for more than one launch"};
   const int64_t of_core = std::max(ceil_div(keys * groups, cores), ceil_div(keys, parts));
-  const int64_t most_bytes = shape.kernel == Kernel::kDecodeVector ? kLaunchBytesByLanes : kLaunchBytes;
-  if ((keys - of_core) * bytes_of_key(p) > most_bytes) {
+  const int64_t max_bytes = shape.kernel == Kernel::kDecodeVector ? kLaunchBytesByLanes : kLaunchBytes;
+  if ((keys - of_core) * bytes_of_key(p) > max_bytes) {
     return {1, 1, "two: a threadgroup would read longer than a launch takes"};
   }
   return all;
@@ -284,8 +281,8 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t columns = p.kv_heads * row_blocks;                      // of the grid
   const int64_t held = cores_of(device) * shape.threadgroups_per_core;  // resident threadgroups
   const int64_t workers = std::max<int64_t>(held / columns, 1);
-  const double most_products_of_group = most_products(device) / double(held);
-  const CausalSpan span = span_of(p, shape, workers, most_products_of_group);
+  const double max_products_of_group = max_products(device) / double(held);
+  const CausalSpan span = span_of(p, shape, workers, max_products_of_group);
   const AtOnce at_once = chunks_at_once(p, device, shape, parts_of(p, span), columns);
   plan.launches = at_once.launches;
   const bool together = at_once.chunks > 1;
@@ -294,9 +291,9 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   // With one row or one head both layouts are identical.
   const bool token_major_out = p.token_major_out && !p.part && p.q_len > 1 && p.q_heads > 1;
   // Products of one column of the grid.
-  const double products = double(p.batch) * double(most_visible_keys(p)) * double(products_per_key(p, shape));
-  const bool sliced = products * double(columns) > most_products(device);
-  const int64_t wanted = sliced ? int64_t(std::ceil(products / most_products_of_group)) : workers;
+  const double products = double(p.batch) * double(max_visible_keys(p)) * double(products_per_key(p, shape));
+  const bool sliced = products * double(columns) > max_products(device);
+  const int64_t wanted = sliced ? int64_t(std::ceil(products / max_products_of_group)) : workers;
   const int64_t shares = together ? p.batch : std::min(std::max(wanted, workers), p.batch * parts);
 
   Pass& pass = plan.add_pass();
@@ -312,7 +309,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.token_major_out = token_major_out && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
   pass.grid = {uint32_t(shares), uint32_t(columns), 1};
-  limit_groups(pass, double(sliced ? held : kMostAlong));
+  limit_groups(pass, double(sliced ? held : kMaxAlong));
   pass.threads = {uint32_t(at_once.chunks * shape.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
 

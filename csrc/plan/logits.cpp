@@ -5,13 +5,13 @@
 namespace fattn {
 namespace {
 
-constexpr uint16_t kSimdgroups = 8;      // per threadgroup, if each has its own rows
-constexpr int64_t kMostVectors = 4;      // per thread
-constexpr int64_t kMostSimdgroups = 32;  // per threadgroup
+constexpr uint16_t kSimdgroups = 8;     // per threadgroup, if each has its own rows
+constexpr int64_t kMaxVectors = 4;      // per thread
+constexpr int64_t kMaxSimdgroups = 32;  // per threadgroup
 
 // Elements per dispatch. As float32 they move 2 GiB: a thirtieth of a second at M1's 68 GB/s, and about half
 // a second if each is in its own cache line.
-constexpr int64_t kMostElements = int64_t(1) << 28;
+constexpr int64_t kMaxElements = int64_t(1) << 28;
 
 // The smallest power of 2 that is not below n.
 int64_t power_of_2(int64_t n) {
@@ -23,9 +23,9 @@ int64_t power_of_2(int64_t n) {
 // One simdgroup holds a short row; a longer one is shared by as many simdgroups as can hold it.
 void share_rows(KernelSpec& spec, int64_t columns) {
   const int64_t simdgroup_vectors = ceil_div(columns, kSimdWidth * kLogitsVector);
-  spec.vectors = uint16_t(std::min(power_of_2(simdgroup_vectors), kMostVectors));
+  spec.vectors = uint16_t(std::min(power_of_2(simdgroup_vectors), kMaxVectors));
   spec.row_simdgroups =
-      uint16_t(std::min(power_of_2(ceil_div(simdgroup_vectors, kMostVectors)), kMostSimdgroups));
+      uint16_t(std::min(power_of_2(ceil_div(simdgroup_vectors, kMaxVectors)), kMaxSimdgroups));
   spec.simdgroups = spec.row_simdgroups == 1 ? kSimdgroups : spec.row_simdgroups;
 }
 
@@ -61,7 +61,7 @@ Plan plan_logits(const LogitsProblem& p) {
   const int64_t groups = by_row ? ceil_div(p.rows, group_rows) : ceil_div(elements, group_elements);
   pass.grid = {uint32_t(groups), 1, 1};
   pass.threads = {spec.simdgroups * uint32_t(kSimdWidth), 1, 1};
-  if (elements > kMostElements) cut_into_slices(pass, kMostElements / group_elements);
+  if (elements > kMaxElements) cut_into_slices(pass, kMaxElements / group_elements);
   // Maximum and sum of each simdgroup that shares a row.
   if (by_row) pass.threadgroup_bytes = uint32_t(ceil_div(spec.row_simdgroups * 2 * sizeof(float), 16) * 16);
   pass.bind(kSlotLogits);

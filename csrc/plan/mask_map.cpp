@@ -8,18 +8,18 @@ namespace {
 constexpr int64_t kGroupElements = int64_t{kGroupCells} * kCellRows * kCellKeys;
 
 // Elements per dispatch: see logits.cpp.
-constexpr int64_t kMostElements = int64_t(1) << 28;
+constexpr int64_t kMaxElements = int64_t(1) << 28;
 
 // Products per byte of memory traffic: an M1 core makes 128 per cycle at 1.28 GHz and has an eighth of 68
 // GB/s. The ratio of an M3 Max is nearly the same.
 constexpr double kProductsPerByte = 20.0;
 // Largest cost of a map, as a share of the products' time if the mask hides nothing.
-constexpr double kMostShare = 1.0 / 16;
+constexpr double kMaxShare = 1.0 / 16;
 // Fewest products per core that pay for another pass: a tenth of a millisecond on M1, where a dispatch that
 // waits for another takes some microseconds.
-constexpr double kLeastProductsPerCore = 1e7;
+constexpr double kMinProductsPerCore = 1e7;
 // With this many keys or fewer, a map saves next to nothing.
-constexpr int64_t kLeastKeys = 4 * kCellKeys;
+constexpr int64_t kMinKeys = 4 * kCellKeys;
 
 // The problem's mask without the dimensions in which it is broadcast.
 MaskMapProblem mask_of(const Problem& p) {
@@ -57,7 +57,7 @@ void add_pass(Plan& plan, const MaskMapProblem& p) {
   pass.spec.mask = mask_kind(p.dtype);
   pass.grid = {uint32_t(shape.groups), 1, 1};
   pass.threads = {uint32_t(kGroupCells * kSimdWidth), 1, 1};
-  if (pass.groups() > kMostElements / kGroupElements) cut_into_slices(pass, kMostElements / kGroupElements);
+  if (pass.groups() > kMaxElements / kGroupElements) cut_into_slices(pass, kMaxElements / kGroupElements);
   pass.bind(kSlotMask);
   pass.bind(kSlotMaskMap);
 
@@ -85,8 +85,8 @@ bool pays_for_map(const Problem& p, const DeviceFacts& device) {
   const double pairs = double(p.batch) * double(p.q_heads) * double(p.q_len) * double(p.kv_len);
   const double products = pairs * double(p.head_dim + p.value_dim);
   const double bytes = elements(mask) * size_of(p.mask_dtype);
-  return p.kv_len > kLeastKeys && products >= kLeastProductsPerCore * double(cores_of(device)) &&
-         bytes * kProductsPerByte <= products * kMostShare && shape_of(mask).groups <= double(kMaxMapGroups);
+  return p.kv_len > kMinKeys && products >= kMinProductsPerCore * double(cores_of(device)) &&
+         bytes * kProductsPerByte <= products * kMaxShare && shape_of(mask).groups <= double(kMaxMapGroups);
 }
 
 void add_mask_map(Plan& plan, Problem& p) {

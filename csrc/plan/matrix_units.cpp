@@ -133,7 +133,7 @@ const char* units_note(const Problem& p, const UnitsStates& states) {
 }
 
 bool is_step(const Problem& p) {
-  const bool is_packed_step = p.packed && most_sequence_rows(p) == 1;
+  const bool is_packed_step = p.packed && max_sequence_rows(p) == 1;
   // Steps over a shared prefix make partial results of it.
   return (is_packed_step || is_decode(p.op) || p.part) && !is_backward(p.op);
 }

@@ -13,8 +13,8 @@ constexpr int64_t kSimdgroupsPerCore = 16;
 // Threadgroups of a decode, of few simdgroups each, whose threadgroup memory fits on a core.
 constexpr int64_t kDecodesPerCore = 4;
 // Fewest keys of a part: per row of its tile, and in total.
-constexpr int64_t kLeastKeysPerRow = 8;
-constexpr int64_t kLeastPartKeys = 256;
+constexpr int64_t kMinKeysPerRow = 8;
+constexpr int64_t kMinPartKeys = 256;
 // Waves of threadgroups beyond which a partly filled last wave does not matter.
 constexpr int64_t kManyWaves = 16;
 // Fewest simdgroups that share a staged tile.
@@ -23,7 +23,7 @@ constexpr int64_t kFewestSimdgroups = 4;
 // Packed rows are (row, head) pairs, and every sequence begins a new tile. This is an upper bound, since
 // cu_seqlens is on the GPU; rows before and after the sequences have tiles too. At most batch + 1 tiles are
 // surplus, and their threadgroups return at once.
-int64_t most_tiles(const Problem& p, bool grouped, int64_t tile_rows) {
+int64_t max_tiles(const Problem& p, bool grouped, int64_t tile_rows) {
   const int64_t pairs = p.q_len * (p.q_heads / p.kv_heads);
   if (!p.packed) return ceil_div(grouped ? pairs : p.q_len, tile_rows);
   return (pairs + (p.batch + 2) * (tile_rows - 1)) / tile_rows;
@@ -91,7 +91,7 @@ Tile tile_of(const Problem& p, const DeviceFacts& device) {
 }
 
 int64_t scale_bytes(const Problem& p, int64_t keys) {
-  return (has_row_scales(p.kv_format) ? keys : 1) * 2 * int64_t(sizeof(float));
+  return scale_pairs(has_row_scales(p.kv_format), int(keys)) * 2 * int64_t(sizeof(float));
 }
 
 int64_t saved_bytes(const Tile& tile) {
@@ -163,9 +163,9 @@ bool pays_to_group(const Problem& p, int64_t tile_rows) {
 }
 
 // Upper bound of the keys that the rows of a tile see together.
-int64_t most_visible_keys(const Problem& p, int64_t tile_rows) {
+int64_t max_visible_keys(const Problem& p, int64_t tile_rows) {
   const ScoreOptions& options = p.options;
-  const int64_t length = most_sequence_keys(p);
+  const int64_t length = max_sequence_keys(p);
   const bool causal = p.is_causal && !p.packed;
   const int64_t keys =
       causal ? std::clamp<int64_t>(std::clamp(p.q_offset, -p.q_len, length) + p.q_len, 0, length) : length;
@@ -236,21 +236,21 @@ bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile
 //
 // With seq_lens, and in a decode, keys are cut by the length of the sequence, into at most as many parts as
 // fill the GPU, and the capacity only limits how many of these can have keys.
-Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t most_rows,
+Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t max_rows,
                int64_t tiles) {
   const int64_t dims = p.head_dim + p.value_dim;
-  const int64_t most_of_part = int64_t(kMostProductsPerCore) * (p.packed ? 4 : 1);  // products
-  const int64_t most_steps = std::max<int64_t>(most_of_part / (most_rows * dims) / tile.tile_keys, 1);
-  const int64_t steps = ceil_div(most_visible_keys(p, most_rows), tile.tile_keys);
+  const int64_t max_of_part = int64_t(kMaxProductsPerCore) * (p.packed ? 4 : 1);  // products
+  const int64_t max_steps = std::max<int64_t>(max_of_part / (max_rows * dims) / tile.tile_keys, 1);
+  const int64_t steps = ceil_div(max_visible_keys(p, max_rows), tile.tile_keys);
   // Window and sink tokens may each end with a partial step.
-  const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, most_steps), 1);
-  if (p.packed) return {needed, needed, most_steps, most_steps};
+  const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, max_steps), 1);
+  if (p.packed) return {needed, needed, max_steps, max_steps};
   // The results of a part go through memory to the merge, so they should be small against its keys.
-  const int64_t least = std::max(kLeastKeysPerRow * tile.rows(), kLeastPartKeys) / tile.tile_keys;
+  const int64_t least = std::max(kMinKeysPerRow * tile.rows(), kMinPartKeys) / tile.tile_keys;
   const int64_t held = held_by(device, tile);
   if (is_decode(p.op) || p.has_seq_lens) {
     const int64_t most = std::max<int64_t>(std::min(held, kDecodesPerCore * cores_of(device)) / tiles, 1);
-    const int64_t largest = std::max(most_steps, least);
+    const int64_t largest = std::max(max_steps, least);
     const int64_t visited = steps + (has_window(p) ? 2 : 0);
     return {std::max({std::min(most, ceil_div(visited, least)), ceil_div(visited, largest), int64_t{1}}),
             most, least, largest};
@@ -303,7 +303,7 @@ Plan plan_tensor_probe(UnitsSize size, bool registers) {
   pass.grid = {1, 1, 1};
   pass.threads = {kSimdWidth, 1, 1};
   pass.bind(kSlotTensorFacts, kSlotOut);
-  pass.set_params(TensorProbeParams{kMostTensorFacts});
+  pass.set_params(TensorProbeParams{kMaxTensorFacts});
   return plan;
 }
 
@@ -342,23 +342,23 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   Tile tile = tile_of(p, device);
   plan.tuning = tile.provenance;
   plan.units = units_note(p, device.units);
-  const int64_t most_rows = tile.rows();
+  const int64_t max_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
-  const bool grouped = pays_to_group(p, most_rows);
+  const bool grouped = pays_to_group(p, max_rows);
   if (!is_decode(p.op) && pays_for_map(p, device)) add_mask_map(plan, p);
   // If one fragment of each group holds all rows of a sequence, a second would stay empty. Results do not
   // depend on the rows of a tile.
-  const int64_t rows = p.packed ? most_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
+  const int64_t rows = p.packed ? max_sequence_rows(p) * group_size : p.q_len * (grouped ? group_size : 1);
   const bool on_units = uses_units(tile.kernel);
   if (!on_units && rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
 
-  int64_t q_tiles = most_tiles(p, grouped, tile.rows());
+  int64_t q_tiles = max_tiles(p, grouped, tile.rows());
   const int64_t heads = p.packed || grouped ? p.kv_heads : p.q_heads;
   const int64_t batch = p.packed ? 1 : p.batch;
-  const Parts parts = parts_of(p, device, tile, most_rows, q_tiles * heads);
+  const Parts parts = parts_of(p, device, tile, max_rows, q_tiles * heads);
   while (!tile.tuned && parts.count == 1 && q_tiles * heads * batch < held_by(device, tile) && halve(tile)) {
-    q_tiles = most_tiles(p, grouped, tile.rows());
+    q_tiles = max_tiles(p, grouped, tile.rows());
   }
 
   Pass& pass = plan.add_pass();
@@ -377,10 +377,10 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const bool heads_first = longest_first(p, device, tile, q_tiles * parts.count * heads * batch);
   pass.grid = {uint32_t(q_tiles * parts.count), uint32_t(heads), uint32_t(batch)};
   if (heads_first) std::swap(pass.grid[0], pass.grid[1]);
-  const double keys_of_group = std::ceil(double(most_visible_keys(p, tile.rows())) / double(parts.count));
+  const double keys_of_group = std::ceil(double(max_visible_keys(p, tile.rows())) / double(parts.count));
   const double products_of_group = double(tile.rows()) * keys_of_group * double(p.head_dim + p.value_dim);
-  const double most_groups = std::max(most_products(device) / products_of_group, double(cores_of(device)));
-  limit_groups(pass, most_groups);
+  const double max_groups = std::max(max_products(device) / products_of_group, double(cores_of(device)));
+  limit_groups(pass, max_groups);
   pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile), 16) * 16);
 

@@ -157,8 +157,8 @@ struct Problem {
 };
 
 // Rows and keys per sequence that the plan of a packed call assumes. Larger ones still give right results.
-inline int64_t most_sequence_rows(const Problem& p) { return std::min(p.max_seqlen_q, p.q_len); }
-inline int64_t most_sequence_keys(const Problem& p) {
+inline int64_t max_sequence_rows(const Problem& p) { return std::min(p.max_seqlen_q, p.q_len); }
+inline int64_t max_sequence_keys(const Problem& p) {
   return p.packed_keys ? std::min(p.max_seqlen_k, p.kv_len) : p.kv_len;
 }
 

@@ -34,7 +34,7 @@ inline constexpr int64_t kRestOfStaged = 35;    // prefill
 inline constexpr int64_t kRestOfUnstaged = 74;  // the others also hold row limits and places in the cache
 inline constexpr int64_t kFloatHalves = 2;
 inline constexpr int64_t kLoadHalves = 8;  // of 16 bytes
-inline constexpr int64_t kMostValueRun = 16;
+inline constexpr int64_t kMaxValueRun = 16;
 
 // Halves per lane of `rows` by `columns` elements in fragments: a lane has 2 of 64.
 constexpr int64_t fragment_halves(int64_t rows, int64_t columns, int64_t halves) {
@@ -80,7 +80,7 @@ inline Registers registers_of(const KernelSpec& spec) {
         spec.early_loads || (spec.head_dim > 64 && operand == stored) ? 2 : 1;  // pairs of keys
     sum.query = fragment_halves(rows, spec.head_dim, operand);
     sum.operands =
-        std::max(together * 2 * kLoadHalves, std::min<int64_t>(spec.value_dim / 4, kMostValueRun) * stored);
+        std::max(together * 2 * kLoadHalves, std::min<int64_t>(spec.value_dim / 4, kMaxValueRun) * stored);
     const int64_t pair = spec.early_loads || spec.kv_format != kKvFloat ? 1 : 2;
     sum.staged = staged_halves(keys, row_bytes(spec.head_dim), row_chunks(spec.head_dim), threads, pair) +
                  staged_halves(keys, row_bytes(spec.value_dim), row_chunks(spec.value_dim), threads, 1);

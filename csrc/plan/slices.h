@@ -12,7 +12,7 @@ namespace fattn {
 // Products (of a query element and a key element, or of a weight and a value) per dispatch and core. An M1
 // core makes at most 128 multiply-adds per cycle at 1.28 GHz, so it is busy for at least an eighth of a
 // second; and for half a second if eight packed rows of decode wait for an eighth of M1's 68 GB/s.
-inline constexpr double kMostProductsPerCore = 2e10;
+inline constexpr double kMaxProductsPerCore = 2e10;
 
 // An unknown number of cores, as in a virtual machine, counts as the fewest.
 inline int64_t cores_of(const DeviceFacts& device) {
@@ -20,26 +20,26 @@ inline int64_t cores_of(const DeviceFacts& device) {
   return device.cores > 0 ? device.cores : fewest;
 }
 
-inline double most_products(const DeviceFacts& device) {
-  return kMostProductsPerCore * double(cores_of(device));
+inline double max_products(const DeviceFacts& device) {
+  return kMaxProductsPerCore * double(cores_of(device));
 }
 
 // Every Apple GPU accepts this many threadgroups of a grid in y and z, and of a dispatch in x.
-inline constexpr uint32_t kMostAcross = 65535;
-inline constexpr int64_t kMostAlong = (int64_t{1} << 31) - 1;
+inline constexpr uint32_t kMaxAcross = 65535;
+inline constexpr int64_t kMaxAlong = (int64_t{1} << 31) - 1;
 
-// Limits a dispatch to `most_groups` threadgroups of the pass.
-inline void cut_into_slices(Pass& pass, int64_t most_groups) {
+// Limits a dispatch to `max_groups` threadgroups of the pass.
+inline void cut_into_slices(Pass& pass, int64_t max_groups) {
   pass.spec.sliced = true;
-  pass.slice = uint32_t(std::clamp<int64_t>(most_groups, 1, std::min(pass.groups(), kMostAlong)));
+  pass.slice = uint32_t(std::clamp<int64_t>(max_groups, 1, std::min(pass.groups(), kMaxAlong)));
 }
 
-// The same, in one dispatch if `most_groups` allows. Slices run along x, so a grid that is too large in y or
+// The same, in one dispatch if `max_groups` allows. Slices run along x, so a grid that is too large in y or
 // z is sliced as well.
-inline void limit_groups(Pass& pass, double most_groups) {
-  const bool fits = std::max(pass.grid[1], pass.grid[2]) <= kMostAcross;
-  if (!fits || most_groups < double(pass.groups())) {
-    cut_into_slices(pass, int64_t(std::min(most_groups, double(kMostAlong))));
+inline void limit_groups(Pass& pass, double max_groups) {
+  const bool fits = std::max(pass.grid[1], pass.grid[2]) <= kMaxAcross;
+  if (!fits || max_groups < double(pass.groups())) {
+    cut_into_slices(pass, int64_t(std::min(max_groups, double(kMaxAlong))));
   }
 }
 

@@ -17,7 +17,7 @@ bool is_wide(Kernel kernel) { return kernel == Kernel::kPrefillWide || kernel ==
 
 // Upper bound of the rows of a sequence, as prefill packs them.
 int64_t length_of(const Problem& p) {
-  return p.packed ? most_sequence_rows(p) * (p.q_heads / p.kv_heads) : p.q_len;
+  return p.packed ? max_sequence_rows(p) * (p.q_heads / p.kv_heads) : p.q_len;
 }
 
 const TunedRow* find(const DeviceFacts& device, Kernel kernel, const Problem& p) {
@@ -176,8 +176,8 @@ std::string fault_of(const std::vector<TunedRoute>& routes) {
     const TunedRoute& route = routes[i];
     const char* fault = nullptr;
     if (!is_float(route.dtype)) fault = "the dtype is not float32, float16 or bfloat16";
-    const int64_t most_dim = is_training(route.op) ? kMaxBackwardHeadDim : kMaxHeadDim;
-    if (route.dim < 1 || route.dim > most_dim) fault = "the kernels do not support this head size";
+    const int64_t max_dim = is_training(route.op) ? kMaxBackwardHeadDim : kMaxHeadDim;
+    if (route.dim < 1 || route.dim > max_dim) fault = "the kernels do not support this head size";
     if (route.min_length < 1 || route.max_length < route.min_length)
       fault = "min_length is below 1 or above max_length";
     if (fault != nullptr) return "route " + std::to_string(i) + ": " + fault;

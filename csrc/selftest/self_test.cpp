@@ -99,13 +99,13 @@ std::string fault_of_layout(const int32_t* facts, const KernelSpec& spec) {
   const int64_t keys = spec.head_dim == kLatentKeyDim ? kLatentProductKeys : spec.tile_keys;
   const int64_t out_columns = int64_t(spec.value_dim) * spec.row_groups / spec.simdgroups;
   const bool is_listed =
-      scores > 0 && out > 0 && scores <= 2 * kMostScoreElements && out <= 2 * kMostOutElements;
+      scores > 0 && out > 0 && scores <= 2 * kMaxScoreElements && out <= 2 * kMaxOutElements;
   const int32_t* pairs = facts + kTensorHeadFacts;
   if (!is_listed || !covers(pairs, scores, rows, keys) ||
       !covers(pairs + int64_t{2} * kSimdWidth * scores, out, rows, out_columns))
     return "the probe does not find each element of a product in one lane";
   if (!spec.registers) return "";
-  if (scores > kMostScoreElements || out > kMostOutElements || reduced > kMostReducedRows)
+  if (scores > kMaxScoreElements || out > kMaxOutElements || reduced > kMaxReducedRows)
     return "a lane has more elements than the kernel keeps track of";
   if (facts[3] == 0 || facts[4] == 0) return "elements do not match the rows of a reduction";
   if (facts[5] == 0) return "scores are not laid out like a left operand";
@@ -115,7 +115,7 @@ std::string fault_of_layout(const int32_t* facts, const KernelSpec& spec) {
 Fault fault_of_probe(UnitsSize size, UnitsState variant) {
   const Plan plan = plan_tensor_probe(size, variant == UnitsState::kRegisters);
   if (Fault fault = compiler_fault(plan)) return fault;
-  const at::Tensor facts = at::full({kMostTensorFacts}, -1, at::kInt).to(at::kMPS);
+  const at::Tensor facts = at::full({kMaxTensorFacts}, -1, at::kInt).to(at::kMPS);
   metal::Bindings bindings;
   bindings[kSlotTensorFacts].buffer = const_cast<void*>(facts.storage().data());
   metal::execute(plan, bindings);

@@ -33,8 +33,8 @@ struct Heads {
 };
 
 // Two packed sequences, a short one before a long one.
-constexpr std::array<int64_t, 2> kRows{3, 83}, kKeys{20, 117};
-constexpr int64_t kAllRows = kRows[0] + kRows[1], kAllKeys = kKeys[0] + kKeys[1];
+constexpr std::array<int64_t, 2> kPackedRows{3, 83}, kPackedKeys{20, 117};
+constexpr int64_t kAllRows = kPackedRows[0] + kPackedRows[1], kAllKeys = kPackedKeys[0] + kPackedKeys[1];
 constexpr int64_t kBand = 2048;  // elements around a result
 
 Tensor ints(std::vector<int32_t> numbers) { return at::tensor(numbers, at::kInt).to(at::kMPS); }
@@ -121,10 +121,10 @@ class Trials {
         {{"query", rows(heads.of_query, kAllRows, dim_, {{0, kAllRows}}, 3.0).transpose(0, 1)},
          {"key", rows(heads.of_keys, kAllKeys, dim_, {{0, kAllKeys}}, 3.0).transpose(0, 1)},
          {"value", rows(heads.of_keys, kAllKeys, value_dim_, {{0, kAllKeys}}, 1.0).transpose(0, 1)},
-         {"cu_seqlens_q", starts(kRows)},
-         {"cu_seqlens_k", starts(kKeys)},
-         {"max_seqlen_q", kRows[1]},
-         {"max_seqlen_k", kKeys[1]},
+         {"cu_seqlens_q", starts(kPackedRows)},
+         {"cu_seqlens_k", starts(kPackedKeys)},
+         {"max_seqlen_q", kPackedRows[1]},
+         {"max_seqlen_k", kPackedKeys[1]},
          {"is_causal", true}},
         {{0, kAllRows}});
   }
@@ -132,17 +132,17 @@ class Trials {
   // The blocks of the sequences follow one another backwards. The first one of the short sequence does not
   // exist, nor does any sequence have the first one of the pool.
   void add_paged() {
-    constexpr int64_t kBlock = 16, kTable = (kKeys[1] + kBlock - 1) / kBlock;
-    constexpr int64_t kBlocks = 1 + (kKeys[0] + kBlock - 1) / kBlock + kTable;
+    constexpr int64_t kBlock = 16, kTable = (kPackedKeys[1] + kBlock - 1) / kBlock;
+    constexpr int64_t kBlocks = 1 + (kPackedKeys[0] + kBlock - 1) / kBlock + kTable;
     std::vector<int32_t> tables(2 * kTable, -1);
     std::vector<Range> seen;
     int64_t block = kBlocks;
-    for (size_t i = 0; i < kKeys.size(); ++i) {
-      for (int64_t key = 0; key < kKeys[i]; key += kBlock) {
+    for (size_t i = 0; i < kPackedKeys.size(); ++i) {
+      for (int64_t key = 0; key < kPackedKeys[i]; key += kBlock) {
         --block;
         if (i == 0 && key == 0) continue;
         tables[i * kTable + size_t(key / kBlock)] = int32_t(block);
-        seen.push_back({block * kBlock, block * kBlock + std::min(kBlock, kKeys[i] - key)});
+        seen.push_back({block * kBlock, block * kBlock + std::min(kBlock, kPackedKeys[i] - key)});
       }
     }
     const auto pool = [&](int64_t dim, double largest) {
@@ -155,9 +155,9 @@ class Trials {
                  {"key_cache", pool(dim_, 3.0)},
                  {"value_cache", pool(value_dim_, 1.0)},
                  {"block_tables", ints(tables).view({2, kTable})},
-                 {"seq_lens", ints({int32_t(kKeys[0]), int32_t(kKeys[1])})},
-                 {"cu_seqlens_q", starts(kRows)},
-                 {"max_seqlen_q", kRows[1]},
+                 {"seq_lens", ints({int32_t(kPackedKeys[0]), int32_t(kPackedKeys[1])})},
+                 {"cu_seqlens_q", starts(kPackedRows)},
+                 {"max_seqlen_q", kPackedRows[1]},
                  {"is_causal", true}});
   }
 

@@ -124,7 +124,7 @@ MULTIPLY = (
 )
 TWICE = {
     "a product": (MULTIPLY, {"products", "cache_bytes"}),
-    "a step's softmax": ("rows.weigh(scores, reduced, output);", {"exps"}),
+    "a step's softmax": ("rows.to_weights(scores, reduced, output);", {"exps"}),
 }
 
 

@@ -211,7 +211,7 @@ using namespace fattn;
         blocks.multiply(keys, values, step.queries + n * 8 * kKeyPitch, kKeyPitch,
                         step.grads + n * 8 * kValuePitch, kValuePitch, at);
         if (kColumnShares > 1) {
-          shared.put(n, blocks, at);
+          shared.write(n, blocks, at);
         } else {
           step.finish(n, cell, blocks, sums, forward, tile.first_position, at);
         }
@@ -224,7 +224,7 @@ using namespace fattn;
           if (fc_mask_map && hides_group(cell, group_key)) {
             continue;
           }
-          shared.take(n, blocks, at);
+          shared.read(n, blocks, at);
           step.finish(n, cell, blocks, sums, forward, tile.first_position, at);
         }
       }

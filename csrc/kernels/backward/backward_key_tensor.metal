@@ -54,8 +54,8 @@ struct TensorStep {
   // Turns products into P^T, or with `of_keys` into gradients of the scaled products. Returns a bit for each
   // key with a weight.
   template <class Scores>
-  uint weigh(thread Scores& scores, thread Scores& weight_grads, bool of_keys,
-             constant PrefillParams& params) const thread {
+  uint to_weights(thread Scores& scores, thread Scores& weight_grads, bool of_keys,
+                  constant PrefillParams& params) const thread {
     uint used = 0;
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
@@ -176,7 +176,7 @@ using namespace fattn;
             CacheTensor grad_rows = tensor_of_rows(grads, params.grad_out.row, 0, kTensorDim);
             score_product.run(values, grad_rows, weight_grads);
           }
-          used |= step.weigh(scores, weight_grads, of_keys, forward);
+          used |= step.to_weights(scores, weight_grads, of_keys, forward);
           CacheTensor right =
               tensor_of_rows(of_keys ? queries : grads, of_keys ? forward.query.row : params.grad_out.row,
                              column, kShareDim);
@@ -195,7 +195,7 @@ using namespace fattn;
         if (of_keys) {
           score_product.run(values, whole_rows, weight_grads);
         }
-        used |= step.weigh(scores, weight_grads, of_keys, forward);
+        used |= step.to_weights(scores, weight_grads, of_keys, forward);
         if (!of_keys) {
           accumulate(output_product, scores, right, output, block);
         }

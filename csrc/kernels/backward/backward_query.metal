@@ -59,9 +59,9 @@ struct QueryGradient {
 
   // Turns the blocks of a key fragment into gradients of products, or in the first walk adds its keys to the
   // sums. Bit i of the result: some row of this simdgroup sees key i of the fragment.
-  uint weigh(thread RowBlocks& blocks, thread const ScoreModifiers& modifiers,
-             thread const Visibility& visible, const device uchar* mask, int first_key, bool edge,
-             bool sums_only, LanePosition at) thread {
+  uint to_weights(thread RowBlocks& blocks, thread const ScoreModifiers& modifiers,
+                  thread const Visibility& visible, const device uchar* mask, int first_key, bool edge,
+                  bool sums_only, LanePosition at) thread {
     uint seen = 0;
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
@@ -187,13 +187,13 @@ struct OwnTiles {
 // One step of a walk: the fragments that this simdgroup's rows may see.
 struct QueryStep {
   int first_key;
-  StepSight sight;
+  StepView view;
   KeyRanges ranges;  // of the simdgroup's rows
   bool sums_only;
 
   bool has(int n) const thread {
     const int key = first_key + n * 8;
-    return sight.fragments.has(n) && ranges.meet(key, key + 8);
+    return view.fragments.has(n) && ranges.meet(key, key + 8);
   }
 };
 
@@ -203,8 +203,8 @@ inline void finish_fragment(int n, thread const QueryStep& step, thread RowBlock
                             thread const ScoreModifiers& modifiers, thread const OwnTiles& tiles) {
   thread const PrefillTile& tile = rows.tile;
   const Visibility visible = tile.state.visible(*tile.params);
-  const uint seen = state.weigh(blocks, modifiers, visible, tile.operands.attn_mask, step.first_key + n * 8,
-                                !step.sight.whole, step.sums_only, tile.at);
+  const uint seen = state.to_weights(blocks, modifiers, visible, tile.operands.attn_mask,
+                                     step.first_key + n * 8, !step.view.whole, step.sums_only, tile.at);
   if (!step.sums_only && seen != 0) {
     tiles.accumulate_keys(n, seen, blocks, state, tile.at);
   }
@@ -281,16 +281,16 @@ using namespace fattn;
     for (step.first_key = rows.tile.first_step(); step.first_key < rows.tile.ranges.end;
          step.first_key = rows.tile.step_after(step.first_key)) {
       staged.stage<false>(step.first_key, tiles, rows.tile, thread_index);
-      step.sight = rows.tile.sight_of(step.first_key, kAllKeys);
+      step.view = rows.tile.view_of(step.first_key, kAllKeys);
       RowBlocks blocks;
 #pragma clang loop unroll(disable)
-      for (int n = 0; n < step.sight.fragments.end(); n++) {
+      for (int n = 0; n < step.view.fragments.end(); n++) {
         if (!step.has(n)) {
           continue;
         }
         own.multiply(n, query_rows, grad_rows, blocks, at);
         if (kColumnShares > 1) {
-          shared.put(n, blocks, at);
+          shared.write(n, blocks, at);
         } else {
           finish_fragment(n, step, blocks, state, rows, modifiers, own);
         }
@@ -298,9 +298,9 @@ using namespace fattn;
       if (kColumnShares > 1) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(disable)
-        for (int n = 0; n < step.sight.fragments.end(); n++) {
+        for (int n = 0; n < step.view.fragments.end(); n++) {
           if (step.has(n)) {
-            shared.take(n, blocks, at);
+            shared.read(n, blocks, at);
             finish_fragment(n, step, blocks, state, rows, modifiers, own);
           }
         }

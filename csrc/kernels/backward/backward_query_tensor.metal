@@ -29,7 +29,7 @@ struct QueryRows {
   }
 
   // After the first walk, with the sums of this lane's row.
-  void put_sums(float weights, float weighted_grads) const thread {
+  void store_sums(float weights, float weighted_grads) const thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the origins were read
     if (tile.at.lane < kTensorRows) {
       const QueryRow row = own_row();
@@ -73,8 +73,8 @@ struct QueryRows {
   // Turns the products of a step into gradients of the scaled products, and adds to the slope gradients of
   // rows. Returns a bit for each key that some row sees.
   template <class Scores>
-  uint weigh(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
-             thread Scores& slope_sums) const thread {
+  uint to_weights(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
+                  thread Scores& slope_sums) const thread {
     uint seen = 0;
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
@@ -178,7 +178,7 @@ using namespace fattn;
       }
     }
     const float weights = row_sum_of(weight_sums, lane);
-    rows.put_sums(weights, row_sum_of(grad_sums, lane));
+    rows.store_sums(weights, row_sum_of(grad_sums, lane));
   }
 
   auto slope_sums = FATTN_TENSOR_SCORES;
@@ -191,7 +191,7 @@ using namespace fattn;
                   weight_grads);
     step.multiply(score_product, queries, tile.source.keys(), forward.key, tile, step_storage, thread_index,
                   scores);
-    uint seen = step.active ? rows.weigh(scores, weight_grads, step, slope_sums) : 0;
+    uint seen = step.active ? rows.to_weights(scores, weight_grads, step, slope_sums) : 0;
     if (fc_hides_any && !tile.sees_whole(key)) {
       seen_by[turn][simdgroup_index] = seen;
       threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -24,9 +24,9 @@ struct ProductBlocks {
       set_elements(products[r], 0.0f, 0.0f);
       set_elements(weight_grads[r], 0.0f, 0.0f);
     }
-    constexpr int kMost = KeyShare::kChunks < ValueShare::kChunks ? ValueShare::kChunks : KeyShare::kChunks;
+    constexpr int kMax = KeyShare::kChunks < ValueShare::kChunks ? ValueShare::kChunks : KeyShare::kChunks;
 #pragma clang loop unroll(full)
-    for (int c = 0; c < kMost; c++) {
+    for (int c = 0; c < kMax; c++) {
       if (c < KeyShare::kChunks) {
         query_like.multiply(key_like, key_pitch, min(c, KeyShare::kChunks - 1), at, products);
       }
@@ -49,7 +49,7 @@ struct SharedBlocks {
   ushort group;
   ushort share;
 
-  void put(int n, thread const ProductBlocks<kCount>& blocks, LanePosition at) const thread {
+  void write(int n, thread const ProductBlocks<kCount>& blocks, LanePosition at) const thread {
     threadgroup float2* to = pairs + place(n, share, at);
 #pragma clang loop unroll(full)
     for (int r = 0; r < kCount; r++) {
@@ -60,7 +60,7 @@ struct SharedBlocks {
     }
   }
 
-  void take(int n, thread ProductBlocks<kCount>& blocks, LanePosition at) const thread {
+  void read(int n, thread ProductBlocks<kCount>& blocks, LanePosition at) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kCount; r++) {
       float2 product = float2(0.0f);

@@ -11,7 +11,7 @@ namespace fattn {
 
 // Elements that a lane reads at a time. Eight would take 10 to 28 half registers more (Mesa's count for M1
 // and M2).
-FATTN_CONSTEXPR int kMostChunk = 4;
+FATTN_CONSTEXPR int kMaxChunk = 4;
 
 template <int kDim>
 struct HeadShare {
@@ -19,7 +19,7 @@ struct HeadShare {
   static constant constexpr int kColumns = 8 * kFragments;
   static constant constexpr bool kEven = kColumns * kColumnShares == kDim;
   // The product over the head takes a row in chunks of kChunk fragments.
-  static constant constexpr int kChunk = chunk_of(kFragments, kMostChunk);
+  static constant constexpr int kChunk = chunk_of(kFragments, kMaxChunk);
   static constant constexpr int kChunks = kFragments / kChunk;
   // For the other products and the results, a lane has two elements per fragment.
   static constant constexpr int kRun = 2 * kFragments;

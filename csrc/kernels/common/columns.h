@@ -14,20 +14,20 @@ struct ColumnShare {
   static constant constexpr int kColumns = kTo - kFrom;
   // Elements per chunk, at most 16 bytes. It divides kFrom and kTo, so the chunks of an aligned row are
   // aligned.
-  static constant constexpr int kMost = chunk_of(kFrom, chunk_of(kTo, 4 * kStoredWordElements));
-  static constant constexpr int kWideFragments = kMost / 2;  // one chunk in each of the four lanes of a row
+  static constant constexpr int kMax = chunk_of(kFrom, chunk_of(kTo, 4 * kStoredWordElements));
+  static constant constexpr int kWideFragments = kMax / 2;  // one chunk in each of the four lanes of a row
   // Elements per lane, two for each fragment: in the widest chunks, in narrower ones, and in total.
   static constant constexpr int kWide = kColumns / 8 / (kShares * kWideFragments) * kWideFragments * 2;
   static constant constexpr int kNarrow = (kColumns / 8 - kShares * kWide / 2 + kShares - 1) / kShares * 2;
   static constant constexpr int kAll = kWide + kNarrow;
   static constant constexpr int kFragments = kAll / 2;
-  static constant constexpr int kNarrowChunk = chunk_of(kNarrow, kMost);
+  static constant constexpr int kNarrowChunk = chunk_of(kNarrow, kMax);
   static constant constexpr bool kEven = 4 * kShares * kAll == kColumns;
 
   // The column of element i of a lane's run; -1 past the end.
   static int column_of(int i, ushort pair, ushort share) {
     if (i < kWide) {
-      return kFrom + share * 4 * kWide + (i / kMost * 4 + pair) * kMost + i % kMost;
+      return kFrom + share * 4 * kWide + (i / kMax * 4 + pair) * kMax + i % kMax;
     }
     const int n = i - kWide;
     const int column = kFrom + kShares * 4 * kWide + share * 4 * kNarrow +
@@ -50,9 +50,9 @@ struct FloatRun {
   void clear() thread { fill_run(elements, 0.0f); }
   void read(thread const StoredRow& row, ushort simdgroup, LanePosition at) thread {
 #pragma clang loop unroll(full)
-    for (int i = 0; i < Columns::kWide; i += Columns::kMost) {
-      read_elements<Columns::kMost>(row.floats() + Columns::column_of(i, at.pair, simdgroup), fc_vector_loads,
-                                    elements, i);
+    for (int i = 0; i < Columns::kWide; i += Columns::kMax) {
+      read_elements<Columns::kMax>(row.floats() + Columns::column_of(i, at.pair, simdgroup), fc_vector_loads,
+                                   elements, i);
     }
 #pragma clang loop unroll(full)
     for (int i = Columns::kWide; i < Columns::kAll; i += Columns::kNarrowChunk) {
@@ -80,10 +80,10 @@ template <int kFrom, int kTo>
 struct StoredRun {
   typedef ColumnShare<kFrom, kTo> Columns;
   static constant constexpr int kElements = at_least_one(Columns::kAll);
-  static constant constexpr int kWideChunks = Columns::kWide / Columns::kMost;
+  static constant constexpr int kWideChunks = Columns::kWide / Columns::kMax;
   static constant constexpr int kNarrowChunks = Columns::kNarrow / Columns::kNarrowChunk;
 
-  StoredChunk<Columns::kMost> wide[at_least_one(kWideChunks)];
+  StoredChunk<Columns::kMax> wide[at_least_one(kWideChunks)];
   StoredChunk<Columns::kNarrowChunk> narrow[at_least_one(kNarrowChunks)];
 
   void clear() thread {
@@ -99,7 +99,7 @@ struct StoredRun {
   void read(thread const StoredRow& row, ushort simdgroup, LanePosition at) thread {
 #pragma clang loop unroll(full)
     for (int c = 0; c < kWideChunks; c++) {
-      wide[c].read(row, Columns::column_of(c * Columns::kMost, at.pair, simdgroup), 0, fc_vector_loads);
+      wide[c].read(row, Columns::column_of(c * Columns::kMax, at.pair, simdgroup), 0, fc_vector_loads);
     }
 #pragma clang loop unroll(full)
     for (int c = 0; c < kNarrowChunks; c++) {
@@ -114,7 +114,7 @@ struct StoredRun {
   void unpack(thread Operand (&run)[kElements]) const thread {
 #pragma clang loop unroll(full)
     for (int c = 0; c < kWideChunks; c++) {
-      wide[c].unpack_to(run, c * Columns::kMost);
+      wide[c].unpack_to(run, c * Columns::kMax);
     }
 #pragma clang loop unroll(full)
     for (int c = 0; c < kNarrowChunks; c++) {

@@ -236,7 +236,7 @@ struct DecodeParams {
   FATTN_DECODE_PARAMS(FATTN_FIELD)
 };
 
-#define FATTN_TENSOR_PROBE_PARAMS(X) X(fattn_i64, most_facts) /* integers that the result has room for */
+#define FATTN_TENSOR_PROBE_PARAMS(X) X(fattn_i64, max_facts) /* integers that the result has room for */
 struct TensorProbeParams {
   FATTN_TENSOR_PROBE_PARAMS(FATTN_FIELD)
 };

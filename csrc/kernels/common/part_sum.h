@@ -1,13 +1,34 @@
-// Merges partial results of a row over disjoint keys. Part p has values o_p and a sum l_p relative to its
+// The denominator of a row's softmax, over all its keys or a part of them, and the merge of partial results
+// over disjoint keys. Part p has values o_p and a sum l_p relative to its
 // maximum m_p; with the largest maximum m, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p.
 //
 // The order is fixed: first the parts of each simdgroup of merge.metal, then the sums of the simdgroups.
 // decode adds the chunks of a short cache in the same order (chunk_sum.h), so results are bit-identical.
 #pragma once
 
-#include "row_sum.h"
+#include "constants.h"
 
 namespace fattn {
+
+// sum = sum of exp(l_j - max) over logits l_j, with their largest, max.
+struct RowSum {
+  float score;  // max in score units
+  float logit;  // max in natural units
+  float sum;    // 0 if the row saw no key
+
+  float log_sum_exp() const thread { return sum == 0.0f ? -INFINITY : logit + log(sum); }
+
+  // The form that merge reads. A single log-sum-exp in float32 would round away the sum beside a logit of
+  // 1e6. A weight is 2^(score * log2_per_score).
+  float4 of_part(float log2_per_score) const thread { return float4(score, logit, sum, log2_per_score); }
+};
+
+inline RowSum row_sum_of_no_keys() {
+  RowSum row;
+  row.score = row.logit = -INFINITY;
+  row.sum = 0.0f;
+  return row;
+}
 
 // Rescales weights relative to `from` to `to`. Exactly 1 if they are equal, so merging a single part returns
 // it unchanged.

@@ -53,8 +53,8 @@ struct SharedQuery {
     read_query_or_zeros(row, at, run);
 #pragma clang loop unroll(full)
     for (int f = 0; f < kHeadDim / 8; f++) {
-      put_pair(pairs + f * (kPairWords * kSimdWidth), run[query_element(f)],
-               run[query_element(f) + kKeyChunk]);
+      write_pair(pairs + f * (kPairWords * kSimdWidth), run[query_element(f)],
+                 run[query_element(f) + kKeyChunk]);
     }
   }
 
@@ -64,10 +64,10 @@ struct SharedQuery {
 
  private:
   template <typename T>
-  static void put_pair(volatile threadgroup uint* pair, T first, T second) {
+  static void write_pair(volatile threadgroup uint* pair, T first, T second) {
     *pair = as_type<uint>(vec<T, 2>(first, second));
   }
-  static void put_pair(volatile threadgroup uint* pair, float first, float second) {
+  static void write_pair(volatile threadgroup uint* pair, float first, float second) {
     pair[0] = as_type<uint>(first);
     pair[kSimdWidth] = as_type<uint>(second);
   }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "operands.h"
-#include "row_sum.h"
+#include "part_sum.h"
 #include "softmax.h"
 
 namespace fattn {
@@ -40,21 +40,21 @@ inline RowSum row_sum_with_sink(float row_max, float sum, thread const Sinks& si
 }
 
 // Store a result, four neighbouring results, or the sum of a row: final, or of a part of the keys.
-inline void put_result(thread const Operands& operands, long place, float result) {
+inline void store_result(thread const Operands& operands, long place, float result) {
   if (fc_split) {
     operands.partial_out[place] = result;
   } else {
     operands.out[place] = Element(result);
   }
 }
-inline void put_result(thread const Operands& operands, long place, float4 results) {
+inline void store_result(thread const Operands& operands, long place, float4 results) {
   if (fc_split) {
     *reinterpret_cast<device float4*>(operands.partial_out + place) = results;
   } else {
     *reinterpret_cast<device vec<Element, 4>*>(operands.out + place) = vec<Element, 4>(results);
   }
 }
-inline void put_sum(thread const Operands& operands, long place, RowSum sum) {
+inline void store_sum(thread const Operands& operands, long place, RowSum sum) {
   if (fc_split) {
     operands.partial_sum[place] = sum.of_part(log2_per_score());
   } else {
@@ -86,12 +86,12 @@ inline void store_rows(thread const AttentionState<kRows, kKeys, kColumns>& atte
       const int column = Columns::column_of(i, at.pair, share);
       if (column >= 0) {
         const float result = scaled_result(attention.out[r][i / 2].thread_elements()[i & 1], scale);
-        put_result(rows.operands, place + column, result);
+        store_result(rows.operands, place + column, result);
       }
     }
     if (share == 0 && at.pair == 0) {
       const RowSum sum = row_sum_with_sink(attention.row_max[r], attention.row_sum[r], sinks, r);
-      put_sum(rows.operands, rows.sum_place(r), sum);
+      store_sum(rows.operands, rows.sum_place(r), sum);
     }
   }
 }

@@ -62,16 +62,33 @@ constexpr int state_columns(int chunks) { return chunks == 1 ? 64 : 32; }
 constexpr int chunk_sum_floats(int chunks, int rows) {
   return chunks == 1 ? 0 : (3 * (chunks + 1) * rows + 3) / 4 * 4;
 }
+// Arrays of the decode kernels in threadgroup memory, for kernels and planner. decode: rows of states, not
+// needed if simdgroups share no rows, and floats from row to row, padded so that fewer rows begin in the same
+// bank.
+constexpr int shared_state_rows(int chunks, int simdgroups, int row_groups) {
+  return simdgroups == row_groups ? 1 : chunks * simdgroups * kFragment;
+}
+constexpr int state_pitch(int chunks, int value_dim) {
+  return (value_dim < state_columns(chunks) ? value_dim : state_columns(chunks)) + 4;
+}
+// decode_vector: values of the chunks that wait for the last round.
+constexpr int waiting_floats(int chunks, int rounds, int rows, int value_dim) {
+  return chunks * (rounds - 1) * rows * value_dim;
+}
+// decode_wide: scores of a step.
+constexpr int step_scores(int row_groups, int tile_keys) { return row_groups * kFragment * tile_keys; }
+// Scales of key and value, for each of these rows or not at all.
+constexpr int scale_pairs(bool of_rows, int rows) { return of_rows ? rows : 1; }
 // The output of tensor_probe: capacities of scores, row reduction and output; whether the rows of scores and
 // output map to rows of the reduction, and scores can be a left operand; then {column, row} of each element
 // of scores and output, lane by lane, {-1, -1} if it is not valid.
 FATTN_CONSTEXPR int kTensorHeadFacts = 8;
 // Limits of prefill_tensor, which has a bit per element of a lane.
-FATTN_CONSTEXPR int kMostScoreElements = 32;
-FATTN_CONSTEXPR int kMostOutElements = 64;
-FATTN_CONSTEXPR int kMostReducedRows = 2;
-FATTN_CONSTEXPR int kMostTensorFacts =
-    kTensorHeadFacts + 2 * kSimdWidth * (2 * kMostScoreElements + 2 * kMostOutElements);
+FATTN_CONSTEXPR int kMaxScoreElements = 32;
+FATTN_CONSTEXPR int kMaxOutElements = 64;
+FATTN_CONSTEXPR int kMaxReducedRows = 2;
+FATTN_CONSTEXPR int kMaxTensorFacts =
+    kTensorHeadFacts + 2 * kSimdWidth * (2 * kMaxScoreElements + 2 * kMaxOutElements);
 // Rows of a product on tensor operations.
 FATTN_CONSTEXPR int kTensorRows = 16;
 // Keys of a product of prefill_latent_tensor, the columns over which a product of its keys sums, and the

@@ -88,7 +88,7 @@ inline SeenKeys all_seen() {
 // Below, `Query` has a member `rows(r, f)`: fragment f of D / 8 of row fragment r.
 template <int kRows, int kKeys, int kColumns>
 struct AttentionState {
-  simdgroup_float8x8 score[kRows][kKeys];  // after weigh(): the weights
+  simdgroup_float8x8 score[kRows][kKeys];  // after to_weights(): the weights
   simdgroup_float8x8 out[kRows][kColumns];
   float row_max[kRows];
   float row_sum[kRows];  // until finish(): of this lane's columns only
@@ -190,7 +190,7 @@ struct AttentionState {
     }
   }
 
-  // After weigh(): the same for the weights. row_sum keeps the unscaled weights.
+  // After to_weights(): the same for the weights. row_sum keeps the unscaled weights.
   void scale_weights(int k, float first, float second, SeenKeys seen) thread {
     const float first_scale = (seen.scored >> (2 * k)) & 1 ? first : 0.0f;
     const float second_scale = (seen.scored >> (2 * k + 1)) & 1 ? second : 0.0f;
@@ -201,7 +201,8 @@ struct AttentionState {
     }
   }
 
-  // Call it before weigh(). Only attn_mask or a tree mask hides a key from all rows that see it by position.
+  // Call it before to_weights(). Only attn_mask or a tree mask hides a key from all rows that see it by
+  // position.
   SeenKeys seen_keys(LanePosition at) const thread {
     if (!fc_hides_any) {
       return all_seen();
@@ -227,7 +228,7 @@ struct AttentionState {
   }
 
   // Turns the scores of a step into weights and rescales the state to the new maximum, as above.
-  void weigh() thread {
+  void to_weights() thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRows; r++) {
       float step_max = -INFINITY;

@@ -17,13 +17,14 @@ FATTN_CONSTEXPR int kChunkRows = kAllChunks * kPackedRows;
 FATTN_CONSTEXPR int kChunkSumFloats = chunk_sum_floats(kAllChunks, kPackedRows);
 // Chunks of all rounds but the last, whose values are kept until then.
 FATTN_CONSTEXPR int kKeptChunks = kAllChunks - kChunks;
-FATTN_CONSTEXPR int kKeptFloats = kKeptChunks * kPackedRows * kValueDim;
+FATTN_CONSTEXPR int kKeptFloats = waiting_floats(kChunks, kChunkRounds, kPackedRows, kValueDim);
 
 // kGroups simdgroups of a chunk have the same row and different keys. `States` has kRoundColumns columns of
 // every state: value(state, i) belongs to column column(i, first) of the result.
 template <int kGroups>
 struct ChunkSum {
-  threadgroup float* row_max;  // [chunk of the round][group][row]; weigh() replaces it by the state's weight
+  threadgroup float*
+      row_max;  // [chunk of the round][group][row]; to_weights() replaces it by the state's weight
   threadgroup float* row_sum;
   // [3][chunk][row]: the chunk's RowSum; after the last round its weights in both sums, and 0 if its keys are
   // hidden from the row.
@@ -44,7 +45,7 @@ struct ChunkSum {
 
   // Sets the weights of a round's states, and after the last round the weights of all chunks. A simdgroup
   // takes a row, and a lane a chunk.
-  void weigh(const threadgroup SavedWork* saved, int round, ushort simdgroup_index, ushort lane) const
+  void to_weights(const threadgroup SavedWork* saved, int round, ushort simdgroup_index, ushort lane) const
       thread {
     static_assert(kChunks == 1 || kPackedRows <= kChunks * kSimdgroups, "a simdgroup has one row");
     const int row = simdgroup_index;
@@ -108,13 +109,13 @@ struct ChunkSum {
           sum = 0.0f;
         }
       }
-      put_result(results.operands, results.place(0) + column,
-                 of_sums * result_scale(rows[2 * kPackedRows + row]));
+      store_result(results.operands, results.place(0) + column,
+                   of_sums * result_scale(rows[2 * kPackedRows + row]));
     }
     if (first == 0 && thread_index < kPackedRows) {
       results.own_row = thread_index;
       if (results.exists(0)) {
-        put_sum(results.operands, results.sum_place(0), triple(rows, kPackedRows, thread_index));
+        store_sum(results.operands, results.sum_place(0), triple(rows, kPackedRows, thread_index));
       }
     }
   }

@@ -17,15 +17,14 @@ namespace fattn {
 FATTN_CONSTEXPR int kKeyGroups = kSimdgroups / kRowGroups;  // simdgroups that share rows, with different keys
 FATTN_CONSTEXPR int kRowThreads = kThreads / kPackedRows;   // threads that store one row
 static_assert(kChunks == 1 || kKeyGroups > 1, "chunk_sum.h adds up states");
-// Rows of state in threadgroup memory, not needed if simdgroups share no rows.
-FATTN_CONSTEXPR int kSharedRows = kKeyGroups == 1 ? 1 : kChunks * kSimdgroups * 8;
+FATTN_CONSTEXPR int kSharedRows = shared_state_rows(kChunks, kSimdgroups, kRowGroups);
 // The columns of the states are merged in rounds of kRoundElements elements per lane. All at once would take
 // so much threadgroup memory that fewer threadgroups would fit on a core of M1 and M2.
 FATTN_CONSTEXPR int kRunElements = kValueDim / 4;
-FATTN_CONSTEXPR int kMostElements = state_columns(kChunks) / 4;
-FATTN_CONSTEXPR int kRoundElements = kRunElements < kMostElements ? kRunElements : kMostElements;
+FATTN_CONSTEXPR int kMaxElements = state_columns(kChunks) / 4;
+FATTN_CONSTEXPR int kRoundElements = kRunElements < kMaxElements ? kRunElements : kMaxElements;
 FATTN_CONSTEXPR int kRoundChunk = kValueChunk < kRoundElements ? kValueChunk : kRoundElements;
-FATTN_CONSTEXPR int kOutPitch = 4 * kRoundElements + 4;  // padded so that fewer rows begin in the same bank
+FATTN_CONSTEXPR int kOutPitch = state_pitch(kChunks, kValueDim);
 
 // The states of simdgroups that share rows, with different keys.
 struct SharedStates {
@@ -36,8 +35,8 @@ struct SharedStates {
   threadgroup float* row_sum;
 
   // Stores the round that begins with element `first` of each lane's run.
-  void put(thread const OnlineAttention& attention, int first, ushort simdgroup_index, LanePosition at) const
-      thread {
+  void write(thread const OnlineAttention& attention, int first, ushort simdgroup_index,
+             LanePosition at) const thread {
     const int row = simdgroup_index * 8 + at.row;
 #pragma clang loop unroll(full)
     for (int i = 0; i < kRoundElements && first + i < kRunElements; i++) {
@@ -73,11 +72,11 @@ struct SharedStates {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + of_round;
         values += states.weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
       }
-      put_result(results.operands, place + column, scaled_result(values, scale));
+      store_result(results.operands, place + column, scaled_result(values, scale));
     }
     if (first == 0 && thread_of_row == 0) {
-      put_sum(results.operands, results.sum_place(0),
-              row_sum_with_sink(states.largest, states.sum, sinks, 0));
+      store_sum(results.operands, results.sum_place(0),
+                row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
 
@@ -109,7 +108,7 @@ inline void store_chunk(thread const OnlineAttention& attention, thread ResultRo
     if (first > 0) {
       threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been stored
     }
-    states.put(attention, first, simdgroup_index, at);
+    states.write(attention, first, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (results.exists(0)) {
       states.store(results, sinks, first, thread_index % kRowThreads);
@@ -155,7 +154,7 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_decode(
     FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
   threadgroup uint shared_query[kRowGroups * kQueryWords];
-  threadgroup float2 shared_scales[kRowScales ? kChunks * kSimdgroups * kTileKeys : 1];
+  threadgroup float2 shared_scales[scale_pairs(kRowScales, kChunks * kSimdgroups * kTileKeys)];
   threadgroup float4 shared_out[kSharedRows * kOutPitch / 4];  // float4 for its alignment
   threadgroup float shared_max[kSharedRows];
   threadgroup float shared_sum[kSharedRows + kChunkSumFloats];
@@ -206,10 +205,10 @@ using namespace fattn;
       if (first > 0) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been stored
       }
-      states.put(attention, first, simdgroup_index, at);
+      states.write(attention, first, simdgroup_index, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (first == 0) {
-        sum.weigh(saved, 0, simdgroup_index, lane);
+        sum.to_weights(saved, 0, simdgroup_index, lane);
         threadgroup_barrier(mem_flags::mem_threadgroup);
       }
       sum.store(states, results, first, thread_in_group(simdgroup_index, lane));

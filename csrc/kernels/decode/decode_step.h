@@ -215,7 +215,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     hide_scores(attention, visible, sequence.mask, step.first_key, present, at);
   }
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
-  attention.weigh();
+  attention.to_weights();
   if (kKvFormat == kKvFloat) {
     state.take_value_start(sequence);
   }

@@ -22,7 +22,7 @@ struct VectorStates {
   threadgroup float* row_max;
   threadgroup float* row_sum;
 
-  void put(thread const VectorAttention& attention, ushort simdgroup_index, VectorLane at) const thread {
+  void write(thread const VectorAttention& attention, ushort simdgroup_index, VectorLane at) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kPackedRows; r++) {
 #pragma clang loop unroll(full)
@@ -63,11 +63,11 @@ struct VectorStates {
       for (int g = 0; g < kSimdgroups; g++) {
         value += states.weights[g] * out[(g * kPackedRows + row) * kValueDim + column];
       }
-      put_result(results.operands, place + column, scaled_result(value, scale));
+      store_result(results.operands, place + column, scaled_result(value, scale));
     }
     if (thread_of_row == 0) {
-      put_sum(results.operands, results.sum_place(0),
-              row_sum_with_sink(states.largest, states.sum, sinks, 0));
+      store_sum(results.operands, results.sum_place(0),
+                row_sum_with_sink(states.largest, states.sum, sinks, 0));
     }
   }
 
@@ -85,7 +85,7 @@ inline void attend_chunk(thread VectorAttention& attention, thread const VectorQ
   const WorkItem item = state.item(params.span);
   Sequence sequence;
   sequence.set(operands, params, block.kv_head, item, packed);
-  scales.put(sequence, params, lane);
+  scales.write(sequence, params, lane);
   state.put_sequence(sequence, item, packed, chunk_results(params, block, item), operands, params, at.saved);
   attention.clear();
   if (fc_sinks && item.part == 0 && simdgroup_of_chunk == 0) {
@@ -158,9 +158,9 @@ using namespace fattn;
       if (round > 0) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been kept
       }
-      states.put(attention, simdgroup_index, at);
+      states.write(attention, simdgroup_index, at);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      sum.weigh(saved, round, simdgroup_index, lane);
+      sum.to_weights(saved, round, simdgroup_index, lane);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (round < kChunkRounds - 1) {
         sum.keep(states, round, thread_in_group(simdgroup_index, lane));
@@ -198,7 +198,7 @@ using namespace fattn;
     results.block = block;
     results.chunk = state.results();
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the chunk before has been stored
-    states.put(attention, simdgroup_index, at);
+    states.write(attention, simdgroup_index, at);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     states.store(results, saved, thread_in_group(simdgroup_index, lane));
   }

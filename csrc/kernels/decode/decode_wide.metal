@@ -22,7 +22,7 @@ using namespace fattn;
     FATTN_ATTENTION_ARGUMENTS(DecodeParams)) {
   threadgroup float shared_products[kSimdgroups * kStepScores];
   threadgroup float shared_scores[kStepScores];
-  threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
+  threadgroup float2 shared_scales[scale_pairs(kRowScales, kTileKeys)];
 
   Operands operands;
   FATTN_TAKE_ARGUMENTS(operands);

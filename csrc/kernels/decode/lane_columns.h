@@ -12,14 +12,14 @@ namespace fattn {
 
 // The largest number of columns per lane, which holds them of query and output in registers: 16 bytes, or
 // 16 columns of a quantised row, fewer for two rows.
-FATTN_CONSTEXPR int kMostLaneColumns = kKvFormat == kKvFloat ? 16 / sizeof(Element) : 16 / kPackedRows;
+FATTN_CONSTEXPR int kMaxLaneColumns = kKvFormat == kKvFloat ? 16 / sizeof(Element) : 16 / kPackedRows;
 // The largest number of columns per load: 16 bytes.
-constexpr int most_lane_chunk() {
+constexpr int max_lane_chunk() {
   const int wide = 4 * kStoredWordElements;
-  return wide < kMostLaneColumns ? wide : kMostLaneColumns;
+  return wide < kMaxLaneColumns ? wide : kMaxLaneColumns;
 }
-FATTN_CONSTEXPR int kMostLaneChunk = most_lane_chunk();
-constexpr int lane_chunk(int dim) { return chunk_of(dim, kMostLaneChunk); }
+FATTN_CONSTEXPR int kMaxLaneChunk = max_lane_chunk();
+constexpr int lane_chunk(int dim) { return chunk_of(dim, kMaxLaneChunk); }
 
 // Columns per lane if `lanes` share `dim` columns: whole chunks, perhaps past the end of the head.
 constexpr int columns_of_lane(int dim, int lanes) {
@@ -27,10 +27,10 @@ constexpr int columns_of_lane(int dim, int lanes) {
 }
 
 // Fewer lanes need fewer shuffles for a sum.
-FATTN_CONSTEXPR int kLeastKeyLanes = kKvFormat == kKvFloat ? 8 : 4;
+FATTN_CONSTEXPR int kMinKeyLanes = kKvFormat == kKvFloat ? 8 : 4;
 constexpr int lanes_of_key(int dim) {
-  int lanes = kLeastKeyLanes;
-  while (lanes < kSimdWidth && columns_of_lane(dim, lanes) > kMostLaneColumns) {
+  int lanes = kMinKeyLanes;
+  while (lanes < kSimdWidth && columns_of_lane(dim, lanes) > kMaxLaneColumns) {
     lanes *= 2;
   }
   return lanes;

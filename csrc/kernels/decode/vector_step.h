@@ -120,8 +120,8 @@ struct VectorAttention {
   }
 
   // Returns the weight of this lane's score, and rescales the state to the new maximum, as
-  // AttentionState::weigh does.
-  float weigh(float score) thread {
+  // AttentionState::to_weights does.
+  float to_weight(float score) thread {
     const float new_max = fmax(row_max, max_of_row(score));
     const float origin = new_max == -INFINITY ? 0.0f : new_max;
     const float shrunk = weight_of(row_max - origin);
@@ -197,7 +197,7 @@ inline KeyPlace find_key(thread const Sequence& sequence, thread const StepKeys&
 struct StepScales {
   threadgroup SavedScales* saved;  // of this simdgroup
 
-  void put(thread const Sequence& sequence, constant DecodeParams& params, ushort lane) const thread {
+  void write(thread const Sequence& sequence, constant DecodeParams& params, ushort lane) const thread {
     if (fc_scales && lane == 0) {
       KeyPlace first;
       first.block = first.slot = 0;
@@ -299,14 +299,14 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
 struct SharedWeights {
   threadgroup float4* lanes;  // four lanes each
 
-  void put(float weight, VectorLane at) const thread {
+  void write(float weight, VectorLane at) const thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous weights have been read
     reinterpret_cast<threadgroup float*>(lanes)[at.lane] = weight;
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
   // Reads the weights of this lane's keys from key `first` on.
   template <int N>
-  void take(thread float (&weights)[N], int row, int first, VectorLane at) const thread {
+  void read(thread float (&weights)[N], int row, int first, VectorLane at) const thread {
     const int from = at.first() + row * kLaneKeys + first;
     constexpr int kLoad = N % 4 == 0 ? 4 : 1;
 #pragma clang loop unroll(full)
@@ -338,11 +338,11 @@ inline void vector_step(thread VectorAttention& attention, thread const VectorQu
     value_scale = scaled_values.row_scale(place, params.value_scales, read);
   }
   const float score = vector_score<kWhole>(query, sequence, keys, step, state, params, at, key_scale, seen);
-  float weight = attention.weigh(score);
+  float weight = attention.to_weight(score);
   if (kRowScales && fc_scales) {
     weight *= kWhole || (seen >> at.lane) & 1 ? value_scale : 0.0f;
   }
-  weights.put(weight, at);
+  weights.write(weight, at);
   state.take_value_start(sequence);
   const StoredOperand stored = scales.value(sequence);
   LaneRows<ValueColumns> rows;
@@ -364,7 +364,7 @@ inline void vector_step(thread VectorAttention& attention, thread const VectorQu
     float of_rows[kPackedRows][kValuesAtOnce];
 #pragma clang loop unroll(full)
     for (int r = 0; r < kPackedRows; r++) {
-      weights.take(of_rows[r], r, first, at);
+      weights.read(of_rows[r], r, first, at);
     }
 #pragma clang loop unroll(full)
     for (int n = 0; n < kValuesAtOnce; n++) {

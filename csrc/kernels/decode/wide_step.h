@@ -73,14 +73,15 @@ inline void multiply_keys(thread ColumnAttention& attention, thread const QueryC
   }
 }
 
-FATTN_CONSTEXPR int kStepScores = kPackedRows * kTileKeys;
+FATTN_CONSTEXPR int kStepScores = step_scores(kRowGroups, kTileKeys);
 
 // Products and scores that the simdgroups exchange in a step.
 struct SharedScores {
   threadgroup float* products;  // [simdgroup][key fragment][row group][key][row], summed over its columns
   threadgroup float* scores;    // [row group][key fragment][row][key]
 
-  void put_products(thread const ColumnAttention& attention, ushort simdgroup, LanePosition at) const thread {
+  void store_products(thread const ColumnAttention& attention, ushort simdgroup, LanePosition at) const
+      thread {
 #pragma clang loop unroll(full)
     for (int k = 0; k < kKeyFragments; k++) {
 #pragma clang loop unroll(full)
@@ -205,7 +206,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
     keys.unpack(run);
     multiply_keys(attention, query, k, SharedColumns::kFragments, KeyOnlyColumns::kFragments, run);
   }
-  shared.put_products(attention, simdgroup, at);
+  shared.store_products(attention, simdgroup, at);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   finish_scores<kWhole>(shared, scales, sequence, step.first_key, thread_index);
   if (kRowScales && fc_scales && thread_index < kTileKeys) {
@@ -214,7 +215,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   threadgroup_barrier(mem_flags::mem_threadgroup);
   shared.take_scores(attention, at);
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
-  attention.weigh();
+  attention.to_weights();
 #pragma clang loop unroll(full)
   for (int k = 0; k < kKeyFragments; k++) {
     scale_weights(attention, scales, k, seen, at);

@@ -93,7 +93,7 @@ struct RowBlock {
   }
 
   // Turns the logits into weights and returns their sum.
-  float weigh(float origin) thread {
+  float to_weights(float origin) thread {
     float total = 0.0f;
 #pragma clang loop unroll(full)
     for (int v = 0; v < kVectors; v++) {
@@ -190,19 +190,19 @@ using namespace fattn;
     block.load(source, first, thread_in_row, params);
     const float before = largest;
     largest = fmax(largest, block.largest());
-    total = total * precise::exp(before - origin_of(largest)) + block.weigh(origin_of(largest));
+    total = total * precise::exp(before - origin_of(largest)) + block.to_weights(origin_of(largest));
   }
   block.load(source, 0, thread_in_row, params);
   const float origin =
       origin_of(row_max(fmax(largest, block.largest()), shared_largest, simdgroup_index, lane));
-  total = total * precise::exp(largest - origin) + block.weigh(origin);
+  total = total * precise::exp(largest - origin) + block.to_weights(origin);
   total = row_sum(total, shared_total, simdgroup_index, lane);
   const float factor = total == 0.0f ? 0.0f : 1.0f / total;
 
   block.store(target, 0, thread_in_row, factor, params);
   for (int first = kBlockColumns; first < columns; first += kBlockColumns) {
     block.load(source, first, thread_in_row, params);
-    block.weigh(origin);
+    block.to_weights(origin);
     block.store(target, first, thread_in_row, factor, params);
   }
 }

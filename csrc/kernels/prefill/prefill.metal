@@ -114,16 +114,16 @@ inline void value_step(thread OnlineAttention& attention, thread const StepTiles
 template <bool kWhole>
 inline void prefill_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                          thread const ScoreModifiers& modifiers, thread const StepTiles& tiles,
-                         thread const PrefillTile& tile, int first_key, StepSight sight, LanePosition at) {
-  score_step(attention, query, tiles, sight.fragments, at);
+                         thread const PrefillTile& tile, int first_key, StepView view, LanePosition at) {
+  score_step(attention, query, tiles, view.fragments, at);
   modify_scores(attention, modifiers, first_key, at);
   if (!kWhole) {
     const Visibility visible = tile.visible();
-    hide_scores(attention, visible, tile.operands.attn_mask, first_key, sight.present, at);
+    hide_scores(attention, visible, tile.operands.attn_mask, first_key, view.present, at);
   }
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
-  attention.weigh();
-  value_step(attention, tiles, sight.fragments, seen, at);
+  attention.to_weights();
+  value_step(attention, tiles, view.fragments, seen, at);
 }
 
 // A step that every row of the tile sees whole.
@@ -150,7 +150,7 @@ using namespace fattn;
   // uint4 for its alignment.
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];
-  threadgroup float2 shared_scales[kRowScales ? kTileKeys : 1];
+  threadgroup float2 shared_scales[scale_pairs(kRowScales, kTileKeys)];
   threadgroup SavedTile saved;
   StepTiles tiles;
   tiles.keys = reinterpret_cast<threadgroup TileElement*>(key_storage);
@@ -192,10 +192,10 @@ using namespace fattn;
       continue;
     }
     next.stage<false>(first_key, tiles, tile, thread_index);
-    const StepSight sight = tile.sight_of(first_key, next.existing());
+    const StepView view = tile.view_of(first_key, next.existing());
     next.prefetch_after(first_key, tile, thread_index);
-    if (sight.fragments.any()) {
-      prefill_step<false>(attention, query_rows, modifiers, tiles, tile, first_key, sight, at);
+    if (view.fragments.any()) {
+      prefill_step<false>(attention, query_rows, modifiers, tiles, tile, first_key, view, at);
     }
   }
   attention.finish();

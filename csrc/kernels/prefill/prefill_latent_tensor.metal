@@ -51,9 +51,9 @@ struct LatentStep {
     const KeyTable table = tile.source.blocks();
     keys.look_up(table, first_key, lane);
     exist = keys.exist(table, lane);
-    const StepSight sight = tile.sight_of(first_key, exist);
-    fragments = sight.fragments;
-    whole = sight.whole;
+    const StepView view = tile.view_of(first_key, exist);
+    fragments = view.fragments;
+    whole = view.whole;
   }
   // Whether some row may see a key of the product.
   bool has(int p) const thread {
@@ -98,8 +98,8 @@ struct RowPart {
   bool is_first() const thread { return key == 0; }
 
   // Turns products into weights. Returns a bit for each key that some row of this simdgroup sees.
-  uint weigh(const threadgroup float* products, threadgroup float* weights, threadgroup float* factors,
-             thread const PrefillTile& tile, thread const LatentStep& step) thread {
+  uint to_weights(const threadgroup float* products, threadgroup float* weights, threadgroup float* factors,
+                  thread const PrefillTile& tile, thread const LatentStep& step) thread {
     const int first_key = step.keys.first_key + key;
     const int place = row * kScorePitch + key;
     float4 own = float4(0.0f);
@@ -238,7 +238,7 @@ using namespace fattn;
           scores[i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // scores are written, the previous weights read
-    const uint own_seen = rows.weigh(products, shared_weights, factors, tile, step);
+    const uint own_seen = rows.to_weights(products, shared_weights, factors, tile, step);
     const bool hides = fc_hides_any && !tile.sees_whole(first_key);
     if (hides) {
       seen_by[simdgroup_index] = own_seen;
@@ -290,7 +290,8 @@ using namespace fattn;
     const TileState of_row = saved_of(tile, at[1]);
     const long place = of_row.out(0);
     if (place >= 0) {
-      put_result(tile.operands, place + out_column + at[0], scaled_result(float(output[i]), factors[at[1]]));
+      store_result(tile.operands, place + out_column + at[0],
+                   scaled_result(float(output[i]), factors[at[1]]));
     }
   }
 }

@@ -89,7 +89,7 @@ struct TileState {
   }
 
   // Saves row fragment r; called by one lane of each row.
-  void put(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {
+  void write(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {
     threadgroup SavedPlaces& places = saved->places[row + r * 8];
     places.mask_row = row_places.mask_row;
     places.out = row_places.out;
@@ -248,7 +248,7 @@ struct TileRows {
                   : 0;
     places.lse = lse_of(at, part, params);
     places.out = at.exists ? out_of(at, places.lse, params) : -1;
-    state.put(r, places, limits);
+    state.write(r, places, limits);
   }
 
   // The index of the row's log-sum-exp, or of its sum in a partial result. Parts follow one another.

@@ -122,7 +122,7 @@ using namespace fattn;
       step.stage(tile.source.values(), params.value, tile, seen, step_storage, thread_index);
     }
     if (step.active) {
-      rows.weigh(scores, reduced, output);
+      rows.to_weights(scores, reduced, output);
 #if FATTN_REGISTERS
       auto weights = output_product.template get_left_input_cooperative_tensor<float, Element, float>(scores);
 #else
@@ -147,8 +147,8 @@ using namespace fattn;
     const TileState of_row = saved_of(tile, at[1]);
     const long place = of_row.out(0);
     if (place >= 0 && column + at[0] < kValueDim) {
-      put_result(tile.operands, place + column + at[0],
-                 scaled_result(float(output[i]), rows.factor(i, at[1])));
+      store_result(tile.operands, place + column + at[0],
+                   scaled_result(float(output[i]), rows.factor(i, at[1])));
     }
   }
 }

@@ -8,17 +8,17 @@
 namespace fattn {
 
 // Visibility of a step for the rows of a simdgroup.
-struct StepSight {
+struct StepView {
   StepFragments fragments;
   bool whole;    // every row sees every key
   uint present;  // existing keys, for hide_scores()
 };
 
 // A step that every row sees whole. Its other members are not read.
-inline StepSight whole_sight() {
-  StepSight sight;
-  sight.fragments = all_fragments();
-  return sight;
+inline StepView whole_sight() {
+  StepView view;
+  view.fragments = all_fragments();
+  return view;
 }
 
 // A tile, or a part of its keys, for one of its simdgroups.
@@ -110,14 +110,14 @@ struct PrefillTile {
   }
 
   // The visibility of the step at `key`. Call before step_after(key). `exist`: see StepKeys.
-  StepSight sight_of(int key, uint exist) const thread {
+  StepView view_of(int key, uint exist) const thread {
     const uint cell = steps.own_cell();
     const KeyRanges own_ranges = state.own_ranges();
-    StepSight sight;
-    sight.fragments = step_fragments(own_ranges, key, cell);
-    sight.whole = is_whole(cell) && own_ranges.all_see(key, key + 1) && exist == kAllKeys && !has_drafts(key);
-    sight.present = present_keys(exist, at.pair);
-    return sight;
+    StepView view;
+    view.fragments = step_fragments(own_ranges, key, cell);
+    view.whole = is_whole(cell) && own_ranges.all_see(key, key + 1) && exist == kAllKeys && !has_drafts(key);
+    view.present = present_keys(exist, at.pair);
+    return view;
   }
 
   // The visibility for this lane's rows.

@@ -49,7 +49,7 @@ struct StepValues {
   }
 };
 
-// After weigh(): adds the weighted values of a step.
+// After to_weights(): adds the weighted values of a step.
 template <bool kWhole>
 inline void add_values(thread WideAttention& attention, thread StepValues& values,
                        thread const SharedScales& scales, thread const PrefillTile& tile,
@@ -86,22 +86,22 @@ inline void put_scales(thread const SharedScales& scales, thread const PrefillTi
 template <bool kWhole>
 inline void finish_step(thread WideAttention& attention, thread const ScoreModifiers& modifiers,
                         thread const GroupScores& scores, thread const SharedScales& scales,
-                        thread const PrefillTile& tile, thread const StepKeys& step, StepSight sight,
+                        thread const PrefillTile& tile, thread const StepKeys& step, StepView view,
                         ushort share) {
   StepValues values;
   if (kWhole && kEarlyLoads) {
     values.read_all(tile, step, share);
   }
-  scores.take(attention, sight.fragments, tile.at);
+  scores.read(attention, view.fragments, tile.at);
   scale_products(attention, scales, tile.at);
   modify_scores(attention, modifiers, step.first_key, tile.at);
   if (!kWhole) {
     const Visibility visible = tile.visible();
-    hide_scores(attention, visible, tile.operands.attn_mask, step.first_key, sight.present, tile.at);
+    hide_scores(attention, visible, tile.operands.attn_mask, step.first_key, view.present, tile.at);
   }
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(tile.at);
-  attention.weigh();
-  add_values<kWhole>(attention, values, scales, tile, step, sight.fragments, seen, share);
+  attention.to_weights();
+  add_values<kWhole>(attention, values, scales, tile, step, view.fragments, seen, share);
 }
 
 }  // namespace fattn
@@ -112,7 +112,7 @@ using namespace fattn;
     FATTN_ATTENTION_ARGUMENTS(PrefillParams)) {
   threadgroup uint4 shared_query[kRowGroups * kGroupPieces * kSimdWidth];
   threadgroup float2 shared_products[kRowGroups * kGroupScores];  // two buffers
-  threadgroup float2 shared_scales[kRowScales ? 2 * kTileKeys : 1];
+  threadgroup float2 shared_scales[scale_pairs(kRowScales, 2 * kTileKeys)];
   threadgroup SavedTile saved;
 
   const LanePosition at = lane_position(lane);
@@ -154,18 +154,18 @@ using namespace fattn;
     StepKeys step;
     const KeyTable table = tile.source.blocks();
     step.look_up(table, first_key, lane);
-    const StepSight sight = tile.sight_of(first_key, step.exist(table, lane));
+    const StepView view = tile.view_of(first_key, step.exist(table, lane));
     put_scales(scales, tile, step, thread_index);
-    if (sight.whole) {
-      put_products<true>(scores, query_rows, tile, step, all_fragments(), share);
-    } else if (sight.fragments.any()) {
-      put_products<false>(scores, query_rows, tile, step, sight.fragments, share);
+    if (view.whole) {
+      store_products<true>(scores, query_rows, tile, step, all_fragments(), share);
+    } else if (view.fragments.any()) {
+      store_products<false>(scores, query_rows, tile, step, view.fragments, share);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // all products are written
-    if (sight.whole) {
+    if (view.whole) {
       finish_step<true>(attention, modifiers, scores, scales, tile, step, whole_sight(), share);
-    } else if (sight.fragments.any()) {
-      finish_step<false>(attention, modifiers, scores, scales, tile, step, sight, share);
+    } else if (view.fragments.any()) {
+      finish_step<false>(attention, modifiers, scores, scales, tile, step, view, share);
     }
   }
   attention.finish();

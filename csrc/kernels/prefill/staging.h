@@ -155,14 +155,14 @@ struct TileShare {
     }
   }
 
-  void put(threadgroup TileElement* tile, int pitch, ushort thread_index) const thread {
+  void write(threadgroup TileElement* tile, int pitch, ushort thread_index) const thread {
     const int first_row = row_of(thread_index);
     threadgroup TileElement* first = tile + (first_row * pitch + kRowsTogether * column_of(thread_index));
 #pragma clang loop unroll(full)
     for (int i = 0; i < kRounds; i++) {
       const bool has = first_row + i * kRoundRows < kTileKeys && thread_index < kActiveThreads;
       if (kEven || has) {
-        put_rows(chunks[i], first + i * kRoundRows * pitch);
+        write_rows(chunks[i], first + i * kRoundRows * pitch);
       }
     }
   }
@@ -172,7 +172,7 @@ struct TileShare {
   static int row_of(ushort thread_index) { return thread_index / kRowChunks * kRowsTogether; }
   static int column_of(ushort thread_index) { return thread_index % kRowChunks * Chunk::kColumns; }
 
-  static void put_rows(thread const Chunk (&rows)[kRowsTogether], threadgroup TileElement* to) {
+  static void write_rows(thread const Chunk (&rows)[kRowsTogether], threadgroup TileElement* to) {
 #pragma clang loop unroll(full)
     for (int i = 0; i < Chunk::kColumns; i += kTileChunk) {
       threadgroup uint4* words = reinterpret_cast<threadgroup uint4*>(to + kRowsTogether * i);
@@ -267,7 +267,7 @@ struct StepShare {
       fetch<kWhole>(tile.source, *tile.params, first_key, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the previous step has been read
-    put(tiles, thread_index);
+    write(tiles, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
@@ -282,13 +282,13 @@ struct StepShare {
     fetch_scales<kWhole>(source, params, thread_index);
   }
 
-  void put(thread const StepTiles& tiles, ushort thread_index) const thread {
+  void write(thread const StepTiles& tiles, ushort thread_index) const thread {
     if (kRowScales && fc_scales && thread_index < kTileKeys) {
       tiles.scales.put_key(thread_index, key_scale);
       tiles.scales.put_value(thread_index, value_scale);
     }
-    keys.put(tiles.keys, kKeyPitch, thread_index);
-    values.put(tiles.values, kValuePitch, thread_index);
+    keys.write(tiles.keys, kKeyPitch, thread_index);
+    values.write(tiles.values, kValuePitch, thread_index);
   }
 
   StagedRows key_rows(thread const KeySource& source, constant PrefillParams& params, int first_key) const

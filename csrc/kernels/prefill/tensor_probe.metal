@@ -50,6 +50,6 @@ using namespace fattn;
     facts[4] = rows_of_output;
     facts[5] = is_left_input;
   }
-  const long place = list_elements(scores, facts, kTensorHeadFacts, params.most_facts, lane);
-  list_elements(output, facts, place, params.most_facts, lane);
+  const long place = list_elements(scores, facts, kTensorHeadFacts, params.max_facts, lane);
+  list_elements(output, facts, place, params.max_facts, lane);
 }

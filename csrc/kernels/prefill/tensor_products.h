@@ -22,7 +22,7 @@ FATTN_CONSTEXPR bool kPadded = kTensorDim != kHeadDim;
 FATTN_CONSTEXPR bool kLatent = kHeadDim != kValueDim;
 FATTN_CONSTEXPR int kShareDim =
     (kLatent ? kValueDim : kTensorDim) / kColumnShares;  // of a simdgroup's output
-static_assert(kShareDim / 2 <= kMostOutElements, "the self-test allows no more elements of the output");
+static_assert(kShareDim / 2 <= kMaxOutElements, "the self-test allows no more elements of the output");
 // Rows of the right operand of a step: keys or, in the backward pass over keys, query rows.
 #ifdef FATTN_STEP_ROWS
 FATTN_CONSTEXPR int kWalked = FATTN_STEP_ROWS;

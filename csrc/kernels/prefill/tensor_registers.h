@@ -7,8 +7,8 @@
 namespace fattn {
 
 struct TensorRows {
-  RowSoftmax states[kMostReducedRows];
-  float factors[kMostReducedRows];
+  RowSoftmax states[kMaxReducedRows];
+  float factors[kMaxReducedRows];
   uint rows_of_scores;
   ulong rows_of_output;
 
@@ -19,7 +19,7 @@ struct TensorRows {
     FATTN_EACH_ELEMENT(i, scores) { scores[i] = scores.get_multidimensional_index(i)[1]; }
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
 #pragma clang loop unroll(full)
-    for (ushort j = 0; j < kMostReducedRows; j++) {
+    for (ushort j = 0; j < kMaxReducedRows; j++) {
       states[j] = first_state(tile, has_row(reduced, j) ? int(reduced[j]) : 0);
       factors[j] = 1.0f;
     }
@@ -47,10 +47,10 @@ struct TensorRows {
 
   // Turns scores into weights, and scales the output to the new maxima.
   template <class Scores, class Reduced, class Output>
-  void weigh(thread Scores& scores, thread Reduced& reduced, thread Output& output) thread {
+  void to_weights(thread Scores& scores, thread Reduced& reduced, thread Output& output) thread {
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
 #pragma clang loop unroll(full)
-    for (ushort j = 0; j < kMostReducedRows; j++) {
+    for (ushort j = 0; j < kMaxReducedRows; j++) {
       if (has_row(reduced, j)) {
         factors[j] = states[j].grow(reduced[j]);
       }
@@ -61,7 +61,7 @@ struct TensorRows {
     }
     reduce_rows(scores, reduced, reduction_operation::sum, 0.0f);
 #pragma clang loop unroll(full)
-    for (ushort j = 0; j < kMostReducedRows; j++) {
+    for (ushort j = 0; j < kMaxReducedRows; j++) {
       if (has_row(reduced, j)) {
         states[j].sum += reduced[j];
       }
@@ -86,7 +86,7 @@ struct TensorRows {
   // Turns the factors into the factors of the results.
   void finish() thread {
 #pragma clang loop unroll(full)
-    for (ushort j = 0; j < kMostReducedRows; j++) {
+    for (ushort j = 0; j < kMaxReducedRows; j++) {
       factors[j] = result_scale(states[j].sum);
     }
   }

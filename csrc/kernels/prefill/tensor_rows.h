@@ -56,7 +56,7 @@ inline void store_sum(RowSoftmax state, int row, thread const PrefillTile& tile)
   if (saved.out(0) >= 0) {
     RowSink sink;
     sink.logit = fc_sinks ? tile.sink_of(tile.own_row(row)) : 0.0f;
-    put_sum(tile.operands, saved.lse(0), row_sum_with_sink(state.largest, state.sum, sink, 0));
+    store_sum(tile.operands, saved.lse(0), row_sum_with_sink(state.largest, state.sum, sink, 0));
   }
 }
 

@@ -22,9 +22,9 @@ struct TensorStep {
     keys.look_up(table, key, tile.at.lane);
     first = keys.find(table, 0);
     exist = keys.exist(table, tile.at.lane);
-    const StepSight sight = tile.sight_of(key, exist);
-    active = sight.fragments.any();
-    whole = sight.whole;
+    const StepView view = tile.view_of(key, exist);
+    active = view.fragments.any();
+    whole = view.whole;
     in_place = is_in_place(tile, key, exist);
   }
 

@@ -24,7 +24,7 @@ struct TensorRows {
 
   // Turns scores into weights, in threadgroup memory, and scales the output to the new maxima.
   template <class Scores, class Reduced, class Output>
-  void weigh(thread Scores& scores, thread Reduced&, thread Output& output) thread {
+  void to_weights(thread Scores& scores, thread Reduced&, thread Output& output) thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous weights and factors have been read
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);

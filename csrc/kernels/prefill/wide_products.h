@@ -55,8 +55,8 @@ struct GroupQuery {
 // on the rows and must not change a result.
 FATTN_CONSTEXPR int kChains = kBlockedSums ? 2 : 1;
 // Chunks of a key that are summed in one chain: all, or 64 columns.
-FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMost;
-FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMost : kKeyWideChunks);
+FATTN_CONSTEXPR int kKeyWideChunks = KeyColumns::kWide / KeyColumns::kMax;
+FATTN_CONSTEXPR int kBlockChunks = at_least_one(kBlockedSums ? 16 / KeyColumns::kMax : kKeyWideChunks);
 
 // The products of some columns of a key fragment with all rows of the group.
 struct BlockProducts {
@@ -131,7 +131,7 @@ inline void read_columns(thread const StoredRow& row, int column, bool there, th
 // pair and 2 * pair + 1.
 inline void multiply_key(thread const GroupQuery& query, thread const StoredRow& key, bool there,
                          ushort share, LanePosition at, thread float2 (&totals)[kRowFragments]) {
-  constexpr int kMost = KeyColumns::kMost;
+  constexpr int kMax = KeyColumns::kMax;
   const int first_piece = share * kSharePieces;
   BlockProducts block;
   block.clear();
@@ -141,9 +141,9 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
       block.add_to(totals);
       block.clear();
     }
-    Operand run[kMost];
-    read_columns(key, KeyColumns::column_of(c * kMost, at.pair, share), there, run);
-    block.add(query, first_piece + c * kMost / kPieceElements, run, at.lane);
+    Operand run[kMax];
+    read_columns(key, KeyColumns::column_of(c * kMax, at.pair, share), there, run);
+    block.add(query, first_piece + c * kMax / kPieceElements, run, at.lane);
   }
   if (KeyColumns::kNarrow > 0) {
     constexpr int kChunk = KeyColumns::kNarrowChunk;
@@ -169,7 +169,7 @@ FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
 struct GroupScores {
   threadgroup float* products;  // [share of the columns][row fragment][key fragment][row][key]
 
-  void put(int r, int k, ushort share, float2 of_rows, LanePosition at) const thread {
+  void write(int r, int k, ushort share, float2 of_rows, LanePosition at) const thread {
     threadgroup float* block = products + ((share * kRowFragments + r) * kKeyFragments + k) * 64;
     block[at.pair * 16 + at.row] = of_rows[0];
     block[at.pair * 16 + 8 + at.row] = of_rows[1];
@@ -177,7 +177,7 @@ struct GroupScores {
 
   // Reads the products of these key fragments as scores.
   template <typename Attention>
-  void take(thread Attention& attention, StepFragments fragments, LanePosition at) const thread {
+  void read(thread Attention& attention, StepFragments fragments, LanePosition at) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
 #pragma clang loop unroll(full)
@@ -205,9 +205,9 @@ struct GroupScores {
 
 // Computes this simdgroup's share of a step's products. kWhole: every row sees every key.
 template <bool kWhole>
-inline void put_products(thread const GroupScores& scores, thread const GroupQuery& query,
-                         thread const PrefillTile& tile, thread const StepKeys& step, StepFragments fragments,
-                         ushort share) {
+inline void store_products(thread const GroupScores& scores, thread const GroupQuery& query,
+                           thread const PrefillTile& tile, thread const StepKeys& step,
+                           StepFragments fragments, ushort share) {
   const LanePosition at = tile.at;
   const StoredOperand stored = tile.source.keys();
 #pragma clang loop unroll(full)
@@ -227,7 +227,7 @@ inline void put_products(thread const GroupScores& scores, thread const GroupQue
     multiply_key(query, row, there, share % kSumShares, at, totals);
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {
-      scores.put(r, k, share % kSumShares, totals[r], at);
+      scores.write(r, k, share % kSumShares, totals[r], at);
     }
   }
 }
