@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import torch_fattn
 from tests.transformers.calls import Call
 from tests.transformers.clients import NEW_TOKENS, WORDS, prompt
-from tests.transformers.tiny_models import COMMON, WEIGHT_GAIN
+from tests.transformers.tiny_models import WEIGHT_GAIN, tiny
 from torch_fattn.integrations.transformers import NAME, compat, register
 
 
@@ -48,7 +48,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     fast.save_pretrained(folder)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**COMMON))
+    model = AutoModelForCausalLM.from_config(tiny("llama"))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and "embed" not in name:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
-from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, pair, prompt
+from tests.transformers.tiny_models import DEVICE, LAYERS, pair, prompt, tiny
 from torch_fattn.integrations.transformers import attend, attention, operators
 from torch_fattn.integrations.transformers.visibility import write_pattern
 
@@ -81,7 +81,7 @@ def test_control_heads_first(op: str, rows: int) -> None:
 @pytest.mark.parametrize("length", [5, 20])
 def test_a_whole_model(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every layer, the output projection reads the operator's own memory."""
-    ours, _ = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, _ = pair(AutoModelForCausalLM, tiny("llama"))
     results, multiplied = [], []
 
     def remember(*arguments: Any, **options: Any) -> Tensor:

@@ -14,11 +14,6 @@ from transformers import (
     BertConfig,
     DeepseekV3Config,
     DynamicCache,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GptOssConfig,
-    LlamaConfig,
-    MistralConfig,
     ModernBertConfig,
     PreTrainedConfig,
     Qwen3_5TextConfig,
@@ -33,9 +28,7 @@ from tests.transformers.tiny_models import (
     CACHES,
     COMMON,
     DEVICE,
-    EXPERTS,
     LAYERS,
-    MIXED,
     MODERN_BERT,
     TOLERANCE,
     VISIBLE_ERROR,
@@ -47,6 +40,7 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
     same_as_eager,
+    tiny,
 )
 from torch_fattn.integrations.transformers import NAME
 
@@ -62,11 +56,8 @@ LINEAR = {
 }
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": LAYERS}
 MODELS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**COMMON),
-    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
-    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=SOFTCAP, query_pre_attn_scalar=1),
-    "gemma3": Gemma3TextConfig(**COMMON, **MIXED),
-    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
+    **{name: tiny(name) for name in ("llama", "mistral", "gemma3", "gpt_oss")},
+    "gemma2": tiny("gemma2", query_pre_attn_scalar=1),
     "qwen3_next": Qwen3NextConfig(**COMMON, **LINEAR, num_experts=2, num_experts_per_tok=1),
     "qwen3_5": Qwen3_5TextConfig(**COMMON, **LINEAR),
     "deepseek": DeepseekV3Config(
@@ -78,8 +69,8 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
 }
 WIDE: dict[str, PreTrainedConfig] = {
-    "gemma2-256": Gemma2Config(**{**COMMON, "head_dim": 256}, **MIXED, attn_logit_softcapping=SOFTCAP),
-    "gemma3-256": Gemma3TextConfig(**{**COMMON, "head_dim": 256}, **MIXED),
+    "gemma2-256": tiny("gemma2", head_dim=256),
+    "gemma3-256": tiny("gemma3", head_dim=256),
     "qwen3_5-256": Qwen3_5TextConfig(**{**COMMON, "head_dim": 256}, **LINEAR),
     "deepseek-192/128": DeepseekV3Config(
         **{**COMMON, "num_key_value_heads": 4, "head_dim": 64},
@@ -207,7 +198,7 @@ def test_a_static_cache_used_again(name: str, calls: list[Call]) -> None:
 
 def test_a_short_mask_over_a_static_cache() -> None:
     """A mask that ends before the newest tokens hides them, as it does under eager."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
     ids, mask = prompt(PROMPT)
     last = []
     for model in (ours, eager):
@@ -248,7 +239,7 @@ def first_logit_error(name: str, padding: int = 0) -> float:
 
 def test_compiled_steps_over_a_static_cache() -> None:
     """The length is read on the device: one graph serves every step."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
     ids, _ = prompt(PROMPT)
     torch._dynamo.reset()
     last = []
@@ -265,7 +256,7 @@ def test_compiled_steps_over_a_static_cache() -> None:
 
 def test_a_tokenizer() -> None:
     """`generate` takes one, for stop strings, and hands it on to every layer."""
-    assert same_as_eager(LlamaConfig(**COMMON), 6, tokenizer=object())["fattn_prefill"] == LAYERS
+    assert same_as_eager(tiny("llama"), 6, tokenizer=object())["fattn_prefill"] == LAYERS
 
 
 def test_control_padding_ignored() -> None:
@@ -277,7 +268,7 @@ def test_control_padding_ignored() -> None:
 @pytest.mark.parametrize("grad", [False, True])
 def test_compile(grad: bool) -> None:
     """The whole model is one graph, in grad mode too."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
     ids, _ = prompt()
     torch._dynamo.reset()
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
@@ -303,7 +294,7 @@ def test_encoder(config: BertConfig | ModernBertConfig, padding: int) -> None:
 @pytest.mark.parametrize("padding", [0, 3])
 def test_is_causal_argument_overrides_the_layer(padding: int) -> None:
     """A decoder run bidirectionally, as embedding models are; with causal attention the result is another."""
-    ours, eager = pair(AutoModel, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModel, tiny("llama"))
     ids, mask = prompt(padding=padding)
     inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     mine, theirs = both_forward(ours, eager, **inputs, is_causal=False)

@@ -13,11 +13,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     BertConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GptOssConfig,
     LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2_5_VLConfig,
@@ -31,9 +27,7 @@ from tests.transformers.tiny_models import (
     BERT,
     COMMON,
     DEVICE,
-    EXPERTS,
     LAYERS,
-    MIXED,
     MODERN_BERT,
     TOLERANCE,
     VISIBLE_ERROR,
@@ -42,20 +36,16 @@ from tests.transformers.tiny_models import (
     both_forward,
     pair,
     prompt,
+    tiny,
 )
 from torch_fattn.integrations.transformers import attend, attention, masks, packing, register, use_packed
 from torch_fattn.integrations.transformers.compat import CACHE
 from torch_fattn.integrations.transformers.visibility import write_packed, write_pattern
 
-MODELS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**COMMON),
-    "llama-20": LlamaConfig(**{**COMMON, "head_dim": 20}),
-    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
-    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
-    "gemma3": Gemma3TextConfig(**COMMON, **MIXED),
-}
+MODELS = {name: tiny(name) for name in ("llama", "mistral", "gemma2", "gemma3")}
+MODELS["llama-20"] = tiny("llama", head_dim=20)
 # Its mask does not depend on positions.
-GPT_OSS = GptOssConfig(**COMMON, **MIXED, **EXPERTS)
+GPT_OSS = tiny("gpt_oss")
 LENGTHS = [[13, 1, 10], [2, 17, 5]]
 
 
@@ -178,7 +168,7 @@ def test_masks_that_let_sequences_see_one_another(form: str, by: str) -> None:
 
 def test_sequences_of_one_token() -> None:
     """They leave no room for where they end, and take the mask."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
     ids, _ = prompt(length=3, batch=1)
     inputs = {"input_ids": ids, "position_ids": torch.zeros(1, 3, dtype=torch.long), "use_cache": False}
     mine, theirs = both_forward(ours, eager, **inputs)
@@ -304,7 +294,7 @@ def test_training(config: PreTrainedConfig, by: str) -> None:
 
 def test_control_sequences_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison notices sequences that are taken for one."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
     monkeypatch.setattr(masks, "write_packed", lambda ids, window: write_packed(0 * ids, window))
     ids, _ = prompt(length=24, batch=1)
     inputs = {"input_ids": ids, "position_ids": positions(1), "use_cache": False}
@@ -313,7 +303,7 @@ def test_control_sequences_that_see_each_other(monkeypatch: pytest.MonkeyPatch) 
 
 
 LENGTHS_OF_12 = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 5, 12], dtype=torch.int32))
-BIDIRECTIONAL = LlamaConfig(**COMMON, use_cache=False)
+BIDIRECTIONAL = tiny("llama", use_cache=False)
 BIDIRECTIONAL.is_causal = False  # type: ignore[attr-defined]
 
 

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
     GenerationConfig,
-    GptOssConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -24,7 +18,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 import torch_fattn
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
-from tests.transformers.tiny_models import COMMON, DEVICE, EXPERTS, LAYERS, MIXED, VOCAB, WINDOW, pair
+from tests.transformers.tiny_models import DEVICE, LAYERS, VOCAB, WINDOW, pair, tiny
 from torch_fattn.integrations.transformers import NAME, PAGED_NAME, attend, attend_paged, paged, register
 from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME
 from torch_fattn.integrations.transformers.paged import InCache, PagedKeys
@@ -32,11 +26,7 @@ from torch_fattn.integrations.transformers.paged import InCache, PagedKeys
 NEW_TOKENS = 20
 BLOCK_SIZE = 8
 BATCH_TOKENS = 32  # so that long prompts run in chunks, in one batch with single tokens of others
-MODELS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**COMMON),
-    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
-    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
-}
+MODELS = {name: tiny(name) for name in ("llama", "mistral", "gpt_oss")}
 PROMPT_LENGTHS = [37, 3, 35, 1, 12]
 SETTINGS = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
 
@@ -83,7 +73,7 @@ def test_generate_batch(name: str, block_size: int, calls: list[Call]) -> None:
 
 def test_wide_heads(calls: list[Call]) -> None:
     """Heads that take prefill_wide."""
-    config = Gemma3TextConfig(**{**COMMON, "head_dim": 256}, **MIXED)
+    config = tiny("gemma3", head_dim=256)
     ours, eager = pair(AutoModelForCausalLM, config)
     torch_fattn.reset_launch_counts()
     mine = tokens_of(ours, NAME)
@@ -105,7 +95,7 @@ def test_the_name_with_its_prefix() -> None:
 
 def test_odd_heads(calls: list[Call]) -> None:
     """Heads that are not multiples of 8 are padded, and the cache's keys are gathered."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**{**COMMON, "head_dim": 20}))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama", head_dim=20))
     mine = tokens_of(ours, NAME)
     assert {call.op for call in calls} == {"paged_prefill", "paged_decode"}
     assert all(call["query"].shape[-1] == 24 and call["scale"] == 20**-0.5 for call in calls)
@@ -115,18 +105,14 @@ def test_odd_heads(calls: list[Call]) -> None:
 def test_a_window_of_one(calls: list[Call]) -> None:
     """Every token sees itself alone, which the cache of 5.17 takes for no window; the reference has no
     cache."""
-    config = MistralConfig(**{**COMMON, "num_hidden_layers": 1}, sliding_window=1)
+    config = tiny("mistral", num_hidden_layers=1, sliding_window=1)
     ours, eager = pair(AutoModelForCausalLM, config)
     mine = tokens_of(ours, NAME)
     assert calls and all(call["window_left"] == 0 for call in calls)
     check_against_eager(eager, mine)
 
 
-TOO_WIDE: dict[str, PreTrainedConfig] = {
-    "mistral": MistralConfig(**{**COMMON, "head_dim": 584}, sliding_window=WINDOW),
-    "gemma2": Gemma2Config(**{**COMMON, "head_dim": 584}, **MIXED, attn_logit_softcapping=0.5),
-    "gpt_oss": GptOssConfig(**{**COMMON, "head_dim": 584}, **MIXED, **EXPERTS),
-}
+TOO_WIDE = {name: tiny(name, head_dim=584) for name in ("mistral", "gemma2", "gpt_oss")}
 
 
 @pytest.mark.filterwarnings("always:fattn attention in")

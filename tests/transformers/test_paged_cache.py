@@ -15,11 +15,6 @@ from transformers import (
     BertConfig,
     DeepseekV3Config,
     DynamicCache,
-    Gemma3TextConfig,
-    GptOssConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     T5Config,
 )
@@ -27,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
-from tests.transformers.tiny_models import COMMON, DEVICE, EXPERTS, LAYERS, MIXED, WINDOW, pair, prompt
+from tests.transformers.tiny_models import COMMON, DEVICE, LAYERS, pair, prompt, tiny
 from torch_fattn import CacheFullError, PagedKVCache, reference
 from torch_fattn.integrations.transformers import PagedCache, register, unregister
 from torch_fattn.integrations.transformers.compat import CACHE
@@ -35,13 +30,8 @@ from torch_fattn.integrations.transformers.paged_cache import CACHE_NAME, cache_
 
 NEW_TOKENS = 12
 PROMPT = 20
-MODELS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**COMMON),
-    "odd heads": LlamaConfig(**{**COMMON, "head_dim": 20}),
-    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
-    "gemma3": Gemma3TextConfig(**COMMON, **MIXED),
-    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
-}
+MODELS = {name: tiny(name) for name in ("llama", "mistral", "gemma3", "gpt_oss")}
+MODELS["odd heads"] = tiny("llama", head_dim=20)
 PAGED = {"cache_implementation": CACHE_NAME}
 
 
@@ -148,7 +138,7 @@ class RoundedLayer(DynamicLayer):
 
 @pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3", "int4"])
 def test_quantised(kv_format: str, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = LlamaConfig(**{**COMMON, "head_dim": 32})
+    config = tiny("llama", head_dim=32)
     ours, eager = pair(AutoModelForCausalLM, config)
     options: dict[str, Any] = {"output_logits": True, "min_new_tokens": NEW_TOKENS}
     mine = generate(ours, 5, cache_config={"kv_format": kv_format}, **PAGED, **options)
@@ -173,7 +163,7 @@ def bytes_on_device() -> int:
 def test_memory(kv_format: str) -> None:
     """By the allocator: DynamicCache holds 2 bytes for each element, and this cache those of its format."""
     dim, tokens, batch = 64, 128, 2
-    config = LlamaConfig(**{**COMMON, "head_dim": dim})
+    config = tiny("llama", head_dim=dim)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn").eval().to(DEVICE).half()
     ids = torch.randint(3, 60, (batch, tokens), device=DEVICE)
     grown = []
@@ -383,13 +373,13 @@ def test_latent_attention_cannot_read_it() -> None:
 def test_models_that_it_does_not_take() -> None:
     with pytest.raises(NotImplementedError, match="PagedCache: a model of T5Config has an encoder"):
         PagedCache(T5Config(), 4)
-    chunked = LlamaConfig(**COMMON, layer_types=["chunked_attention"] * LAYERS, attention_chunk_size=8)
+    chunked = tiny("llama", layer_types=["chunked_attention"] * LAYERS, attention_chunk_size=8)
     with pytest.raises(NotImplementedError, match="chunked_attention layers are not implemented"):
         PagedCache(chunked, 4)
     with pytest.raises(
         ValueError, match=r"PagedCache.crop: tokens_to_remove is 3; to drop n tokens, pass -n"
     ):
-        PagedCache(LlamaConfig(**COMMON), 4).crop(3)
+        PagedCache(tiny("llama"), 4).crop(3)
 
 
 def test_calls_that_it_does_not_take() -> None:
@@ -413,8 +403,8 @@ def test_calls_that_it_does_not_take() -> None:
 @pytest.mark.host_only
 def test_a_setting_of_another_cache() -> None:
     with pytest.raises(ValueError, match='cache_config has \'nbits\', .*; pass {"kv_format": "int8"}'):
-        cache_of(LlamaConfig(**COMMON), 1, 20, {"nbits": 4})
-    assert cache_of(LlamaConfig(**COMMON), 1, 20, {"kv_format": "int4"}).get_seq_length() == 0
+        cache_of(tiny("llama"), 1, 20, {"nbits": 4})
+    assert cache_of(tiny("llama"), 1, 20, {"kv_format": "int4"}).get_seq_length() == 0
 
 
 @pytest.mark.host_only

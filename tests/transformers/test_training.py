@@ -14,10 +14,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
-    Gemma2Config,
-    GptOssConfig,
-    LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     StaticCache,
@@ -27,28 +23,20 @@ from transformers import (
 
 from tests.conftest import counted_launches
 from tests.transformers.tiny_models import (
-    COMMON,
     DEVICE,
-    EXPERTS,
     LAYERS,
-    MIXED,
     TOLERANCE,
     VOCAB,
-    WINDOW,
     assert_same_gradients,
     attention_launches,
     on_device,
     pair,
     prompt,
+    tiny,
 )
 from torch_fattn.integrations.transformers import register
 
-TRAINED: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**COMMON),
-    "mistral": MistralConfig(**COMMON, sliding_window=WINDOW),
-    "gemma2": Gemma2Config(**COMMON, **MIXED, attn_logit_softcapping=0.5),
-    "gpt_oss": GptOssConfig(**COMMON, **MIXED, **EXPERTS),
-}
+TRAINED = {name: tiny(name) for name in ("llama", "mistral", "gemma2", "gpt_oss")}
 VIT = ViTConfig(
     hidden_size=64, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, image_size=32,
     patch_size=8, num_labels=5,
@@ -128,7 +116,7 @@ T5 = T5Config(
         (AutoModelForSeq2SeqLM, T5, "a position bias requires grad"),  # T5 learns it
         (
             AutoModelForCausalLM,
-            LlamaConfig(**{**COMMON, "head_dim": 264}),
+            tiny("llama", head_dim=264),
             "heads of 264 are not implemented",
         ),
     ],
@@ -279,7 +267,7 @@ def test_a_run_under_autocast(silent: None) -> None:
 def test_compiled_training_and_inference(policy: Any) -> None:
     """One graph each, whatever the policy."""
     register(on_unsupported=policy)
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
     ids = prompt()[0]
     torch._dynamo.reset()
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")

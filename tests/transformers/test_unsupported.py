@@ -18,14 +18,12 @@ from transformers import (
     BloomConfig,
     FalconConfig,
     GPTNeoConfig,
-    LlamaConfig,
     PreTrainedConfig,
 )
 
 from tests.conftest import counted_launches, decodes
 from tests.transformers.tiny_models import (
     CACHES,
-    COMMON,
     DEVICE,
     LAYERS,
     TOLERANCE,
@@ -34,6 +32,7 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
     same_as_eager,
+    tiny,
 )
 from torch_fattn.integrations.transformers import (
     FLASH_NAME,
@@ -82,16 +81,12 @@ def sentences(seen: list[warnings.WarningMessage]) -> list[str]:
     return [str(one.message) for one in found]
 
 
-def wide(head_dim: int) -> LlamaConfig:
-    return LlamaConfig(**{**COMMON, "head_dim": head_dim})
-
-
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("cache", CACHES)
 def test_wide_heads_run_through_sdpa(
     cache: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
 ) -> None:
-    launches = same_as_eager(wide(584), 4, cache=cache, padding=padding)
+    launches = same_as_eager(tiny("llama", head_dim=584), 4, cache=cache, padding=padding)
     assert not any(name.startswith(("fattn_prefill", "fattn_decode")) for name in launches)
     (sentence,) = sentences(seen)
     assert "LlamaAttention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
@@ -101,7 +96,7 @@ def test_control_a_warning_at_a_line_of_a_library(
     sdpa_policy: None, seen: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch_fattn.runtime.warn._LIBRARIES", {"torch_fattn"})
-    ours, _ = pair(AutoModelForCausalLM, wide(584))
+    ours, _ = pair(AutoModelForCausalLM, tiny("llama", head_dim=584))
     with torch.no_grad():
         ours(prompt()[0].to(DEVICE))
     with pytest.raises(AssertionError, match="not at a line of a library"):
@@ -110,7 +105,7 @@ def test_control_a_warning_at_a_line_of_a_library(
 
 def test_one_layer_of_several(sdpa_policy: None, seen: list[warnings.WarningMessage]) -> None:
     """The other layers still run through fattn."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
 
     def in_float64(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         """In layer 1 a dtype that no kernel has, on a device that has it."""
@@ -139,7 +134,9 @@ def test_models_outside_the_interface(
     assert len(sentences(seen)) == 1 + (name != "bloom"), "once for the layers of a table, once for the model"
 
 
-@pytest.mark.parametrize("config", [*OF_THEIR_OWN.values(), wide(584)], ids=[*OF_THEIR_OWN, "wide heads"])
+@pytest.mark.parametrize(
+    "config", [*OF_THEIR_OWN.values(), tiny("llama", head_dim=584)], ids=[*OF_THEIR_OWN, "wide heads"]
+)
 def test_models_that_are_refused(config: PreTrainedConfig) -> None:
     with torch.no_grad(), pytest.raises(NotImplementedError, match="fattn attention.*; use attn_implement"):
         ours, _ = pair(AutoModelForCausalLM, config)
@@ -166,14 +163,14 @@ def test_options_that_sdpa_would_drop_are_errors(dropped: dict[str, Any], sdpa_p
 
 def test_dropout(seen: list[warnings.WarningMessage]) -> None:
     """In training mode alone; without dropout, training mode without gradients is inference."""
-    ours, eager = pair(AutoModelForCausalLM, LlamaConfig(**COMMON, attention_dropout=0.5))
+    ours, eager = pair(AutoModelForCausalLM, tiny("llama", attention_dropout=0.5))
     ids = prompt()[0]
     with torch.no_grad():
         first, second = (ours.train()(ids.to(DEVICE)).logits.cpu() for _ in range(2))
         (sentence,) = sentences(seen)
         assert "dropout 0.5" in sentence and (first - second).abs().max() > VISIBLE_ERROR
         exact = eager(ids).logits
-        for model in (ours.eval(), pair(AutoModelForCausalLM, LlamaConfig(**COMMON))[0].train()):
+        for model in (ours.eval(), pair(AutoModelForCausalLM, tiny("llama"))[0].train()):
             with counted_launches() as launches:
                 assert (model(ids.to(DEVICE)).logits.cpu() - exact).abs().max() < TOLERANCE
             assert launches["fattn_prefill"] == LAYERS
@@ -219,7 +216,7 @@ def test_unregister(seen: list[warnings.WarningMessage]) -> None:
     before = [set(interface()) for interface in interfaces]
     assert not any(name in found for found in before for name in names)
     with pytest.raises(ValueError, match="not supported"):
-        AutoModelForCausalLM.from_config(LlamaConfig(**COMMON), attn_implementation=NAME)
+        AutoModelForCausalLM.from_config(tiny("llama"), attn_implementation=NAME)
     mine = lambda *_, **__: None  # noqa: E731
     AttentionInterface.register(NAME, mine)
     register("sdpa")
@@ -246,7 +243,7 @@ def test_a_policy_of_another_name() -> None:
 @pytest.mark.parametrize("padding", [0, 3])
 def test_odd_heads(head_dim: int, cache: str, padding: int) -> None:
     """Padded to a multiple of 8, with the scale of their own size."""
-    launches = same_as_eager(wide(head_dim), 4, cache=cache, padding=padding)
+    launches = same_as_eager(tiny("llama", head_dim=head_dim), 4, cache=cache, padding=padding)
     assert launches["fattn_prefill"] == LAYERS and decodes(launches) == 3 * LAYERS
 
 
@@ -263,7 +260,7 @@ def test_odd_heads_without_a_scale() -> None:
 def test_autocast(dtype: torch.dtype) -> None:
     """Operands of mixed dtypes are cast as in sdpa attention, and the logits are as near to float32's."""
     errors = []
-    ours, exact_model = pair(AutoModelForCausalLM, LlamaConfig(**COMMON))
+    ours, exact_model = pair(AutoModelForCausalLM, tiny("llama"))
     ids, mask = prompt(padding=3)
     with torch.no_grad():
         exact = exact_model(ids, attention_mask=mask).logits

@@ -14,6 +14,11 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
     ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -46,6 +51,13 @@ COMMON: dict[str, Any] = {
 WINDOW = 8  # shorter than the prompt
 MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": WINDOW}),
+    "gemma2": (Gemma2Config, MIXED | {"attn_logit_softcapping": 0.5}),
+    "gemma3": (Gemma3TextConfig, MIXED),
+    "gpt_oss": (GptOssConfig, MIXED | EXPERTS),
+}
 CACHES = ["dynamic", "static"]
 ENCODER = {
     name: COMMON[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
@@ -53,6 +65,12 @@ ENCODER = {
 BERT = BertConfig(**ENCODER, num_hidden_layers=LAYERS)
 # Every second layer attends to a local window, which reaches the kernels as a 4D mask.
 MODERN_BERT = ModernBertConfig(**ENCODER, local_attention=6, global_attn_every_n_layers=2, pad_token_id=0)
+
+
+def tiny(family: str, **changes: Any) -> PreTrainedConfig:
+    config_class, own = FAMILIES[family]
+    config: PreTrainedConfig = config_class(**COMMON | own | changes)
+    return config
 
 
 def pair(
