@@ -60,7 +60,6 @@ def test_two_tokens_with_one_slot_are_a_race(checked: Checked) -> None:
 # ---- which slots are written
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("slots", [(-1, -1, -1), (8, 9, 2**31), (-(2**63), 2**63 - 1, 2**32)])
 def test_invalid_slots_are_not_written(slots: tuple[int, ...], device: str, checked: Checked) -> None:
     arguments = valid("int8", device)
@@ -81,7 +80,6 @@ def test_invalid_slots_are_not_written(slots: tuple[int, ...], device: str, chec
         ((5, -1, 5), ["slot_mapping[0] and [2]", "both 5"]),
     ],
 )
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_bad_slots_raise_when_asked(
     slots: tuple[int, ...], words: list[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +117,6 @@ def test_past_2_to_the_31_elements() -> None:
             assert torch.equal(scale[block, place].cpu(), exact[token])
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_rows_that_lie_in_the_cache(device: str) -> None:
     """Tokens move within the pool: they are read before anything is written."""
     pools = [torch.randn(2, 4, 3, 16) for _ in range(2)]
@@ -134,7 +131,6 @@ def test_rows_that_lie_in_the_cache(device: str) -> None:
 
 
 @pytest.mark.parametrize("kv_format", ["float", "int8", "int4"])
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: str) -> None:
     """Multi-head latent attention: written once."""
     arguments = valid(kv_format, device)
@@ -179,7 +175,6 @@ def test_compile(kv_format: str, dynamic: bool) -> None:
             assert torch.equal(mine[name].cpu().view(torch.uint8), plain[name].cpu().view(torch.uint8)), name
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_gradients(device: str) -> None:
     arguments = valid(device=device)
     cache = arguments["key_cache"].zero_()
