@@ -23,6 +23,7 @@ from torch_fattn.operators import LOGITS_OPERATORS
 fattn = torch.ops.fattn
 f32, f16, bf16 = DTYPES
 OPS = LOGITS_OPERATORS
+ORDERS = ("forward", "reverse", "random")  # of the threads
 
 
 def call(op: str, x: Tensor, cap: float = 5.0) -> Tensor:
@@ -36,19 +37,9 @@ def call(op: str, x: Tensor, cap: float = 5.0) -> Tensor:
 @pytest.mark.parametrize("problem", logits_problems.draw(200), ids=str)
 def test_problem(problem: LogitsProblem, device: str, checked: Checked) -> None:
     case = logits_problems.build(problem)
-    with checked(), counted_launches() as launches:
+    with checked(order=ORDERS[problem.index % 3]), counted_launches() as launches:
         result = case.run(device)
     assert launches == ({f"fattn_{problem.op}": 1} if device == "mps" else {})
-    case.assert_close(result)
-
-
-@needs_emulator
-@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
-@pytest.mark.parametrize("columns", [100, 3000, 17000])
-def test_no_finding(columns: int, order: str, checked: Checked) -> None:
-    case = logits_problems.build(LogitsProblem(0, "softmax", f16, (3, columns), "padded", 5.0))
-    with checked(order=order):
-        result = case.run("mps")
     case.assert_close(result)
 
 
