@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from typing import Any
 
 import pytest
 import torch
 
 import torch_fattn  # noqa: F401
 from tests.conftest import needs_emulator
-from tests.helpers import cache_problems, logits_problems, problems
+from tests.helpers import cache_problems, logits_problems, problems, small_problems
 from tests.helpers.accuracy import assert_close, assert_lse_close
 from tests.helpers.cache_problems import WriteProblem, assert_written
 from tests.helpers.kv_formats import KV_FORMATS
@@ -35,20 +34,15 @@ ARITHMETICS: dict[str, dict[str, str]] = {
 }
 
 
-def small_problems() -> list[Problem]:
+def every_kind() -> list[Problem]:
     """One problem with a mask and one without for every op and dtype; one head size, to compile few
     kernels."""
-    chosen = []
-    for op, dtype in itertools.product(("prefill", "decode", "paged_decode"), problems.DTYPES):
-        for mask in (None, torch.float32):
-            sizes = (2, 4, 2, 45 if op == "prefill" else 3, 96, 64, 64)
-            fields: dict[str, Any] = (
-                {"causality": "bottom_right"} if op == "prefill" else {"seq_lens": (96, 61)}
-            )
-            if op == "paged_decode":
-                fields["block_size"] = 16
-            chosen.append(Problem(len(chosen), op, dtype, *sizes, mask=mask, **fields))
-    return chosen
+    sizes = {"prefill": {"q_len": 45, "kv_len": 96, "causality": "bottom_right"}}
+    kinds = itertools.product(("prefill", "decode", "paged_decode"), problems.DTYPES, (None, torch.float32))
+    return [
+        small_problems.problem(op, dtype, index, mask=mask, **sizes.get(op, {}))
+        for index, (op, dtype, mask) in enumerate(kinds)
+    ]
 
 
 def check_writes_and_logits() -> None:
@@ -69,7 +63,7 @@ def check_writes_and_logits() -> None:
 def check_attention() -> dict[str, str]:
     """Checks every result, and returns a digest of the bits for each op."""
     digests: dict[str, hashlib._Hash] = {}
-    for problem in small_problems():
+    for problem in every_kind():
         case = problems.build(problem)
         out, lse = getattr(torch.ops.fattn, problem.op)(**case.arguments("mps")[0])
         assert_close(case, out.cpu(), lse.cpu())

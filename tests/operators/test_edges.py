@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pytest
@@ -72,17 +71,6 @@ def test_large_logits(op: str, dtype: torch.dtype, device: str) -> None:
     out, lse = run(case, device)
     assert 3e3 < lse.max() < 3e4
     assert_close(case, out, lse)
-
-
-@pytest.mark.parametrize("op", ["prefill", "decode"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_equal_logits_average_the_values(op: str, dtype: torch.dtype, device: str) -> None:
-    case = problems.build(problem(op, dtype))
-    case = with_values(case, query=torch.zeros_like(case.clean["query"]))
-    out, lse = run(case, device)
-    assert_close(case, out, lse)
-    seen = case.visible.sum(dim=-1)
-    assert torch.allclose(lse.exp(), seen.float(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode"])
@@ -219,11 +207,3 @@ def test_merge_of_nothing_is_nothing(device: str) -> None:
     lses = torch.full((2, 1, 2, 3), -torch.inf)
     out, lse = fattn.merge(outs.to(device), lses.to(device))
     assert torch.all(out.cpu() == 0) and torch.all(lse.cpu() == -torch.inf)
-
-
-def test_merge_weighs_by_the_exponential(device: str) -> None:
-    outs = torch.tensor([1.0, 5.0]).reshape(2, 1, 1, 1, 1).expand(2, 1, 1, 1, 8).contiguous()
-    lses = torch.tensor([math.log(3.0), 0.0]).reshape(2, 1, 1, 1)
-    out, lse = fattn.merge(outs.to(device), lses.to(device))
-    assert torch.allclose(out.cpu(), torch.full((1, 1, 1, 8), 2.0))
-    assert torch.allclose(lse.cpu(), torch.full((1, 1, 1), math.log(4.0)))

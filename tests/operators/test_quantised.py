@@ -60,7 +60,6 @@ def decode(arguments: dict[str, Any], device: str = "mps") -> tuple[Tensor, Tens
     return out.cpu(), lse.cpu()
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("kv_format", QUANTISED)
 def test_every_code_of_a_value(kv_format: str, device: str) -> None:
     """One key, so its weight is 1: the result is the value, exactly, in the right column."""
@@ -83,7 +82,6 @@ def test_every_code_of_a_value(kv_format: str, device: str) -> None:
     assert torch.equal(out.double().nan_to_num(777), exact.nan_to_num(777))
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
 @pytest.mark.parametrize(
     ("kv_format", "scale", "minimum"),

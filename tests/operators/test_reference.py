@@ -177,20 +177,6 @@ def test_prefill_is_torch_attention(is_causal: bool) -> None:
     assert lse.shape == (2, 4, 17)
 
 
-def test_merge_of_parts_is_the_whole() -> None:
-    query, key, value = torch.randn(3, 1, 2, 9, 8)
-    whole = reference.prefill(query, key, value)
-    parts = [reference.prefill(query, key[:, :, s], value[:, :, s]) for s in (slice(0, 4), slice(4, 9))]
-    nothing = torch.full_like(whole[0], NAN), torch.full_like(whole[1], -INF)
-    outs, lses = (torch.stack(tensors) for tensors in zip(*parts, nothing, strict=True))
-    assert_equal(reference.merge(outs, lses), whole)
-
-
-def test_merge_of_nothing() -> None:
-    out, lse = reference.merge(torch.full((2, 1, 1, 1, 8), NAN), torch.full((2, 1, 1, 1), -INF))
-    assert torch.all(out == 0) and torch.all(lse == -INF)
-
-
 @pytest.mark.parametrize("mask_kind", ["bool", "additive"])
 def test_masked_memory_never_affects_the_output(mask_kind: str) -> None:
     query, key, value = torch.randn(3, 1, 2, 6, 8)
@@ -218,13 +204,3 @@ def test_bad_data_reaches_the_rows_that_see_it(operand: str, poison: float) -> N
     if operand == "value":
         assert not out[0, 0, 3:, 1].isfinite().any()
         assert out[0, 0].isfinite().sum() == 6 * 7, "only one column of the value is bad"
-
-
-def test_no_keys_at_all() -> None:
-    query, nothing = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 0, 8)
-    out, lse = reference.prefill(query, nothing, nothing)
-    assert torch.all(out == 0) and torch.all(lse == -INF)
-    sinks = torch.tensor([0.5, -2.0])
-    out, lse = reference.prefill(query, nothing, nothing, sinks=sinks)
-    assert torch.all(out == 0)
-    assert torch.equal(lse, sinks.double()[None, :, None].expand(1, 2, 3))

@@ -219,7 +219,6 @@ def append(cache: torch_fattn.PagedKVCache, step: torch_fattn.CacheStep) -> None
         cache.append(layer, step, *rows)
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_forks_of_a_cache(device: str, rows: int) -> None:
     cache = paged(device, num_blocks=60)
@@ -298,7 +297,6 @@ def test_nan_in_the_prefix_reaches_its_rows(device: str) -> None:
     assert out[0].isnan().all() and out[2].isnan().all() and out[1].isfinite().all()
 
 
-@pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compiles(device: str, dynamic: bool) -> None:
     shared = next(s for s in PROBLEMS if s.kind == "dense" and s.whole.window_left >= 0 and s.whole.seq_lens)

@@ -15,7 +15,6 @@ from tests.conftest import counted_launches, decodes, needs_emulator
 from tests.helpers.public_calls import heads
 from torch_fattn import PagedKVCache, StaticKVCache, reference, sparse_decode
 
-DEVICES = ["cpu", "mps"]
 HEADS, KV_HEADS = 4, 2
 
 
@@ -44,7 +43,6 @@ def check(out: Tensor, lse: Tensor, *exact: Tensor, tolerance: float = 2e-6) -> 
     assert torch.allclose(lse.cpu().double(), exact[1].cpu().double(), atol=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kv_format", ["auto", "int8", "fp8_e4m3", "int4"])
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("paged", [False, True])
@@ -103,7 +101,6 @@ def test_random(seed: int, paged: bool, per_head: bool, kv_format: str, device: 
     check(out, lse, *reference.prefill(query, *stored, mask, sinks=sinks, **score), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_of_a_latent_cache(device: str) -> None:
     """The value is a view of the key, and one head of keys is for all; rows see later keys if told to."""
     torch.manual_seed(0)
@@ -124,7 +121,6 @@ def test_of_a_latent_cache(device: str) -> None:
         check(out, lse, *reference.prefill(query, latent, latent[..., :64], mask))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_edges(device: str) -> None:
     query, key = heads(2, 4, 3, 16).to(device), heads(2, 2, 10, 16, seed=1).to(device)
     key[:, :, 5] = torch.nan  # not selected
