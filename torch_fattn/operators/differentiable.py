@@ -84,13 +84,10 @@ def varlen_attention(
     """`varlen_prefill` with gradients, as `attention` is `prefill` with gradients.
 
     Args:
-        query: `[Tq, Hq, D]`, sequence after sequence.
-        key, value: `[Tk, Hkv, D]` and `[Tk, Hkv, Dv]`, likewise. Dtypes and head dims are those of
-            `attention`.
-        cu_seqlens_q, cu_seqlens_k: int32 `[B + 1]` on the device of query: sequence b has the rows from
-            `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise.
-        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence, as in
-            `varlen_prefill`. Where results are NaN, so is every gradient.
+        query, key, value: `[Tq, Hq, D]`, `[Tk, Hkv, D]` and `[Tk, Hkv, Dv]`, as in `varlen_prefill`. Dtypes
+            and head dims are those of `attention`.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as in `varlen_prefill`. Where results are NaN,
+            so is every gradient.
         return_lse: also return lse, which has gradients too.
 
     Rows and keys that belong to no sequence have gradient 0.
