@@ -12,11 +12,12 @@ import torch
 
 import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
-from tests.golden.calls import GOLDEN_CALLS, M1, M2_MAX, on_meta, plan_of
+from tests.golden.calls import GOLDEN_CALLS, M1, M2_MAX, plan_of
 from tests.helpers import drawing, problems
 from tests.helpers.problems import Problem
 from tests.helpers.processes import run_python
 from tests.helpers.wrong_calls import refusal
+from torch_fattn.operators import OPERATORS
 
 MAX_THREADGROUP_BYTES = 32768
 
@@ -287,25 +288,13 @@ def test_an_unknown_number_of_cores() -> None:
 
 @pytest.mark.host_only
 @pytest.mark.parametrize("family", [1, 5, 6])
-@pytest.mark.parametrize(
-    "op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill", "merge"]
-)
+@pytest.mark.parametrize("op", OPERATORS)
 def test_gpus_without_simdgroup_matrices(op: str, family: int) -> None:
-    if op == "merge":
-        operands: dict[str, Any] = {
-            "outs": torch.empty(2, 1, 1, 1, 8, device="meta"),
-            "lses": torch.empty(2, 1, 1, 1, device="meta"),
-        }
-    else:
-        sizes: dict[str, Any] = {"block_size": 16} if op.startswith("paged") else {}
-        sizes |= {"q_lens": (1,)} if op in ("paged_prefill", "varlen_prefill") else {}
-        operands = on_meta(Problem(0, op, f16, 1, 4, 2, 1, 32, 64, 64, seq_lens=(9,), **sizes))
-        if op == "prefill":
-            del operands["seq_lens"]
     words = "simdgroup matrices", "family 7 (M1)", "F.scaled_dot_product_attention"
+    sizes = {"heads": 4, "kv_heads": 2, "kv_len": 32, "head_dim": 64} if op != "merge" else {}
     with refusal(f"fattn.{op}", NotImplementedError, "Apple Paravirtual device", f"family {family}", *words):
-        torch_fattn.explain(op, **operands, device_name="Apple Paravirtual device", family=family, cores=0)
-    assert torch_fattn.explain(op, **operands, family=7, cores=0).passes
+        torch_fattn.explain(op, **sizes, device_name="Apple Paravirtual device", family=family, cores=0)
+    assert torch_fattn.explain(op, **sizes, family=7, cores=0).passes
 
 
 @needs_emulator

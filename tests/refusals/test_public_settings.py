@@ -4,8 +4,10 @@ algorithms, inference mode, FATTN_CHECK, forward-mode tangents."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,38 +20,21 @@ from tests.refusals.test_public_calls import PUBLIC, WITH_ARGUMENTS
 
 
 @contextlib.contextmanager
-def default_dtype() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+def switched(switch: Callable[[Any], Any], on: Any, off: Any) -> Iterator[None]:
+    switch(on)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def checked() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FATTN_CHECK", "1")
-        yield
+        switch(off)
 
 
 # Settings of a process or thread that must not affect a call.
 SETTINGS: dict[str, Callable[[], Any]] = {
     "default device": lambda: torch.device("meta"),
-    "default dtype": default_dtype,
-    "deterministic": deterministic,
+    "default dtype": lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+    "deterministic": lambda: switched(torch.use_deterministic_algorithms, True, False),
     "inference mode": torch.inference_mode,
-    "FATTN_CHECK": checked,
+    "FATTN_CHECK": lambda: mock.patch.dict(os.environ, FATTN_CHECK="1"),
 }
 
 
