@@ -59,10 +59,9 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gpt_oss": (GptOssConfig, MIXED | EXPERTS),
 }
 CACHES = ["dynamic", "static"]
-ENCODER = {
-    name: COMMON[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
-}
-BERT = BertConfig(**ENCODER, num_hidden_layers=LAYERS)
+_OF_ENCODERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+ENCODER = {name: COMMON[name] for name in _OF_ENCODERS}
+BERT = BertConfig(**ENCODER)
 # Every second layer attends to a local window, which reaches the kernels as a 4D mask.
 MODERN_BERT = ModernBertConfig(**ENCODER, local_attention=6, global_attn_every_n_layers=2, pad_token_id=0)
 
