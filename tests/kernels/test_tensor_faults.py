@@ -41,10 +41,6 @@ FAULTS: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
         {"kernel": TENSOR, "fails": True},
         "registers: the Metal compiler rejected prefill_tensor.metal with",
     ),
-    (PREFILL, "probe does not compile"): (
-        {"kernel": PROBE, "fails": True},
-        "registers: the Metal compiler rejected tensor_probe.metal with",
-    ),
     (PREFILL, "too many registers"): (
         {"kernel": TENSOR, "max_threads": 32},
         "registers: fattn_prefill_tensor needs 128 threads per threadgroup and this GPU runs it with at most "
@@ -161,9 +157,7 @@ ALL_FIT, NOTHING_FITS = "all fits, a new one", "nothing fits, a new one"
 # A layout, the state that it allows, and words of the reason.
 LAYOUTS = {
     "blocks8": ("blocks8", "registers", "passed"),
-    "nothing fits": ("random:4", "threadgroup", "elements do not match the rows of a reduction"),
     "not the operand": ("random:5", "threadgroup", "a lane has more elements than the kernel keeps track of"),
-    "all fits": ("random:6", "registers", "passed"),
     ALL_FIT: (f"random:{4 * random.randrange(1 << 40) + 2}", "registers", "passed"),
     NOTHING_FITS: (f"random:{4 * random.randrange(1 << 40)}", "threadgroup", "do not match the rows"),
 }

@@ -116,17 +116,10 @@ def test_the_trials_have_every_option(machines: Machines, tmp_path: Path, call: 
     both = {name for name, values in run.found.items() if len({*map(bool, values)}) == 2}
     assert both >= tried, tried - both
     # The others are the same for all such calls, are kinds of numbers, or are for grids in slices.
-    same = {
-        "mask_pairs",
-        "vector_loads",
-        "sliced",
-        "sinks_kind",
-        "slopes_kind",
-        "token_major_out",
-        "saved_out",
-        "scales",
-    }
-    assert {*run.found} - both <= same | {"has_seq_lens", "block_size", "tree", "split", "grouped"}
+    same = {"mask_pairs", "vector_loads", "scales", "saved_out", "token_major_out"}
+    same |= {"sinks_kind", "slopes_kind", "sliced"}
+    of_other_calls = {"has_seq_lens", "block_size", "tree", "split", "grouped", "grad_lse"}
+    assert {*run.found} - both <= same | of_other_calls
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -344,34 +337,16 @@ def test_install_waits_for_the_verdict(machines: Machines, tmp_path: Path, fails
 
 
 EXPLAINED = """
-def said():
-    return torch_fattn.explain(OP, *operands).data["tensor"]
-
-half, lse = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16), torch.zeros(1, 2, 64, device="mps")
-operands = (half, None, half, half, half, None, lse) if OP == "prefill_backward" else (half, half, half)
-found["before"] = said()
-with softmetal.fault(kernel=KERNEL, macro=MACRO, fails=True):
-    getattr(torch_fattn, OP)(*operands)
-found["after"] = said()
+half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
+found["before"] = torch_fattn.explain("prefill", half, half, half).data["tensor"]
+with softmetal.fault(kernel="fattn_prefill_tensor", macro=("FATTN_REGISTERS", "1"), fails=True):
+    torch_fattn.prefill(half, half, half)
+found["after"] = torch_fattn.explain("prefill", half, half, half).data["tensor"]
 """
 
 
-@pytest.mark.parametrize(
-    ("call", "macro", "said"),
-    [
-        (
-            PREFILL,
-            ("FATTN_REGISTERS", "1"),
-            "used; scores pass through threadgroup memory: passed the self-test; registers: the Metal",
-        ),
-        (BACKWARD, None, "off for this dtype and head size: registers: the Metal"),
-    ],
-)
-def test_explain_says_why(
-    machines: Machines, tmp_path: Path, call: str, macro: tuple[str, str] | None, said: str
-) -> None:
-    op = "prefill_backward" if call == BACKWARD else call
-    settings = f"OP, KERNEL, MACRO = {(op, TENSORS[call][-1], macro)!r}\n"
-    run = machines.run(tmp_path, Run(calls=[], python=settings + EXPLAINED))
+def test_explain_says_why(machines: Machines, tmp_path: Path) -> None:
+    run = machines.run(tmp_path, Run(calls=[], python=EXPLAINED))
     assert run.found["before"] == "not tested yet on this GPU"
-    assert run.found["after"].startswith(said)
+    passed = "used; scores pass through threadgroup memory: passed the self-test; registers: the Metal"
+    assert run.found["after"].startswith(passed)
