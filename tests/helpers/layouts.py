@@ -35,6 +35,10 @@ class Operand:
         self.base.as_strided(values.shape, self.stride, self.offset).copy_(values)
         return self
 
+    def permuted(self, *order: int) -> Operand:
+        size, stride = ([each[dim] for dim in order] for each in (self.size, self.stride))
+        return Operand(self.base, tuple(size), tuple(stride), self.offset)
+
     def first_columns(self, count: int) -> Operand:
         return Operand(self.base, (*self.size[:-1], count), self.stride, self.offset)
 
@@ -56,7 +60,7 @@ def strided(
     for dim in reversed(order or range(len(size))):
         if dim != expanded:
             strides[dim] = step
-            step *= size[dim] + gaps.get(dim, 0)
+            step *= max(size[dim], 1) + gaps.get(dim, 0)
     base = torch.full((offset + step + 5,), fill, dtype=dtype)
     return Operand(base, tuple(size), tuple(strides), offset)
 
@@ -92,9 +96,7 @@ def packed(values: Tensor, lengths: tuple[int, ...], spare: int, layout: str) ->
     _, heads, _, dim = values.shape
     parts = [values[b, :, :rows] for b, rows in enumerate(lengths)]
     parts.append(torch.full((heads, spare, dim), torch.nan, dtype=values.dtype))
-    rows = lay_out(torch.cat(parts, dim=1)[None], layout)
-    strides = tuple(rows.stride[d] for d in (2, 1, 3))
-    return Operand(rows.base, (rows.size[2], heads, dim), strides, rows.offset)
+    return lay_out(torch.cat(parts, dim=1)[None], layout).permuted(2, 1, 3)
 
 
 def starts(lengths: tuple[int, ...]) -> Operand:

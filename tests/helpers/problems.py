@@ -341,14 +341,7 @@ def _paged(
                 start = logical * problem.block_size
                 pool[physical] = values[b, :, start : start + problem.block_size]
     if problem.head_major_pool:
-        operand = lay_out(pool, layout, fill)
-        order = (0, 2, 1, 3)
-        return Operand(
-            operand.base,
-            tuple(operand.size[d] for d in order),
-            tuple(operand.stride[d] for d in order),
-            operand.offset,
-        )
+        return lay_out(pool, layout, fill).permuted(0, 2, 1, 3)
     return lay_out(pool.transpose(1, 2).contiguous(), layout, fill)
 
 

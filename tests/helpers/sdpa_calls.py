@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.helpers.accuracy import EXTRA_ERROR
+from tests.helpers.layouts import strided
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (8, 40, 64, 72, 80, 128, 136, 256, 5, 36, 60, 131)
@@ -72,24 +73,15 @@ def with_strides_of(tensor: Tensor, device: str) -> Tensor:
 
 
 def lay_out(tensor: Tensor, layout: str) -> Tensor:
-    if layout == "token_major":
-        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "offset":
-        memory = torch.full((tensor.numel() + 24,), torch.nan, dtype=tensor.dtype)
-        view = memory[24:].view(tensor.shape)
-        view.copy_(tensor)
-        return view
-    if layout == "every_other":  # of the last dimension
-        wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), torch.nan, dtype=tensor.dtype)
-        wide[..., ::2] = tensor
-        return wide[..., ::2]
-    if layout == "padded":
-        wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 8), torch.nan, dtype=tensor.dtype)
-        wide[..., 8:] = tensor
-        return wide[..., 8:]
-    if layout == "flipped_memory":
-        return tensor.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
-    return tensor
+    ways: dict[str, dict[str, Any]] = {
+        "token_major": {"order": (0, 2, 1, 3)},
+        "offset": {"offset": 24},
+        "every_other": {"step": 2},
+        "padded": {"offset": 8, "gaps": {3: 8}},
+        "flipped_memory": {"order": (3, 2, 1, 0)},
+    }
+    operand = strided(tensor.shape, tensor.dtype, **ways.get(layout, {})).holding(tensor)
+    return operand.of(operand.base)
 
 
 def a_call(seed: int) -> SdpaCall:
