@@ -115,8 +115,6 @@ kernel void k(device float* o [[buffer(0)]]) {
   threadgroup_barrier();  // error
   o[0] = 1;
 }
-// --- barrier_without_flags_one_line | rejected
-kernel void k(device int* x [[buffer(0)]]) { threadgroup_barrier(); x[0]=1; }  // error
 // --- barrier_of_int | rejected
 kernel void k(device float* o [[buffer(0)]]) {
   threadgroup_barrier(1);  // error
