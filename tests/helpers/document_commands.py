@@ -93,7 +93,6 @@ COMMANDS: dict[str, Kind] = {
     "python -m softmetal.msl serve SOCKET": ByTest(
         "softmetal/tests/framework/test_compiler.py::test_a_server_compiles_like_a_process"
     ),
-    "python softmetal/tools/fetch_corpus.py sources": FETCHED,
     "python -m tests.third_party.run out/third_party-2.13.0 --markdown": FETCHED,
     "python -m pytest softmetal/tests": SUITE,
     "python -m torch_fattn doctor": DOCTOR,
