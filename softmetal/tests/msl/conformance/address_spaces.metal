@@ -263,15 +263,6 @@ kernel void k(device float* o [[buffer(0)]]) { o[0] = 1; }
 
 // --- local_device_variable | rejected (certain) | MSL 4.4 | A local variable cannot be in device memory.
 kernel void k(device float* x [[buffer(0)]]) { device float y; y=1; x[0]=y; }  // error
-// --- local_device_variable_of_helper | rejected
-void f() {
-  device float x;  // error
-  x = 1;
-}
-kernel void k(device float* o [[buffer(0)]]) {
-  f();
-  o[0] = 1;
-}
 
 // --- parameter_by_value | rejected (certain) | MSL 4.4 | A parameter passed by value cannot have an address space.
 float f(device float x) { return x; }  // error

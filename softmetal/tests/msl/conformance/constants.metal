@@ -111,14 +111,6 @@ kernel void k(device int* x) {  // accepted
 }
 // --- static_local_in_case | rejected
   switch (n[0]) { case 1: static int i; n[0] = i; }  // error
-// --- static_local_const_first | rejected
-  const static int i = 0; n[0] = i;  // error
-// --- static_local_in_for | rejected
-  for (static int i = 0; i < 2; i++) n[i] = i;  // error
-// --- static_local_in_if | rejected
-  if (n[0]) static int i = 1;  // error
-// --- static_local_last | rejected
-  int static i; n[0] = i;  // error
 
 // --- extern_constant | rejected (likely) | MSL 4.2: constant memory is initialised where it is declared | A variable cannot be extern.
 extern constant int n;  // error

@@ -26,16 +26,6 @@ kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m; set_element
   x[1] = device;  // rejected
   float device_ = x[0];  // accepted
   x[1] = device_;  // accepted
-// --- variable_threadgroup | rejected
-  float threadgroup = x[0];  // error
-  x[1] = threadgroup;  // rejected
-  float threadgroup_ = x[0];  // accepted
-  x[1] = threadgroup_;  // accepted
-// --- variable_vertex | rejected
-  float vertex = x[0];  // error
-  x[1] = vertex;  // rejected
-  float vertex_ = x[0];  // accepted
-  x[1] = vertex_;  // accepted
 // --- variable_thread | rejected
 kernel void k(device float* x [[buffer(0)]]) { uint thread = 1; x[thread] = 1; }  // error
 
