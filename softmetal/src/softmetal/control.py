@@ -15,26 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from .paths import LIBRARY, RUNTIME_LIBRARY
-from .tensor_layouts import number_and_seed
-
-_ORDERS = {"forward": 0, "reverse": 1, "random": 2}
-_RACE, _BOUNDS, _UNINIT, _COUNT_BYTES, _COUNT_DISTINCT = 1, 2, 4, 8, 16
+from .settings import CHECKS, ORDERS, Settings, number_and_seed
 
 
 class SoftmetalMissingError(ImportError):
     """The native library is not built."""
-
-
-class _Settings(ctypes.Structure):  # softmetal_settings in simt/abi.h
-    _fields_ = [
-        ("threads", ctypes.c_uint32),
-        ("order", ctypes.c_uint32),
-        ("seed", ctypes.c_uint64),
-        ("checks", ctypes.c_uint32),
-        ("watchdog_ms", ctypes.c_uint32),
-        ("tensor_layout", ctypes.c_uint32),
-        ("tensor_seed", ctypes.c_uint64),
-    ]
 
 
 @functools.cache
@@ -51,7 +36,7 @@ def load() -> ctypes.CDLL:
         getattr(library, f"softmetal_{name}").restype = ctypes.c_size_t
     library.softmetal_free.argtypes = [ctypes.c_void_p]
     library.softmetal_free.restype = None
-    library.softmetal_current_settings.restype = ctypes.POINTER(_Settings)
+    library.softmetal_current_settings.restype = ctypes.POINTER(Settings)
     return library
 
 
@@ -92,16 +77,16 @@ def checks(
     Checked kernels are compiled at their first use. `count_distinct` counts each byte that a threadgroup
     reads once, however often it is loaded.
     """
-    if order is not None and order not in _ORDERS:
-        raise ValueError(f"checks(order={order!r}): use one of {', '.join(_ORDERS)}.")
+    if order is not None and order not in ORDERS:
+        raise ValueError(f"checks(order={order!r}): use one of {', '.join(ORDERS)}.")
     layout = None if tensor_layout is None else number_and_seed(tensor_layout)
     settings = load().softmetal_current_settings().contents
     finish_stream()
-    saved = {field[0]: getattr(settings, field[0]) for field in _Settings._fields_}
-    checks = {_RACE: race, _BOUNDS: bounds, _UNINIT: uninit, _COUNT_BYTES: count_bytes}
-    settings.checks = sum(bit for bit, on in checks.items() if on) | count_distinct * _COUNT_DISTINCT
+    saved = {field[0]: getattr(settings, field[0]) for field in Settings._fields_}
+    wanted = (race, bounds, uninit, count_bytes, count_distinct)
+    settings.checks = sum(bit for bit, on in zip(CHECKS.values(), wanted, strict=True) if on)
     if order is not None:
-        settings.order = _ORDERS[order]
+        settings.order = ORDERS[order]
     if seed is not None:
         settings.seed = seed
     if threads is not None:

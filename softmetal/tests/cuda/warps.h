@@ -3,6 +3,7 @@
 // instructions `warps.py` replaces with the functions here. Blocks run one after another.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -121,33 +122,13 @@ inline void run(dim3 groups, dim3 threads, const std::function<void()>& kernel) 
 }
 
 // ---- instructions
-// -------------------------------------------------------------------------------------------
 
-inline float of_half(unsigned short bits) {
-  _Float16 x;
-  std::memcpy(&x, &bits, 2);
-  return float(x);
-}
-inline unsigned short to_half(float x) {
-  const _Float16 rounded = _Float16(x);
-  unsigned short bits;
-  std::memcpy(&bits, &rounded, 2);
-  return bits;
-}
-inline float of_bfloat(unsigned short bits) {
-  const uint32_t word = uint32_t(bits) << 16;
-  float x;
-  std::memcpy(&x, &word, 4);
-  return x;
-}
-inline float of_bits(uint32_t word) {
-  float x;
-  std::memcpy(&x, &word, 4);
-  return x;
-}
+inline float of_half(unsigned short bits) { return float(std::bit_cast<_Float16>(bits)); }
+inline unsigned short to_half(float x) { return std::bit_cast<unsigned short>(_Float16(x)); }
+inline float of_bits(uint32_t word) { return std::bit_cast<float>(word); }
+inline float of_bfloat(unsigned short bits) { return of_bits(uint32_t(bits) << 16); }
 inline unsigned to_tf32(float x) {
-  uint32_t word;
-  std::memcpy(&word, &x, 4);
+  const uint32_t word = std::bit_cast<uint32_t>(x);
   return std::isfinite(x) ? (word + 0x1000u) & ~0x1fffu : word;
 }
 

@@ -55,7 +55,7 @@ extern "C" void run(const softmetal::Arguments* arguments, const unsigned* grid,
 def _headers(folder: Path) -> None:
     replaced = set()
     for header in INCLUDE.glob("*.h"):
-        text = header.read_text()
+        text = header.read_text().replace('"../..', f'"{INCLUDE.parents[1]}')
         for head, body in _INSTRUCTIONS.items():
             pattern = re.compile(
                 rf"^( *)SOFTMETAL_INLINE {re.escape(head)} \{{\n(?:\1  .*\n)*?\1\}}", re.MULTILINE
@@ -74,16 +74,8 @@ class CpuKernel:
         _headers(folder)
         shutil.copy(Path(__file__).with_name("warps.h"), folder)
         (folder / "kernel.cpp").write_text('#include "warps.h"\n' + translated(pipeline) + _ENTRY)
-        flags = [
-            "-std=c++20",
-            "-O0",
-            "-shared",
-            "-fPIC",
-            "-w",
-            "-fno-gnu-unique",
-            "-ffp-contract=off",
-            f"-I{folder}",
-        ]
+        flags = "-std=c++20 -O0 -shared -fPIC -w -fno-gnu-unique -ffp-contract=off".split()
+        flags.append(f"-I{folder}")
         flags += ["-DSOFTMETAL_ALIGNED_RUNS"] if pipeline.aligned_runs else []
         command = ["g++", *flags, "-o", str(folder / "kernel.so"), str(folder / "kernel.cpp")]
         done = subprocess.run(command, capture_output=True, text=True)

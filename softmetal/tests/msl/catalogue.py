@@ -13,6 +13,9 @@ The columns are name, verdict (and certainty), source and rule. A header inherit
 header above it. A blank line separates rules. `// error` marks the line that the compiler must name, with a
 part of the message if its text matters.
 
+`// --- setup` begins a text that opens a function. It precedes the programs below it that start with an
+indented line, up to the next setup; they are the rest of the function, without its closing brace.
+
 Lines that end with `// accepted` replace the lines marked `// error` and `// rejected` in a second program,
 the control, which must compile. A control with larger differences is a separate accepted program with the
 same name.
@@ -86,7 +89,11 @@ def parse(text: str, file: str) -> list[Entry]:
     headers = [number for number, line in enumerate(lines) if line.startswith("// ---")]
     entries: list[Entry] = []
     columns: dict[str, str] = {}
+    setup: list[str] = []
     for number, end in zip(headers, [*headers[1:], len(lines)], strict=True):
+        if lines[number] == "// --- setup":
+            setup = lines[number + 1 : end]
+            continue
         header = _HEADER.fullmatch(lines[number])
         if header is None:
             raise ValueError(f"{file}:{number + 1}: no header: {lines[number]}")
@@ -102,8 +109,10 @@ def parse(text: str, file: str) -> list[Entry]:
                     f"{file}:{number + 1}: the first header needs all columns, "
                     "a rejected program one `// error`"
                 )
-            prelude = "" if "#include <metal_stdlib>" in body else PRELUDE
-            source = prelude + "\n" * (number + 1 - prelude.count("\n")) + "\n".join(body) + "\n"
+            before = [] if "#include <metal_stdlib>" in body else PRELUDE.splitlines()
+            if lines[number + 1].startswith(" "):
+                before, body = [*before, *setup], [*body, "}"]
+            source = "\n".join([*before, *[""] * (number + 1 - len(before)), *body, ""])
             unsure = columns["certainty"] == "unsure"
             entries.append(
                 Entry(

@@ -281,7 +281,7 @@ class If:
 
 @dataclass
 class Loop:
-    kind: str  # for, while, do
+    kind: str  # for, endless, while, do
     counter: str
     limit: Any  # the text masks it to 0..7: every loop ends
     extra: Any  # a condition, or None
@@ -294,6 +294,8 @@ class Loop:
         condition = f"({k} < ({self.limit.text} & 7u))" + (f" && {self.extra.text}" if self.extra else "")
         if self.kind == "for":
             return f"{self.pragma}for (uint {k} = 0; {condition}; ++{k}) {{\n{self.body.text}}}\n"
+        if self.kind == "endless":
+            return f"for (uint {k} = 0;; ++{k}) {{\nif (!({condition})) break;\n{self.body.text}}}\n"
         if self.kind == "while":
             head = f"{{ uint {k} = 0; while ({condition}) {{ ++{k};\n"
             return f"{head}{self.body.text}}} }}\n"
@@ -307,7 +309,7 @@ class Loop:
             here = (*place, iteration)
             if self.kind != "do" and not (yield from self._goes_on(frame, (*here, 0))):
                 return 0
-            if self.kind != "for":
+            if self.kind in ("while", "do"):
                 variables[self.counter] += 1
             try:
                 yield from self.body.run(frame, (*here, 1))
@@ -315,7 +317,7 @@ class Loop:
                 return 0
             except Continue:
                 pass
-            if self.kind == "for":
+            if self.kind in ("for", "endless"):
                 variables[self.counter] += 1
             if self.kind == "do" and not (yield from self._goes_on(frame, (*here, 2))):
                 return 0

@@ -104,7 +104,7 @@ class Generate:
             otherwise = self.block(depth - 1, loop, returns) if self.random.random() < 0.6 else None
             return If(self.expression(2), self.block(depth - 1, loop, returns), otherwise)
         if depth > 0 and choose < 0.4:
-            kind = self.random.choice(["for", "for", "while", "do"])
+            kind = self.random.choice(["for", "endless", "while", "do"])
             limit = self.random.choice([Leaf("4u"), Leaf("t"), self.expression(1), self.expression(2)])
             extra = self.expression(2) if self.random.random() < 0.3 else None
             pragma = self.random.choice(["", "", '_Pragma("clang loop unroll(full)")\n'])

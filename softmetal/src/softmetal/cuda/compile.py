@@ -24,6 +24,7 @@ from softmetal.msl.preprocess import PreprocessorError, preprocess
 from .translate import translate
 
 INCLUDE = Path(__file__).parent / "include"
+_SHARED_HEADERS = Path(__file__).parents[1] / "msl" / "common"
 _RESOURCES = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -93,7 +94,7 @@ def compile_pipeline(pipeline: Pipeline, folder: Path, architecture: str = "sm_9
     if pipeline.aligned_runs:
         flags.append("-DSOFTMETAL_ALIGNED_RUNS")
     digest = hashlib.sha256(" ".join(flags).replace(str(INCLUDE), "").encode())
-    for header in sorted(INCLUDE.glob("*.h")):
+    for header in sorted([*INCLUDE.glob("*.h"), *_SHARED_HEADERS.glob("*.h")]):
         digest.update(header.read_bytes())
     digest.update(text.encode())
     name = f"{re.sub(r'[^A-Za-z0-9_]', '_', pipeline.kernel)[:60]}-{digest.hexdigest()[:16]}"

@@ -37,7 +37,7 @@ std::string read_toolchain() {
   std::error_code missing;
   for (const fs::directory_entry& entry : fs::directory_iterator(package / "msl", missing))
     if (entry.path().extension() == ".py") files.push_back(entry.path());
-  for (const char* folder : {"host", "stub"})
+  for (const char* folder : {"common", "host", "stub"})
     for (const fs::directory_entry& entry :
          fs::recursive_directory_iterator(package / "msl" / folder, missing))
       if (entry.is_regular_file()) files.push_back(entry.path());

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from .arithmetic import FUNCTIONS, MATH_MODES, Arithmetic, choice
-from .compile import MODES, REFUSALS, CompileError, Program, compile_program
+from .arithmetic import FUNCTIONS, MATH_MODES, Arithmetic
+from .compile import MODES, CompileError, Program, compile_program
 from .language import DEFAULT, LANGUAGES
 from .server import serve
 
@@ -35,15 +34,6 @@ def main(argv: list[str] | None = None) -> int:
         default="fast",
         help="functions without a namespace (fast)",
     )
-    compiler.add_argument(
-        "--no-contract", action="store_true", help="round a * b + c twice (default: $SOFTMETAL_CONTRACT)"
-    )
-    compiler.add_argument(
-        "--refuse",
-        choices=REFUSALS,
-        default=choice("SOFTMETAL_REFUSE", REFUSALS),
-        help="refuse what Apple's compiler refuses (likely) or may refuse (unsure; $SOFTMETAL_REFUSE)",
-    )
     compiler.add_argument("--name", help="name of the source in messages (default: the file's name)")
     server = commands.add_parser("serve", help="compile for other processes until standard input closes")
     server.add_argument("socket", type=Path)
@@ -53,9 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     from_stdin = arguments.source == "-"
     if not from_stdin and not Path(arguments.source).is_file():
         parser.error(f"--source {arguments.source!r} is not a file; name one, or - for standard input")
-    arithmetic = Arithmetic(arguments.math_mode, arguments.math_functions)
-    if arguments.no_contract:
-        arithmetic = replace(arithmetic, contract=False)
     program = Program(
         source=sys.stdin.read() if from_stdin else Path(arguments.source).read_text(),
         name=arguments.name or ("program_source" if from_stdin else Path(arguments.source).name),
@@ -63,8 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         include=tuple(arguments.include),
         std=arguments.std,
         only=arguments.only,
-        arithmetic=arithmetic,
-        refuse_unsure=arguments.refuse == "unsure",
+        arithmetic=Arithmetic(arguments.math_mode, arguments.math_functions),
     )
     try:
         print(compile_program(program, arguments.mode, arguments.out))

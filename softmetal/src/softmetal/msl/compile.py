@@ -179,7 +179,8 @@ def toolchain_version() -> str:
     """A digest of the translator, the rules, the host headers, the ABI and clang."""
     time = os.stat(shutil.which(CLANG) or CLANG).st_mtime_ns  # another after an upgrade
     digest = hashlib.sha256(f"{CLANG} {time}".encode())
-    for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("host/*.h"), *_PACKAGE.glob("stub/**/*")]):
+    inputs = ("*.py", "common/*.h", "host/*.h", "stub/**/*")
+    for path in sorted(path for pattern in inputs for path in _PACKAGE.glob(pattern)):
         if path.is_file():
             digest.update(path.read_bytes())
     for path in (_PACKAGE.parent / "simt" / "abi.h", RULES, PASSES, SIMT_PASSES):

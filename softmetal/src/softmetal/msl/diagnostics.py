@@ -22,7 +22,7 @@ _MESSAGE = re.compile(
 )
 # From passes over LLVM's code (passes/recursion.cpp): clang puts the severity before their text.
 _MESSAGE_OF_PASS = re.compile(r"^error: ([^\n:]+:\d+): ")
-_HOST = str(Path(__file__).parent / "host")
+_HOST = str(Path(__file__).parent / "host")  # clang names common/ as host/../common/
 _SPACES = {"__global_device": "device", "__local": "threadgroup", "__global_host": "constant"}
 _MOST_MESSAGES = 20
 _LONGEST_EXCERPT = 160

@@ -14,8 +14,6 @@ _TYPES = {"complex", "imaginary", "quad", "llong", "ullong", "half", "bfloat", "
 # Tokens, other than names, that can follow an address space.
 _AFTER_SPACE = {"*", "&", "&&", "::", "(", "[", "...", "<"}
 _ENDS_MEMBER = {"{", ";", ":", "=", "->"}
-_BEFORE_NAME = {"*", "&", "&&", ">"}
-_AFTER_NAME = {"=", ";", ",", ")", "[", "(", "{", ":"}
 
 
 def check_names(tokens: TokenList) -> None:

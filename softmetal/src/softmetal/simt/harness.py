@@ -20,11 +20,9 @@ from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.msl.language import DEFAULT
 from softmetal.paths import RUNTIME_LIBRARY
-from softmetal.tensor_layouts import number_and_seed
+from softmetal.settings import CHECKS, ORDERS, Settings, number_and_seed
 
 _MAX_BUFFERS = 31
-_CHECKS = {"race": 1, "bounds": 2, "uninit": 4, "bytes": 8, "distinct": 16}
-_ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 _SPACES = ("other", "device", "constant", "threadgroup")
 _COUNTS = (
     "products",
@@ -112,18 +110,6 @@ class _Constant(ctypes.Structure):
     _fields_ = [("index", ctypes.c_uint32), ("bits", ctypes.c_uint64)]
 
 
-class _Settings(ctypes.Structure):
-    _fields_ = [
-        ("threads", ctypes.c_uint32),
-        ("order", ctypes.c_uint32),
-        ("seed", ctypes.c_uint64),
-        ("checks", ctypes.c_uint32),
-        ("watchdog_ms", ctypes.c_uint32),
-        ("tensor_layout", ctypes.c_uint32),
-        ("tensor_seed", ctypes.c_uint64),
-    ]
-
-
 class _Launch(ctypes.Structure):
     _fields_ = [
         ("kernel", ctypes.POINTER(_Kernel)),
@@ -153,7 +139,7 @@ def _runtime() -> ctypes.CDLL:
     library.softmetal_table.restype = ctypes.POINTER(_Table)
     library.softmetal_table.argtypes = [ctypes.c_void_p]
     library.softmetal_unload.argtypes = [ctypes.c_void_p]
-    library.softmetal_current_settings.restype = ctypes.POINTER(_Settings)
+    library.softmetal_current_settings.restype = ctypes.POINTER(Settings)
     return library
 
 
@@ -318,7 +304,7 @@ class Pipeline:
         limit). `tensor_layout` is m5, blocks8 or random:SEED, by default as on the simulated GPU.
         """
         wanted = [c for c in checks.split(",") if c] if isinstance(checks, str) else list(checks)
-        mask = sum(_CHECKS[c] for c in set(wanted))
+        mask = sum(CHECKS[c] for c in set(wanted))
         arguments = _Arguments()
         memories = {i: _Memory(b) for i, b in enumerate(buffers) if b is not None}
         for i, memory in memories.items():
@@ -330,7 +316,7 @@ class Pipeline:
         layout = (usual.tensor_layout, usual.tensor_seed)
         if tensor_layout is not None:
             layout = number_and_seed(tensor_layout)
-        settings = _Settings(os_threads, _ORDERS[kind], int(seed or 0), mask, int(watchdog * 1000), *layout)
+        settings = Settings(os_threads, ORDERS[kind], int(seed or 0), mask, int(watchdog * 1000), *layout)
         kernel = self._kernel("checked" if mask else self._mode)
         launch = _Launch(ctypes.pointer(kernel), ctypes.pointer(arguments), _Uint3(*grid), _Uint3(*threads))
         counters, error = _Counters(), ctypes.c_void_p()

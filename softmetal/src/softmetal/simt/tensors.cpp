@@ -1,4 +1,4 @@
-// The runtime functions of tensor operations (msl/host/matmul2d.h).
+// The runtime functions of tensor operations (msl/common/matmul2d.h).
 #include "abi.h"
 #include "checks/checker.h"
 #include "dispatch.h"

@@ -73,9 +73,6 @@ kernel void k(device atomic_int* x [[buffer(0)]], device int* y [[buffer(1)]]) {
 // --- order_release | rejected (certain)
 kernel void k(device atomic_uint* a [[buffer(0)]]) { atomic_store_explicit(a, 1u, memory_order_release); }  // error
 
-// --- types | accepted (certain) | MSL 2.6; MSL 6.15 | Metal has atomic_int, atomic_uint and, in device memory, atomic<float>.
-kernel void k(device atomic_int* a [[buffer(0)]], device atomic<float>* f [[buffer(1)]], device uint* u [[buffer(2)]]) { atomic_fetch_add_explicit(a,1,memory_order_relaxed); atomic_fetch_add_explicit(f,1.0f,memory_order_relaxed); int e=0; atomic_compare_exchange_weak_explicit(a,&e,2,memory_order_relaxed,memory_order_relaxed); atomic_store_explicit((device atomic_uint*)u,1u,memory_order_relaxed); }
-
 // --- operations | accepted (certain) | MSL 2.6; MSL 6.15 | The library has the atomic operations of the specification.
 kernel void k(device atomic_uint* a [[buffer(0)]], device atomic<float>* f [[buffer(1)]],
               device uint* p [[buffer(2)]], device atomic_int& n [[buffer(3)]]) {
@@ -115,8 +112,6 @@ kernel void k(device float* o [[buffer(0)]]) {
   threadgroup_barrier();  // error
   o[0] = 1;
 }
-// --- barrier_without_flags_one_line | rejected
-kernel void k(device int* x [[buffer(0)]]) { threadgroup_barrier(); x[0]=1; }  // error
 // --- barrier_of_int | rejected
 kernel void k(device float* o [[buffer(0)]]) {
   threadgroup_barrier(1);  // error

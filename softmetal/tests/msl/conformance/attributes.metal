@@ -7,14 +7,10 @@ kernel void k(device float* x,
   ushort2 i [[thread_position_in_grid]]) {  // accepted
   x[i.x] = 1;  // accepted
 }
-// --- position_signed_with_buffer_index | rejected
-kernel void k(device float* o [[buffer(0)]], int i [[thread_position_in_grid]]) { o[i] = 1; }  // error
 // --- position_signed_vector | rejected
 kernel void k(device int* x [[buffer(0)]], int3 i [[thread_position_in_grid]]) { x[i.x]=1; }  // error
 // --- position_float | rejected
 kernel void k(device float* o [[buffer(0)]], float i [[thread_position_in_grid]]) { o[0] = i; }  // error
-// --- position_float_cast | rejected
-kernel void k(device int* x [[buffer(0)]], float i [[thread_position_in_grid]]) { x[int(i)]=1; }  // error
 // --- position_pointer | rejected (likely)
 kernel void k(device float* o [[buffer(0)]], device uint* i [[thread_position_in_grid]]) { o[0] = i[0]; }  // error
 
@@ -27,13 +23,9 @@ kernel void k(device uint* x [[buffer(0)]],
 
 // --- position_of_four_floats | rejected (certain) | MSL 5.2.3 | A position has at most three elements.
 kernel void k(device float* o [[buffer(0)]], uint4 i [[thread_position_in_grid]]) { o[0] = i.x; }  // error
-// --- position_of_four | rejected
-kernel void k(device int* x [[buffer(0)]], uint4 i [[thread_position_in_grid]]) { x[i.x]=1; }  // error
 
 // --- lane_as_vector | rejected (certain) | MSL 5.2.3 | thread_index_in_simdgroup is a scalar.
 kernel void k(device float* o [[buffer(0)]], uint2 i [[thread_index_in_simdgroup]]) { o[i.x] = 1; }  // error
-// --- lane_as_vector_int | rejected
-kernel void k(device int* x [[buffer(0)]], uint2 i [[thread_index_in_simdgroup]]) { x[i.x]=1; }  // error
 
 // --- index_in_threadgroup_as_vector | rejected (certain) | MSL 5.2.3 | thread_index_in_threadgroup is a scalar.
 kernel void k(device int* x [[buffer(0)]], uint3 i [[thread_index_in_threadgroup]]) { x[i.x]=1; }  // error
@@ -95,8 +87,6 @@ kernel void k(device uint* x [[buffer(0)]], uint a [[threads_per_simdgroup]],
     uint b [[simdgroups_per_threadgroup]]) {  // accepted
   x[a] = b;
 }
-// --- attribute_twice_under_two_names_reversed | rejected
-kernel void k(device uint* x [[buffer(0)]], uint a [[thread_execution_width]], uint b [[threads_per_simdgroup]]) { x[0]=a+b; }  // error
 
 // --- attribute_of_vertex_functions | rejected (certain) | MSL 5.2.3 | A kernel parameter cannot have the attribute [[position]].
 kernel void k(device int* x [[buffer(0)]], float4 p [[position]]) { x[0]=p.x; }  // error

@@ -1,6 +1,6 @@
 // Conditional expressions. The format of this file: ../catalogue.py
 
-// --- assigned | rejected (certain) | C++ [expr.cond] | A conditional expression with arms in different address spaces is a temporary and cannot be written.
+// --- setup
 struct P { float a; };
 kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
   float a = 1, b = 2;
@@ -8,46 +8,20 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
   P p{1};
   threadgroup float s;
   if (n == 4) s = v.y;
+  x[1] = a + b + p.a;
+
+// --- assigned | rejected (certain) | C++ [expr.cond] | A conditional expression with arms in different address spaces is a temporary and cannot be written.
   (n > 0 ? x[0] : a) = 2;  // error
   (n > 0 ? x[0] : x[1]) = 2;  // accepted
-  x[1] = a + b + p.a;
-}
 // --- element_assigned | rejected
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
   (n > 0 ? v : u[0]).x = 2;  // error
   (n > 0 ? u[1] : u[0]).x = 2;  // accepted
-  x[1] = a + b + p.a;
-}
 // --- member_assigned | rejected
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
   (n > 0 ? p : q[0]).a = 2;  // error
   (n > 0 ? q[1] : q[0]).a += 2;  // accepted
-  x[1] = a + b + p.a;
-}
 // --- incremented | rejected
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
   (n > 0 ? a : s)++;  // error
   (n > 0 ? a : b)++;  // accepted
-  x[1] = a + b + p.a;
-}
 // --- assigned_in_template | rejected
 template <typename T> void f(device T* x, int n) {
   T a = 1;  // rejected
@@ -56,29 +30,11 @@ template <typename T> void f(device T* x, int n) {
 }
 kernel void k(device float* x [[buffer(0)]], constant int& n [[buffer(1)]]) { f(x, n); }
 // --- address_taken | rejected
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
   thread float* r = &(n > 0 ? x[0] : a); *r = 2;  // error
   thread float* r = &(n > 0 ? b : a); *r = 2;  // accepted
-  x[1] = a + b + p.a;
-}
 // --- bound_to_reference | rejected
-struct P { float a; };
-kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], device P* q [[buffer(2)]], constant int& n [[buffer(3)]]) {
-  float a = 1, b = 2;
-  float4 v = 1;
-  P p{1};
-  threadgroup float s;
-  if (n == 4) s = v.y;
   thread float& r = n > 0 ? x[0] : a; r = 2;  // error
   const thread float& r = n > 0 ? x[0] : a; b = r;  // accepted
-  x[1] = a + b + p.a;
-}
 
 // --- matrix_elements_as_reference | rejected (certain) | clang: references do not bind to vector elements | No reference binds to an element of a simdgroup matrix.
 kernel void k(device float* o, constant int& n) {

@@ -1,9 +1,10 @@
 // Program scope and constant memory. The format of this file: ../catalogue.py
 
-// --- variable | rejected (certain) | MSL 4.2 | A variable at program scope must be in constant memory.
-float table[2] = {1, 2};  // error
-kernel void k(device float* o [[buffer(0)]]) { o[0] = table[0]; }
-// --- variable_int | rejected
+// --- setup
+kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]], device float4* v [[buffer(2)]],
+              threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(3)]]) {
+
+// --- variable_int | rejected (certain) | MSL 4.2 | A variable at program scope must be in constant memory.
 int counter = 0;  // error: 'counter' must reside in the constant address space
 constant int counter = 0;  // accepted
 // --- variable_const | rejected
@@ -12,9 +13,6 @@ kernel void k(device float* o [[buffer(0)]]) { o[0] = scale; }
 // --- variable_constexpr | rejected
 constexpr int n = 3;  // error: 'n' must reside in the constant address space
 constexpr constant int n = 3;  // accepted
-// --- variable_static_const | rejected
-static const float t[2] = {1,2};  // error
-kernel void k(device float* x [[buffer(0)]]) { x[0]=t[0]; }
 
 // --- static_const_array | rejected (certain) | MSL 4.2; slang #4373 | An array at program scope must be in constant memory.
 static const float table[2] = {1, 2};  // error
@@ -24,19 +22,10 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 // --- threadgroup_variable | rejected (certain) | MSL 4.4 | A variable at program scope cannot be in threadgroup memory.
 threadgroup float x[4];  // error: 'x' must reside in the constant address space
 constant float x[4] = {1, 2, 3, 4};  // accepted
-// --- threadgroup_variable_used | rejected
-threadgroup float t[32];  // error
-kernel void k(device float* o [[buffer(0)]]) {
-  t[0] = 1;
-  o[0] = t[0];
-}
 
 // --- no_initialiser | rejected (certain) | MSL 4.2 | A constant at program scope needs an initialiser.
 constant int y;  // error
 kernel void k(device int* x [[buffer(0)]]) { x[0]=y; }
-// --- no_initialiser_float | rejected
-constant float a;  // error
-kernel void k(device float* o [[buffer(0)]]) { o[0] = a; }
 
 // --- runtime_initialiser | rejected (certain) | MSL 4.2 | The initialiser of a constant at program scope must be a constant expression.
 float f(float a) { return a * a; }  // rejected
@@ -98,18 +87,11 @@ struct P { float a; };
 kernel void k(constant P& p [[buffer(0)]]) { p.a = 1; }  // error
 
 // --- string_literal | rejected (certain) | MSL 4.2 | A string literal is in constant memory.
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   const thread char* s = "ab";  // error
   const constant char* s = "ab";  // accepted
   x[0] = s[0];
-}
-// --- string_literal_used | rejected (likely)
-kernel void k(device int* x [[buffer(0)]]) { const thread char* s = "abc"; x[0]=s[0]; }  // error
 
-// --- static_member | rejected (certain) | MSL 4.2 | A static member must be in constant memory.
-struct S { static constexpr int a = 3; };  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0]=S::a; }
-// --- static_member_unused | rejected
+// --- static_member_unused | rejected (certain) | MSL 4.2 | A static member must be in constant memory.
 struct S {
   static constexpr int n = 3;  // error: 'n' must reside in the constant address space
   static constexpr constant int n = 3;  // accepted
@@ -127,32 +109,8 @@ kernel void k(device int* x) {  // accepted
   struct L { static int f(int v) { return v + 1; } };  // accepted
   x[0] = a + b[x[1]] + L::f(x[2]);  // accepted
 }
-// --- static_local_with_space | rejected
-kernel void k(device int* x) {
-  static int n = 0;  // error: 'n' must reside in the constant address space
-  static constant int n = 0;  // accepted
-  x[0] = n;
-}
 // --- static_local_in_case | rejected
-kernel void k(device int* x) {
-  switch (x[0]) { case 1: static int i; x[0] = i; }  // error
-}
-// --- static_local_const_first | rejected
-kernel void k(device int* x) {
-  const static int i = 0; x[0] = i;  // error
-}
-// --- static_local_in_for | rejected
-kernel void k(device int* x) {
-  for (static int i = 0; i < 2; i++) x[i] = i;  // error
-}
-// --- static_local_in_if | rejected
-kernel void k(device int* x) {
-  if (x[0]) static int i = 1;  // error
-}
-// --- static_local_last | rejected
-kernel void k(device int* x) {
-  int static i; x[0] = i;  // error
-}
+  switch (n[0]) { case 1: static int i; n[0] = i; }  // error
 
 // --- extern_constant | rejected (likely) | MSL 4.2: constant memory is initialised where it is declared | A variable cannot be extern.
 extern constant int n;  // error
@@ -161,9 +119,6 @@ kernel void k(device int* o [[buffer(0)]]) { o[0] = n; }
 kernel void k(device int* o [[buffer(0)]]) {
   extern constant int n;  // error
   o[0] = n; }
-// --- extern_variable | rejected
-extern int n;  // error
-kernel void k(device int* o [[buffer(0)]]) { o[0] = 1; }
 
 // --- extern_functions | accepted (likely) | Core Image | Functions can be extern and extern "C".
 extern float f(float x);

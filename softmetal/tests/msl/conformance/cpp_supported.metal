@@ -6,11 +6,6 @@ kernel void k(device float* o [[buffer(0)]]) { o[0] = 12L + 0x1eL + 3UL; }
 // --- floating_literals | accepted (certain) | MSL 1.5 | A floating literal without a suffix is a float.
 kernel void k(device float* n [[buffer(0)]]) { n[0] = max(n[1], 0.0) + min(1.0, n[0]) + pow(n[0], 2.0); }
 
-// --- variadic_templates | accepted (certain) | MSL 1.5: C++14 | Templates can be variadic.
-template <typename T> T sum(T a) { return a; }
-template <typename T, typename... R> T sum(T a, R... r) { return a+sum(r...); }
-kernel void k(device float* x [[buffer(0)]]) { x[0]=sum(x[0],x[1],x[2]); }
-
 // --- lambda_with_captures | accepted (certain, metal3.2) | MSL 3.2, 1.5.4 | MSL 3.2 has lambda expressions.
 kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
   float s = 3;
@@ -22,13 +17,6 @@ kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]])
 kernel void k(device int* x [[buffer(0)]]) {
   auto f = [&](int a) { return a + x[1]; };
   x[0] = f(1);
-}
-
-// --- class_template_deduction_40 | accepted (certain, metal4.0) | MSL 4.0, 1.5 | MSL 4.0 deduces class template arguments.
-template <typename T> struct S { T v; S(T a) : v(a) {} };
-kernel void k(device int* x [[buffer(0)]]) {
-  S s(1);
-  x[0] = s.v;
 }
 
 // --- cpp17_in_40 | accepted (likely, metal4.0) | MSL 4.0, what is new | MSL 4.0 has C++17: structured bindings, if with an initialiser, deduced class arguments.
@@ -43,14 +31,7 @@ kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]])
   if (float z = x + y; z > 2) o[i] = z;
 }
 
-// --- unions | accepted (certain) | MSL 1.5: C++14 | Metal has unions.
-union U { uint u; float f; };
-kernel void k(device float* x [[buffer(0)]]) { U u; u.u=1; x[0]=u.f; }
-
-// --- enumerations | accepted (certain) | MSL 1.5: C++14 | Metal has enumerations, scoped ones too, and switch.
-enum class E : uchar { A, B };
-kernel void k(device int* x [[buffer(0)]]) { E e = x[0] ? E::A : E::B; switch (e) { case E::A: x[0]=1; break; default: x[0]=2; } }
-// --- enumerations_and_unions | accepted
+// --- enumerations_and_unions | accepted (certain) | MSL 1.5: C++14 | Metal has enumerations, scoped ones too, and switch.
 enum Mode : uchar { kA, kB = 4 };
 enum class Op : uint { add = 1, mul };
 union U {
@@ -96,11 +77,7 @@ kernel void k(device float* o [[buffer(0)]]) {
 template <typename T> auto f(T a) { return a*2; }
 kernel void k(device float* x [[buffer(0)]]) { auto y=f(x[0]); x[0]=y; }
 
-// --- enable_if | accepted (certain) | MSL 1.5: C++14 | Metal has enable_if_t.
-template <typename T, enable_if_t<is_floating_point_v<T>, bool> = true> T f(T x) { return x; }
-template <typename T, enable_if_t<!is_floating_point_v<T>, bool> = true> T f(T x) { return x+1; }
-kernel void k(device int* x [[buffer(0)]]) { x[0]=f(1)+int(f(1.0f)); static_assert(is_same_v<float,float>, ""); }
-// --- enable_if_and_folds | accepted
+// --- enable_if_and_folds | accepted (certain) | MSL 1.5: C++14 | Metal has enable_if_t.
 template <typename T, typename = enable_if_t<is_integral_v<T>>>
 T f(T x) {
   return x;

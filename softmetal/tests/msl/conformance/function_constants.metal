@@ -30,11 +30,6 @@ template <typename T>
 template [[host_name("k_f")]] [[kernel]] void k<float>(device float*, uint);
 template [[host_name("k_h")]] [[kernel]] void k<half>(device half*, uint);
 
-// --- default_value | accepted (certain) | MSL 5.8 | is_function_constant_defined tells whether a constant has a value.
-constant int f [[function_constant(0)]];
-constant int g = is_function_constant_defined(f) ? f : 7;
-kernel void k(device int* x [[buffer(0)]]) { x[0]=g; }
-
 // --- index_of_enumerator | accepted (certain) | MSL 5.8 | The index can be any constant expression, such as an enumerator.
 enum { kIdx = 4 };
 constant int base = 10;
@@ -52,15 +47,7 @@ constant int n [[function_constant(65536)]];  // error
 constant int n [[function_constant(65535)]];  // accepted
 kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
 
-// --- index_twice | rejected (certain) | MSL 5.8 | Two function constants cannot have one index.
-constant int kA [[function_constant(2)]];
-constant int kB [[function_constant(2)]];  // error
-kernel void k(device int* o [[buffer(0)]]) { o[0] = kA + kB; }
-// --- index_twice_unscoped | rejected
-constant int a [[function_constant(0)]];
-constant int b [[function_constant(0)]];  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0]=a+b; }
-// --- index_twice_as_expression | rejected
+// --- index_twice_as_expression | rejected (certain) | MSL 5.8 | Two function constants cannot have one index.
 constant int a [[function_constant(2)]];
 constant bool b [[function_constant(1 + 1)]];  // error
 constant bool b [[function_constant(1 + 2)]];  // accepted
@@ -97,16 +84,6 @@ kernel void k(device int* o [[buffer(0)]]) {
   a[0] = 1;
   o[0] = a[0];
 }
-// --- array_bound_local | rejected
-constant int n [[function_constant(0)]];
-kernel void k(device int* x [[buffer(0)]]) { int t[n]; t[0]=1; x[0]=t[0]; }  // error
-// --- template_argument_of_function | rejected
-constant int kA [[function_constant(2)]];
-template <int N>
-int f() {
-  return N;
-}
-kernel void k(device int* o [[buffer(0)]]) { o[0] = f<kA>(); }  // error
 // --- template_argument_in_kernel | rejected
 template <int N> int f() { return N; }
 constant int n [[function_constant(0)]];

@@ -96,16 +96,10 @@ kernel void k(device float* o [[buffer(0)]]) {
 // --- member_as_thread_reference | rejected (likely, metal4.1) | MLX PR 3963 | In MSL 4.1 data members are generic in an unqualified member function and do not bind to thread references.
 struct S {
   float v[4];
-  thread float& at(int i) {
+  thread float& at(int i) {  // rejected
     return v[i];  // error
-  }
-};
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.at(0) = 1; x[0] = s.at(0); }
-// --- member_as_thread_reference | accepted
-struct S {
-  float v[4];
-  thread float& at(int i) thread {
-    return v[i];
+  thread float& at(int i) thread {  // accepted
+    return v[i];  // accepted
   }
 };
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.at(0) = 1; x[0] = s.at(0); }
@@ -113,17 +107,10 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 void f(thread float& y) { y = 1; }
 struct S {
   float v;
-  void set() {
+  void set() {  // rejected
     f(v);  // error
-  }
-};
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.set(); x[0] = s.v; }
-// --- member_as_thread_argument | accepted
-void f(thread float& y) { y = 1; }
-struct S {
-  float v;
-  void set() thread {
-    f(v);
+  void set() thread {  // accepted
+    f(v);  // accepted
   }
 };
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.set(); x[0] = s.v; }
@@ -132,17 +119,10 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 struct S {
   float v;
   void set() thread { v = 1; }
-  void go() {
+  void go() {  // rejected
     set();  // error
-  }
-};
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.go(); x[0] = s.v; }
-// --- thread_member_called | accepted
-struct S {
-  float v;
-  void set() thread { v = 1; }
-  void go() thread {
-    set();
+  void go() thread {  // accepted
+    set();  // accepted
   }
 };
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.go(); x[0] = s.v; }

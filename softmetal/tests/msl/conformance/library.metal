@@ -2,8 +2,6 @@
 
 // --- max_of_int_and_uint | rejected (certain) | MSL 6.4 | A call with arguments of different types is ambiguous.
 kernel void k(device int* n [[buffer(0)]], device uint* u [[buffer(1)]]) { n[0] = max(n[1], u[0]); }  // error
-// --- min_of_int_and_uint | rejected
-kernel void k(device int* x [[buffer(0)]], device uint* y [[buffer(1)]]) { x[0] = min(x[0], y[0]); }  // error
 // --- max_of_uint_and_literal | rejected
 kernel void k(device uint* x [[buffer(0)]]) { x[0] = max(x[0], 0); }  // error
 // --- fmax_of_half_and_float | rejected

@@ -1,5 +1,9 @@
 // Keywords and names of the library. The format of this file: ../catalogue.py
 
+// --- setup
+kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]], device float4* v [[buffer(2)]],
+              threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(3)]]) {
+
 // --- variable_kernel | rejected (certain) | MSL 5.1 | A variable cannot have the name of a keyword.
 kernel void k(device float* x [[buffer(0)]]) { float kernel = x[0]; x[1] = kernel; }  // error
 // --- variable_constant | rejected
@@ -7,21 +11,9 @@ kernel void k(device float* x [[buffer(0)]]) { float constant = 1; x[0] = consta
 
 // --- variable_fragment | rejected (certain) | MSL 5.1; crosstl #1140, #1159 | A variable cannot have the name of a keyword.
 kernel void k(device float4* x [[buffer(0)]]) { float4 fragment = x[0]; x[1] = fragment; }  // error
-// --- variable_constant_float | rejected
-kernel void k(device float* o [[buffer(0)]]) {
-  float constant = 1;  // error
-  o[0] = constant;
-}
 // --- variable_half | rejected
-kernel void k(device float* o [[buffer(0)]]) {
   float half = 1;  // error
-  o[0] = half;
-}
-// --- variable_vertex_float | rejected
-kernel void k(device float* o [[buffer(0)]]) {
-  float vertex = 1;  // error
-  o[0] = vertex;
-}
+  x[0] = half;
 // --- parameter_thread | rejected
 kernel void k(device float* o [[buffer(0)]], uint thread [[thread_position_in_grid]]) { o[0] = 1; }  // error
 
@@ -30,39 +22,19 @@ template <typename T> inline void set_elements(thread simdgroup_matrix<T,8,8>& f
 kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m; set_elements(m, 1.0f); x[0] = m.thread_elements()[0]; }
 
 // --- variable_device | rejected (certain) | MSL 4; MSL 5.1; SPIRV-Cross #2073 | A variable cannot have the name of a keyword.
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float device = x[0];  // error
   x[1] = device;  // rejected
   float device_ = x[0];  // accepted
   x[1] = device_;  // accepted
-}
-// --- variable_threadgroup | rejected
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float threadgroup = x[0];  // error
-  x[1] = threadgroup;  // rejected
-  float threadgroup_ = x[0];  // accepted
-  x[1] = threadgroup_;  // accepted
-}
-// --- variable_vertex | rejected
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  float vertex = x[0];  // error
-  x[1] = vertex;  // rejected
-  float vertex_ = x[0];  // accepted
-  x[1] = vertex_;  // accepted
-}
 // --- variable_thread | rejected
 kernel void k(device float* x [[buffer(0)]]) { uint thread = 1; x[thread] = 1; }  // error
 
 // --- member_thread | rejected (certain) | SPIRV-Cross #2073 | A member cannot have the name of a keyword.
 struct S {
   float thread;  // error
+  float threads;  // accepted
 };
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = 1; }
-// --- member_thread | accepted
-struct S {
-  float threads;
-};
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { S s; s.threads = 1; x[0] = s.threads; }
+kernel void k(device float* x [[buffer(0)]]) { x[0] = 1; }
 
 // --- struct_kernel | rejected (certain) | MSL 5.1 | A type cannot have the name of a keyword.
 struct kernel {  // error
@@ -72,12 +44,10 @@ struct kernel_ {  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = 1; }
 
 // --- variable_new | rejected (certain) | naga #264 | A variable cannot be named `new`.
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float3 new = float3(1);  // error
   x[0] = 1;  // rejected
   float3 fresh = float3(1);  // accepted
   x[0] = fresh.x;  // accepted
-}
 
 // --- struct_complex | rejected (certain) | metal_types; naga #702 | `complex` is a name of metal_types and cannot be redefined at program scope.
 struct complex { float re, im; };  // error
@@ -102,12 +72,10 @@ kernel void k(device float* x [[buffer(0)]]) {
 }
 
 // --- variable_of_function_name | rejected (certain) | SPIRV-Cross #486 | A variable hides the function of its name.
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
   float dot = dot(float2(1), float2(2));  // error
   x[0] = dot;  // rejected
   float d = dot(float2(1), float2(2));  // accepted
   x[0] = d;  // accepted
-}
 
 // --- names_of_library_functions | accepted (likely) | crosstl #1140 | Variables can have the names of library functions and attributes.
 float square(float dot) { return dot * dot; }

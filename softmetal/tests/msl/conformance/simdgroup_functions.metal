@@ -35,10 +35,6 @@ kernel void k(device int* x [[buffer(0)]]) {
   x[0] = simd_sum(x[1] > 2);  // error
   x[0] = simd_sum(int(x[1] > 2));  // accepted
 }
-// --- sum_of_bool_by_lane | rejected (certain)
-kernel void k(device float* o [[buffer(0)]], ushort l [[thread_index_in_simdgroup]]) {
-  o[0] = simd_sum(l > 1);  // error
-}
 
 // --- sum_of_long | rejected (likely) | MSL table 6.13 | Reductions do not take 64-bit integers.
 kernel void k(device long* x [[buffer(0)]]) { x[0]=simd_sum(x[0]); }  // error
@@ -50,9 +46,7 @@ kernel void k(device uint* x [[buffer(0)]]) {  // accepted
   x[0] = simd_max(x[1]);  // accepted
 }
 
-// --- and_of_float | rejected (certain) | MSL table 6.13 | simd_and takes integers.
-kernel void k(device float* o [[buffer(0)]]) { o[0] = simd_and(o[1]); }  // error
-// --- and_of_float_in_braces | rejected
+// --- and_of_float_in_braces | rejected (certain) | MSL table 6.13 | simd_and takes integers.
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {  // rejected
   x[0] = simd_and(x[1]);  // error
 kernel void k(device uint* x [[buffer(0)]]) {  // accepted

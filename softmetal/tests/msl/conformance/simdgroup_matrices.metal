@@ -44,8 +44,6 @@ kernel void k(device float* o [[buffer(0)]]) {
   (void)c;
   o[0] = 1;
 }
-// --- of_int_one_line | rejected
-kernel void k(device int* x [[buffer(0)]]) { simdgroup_matrix<int,8,8> m; x[0]=m.thread_elements()[0]; }  // error
 
 // --- of_other_size | rejected (certain) | MSL 2.3.2; MSL 6.7; llama.cpp, MLX steel | A simdgroup matrix must have 8 rows and 8 columns.
 #include <metal_simdgroup_matrix>
@@ -53,8 +51,6 @@ kernel void k(device float* o [[buffer(0)]]) {
   simdgroup_matrix<float, 16, 16> c;  // error
   simdgroup_store(c, o, 16);
 }
-// --- of_other_size_half | rejected
-kernel void k(device half* x [[buffer(0)]]) { simdgroup_matrix<half,16,16> m; x[0]=m.thread_elements()[0]; }  // error
 
 // --- loaded_from_thread | rejected (certain) | MSL 2.3.2; MSL 6.7; llama.cpp, MLX steel | simdgroup_load cannot read thread memory.
 #include <metal_simdgroup_matrix>
@@ -64,16 +60,8 @@ kernel void k(device float* o [[buffer(0)]]) {
   simdgroup_load(c, a, 8);  // error
   simdgroup_store(c, o, 8);
 }
-// --- loaded_from_thread_one_line | rejected
-kernel void k(device float* x [[buffer(0)]]) { float t[64]; simdgroup_float8x8 m; simdgroup_load(m, t, 8); x[0]=m.thread_elements()[0]; }  // error
 
-// --- loaded_from_other_type | rejected (certain) | MSL 2.3.2; MSL 6.7; llama.cpp, MLX steel | simdgroup_load needs a pointer to the element type of the matrix.
-#include <metal_simdgroup_matrix>
-kernel void k(device half* o [[buffer(0)]]) {
-  simdgroup_float8x8 c;
-  simdgroup_load(c, o, 8);  // error
-}
-// --- loaded_from_other_type_into_float | rejected
+// --- loaded_from_other_type_into_float | rejected (certain) | MSL 2.3.2; MSL 6.7; llama.cpp, MLX steel | simdgroup_load needs a pointer to the element type of the matrix.
 #include <metal_simdgroup_matrix>
 kernel void k(device half* x) {
   simdgroup_float8x8 m;  // rejected

@@ -10,23 +10,11 @@ kernel void k(device float* x [[buffer(0)]]) {  // accepted
   f(x, y);  // accepted
 }
 kernel void k(device float* x [[buffer(0)]]) { f(x); }  // rejected
-// --- in_function_returning | rejected
-float helper(float x) {
-  threadgroup float t[32];  // error
-  t[0] = x;
-  return t[0];
-}
-kernel void k(device float* o [[buffer(0)]]) { o[0] = helper(1); }
 // --- in_member_function | rejected
 struct S { void f(device float* x) { threadgroup float t[4]; t[0]=x[0]; x[1]=t[0]; } };  // error
 kernel void k(device float* x [[buffer(0)]]) { S s; s.f(x); }
 
-// --- initialised | rejected (certain) | MSL 4.4 | A threadgroup variable cannot have an initialiser.
-kernel void k(device float* o [[buffer(0)]]) {
-  threadgroup float t = 1.0f;  // error
-  o[0] = t;
-}
-// --- initialised_by_int | rejected
+// --- initialised_by_int | rejected (certain) | MSL 4.4 | A threadgroup variable cannot have an initialiser.
 kernel void k(device float* x [[buffer(0)]]) {
   threadgroup float y = 1;  // error: cannot have an initialiser
   threadgroup float y;  // accepted

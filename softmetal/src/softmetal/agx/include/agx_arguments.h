@@ -4,6 +4,7 @@
 //   AGX_THREADGROUP_BYTES   the sizes of [[threadgroup(n)]] arguments: {n, bytes}, ...
 #pragma once
 #pragma clang system_header
+#include "../../msl/common/binding.h"
 
 extern "C" {
 uint3 nir_load_workgroup_id(void) __attribute__((const));
@@ -49,14 +50,6 @@ struct Buffer {
     return buffer_of<P>::get(a, slot);
   }
 };
-template <size_t count>
-constexpr uint32_t free_slot(uint32_t n, const uint32_t (&taken)[count]) {
-  for (uint32_t slot = 0;; ++slot) {
-    bool is_taken = false;
-    for (uint32_t other : taken) is_taken = is_taken || other == slot;
-    if (!is_taken && n-- == 0) return slot;
-  }
-}
 
 struct Size {
   uint32_t slot, bytes;
@@ -92,23 +85,13 @@ struct ThreadgroupArgument {
   }
 };
 
-template <class P>
-SOFTMETAL_INLINE P position(uint3 p) {
-  using E = element_of<P>;
-  if constexpr (vector_size<P> == 3) {
-    return P{(E)p.x, (E)p.y, (E)p.z};
-  } else if constexpr (vector_size<P> == 2) {
-    return P{(E)p.x, (E)p.y};
-  } else {
-    return (P)p.x;
-  }
-}
 #define AGX_POSITION(NAME, VALUE)                                     \
   struct NAME {                                                       \
     template <class P>                                                \
     SOFTMETAL_INLINE static P get(const softmetal_arguments* given) { \
       (void)given;                                                    \
-      return position<P>(VALUE);                                      \
+      const uint3 v = VALUE;                                          \
+      return position<P>(v.x, v.y, v.z);                              \
     }                                                                 \
   };
 #define AGX_INDEX(NAME, VALUE) AGX_POSITION(NAME, (uint3{VALUE, 0, 0}))

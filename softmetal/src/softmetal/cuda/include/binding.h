@@ -3,6 +3,8 @@
 #pragma once
 
 #include "simdgroup_matrix.h"
+// Needs the names of simdgroup_matrix.h.
+#include "../../msl/common/binding.h"
 
 namespace softmetal {
 
@@ -37,17 +39,6 @@ struct ConstantBytes {
     }
   }
 };
-
-// The n-th buffer index without a [[buffer(index)]] in the kernel, for pointers and references without the
-// attribute.
-template <size_t count>
-constexpr uint free_slot(uint n, const uint (&taken)[count]) {
-  for (uint slot = 0;; ++slot) {
-    bool is_taken = false;
-    for (uint other : taken) is_taken = is_taken || other == slot;
-    if (!is_taken && n-- == 0) return slot;
-  }
-}
 
 struct Length {
   uint index, bytes;

@@ -4,7 +4,9 @@
 #pragma once
 
 #include "tensor_fragments.h"
-#include "tensors.h"
+// Needs the names of tensor_fragments.h.
+#include "../../msl/common/matmul2d_descriptor.h"
+#include "../../simt/abi.h"
 
 namespace softmetal {
 
@@ -33,6 +35,16 @@ struct RowLayout {
   SOFTMETAL_INLINE static int row(int i) { return i * 8 + int(lane_group()); }
 };
 
+template <uint32_t role, int rows, int columns, int threads, typename Operation>
+using TensorLayout = std::conditional_t<role == SOFTMETAL_TENSOR_ROW_REDUCTION, RowLayout<rows, Operation>,
+                                        TileLayout<rows, columns, Operation>>;
+
+// Whether both layouts hold the same elements in the same slots.
+template <typename A, typename B>
+SOFTMETAL_INLINE constexpr bool have_same_elements() {
+  return A::rows == B::rows && A::columns == B::columns;
+}
+
 struct SameElements {};
 
 }  // namespace softmetal
@@ -50,6 +62,8 @@ class cooperative_tensor {
   SOFTMETAL_INLINE cooperative_tensor() {}
   template <typename Source>
   SOFTMETAL_INLINE cooperative_tensor(softmetal::SameElements, const Source& source) {
+    static_assert(softmetal::have_same_elements<typename Source::layout, Layout>(),
+                  "the source is not the tile that the product takes");
 #pragma unroll
     for (int i = 0; i < Layout::capacity; ++i) elements[i] = source.elements[i];
   }
@@ -71,21 +85,8 @@ class cooperative_tensor {
     }
   }
 
-  template <typename Owner, typename Element>
-  struct Iterator {
-    Owner* owner;
-    int index;
-    SOFTMETAL_INLINE Element& operator*() const { return owner->elements[index]; }
-    SOFTMETAL_INLINE Iterator& operator++() { return ++index, *this; }
-    SOFTMETAL_INLINE Iterator operator++(int) { return {owner, index++}; }
-    SOFTMETAL_INLINE Iterator operator+(int n) const { return {owner, index + n}; }
-    SOFTMETAL_INLINE int operator-(Iterator other) const { return index - other.index; }
-    SOFTMETAL_INLINE bool operator==(Iterator other) const { return index == other.index; }
-    SOFTMETAL_INLINE bool operator!=(Iterator other) const { return index != other.index; }
-    SOFTMETAL_INLINE bool is_valid_element() const { return Owner::is_valid_element(index); }
-  };
-  using iterator = Iterator<cooperative_tensor, T>;
-  using const_iterator = Iterator<const cooperative_tensor, const T>;
+  using iterator = softmetal::TensorIterator<cooperative_tensor, T>;
+  using const_iterator = softmetal::TensorIterator<const cooperative_tensor, const T>;
   SOFTMETAL_INLINE iterator begin() { return {this, 0}; }
   SOFTMETAL_INLINE iterator end() { return {this, Layout::capacity}; }
   SOFTMETAL_INLINE const_iterator begin() const { return {this, 0}; }
@@ -93,12 +94,12 @@ class cooperative_tensor {
   // This reduction's element for the row of the other's element.
   template <typename Other>
   SOFTMETAL_INLINE iterator map_iterator(Other other) {
-    using Source = std::remove_cvref_t<decltype(*other.owner)>;
+    using Source = std::remove_cv_t<typename Other::tensor_type>;
     static_assert(Layout::rank == 1 && Source::layout::rank == 2,
                   "map_iterator maps a tile onto a reduction");
     static_assert(Source::layout::rows == Layout::rows, "the tile and the reduction differ in their rows");
     static_assert(std::is_same_v<typename Source::value_type, T>, "their element types differ");
-    return {this, Source::layout::row_slot(other.index)};
+    return {this, Source::layout::row_slot(other.slot)};
   }
 
   // Within the tensor's extents; elements outside are zero.
@@ -123,14 +124,14 @@ class cooperative_tensor {
  private:
   template <typename Memory>
   SOFTMETAL_INLINE T* element_of(const Memory& memory, int i) const {
-    static_assert(Memory::rank == Layout::rank, "the tensors differ in rank");
+    static_assert(Memory::dimensions == Layout::rank, "the tensors differ in rank");
     const auto at = get_multidimensional_index(i);
     long offset = 0;
     bool is_inside = true;
 #pragma unroll
     for (int d = 0; d < Layout::rank; ++d) {
-      is_inside = is_inside && at[d] < memory.size[d];
-      offset += at[d] * memory.stride[d];
+      is_inside = is_inside && at[d] < memory.sizes[d];
+      offset += at[d] * memory.strides[d];
     }
     return is_inside ? memory.data + offset : nullptr;
   }
@@ -141,8 +142,8 @@ class cooperative_tensor {
 namespace softmetal {
 
 template <typename T>
-constexpr bool is_cooperative = false;
+constexpr bool is_cooperative_v = false;
 template <typename T, typename Extents, typename Layout>
-constexpr bool is_cooperative<metal::cooperative_tensor<T, Extents, Layout>> = true;
+constexpr bool is_cooperative_v<metal::cooperative_tensor<T, Extents, Layout>> = true;
 
 }  // namespace softmetal

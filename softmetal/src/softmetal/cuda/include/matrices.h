@@ -19,18 +19,9 @@ struct matrix {
   SOFTMETAL_INLINE constexpr const vec<T, Rows>& operator[](int i) const { return columns[i]; }
 };
 
-#define SOFTMETAL_MATRIX_NAMES(T) \
-  typedef matrix<T, 2, 2> T##2x2; \
-  typedef matrix<T, 2, 3> T##2x3; \
-  typedef matrix<T, 2, 4> T##2x4; \
-  typedef matrix<T, 3, 2> T##3x2; \
-  typedef matrix<T, 3, 3> T##3x3; \
-  typedef matrix<T, 3, 4> T##3x4; \
-  typedef matrix<T, 4, 2> T##4x2; \
-  typedef matrix<T, 4, 3> T##4x3; \
-  typedef matrix<T, 4, 4> T##4x4;
-SOFTMETAL_MATRIX_NAMES(half)
-SOFTMETAL_MATRIX_NAMES(float)
-#undef SOFTMETAL_MATRIX_NAMES
+#define SOFTMETAL_MATRIX_NAME(T, columns, rows) typedef matrix<T, columns, rows> T##columns##x##rows;
+SOFTMETAL_FOR_EACH_MATRIX(SOFTMETAL_MATRIX_NAME, half)
+SOFTMETAL_FOR_EACH_MATRIX(SOFTMETAL_MATRIX_NAME, float)
+#undef SOFTMETAL_MATRIX_NAME
 
 }  // namespace metal

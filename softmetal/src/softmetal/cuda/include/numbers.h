@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #define SOFTMETAL_INLINE __device__ __attribute__((always_inline)) inline
+#define SOFTMETAL_UNROLL _Pragma("unroll")
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;

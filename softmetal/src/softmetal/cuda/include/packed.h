@@ -52,17 +52,7 @@ struct packed_vec {
   typedef packed_vec<T, 2> packed_##T##2; \
   typedef packed_vec<T, 3> packed_##T##3; \
   typedef packed_vec<T, 4> packed_##T##4;
-SOFTMETAL_PACKED_NAMES(char)
-SOFTMETAL_PACKED_NAMES(uchar)
-SOFTMETAL_PACKED_NAMES(short)
-SOFTMETAL_PACKED_NAMES(ushort)
-SOFTMETAL_PACKED_NAMES(int)
-SOFTMETAL_PACKED_NAMES(uint)
-SOFTMETAL_PACKED_NAMES(long)
-SOFTMETAL_PACKED_NAMES(ulong)
-SOFTMETAL_PACKED_NAMES(half)
-SOFTMETAL_PACKED_NAMES(bfloat)
-SOFTMETAL_PACKED_NAMES(float)
+SOFTMETAL_FOR_EACH_NUMBER(SOFTMETAL_PACKED_NAMES)
 #undef SOFTMETAL_PACKED_NAMES
 
 }  // namespace metal

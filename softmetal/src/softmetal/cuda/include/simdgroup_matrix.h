@@ -10,6 +10,9 @@
 #pragma once
 
 #include "simdgroup.h"
+// Need the names of simdgroup.h.
+#include "../../msl/common/fragment.h"
+#include "../../msl/common/line.h"
 
 namespace softmetal {
 
@@ -151,52 +154,21 @@ SOFTMETAL_INLINE Split split(Pair x) {
                      to_tf32(second - __builtin_bit_cast(float, high.second))}};
 }
 
-}  // namespace softmetal
+SOFTMETAL_INLINE Fragment fragment() { return {own_cuda_lane() >> 2, (own_cuda_lane() & 3) * 2}; }
 
-namespace metal {
-
-template <typename T, int Columns, int Rows>
-struct simdgroup_matrix {
-  static_assert(Columns == 8 && Rows == 8, "simdgroup matrices are 8x8");
-  vec<T, 2> elements;
-
-  simdgroup_matrix() = default;
-  // The diagonal, as in Metal.
-  SOFTMETAL_INLINE explicit simdgroup_matrix(T diagonal) {
-    const uint row = softmetal::own_cuda_lane() >> 2;
-    const uint column = (softmetal::own_cuda_lane() & 3) * 2;
-    elements = vec<T, 2>(row == column ? diagonal : T(0), row == column + 1 ? diagonal : T(0));
-  }
-  SOFTMETAL_INLINE vec<T, 2>& thread_elements() { return elements; }
-  SOFTMETAL_INLINE const vec<T, 2>& thread_elements() const { return elements; }
-};
-
-typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
-typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
-typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
-
-template <typename T, int Columns, int Rows = Columns>
-SOFTMETAL_INLINE simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) {
-  simdgroup_matrix<T, Columns, Rows> filled;
-  filled.elements = vec<T, 2>(value, value);
-  return filled;
-}
+template <typename T>
+using ThreadElements = metal::vec<T, 2>;
 
 template <typename D, typename A, typename B, typename C>
-SOFTMETAL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
-                                                    const simdgroup_matrix<A, 8, 8>& a,
-                                                    const simdgroup_matrix<B, 8, 8>& b,
-                                                    const simdgroup_matrix<C, 8, 8>& c) {
-  using namespace softmetal;
-  Accumulator sum{float(c.elements.x), float(c.elements.y)};
+SOFTMETAL_INLINE ThreadElements<D> multiply_operation(metal::vec<A, 2> a, metal::vec<B, 2> b,
+                                                      metal::vec<C, 2> c, Line) {
+  Accumulator sum{float(c.x), float(c.y)};
   if constexpr (sizeof(A) == 2 && std::is_same_v<A, B>) {
-    sum = multiply_short(short_word(a.elements.x, a.elements.y),
-                         transposed_word(short_word(b.elements.x, b.elements.y)), sum, A());
-    d.elements = vec<D, 2>(sum.first, sum.second);
-    return;
+    sum = multiply_short(short_word(a.x, a.y), transposed_word(short_word(b.x, b.y)), sum, A());
+    return ThreadElements<D>(sum.first, sum.second);
   }
-  const Pair left = float_pair(float(a.elements.x), float(a.elements.y));
-  const Pair right = transposed_operand(b.elements.x, b.elements.y);
+  const Pair left = float_pair(float(a.x), float(a.y));
+  const Pair right = transposed_operand(b.x, b.y);
   if constexpr (sizeof(A) == 2 && sizeof(B) == 2) {
     sum = multiply_tf32(left, right, sum);
   } else if constexpr (kSplitFloats) {
@@ -206,24 +178,23 @@ SOFTMETAL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d
     sum = multiply_tf32(l.high, r.low, sum);
     sum = multiply_tf32(l.high, r.high, sum);
   } else {
-    sum = multiply_tf32({to_tf32(float(a.elements.x)), to_tf32(float(a.elements.y))}, right, sum);
+    sum = multiply_tf32({to_tf32(float(a.x)), to_tf32(float(a.y))}, right, sum);
   }
-  d.elements = vec<D, 2>(sum.first, sum.second);
+  return ThreadElements<D>(sum.first, sum.second);
 }
 
-template <typename D, typename A, typename B>
-SOFTMETAL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
-                                         const simdgroup_matrix<B, 8, 8>& b) {
-  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)));
-}
+}  // namespace softmetal
+
+#include "../../msl/common/simdgroup_matrix.h"
+
+namespace metal {
 
 // If the caller promised aligned runs (runs.py), two neighbours in a row are one access.
 template <typename T>
 SOFTMETAL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, const T* source,
                                      ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0),
                                      bool transpose = false) {
-  const uint row = softmetal::own_cuda_lane() >> 2;
-  const uint column = (softmetal::own_cuda_lane() & 3) * 2;
+  const auto [row, column] = softmetal::fragment();
   source += origin.y * elements_per_row + origin.x;
   if (transpose) {
     matrix.elements =
@@ -242,8 +213,7 @@ template <typename T>
 SOFTMETAL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& matrix, T* target,
                                       ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0),
                                       bool transpose = false) {
-  const uint row = softmetal::own_cuda_lane() >> 2;
-  const uint column = (softmetal::own_cuda_lane() & 3) * 2;
+  const auto [row, column] = softmetal::fragment();
   target += origin.y * elements_per_row + origin.x;
   if (transpose) {
     target[column * elements_per_row + row] = matrix.elements.x;

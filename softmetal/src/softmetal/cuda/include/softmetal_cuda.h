@@ -6,7 +6,8 @@
 #include "matrices.h"
 #include "packed.h"
 #include "tensor_ops.h"
-#include "uniform.h"
+// Needs the names of the others.
+#include "../../msl/common/uniform.h"
 
 // A private name of Metal's headers that MLX's kernels use.
 SOFTMETAL_INLINE ushort __metal_get_thread_index_in_simdgroup(ushort) {

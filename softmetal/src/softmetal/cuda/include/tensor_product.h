@@ -11,7 +11,7 @@ namespace softmetal {
 // `steps` quads of neighbours in a row, from `column`.
 template <bool whole, int steps, typename Tensor, typename T>
 SOFTMETAL_INLINE void load_row(const Tensor& tensor, int row, int column, Quad<T> (&quads)[steps]) {
-  const T* place = tensor.data + row * tensor.stride[1] + column;
+  const T* place = tensor.data + row * tensor.strides[1] + column;
   if constexpr (whole && kAlignedRuns && sizeof(quads) == 16) {
     const uint4 words = load_words(reinterpret_cast<const uint4*>(place));
     __builtin_memcpy(quads, &words, 16);
@@ -21,7 +21,7 @@ SOFTMETAL_INLINE void load_row(const Tensor& tensor, int row, int column, Quad<T
   } else {
 #pragma unroll
     for (int i = 0; i < 4 * steps; ++i) {
-      const bool is_inside = whole || (row < tensor.size[1] && column + i < tensor.size[0]);
+      const bool is_inside = whole || (row < tensor.sizes[1] && column + i < tensor.sizes[0]);
       quads[i / 4][i % 4] = is_inside ? place[i] : T(0);
     }
   }
@@ -30,18 +30,20 @@ SOFTMETAL_INLINE void load_row(const Tensor& tensor, int row, int column, Quad<T
 template <bool whole, typename Tensor>
 SOFTMETAL_INLINE auto load_element(const Tensor& tensor, int row, int column) {
   typedef typename Tensor::value_type T;
-  if (!whole && (row >= tensor.size[1] || column >= tensor.size[0])) return T(0);
-  return tensor.data[row * tensor.stride[1] + column];
+  if (!whole && (row >= tensor.sizes[1] || column >= tensor.sizes[0])) return T(0);
+  return tensor.data[row * tensor.strides[1] + column];
 }
 
-template <auto D, typename L, typename R, typename O>
+template <unsigned long number, typename L, typename R, typename O>
 struct MatrixProduct {
+  using Descriptor = mpp::tensor_ops::matmul2d_descriptor;
+  static constexpr Descriptor D{DescriptorNumber{number}};
   typedef typename L::value_type A;
   typedef typename R::value_type B;
   typedef Multiplier<A, B, D.relaxed_precision> Multiply;
-  static constexpr int M = D.m, N = D.n, K = D.is_dynamic() ? 0 : D.k;
-  static constexpr bool kLeftHeld = is_cooperative<L>, kRightHeld = is_cooperative<R>,
-                        kOutHeld = is_cooperative<O>;
+  static constexpr int M = D.m, N = D.n, K = D.k;
+  static constexpr bool kLeftHeld = is_cooperative_v<L>, kRightHeld = is_cooperative_v<R>,
+                        kOutHeld = is_cooperative_v<O>;
   static_assert(M % 16 == 0 && N % 16 == 0 && K % 16 == 0, "M, N and K are multiples of 16 here");
   static_assert(!(kLeftHeld && D.transpose_left), "a cooperative left operand is not transposed here");
   // Summed elements of a lane in a step of 16: 2t, 2t + 1, 2t + 8 and 2t + 9, else 4t to 4t + 3; of two steps
@@ -69,12 +71,12 @@ struct MatrixProduct {
 
  private:
   SOFTMETAL_INLINE static int inner(const L& left, const R& right) {
-    if constexpr (!D.is_dynamic()) {
+    if constexpr (D.k != 0) {
       return K;
     } else if constexpr (!kLeftHeld) {
-      return left.size[D.transpose_left];
+      return left.sizes[D.transpose_left];
     } else {
-      return right.size[!D.transpose_right];
+      return right.sizes[!D.transpose_right];
     }
   }
 
@@ -83,15 +85,15 @@ struct MatrixProduct {
     const int k = inner(left, right);
     bool whole = k % 16 == 0;
     if constexpr (!kLeftHeld)
-      whole = whole && left.size[D.transpose_left] >= k && left.size[!D.transpose_left] >= M;
+      whole = whole && left.sizes[D.transpose_left] >= k && left.sizes[!D.transpose_left] >= M;
     if constexpr (!kRightHeld)
-      whole = whole && right.size[!D.transpose_right] >= k && right.size[D.transpose_right] >= N;
+      whole = whole && right.sizes[!D.transpose_right] >= k && right.sizes[D.transpose_right] >= N;
     return whole;
   }
 
   template <bool whole>
   SOFTMETAL_INLINE void multiply(const L& left, const R& right) {
-    if constexpr (D.is_dynamic()) {
+    if constexpr (D.k == 0) {
       const int k = inner(left, right);
       for (int i = 0; i < k; i += 16) step<whole>(left, right, i);
     } else {
@@ -209,7 +211,7 @@ struct MatrixProduct {
     for (int i = 0; i < M * N / 32; ++i) {
       float& x = sums[i / (N / 2)][i / 8 % (N / 16)][i % 8];
       x = 0.0f;
-      if constexpr (D.accumulates()) {
+      if constexpr (D.matmul_mode == Descriptor::mode::multiply_accumulate) {
         if constexpr (kOutHeld) {
           x = float(out.elements[i]);
         } else {
@@ -226,12 +228,18 @@ struct MatrixProduct {
       const C x = C(sums[i / (N / 2)][i / 8 % (N / 16)][i % 8]);
       if constexpr (kOutHeld) {
         out.elements[i] = x;
-      } else if (Tile::row(i) < out.size[1] && Tile::column(i) < out.size[0]) {
-        out.data[Tile::row(i) * out.stride[1] + Tile::column(i)] = x;
+      } else if (Tile::row(i) < out.sizes[1] && Tile::column(i) < out.sizes[0]) {
+        out.data[Tile::row(i) * out.strides[1] + Tile::column(i)] = x;
       }
     }
   }
   typedef TileLayout<M, N, void> Tile;
 };
+
+template <unsigned long number, int threads, typename L, typename R, typename O>
+SOFTMETAL_INLINE void multiply_tensors(L& left, R& right, O& out, Line) {
+  static_assert(threads == 32, "only execution_simdgroup is supported here");
+  MatrixProduct<number, L, R, O>::run(left, right, out);
+}
 
 }  // namespace softmetal

@@ -1,4 +1,4 @@
-// Type traits and numeric limits.
+// Type traits.
 #pragma once
 
 #include "vectors.h"
@@ -15,6 +15,7 @@ using std::enable_if_t;
 using std::false_type;
 using std::integral_constant;
 using std::is_const;
+using std::is_const_v;
 using std::is_integral;
 using std::is_integral_v;
 using std::is_pointer;
@@ -44,50 +45,6 @@ constexpr bool is_scalar_v = softmetal::Scalar<T>;
 template <typename T>
 SOFTMETAL_INLINE T&& declval();
 
-template <typename T, size_t N>
-struct array {
-  T elements[N];
-  SOFTMETAL_INLINE constexpr T& operator[](size_t i) { return elements[i]; }
-  SOFTMETAL_INLINE constexpr const T& operator[](size_t i) const { return elements[i]; }
-  SOFTMETAL_INLINE constexpr size_t size() const { return N; }
-};
-
-template <typename T>
-struct numeric_limits {  // integers
-  static constexpr bool is_signed = T(-1) < T(0);
-  SOFTMETAL_INLINE static constexpr T min() { return is_signed ? T(T(1) << (8 * sizeof(T) - 1)) : T(0); }
-  SOFTMETAL_INLINE static constexpr T max() { return T(~min()); }
-  SOFTMETAL_INLINE static constexpr T lowest() { return min(); }
-};
-
-template <>
-struct numeric_limits<float> {
-  SOFTMETAL_INLINE static constexpr float min() { return 0x1p-126f; }
-  SOFTMETAL_INLINE static constexpr float max() { return 0x1.fffffep127f; }
-  SOFTMETAL_INLINE static constexpr float lowest() { return -max(); }
-  SOFTMETAL_INLINE static constexpr float epsilon() { return 0x1p-23f; }
-  SOFTMETAL_INLINE static constexpr float infinity() { return __builtin_inff(); }
-  SOFTMETAL_INLINE static constexpr float quiet_NaN() { return __builtin_nanf(""); }
-};
-
-template <>
-struct numeric_limits<half> {
-  SOFTMETAL_INLINE static constexpr half min() { return half(0x1p-14f); }
-  SOFTMETAL_INLINE static constexpr half max() { return half(65504.0f); }
-  SOFTMETAL_INLINE static constexpr half lowest() { return half(-65504.0f); }
-  SOFTMETAL_INLINE static constexpr half epsilon() { return half(0x1p-10f); }
-  SOFTMETAL_INLINE static constexpr half infinity() { return half(__builtin_inff()); }
-  SOFTMETAL_INLINE static constexpr half quiet_NaN() { return half(__builtin_nanf("")); }
-};
-
-template <>
-struct numeric_limits<bfloat> {
-  SOFTMETAL_INLINE static constexpr bfloat min() { return bfloat(0x1p-126f); }
-  SOFTMETAL_INLINE static constexpr bfloat max() { return bfloat(0x1.fep127f); }
-  SOFTMETAL_INLINE static constexpr bfloat lowest() { return bfloat(-0x1.fep127f); }
-  SOFTMETAL_INLINE static constexpr bfloat epsilon() { return bfloat(0x1p-7f); }
-  SOFTMETAL_INLINE static constexpr bfloat infinity() { return bfloat(__builtin_inff()); }
-  SOFTMETAL_INLINE static constexpr bfloat quiet_NaN() { return bfloat(__builtin_nanf("")); }
-};
-
 }  // namespace metal
+
+#include "../../msl/common/limits.h"

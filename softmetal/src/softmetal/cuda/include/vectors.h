@@ -1,6 +1,7 @@
 // metal::vec<T, 2..4> with Metal's sizes and alignments: a vector load is one instruction.
 #pragma once
 
+#include "../../msl/common/names.h"
 #include "numbers.h"
 
 namespace metal {
@@ -137,17 +138,7 @@ SOFTMETAL_INLINE constexpr T dot(vec<T, N> a, vec<T, N> b) {
   typedef vec<T, 3> T##3;         \
   typedef vec<T, 4> T##4;
 SOFTMETAL_VECTOR_NAMES(bool)
-SOFTMETAL_VECTOR_NAMES(char)
-SOFTMETAL_VECTOR_NAMES(uchar)
-SOFTMETAL_VECTOR_NAMES(short)
-SOFTMETAL_VECTOR_NAMES(ushort)
-SOFTMETAL_VECTOR_NAMES(int)
-SOFTMETAL_VECTOR_NAMES(uint)
-SOFTMETAL_VECTOR_NAMES(long)
-SOFTMETAL_VECTOR_NAMES(ulong)
-SOFTMETAL_VECTOR_NAMES(half)
-SOFTMETAL_VECTOR_NAMES(bfloat)
-SOFTMETAL_VECTOR_NAMES(float)
+SOFTMETAL_FOR_EACH_NUMBER(SOFTMETAL_VECTOR_NAMES)
 #undef SOFTMETAL_VECTOR_NAMES
 
 }  // namespace metal

@@ -2,6 +2,7 @@
 // variables.
 #pragma once
 #pragma clang system_header
+#include "../common/binding.h"
 #include "vectors.h"
 
 namespace softmetal {
@@ -66,17 +67,6 @@ struct Absent {
 template <class T>
 alignas(64) constexpr char Absent<T>::storage[sizeof(T) + 64];
 
-// The n-th buffer index without a [[buffer(index)]] in the kernel, for pointers and references without the
-// attribute.
-template <size_t count>
-constexpr uint32_t free_slot(uint32_t n, const uint32_t (&taken)[count]) {
-  for (uint32_t slot = 0;; ++slot) {
-    bool is_taken = false;
-    for (uint32_t other : taken) is_taken = is_taken || other == slot;
-    if (!is_taken && n-- == 0) return slot;
-  }
-}
-
 template <uint32_t slot>
 struct Buffer {
   template <class P>
@@ -111,18 +101,6 @@ struct Unsupported {
   }
 };
 
-// Thread attributes may be scalars or vectors of up to three elements.
-template <class P>
-SOFTMETAL_INLINE P position(uint32_t x, uint32_t y, uint32_t z) {
-  using E = element_of<P>;
-  if constexpr (vector_size<P> == 3) {
-    return P{(E)x, (E)y, (E)z};
-  } else if constexpr (vector_size<P> == 2) {
-    return P{(E)x, (E)y};
-  } else {
-    return (P)x;
-  }
-}
 template <class P>
 constexpr bool is_position =
     (is_same_v<element_of<P>, uint> || is_same_v<element_of<P>, ushort>) && vector_size<P> <= 3;

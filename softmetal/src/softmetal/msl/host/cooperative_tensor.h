@@ -6,9 +6,10 @@
 #pragma once
 #pragma clang system_header
 #include "simdgroup.h"
-#include "tensor.h"
 
 #if __METAL_VERSION__ >= 400
+#include "../common/tensor.h"
+
 namespace softmetal {
 
 // The role of a cooperative tensor in an operation, and its tile. Apple's reductions compare `Operation_`: a
@@ -103,25 +104,8 @@ class cooperative_tensor {
       return {at < 0 ? -1 : at % Layout::columns, at < 0 ? -1 : at / Layout::columns};
   }
 
-  template <class Tensor, class Element>
-  struct basic_iterator {
-    using tensor_type = Tensor;
-    Tensor* tensor;
-    int slot;
-    SOFTMETAL_INLINE Element& operator*() const { return (*tensor)[slot]; }
-    SOFTMETAL_INLINE basic_iterator& operator++() {
-      ++slot;
-      return *this;
-    }
-    SOFTMETAL_INLINE basic_iterator operator++(int) { return {tensor, slot++}; }
-    SOFTMETAL_INLINE basic_iterator operator+(int n) const { return {tensor, slot + n}; }
-    SOFTMETAL_INLINE int operator-(basic_iterator other) const { return slot - other.slot; }
-    SOFTMETAL_INLINE bool operator==(basic_iterator other) const { return slot == other.slot; }
-    SOFTMETAL_INLINE bool operator!=(basic_iterator other) const { return slot != other.slot; }
-    SOFTMETAL_INLINE bool is_valid_element() const { return tensor->is_valid_element(slot); }
-  };
-  using iterator = basic_iterator<cooperative_tensor, T>;
-  using const_iterator = basic_iterator<const cooperative_tensor, const T>;
+  using iterator = softmetal::TensorIterator<cooperative_tensor, T>;
+  using const_iterator = softmetal::TensorIterator<const cooperative_tensor, const T>;
   SOFTMETAL_INLINE iterator begin() { return {this, 0}; }
   SOFTMETAL_INLINE iterator end() { return {this, get_capacity()}; }
   SOFTMETAL_INLINE const_iterator begin() const { return {this, 0}; }

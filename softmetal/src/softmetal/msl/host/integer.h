@@ -88,14 +88,7 @@ namespace metal {
     const U mask = U(U(bits >= width ? U(~U(0)) : U((U(1) << bits) - 1)) << offset);                       \
     return T(U((U(base) & U(~mask)) | (U(U(insert) << offset) & mask)));                                   \
   }
-SOFTMETAL_INTEGER(char)
-SOFTMETAL_INTEGER(uchar)
-SOFTMETAL_INTEGER(short)
-SOFTMETAL_INTEGER(ushort)
-SOFTMETAL_INTEGER(int)
-SOFTMETAL_INTEGER(uint)
-SOFTMETAL_INTEGER(long)
-SOFTMETAL_INTEGER(ulong)
+SOFTMETAL_FOR_EACH_INTEGER(SOFTMETAL_INTEGER)
 #undef SOFTMETAL_INTEGER
 
 // The low 32 bits of the product of the low 24 bits.

@@ -168,17 +168,6 @@ SOFTMETAL_INLINE constexpr T determinant(const matrix<T, 4, 4>& a) {
   namespace metal {                          \
   using ::T##C##x##R;                        \
   }
-#define SOFTMETAL_MATRICES(T) \
-  SOFTMETAL_MATRIX(T, 2, 2)   \
-  SOFTMETAL_MATRIX(T, 2, 3)   \
-  SOFTMETAL_MATRIX(T, 2, 4)   \
-  SOFTMETAL_MATRIX(T, 3, 2)   \
-  SOFTMETAL_MATRIX(T, 3, 3)   \
-  SOFTMETAL_MATRIX(T, 3, 4)   \
-  SOFTMETAL_MATRIX(T, 4, 2)   \
-  SOFTMETAL_MATRIX(T, 4, 3)   \
-  SOFTMETAL_MATRIX(T, 4, 4)
-SOFTMETAL_MATRICES(half)
-SOFTMETAL_MATRICES(float)
-#undef SOFTMETAL_MATRICES
+SOFTMETAL_FOR_EACH_MATRIX(SOFTMETAL_MATRIX, half)
+SOFTMETAL_FOR_EACH_MATRIX(SOFTMETAL_MATRIX, float)
 #undef SOFTMETAL_MATRIX

@@ -4,7 +4,7 @@
 #include "simdgroup.h"
 
 namespace softmetal {
-// Each lane's result from the values of its quad's active lanes; `index` is its position in the quad.
+// Each lane's result from the values of its quad's active lanes.
 template <class T, class Operation>
 SOFTMETAL_UNCHECKED void quad_reduce(softmetal_simdgroup* group) {
   for (int first = 0; first < SOFTMETAL_SIMD_WIDTH; first += 4) {
@@ -18,44 +18,11 @@ SOFTMETAL_UNCHECKED void quad_reduce(softmetal_simdgroup* group) {
     for (int i = first; i < first + 4; ++i) result<T>(group, i) = total;
   }
 }
-template <class T, class Operation, bool inclusive>
-SOFTMETAL_UNCHECKED void quad_scan(softmetal_simdgroup* group, T initial) {
-  for (int first = 0; first < SOFTMETAL_SIMD_WIDTH; first += 4) {
-    T running = initial;
-    for (int i = first; i < first + 4; ++i) {
-      if (!is_active(group, i)) continue;
-      const T next = Operation::apply(running, operand<T>(group, i));
-      result<T>(group, i) = inclusive ? next : running;
-      running = next;
-    }
-  }
-}
-template <class T, bool inclusive>
-SOFTMETAL_UNCHECKED void quad_scan_sum(softmetal_simdgroup* group) {
-  quad_scan<T, Sum, inclusive>(group, T(0));
-}
-template <class T, bool inclusive>
-SOFTMETAL_UNCHECKED void quad_scan_product(softmetal_simdgroup* group) {
-  quad_scan<T, Product, inclusive>(group, T(1));
-}
 template <class T>
 SOFTMETAL_UNCHECKED void quad_first(softmetal_simdgroup* group) {
   for (int i = SOFTMETAL_SIMD_WIDTH - 1; i >= 0; --i)
     if (is_active(group, i))
       for (int k = i / 4 * 4; k < i / 4 * 4 + 4; ++k) result<T>(group, k) = operand<T>(group, i);
-}
-// Shifts within the quad; beyond its ends a lane keeps its own value, or gets the value of the lane it wraps
-// around to.
-template <class T, int direction, bool rotates>
-SOFTMETAL_UNCHECKED void quad_move(softmetal_simdgroup* group) {
-  for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) {
-    if (!is_active(group, i)) continue;
-    const int first = i / 4 * 4;
-    int source = i - first + direction * (int)group->in[i][2];
-    if (rotates) source &= 3;
-    const bool inside = source >= 0 && source < 4;
-    result<T>(group, i) = operand<T>(group, inside ? source_lane(group, i, first + source) : i);
-  }
 }
 SOFTMETAL_UNCHECKED inline void quad_votes(softmetal_simdgroup* group) {
   for (int first = 0; first < SOFTMETAL_SIMD_WIDTH; first += 4) {
@@ -80,22 +47,12 @@ SOFTMETAL_QUAD(quad_min, (softmetal::quad_reduce<T, softmetal::Minimum>))
 SOFTMETAL_QUAD(quad_and, (softmetal::quad_reduce<T, softmetal::And>))
 SOFTMETAL_QUAD(quad_or, (softmetal::quad_reduce<T, softmetal::Or>))
 SOFTMETAL_QUAD(quad_xor, (softmetal::quad_reduce<T, softmetal::Xor>))
-SOFTMETAL_QUAD(quad_prefix_inclusive_sum, (softmetal::quad_scan_sum<T, true>))
-SOFTMETAL_QUAD(quad_prefix_exclusive_sum, (softmetal::quad_scan_sum<T, false>))
-SOFTMETAL_QUAD(quad_prefix_inclusive_product, (softmetal::quad_scan_product<T, true>))
-SOFTMETAL_QUAD(quad_prefix_exclusive_product, (softmetal::quad_scan_product<T, false>))
+SOFTMETAL_QUAD(quad_prefix_inclusive_sum, (softmetal::scan_sum<T, true, 4>))
+SOFTMETAL_QUAD(quad_prefix_exclusive_sum, (softmetal::scan_sum<T, false, 4>))
+SOFTMETAL_QUAD(quad_prefix_inclusive_product, (softmetal::scan_product<T, true, 4>))
+SOFTMETAL_QUAD(quad_prefix_exclusive_product, (softmetal::scan_product<T, false, 4>))
 SOFTMETAL_QUAD(quad_broadcast_first, (softmetal::quad_first<T>))
 #undef SOFTMETAL_QUAD
-#define SOFTMETAL_QUAD_MOVE(NAME, DIRECTION, ROTATES)                                                     \
-  template <class T>                                                                                      \
-  SOFTMETAL_INLINE T NAME(T value, ushort delta, SOFTMETAL_LINE) {                                        \
-    return softmetal::simd_operation<T>(value, delta, softmetal::quad_move<T, DIRECTION, ROTATES>, line); \
-  }
-SOFTMETAL_QUAD_MOVE(quad_shuffle_up, -1, false)
-SOFTMETAL_QUAD_MOVE(quad_shuffle_down, 1, false)
-SOFTMETAL_QUAD_MOVE(quad_shuffle_rotate_up, -1, true)
-SOFTMETAL_QUAD_MOVE(quad_shuffle_rotate_down, 1, true)
-#undef SOFTMETAL_QUAD_MOVE
 
 struct quad_vote {
   using vote_t = ushort;

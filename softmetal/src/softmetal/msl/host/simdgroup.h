@@ -5,16 +5,9 @@
 #pragma once
 #pragma clang system_header
 #include "math.h"
-
-// The line of the call, for messages. Default arguments fill it in; its type keeps callers from passing it.
-#define SOFTMETAL_LINE ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())
+#include "../common/line.h"
 
 namespace softmetal {
-struct Line {
-  int number;
-  SOFTMETAL_INLINE explicit constexpr Line(int n) : number(n) {}
-};
-
 template <class T>
 SOFTMETAL_INLINE T& operand(softmetal_simdgroup* group, uint32_t lane) {
   return *(T*)group->in[lane];
@@ -67,24 +60,26 @@ SOFTMETAL_UNCHECKED void reduce(softmetal_simdgroup* group) {
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) result<T>(group, i) = values[0];
 }
 
-template <class T, class Operation, bool inclusive>
+// In each run of `width` lanes.
+template <class T, class Operation, bool inclusive, int width>
 SOFTMETAL_UNCHECKED void scan(softmetal_simdgroup* group, T initial) {
   ++softmetal_thread_counters()->simd_reductions;
   T running = initial;
   for (int i = 0; i < SOFTMETAL_SIMD_WIDTH; ++i) {
+    if (i % width == 0) running = initial;
     if (!is_active(group, i)) continue;
     const T next = Operation::apply(running, operand<T>(group, i));
     result<T>(group, i) = inclusive ? next : running;
     running = next;
   }
 }
-template <class T, bool inclusive>
+template <class T, bool inclusive, int width = SOFTMETAL_SIMD_WIDTH>
 SOFTMETAL_UNCHECKED void scan_sum(softmetal_simdgroup* group) {
-  scan<T, Sum, inclusive>(group, T(0));
+  scan<T, Sum, inclusive, width>(group, T(0));
 }
-template <class T, bool inclusive>
+template <class T, bool inclusive, int width = SOFTMETAL_SIMD_WIDTH>
 SOFTMETAL_UNCHECKED void scan_product(softmetal_simdgroup* group) {
-  scan<T, Product, inclusive>(group, T(1));
+  scan<T, Product, inclusive, width>(group, T(1));
 }
 
 // The lane whose value `lane` takes; beyond the ends of the simdgroup, `lane` itself. The value of an
@@ -117,6 +112,10 @@ SOFTMETAL_SOURCE(Above, lane + index)
 SOFTMETAL_SOURCE(RotatedBelow, (lane - index) & 31)
 SOFTMETAL_SOURCE(RotatedAbove, (lane + index) & 31)
 SOFTMETAL_SOURCE(QuadLane, (lane & ~3) | (index & 3))
+SOFTMETAL_SOURCE(QuadBelow, lane % 4 >= index ? lane - index : lane)
+SOFTMETAL_SOURCE(QuadAbove, lane % 4 + index < 4 ? lane + index : lane)
+SOFTMETAL_SOURCE(QuadRotatedBelow, (lane & ~3) | ((lane - index) & 3))
+SOFTMETAL_SOURCE(QuadRotatedAbove, (lane & ~3) | ((lane + index) & 3))
 #undef SOFTMETAL_SOURCE
 
 template <class T>
@@ -209,6 +208,10 @@ SOFTMETAL_SHUFFLE(simd_shuffle_rotate_down, RotatedAbove)
 SOFTMETAL_SHUFFLE(quad_shuffle, QuadLane)
 SOFTMETAL_SHUFFLE(quad_broadcast, QuadLane)
 SOFTMETAL_SHUFFLE(quad_shuffle_xor, Xored)
+SOFTMETAL_SHUFFLE(quad_shuffle_up, QuadBelow)
+SOFTMETAL_SHUFFLE(quad_shuffle_down, QuadAbove)
+SOFTMETAL_SHUFFLE(quad_shuffle_rotate_up, QuadRotatedBelow)
+SOFTMETAL_SHUFFLE(quad_shuffle_rotate_down, QuadRotatedAbove)
 #undef SOFTMETAL_SHUFFLE
 #define SOFTMETAL_FILL(NAME, DIRECTION, WIDTH)                                               \
   template <class T>                                                                         \

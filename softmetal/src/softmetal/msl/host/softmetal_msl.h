@@ -17,7 +17,7 @@
 #include "pack.h"
 #include "texture.h"
 #include "stages.h"
-#include "uniform.h"
+#include "../common/uniform.h"
 #include "simdgroup.h"
 #include "quad.h"
 #include "simdgroup_matrix.h"

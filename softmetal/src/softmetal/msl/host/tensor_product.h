@@ -9,9 +9,10 @@
 #pragma once
 #pragma clang system_header
 #include "cooperative_tensor.h"
-#include "matmul2d_descriptor.h"
 
 #if __METAL_VERSION__ >= 400
+#include "../common/matmul2d_descriptor.h"
+
 namespace softmetal {
 
 // Checked code uses artificial addresses. Reports the access to `count` elements and returns the offset to
@@ -228,5 +229,19 @@ struct TensorProduct {
     }
   }
 };
+
+template <unsigned long number, int threads, class Left, class Right, class Out>
+SOFTMETAL_INLINE void multiply_tensors(Left& left, Right& right, Out& out, Line line) {
+  if constexpr (threads > SOFTMETAL_SIMD_WIDTH) {
+    const int simdgroups = simdgroups_of_threadgroup();
+    if (simdgroups * SOFTMETAL_SIMD_WIDTH != threads)
+      softmetal_tensor_fail(SOFTMETAL_TENSOR_SCOPE, threads / SOFTMETAL_SIMD_WIDTH, simdgroups, line.number);
+  }
+  using Product = TensorProduct<number, threads, Left, Right, Out>;
+  const int k = Product::inner_length(left, right, out, line);
+  typename Product::Frame frame = Product::bring(left, right, out, k);
+  run_together<Product, threads>(frame, line);
+}
 }  // namespace softmetal
+#include "../common/matmul2d.h"
 #endif

@@ -2,7 +2,7 @@
 // From MSL 4.0 on.
 #pragma once
 #pragma clang system_header
-#include "matmul2d.h"
+#include "tensor_product.h"
 
 #if __METAL_VERSION__ >= 400
 namespace softmetal {

@@ -2,6 +2,7 @@
 #pragma once
 #pragma clang system_header
 #include "../../simt/abi.h"
+#include "../common/names.h"
 
 // Distinct types for the language, address space 0 for the optimiser and the sanitizers. In clang's SYCL mode
 // (compile.py) the default space, Metal's `thread`, includes all others: structs can be copied between any
@@ -13,6 +14,8 @@
 #define SOFTMETAL_CONSTANT_SPACE __attribute__((opencl_global_host))
 #define SOFTMETAL_CONSTANT const SOFTMETAL_CONSTANT_SPACE
 
+#define SOFTMETAL_UNROLL  // a pragma where loops over the dimensions of a tensor must be unrolled
+                          // (cuda/include)
 // Library functions are not in the line tables: findings in them name the line of the kernel that called
 // them.
 #define SOFTMETAL_INLINE inline __attribute__((always_inline, nodebug))
@@ -59,17 +62,7 @@ using booleans = metal::vec<Boolean, N>;
   }
 #define SOFTMETAL_VECTORS(T) SOFTMETAL_VECTORS_OF(T, T)
 SOFTMETAL_VECTORS_OF(bool, softmetal::Boolean)
-SOFTMETAL_VECTORS(char)
-SOFTMETAL_VECTORS(uchar)
-SOFTMETAL_VECTORS(short)
-SOFTMETAL_VECTORS(ushort)
-SOFTMETAL_VECTORS(int)
-SOFTMETAL_VECTORS(uint)
-SOFTMETAL_VECTORS(long)
-SOFTMETAL_VECTORS(ulong)
-SOFTMETAL_VECTORS(half)
-SOFTMETAL_VECTORS(bfloat)
-SOFTMETAL_VECTORS(float)
+SOFTMETAL_FOR_EACH_NUMBER(SOFTMETAL_VECTORS)
 #undef SOFTMETAL_VECTORS
 #undef SOFTMETAL_VECTORS_OF
 
@@ -120,15 +113,5 @@ struct packed3 {
   using ::packed_##T##3;                                                           \
   using ::packed_##T##4;                                                           \
   }
-SOFTMETAL_PACKED(char)
-SOFTMETAL_PACKED(uchar)
-SOFTMETAL_PACKED(short)
-SOFTMETAL_PACKED(ushort)
-SOFTMETAL_PACKED(int)
-SOFTMETAL_PACKED(uint)
-SOFTMETAL_PACKED(long)
-SOFTMETAL_PACKED(ulong)
-SOFTMETAL_PACKED(half)
-SOFTMETAL_PACKED(bfloat)
-SOFTMETAL_PACKED(float)
+SOFTMETAL_FOR_EACH_NUMBER(SOFTMETAL_PACKED)
 #undef SOFTMETAL_PACKED

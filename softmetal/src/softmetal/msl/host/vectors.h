@@ -124,4 +124,17 @@ SOFTMETAL_INLINE constexpr T convert(A a) {
     return to_scalar<T>(static_cast<A&&>(a));
   }
 }
+
+// Thread attributes may be scalars or vectors of up to three elements.
+template <class P>
+SOFTMETAL_INLINE P position(uint32_t x, uint32_t y, uint32_t z) {
+  using E = element_of<P>;
+  if constexpr (vector_size<P> == 3) {
+    return P{(E)x, (E)y, (E)z};
+  } else if constexpr (vector_size<P> == 2) {
+    return P{(E)x, (E)y};
+  } else {
+    return (P)x;
+  }
+}
 }  // namespace softmetal

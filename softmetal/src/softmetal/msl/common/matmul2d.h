@@ -1,10 +1,10 @@
 // <MetalPerformancePrimitives/MPPTensorOpsMatMul2d.h>: mpp::tensor_ops::matmul2d. Its refusals are Apple's.
-// From MSL 4.0 on.
+//
+// The includer defines cooperative tensors, TensorLayout, have_same_elements and multiply_tensors.
 #pragma once
-#pragma clang system_header
-#include "tensor_product.h"
+#include "line.h"
+#include "matmul2d_descriptor.h"
 
-#if __METAL_VERSION__ >= 400
 namespace softmetal {
 // Which product a layout belongs to.
 template <unsigned long descriptor, class Left, class Right>
@@ -125,8 +125,7 @@ class matmul2d {
   }
 
   template <class Left, class Right, class Out>
-  SOFTMETAL_INLINE void run(Left& left, Right& right, Out& out,
-                            ::softmetal::Line line = ::softmetal::Line(__builtin_LINE())) const {
+  SOFTMETAL_INLINE void run(Left& left, Right& right, Out& out, SOFTMETAL_LINE) const {
     static_assert(!metal::is_const_v<Left> && !metal::is_const_v<Right> && !metal::is_const_v<Out>,
                   "the operands of run must not be const");
     static_assert(d.m % 16 == 0 || d.n % 16 == 0, "At least one of M or N must be a multiple of 16");
@@ -136,18 +135,8 @@ class matmul2d {
     if constexpr (::softmetal::is_cooperative_v<Left> && ::softmetal::is_cooperative_v<Right>)
       static_assert(d.m == 32 || d.n == 32 || d.k == 32,
                     "at least one of M, N, K must be 32 if both inputs are cooperative tensors");
-    if constexpr (threads > SOFTMETAL_SIMD_WIDTH) {
-      const int simdgroups = ::softmetal::simdgroups_of_threadgroup();
-      if (simdgroups * SOFTMETAL_SIMD_WIDTH != threads)
-        softmetal_tensor_fail(SOFTMETAL_TENSOR_SCOPE, threads / SOFTMETAL_SIMD_WIDTH, simdgroups,
-                              line.number);
-    }
-    using Product = ::softmetal::TensorProduct<number, threads, Left, Right, Out>;
-    const int k = Product::inner_length(left, right, out, line);
-    typename Product::Frame frame = Product::bring(left, right, out, k);
-    ::softmetal::run_together<Product, threads>(frame, line);
+    ::softmetal::multiply_tensors<number, threads>(left, right, out, line);
   }
 };
 }  // namespace tensor_ops
 }  // namespace mpp
-#endif

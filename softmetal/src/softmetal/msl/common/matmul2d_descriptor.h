@@ -1,9 +1,7 @@
-// <MetalPerformancePrimitives/MPPTensorOpsMatMul2d.h>: the descriptor of a product. From MSL 4.0 on.
+// <MetalPerformancePrimitives/MPPTensorOpsMatMul2d.h>: the descriptor of a product.
 #pragma once
-#pragma clang system_header
 #include "tensor.h"
 
-#if __METAL_VERSION__ >= 400
 namespace softmetal {
 // Encodes a descriptor as a number, the template argument of matmul2d: in C++17, the base of MSL 4, a class
 // cannot be one.
@@ -72,4 +70,3 @@ constexpr bool has_product() {
   return metal::is_same_v<C, A> || metal::is_same_v<C, B>;
 }
 }  // namespace softmetal
-#endif

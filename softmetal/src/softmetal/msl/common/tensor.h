@@ -1,10 +1,7 @@
 // <metal_tensor>: extents, and tensors over memory that the kernel has a pointer to. Dimension 0 is the
-// innermost. From MSL 4.0 on.
+// innermost.
 #pragma once
-#pragma clang system_header
-#include "math.h"
 
-#if __METAL_VERSION__ >= 400
 namespace metal {
 constexpr size_t dynamic_extent = size_t(-1);
 
@@ -22,24 +19,27 @@ using execution_simdgroup = execution_simdgroups<1>;
 template <class Index, size_t... Sizes>
 struct extents {
   using index_type = Index;
-  static constexpr size_t fixed[] = {Sizes...};
   Index sizes[sizeof...(Sizes)];
 
   static constexpr size_t rank() { return sizeof...(Sizes); }
   static constexpr size_t rank_dynamic() { return (size_t(Sizes == dynamic_extent) + ... + 0); }
-  static constexpr size_t static_extent(size_t i) { return fixed[i]; }
-  constexpr Index extent(size_t i) const { return sizes[i]; }
+  SOFTMETAL_INLINE static constexpr size_t static_extent(size_t i) {
+    const size_t fixed[] = {Sizes...};
+    return fixed[i];
+  }
+  SOFTMETAL_INLINE constexpr Index extent(size_t i) const { return sizes[i]; }
 
-  constexpr extents() : sizes{Index(Sizes)...} {
+  SOFTMETAL_INLINE constexpr extents() : sizes{Index(Sizes)...} {
     static_assert(rank_dynamic() == 0, "dynamic extents need values");
   }
   // A value for each dynamic extent, or for each extent.
   template <class... I, class = enable_if_t<sizeof...(I) == rank() || sizeof...(I) == rank_dynamic()>>
-  constexpr extents(I... given) : sizes{Index(Sizes)...} {
+  SOFTMETAL_INLINE constexpr extents(I... given) : sizes{Index(Sizes)...} {
     const Index values[] = {Index(given)...};
     size_t next = 0;
-    for (size_t i = 0; i < rank(); ++i)
-      if (sizeof...(I) == rank() || fixed[i] == dynamic_extent) sizes[i] = values[next++];
+    SOFTMETAL_UNROLL for (size_t i = 0; i < rank();
+                          ++i) if (sizeof...(I) == rank() || static_extent(i) == dynamic_extent) sizes[i] =
+        values[next++];
   }
 };
 }  // namespace metal
@@ -84,7 +84,7 @@ struct tensor<T, Extents, tensor_inline> {
   tensor() = default;
   SOFTMETAL_INLINE tensor(T* pointer, Extents e) : data(pointer) {
     long stride = 1;
-    for (size_t i = 0; i < dimensions; ++i) {
+    SOFTMETAL_UNROLL for (size_t i = 0; i < dimensions; ++i) {
       sizes[i] = limits[i] = int(e.extent(i));
       strides[i] = stride;
       stride *= sizes[i];
@@ -92,7 +92,7 @@ struct tensor<T, Extents, tensor_inline> {
   }
   template <class I>
   SOFTMETAL_INLINE tensor(T* pointer, Extents e, array<I, dimensions> given) : tensor(pointer, e) {
-    for (size_t i = 0; i < dimensions; ++i) strides[i] = long(given[i]);
+    SOFTMETAL_UNROLL for (size_t i = 0; i < dimensions; ++i) strides[i] = long(given[i]);
   }
 
   static constexpr size_t get_rank() { return dimensions; }
@@ -118,7 +118,7 @@ struct tensor<T, Extents, tensor_inline> {
   SOFTMETAL_INLINE auto part(array<long, dimensions> origin) const {
     tensor<T, Part, tensor_inline> to;
     to.data = data;
-    for (size_t i = 0; i < dimensions; ++i) {
+    SOFTMETAL_UNROLL for (size_t i = 0; i < dimensions; ++i) {
       const int rest = int(max(sizes[i] - origin[i], 0L));
       to.data += origin[i] * strides[i];
       to.strides[i] = strides[i];
@@ -133,4 +133,24 @@ tensor(T*, Extents) -> tensor<T, Extents, tensor_inline>;
 template <class T, class Extents, class I, size_t N>
 tensor(T*, Extents, array<I, N>) -> tensor<T, Extents, tensor_inline>;
 }  // namespace metal
-#endif
+
+namespace softmetal {
+// An iterator over the slots of a cooperative tensor.
+template <class Tensor, class Element>
+struct TensorIterator {
+  using tensor_type = Tensor;
+  Tensor* tensor;
+  int slot;
+  SOFTMETAL_INLINE Element& operator*() const { return (*tensor)[slot]; }
+  SOFTMETAL_INLINE TensorIterator& operator++() {
+    ++slot;
+    return *this;
+  }
+  SOFTMETAL_INLINE TensorIterator operator++(int) { return {tensor, slot++}; }
+  SOFTMETAL_INLINE TensorIterator operator+(int n) const { return {tensor, slot + n}; }
+  SOFTMETAL_INLINE int operator-(TensorIterator other) const { return slot - other.slot; }
+  SOFTMETAL_INLINE bool operator==(TensorIterator other) const { return slot == other.slot; }
+  SOFTMETAL_INLINE bool operator!=(TensorIterator other) const { return slot != other.slot; }
+  SOFTMETAL_INLINE bool is_valid_element() const { return tensor->is_valid_element(slot); }
+};
+}  // namespace softmetal

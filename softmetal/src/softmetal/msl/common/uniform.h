@@ -1,7 +1,5 @@
 // <metal_uniform>: uniform<T>, a value that is equal in all threads of a simdgroup; this is not checked.
 #pragma once
-#pragma clang system_header
-#include "vectors.h"
 
 namespace metal {
 template <class T>
