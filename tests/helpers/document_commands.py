@@ -33,7 +33,6 @@ NVIDIA = NotRun("it needs nvcc or an NVIDIA GPU")
 FETCHED = NotRun("it fetches what the tests do not need")
 AGX = ByTest("softmetal/tests/agx/test_agx.py::test_the_command")
 BENCH_AGX = ByTest("tests/bench/test_agx.py::test_the_command")
-BENCH_MODEL = ByTest("tests/bench/test_model.py::test_the_command")
 DOCTOR = ByTest("tests/commands/test_package.py::test_doctor_is_content")
 _SERVE = "python -m torch_fattn.integrations.transformers serve MODEL --continuous-batching"
 SERVE = ByTest("tests/transformers/test_serve_load.py::test_an_interrupt")
@@ -129,8 +128,6 @@ COMMANDS: dict[str, Kind] = {
         "tests/docs/test_commands.py::test_an_output_is_written_anew"
     ),
     "python -m bench roofline": ByTest("tests/bench/test_apple_bounds.py::test_the_page_has_these_figures"),
-    "python -m bench model": BENCH_MODEL,
-    "python -m bench model --chip M1Max --shapes standard": BENCH_MODEL,
     "python -m bench agx": BENCH_AGX,
     "python -m bench agx --update": BENCH_AGX,
     "python -m bench cuda-build": NVIDIA,
