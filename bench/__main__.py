@@ -3,7 +3,6 @@
     bounds       compares the counts of our kernels with their bounds, or lowers the bounds
     roofline     writes bench/APPLE.md
     readme       compares the tables of README and docs with bench/results, or writes them
-    model        predicts times on an Apple GPU, and prints its errors for published times
     agx          prints what the kernels cost on M1 and M2, by Mesa's compiler
     host-cost    times planning and encoding on this CPU
     cuda-build   compiles the kernels for an NVIDIA GPU
@@ -19,7 +18,6 @@ COMMANDS = {
     "bounds": "bench.models.bounds",
     "roofline": "bench.models.roofline",
     "readme": "bench.report.readme",
-    "model": "bench.models.model",
     "agx": "bench.report.agx",
     "host-cost": "bench.backends.host_cost",
     "cuda-build": "bench.backends.cuda.build",

@@ -92,7 +92,7 @@ class Entry:
     dtype: str
     head_dim: int
     kernel: compiler.Kernel
-    part: str  # plain, option, candidate, or published: peers' kernels of published times only
+    part: str  # plain, option or candidate
     version: str = ""  # of a peer
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -119,8 +119,7 @@ def entries() -> Iterator[Entry]:
     yield from _our_backwards()
     for peer in PEERS:
         if peer.version() != "not installed":
-            yield from _theirs(peer, _plain_calls(), "plain")
-            yield from _theirs(peer, _published_calls(), "published")
+            yield from _theirs(peer, _plain_calls())
 
 
 def _call(op: str, dtype: str, head_dim: int, group: int = 4, **changes: Any) -> Call:
@@ -138,19 +137,6 @@ def _plain_calls() -> Iterator[Call]:
             yield _call("decode", dtype, dim)
     for group in (1, 8, 16):
         yield _call("decode", "float16", 128, group)
-
-
-def _published_calls() -> Iterator[Call]:
-    """Calls of bench/models/published.csv for which a peer has another kernel than for the plain calls.
-    Since mlx#4077, MLX reads keys once for several heads from 8,192 keys on."""
-    decode = _call("decode", "float16", 128, 8)
-    for head_dim in (64, 128):
-        yield replace(decode, head_dim=head_dim, kv_len=4096)
-    yield replace(decode, head_dim=64)
-    yield replace(decode, q_heads=48, kv_len=4096)
-    yield replace(decode, q_heads=64, kv_len=4096)
-    yield replace(decode, kv_heads=8, q_len=8)
-    yield replace(decode, kv_heads=16)
 
 
 def _our_calls() -> Iterator[tuple[Call, dict[str, Any]]]:
@@ -287,7 +273,7 @@ def _candidates(entry: Entry, tile: Mapping[str, tuple[str, int]]) -> Iterator[E
             yield replace(entry, shape=shape, kernel=kernel, part="candidate", facts={})
 
 
-def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entry]:
+def _theirs(peer: ModuleType, calls: Iterable[Call]) -> Iterator[Entry]:
     for call in calls:
         try:
             chosen = launch(peer, call)
@@ -303,7 +289,7 @@ def _theirs(peer: ModuleType, calls: Iterable[Call], part: str) -> Iterator[Entr
             call.dtype,
             call.head_dim,
             _kernel(attend, fast_math=peer.IMPL in FAST_MATH),
-            part,
+            "plain",
             peer.version(),
             {"note": chosen.note},
         )

@@ -1,1 +1,1 @@
-"""The cost that a call should have: bounds from published figures, bounds on counts, and a model of times."""
+"""The cost that a call should have: bounds from published figures, and bounds on counts."""

@@ -27,7 +27,6 @@ from ..cases.arguments import Parser
 from ..cases.calls import Call
 from ..cases.shapes import SHAPES
 from ..peers import fattn
-from . import model
 
 PAGE = Path(__file__).parents[1] / "APPLE.md"
 DECODE_LENGTHS = (2048, 4096)  # keys of the counted decodes; counts are linear in the keys
@@ -161,13 +160,6 @@ def _cell(call: Call, done: Work, chip: Chip) -> str:
     return f"{_milliseconds(bound[0])} {bound[1]}" if bound else "–"
 
 
-def _predicted_cell(call: Call, done: Work, chip: Chip) -> str:
-    bound, found = _bound(call, done, chip), model.predicted(call, chip)
-    if bound is None or found is None:
-        return "–"
-    return f"{_milliseconds(found[0])} ({found[0] / bound[0]:.2f})"
-
-
 def _two_times(call: Call, done: Work, chip: Chip) -> Iterator[str]:
     """The least time by the tensor units, and the time at the rate of the fastest published attention on
     simdgroup products, for the operations of the visible pairs; in place of either that of memory if it is
@@ -208,9 +200,6 @@ def page() -> str:
         shares.append([describe(call), *(f"{value / longest:.0%}" for value in seconds.values())])
     names = list(limits(CALLS[0], done[CALLS[0], m1], m1))
     bests = [[describe(call), *(_cell(call, done[call, chip], chip) for chip in CHIPS)] for call in CALLS]
-    likely = [
-        [describe(call), *(_predicted_cell(call, done[call, chip], chip) for chip in CHIPS)] for call in CALLS
-    ]
     with_units = [chip for chip in CHIPS if chip.tensor_operations]
     on_units = {call: works[call, True] for call in CALLS if not call.is_decode}
     on_units |= {call: work(call, on_tensors=True) for call in TENSOR_CALLS}
@@ -219,13 +208,8 @@ def page() -> str:
         for call in on_units
     ]
     ceiling_names = [f"{chip.name}, {what}" for chip in with_units for what in ("tensor", "simdgroup")]
-    errors = list(model.error_rows(model.checks(), model.figures()))
     fields = {
         "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
-        "likely": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], likely)),
-        "figures": "\n".join(_table(["figure", "what it is"], model.figure_rows(model.figures()))),
-        "errors": "\n".join(_table(errors[0], errors[1:])),
-        "band": model.BAND,
         "ceilings": "\n".join(_table(["call", *ceiling_names], ceilings)),
         "shares": "\n".join(_table(["call", *names], shares)),
         "chips": figures(),
@@ -255,13 +239,12 @@ def figures() -> str:
 
 
 _CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "tensor TFLOP/s", "note")
-_PAGE = """# The kernels' times on Apple GPUs: bounds and predictions
+_PAGE = """# The kernels' times on Apple GPUs: bounds
 
 **Nothing on this page was measured on an Apple GPU by this project.** The bounds are arithmetic: the work of
 the kernels, counted exactly in software, divided by published figures of the hardware. A kernel cannot be
-faster. The predictions are those of a model, which can be wrong: its errors for published times of other
-people's kernels stand beside them. Only a run on a Mac shows our times (`python -m torch_fattn bench`).
-`python -m bench roofline` writes this page.
+faster. Only a run on a Mac shows our times (`python -m torch_fattn bench`). `python -m bench roofline` writes
+this page.
 
 ## Least time per call in milliseconds, and the limit that binds (float16)
 
@@ -311,30 +294,6 @@ published, and the bounds do not have them.
 
 Decodes were counted at {decode_lengths} keys, prefills at up to some hundred rows and keys of one head. The
 counts of longer calls are extrapolated: they are polynomials of the length (linear, quadratic).
-
-## Predicted time per call in milliseconds, and its multiple of the bound
-
-{likely}
-
-{errors}
-
-Half of the usable published times are held out of the fit, by a digest of their names. A prediction is the
-longer of compute and memory, the part of the shorter that does not overlap, and the launches
-(`bench/models/cost.py`). Compute is the steps of the hottest loop times their simulated cycles
-(`python -m bench agx`). Six numbers are fitted:
-
-{figures}
-
-{band}
-
-Both halves have rows of the same sources and kernels: the errors are those of other lengths and numbers of
-heads, not of other kernels. One change was made after the held-out errors were first seen (their median was
-11 %): cycles of products on M1 and M2 are the published ones, and not fitted. Before, the model predicted our
-prefills at their bounds.
-
-`python -m bench model` prints every published time beside its prediction, and why other rows of
-`bench/models/published.csv` cannot check the model; with `--chip M1Max --shapes standard` it predicts other
-calls.
 
 ## Published figures
 

@@ -26,7 +26,6 @@ _PARTS = {
     "plain": "Plain calls",
     "option": "Options of ours",
     "candidate": "Shapes around the tuning table",
-    "published": "Kernels of published times",
 }
 _COLUMNS = (
     *("kernel", "call", "shape", "needed", "spills", "resident threads", "threadgroup", "code KB"),

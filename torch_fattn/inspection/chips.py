@@ -17,7 +17,6 @@ EXPS = 32.0
 ON_CORE_BYTES = 64.0  # threadgroup memory and L1 together
 L2_BYTES = 32.0
 ALU_FMAS = 128.0
-PRODUCT_CYCLES = 18  # of a scheduler, of which a core has four
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
 # Tensor operations in 16 bits, per GPU core and cycle: by a microbenchmark of an A19, whose cores are those
 # of M5 (7,500 GFLOP/s of 5 cores; Zakharko). The clock of every M5 is the one that its author assumes
