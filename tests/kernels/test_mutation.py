@@ -71,7 +71,7 @@ def test_the_score() -> None:
 
 
 def test_entries_of_equivalents() -> None:
-    """Each stands for a mutant, or its reason must be checked again."""
+    """Each covers a mutant, or its reason must be checked again."""
     keys = [mutant.key for mutant in all_mutants()]
     stale = [entry for entry in equivalents() if not any(map(entry.covers, keys)) or not entry.reason]
     assert not stale, stale
