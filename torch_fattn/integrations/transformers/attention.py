@@ -3,7 +3,6 @@ function, or a refusal."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from .unsupported import (
     refuse_meaning,
     refuse_training,
 )
-from .visibility import Lengths, is_packed, is_pattern, read
+from .visibility import Lengths, Visibility, is_packed, is_pattern, read
 
 _PASS_BOOL = "pass a bool mask, or one that is added to the scores"
 
@@ -61,18 +60,22 @@ def attend(
     `register(on_unsupported="sdpa")`; otherwise they raise NotImplementedError, ValueError or TypeError
     before anything is computed. An unknown keyword is refused unless it is None or False.
     """
+    is_stored = isinstance(key, Stored) and isinstance(value, Stored)
+    is_batched = cache is not None or "write_index" in kwargs  # by transformers after 5.17
+    mask = None
+    if not is_stored and not is_batched:
+        mask, key, value = _meaning(module, query, key, value, attention_mask, sliding_window)
     of_layer = dropout, scaling, sliding_window, softcap, s_aux, is_causal
-    call = Call(module, query, key, value, None, *of_layer, position_bias, kwargs)
-    if isinstance(key, Stored) and isinstance(value, Stored):
+    call = Call(module, query, key, value, mask, *of_layer, position_bias, kwargs)
+    if is_stored:
         return attend_stored(call, attention_mask), None
-    if cache is not None or "write_index" in kwargs:  # continuous batching of transformers after 5.17
+    if is_batched:
         return attend_over_cache(call, attention_mask, cache)
-    call = _with_mask(call, attention_mask)
-    mask, restarts = call.mask, None
+    restarts = None
     if mask is not None and mask.packed is None:
         # Positions of an encoder may restart for other reasons.
         if mask.is_causal or getattr(module, "is_causal", False):
-            restarts = restarts_of(kwargs.get("position_ids"), query, call.keys)
+            restarts = restarts_of(kwargs.get("position_ids"), query, key.shape[2])
     call, selected = take_selection(call)
     if selected is not None:
         if restarts is not None:
@@ -116,70 +119,67 @@ def _attend(call: Call, lengths: Lengths | None) -> Tensor:
             return compute(query, key, value, biased, None, causal=causal, **options)
         if mask is not None and mask.packed is not None:
             lengths = mask.packed
-        window = call.window_left
         if lengths is not None:
+            window = call.window_left
             options |= {"is_causal": causal, "window_left": window, "window_right": window}
             return compute_packed(query, key, value, lengths, **options)
         if mask is None:
             return compute(query, key, value, None, None, causal=causal, **options)
         if mask.filled < call.keys:
             key, value = key[:, :, : mask.filled], value[:, :, : mask.filled]
+        if mask.has_pattern:  # else there are no more keys than the layer's window
+            options["window_left"] = mask.window_left
         hidden = mask.padding if mask.whole is None else mask.whole
-        return compute(query, key, value, hidden, mask.seq_lens, causal=causal, window_left=window, **options)
+        return compute(query, key, value, hidden, mask.seq_lens, causal=causal, **options)
     except (NotImplementedError, TypeError, ValueError) as refusal:
         raise refusal_of_operator(call.module, refusal) from refusal
 
 
-def _with_mask(call: Call, mask: Any) -> Call:
-    """The call with what its mask means. Refuses other shapes than those of transformers' layers."""
-    module, query, key, value = call.module, call.query, call.key, call.value
+def _meaning(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, sliding_window: int | None
+) -> tuple[Visibility | None, Tensor, Tensor]:
+    """What the mask means, and the keys and values that it is for. The cache of a draft model with a sliding
+    window returns older ones, too, in 5.17. Refuses other shapes than those of transformers' layers."""
     if not query.ndim == key.ndim == value.ndim == 4:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
         refuse_meaning(module, f"query, key and value are not all [B, H, L, D] but {shapes}", USE_ANOTHER)
     if mask is None:
-        return call
+        return None, key, value
     if not isinstance(mask, Tensor):
         refuse_meaning(module, f"attention_mask is of type {type(mask).__name__}", "pass a tensor or None")
     if mask.ndim not in (2, 4):
         refuse_meaning(
             module, f"a mask of {mask.ndim} dimensions is neither padding nor [B, H, Lq, Lk]", USE_ANOTHER
         )
-    if not is_pattern(mask):
-        call = _newest(call, mask.shape[-1])
-    batch, kv_len = query.shape[0], call.keys
-    if mask.ndim == 2 and (mask.dtype is not torch.bool or mask.shape != (batch, kv_len)):
+    batch, rows, ours = query.shape[0], query.shape[2], is_pattern(mask)
+    if sliding_window is not None and not ours:
+        newest = sliding_window - 1 + rows
+        if mask.shape[-1] == newest < key.shape[2]:
+            key, value = key[:, :, -newest:], value[:, :, -newest:]
+    keys = key.shape[2]
+    if mask.ndim == 2 and (mask.dtype is not torch.bool or mask.shape != (batch, keys)):
         refuse_meaning(
             module,
-            f"the 2D mask is {mask.dtype} {tuple(mask.shape)} and must be bool {(batch, kv_len)}",
+            f"the 2D mask is {mask.dtype} {tuple(mask.shape)} and must be bool {(batch, keys)}",
             USE_ANOTHER,
         )
-    # Packed sequences have more than two rows.
-    is_ours = is_pattern(mask) and (call.rows > 2 or not is_packed(mask))
-    if mask.dtype is not torch.bool and not mask.is_floating_point() and not is_ours:
+    if ours and is_packed(mask) and rows <= 2:  # packed sequences have more rows
+        ours = False
+    if mask.dtype is not torch.bool and not mask.is_floating_point() and not ours:
         refuse_meaning(module, f"a mask of {mask.dtype} is neither bool nor added to the scores", _PASS_BOOL)
-    if not is_pattern(mask) and mask.shape[-1] not in (1, kv_len):
+    if not ours and mask.shape[-1] not in (1, keys):
         refuse_meaning(
             module,
-            f"the mask has {mask.shape[3]} keys and the layer {kv_len}",
+            f"the mask has {mask.shape[3]} keys and the layer {keys}",
             "pass a mask of its keys, in a dict by layer type if the layers differ",
         )
-    meaning = read(mask, call.rows, kv_len)
+    meaning = read(mask, rows, keys)
     if meaning is None:
-        lengths = f"{call.rows} rows and {kv_len} keys"
+        lengths = f"{rows} rows and {keys} keys"
         refuse_meaning(
             module, f"the {mask.dtype} mask {tuple(mask.shape)} is not a pattern of {lengths}", _PASS_BOOL
         )
-    return replace(call, mask=meaning)
-
-
-def _newest(call: Call, known: int) -> Call:
-    """The keys of the mask of a sliding layer. The cache of a draft model in 5.17 returns older ones, too."""
-    if call.sliding_window is None:
-        return call
-    newest = call.sliding_window - 1 + call.rows
-    if known != newest or call.keys <= newest:
-        return call
-    return replace(call, key=call.key[:, :, -newest:], value=call.value[:, :, -newest:])
+    return meaning, key, value
 
 
 def _refuse_what_no_mask_has(call: Call, lengths: Lengths | None) -> None:
