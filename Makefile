@@ -57,13 +57,13 @@ docs: $(FOR_DOCS)  ## build the documentation site in out/site
 	$(PY) -m mkdocs build --strict
 
 check: TIER := check
-check:  ## run lint, types and a cross-section of the tests: 3 minutes on 2 cores
+check:  ## run lint, types and a cross-section of the tests: at most 2.5 minutes on 2 cores
 
 test: TIER := test
-test:  ## run lint, types and tests of every operator, option, refusal and integration: 6 minutes on 2 cores
+test:  ## run lint, types and tests of every operator, option, refusal and integration: at most 5 minutes on 2 cores
 
 test-all: TIER := $(if $(LINUX),gpu host,all)
-test-all:  ## run lint, types and every test except the sweeps, like CI
+test-all:  ## run lint, types and every test except the sweeps, like CI: at most 40 minutes on 2 cores
 
 # Lint keeps one core busy, so the tests run meanwhile; what it says comes last.
 check test test-all: $(FOR_TEST)

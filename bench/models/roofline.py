@@ -272,23 +272,23 @@ limits reaches neither.
 
 ## The two ceilings of M5
 
-M5's prefills above are those on [tensor operations](../docs/tensor.md), as planned once the self-test has
-passed with the scores in registers. This kernel was emulated and has never run on an M5. Its bound is the
-rate of the units: 1,024 operations per core and cycle in 16 bits, by a microbenchmark of an A19, at 1.75
-GHz, which its author assumes for an M5 Max
+M5's prefills above use [tensor operations](../docs/tensor.md), as planned once the self-test has passed
+with the scores in registers. This kernel was emulated and has never run on an M5. Its bound is the rate of
+the units: 1,024 operations per core and cycle in 16 bits, by a microbenchmark of an A19, at 1.75 GHz, which
+its author assumes for an M5 Max
 ([Zakharko](https://tzakharko.github.io/apple-neural-accelerators-benchmark)). Whether products of float32
 weights and 16-bit values run at that rate is not published; if not, times are longer.
 
-Without tensor operations the limit is that of simdgroup products, which is not published for M5. In its
-place stands the time at the rate of the fastest attention on simdgroup products that is published for the
-chip: what a program reached, no bound.
+Without tensor operations the limit is the rate of simdgroup products, which is not published for M5. The
+table has the time at the rate of the fastest published attention on simdgroup products of the chip instead:
+the rate of a program, not a bound.
 
 Two more kinds of calls take tensor operations: decodes of 24 rows and more that share keys, here drafts of
 6 and 16 tokens with four query heads to a key head, and multi-head latent attention, whose scores pass
-through threadgroup memory. Where memory takes longer than products, with the partial results of a split, its
-time stands there. A row with memory in both columns predicts that tensor operations save nothing. All these
-kernels load a byte for every 16 operations, from memory or a cache. The rates of M5's caches are not
-published, and the bounds do not have them.
+through threadgroup memory. Where memory takes longer than products, with the partial results of a split, the
+table has its time. A row with memory in both columns predicts that tensor operations save nothing. All these
+kernels load a byte for every 16 operations, from memory or a cache. The bounds do not include the rates of
+M5's caches, which are not published.
 
 {ceilings}
 
