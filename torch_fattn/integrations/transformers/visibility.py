@@ -66,8 +66,8 @@ class Visibility:
         return self.padding == 0
 
     def dense(self) -> tuple[Tensor | None, bool]:
-        """The 4D mask of sdpa and its is_causal. The mask is None if sdpa's own convention (row i sees key i)
-        is equivalent."""
+        """The 4D mask of sdpa, and whether rows are causal. The mask is None if sdpa's own convention (row i
+        sees key i) is equivalent."""
         if self.whole is not None or not self.is_causal:
             return self.whole, False
         if not self.has_pattern and self.padding is None and self.rows in (1, self.keys):
