@@ -380,13 +380,14 @@ def public(
 ) -> Callable[[_Function], _Function]:
     """Decorates a function whose errors begin with `name`.
 
-    options: the operator whose options it takes, or their defaults, as `**options: Unpack[...]`. refused_by:
-    the operator whose message covers mismatched shapes. ahead: False: types are checked only after an error.
-    renames: False: an error in the name of another public function stays. inherited: True: a method of
-    several classes. An error has the `_name` of the class of `self`. names: this function's names for
-    arguments of the functions that it calls. any_layout: True: torch accepts sparse and nested tensors here,
-    and raises its own errors for others. any_text: True: an error of a call with a long or unprintable string
-    stays.
+    options: the operator whose options it takes, or their defaults, as `**options: Unpack[...]`.
+    refused_by: the operator whose message covers mismatched shapes.
+    ahead: False: types are checked only after an error.
+    renames: False: an error in the name of another public function stays.
+    inherited: True: a method of several classes. An error has the `_name` of the class of `self`.
+    names: this function's names for arguments of the functions that it calls.
+    any_layout: True: torch accepts sparse and nested tensors here, and raises its own errors for others.
+    any_text: True: an error of a call with a long or unprintable string stays.
     """
 
     def decorate(function: _Function) -> _Function:
