@@ -99,7 +99,7 @@ def prefill(
 
     Returns:
         As `torch_fattn.prefill`, the rows of query. The result of replicated rows is bit-identical on every
-            rank.
+        rank.
 
     Raises:
         RuntimeError: a rank exited, exceeded the group's timeout, refused its arguments, or is in another

@@ -90,8 +90,7 @@ def prefill(
 
     Returns:
         out `[B, Hq, Lq, Dv]`, of the dtype of query, contiguous unless token_major_out; with `return_lse`
-            also lse `[B, Hq, Lq]`, float32, natural logarithm, contiguous. A row that sees no key has out 0
-            and
+        also lse `[B, Hq, Lq]`, float32, natural logarithm, contiguous. A row that sees no key has out 0 and
         lse -inf.
 
     Raises:
@@ -400,7 +399,7 @@ def varlen_prefill(
     Returns:
         out `[Tq, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, Tq]`, float32.
         Rows before `cu_seqlens_q[0]` and from `cu_seqlens_q[B]` on belong to no sequence; their result is
-            that of a row that sees no key.
+        that of a row that sees no key.
 
     Entries of cu_seqlens_q that decrease are raised to the entry before. A sequence whose entries of
     cu_seqlens_k decrease has no keys. Entries above Tq or Tk are clamped. With FATTN_CHECK=1 in the

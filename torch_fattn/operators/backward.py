@@ -47,9 +47,9 @@ def prefill_backward(
     Returns:
         The gradients of query, key, value, sinks and alibi_slopes, contiguous, each of the shape and dtype of
         its tensor; None for sinks or slopes that are absent. Sums are float32. A row that sees no key has
-            gradient 0 and adds nothing to other gradients, except that its lse is the sink's logit, which
-            gets grad_lse. A key that no row sees has gradient 0. NaN in a query row or its grad_out makes the
-            gradients of other keys of its sequence and head undefined.
+        gradient 0 and adds nothing to other gradients, except that its lse is the sink's logit, which gets
+        grad_lse. A key that no row sees has gradient 0. NaN in a query row or its grad_out makes the
+        gradients of other keys of its sequence and head undefined.
 
     The operator `torch.ops.fattn.prefill_backward` returns a tensor of shape `[0]` instead of None.
 
@@ -94,7 +94,7 @@ def varlen_prefill_backward(
 
     Returns:
         The gradients of query, key, value, sinks and alibi_slopes, as those of `prefill_backward`. Rows and
-            keys of no sequence have gradient 0, and grad_out, grad_lse and lse are not read there.
+        keys of no sequence have gradient 0, and grad_out, grad_lse and lse are not read there.
     """
     results = torch.ops.fattn.varlen_prefill_backward(
         *(grad_out, grad_lse, query, key, value, out, lse),

@@ -30,9 +30,9 @@ def mask_map(attn_mask: Tensor | BlockMask) -> Tensor:
 
     Returns:
         uint8 `[B, Hq, ceil(Lq / 16), ceil(Lk / 32)]`, with size 1 where the mask has size 1 or is expanded.
-            0: every entry is False or -inf. 2: every entry is True or 0. Otherwise: 1, plus `4 << f` for each
-            fragment f of 8 keys in the cell that no row sees. 1 is always valid. Make a new map when the mask
-            changes.
+        0: every entry is False or -inf. 2: every entry is True or 0. Otherwise: 1, plus `4 << f` for each
+        fragment f of 8 keys in the cell that no row sees. 1 is always valid. Make a new map when the mask
+        changes.
 
     Raises:
         TypeError: dtypes; no tensor.

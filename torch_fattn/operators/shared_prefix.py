@@ -109,7 +109,7 @@ def shared_prefix_decode(
 
     Returns:
         As `decode`: out `[B, Hq, Lq, Dv]`, and with `return_lse` also lse `[B, Hq, Lq]`. With several rows,
-            token_major_out copies.
+        token_major_out copies.
 
     Raises:
         ValueError: prefix_key or prefix_value has a batch size other than 1; others as in `decode`.
