@@ -107,8 +107,8 @@ class PagedKVCache(PagedSequences):
             step: the last step of its sequences, appended in every layer in use.
             accepted: for each sequence of the step, the indices of the new tokens to keep, increasing from 0.
 
-        CacheFullError: a kept token moves to a shared block, and no block is free for the copy. ValueError:
-        invalid indices, or the step is not the last one.
+        CacheFullError: a kept token moves to a shared block, and no block is free for the copy.
+        ValueError: invalid indices, or the step is not the last one.
         """
         plan = self._plan_accept(step, accepted)
         changed = [each for each in plan if not each.is_all]

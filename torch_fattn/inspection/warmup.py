@@ -62,8 +62,8 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
     Returns all kernels of the calls, those compiled now, and the seconds.
 
     Raises:
-        TypeError: a keyword that is neither a size nor an option; a size of another type. ValueError: a size
-            below 1; otherwise as the operator.
+        TypeError: a keyword that is neither a size nor an option; a size of another type.
+        ValueError: a size below 1; otherwise as the operator.
     """
     if not isinstance(calls, str):
         if operands or options:

@@ -2,7 +2,7 @@
 
     2D bool  `[B, Lk]`, True = a real token: the pattern is causal, rows aligned to the newest key
     4D int32 a pattern of `visibility`: causal, with a window, over a partly filled cache, or in each packed
-        sequence
+             sequence
     4D `[B or 1, H or 1, Lq or 1, Lk]`, bool or additive: complete, causality included
 
 Every form contains the pattern. As under eager attention, a layer's own causal flag or window no longer
