@@ -1,15 +1,15 @@
-"""Attention for PyTorch on Apple GPUs, as Metal kernels: prefill and decode, dense, paged and quantised.
+"""Attention for PyTorch on Apple GPUs, in Metal: prefill and decode over dense, paged and quantised keys.
 
     import torch_fattn
     out = torch_fattn.prefill(query, key, value, is_causal=True)
 
-The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" take a plain PyTorch implementation.
-`attention` and `varlen_attention` are the prefills with gradients. `StaticKVCache` and `PagedKVCache` hold
-the keys and values of a model that generates. `explain` shows how a call would run on the GPU, `warmup`
-compiles its kernels ahead of time, and `compiled_kernels` lists compile times. `sdpa` is
+The operators are `torch.ops.fattn.*`; tensors on "cpu" and "cuda" run a plain PyTorch implementation.
+`attention` and `varlen_attention` are the prefills with gradients. `StaticKVCache` and `PagedKVCache` hold a
+model's keys and values during generation. `explain` shows how a call would run on the GPU, `warmup` compiles
+its kernels ahead of time, and `compiled_kernels` lists compile times. `sdpa` is
 `F.scaled_dot_product_attention` on these kernels, `install` routes a program's calls of that function to
-them, and `report` counts those calls. `torch_fattn.distributed` attends over keys that several
-processes share. `torch_fattn.reference` defines what the operators must compute,
+them, and `report` counts those calls. `torch_fattn.distributed` attends over keys that several processes
+share. `torch_fattn.reference` defines what the operators must compute,
 `torch_fattn.integrations.transformers.register()` makes transformers models use it, and `python -m
 torch_fattn doctor` checks the installation.
 """
@@ -70,7 +70,7 @@ _archives.use_folder(__version__)
 _tensor_units.use_setting()
 _tensor_units.use_folder()
 
-# What a user of the first hour needs. The others are here too, and documented like these.
+# The names that most users need. The others can be imported from here too.
 __all__ = [
     "CacheFullError",
     "CacheStats",

@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = _run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # a reader such as `| head` has closed the pipe; leave nothing to flush at exit
+    except BrokenPipeError:  # `| head` closed the pipe; leave nothing to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

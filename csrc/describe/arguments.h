@@ -1,4 +1,4 @@
-// Arguments by name: of a call on the dispatcher's stack, or of a call that this library makes.
+// Access to arguments by name, for calls on the dispatcher's stack and calls that this library makes.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Tensors -> Problem of a backward: the operands that its forward does not have.
+// Tensors -> Problem of a backward: adds the operands that its forward lacks.
 #include "calls.h"
 
 #include <string_view>

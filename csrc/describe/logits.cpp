@@ -55,7 +55,7 @@ LogitsCall describe_logits(Op op, const Tensor& logits, double softcap) {
   LogitsCall call{.problem = {.op = op, .dtype = dtype, .softcap = softcap}, .logits = logits};
   LogitsProblem& problem = call.problem;
 
-  // Rows are along the last dimension, or for an element op along all dimensions that merge with it.
+  // Rows are along the last dimension; for an element op, along all dimensions that merge with it.
   Dims rows;
   if (by_row && logits.dim() > 0) {
     rows = dims_of(logits, logits.dim() - 1);

@@ -21,8 +21,8 @@ using Kernel = c10::SafeKernelFunction;
 
 constexpr const char* kSdpa = "aten::scaled_dot_product_attention";
 
-// The kernels that torch had before ours. `composite` is torch's own implementation, and on a Mac all three
-// are. `mps` and `autograd` may belong to another library.
+// The kernels that ours replaced. `composite` is torch's own implementation, and so are the others unless
+// another library registered `mps` or `autograd`.
 struct Before {
   Kernel mps;
   Kernel autograd;
@@ -82,8 +82,7 @@ Tensor sdpa_kernel(c10::DispatchKeySet keys, const Tensor& query, const Tensor& 
   return run_torchs(keys, call, autograd);
 }
 
-// torch warns when a kernel replaces another one. Ours calls the replaced one for all calls that it does not
-// take.
+// torch warns when a kernel replaces another. Ours forwards the calls that it does not take.
 class Silence : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

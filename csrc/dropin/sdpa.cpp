@@ -123,7 +123,7 @@ PlainCall plain(const SdpaCall& call) {
   return described;
 }
 
-// The same where gradients are needed: an unknown length counts as long.
+// The same for calls that need gradients: an unknown length counts as long.
 TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
   constexpr int64_t kLong = 1 << 20;
   TrainingCall described{plain(call), known(sizes.batch, 1), known(sizes.q_heads, 1)};
@@ -369,7 +369,7 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
     try {
       return run(call, autograd);
     } catch (const c10::Error& error) {  // the checks above missed it; torch takes the call
-      // The caller may free memory and call again; torch's own implementation needs no less.
+      // The caller may free memory and retry; torch's own implementation needs at least as much.
       if (torch_error_of(error) == TorchError::kOutOfMemory) throw;
       reason = Reason::kRefused;
       count(reason, any_operand(call, is_subclass),

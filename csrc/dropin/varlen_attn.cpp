@@ -189,7 +189,7 @@ void flash_attention_backward(const c10::OperatorHandle& op, torch::jit::Stack* 
 
 using BoxedKernel = void (*)(const c10::OperatorHandle&, torch::jit::Stack*);
 
-// The kernels that torch had before ours: on a Mac a refusal, or the CPU's under PYTORCH_ENABLE_MPS_FALLBACK.
+// The kernels that ours replaced: on a Mac a refusal, or the CPU's under PYTORCH_ENABLE_MPS_FALLBACK.
 std::unordered_map<std::string, c10::SafeKernelFunction>& before_us() {
   static auto& kernels = *new std::unordered_map<std::string, c10::SafeKernelFunction>;
   return kernels;

@@ -53,7 +53,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr int64_t kFar = int64_t{1} << 32;        // exceeds the distance of any two positions
+constexpr int64_t kFar = int64_t{1} << 32;        // exceeds the distance between any two positions
 constexpr int64_t kMaxScores = int64_t{1} << 26;  // scores per slice of query rows: 256 MiB
 
 // Gathers the blocks of the pool in the order of the block table. Entries outside the pool have no keys.
@@ -208,7 +208,7 @@ std::tuple<Tensor, Tensor> attend_rows(const Rows& query_rows, const Keys& keys,
   if (!problem.part) {
     return {weighed.div(sum).masked_fill(sum.eq(0.0), 0.0), at::log(sum).add(shift).squeeze(-1)};
   }
-  // Moves the rounding error of the float32 logit into the weights.
+  // The weights absorb the rounding error of the float32 logit.
   const Tensor logit = top.to(at::kFloat);
   const Tensor rounded_off = top.sub(logit);
   const Tensor factor = at::where(rounded_off.abs().lt(1.0), rounded_off.exp(), 1.0);

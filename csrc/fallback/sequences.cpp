@@ -1,4 +1,4 @@
-// Attention in plain PyTorch over the sequences of a call, all at once or one after the other.
+// Attention in plain PyTorch over the sequences of a call, all at once or one at a time.
 #include "sequences.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The sequences of a call: one after the other, or packed rows padded to the longest.
+// The sequences of a call: one at a time, or packed rows padded to the longest.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace fattn {
 
-// Rows or keys of a call that are neighbours in memory.
+// Rows or keys of a call that are contiguous in memory.
 struct Run {
   int64_t first;
   int64_t count;

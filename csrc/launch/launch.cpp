@@ -14,8 +14,8 @@ using at::Tensor;
 using metal::Bindings;
 using metal::BufferView;
 
-// An operand without elements may have no buffer, or begin at the end of one. Kernels do not read it, but
-// Metal needs a bound buffer: `stand_in`. Const access: mutable access would copy a copy-on-write operand.
+// An empty operand may lack a buffer, or begin at the end of one. Kernels do not read it, but Metal needs a
+// bound buffer: `stand_in`. Const access, because mutable access would copy a copy-on-write operand.
 BufferView view_of(const Tensor& tensor, const Tensor& stand_in) {
   const Tensor& bound = tensor.numel() > 0 ? tensor : stand_in;
   return {const_cast<void*>(bound.storage().data()),

@@ -1,4 +1,4 @@
-// An autorelease pool that is also drained when a C++ exception leaves it, unlike @autoreleasepool.
+// An autorelease pool that, unlike @autoreleasepool, is also drained by a C++ exception.
 #pragma once
 
 #import <Foundation/Foundation.h>

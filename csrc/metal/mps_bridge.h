@@ -16,8 +16,8 @@ inline id<MTLDevice> metal_device() { return at::mps::MPSDevice::getInstance()->
 
 inline int gpu_core_count() { return static_cast<int>(at::mps::MPSDevice::getInstance()->getCoreCount()); }
 
-// The compute encoder that torch's own ops share. Dispatches run serially: each sees the writes of those
-// before it, also across command buffers.
+// The compute encoder that torch's own ops share. Dispatches run serially, also across command buffers: each
+// sees all earlier writes.
 class SharedEncoder {
  public:
   explicit SharedEncoder(at::mps::MPSStream* stream) : stream_(stream) {}

@@ -1,4 +1,4 @@
-// A thread-safe cache whose values are made by the first caller that needs them.
+// A thread-safe cache: the first caller that needs a value makes it.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// The ops have no gradient, except in differentiable.cpp. Their results still belong to the graph, so that a
-// backward through them is refused; without an autograd kernel torch would leave gradients None with a
-// warning. Ops that write refuse to write tensors of a graph.
+// Refuses gradients of the ops outside differentiable.cpp. Their results belong to the graph, so that a
+// backward through them raises; without an autograd kernel, torch would leave gradients None with a warning.
+// Ops that write refuse to write tensors of a graph.
 #include "autograd.h"
 
 #include <algorithm>

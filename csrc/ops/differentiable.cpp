@@ -89,8 +89,8 @@ class AttentionBackward : public torch::autograd::Node {
     }
   }
 
-  // Call it after set_history: the results are outputs of this node. A 16-bit `out` is useless: in rows with
-  // one dominant key its products with the gradient cancel, and its rounding error remains.
+  // Call it after set_history: the results are outputs of this node. A 16-bit `out` is not kept: in rows with
+  // one dominant key its products with the gradient cancel, and its rounding error would dominate.
   void keep_results(const Tensor& out, const Tensor& lse) {
     if (out.scalar_type() == at::kFloat) keep("out", out, /*is_output=*/true);
     keep("lse", lse, /*is_output=*/true);
@@ -174,7 +174,8 @@ class AttentionBackward : public torch::autograd::Node {
   std::vector<Kept> kept_;
 };
 
-// Refuses operands without a gradient here: in the backward it would be too late to choose another operator.
+// Refuses operands that are not differentiable here: in the backward it would be too late to choose another
+// operator.
 void check_differentiable(const c10::OperatorHandle& op, const Arguments& arguments) {
   if (arguments.has("attn_mask")) {
     const auto mask = arguments.optional_tensor("attn_mask");

@@ -48,7 +48,7 @@ struct Tuning {
 };
 
 std::mutex mutex;
-// Rows live as long as the process: plans point to their provenance.
+// Rows live as long as the process: plans point to their source.
 std::vector<const Tuning*>& tunings() {
   static auto& all = *new std::vector<const Tuning*>;
   return all;
@@ -225,7 +225,7 @@ const DeviceFacts& gpu_facts() {
     if (tuning->same_gpu(gpu) && says_something) gpu.tuned = &tuning->rows;
   }
   add_units_states(gpu);
-  const auto* found = new Facts{std::move(gpu), verdicts};  // kept: callers hold references
+  const auto* found = new Facts{std::move(gpu), verdicts};  // never freed: callers hold references
   known_facts.store(found, std::memory_order_release);
   return found->gpu;
 }

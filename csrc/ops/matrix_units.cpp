@@ -21,7 +21,7 @@
 namespace fattn {
 namespace {
 
-// Returns what is wrong with the setting, "" if nothing.
+// Sets FATTN_TENSOR. Returns the error of an invalid value, "" otherwise.
 std::string set_setting(const std::string& given) {
   static constexpr std::array<std::pair<const char*, UnitsSetting>, 4> kSettings{
       {{"", UnitsSetting::kAuto},
@@ -49,7 +49,7 @@ void set_folder([[maybe_unused]] std::string folder) {
 
 using Row = c10::Dict<std::string, std::string>;
 
-// Call, dtype, dim, state and reason of each size that passes the gate.
+// Call, dtype, dim, state and reason for each size that passes the gate.
 c10::List<Row> rows_of_states() {
   c10::List<Row> rows;
 #ifdef FATTN_WITH_METAL
@@ -69,7 +69,7 @@ c10::List<Row> rows_of_states() {
   return rows;
 }
 
-// Why the sizes that are not in rows_of_states use no matrix units; "" if all are in it.
+// Why sizes missing from rows_of_states do not use matrix units; "" if none is missing.
 std::string why_all_are_off() {
 #ifdef FATTN_WITH_METAL
   return why_units_are_off(gpu_facts());

@@ -6,12 +6,12 @@
 
 namespace fattn {
 
-// The plan of a call that runs next. `may_wait`: first runs the self-test of its size and those that were
-// delayed; otherwise it is delayed, and the call does without the units. Raises refusals, and ValueError for
-// a wrong FATTN_TENSOR.
+// The plan of a call that is about to run. `may_wait`: first runs the self-tests of its size and of delayed
+// sizes; otherwise the self-test is delayed, and the call runs without the units. Raises refusals, and
+// ValueError for an invalid FATTN_TENSOR.
 Plan plan_to_run(const Problem& problem, bool may_wait);
 
-// What decided the state that the plan of this problem follows; "" if nothing has.
+// The reason for the state of this problem's size; "" if it has none.
 std::string reason_of_state(const Problem& problem);
 
 }  // namespace fattn

@@ -156,7 +156,7 @@ struct AttentionOf {
     return_results(op, stack, fattn::run(described(Arguments(op, *stack)), may_wait));
   }
 
-  // The same over a part of the keys: (out, sums) for merge.parts.
+  // The same for a part of the keys: returns (out, sums) for merge.parts.
   template <bool may_wait>
   static void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto call = described(Arguments(op, *stack));

@@ -1,5 +1,5 @@
-// What most sources of the extension include, compiled once per build (FATTN_PCH=1, in setup.py). Every
-// source still includes what it uses: the wheel is built without this header.
+// Headers that most sources include, compiled once per build (FATTN_PCH=1, in setup.py). Sources still
+// include what they use: the wheel is built without this header.
 #pragma once
 #ifdef __OBJC__
 #import <Metal/Metal.h>

@@ -153,7 +153,7 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
   return pass;
 }
 
-// The most rows or keys that a threadgroup walks.
+// The maximum number of rows or keys that a threadgroup walks.
 int64_t walked_by(const Tile& tile, const Problem& p) {
   if (tile.walks_keys()) return max_sequence_keys(p);
   return (p.packed ? max_sequence_rows(p) : p.q_len) * (p.q_heads / std::max<int64_t>(p.kv_heads, 1));
@@ -258,7 +258,7 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   plan.kept_bytes = kept_bytes(p);
   plan.scratch_row_floats = result_rows(p) * kRowStateFloats;
 
-  // A packed call has a tile more for each sequence, and for the rows before and after all of them.
+  // A packed call has one more tile per sequence, and for the rows before and after all sequences.
   const int64_t pairs = p.q_len * (p.packed ? p.q_heads / p.kv_heads : 1);
   const int64_t surplus = p.packed ? p.batch + 2 : 1;
   const int64_t q_tiles = (pairs + surplus * (rows.rows() - 1)) / rows.rows();

@@ -193,12 +193,10 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double
 }
 
 // Short caches take one launch. A second launch that waits for the first costs 2 to 4 us, and a threadgroup
-// with several chunks can merge them itself. But it reads the keys of all of them while cores without a
-// threadgroup idle.
+// with several chunks can merge them itself. But it reads all their keys while other cores idle.
 constexpr int64_t kMaxChunkThreads = 512;  // leaves 208 half registers per lane on M1 and M2
-constexpr int64_t kMaxShortKeys = 1024;    // so that threads differ by a few steps only
-// Threadgroups per core. Their ends do not overlap the steps of others, and the cost of a launch is small
-// beside more of them.
+constexpr int64_t kMaxShortKeys = 1024;    // threads then differ by only a few steps
+// Threadgroups per core. Their last steps do not overlap, and with more of them a launch is relatively cheap.
 constexpr int64_t kShortGroupsPerCore = 2;
 // Bytes that a core may read beyond its share: 16 per cycle for 4,000 cycles, the time of a launch. By lanes
 // for 10,000 cycles: there merging the chunks is also faster than a second launch (H200: 32/8 heads of 256
@@ -332,7 +330,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t rows = p.batch * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
-  // The number of simdgroups sets the order of the sum, so it must not depend on the capacity.
+  // The number of simdgroups determines the summation order, so it must not depend on the capacity.
   Pass& merge =
       add_merge_pass(plan, parts_of_call(p, parts, rows), uint16_t(merge_simdgroups(span.most_chunks)));
   merge.spec.token_major_out = token_major_out;

@@ -60,7 +60,7 @@ int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
   return groups;
 }
 
-// Selects from the tables of tuning.h. A simdgroup holds whole rows (prefill.metal), some columns of its rows
+// Selects a row of tuning.h. A simdgroup holds whole rows (prefill.metal), some columns of its rows
 // (prefill_wide.metal), or either on matrix units.
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   if (const auto state = units_state(p, device.units); is_on(state)) {
@@ -226,13 +226,13 @@ bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile
 }
 
 // If the tiles of one sequence do not fill the GPU, each is cut into parts, whatever the batch size: results
-// are batch-invariant. Besides, no part has more keys than a dispatch may have per core.
+// are batch-invariant. Also, no part has more keys than a dispatch may have per core.
 //
-// Packed tiles are cut for that second reason only, at multiples of a fixed number of keys, so that results
+// Packed tiles are cut only for the second reason, at multiples of a fixed number of keys, so that results
 // depend neither on the batch nor on the capacity. The rows and keys of a sequence are known only on the GPU,
 // so filling it would need scratch for all rows of the call times the parts of one row over the whole
-// capacity; the sequences of a batch fill it together instead. The capacity may be far above every length,
-// so a part may keep a core busy four times as long.
+// capacity; the sequences of a batch fill it together instead. The capacity may be far above every length, so
+// a part may keep a core busy four times as long.
 //
 // With seq_lens, and in a decode, keys are cut by the length of the sequence, into at most as many parts as
 // fill the GPU, and the capacity only limits how many of these can have keys.
@@ -245,7 +245,7 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   // Window and sink tokens may each end with a partial step.
   const int64_t needed = std::max<int64_t>(ceil_div(steps + 2, max_steps), 1);
   if (p.packed) return {needed, needed, max_steps, max_steps};
-  // The results of a part go through memory to the merge, so they should be small against its keys.
+  // The results of a part pass through memory to the merge, so they should be small relative to its keys.
   const int64_t least = std::max(kMinKeysPerRow * tile.rows(), kMinPartKeys) / tile.tile_keys;
   const int64_t held = held_by(device, tile);
   if (is_decode(p.op) || p.has_seq_lens) {
@@ -266,8 +266,8 @@ void add_merge(Plan& plan, const Problem& p, const Parts& cut) {
   const int64_t rows = (p.packed ? 1 : p.batch) * p.q_heads * p.q_len;
   plan.scratch_out_floats = parts * rows * p.value_dim;
   plan.scratch_sum_floats = parts * rows * kSumFloats;
-  // The number of simdgroups sets the order of the sum. The number of packed parts depends on the capacity,
-  // as does the number in the grid of a decode.
+  // The number of simdgroups determines the summation order. The number of packed parts depends on the
+  // capacity, as does the number in the grid of a decode.
   const auto simdgroups = uint16_t(p.packed ? 1 : merge_simdgroups(cut.most));
   Pass& pass = add_merge_pass(plan, parts_of_call(p, parts, rows), simdgroups);
   MergeParams params{};

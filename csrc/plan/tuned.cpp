@@ -131,7 +131,7 @@ const char* fault_of_memory(const TunedRow& row) {
   return nullptr;
 }
 
-// Identifies the order of a prefill's sums: keys per step, and simdgroups that divide a product's columns.
+// Identifies a prefill's summation order: keys per step, and simdgroups that divide a product's columns.
 int64_t order_of(const TunedRow& row) {
   const int64_t groups = std::max<int64_t>(row.row_groups, 1);
   const int64_t shares = row.kernel == Kernel::kPrefillWide
@@ -144,7 +144,7 @@ bool overlap(const TunedRow& a, const TunedRow& b) {
   return a.kernel == b.kernel && a.dtype == b.dtype && a.min_dim <= b.max_dim && b.min_dim <= a.max_dim;
 }
 
-// A row for some lengths precedes one for all lengths, with the same head sizes and the same order of sums.
+// A row for some lengths precedes one for all lengths, with the same head sizes and summation order.
 const char* fault_of_lengths(const std::vector<TunedRow>& rows) {
   for (auto row = rows.begin(); row != rows.end(); ++row) {
     if (row->max_length == kAnyLength) continue;

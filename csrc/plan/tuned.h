@@ -1,9 +1,9 @@
 // Tiles that were timed on this GPU. They precede the tables of tuning.h; torch_fattn/tuning/tuned_file.py
 // keeps them in a file.
 //
-// Results are batch-invariant, so the order of a sum may depend neither on the other sequences of a batch nor
-// on the capacity of a cache. Rows of one kernel, dtype and head size therefore have the same keys per step
-// at all lengths, and decode has one row for all lengths.
+// Results are batch-invariant, so the summation order must not depend on the other sequences of a batch or on
+// a cache's capacity. Rows of one kernel, dtype and head size therefore have the same keys per step at all
+// lengths, and decode has one row for all lengths.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ struct TunedRows {
   std::vector<TunedRoute> routes;
 };
 
-// Why the kernels cannot run with these rows, or an empty string. Faults are unknown sizes, too much
-// threadgroup memory, and sums whose order would depend on lengths.
+// Why the kernels cannot run with these rows; "" if they can. Faults are unknown sizes, too much threadgroup
+// memory, and a summation order that depends on lengths.
 std::string fault_of(const std::vector<TunedRow>& rows);
 
 // The same for routes that were timed against torch. Faults are sizes or lengths that no such call has.

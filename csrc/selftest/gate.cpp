@@ -7,7 +7,7 @@
 namespace fattn {
 namespace {
 
-// As in MLX: "applegpu_g17s" is some M5, and "p" a phone, where the units begin one generation later.
+// As in MLX: "applegpu_g17s" is an M5; "p" is a phone, whose units begin one generation later.
 bool has_units(const std::string& architecture) {
   int generation = 0;
   char size = 0;

@@ -36,7 +36,7 @@ constexpr c10::DispatchKeySet kAbove =
          c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
          c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 
-// The first line of an error and, of a compiler's, the first that says what is wrong.
+// The first line of an error and, for a compiler's, its first diagnostic.
 std::string summary_of(const std::string& error) {
   const size_t end = error.find('\n');
   std::string text = error.substr(0, end);
@@ -46,7 +46,7 @@ std::string summary_of(const std::string& error) {
   return text.substr(0, kMaxLength);
 }
 
-// Errors, such as too little memory, may not come again.
+// Converts an exception to a fault that is not lasting, since errors such as out of memory may not recur.
 Fault caught(const std::function<Fault()>& step) {
   try {
     return step();
@@ -92,7 +92,7 @@ bool covers(const int32_t* pairs, int64_t capacity, int64_t rows, int64_t column
   return std::all_of(held.begin(), held.end(), [](int count) { return count == 1; });
 }
 
-// What the kernels of a variant cannot use of the layout, "" if nothing.
+// Why the kernels of a variant cannot use the layout; "" if they can.
 std::string fault_of_layout(const int32_t* facts, const KernelSpec& spec) {
   const int32_t scores = facts[0], reduced = facts[1], out = facts[2];
   const int64_t rows = int64_t(spec.row_fragments) * kFragment;
@@ -122,7 +122,7 @@ Fault fault_of_probe(UnitsSize size, UnitsState variant) {
   return {fault_of_layout(facts.cpu().const_data_ptr<int32_t>(), plan.passes[0].spec)};
 }
 
-// A plan that has the kernels of a variant, or with kOff those of simdgroups, whatever was timed.
+// A plan with the kernels of a variant, or of simdgroups for kOff, regardless of tuning.
 Plan plan_with(const Problem& problem, UnitsState variant, const DeviceFacts& gpu) {
   DeviceFacts facts = gpu;
   facts.tuned = nullptr;
@@ -157,8 +157,8 @@ Fault fault_of_variant(UnitsSize size, UnitsState variant, const DeviceFacts& gp
 
 }  // namespace
 
-// A compiler's error will come again if it names what is wrong, or the threads are too many. Others, such as
-// a service of the system that broke down, may not.
+// A compiler error is lasting if it has a diagnostic, or if there are too many threads. Others, such as a
+// crashed system service, may not recur.
 Fault compiler_fault(const Plan& plan) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();

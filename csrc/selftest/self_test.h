@@ -1,5 +1,5 @@
-// The self-test of the matrix units: how a GPU lays out their operands is not documented, so the kernels may
-// use them only where they were seen to be right.
+// The self-test of the matrix units. A GPU's layout of their operands is not documented, so kernels use them
+// only after a test has passed.
 #pragma once
 
 #include <string>
@@ -14,9 +14,9 @@ struct Verdict {
   bool lasting = true;  // false: a later process tests again
 };
 
-// Tests the kernels of a size on the current stream, and waits for it: that they compile, soon and for all
-// their threads; what the probe says of the layout; and results of trials against those of the simdgroup
-// kernels. Registers come first, then threadgroup memory; if both fail, the verdict is off. Never raises.
+// Tests the kernels of a size on the current stream, and waits for it: that they compile quickly and for all
+// their threads, that the probed layout is usable, and that trials match the simdgroup kernels. Registers are
+// tested first, then threadgroup memory; if both fail, the verdict is off. Never raises.
 Verdict run_self_test(UnitsSize size, const DeviceFacts& gpu);
 
 struct Fault {
@@ -25,7 +25,7 @@ struct Fault {
 
   explicit operator bool() const { return !why.empty(); }
 };
-// Compiles the pipelines of a plan, and returns what is wrong with them. Never raises.
+// Compiles the pipelines of a plan and returns their fault. Never raises.
 Fault compiler_fault(const Plan& plan);
 
 }  // namespace fattn

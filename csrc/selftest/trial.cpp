@@ -51,7 +51,7 @@ AnyCall described(const char* op, AnyCall (*describe)(const Arguments&), const G
   return describe(call.arguments());
 }
 
-// The trials of a size. Their numbers are the same in every process; torch's generators are the caller's.
+// The trials of a size. Their numbers are the same in every process, and torch's generators are not used.
 class Trials {
  public:
   explicit Trials(UnitsSize size)
@@ -129,8 +129,8 @@ class Trials {
         {{0, kAllRows}});
   }
 
-  // The blocks of the sequences follow one another backwards. The first one of the short sequence does not
-  // exist, nor does any sequence have the first one of the pool.
+  // The sequences' blocks are in reverse order. The short sequence's first block does not exist, and the
+  // pool's first block is unused.
   void add_paged() {
     constexpr int64_t kBlock = 16, kTable = (kPackedKeys[1] + kBlock - 1) / kBlock;
     constexpr int64_t kBlocks = 1 + (kPackedKeys[0] + kBlock - 1) / kBlock + kTable;
@@ -161,7 +161,7 @@ class Trials {
                  {"is_causal", true}});
   }
 
-  // The second token follows the first one, and the third one sees the first one alone.
+  // The second token sees the first and itself, the third only the first.
   void add_tree() {
     Given given = cached({16, 2}, 3);
     given.emplace_back("tree_mask", at::tensor({1, 3, 1}, at::kLong).to(at::kMPS));
@@ -216,7 +216,7 @@ class Trials {
             {"value", rows(heads.of_keys, kv_len, value_dim_, seen, 1.0).unsqueeze(0)}};
   }
 
-  // A decode whose cache has room for more keys.
+  // A decode with unused cache capacity.
   Given cached(Heads heads, int64_t q_len) {
     constexpr int64_t kKeys = 1091, kRoom = 9;
     Given given = dense(heads, q_len, kKeys + kRoom, {{0, q_len}}, {{0, kKeys}});
@@ -228,9 +228,8 @@ class Trials {
     return at::full(sizes, 0.0, at::kFloat).uniform_(-1.0, 1.0, generator_);
   }
 
-  // [heads, rows, dim] on the GPU. The first head has numbers up to `largest`, the last one three times as
-  // large: scores of some rows have one dominant key. Rows that are not in `seen`, and all memory around, are
-  // of NaN.
+  // [heads, rows, dim] on the GPU. The first head has numbers up to `largest`, the last three times as large,
+  // so that some rows have a dominant key. Rows that are not in `seen`, and all memory around, are NaN.
   Tensor rows(int64_t heads, int64_t count, int64_t dim, const std::vector<Range>& seen, double largest) {
     constexpr int64_t kGap = 16;
     const Tensor memory = at::full({heads + 2, count, dim + kGap}, NAN, at::kFloat);
@@ -258,7 +257,7 @@ class Trials {
   std::vector<Trial> trials_;
 };
 
-// Memory for the results of a call, in the operator's order, of NaN and with a band on both sides.
+// Memory for the results of a call, in the operator's order, filled with NaN, with a band on both sides.
 std::vector<Tensor> memory_of_results(const BackwardCall& call) {
   const auto memory = [](int64_t size, at::ScalarType type) {
     return at::full({size + 2 * kBand}, NAN, type).to(at::kMPS);
@@ -286,9 +285,9 @@ std::vector<Tensor> results_of(const BackwardCall& call, const Plan& plan) {
   return memory;
 }
 
-// Largest differences from the simdgroup kernels: for values below 1, and of a gradient for its largest
-// number. Both round results, weights and gradients of scores to the dtype; relaxed products cut the latter
-// to 10 bits.
+// Maximum differences from the simdgroup kernels: absolute for values below 1, and for a gradient relative to
+// its maximum. Both round results, weights and gradients of scores to the dtype; relaxed products truncate
+// the latter to 10 bits.
 double max_error(bool is_lse, DType dtype) {
   if (is_lse) return 1e-3;
   return dtype == DType::kFloat16 ? 4e-3 : 3.2e-2;

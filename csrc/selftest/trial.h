@@ -15,12 +15,12 @@ struct Trial {
   BackwardCall call;            // a forward has no gradients
   std::optional<Call> forward;  // of a backward, which reads its log-sum-exp
 };
-// Lengths that fill no tile, rows that see no key, keys that no row sees, all options together, and all
-// layouts; and a large problem, as a wrong layout may show only there (published, a fork of llama.cpp: 64 x
-// 512 was right and 1024 x 2048 wrong).
+// Partial tiles, rows that see no key, keys that no row sees, all options together, and all layouts; and a
+// large problem, since a wrong layout may show only there (published, a fork of llama.cpp: 64 x 512 was right
+// and 1024 x 2048 wrong).
 std::vector<Trial> trials_of(UnitsSize size);
 
-// Runs two plans of the trial and returns what is wrong with the results of the first, "" if nothing.
+// Runs two plans of the trial and describes how the first's results are wrong; "" if they match.
 std::string difference(const Trial& trial, const Plan& tested, const Plan& expected);
 
 }  // namespace fattn

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a verdict belongs to, as the first lines of its file.
+// The key of a verdict, as the first lines of its file.
 std::string heading(UnitsSize size, const DeviceFacts& device) {
   return "torch_fattn: self-test of tensor operations, format 2\nsize " + name_of(size) + "\ngpu " +
          device.name + ", family " + std::to_string(device.family) + ", " + std::to_string(device.cores) +

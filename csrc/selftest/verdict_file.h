@@ -1,5 +1,5 @@
-// Keeps the verdicts of the self-test for later processes. Plain text: a file for each size, GPU, build of
-// the system and sources.
+// Stores self-test verdicts for later processes, as plain text: a file for each size, GPU, system build and
+// sources.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace fattn {
 
-// `folder`: "" for none. A file that is damaged, or of another format, is none.
+// `folder`: "" for none. A damaged file, or one of another format, is ignored.
 std::optional<Verdict> read_verdict(const std::string& folder, UnitsSize size, const DeviceFacts& device);
 // Replaces the file atomically; a folder that cannot be written changes nothing.
 void write_verdict(const std::string& folder, UnitsSize size, const DeviceFacts& device,

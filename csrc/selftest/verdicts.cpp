@@ -54,7 +54,7 @@ void change(const Change& make) {
   ++changes;
 }
 
-// Keeps a verdict in this process and, if it is lasting and no setting decided it, in a file.
+// Stores a verdict in this process and, if it is lasting and not from a setting, in a file.
 void settle(UnitsSize size, const DeviceFacts& gpu, const Verdict& verdict) {
   change([&](Verdicts& all) {
     std::erase_if(all.known, [&](const auto& known) { return known.first == size; });

@@ -7,11 +7,11 @@ go and share prefixes. Both hold all layers of a model and have the same interfa
         cache.append(layer, step, key, value)    # [tokens, kv_heads, dim]: the new tokens, packed
         out = cache.decode(layer, step, query)   # [batch, heads, rows, dim]: the newest rows of each sequence
 
-`decode` takes as many rows of each sequence as of any other, also packed; `prefill` takes all new tokens of a
-step, packed.
+`decode` takes the same number of rows for each sequence, padded or packed; `prefill` takes all new tokens of
+a step, packed.
 
-The host assigns blocks to sequences. Lengths and block tables are updated on the device, so no method waits
-for the GPU, except those that copy to host memory or a file. The classes are not thread-safe.
+The host assigns blocks to sequences. Lengths and block tables are updated on the device, so only methods that
+copy to host memory or a file wait for the GPU. The classes are not thread-safe.
 """
 
 from .paged import PagedKVCache

@@ -1,4 +1,4 @@
-"""Which slots the accepted tokens of a sequence move to. Host numbers only."""
+"""Computes the slots that a sequence's accepted tokens move to. Host numbers only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from .sequences import PagedSequence
 
 @dataclass
 class Acceptance:
-    """Which of the `tokens` newest tokens of a sequence are accepted, and so move next to the tokens
-    before."""
+    """Which of the newest `tokens` tokens of a sequence are accepted. They move next to the tokens before."""
 
     sequence: PagedSequence
     tokens: int
@@ -25,7 +24,7 @@ class Acceptance:
 
     @property
     def first(self) -> int:
-        """The first position whose token becomes another, or the end."""
+        """The first position whose token changes, or the end."""
         return next((to for _, to in self._moves()), self.length)
 
     @property
@@ -53,11 +52,11 @@ class Acceptance:
         return blocks
 
     def slots(self, blocks: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
-        """Old and new slot of each token that moves, or is before one in a copied block."""
+        """Old and new slot of each token that moves or precedes one in a copied block."""
         moves = list(self._moves())
         if not moves:
             return
-        start = moves[0][1]  # only the block of the first one holds others before it
+        start = moves[0][1]  # only the first moved token's block holds earlier tokens
         if start // block_size in self.copied:
             moves[:0] = ((position, position) for position in range(start - start % block_size, start))
         for source, target in moves:
@@ -65,6 +64,6 @@ class Acceptance:
             yield old * block_size + source % block_size, new * block_size + target % block_size
 
     def written(self, block_size: int) -> list[int]:
-        """The blocks that are written in place."""
+        """The unshared blocks that tokens move to."""
         indices = [index for index in self._written(block_size) if index not in self.copied]
         return [self.sequence.blocks[index] for index in indices]

@@ -1,6 +1,4 @@
-"""`BlockPool`: which blocks of a paged cache are in use, by how many sequences, and which can be found by the
-tokens in them. Host numbers only.
-"""
+"""`BlockPool`: reference counts of a paged cache's blocks, and the keys that find them. Host numbers only."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ def _is_block(block: int) -> bool:
 class BlockPool:
     """Blocks 0 to `total - 1` with reference counts.
 
-    A block with a key can be found by it, even without users, until `take` needs it. `take` first uses the
-    free blocks without keys, the last released one first, and then evicts the least recently used ones.
+    A block with a key can be found by it, even without users, until `take` evicts it. `take` first uses free
+    blocks without keys, the last released first, and then evicts the least recently used.
     """
 
     def __init__(self, total: int) -> None:
@@ -27,7 +25,7 @@ class BlockPool:
         self._users: dict[int, int] = {}  # of every block in use
         self._keys: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
-        self._unused: dict[int, None] = {}  # with a key; the least recently used one first
+        self._unused: dict[int, None] = {}  # no users, but a key; least recently used first
 
     @property
     def available(self) -> int:
@@ -48,7 +46,7 @@ class BlockPool:
         return self._users.get(block, 0)
 
     def take(self, count: int) -> list[int]:
-        """Blocks with one user. The caller has checked that there are enough."""
+        """Takes blocks, each with one user. The caller has checked that enough are available."""
         taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         self._users.update(dict.fromkeys(taken, 1))
         return taken
@@ -60,8 +58,8 @@ class BlockPool:
             self._users[block] = self.users(block) + 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Removes a user of each block, from the last block to the first: so a `take` of as many returns them
-        in order, and the end of a prefix is evicted before its beginning."""
+        """Removes a user of each block, last block first, so that `take` returns them in order and evicts the
+        end of a prefix before its beginning."""
         for block in filter(_is_block, reversed(blocks)):
             self._users[block] -= 1
             if self._users[block] == 0:
@@ -72,7 +70,7 @@ class BlockPool:
                     self._free.append(block)
 
     def register(self, block: int, key: bytes) -> None:
-        """The block, which is in use, can be found by the key, unless another block can."""
+        """Gives a block in use a key, unless another block has it."""
         if key not in self._blocks and block not in self._keys:
             self._keys[block] = key
             self._blocks[key] = block
@@ -81,7 +79,7 @@ class BlockPool:
         return self._blocks.get(key)
 
     def forget(self, block: int) -> None:
-        """The block, which is in use, can no longer be found: it is about to be written."""
+        """Removes the key of a block in use that is about to be written."""
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key]

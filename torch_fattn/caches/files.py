@@ -1,5 +1,5 @@
-"""Sequences of a paged cache in a safetensors file. The rows of every slot are stored once, however many
-sequences share it, and each sequence lists its rows: so the block size is free.
+"""Sequences of a paged cache in a safetensors file. The rows of a slot are stored once, even if sequences
+share it. Each sequence lists its rows, so the file does not depend on the block size.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _SIDES = ("key", "key_scales", "value", "value_scales")
 
 @dataclass
 class SavedSequence:
-    rows: list[int]  # of each token, -1 behind a window
+    rows: list[int]  # per token; -1 before the window
     token_ids: list[int]
     salt: str
 
     @property
     def missing(self) -> range:
-        """From the first position without a row to the last one."""
+        """The range from the first position without a row to the last."""
         without = [n for n, row in enumerate(self.rows) if row < 0]
         return range(without[0], without[-1] + 1) if without else range(0)
 
     def has_seen_rows(self, window: Window) -> bool:
-        """Whether each token that later rows see has a row."""
+        """Whether every token that later rows see has a row."""
         missing, first_seen = self.missing, len(self.rows) - 1 - window.left
         if not missing:
             return True
@@ -50,7 +50,7 @@ class Saved:
 
 
 def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -> None:
-    """Replaces the file as a whole."""
+    """Writes the file atomically."""
     safetensors = _safetensors(name)
     tensors = dict(zip(_names(layers), saved.memory, strict=True))
     for n, sequence in enumerate(saved.sequences):
@@ -87,7 +87,7 @@ def _not_writable(path: Path) -> str | None:
 
 
 def read(name: str, path: Path, layers: Layers, window: Window) -> Saved:
-    """Raises ValueError for a file that `write` did not make for such a cache."""
+    """Raises ValueError unless `write` made the file for the same kind of cache."""
     safetensors = _safetensors(name)
     try:
         if not path.is_file():
@@ -130,7 +130,7 @@ def _safetensors(name: str) -> Any:
 
 
 def _names(layers: Layers) -> list[str]:
-    """The names of the tensors of its memory."""
+    """Names in the file of a cache's tensors."""
     quantised, latent = layers.shape.kv_format != "auto", layers.shape.is_latent
     sides = [
         side
@@ -197,8 +197,8 @@ def _checked(tensors: dict[str, Tensor], salts: Any, layers: Layers, window: Win
 
 
 class LoadedSequence:
-    """A saved sequence, cut into blocks. A chunk lists the rows of a block, and is empty if no later row sees
-    the block. Sequences with the same chunk share its block."""
+    """A saved sequence, cut into blocks. A chunk lists the rows of a block; it is empty if no later row sees
+    the block. Sequences with equal chunks share the block."""
 
     def __init__(self, saved: SavedSequence, window: Window, block_size: int) -> None:
         rows = saved.rows

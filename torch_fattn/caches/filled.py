@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 
 
 class Filled:
-    """Runs of tokens that not every layer has: the first position of each, and the layers that have its
-    tokens. Those of the newest step grow as it is appended. A layer that lacks a run never has a later one.
+    """Runs of tokens that some layers lack: the first position of each, and the layers that have it. The set
+    of the newest step grows as layers append. A layer that lacks a run lacks all later ones.
     """
 
     def __init__(self, runs: Sequence[tuple[int, AbstractSet[int]]] = ()) -> None:
@@ -18,7 +18,7 @@ class Filled:
         return Filled(self._runs)
 
     def freeze(self, every: AbstractSet[int]) -> None:
-        """Layers that are appended to the newest step from now on do not count for this sequence."""
+        """Ignores, for this sequence, layers that append the newest step later."""
         if not self._runs:
             return
         first, layers = self._runs.pop()
@@ -27,21 +27,21 @@ class Filled:
             self._runs.append((first, frozenset(layers)))
 
     def add(self, first: int, layers: AbstractSet[int], every: AbstractSet[int]) -> None:
-        """New tokens from this position on."""
+        """Adds new tokens from this position on."""
         self.freeze(every)
         self._runs.append((first, layers))
 
     def cut(self, length: int) -> None:
-        """The tokens from this position on are dropped."""
+        """Drops the tokens from this position on."""
         while self._runs and self._runs[-1][0] >= length:
             self._runs.pop()
 
     def lacking(self, layers: AbstractSet[int]) -> AbstractSet[int]:
-        """Those of the layers that do not have every token."""
+        """The layers that lack a token."""
         return layers - self._runs[-1][1] if self._runs else frozenset()
 
     def gap(self, layers: AbstractSet[int], length: int) -> tuple[int, int] | None:
-        """The first layer that lacks one of the first `length` tokens, and the position of that token."""
+        """The first layer that lacks one of the first `length` tokens, and that token's position."""
         gaps = ((first, min(layers - found)) for first, found in self._runs if layers - found)
         position, layer = next(gaps, (length, -1))
         return (layer, position) if position < length else None

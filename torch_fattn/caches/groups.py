@@ -1,4 +1,4 @@
-"""Groups of sequences that share a prefix, which a decode reads once for each group. Host numbers only."""
+"""Groups of sequences that share a prefix. A decode reads the prefix once per group. Host numbers only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .indices import on_device
 
 @dataclass(frozen=True)
 class Group:
-    members: list[int]  # places in the batch
-    blocks: int  # at the beginning of all of them
+    members: list[int]  # indices in the batch
+    blocks: int  # length of the common prefix
 
     @property
     def saved(self) -> int:
-        """How many reads of a block the group saves."""
+        """The number of block reads that the group saves."""
         return (len(self.members) - 1) * self.blocks
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class Group:
 
 
 def common_beginning(tables: Sequence[list[int]]) -> int:
-    """The length of the common prefix of all tables: that of the least and the greatest."""
+    """The length of the common prefix of all tables: it is that of the smallest and the largest."""
     if not tables:
         return 0
     least, greatest = min(tables), max(tables)
@@ -40,15 +40,15 @@ def common_beginning(tables: Sequence[list[int]]) -> int:
 
 
 def find_groups(tables: Sequence[list[int]]) -> list[Group]:
-    """The groups that save the most reads, and a last one of the sequences that share nothing. The group of
-    a sequence depends only on the sequences with the same first block."""
+    """The groups that save the most reads, then one of all sequences that share nothing. A sequence's group
+    depends only on sequences with the same first block."""
     groups = _split(tables, list(range(len(tables))), 0)
     alone = {*range(len(tables))} - {member for group in groups for member in group.members}
     return groups + ([Group(sorted(alone), 0)] if alone else [])
 
 
 def _split(tables: Sequence[list[int]], members: list[int], depth: int) -> list[Group]:
-    """The groups among members whose first `depth` blocks are the same."""
+    """Groups of members whose first `depth` blocks are equal."""
     by_block = defaultdict(list)
     for member in members:
         if len(tables[member]) > depth:
@@ -63,7 +63,7 @@ def _split(tables: Sequence[list[int]], members: list[int], depth: int) -> list[
 
 
 def in_order(results: Sequence[Tensor], groups: Sequence[Group]) -> Tensor:
-    """The rows of all groups, in the order of the batch."""
+    """The rows of all groups, in batch order."""
     joined = torch.cat(list(results))
     places = [member for group in groups for member in group.members]
     if places == sorted(places):

@@ -1,5 +1,5 @@
-"""Index tensors, made on the device as runs of consecutive numbers: a copy from the host would wait for an
-"mps" device.
+"""Index tensors, built on the device from runs of consecutive numbers: copying them from the host would wait
+for the GPU.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
 class NewTokens:
     """Packed tokens of several sequences. All fields but the counts are on the device."""
 
-    counts: Tensor | int  # int64 [batch]; an int is for every sequence
+    counts: Tensor | int  # int64 [batch]; an int applies to every sequence
     sequence: Tensor  # the index of each token's sequence in the batch
     offset: Tensor  # its index among the new tokens of its sequence
-    starts: Tensor  # start of each sequence's tokens, and the end: int32 [batch + 1]
+    starts: Tensor  # first token of each sequence, and the end: int32 [batch + 1]
 
 
 def new_tokens(counts: Sequence[int], device: torch.device) -> NewTokens:

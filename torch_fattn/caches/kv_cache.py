@@ -1,4 +1,4 @@
-"""`KVCache`: the calls of a layer that are the same for both cache classes."""
+"""`KVCache`: the per-layer methods that both cache classes share."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class KVCache:
     _change: int  # the count of changes to the cache
 
     def _last_change(self, method: str, sequence: int) -> int:
-        """The count of changes when the tokens of the sequence changed last."""
+        """The count of changes at the sequence's last change."""
         raise NotImplementedError
 
     def _filled(self, method: str, sequence: int) -> Filled:
         raise NotImplementedError
 
     def _places(self, sequence: int) -> Iterable[tuple[int, int]]:
-        """Positions and slots of the tokens of a sequence that the cache still has."""
+        """Positions and slots of a sequence's tokens, without released ones."""
         raise NotImplementedError
 
     @public("KVCache.append", inherited=True)
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
-        """The keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]` of the step; no
-        values if the cache is latent."""
+        """Stores the step's keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]`. A
+        latent cache takes no values."""
         self._check_step("append", layer, step)
         tokens = step.slot_mapping.shape[0]
         rows = self._layers.new_rows(f"{self._name}.append", key, value, tokens)
@@ -91,8 +91,8 @@ class KVCache:
         return_lse: bool = False,
         **options: Unpack[CachePrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step as its
-        keys are, with its options and result. They are causal, as in `decode`, unless is_causal is False."""
+        """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step, with
+        its options and result. Rows are causal, as in `decode`, unless is_causal is False."""
         self._check_step("prefill", layer, step)
         step._check_appended(f"{self._name}.prefill", layer)
         step._check_packed(f"{self._name}.prefill", query)
@@ -105,7 +105,7 @@ class KVCache:
         )
 
     def _add_options(self, method: str, layer: int, options: Any) -> None:
-        """Adds those that the cache decides."""
+        """Adds the options that the cache sets."""
         options.update(self._layers.options(layer))
 
     def _check_decode(self, layer: int, step: CacheStep, query: Tensor, options: Any) -> None:
@@ -119,13 +119,13 @@ class KVCache:
     def _decode_packed(
         self, decode: Callable[..., Any], layer: int, step: CacheStep, query: Tensor, options: Any
     ) -> Any:
-        """`decode` of packed rows, with the results of the packed operators."""
+        """`decode` of packed rows, with packed results."""
         rows = step._unpacked(f"{self._name}.decode", query)
         out, lse = decode(layer, step, rows, **{**options, "token_major_out": True, "return_lse": True})
         return out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
 
     def _check_step(self, method: str, layer: int, step: CacheStep) -> None:
-        """Raises also if a sequence of the step has changed since."""
+        """Raises for a step of another cache, or one whose sequences have changed since."""
         name = f"{self._name}.{method}"
         self._layers.check(name, layer)
         step._check_cache(name, self._layers)
@@ -148,7 +148,7 @@ class KVCache:
             )
 
     def _check_written(self, method: str, layer: int, step: CacheStep) -> None:
-        """With FATTN_CHECK=1, raises for a key that was not written since `extend` made room for it."""
+        """With FATTN_CHECK=1, raises for a key that was not written after its `extend`."""
         if not is_checked():
             return
         for sequence in step.sequences:

@@ -105,7 +105,7 @@ class CacheShape:
         )
 
     def view_of_values(self, key: Tensor) -> Tensor:
-        """The first columns of keys as they are stored."""
+        """The columns of stored keys that are the values of a latent cache."""
         packed = 1 if self.kv_format == "auto" else KV_FORMATS[self.kv_format].packed
         return key[..., : self.value_dim // packed]
 
@@ -125,12 +125,12 @@ class CacheShape:
         )
 
 
-_ERASED = 0xFF  # every byte of a key that was not written: a NaN, or codes that no row of numbers has
+_ERASED = 0xFF  # bytes of an unwritten key: a NaN, or codes that `cache_write` never stores
 
 
 class Layers:
-    """The keys and values of every layer, with slots before heads as `cache_write` and `paged_decode` take
-    them. In memory, the slots of a head are contiguous."""
+    """The keys and values of every layer, as views with slots before heads. In memory, the slots of a head
+    are contiguous."""
 
     def __init__(self, name: str, shape: CacheShape) -> None:
         shape.check(name)
@@ -139,9 +139,9 @@ class Layers:
         self._shape = shape
         self._memory: list[Tensor] = []
         self.every = frozenset(range(shape.num_layers))
-        self.written: set[int] = set()  # layers that have ever had a token
+        self.written: set[int] = set()  # layers that have been written
         for _ in range(shape.num_layers):
-            with torch.inference_mode(False):  # the cache must outlive inference mode
+            with torch.inference_mode(False):  # the cache outlives inference mode
                 sides = [shape.memory(shape.head_dim)]
                 sides += [] if shape.is_latent else [shape.memory(shape.value_dim)]
             self._add(sides)
@@ -149,7 +149,7 @@ class Layers:
                 self._write_nothing()
 
     def _add(self, sides: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """A layer of keys with scales, and of values unless they are in the keys."""
+        """Adds a layer: keys with scales, and values unless the cache is latent."""
         turned = [tuple(None if each is None else each.transpose(1, 2) for each in side) for side in sides]
         self._memory += [each for side in turned for each in side if each is not None]
         (key, key_scales), (value, value_scales) = turned[0], turned[-1]
@@ -165,7 +165,7 @@ class Layers:
         self._options.append(options)
 
     def _write_nothing(self) -> None:
-        """Refuses what `cache_write` would refuse, before the other layers are allocated."""
+        """Raises the errors of `cache_write` before the other layers are allocated."""
         shape = self._shape
         key = torch.empty(0, shape.shape[1], shape.head_dim, dtype=shape.dtype, device=shape.device)
         separate = None if shape.is_latent else key.new_empty(0, shape.shape[1], shape.value_dim)
@@ -206,7 +206,7 @@ class Layers:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def read(self, slots: Sequence[int]) -> list[Tensor]:
-        """Copies of the rows of these slots, in host memory. It waits for the device."""
+        """Copies the rows of these slots to host memory. Waits for the device."""
         index = self._index(slots)
         return [memory[index].cpu() for memory in self.tensors()]
 
@@ -219,7 +219,7 @@ class Layers:
         return numbers // self._shape.shape[2], numbers % self._shape.shape[2]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies the rows of some slots to others, in every layer. After an error, all are as they were."""
+        """Copies rows from slots to slots, in every layer. An error leaves all unchanged."""
         source_index, target_index = self._index(sources), self._index(targets)
         new = [memory[source_index] for memory in self.tensors()]
         old = [memory[target_index] for memory in self.tensors()]
@@ -234,8 +234,8 @@ class Layers:
             memory[index] = own
 
     def new_rows(self, method: str, key: Tensor, value: Tensor | None, tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of `tokens` new tokens; raises for others. The operator's own message would name
-        tensors that the caller of a cache never sees."""
+        """Checks the keys and values of `tokens` new tokens. The operator's own error would name tensors that
+        the caller never sees."""
         if self._shape.is_latent and value is not None:
             raise ValueError(f"{method}: value is given, and a latent cache takes it from key; leave it out")
         if value is None and not self._shape.is_latent:
@@ -294,7 +294,7 @@ class Layers:
             self.written.add(layer)
 
     def erase(self, slots: Tensor) -> None:
-        """Marks the keys of these slots as not written, in every layer, or in none after an error."""
+        """Marks the keys of these slots as unwritten in every layer; after an error, in none."""
         index = slots // self._shape.shape[2], slots % self._shape.shape[2]
         keys = [key.view(torch.uint8) for key, _value in self._operands]
         old = [key[index] for key in keys]
@@ -307,7 +307,7 @@ class Layers:
             raise
 
     def is_written(self, layer: int, slots: Sequence[int]) -> list[bool]:
-        """Whether each of these slots was written since it was erased. It waits for the device."""
+        """Whether each of these slots was written after `erase`. Waits for the device."""
         rows = self._operands[layer][0].view(torch.uint8)[self._index(slots)]
         is_erased = (rows == _ERASED).flatten(1).all(1) if rows.numel() else rows.new_zeros(len(slots))
         return [not erased for erased in is_erased.tolist()]

@@ -24,26 +24,26 @@ __all__ = ["PagedKVCache"]
 
 
 class PagedKVCache(PagedSequences):
-    """A cache whose sequences take blocks of `block_size` tokens from a common pool as they grow, and can
-    share them.
+    """A paged cache: sequences take blocks of `block_size` tokens from one pool as they grow, and can share
+    blocks.
 
     Args:
         num_layers, num_blocks, num_kv_heads, head_dim: sizes; every layer has `num_blocks` blocks.
         block_size: tokens per block.
         value_dim: default `head_dim`.
-        max_sequences: the largest number of sequences allocated at one time.
+        max_sequences: the largest number of sequences at one time.
         dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
         device: default "mps".
         kv_format: as in `StaticKVCache`.
         latent: values are the first `value_dim` columns of keys and are not stored (multi-head latent
             attention).
-        window_left, sink_tokens: options of every `decode` and `prefill` of this cache. `extend` releases the
-            blocks that neither the new rows nor later ones see. A model in which only some layers have a
-            window needs a cache for each kind of layer.
+        window_left, sink_tokens: options of every `decode` and `prefill` of this cache. `extend` releases
+            blocks that no row will see again. If only some layers of a model have a window, use one cache for
+            each kind of layer.
 
-    A sequence is a number, which `allocate` or `fork` returned and will not return again. After an error of
-    any method, all sequences are as they were. A step that fails between two layers leaves its tokens in some
-    of them, until the others append them or `truncate` drops them.
+    A sequence is a number that `allocate` or `fork` returned; numbers are never reused. A method that raises
+    leaves all sequences unchanged. A step that fails between two layers leaves its tokens in some layers,
+    until the others append them or `truncate` drops them.
     """
 
     @public("PagedKVCache")
@@ -100,16 +100,15 @@ class PagedKVCache(PagedSequences):
 
     @public("PagedKVCache.accept")
     def accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> None:
-        """Keeps some of the step's new tokens, such as the accepted path in a tree of drafts, and drops the
-        others. In every layer, the kept ones move next to the tokens before. Blocks without a token are
-        released.
+        """Keeps some of the step's new tokens, such as the accepted path of a draft tree, and drops the
+        others. In every layer, kept tokens move next to the tokens before. Empty blocks are released.
 
         Args:
-            step: the last one of its sequences, appended in every layer that the cache is used for.
-            accepted: for each of its sequences, the new tokens to keep, as increasing numbers from 0.
+            step: the last step of its sequences, appended in every layer in use.
+            accepted: for each sequence of the step, the indices of the new tokens to keep, increasing from 0.
 
-        CacheFullError: a kept token moves to a block that a fork shares, and no block is free for a copy.
-        ValueError: the numbers are no such tokens, or the step is not the last one.
+        CacheFullError: a kept token moves to a shared block, and no block is free for the copy.
+        ValueError: invalid indices, or the step is not the last one.
         """
         plan = self._plan_accept(step, accepted)
         changed = [each for each in plan if not each.is_all]
@@ -169,13 +168,13 @@ class PagedKVCache(PagedSequences):
         rows = self._layers.read(own.slots(self._block_size))
         self._change += 1
         own.changed, own.swapped = self._change, Swapped(places, rows)
-        own.filled.freeze(self._layers.every)  # a step that it shares with its source writes to other blocks
+        own.filled.freeze(self._layers.every)  # a step shared with the fork's source writes to other blocks
         self._pool.release(own.blocks)
         own.blocks = [GONE] * len(own.blocks)
 
     @public("PagedKVCache.swap_in")
     def swap_in(self, sequence: int) -> None:
-        """Moves a sequence back, to blocks of its own. Waits for the GPU.
+        """Moves a sequence back to the GPU, into unshared blocks. Waits for the GPU.
 
         CacheFullError: the pool has too few free blocks. ValueError: the sequence is not swapped out.
         """
@@ -202,8 +201,8 @@ class PagedKVCache(PagedSequences):
     @public("PagedKVCache.save")
     def save(self, path: str | os.PathLike[str], sequences: Sequence[int] | None = None) -> None:
         """Writes these sequences, by default all, to a safetensors file (package safetensors), with the token
-        ids of the blocks that `commit` registered. Blocks that they share are stored once. The file is
-        replaced when it is complete. Waits for the GPU.
+        ids of blocks that `commit` registered. Shared blocks are stored once. The file is written atomically.
+        Waits for the GPU.
 
         ValueError: a sequence is not allocated or swapped out, or not every layer has its tokens. OSError:
         the file cannot be written.
@@ -229,12 +228,12 @@ class PagedKVCache(PagedSequences):
 
     @public("PagedKVCache.load")
     def load(self, path: str | os.PathLike[str]) -> tuple[int, ...]:
-        """New sequences with the tokens of those in a file of `save`, in their order; `block_size` and the
-        sizes of the pools may differ. Their prefixes are registered: free() the sequences if only later
-        prompts need them. Waits for the GPU.
+        """Loads the sequences of a file from `save` as new sequences, in order; `block_size` and pool sizes
+        may differ. Their prefixes are registered: free() the sequences if only later prompts need them. Waits
+        for the GPU.
 
-        CacheFullError: there are too few free blocks or sequences. ValueError: the file is damaged or of
-        another kind of cache. OSError: it cannot be read.
+        CacheFullError: too few free blocks or sequences. ValueError: the file is damaged or from another kind
+        of cache. OSError: it cannot be read.
         """
         name, size = "PagedKVCache.load", self._block_size
         saved = read(name, Path(path), self._layers, self._window)

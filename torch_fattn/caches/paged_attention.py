@@ -1,4 +1,4 @@
-"""`PagedAttention`: the decode of a paged cache, also of groups that share a prefix."""
+"""`PagedAttention`: `decode` of a paged cache, with groups of sequences that share a prefix."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class PagedAttention(KVCache):
         **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
-        step's sequences, with its options and result. Packed rows `[tokens, heads, head_dim]`, an equal
-        number of each sequence, have packed results.
+        step's sequences, with its options and result. Packed rows `[tokens, heads, head_dim]`, the same
+        number for each sequence, give packed results.
 
         With `shared_prefix`, sequences that begin with the same blocks form groups, and each group reads its
-        common blocks once (`torch_fattn.shared_prefix_paged_decode`). The blocks of the step's sequences
-        decide on the groups; bits of a result depend on no sequence with another first block. Use it for long
-        common prompts: a group adds a second decode and a merge.
+        common blocks once (`torch_fattn.shared_prefix_paged_decode`). A result may then depend, in its last
+        bits, on sequences with the same first block. Use it for long common prompts: a group adds a second
+        decode and a merge.
         """
         if query.dim() == 3:
             packed = {**options, "shared_prefix": shared_prefix}
@@ -116,7 +116,7 @@ class PagedAttention(KVCache):
             )
 
     def _find_groups(self, step: CacheStep, rows: int) -> list[Group]:
-        """By whole blocks before all rows that are not hidden."""
+        """Groups by whole visible blocks before the first row."""
         if rows not in step._groups:
             tables = []
             for sequence in map(self._sequences.__getitem__, step.sequences):
@@ -127,7 +127,7 @@ class PagedAttention(KVCache):
         return step._groups[rows]
 
     def _add_options(self, method: str, layer: int, options: Any) -> None:
-        """Adds also the window of the cache, behind which blocks are gone."""
+        """Adds the cache's window too, since older blocks are gone."""
         super()._add_options(method, layer, options)
         if self._window.left < 0:
             return
@@ -140,7 +140,7 @@ class PagedAttention(KVCache):
 
 
 def _of_sequences(group: Group, options: Any) -> dict[str, Tensor]:
-    """The options that differ between sequences, for those of the group."""
+    """The per-sequence options of the group's members."""
     tree = options.get("tree_mask")
     of_tree = 3 if tree is not None and tree.dtype == torch.bool else 2
     dims = {"attn_mask": 4, "tree_mask": of_tree, "alibi_slopes": 2}

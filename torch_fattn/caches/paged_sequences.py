@@ -1,4 +1,4 @@
-"""`PagedSequences`: the sequences of a paged cache, which come, grow, share blocks and go."""
+"""`PagedSequences`: allocation, growth, sharing and release of a paged cache's sequences."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ class PagedSequences(PagedAttention):
 
     @public("PagedKVCache.blocks")
     def blocks(self, sequence: int) -> tuple[int, ...]:
-        """The blocks of the pool that hold the sequence, in order; -1 for those behind its window."""
+        """The blocks of the pool that hold the sequence, in order; -1 for blocks that its window has left."""
         return tuple(self._get("blocks", sequence, swapped=True).blocks)
 
     @public("PagedKVCache.allocate", any_text=True)
     def allocate(self, token_ids: Sequence[int] | None = None, *, salt: str = "") -> int:
-        """A new sequence. With the `token_ids` of a prompt, it begins with the longest prefix of whole blocks
-        that `commit` registered for these tokens; `length` says how many it has. The last token is never
-        among them, so that there is a row to compute.
+        """Creates a sequence. With the `token_ids` of a prompt, it begins with the longest prefix of whole
+        blocks that `commit` registered for these tokens, `length` tokens long. The last token is never
+        included, so that one row is left to compute.
 
         Args:
-            salt: whatever else keys and values depend on: an adapter, the hash of an image. A prefix is found
-                with the salt with which its sequence was allocated.
+            salt: whatever else keys and values depend on: an adapter, the hash of an image. Only prefixes
+                with the same salt are found.
 
-        CacheFullError: there are max_sequences already.
+        CacheFullError: max_sequences are in use.
         """
         sequence = PagedSequence(row=-1, salt=salt, epoch=self._epoch)
         if token_ids is not None:
@@ -87,11 +87,11 @@ class PagedSequences(PagedAttention):
     @public("PagedKVCache.commit")
     def commit(self, sequence: int, token_ids: Sequence[int]) -> None:
         """Registers the sequence's whole blocks, so that `allocate` finds them by their tokens. After `free`
-        they stay until the pool needs them, the least recently used first. Only blocks that every layer has
-        appended are registered; call it again later for the others.
+        they stay until the pool evicts them, least recently used first. Only blocks that every layer has
+        appended are registered; call it again for the others.
 
         Args:
-            token_ids: of the sequence, from its first token on. Those beyond its length are ignored.
+            token_ids: the sequence's tokens, from the first. Tokens beyond its length are ignored.
 
         ValueError: the tokens differ from those of earlier calls.
         """
@@ -103,7 +103,7 @@ class PagedSequences(PagedAttention):
                 f"{name}: token_ids[{n}] is {token_ids[n]}, and {own.token_ids[n]} before; pass the tokens "
                 f"of sequence {sequence} from its first on"
             )
-        if own.epoch != self._epoch:  # its keys are those of a model before clear_prefixes()
+        if own.epoch != self._epoch:  # keys computed before clear_prefixes()
             return
         known = token_ids[: self._filled_length(own)]
         first = len(own.keys)
@@ -112,35 +112,35 @@ class PagedSequences(PagedAttention):
         own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
 
     def _filled_length(self, sequence: PagedSequence) -> int:
-        """How many tokens every layer has."""
+        """The number of tokens that every layer has."""
         gap = sequence.filled.gap(self._layers.every, sequence.length)
         return sequence.length if gap is None else gap[1]
 
     def _register(self, sequence: PagedSequence, first: int = 0) -> None:
-        """Its blocks, from the first one on, are found by their keys."""
+        """Registers its blocks from `first` on."""
         for index, key in enumerate(sequence.keys[first:], first):
             if sequence.is_whole(index, self._block_size):
                 self._pool.register(sequence.blocks[index], key)
 
     @public("PagedKVCache.clear_prefixes")
     def clear_prefixes(self) -> None:
-        """Forgets all registered blocks, as a change of the model's weights requires. Present sequences keep
+        """Forgets all registered blocks. Call it when the model's weights change. Current sequences keep
         their tokens, but `commit` no longer registers their blocks."""
         self._pool.forget_all()
         self._epoch += 1
 
     @public("PagedKVCache.fork")
     def fork(self, sequence: int) -> int:
-        """A new sequence with the tokens of this one, in the same blocks. The first sequence that appends to
-        a shared, partly filled block gets a copy of the block, so append the tokens of the last `extend`
-        before you fork. CacheFullError: there are max_sequences already.
+        """Creates a sequence that shares this one's blocks. The first sequence to append to a shared, partly
+        filled block gets a copy of it, so append the tokens of the last `extend` before forking.
+        CacheFullError: max_sequences are in use.
         """
         source = self._get("fork", sequence)
         return self._add(source.fork(self._new_row("fork", source)))
 
     @public("PagedKVCache.free")
     def free(self, sequence: int) -> None:
-        """Frees the sequence, and its blocks unless others share them. ValueError: it is not allocated."""
+        """Frees the sequence and its unshared blocks. ValueError: it is not allocated."""
         gone = self._get("free", sequence, swapped=True)
         del self._sequences[sequence]
         self._change += 1
@@ -149,9 +149,8 @@ class PagedSequences(PagedAttention):
 
     @public("PagedKVCache.truncate")
     def truncate(self, sequence: int, length: int) -> None:
-        """Drops the newest tokens of the sequence, such as rejected drafts, or those of a step that failed
-        between two layers, so that `length` are left. Blocks without a token of it are released. Steps made
-        before cannot be used for it any more.
+        """Keeps the first `length` tokens of the sequence: drops rejected drafts, or a step that failed
+        between two layers. Empty blocks are released. Earlier steps can no longer be used for it.
 
         ValueError: the sequence has fewer tokens, or is not allocated.
         """
@@ -181,8 +180,8 @@ class PagedSequences(PagedAttention):
 
     @public("PagedKVCache.blocks_needed")
     def blocks_needed(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> int:
-        """How many free blocks `extend` with these arguments would take, copies of shared blocks included: it
-        succeeds if `free_blocks` is as large. ValueError: as in `extend`."""
+        """The number of free blocks that `extend` would take, copies of shared blocks included: it succeeds
+        if `free_blocks` is at least this. ValueError: as in `extend`."""
         return sum(growth.blocks for growth in self._plan("blocks_needed", sequences, tokens))
 
     @public("PagedKVCache.extend")
@@ -221,7 +220,7 @@ class PagedSequences(PagedAttention):
         return self._pool.take(needed)
 
     def _grow(self, numbers: tuple[int, ...], plan: list[Growth], taken: list[int]) -> CacheStep:
-        """Whatever can fail comes before the first change on the host."""
+        """Everything that can fail precedes the first change on the host."""
         grown, counts = [growth.sequence for growth in plan], [growth.tokens for growth in plan]
         fresh = iter(taken)
         after = [self._grown_blocks(growth, fresh) for growth in plan]
@@ -283,7 +282,7 @@ class PagedSequences(PagedAttention):
         return self._sequences[sequence]
 
     def _new_row(self, method: str, sequence: PagedSequence) -> int:
-        """A new row with the blocks and the length of the sequence, copied from its own row if it has one."""
+        """A new table row with the sequence's blocks and length, copied from its row if it has one."""
         row = self._tables.new_row()
         if row is None:
             raise CacheFullError(
@@ -302,7 +301,7 @@ class PagedSequences(PagedAttention):
         return row
 
     def _add(self, sequence: PagedSequence) -> int:
-        """The sequence, with its row, becomes a user of its blocks."""
+        """Adds the sequence as a user of its blocks."""
         self._pool.share(sequence.blocks)
         sequence.changed = self._change
         self._sequences[self._next] = sequence

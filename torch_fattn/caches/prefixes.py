@@ -1,7 +1,6 @@
-"""Keys of the blocks of a prefix. The key of a block is a hash of its tokens and of the key of the block
-before, so that it identifies all tokens up to its end: as in vLLM's automatic prefix caching (Kwon et al.
-2023), and as a path in the radix tree of SGLang (Zheng et al. 2024). SHA-256 makes two prefixes with one key
-infeasible, so the tokens themselves are not compared.
+"""Keys of the blocks of a prefix. The key of a block hashes its tokens and the key of the block before, so it
+identifies all tokens up to its end, as in vLLM's automatic prefix caching (Kwon et al. 2023) and the paths of
+SGLang's radix tree (Zheng et al. 2024). SHA-256 collisions are infeasible, so tokens are not compared.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .sequences import Window
 def block_keys(
     token_ids: Sequence[int], block_size: int, salt: str, before: Sequence[bytes] = ()
 ) -> Iterator[bytes]:
-    """The keys of the whole blocks, after those `before`."""
+    """The keys of the whole blocks after `before`."""
     key = (
         before[-1]
         if before
@@ -35,7 +34,7 @@ def check_token_ids(name: str, token_ids: Sequence[int]) -> None:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Where two lists differ within the length of the shorter one."""
+    """The first index at which two lists differ, up to the length of the shorter."""
     both = min(len(a), len(b))
     if list(a[:both]) == list(b[:both]):
         return None
@@ -43,10 +42,10 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 
 def longest_prefix(blocks: Sequence[int | None], window: Window, block_size: int) -> list[int]:
-    """The longest prefix in which every block that later rows see was found (None: not found). The blocks
-    that they do not see are `GONE`."""
+    """The longest prefix whose visible blocks were all found (None: not found). Blocks that later rows do not
+    see are `GONE`."""
     first_missing = next((n for n, block in enumerate(blocks) if block is None), len(blocks))
-    longest, run = 0, 0  # run: the blocks before the end that were found
+    longest, run = 0, 0  # run: consecutive blocks found, ending here
     for end, block in enumerate(blocks, 1):
         run = 0 if block is None else run + 1
         begin_hidden, end_hidden = window.hidden(end * block_size, block_size)

@@ -1,4 +1,4 @@
-"""Sequences of a paged cache, and the blocks that new tokens of them need. Host numbers only."""
+"""Sequences of a paged cache, and the blocks that their new tokens need. Host numbers only."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .filled import Filled
 
 @dataclass(frozen=True)
 class Window:
-    """The keys that the rows of a cache see: `left` before their own, and the first `sink_tokens`."""
+    """The keys that a row sees: `left` before its own, and the first `sink_tokens`."""
 
     left: int = -1  # all
     sink_tokens: int = 0
 
     def hidden(self, position: int, block_size: int) -> tuple[int, int]:
-        """Begin and end of the blocks that rows from this position on do not see, nor the last row before,
-        which a step without new tokens may repeat."""
+        """Begin and end of the blocks that are hidden from rows at this position and later, and from the row
+        before, which a step without new tokens may repeat."""
         end = max(position - 1 - self.left, 0) // block_size if self.left >= 0 else 0
         return min(self.sink_blocks(block_size), end), end
 
@@ -41,16 +41,16 @@ class Swapped:
 class PagedSequence:
     row: int  # row in the device's tables
     salt: str = ""
-    epoch: int = 0  # of the prefixes that its blocks may be found in
+    epoch: int = 0  # of its blocks' prefix keys
     length: int = 0
     filled: Filled = field(default_factory=Filled)
     blocks: list[int] = field(default_factory=list)
     hidden: int = 0  # blocks before this one are `GONE` if they hold no sink token
-    missing: range = range(0)  # positions behind a window that the file of load() did not have
+    missing: range = range(0)  # positions before the window that the file of load() lacked
     token_ids: list[int] = field(default_factory=list)  # of the blocks with keys
     keys: list[bytes] = field(default_factory=list)
     swapped: Swapped | None = None  # its blocks then are `GONE`
-    changed: int = 0  # the count of changes to the cache when its tokens changed last
+    changed: int = 0  # the cache's count of changes at this sequence's last change
 
     def fork(self, row: int) -> PagedSequence:
         own = replace(self, row=row, blocks=[*self.blocks], token_ids=[*self.token_ids], keys=[*self.keys])
@@ -58,7 +58,7 @@ class PagedSequence:
         return own
 
     def cut(self, length: int, block_size: int) -> list[int]:
-        """Drops the newest tokens. Returns the blocks that hold none of the others."""
+        """Drops the newest tokens. Returns the blocks that are now empty."""
         self.length = length
         self.filled.cut(length)
         self.drop_keys(length, block_size)
@@ -70,12 +70,12 @@ class PagedSequence:
         return dropped
 
     def drop_keys(self, position: int, block_size: int) -> None:
-        """The tokens from this position on become others."""
+        """Drops the keys of blocks with tokens from this position on, which change."""
         del self.keys[position // block_size :]
         del self.token_ids[len(self.keys) * block_size :]
 
     def places(self, block_size: int) -> Iterator[tuple[int, int]]:
-        """Positions and slots of its tokens, without those that are gone or missing."""
+        """Positions and slots of the tokens that are present."""
         for n, block in enumerate(self.blocks):
             first = n * block_size
             for position in range(first, min(first + block_size, self.length) if block != GONE else first):
@@ -86,13 +86,13 @@ class PagedSequence:
         return [slot for _, slot in self.places(block_size)]
 
     def is_whole(self, index: int, block_size: int) -> bool:
-        """Whether this block is there with all of its tokens."""
+        """Whether this block is present with all its tokens."""
         first = index * block_size
         is_missing = first < self.missing.stop and self.missing.start < first + block_size
         return self.blocks[index] != GONE and not is_missing
 
     def hide(self, begin: int, end: int) -> list[int]:
-        """Releases these blocks, which no row sees any more."""
+        """Releases these blocks, which are no longer visible."""
         begin = max(begin, self.hidden)
         released = self.blocks[begin:end]
         self.blocks[begin:end] = [GONE] * len(released)
@@ -102,7 +102,7 @@ class PagedSequence:
 
 @dataclass(frozen=True)
 class Growth:
-    """What a sequence needs for its new tokens."""
+    """The blocks that a sequence needs for its new tokens."""
 
     sequence: PagedSequence
     tokens: int
@@ -121,7 +121,7 @@ class Growth:
 def plan_growth(
     pool: BlockPool, block_size: int, sequences: Sequence[PagedSequence], counts: Sequence[int]
 ) -> list[Growth]:
-    """A shared, partly filled block is copied for all its sequences but the last, which keeps it."""
+    """A shared, partly filled block is copied for every sequence but the last, which keeps it."""
     plan, copied = [], Counter[int]()
     for sequence, count in zip(sequences, counts, strict=True):
         new, copies_end = 0, False

@@ -31,8 +31,8 @@ class StaticKVCache(KVCache):
         value_dim: default `head_dim`.
         dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
         device: default "mps".
-        kv_format: "auto" (as they are), "int8", "fp8_e4m3" or "int4"; the errors that these make are in
-            `torch_fattn.cache_write`.
+        kv_format: "auto" (stored unchanged), "int8", "fp8_e4m3" or "int4"; `torch_fattn.cache_write` lists
+            their errors.
         latent: values are the first `value_dim` columns of keys and are not stored (multi-head latent
             attention).
 
@@ -179,13 +179,13 @@ class StaticKVCache(KVCache):
         **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.decode` of query `[batch, heads, rows, head_dim]`, the newest tokens, with its options
-        and result. Packed rows `[tokens, heads, head_dim]`, an equal number of each sequence, have packed
+        and result. Packed rows `[tokens, heads, head_dim]`, the same number for each sequence, give packed
         results."""
         if query.dim() == 3:
             out, lse = self._decode_packed(self.decode, layer, step, query, options)
             return (out, lse) if return_lse else out
         self._check_decode(layer, step, query, options)
-        if step.sequences != tuple(range(len(self._lengths))):  # a sequence is a block of a pool
+        if step.sequences != tuple(range(len(self._lengths))):  # treat each sequence as a block of a pool
             self._add_options("decode", layer, options)
             pool = self._layers.operands(layer)
             return paged_decode(
@@ -207,15 +207,14 @@ class StaticKVCache(KVCache):
 
     @public("StaticKVCache.values")
     def values(self, layer: int) -> Tensor:
-        """A view of the layer's values, likewise."""
+        """A view of the layer's values as they are stored."""
         self._layers.check("StaticKVCache.values", layer)
         return self._layers.operands(layer)[1].transpose(1, 2)
 
     @public("StaticKVCache.truncate")
     def truncate(self, sequence: int, length: int) -> None:
-        """Drops the newest tokens of the sequence, such as rejected drafts, or those of a step that failed
-        between two layers, so that `length` are left. Steps made before cannot be used for it any more.
-        ValueError: the sequence has fewer tokens."""
+        """Keeps the first `length` tokens of the sequence: drops rejected drafts, or a step that failed
+        between two layers. Earlier steps can no longer be used for it. ValueError: it has fewer tokens."""
         self._check_sequence("truncate", sequence)
         if not 0 <= length <= self._lengths[sequence]:
             raise ValueError(
@@ -227,7 +226,7 @@ class StaticKVCache(KVCache):
 
     @public("StaticKVCache.fork")
     def fork(self, sequence: int, target: int) -> None:
-        """Copies the tokens of a sequence to an empty one; append those of its last `extend` before.
+        """Copies a sequence's tokens to an empty one; first append the tokens of its last `extend`.
         ValueError: the target has tokens."""
         for each in (sequence, target):
             self._check_sequence("fork", each)
@@ -244,7 +243,7 @@ class StaticKVCache(KVCache):
 
     @public("StaticKVCache.reset")
     def reset(self, sequence: int | None = None) -> None:
-        """Empties a sequence, by default every one, for new tokens. The cache keeps its memory."""
+        """Empties a sequence, by default every one. The cache keeps its memory."""
         if sequence is not None:
             self._check_sequence("reset", sequence)
             self._set_length(sequence, 0)

@@ -9,7 +9,7 @@ __all__ = ["CacheStats"]
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a `PagedKVCache` holds. Only host numbers: reading them does not wait for the GPU."""
+    """Statistics of a `PagedKVCache`. All are host numbers: reading them does not wait for the GPU."""
 
     blocks: int  # of the pool
     free_blocks: int  # that new tokens can take
@@ -17,7 +17,7 @@ class CacheStats:
     cached_blocks: int  # that `allocate` finds by their tokens, in use or free
     sequences: int
     swapped: int  # sequences in host memory
-    tokens: int  # of all sequences; each counts those that it shares
+    tokens: int  # of all sequences; shared tokens count once per sequence
     prefix_hits: int  # blocks that `allocate` found since the cache was made
     prefix_misses: int  # whole blocks of prompts that it did not find
     evictions: int  # registered blocks that were reused for other tokens

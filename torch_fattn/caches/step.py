@@ -20,22 +20,22 @@ class CacheFullError(RuntimeError):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class CacheStep:
-    """New tokens of some sequences, packed in the order of the sequences, with the numbers that the kernels
+    """New tokens of some sequences, packed in the order of the sequences, with the tensors that the kernels
     need."""
 
     sequences: tuple[int, ...]
-    lengths: tuple[int, ...]  # with the new tokens
+    lengths: tuple[int, ...]  # including the new tokens
     seq_lens: Tensor  # the same on the device, int32 [batch]
     positions: Tensor  # of each new token in its sequence, int64 [tokens]
     slot_mapping: Tensor  # slot of each new token, int64 [tokens]
     block_tables: Tensor  # int32 [batch, blocks of the longest]; static: [batch, 1]
     cu_seqlens_q: Tensor  # where each sequence's new tokens begin, int32 [batch + 1]
-    max_seqlen_q: int  # the most new tokens of a sequence
-    shared_blocks: int = 0  # paged: leading blocks that are the same in all sequences
+    max_seqlen_q: int  # the largest number of new tokens of a sequence
+    shared_blocks: int = 0  # paged: leading blocks common to all sequences
     _layers: Layers  # of the cache that made this step
     _counts: tuple[int, ...]  # new tokens of each sequence
     _change: int  # the count of changes to the cache when this step was made
-    _lacking: AbstractSet[int]  # layers that lacked tokens before this step when it was made
+    _lacking: AbstractSet[int]  # layers that already lacked tokens when this step was made
     _appended: set[int] = field(default_factory=set)
     _groups: dict[int, list[Group]] = field(default_factory=dict)  # by the number of rows
 
@@ -53,7 +53,7 @@ class CacheStep:
             )
 
     def _check_unchanged(self, method: str, sequence: int, changed: int) -> None:
-        """Raises if the change with that number, the last of the sequence, came after this step."""
+        """Raises if the sequence's last change, number `changed`, came after this step."""
         if changed > self._change:
             raise ValueError(
                 f"{method}: sequence {sequence} has changed since this step; use the step of a later extend()"
@@ -77,7 +77,7 @@ class CacheStep:
                 f"{method}: query has batch size {query.shape[0]} and the step {len(self.sequences)} "
                 "sequences; pass the rows of each"
             )
-        most = max(self.max_seqlen_q, 1)  # a step without new tokens may repeat the newest one
+        most = max(self.max_seqlen_q, 1)  # a step without new tokens may repeat the newest row
         if query.shape[2] > most:
             raise ValueError(
                 f"{method}: query has {query.shape[2]} rows of each sequence and the step at most "
@@ -85,7 +85,7 @@ class CacheStep:
             )
 
     def _unpacked(self, method: str, query: Tensor) -> Tensor:
-        """The packed rows of a decode as `[batch, heads, rows, head_dim]`."""
+        """Reshapes the packed rows of a decode to `[batch, heads, rows, head_dim]`."""
         if len(set(self._counts)) > 1:
             raise ValueError(
                 f"{method}: query is packed and the step has {min(self._counts)} to {self.max_seqlen_q} new "

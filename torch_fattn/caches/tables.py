@@ -14,9 +14,9 @@ FIRST_ROWS = 256  # of new tables
 
 
 class Tables:
-    """A row for each sequence. If an update fails midway, its rows are stale: they are written again, from
-    the sequences on the host, before their next use. Entries of released blocks name any block: no query row
-    sees them."""
+    """A row for each sequence. If an update fails midway, its rows are stale: they are rewritten from the
+    host's sequences before their next use. Entries of released blocks are arbitrary: no query row sees
+    them."""
 
     def __init__(self, blocks: int, max_rows: int, device: torch.device | str) -> None:
         self.blocks = torch.empty(0, blocks, dtype=torch.int32, device=device)
@@ -52,14 +52,14 @@ class Tables:
         self.lengths[row].fill_(length)
 
     def copy_row(self, source: int, copy: int, blocks: int) -> None:
-        """Copies this many blocks, and the length."""
+        """Copies the first `blocks` entries and the length."""
         self.blocks[copy, :blocks].copy_(self.blocks[source, :blocks])
         self.lengths[copy].copy_(self.lengths[source])
         if source in self._stale:
             self._stale.add(copy)
 
     def write(self, row: int, first: int, blocks: Sequence[int]) -> None:
-        if first + len(blocks) > self.blocks.shape[1]:  # behind a window, a sequence outgrows the pool
+        if first + len(blocks) > self.blocks.shape[1]:  # with a window, a sequence can outgrow the pool
             self._add_columns(first + len(blocks))
         fill(self.blocks[row, first : first + len(blocks)], blocks)
 
@@ -77,8 +77,8 @@ class Tables:
     def extended(
         self, sequences: Sequence[PagedSequence], counts: Sequence[int], blocks: int, block_size: int
     ) -> dict[str, Any]:
-        """Adds new tokens to the lengths of these rows, which have the blocks for them. Returns the tensors
-        of a step."""
+        """Adds new tokens to the lengths of these rows, whose tables already have the blocks. Returns the
+        tensors of a step."""
         rows = on_device([sequence.row for sequence in sequences], self.device)
         tables = self.blocks[:, :blocks][rows]
         before = self.lengths[rows]
@@ -96,9 +96,9 @@ class Tables:
             "cu_seqlens_q": new.starts,
         }
 
-    @torch.inference_mode(False)  # rows outlive inference mode and are written outside it, too
+    @torch.inference_mode(False)  # rows outlive inference mode
     def _add_rows(self, count: int) -> None:
-        """Rows are added when they are needed: a large `max_rows` allocates nothing."""
+        """Rows are added on demand: a large `max_rows` allocates nothing."""
         first = len(self.lengths)
         blocks = torch.cat((self.blocks, self.blocks.new_full((count, self.blocks.shape[1]), -1)))
         lengths = torch.cat((self.lengths, self.lengths.new_zeros(count)))

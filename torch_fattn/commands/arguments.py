@@ -1,4 +1,4 @@
-"""Arguments of the commands. A wrong one prints one sentence to standard error and exits with status 2."""
+"""Arguments of the commands. An invalid one prints a one-sentence error to stderr and exits with status 2."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 
 class ArgumentError(ValueError):
-    """Its message names the option, its value, the limit, and what to give instead."""
+    """Its message names the option, its value, the limit, and what to pass instead."""
 
 
 class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
-        # Abbreviations would turn a misspelt option into another one.
+        # Otherwise a misspelt option could match another option's abbreviation.
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """The type of an option that takes a whole number, both ends included."""
+    """An argparse type: an integer from `least` to `most`."""
 
     def convert(text: str) -> int:
         shown = repr(text if len(text) <= 24 else f"{text[:20]} ...")

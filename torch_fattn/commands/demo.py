@@ -1,9 +1,9 @@
 """`python -m torch_fattn demo`: a transformers model generates text with and without the kernels.
 
 The same greedy generation runs on device "mps" with `attn_implementation="fattn"` and with transformers'
-eager attention. Every token must be the same. Eager attention on the CPU is only printed: there the other
-layers of the model round differently. The two prompts have different lengths and are padded to one batch, so
-that the run includes masks.
+eager attention. Every token must be the same. Eager attention on the CPU is printed for information only: the
+model's other layers round differently there. The two prompts have different lengths and are padded to one
+batch, so that the run includes masks.
 
 On a Mac the model then generates again, alternating between `fattn` and `sdpa`, to measure tokens per second.
 """
@@ -73,7 +73,7 @@ class Run:
 
 @dataclass
 class Comparison:
-    """Logits are compared as long as both runs have chosen the same tokens."""
+    """Compares logits up to the first step whose tokens differ."""
 
     agree: bool
     logit_difference: list[float]  # per step: maximum over sequences and vocabulary
@@ -95,7 +95,7 @@ class StepRecorder(transformers.LogitsProcessor):
         counts = Counter(launch_counts())
         self.launches.append(dict(counts - self._seen))
         self._seen = counts
-        scores[0, 0].item()  # waits for the device: the time must include this step's work
+        scores[0, 0].item()  # waits for the device, so that the time includes this step's work
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
@@ -131,7 +131,7 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         except NotImplementedError as refusal:
             print(f"\nFAILED: this model does not run through fattn: {first_line(refusal)}")
             return 1
-    compiled = compile_summary()  # before another implementation compiles more
+    compiled = compile_summary()  # before another implementation adds to it
     model.set_attn_implementation("eager")
     theirs = generate(model, inputs, new_tokens, "eager on mps")
     plans = [Explanation(call.op, [call]) for call in recorder.planned]
@@ -178,7 +178,7 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
 
 
 def make_output_folder() -> None:
-    """Checks that the results can be written, before the run."""
+    """Checks before the run that results can be written."""
     try:
         OUTPUT.mkdir(exist_ok=True)
         for name in ("demo.json", "demo.png"):
@@ -208,7 +208,7 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
             model = AutoModelForCausalLM.from_pretrained(
                 path, dtype=dtype, attn_implementation="eager", **local
             ).eval()
-        except Exception as error:  # each library raises its own errors for a damaged checkpoint
+        except Exception as error:  # libraries raise different errors for a damaged checkpoint
             raise ArgumentError(
                 f"--model {path!r} cannot be loaded as a causal language model ({first_line(error)}); "
                 "give another checkpoint"
@@ -234,8 +234,8 @@ def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
 
 
 def randomise(model: PreTrainedModel) -> None:
-    """Initialises weights so that attention matters: distinct scores, and logits with a clear maximum. Under
-    the usual initialisation attention is nearly uniform and a wrong mask changes no token."""
+    """Initialises weights for distinct scores and logits with a clear maximum. With the usual initialisation,
+    attention is nearly uniform and a wrong mask changes no token."""
     gains = {"q_proj": 1.6, "k_proj": 1.6, "lm_head": 4.0}
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -266,7 +266,7 @@ def make_prompt(model: PreTrainedModel, tokenizer: Any) -> dict[str, Tensor]:
 
 
 def load_tokenizer(path: str | None) -> Any:
-    """None for a model without a tokenizer, whose prompts are random tokens."""
+    """Loads the tokenizer; None if the model has none and prompts are random tokens."""
     if path is None:
         return None
     try:
@@ -320,8 +320,8 @@ def compare(ours: Run, theirs: Run) -> Comparison:
 
 
 def launch_problems(ours: Run, plans: Sequence[Explanation]) -> list[str]:
-    """Checks that every planned pass was launched, and that both prefill (the prompt) and decode (every
-    further token) ran."""
+    """Checks that every planned pass was launched, and that prefill (the prompt) and decode (later tokens)
+    both ran."""
     launched = ours.all_launches
     planned = Counter(launch["kernel"] for plan in plans for launch in plan.passes)
     expected = ["fattn_prefill"] + ["fattn_decode"] * (len(ours.launches) > 1)
@@ -335,8 +335,8 @@ def launch_problems(ours: Run, plans: Sequence[Explanation]) -> list[str]:
 
 
 def distinct(plans: Sequence[Explanation]) -> list[tuple[Explanation, int]]:
-    """The plans that differ in kernels, macros or constants, and how many calls have each. Grids may differ:
-    they follow the lengths, which change with each step."""
+    """The plans that differ in kernels, macros or constants, with their numbers of calls. Grids are ignored:
+    they depend on lengths, which change with each step."""
     found: dict[str, list[Explanation]] = {}
     for plan in plans:
         kind = [(launch["kernel"], launch["macros"], launch["constants"]) for launch in plan.passes]
@@ -362,7 +362,7 @@ def lines_of(plans: Sequence[Explanation], verbose: bool) -> Iterator[str]:
 
 
 def print_tokens(report: dict[str, Any], tokenizer: Any) -> None:
-    """The verdict, and what the model wrote."""
+    """Prints the verdict and the model's text."""
 
     def text(tokens: list[int]) -> str:
         return " ".join(map(str, tokens)) if tokenizer is None else repr(tokenizer.decode(tokens))

@@ -39,7 +39,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def _draw_logits(axes: Any, report: dict[str, Any]) -> None:
     margin = report["margin_per_step"]
-    # An exact match has no place on a logarithmic axis.
+    # A logarithmic axis cannot show 0.
     difference = [value or math.nan for value in report["logit_difference_per_step"]]
     steps = range(1, len(margin) + 1)
     axes.semilogy(
@@ -78,7 +78,7 @@ def _draw_launches(axes: Any, report: dict[str, Any]) -> None:
 
 
 def _about_launches(report: dict[str, Any]) -> str:
-    """Why the steps differ: the kernels of the prompt, of a token, and of a cache that is split."""
+    """Explains why steps differ: kernels of the prompt, of a token, and of a split cache."""
     merges = [number for number, step in enumerate(report["launches_per_step"]) if step.get("fattn_merge")]
     if not merges:
         return "One launch per layer."

@@ -12,11 +12,11 @@ IMPLEMENTATIONS = ("fattn", "sdpa")
 
 
 def speed_of(generate: Callable[[str], list[float]], batch: int) -> tuple[dict[str, Any], list[str]]:
-    """The speed of each implementation, or why it has none, as data and as lines. `generate(implementation)`
-    generates once and returns the seconds of every step, the prompt first.
+    """The speed of each implementation, or why it was not measured, as data and as lines.
+    `generate(implementation)` generates once and returns the seconds of every step, prompt first.
 
-    Nothing is timed where Metal is software. On a GPU, the first round of each implementation is discarded
-    because it compiles and allocates; the other rounds alternate, so that both see the same GPU temperature.
+    Software Metal is not timed. On a GPU, the first round of each implementation is discarded, because it
+    compiles and allocates; the other rounds alternate, so that both run at the same GPU temperature.
     """
     if sys.platform != "darwin":
         why = (
@@ -50,7 +50,7 @@ def speed_of(generate: Callable[[str], list[float]], batch: int) -> tuple[dict[s
 
 
 def _speed(rounds: list[list[float]], batch: int) -> dict[str, float | None]:
-    """Medians over the rounds. The rate is of all sequences together, and None for a prompt alone."""
+    """Medians over the rounds. The rate counts all sequences, and is None for a prompt alone."""
     steps = [median(seconds[1:]) for seconds in rounds if len(seconds) > 1]
     return {
         "prompt_seconds": median(seconds[0] for seconds in rounds),

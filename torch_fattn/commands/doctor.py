@@ -62,7 +62,7 @@ class Case:
     op: str
     operands: tuple[Any, ...]
     options: dict[str, Any]
-    same: Case | None = None  # of an operator of the reference with the same results
+    same: Case | None = None  # the reference operator with the same results
 
     def run(self, device: str) -> tuple[Tensor, ...]:
         signature = signature_of(self.op)
@@ -74,8 +74,8 @@ class Case:
         return same._results(getattr(reference, same.op), "cpu")
 
     def error(self, results: tuple[Tensor, ...]) -> float:
-        """The largest difference from the reference, for gradients relative to the largest one; inf where a
-        result is not a number."""
+        """The largest difference from the reference, for gradients relative to the largest gradient; inf for
+        NaN."""
         pairs = list(zip(results, self.exact(), strict=False))
         errors = [float((mine.double() - true).abs().max()) for mine, true in pairs]
         if self.op in BACKWARDS:
@@ -94,8 +94,8 @@ class Case:
 
 
 def copied_and_cleared(*results: Tensor) -> tuple[Tensor, ...]:
-    """Copies the results and fills their memory with NaN. The next run gets the same memory and returns NaN
-    if its kernel wrote nothing: before torch 2.15 a GPU fault raises no error."""
+    """Copies the results and fills their memory with NaN. The next run reuses that memory and returns NaN if
+    its kernel wrote nothing: before torch 2.15, GPU faults raise no error."""
     copies = tuple(result.to("cpu", copy=True) for result in results)
     for result in results:
         result.fill_(torch.nan if result.is_floating_point() else 0xFF)
@@ -172,7 +172,7 @@ def advice_about_device() -> list[str]:
     try:
         _plan_for_this_gpu()
     except NotImplementedError as refusal:
-        fault = str(refusal).partition("; ")[0]  # the rest of the message is about calls of the operators
+        fault = str(refusal).partition("; ")[0]  # the rest of the message is for callers of the operators
         return [f"{fault}; use a Mac with an M1 or newer"]
     return []
 
@@ -196,8 +196,7 @@ def report_device() -> list[str]:
 
 
 def report_tensors(test_all: bool) -> list[str]:
-    """Prints whether the kernels use Metal 4's tensor operations: a line for the head sizes of a call and
-    dtype that have the same state."""
+    """Prints whether the kernels use Metal 4's tensor operations: one line per call, dtype and state."""
     why_off = tensor_units.why_off()
     if not tensor_units.states():
         print(f"\ntensor operations  off: {why_off}")
@@ -222,7 +221,7 @@ def report_tensors(test_all: bool) -> list[str]:
 
 
 def this_gpu() -> dict[str, Any]:
-    """Its name, family and number of cores."""
+    """The GPU's name, family and number of cores."""
     device = _plan_for_this_gpu().data["device"]
     return {name: device[name] for name in ("name", "family", "cores")}
 
@@ -256,7 +255,7 @@ def self_test(device: str) -> list[str]:
 
 
 def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
-    """The verdict, OK or a fault, and the line to print."""
+    """The verdict, "OK" or a fault, and the line to print."""
     kernel = KERNEL_OF[case.op]
     launched = kernel and _launches(kernel)
     start = time.perf_counter()
@@ -276,7 +275,7 @@ def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
 
 
 def _launches(kernel: str) -> int:
-    """The launches of the kernel and its variants, such as fattn_prefill_tensor of fattn_prefill."""
+    """Launches of the kernel and its variants, such as fattn_prefill_tensor."""
     return sum(count for name, count in launch_counts().items() if name.startswith(kernel))
 
 

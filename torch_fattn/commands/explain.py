@@ -1,4 +1,4 @@
-"""`python -m torch_fattn explain`: the plan of a call, described by its sizes."""
+"""`python -m torch_fattn explain`: prints the plan of a call that is given by sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .arguments import Parser, whole
 
 MOST = 2**31 - 1
 _MACHINE = ("chip", "device_name", "family", "cores", "macos")
-# Options that not every function has; the others refuse them.
+# Options that only some functions take.
 _PREFILLS = ("prefill", "varlen_prefill", *DIFFERENTIABLE, "sdpa", *BACKWARDS)
 _DECODES = ("decode", "paged_decode", *COMPOSED)
 _WITH_KEYS = (*_PREFILLS, *_DECODES, "paged_prefill")
@@ -78,7 +78,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(parser: Parser, options: argparse.Namespace) -> int:
-    """Prints the plan. A call that the planner refuses counts as a wrong argument."""
+    """Prints the plan. A call that the planner refuses is an argument error."""
     _check_use(parser, options)
     _check_device(parser, options)
     given = {name: getattr(options, name, None) for name in (*SIZES, *_MACHINE)}
@@ -126,5 +126,5 @@ def _check_device(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _option(argument: str) -> str:
-    """The option of the command for this argument of `explain`."""
+    """The command-line option for an argument of `explain`."""
     return "--" + argument.removesuffix("_version").replace("_", "-")

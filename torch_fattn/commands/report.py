@@ -1,4 +1,4 @@
-"""`python -m torch_fattn doctor --report`: the registers of the kernels, as Metal's compiler sees them."""
+"""`python -m torch_fattn doctor --report`: the registers that Metal's compiler gives the kernels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ with 208, 448 with 232 and 384 with 256 (Mesa's table). Please report these line
 
 
 def calls() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Calls that use each row of the tuning table for this GPU, without options; and the kernels that leave a
-    lane the fewest registers: two rows of 256 columns, and all chunks of a short cache at once."""
+    """Calls that use each row of this GPU's tuning table, without options, and the calls with the highest
+    register pressure: two rows of 256 columns, and all chunks of a short cache at once."""
     for dtype, dim in product(_DTYPES, (64, 80, 96, 128, 256, 512)):
         yield "prefill", {"dtype": dtype, "heads": 8, "kv_len": 1024, "head_dim": dim}
     for dtype, dim in product(_DTYPES, (64, 128, 192, 256, 512)):
@@ -44,18 +44,18 @@ def calls() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def plans(device: Mapping[str, Any]) -> Iterator[Explanation]:
-    """Their plans for the GPU with these arguments of `explain`."""
+    """Plans of `calls` for the GPU with these arguments of `explain`."""
     for op, sizes in calls():
         yield explain(op, **sizes, **device)
 
 
 def attention_of(plan: Explanation) -> list[dict[str, Any]]:
-    """The passes that multiply: one, or two of a backward."""
+    """The attention passes: one, or two for a backward."""
     return [one for one in plan.passes if _ATTENTION in one["macros"]]
 
 
 def lines(gpu: Mapping[str, Any]) -> Iterator[str]:
-    """Compiles the kernels for the GPU of this process, and says what its compiler gives each of them."""
+    """Compiles the kernels for this process's GPU, and reports the registers of each."""
     yield f"kernels as the compiler of {gpu['name']} sees them"
     if not gpu["name"].startswith("Apple "):
         yield "This is no Apple GPU, and the numbers say nothing about one."

@@ -1,5 +1,5 @@
-"""`python -m torch_fattn tune`: times tile sizes and torch's own attention on this GPU, with and without its
-backward, and keeps what is faster than the built-in choice in a file of the user, which the planner reads.
+"""`python -m torch_fattn tune`: times tile sizes and torch's own attention, forward and backward, on this
+GPU. What is faster than the built-in choice is saved in a user file that the planner reads.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Outcome:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises ArgumentError for impossible arguments, before anything runs."""
+    """Runs the command. Raises ArgumentError for invalid arguments before anything runs."""
     _check(options)
     if obstacles := advice_about_device():
         print(f"torch_fattn tune needs a GPU: {obstacles[0]}", file=sys.stderr)
@@ -147,7 +147,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _make_folder() -> None:
-    """Checks that the file can be written, before the timing."""
+    """Checks before timing that the file can be written."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,11 +203,11 @@ def _tune(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[Tune
 
 
 def _train(stopwatch: Stopwatch, subject: Subject, outcome: Outcome) -> list[TunedRow]:
-    """Times forward and backward with the sizes that were chosen so far; it has none of its own."""
+    """Times forward and backward with the sizes chosen so far; training has no sizes of its own."""
     rows = outcome.all_rows
     try:
         seconds = stopwatch.medians(subject, {"base": rows, "base again": rows, TORCH: []})
-    except RuntimeError as error:  # our backward was refused, or the memory is full
+    except RuntimeError as error:  # our backward was refused, or out of memory
         stopwatch.drop(subject, "fattn", error)
         return []
     if TORCH in seconds:
@@ -230,8 +230,8 @@ def _sizes(stopwatch: Stopwatch, subject: Subject, timed: Timed, outcome: Outcom
 def _tensors(
     stopwatch: Stopwatch, subject: Subject, rows: list[TunedRow], noise: float, outcome: Outcome
 ) -> list[TunedRow]:
-    """The row that turns tensor operations on, if it changes a plan and they are faster than these rows in
-    two timings. It changes none where they are on or off without it, or fail the self-test."""
+    """The row that enables tensor operations, if it changes a plan and they beat these rows in two timings.
+    It changes no plan if they are already on, are off, or fail the self-test."""
     row = subject.tensors(system_and_torch()[0])
     both = [*rows, row]
     if subject.op != "prefill" or fault_of(both):
@@ -298,7 +298,7 @@ def _route_described(route: TunedRoute) -> str:
 
 
 def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
-    """Rows of the file for calls that were not timed now."""
+    """Rows of the existing file for calls that this run did not time."""
     try:
         before = read(path_of(chip), VERSION)
     except BadFileError:

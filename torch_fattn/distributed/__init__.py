@@ -1,10 +1,10 @@
-"""Attention over keys that several processes share, on torch.distributed: sequences that do not fit one
-machine.
+"""Attention over keys that are sharded across processes, on torch.distributed, for sequences that do not fit
+one machine.
 
     out = torch_fattn.distributed.decode(query, own_key, own_value, seq_lens, group=group, shards=shards)
 
-Every rank keeps a part of the positions (`Shards`) and attends to it; the ranks then exchange partial results
-or keys. All transfers are torch.distributed's: gloo between Macs, NCCL between NVIDIA GPUs.
+Every rank holds some positions (`Shards`) and attends to them; the ranks then exchange partial results or
+keys. All transfers use torch.distributed: gloo between Macs, NCCL between NVIDIA GPUs.
 """
 
 from __future__ import annotations

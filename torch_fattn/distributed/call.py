@@ -1,5 +1,4 @@
-"""A call of `prefill` across ranks, checked, and its DTensors, whose placements say which positions each rank
-holds."""
+"""A checked `prefill` call across ranks, and DTensor operands, whose placements define the shards."""
 
 from __future__ import annotations
 
@@ -52,15 +51,15 @@ class PrefillCall:
         return sum(count for _, count in self.row_runs[rank])
 
     def columns_of(self, rank: int) -> Tensor | None:
-        """The mask of this rank's rows over that rank's keys."""
+        """The mask of this rank's rows over the keys of `rank`."""
         if self.mask is None or self.is_replicated or self.mask.dim() == 0 or self.mask.shape[-1] == 1:
             return self.mask
         return self.shards.take(self.mask, -1, rank)
 
     @property
     def has_row_mask(self) -> bool:
-        """Whether the mask may differ between rows. A rank with one row cannot tell a mask of its row from
-        one of all rows."""
+        """Whether the mask may differ between rows. With one row on a rank, a mask of its row looks like one
+        for all rows."""
         may_be_one = 1 in map(self.row_count, range(self.ranks))
         return self.mask is not None and self.mask.dim() > 1 and (self.mask.shape[-2] != 1 or may_be_one)
 
@@ -71,7 +70,7 @@ class PrefillCall:
 
     @cached_property
     def hops(self) -> tuple[int, ...]:
-        """How many ranks further each shard of keys must go in a ring."""
+        """How many ranks each shard of keys must travel in the ring."""
         ranks = range(self.ranks)
         return tuple(
             max((n for n in ranks if self.needs((source + n) % self.ranks, source)), default=0)
@@ -90,7 +89,7 @@ def prefill_call(
     options: dict[str, Any],
     return_lse: bool,
 ) -> PrefillCall:
-    """`options`: all of `prefill`, but token_major_out. Raises for what does not fit."""
+    """Checks a call. `options`: those of `prefill` without token_major_out."""
     name, rank, ranks = exchange.name, exchange.rank, exchange.ranks
     for what, operand in (("query", query), ("key", key), ("value", value)):
         if operand.dim() != 4:
@@ -150,8 +149,7 @@ def _check_with_operator(
     shards: Shards,
     options: dict[str, Any],
 ) -> None:
-    """Raises the operator's error for what it refuses. The mask of sharded rows has the columns of all
-    keys."""
+    """Raises the operator's own errors. The mask of sharded rows has the columns of all keys."""
     if rows is not None and mask is not None:
         key, value = (
             operand.new_empty(*operand.shape[:2], 1, operand.shape[3]).expand(-1, -1, shards.length, -1)
@@ -162,7 +160,7 @@ def _check_with_operator(
 
 @dataclass(frozen=True)
 class Placed:
-    """The local operands, and what the placements say."""
+    """The local operands of DTensors, and their shards."""
 
     operands: tuple[Tensor, Tensor, Tensor]
     mesh: Any
@@ -171,7 +169,7 @@ class Placed:
     query: Any
 
     def whole(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Results as DTensors that are placed as query is."""
+        """Results as DTensors with the placement of query."""
         from torch.distributed.tensor import DTensor
 
         rows = self.query.shape[SEQUENCE]
@@ -186,8 +184,8 @@ class Placed:
 
 
 def placed(name: str, query: Any, key: Any, value: Any, mask: Tensor | None) -> Placed:
-    """Raises for anything but query, key and value on one mesh of one dimension, key and value sharded over
-    their positions, query likewise or replicated."""
+    """Unpacks DTensors. Raises unless query, key and value are on one mesh of one dimension, with key and
+    value sharded over positions, and query sharded likewise or replicated."""
     from torch.distributed.tensor import Replicate, Shard
 
     operands = {"query": query, "key": key, "value": value}
@@ -217,6 +215,6 @@ def placed(name: str, query: Any, key: Any, value: Any, mask: Tensor | None) -> 
 
 
 def _chunks(length: int, ranks: int) -> Shards:
-    """As `torch.chunk` cuts: every chunk but the last ones is as long as the first."""
+    """The shards of `torch.chunk`: all but the last ones are as long as the first."""
     most = -(-length // ranks)
     return Shards.sizes([min(max(length - rank * most, 0), most) for rank in range(ranks)])

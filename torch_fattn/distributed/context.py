@@ -26,7 +26,7 @@ NAME = "torch_fattn.distributed.context_parallel"
 LAYOUTS = ("zigzag", "contiguous")
 
 _lock = threading.Lock()
-_open = 0  # blocks, of all threads
+_open = 0  # open blocks in all threads
 _torchs: Callable[..., Tensor] = F.scaled_dot_product_attention
 _local = threading.local()
 
@@ -38,7 +38,7 @@ class _Block:
     shards: Shards
 
     def has(self, operand: Tensor) -> bool:
-        """Whether an operand `[.., length, dim]` has the positions of this rank."""
+        """Whether an operand `[.., length, dim]` has this rank's number of positions."""
         return operand.dim() >= 2 and operand.shape[-2] == self.shards.count(self.exchange.rank)
 
 
@@ -57,23 +57,23 @@ def context_parallel(
 
     Args:
         mesh: a DeviceMesh of one dimension, or a process group.
-        buffers: whole tensors, the same on every rank, of which each rank keeps its positions for the
-            duration of the block: tokens, position ids, embeddings. These objects have another content
-            there; tensors that share their memory, such as that of which one is a view, do not.
-        buffer_seq_dims: the dimension of the positions in each of them. All have the same length.
-        no_restore_buffers: those that need not be whole again after the block.
-        layout: "zigzag" gives all ranks the same work under a causal mask; "contiguous" is one run each.
+        buffers: whole tensors, the same on every rank: tokens, position ids, embeddings. Inside the block,
+            each holds only this rank's positions. Other tensors that share its memory, such as its base, are
+            unchanged.
+        buffer_seq_dims: the dimension of the positions in each buffer. All have the same length.
+        no_restore_buffers: buffers that need not be restored after the block.
+        layout: "zigzag" gives all ranks equal work under a causal mask; "contiguous" gives each one run.
 
     Yields:
         The `Shards` of the positions, for `unshard`.
 
-    Inside, a call whose query and key have as many positions as this rank holds is `prefill` over those of
-    all ranks, for this thread, whether or not `torch_fattn.install()` is in effect. Other calls, such as
-    attention to a text that every rank has, are left alone. An attn_mask has this rank's rows and the keys
-    of all ranks in the order of their positions.
+    Inside the block and in this thread, a call whose query and key have this rank's number of positions
+    becomes `prefill` over the positions of all ranks, with or without `torch_fattn.install()`. Other calls,
+    such as attention to a text that every rank has, are unchanged. An attn_mask has this rank's rows and the
+    keys of all ranks in the order of their positions.
 
     Raises:
-        ValueError: buffers of different lengths, one of them twice, or not as many dimensions as buffers.
+        ValueError: buffers of different lengths, a duplicate, or a wrong number of dimensions.
         NotImplementedError: from a call inside with dropout or gradients.
     """
     buffers, dims = list(buffers or ()), list(buffer_seq_dims or ())
@@ -100,7 +100,7 @@ def context_parallel(
 
 @public("torch_fattn.distributed.unshard")
 def unshard(own: Tensor, dim: int, shards: Shards, group: Any = None) -> Tensor:
-    """The whole tensor, on every rank, of the parts that the ranks hold of its dimension `dim`.
+    """Gathers, on every rank, the whole tensor whose dimension `dim` is sharded.
 
     Raises:
         RuntimeError: as in `decode`.
@@ -148,7 +148,8 @@ def _length(buffers: list[Tensor], dims: list[int]) -> int:
 
 @contextmanager
 def _routed(block: _Block) -> Iterator[None]:
-    """Replaces torch's function while a block is open in any thread; only threads with one are routed."""
+    """Replaces torch's function while a block is open in any thread; only threads with an open block are
+    routed."""
     global _open, _torchs
     with _lock:
         if _open == 0:
@@ -169,7 +170,8 @@ def _routed(block: _Block) -> Iterator[None]:
 
 @functools.cache
 def _attention() -> Callable[..., Tensor]:
-    """In place of torch's function; made late, because `torch.compiler.disable` imports torch._dynamo."""
+    """Replaces torch's function. Created on first use, because `torch.compiler.disable` imports
+    torch._dynamo."""
     attention: Callable[..., Tensor] = torch.compiler.disable(_attend)
     return functools.wraps(torch._C._nn.scaled_dot_product_attention)(attention)
 

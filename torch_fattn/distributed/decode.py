@@ -1,4 +1,4 @@
-"""`decode` and `paged_decode` over keys that the ranks of a group share."""
+"""`decode` and `paged_decode` over keys that are sharded across ranks."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def decode(
     return_lse: bool = False,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`torch_fattn.decode` over a cache of which every rank of `group` holds a part of the positions.
+    """`torch_fattn.decode` over a cache whose positions are sharded across the ranks of `group`.
 
     Args:
         query: `[B, Hq, Lq, D]`, the same on every rank; Lq as in `torch_fattn.decode`.
         key, value: this rank's keys and values, `[B, Hkv, own capacity, D]` and `[.., Dv]`, in the order of
             their positions.
-        seq_lens: int32 `[B]`, the same on every rank: how many keys each sequence has on all ranks together.
-            Default: as many as `shards` has positions.
+        seq_lens: int32 `[B]`, the same on every rank: the number of keys of each sequence, over all ranks.
+            Default: the number of positions of `shards`.
         group: a process group, a DeviceMesh of one dimension, or None for the default group.
-        shards: which positions each rank holds. Default: rank r has the r-th run of as many positions as
-            `key` has room for, which must then be the same number on every rank.
-        attn_mask: the columns of this rank's keys, broadcastable to `[B, Hq, Lq, own capacity]`, of one dtype
-            on all ranks.
+        shards: which positions each rank holds. Default: rank r has the r-th run of own-capacity positions;
+            the capacity must then be the same on every rank.
+        attn_mask: the columns of this rank's keys, broadcastable to `[B, Hq, Lq, own capacity]`, of the same
+            dtype on all ranks.
         options: those of `torch_fattn.decode`, the same on every rank. Windows, sink_tokens, a tree_mask and
             ALiBi count positions of the whole sequence; a sink counts once.
 
@@ -78,13 +78,13 @@ def decode(
         As `torch_fattn.decode`, bit-identical on every rank.
 
     Raises:
-        RuntimeError: a rank ended, stalled beyond the group's timeout, refused its arguments, or is in
-            another call. Nothing is written.
+        RuntimeError: a rank exited, exceeded the group's timeout, refused its arguments, or is in another
+            call. Nothing is written.
         ValueError: ranks pass different shapes, options or shards; others as in `torch_fattn.decode`.
         NotImplementedError: gradients.
 
-    Each rank attends to its own keys. One all_gather then exchanges out and the sums of the softmax, in
-    float32: `4 * B * Hq * Lq * (Dv + 4)` bytes of each rank. All ranks merge them in the order of the ranks.
+    Each rank attends to its own keys. One all_gather then exchanges out and the softmax sums in float32, `4 *
+    B * Hq * Lq * (Dv + 4)` bytes per rank, and every rank merges them in rank order.
     """
     capacity = key.shape[2] if key.dim() == 4 else 0
     keys = Keys(key, value, capacity)
@@ -130,7 +130,7 @@ def paged_decode(
     return_lse: bool = False,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`torch_fattn.paged_decode` over pools of which every rank of `group` has its own.
+    """`torch_fattn.paged_decode` over one pool on each rank of `group`.
 
     Args:
         query: `[B, Hq, Lq, D]`, the same on every rank; Lq as in `torch_fattn.decode`.
@@ -138,10 +138,10 @@ def paged_decode(
             between ranks.
         block_tables: int32 `[B, max_blocks]`, the blocks of this rank's pool that hold its positions of each
             sequence, in order.
-        seq_lens: int32 `[B]`, the same on every rank: how many keys each sequence has on all ranks together.
+        seq_lens: int32 `[B]`, the same on every rank: the number of keys of each sequence, over all ranks.
         group: as in `decode`.
         shards: which positions each rank holds; `Shards.round_robin` with the block size fills all pools
-            alike. Default: rank r has the r-th run of `max_blocks * block_size` positions.
+            evenly. Default: rank r has the r-th run of `max_blocks * block_size` positions.
         attn_mask: the columns of this rank's keys, broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
         key_scales, value_scales: of this rank's pools.
         options: those of `torch_fattn.paged_decode`, as in `decode`.
@@ -190,7 +190,7 @@ def _run(
 
 
 def _check(name: str, query: Tensor, keys: Keys, seq_lens: Tensor | None, options: Any) -> None:
-    """Raises the operator's own errors. `attend_newest` calls it with other shapes, which they would name."""
+    """Raises the operator's own errors. Those raised in `attend_newest` would name other shapes."""
     what = "key", "value"
     if keys.block_tables is not None:
         what = "key_cache", "value_cache"

@@ -1,12 +1,9 @@
-"""The one place that talks to torch.distributed: the ranks of a group, what they must agree on, and the
-transfers of a call.
+"""All use of torch.distributed: the ranks of a group, the facts that they must agree on, and transfers.
 
-The tensors of a call travel where the group can carry them: on the device with NCCL, through host memory
-with gloo, which knows no "mps" tensors.
+NCCL sends tensors from the device. gloo sends them through host memory, since it does not support "mps".
 
-Every call begins with an all_gather of a header of a fixed size. gloo ends the process if the sizes of a
-collective differ between ranks, and NCCL waits for ever; ranks that pass other shapes, or whose arguments
-were refused, are found before.
+Every call begins with an all_gather of a header of a fixed size. If sizes of a collective differ between
+ranks, gloo ends the process and NCCL hangs; the header detects different shapes and refused arguments first.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ __all__ = [
 ]
 
 _Result = TypeVar("_Result")
-# What every rank must pass alike. The first is the call, which has the same facts on every rank.
+# Facts that must be equal on all ranks. The first is the call.
 Facts = Mapping[str, Any]
 
 _HEADER = 1 + 10  # int64: whether the rank takes part, and at most ten facts
@@ -49,7 +46,7 @@ _NEVER_SENT, _AT_ONCE = 1 << 30, timedelta(milliseconds=1)  # a tag, and a time
 
 @dataclass
 class Transfer:
-    """A shard on its way. `wait` returns it where it arrives, or None if nothing does."""
+    """A shard in transit. `wait` returns the received shard, or None if this rank receives none."""
 
     exchange: Exchange
     works: Sequence[Any]
@@ -77,7 +74,7 @@ class Exchange:
 
     @classmethod
     def planned(cls, name: str, ranks: int) -> Exchange:
-        """Rank 0 of a group that need not exist, for plans."""
+        """Rank 0 of a hypothetical group, for plans."""
         exchange = cls.__new__(cls)
         exchange.name, exchange.group, exchange.rank, exchange.ranks = name, None, 0, ranks
         return exchange
@@ -85,8 +82,8 @@ class Exchange:
     # ---- agreement
 
     def agree(self, prepare: Callable[[], tuple[Facts, _Result]]) -> _Result:
-        """Runs `prepare` on this rank, and compares its facts with those of the other ranks. Returns its
-        result. Raises on every rank if it raised on one, or if facts differ."""
+        """Runs `prepare` and compares its facts across ranks. Returns its result. If it raised on any rank,
+        or facts differ, every rank raises."""
         refusal: Exception | None = None
         words = [0] * _HEADER
         try:
@@ -124,20 +121,20 @@ class Exchange:
     # ---- transfers
 
     def on_wire(self, tensor: Tensor) -> Tensor:
-        """The tensor, contiguous, where the group can send it."""
+        """The tensor, contiguous, on a device from which the group can send."""
         return tensor.to(self._wire_of(tensor.device)).contiguous()
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, of one shape, as `[ranks, ...]` on the device of this one."""
+        """Gathers tensors of one shape as `[ranks, ...]`, on this tensor's device."""
         sent = self.on_wire(tensor)
         gathered = sent.new_empty(self.ranks, *sent.shape)
-        as_bytes = [each.view(-1).view(torch.uint8) for each in (sent, *gathered)]  # gloo knows few dtypes
+        as_bytes = [each.view(-1).view(torch.uint8) for each in (sent, *gathered)]  # gloo supports few dtypes
         with self.errors():
             dist.all_gather(as_bytes[1:], as_bytes[0], group=self.group)
         return gathered.to(tensor.device)
 
     def gather_rows(self, tensor: Tensor, dim: int, counts: Sequence[int]) -> list[Tensor]:
-        """The tensors of all ranks, whose sizes along `dim` are `counts`."""
+        """Gathers tensors whose sizes along `dim` are `counts`."""
         most = max(counts)
         padding = [0, 0] * (tensor.dim() - 1 - dim) + [0, most - tensor.shape[dim]]
         gathered = self.gather(torch.nn.functional.pad(tensor, padding))
@@ -168,7 +165,7 @@ class Exchange:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """torch's errors, as one sentence with the name of the call."""
+        """Converts torch's errors to one sentence with the name of the call."""
         try:
             yield
         except RuntimeError as error:
@@ -179,8 +176,8 @@ class Exchange:
             ) from error
 
     def _leave(self) -> None:
-        """Closes the connections of this rank. Ranks that wait for it may have none to the one that ended.
-        gloo closes all when a receive exceeds its time."""
+        """Closes this rank's connections, so that ranks that wait for it fail too. gloo closes all
+        connections when a receive times out."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         for peer in others if "gloo" in self._backends() else []:
             with suppress(RuntimeError):
@@ -204,7 +201,7 @@ class Exchange:
 
 
 def unpacked(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The tensors of these shapes that are one after the other in memory."""
+    """Splits `flat` into consecutive tensors of these shapes."""
     pieces = flat.split([torch.Size(shape).numel() for shape in shapes])
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
@@ -238,7 +235,7 @@ def _number(fact: Any) -> int:
 
 
 def _reason(error: RuntimeError) -> str:
-    """torch's message without its place in the sources and its advice."""
+    """torch's message without its source location and advice."""
     text = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
     return re.split(r"\. |[.;]?$", text, maxsplit=1)[0]
 
@@ -267,7 +264,7 @@ def _compared(value: Any) -> str:
         return str(value.checksum)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return str([_compared(each) for each in value])
-    # A mask has other columns on every rank, and to compare contents would wait for the device.
+    # A mask has different columns on every rank, and comparing contents would wait for the device.
     return f"{value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else repr(value)
 
 

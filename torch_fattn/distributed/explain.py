@@ -1,4 +1,4 @@
-"""What a call across ranks would send, and keep, without a process group."""
+"""Plans of calls across ranks: bytes sent and kept, without a process group."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ def explain(
     return_lse: bool = False,
     **options: Unpack[PrefillOptions],
 ) -> Explanation:
-    """What a call of `op`, "prefill", "decode" or "paged_decode", would send on `ranks` ranks, and what it
-    would keep, by each method.
+    """The bytes that a call of `op`, "prefill", "decode" or "paged_decode", would send and keep on `ranks`
+    ranks with each method.
 
     Args:
         query, key, value: the operands of rank 0 (pools for "paged_decode"); tensors on "meta" will do.
         ranks: the size of the group. No process group is needed.
-        shards, query_shards, method, kv_format, attn_mask, return_lse, options: those of the function. What
-            a decode sends depends on none of its options.
+        shards, query_shards, method, kv_format, attn_mask, return_lse, options: those of the function. The
+            bytes that a decode sends do not depend on its options.
 
-    The bytes sent are those of one call to all other ranks, headers included. The bytes kept are about those
-    of a rank beside operands and result. The work of a rank is its share of the scores.
+    The bytes sent are those of one call to all other ranks, headers included. The bytes kept are approximate,
+    per rank, without operands and result. The work of a rank is its share of the scores.
     """
     if op not in OPS:
         raise ValueError(f"{NAME}: {shown(op)} is not a function across ranks; use one of {', '.join(OPS)}")

@@ -1,5 +1,4 @@
-"""Attention of rows at given positions over the keys that one rank holds, as a part that `merge_parts` merges
-with those of the other ranks."""
+"""Attention of rows at given positions over one rank's keys, as a part for `merge_parts`."""
 
 from __future__ import annotations
 
@@ -29,23 +28,23 @@ __all__ = [
     "split",
 ]
 
-Part = tuple[Tensor, Tensor]  # out and sums, as `merge_parts` takes them
+Part = tuple[Tensor, Tensor]  # out and sums of `merge_parts`
 SUMS = 4  # numbers of a row beside its columns
-# Up to this many pairs of a run of rows and a run of keys have a call each; more have calls under a mask.
+# Up to this many pairs of a row run and a key run take one call each; more use masks.
 MOST_CALLS = 8
-# Entries of such a mask, which is made for some rows at a time.
+# Entries of such a mask, which covers some of the rows at a time.
 MOST_ENTRIES = 2**26
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a row sees, and what becomes of its scores: options of `prefill`."""
+    """The options of `prefill` that hide keys or change scores."""
 
     seen: Visibility
     sinks: Tensor | None
     alibi_slopes: Tensor | None
     pointwise: dict[str, Any]  # softcap and scale
-    by_mask: bool  # whether positions become a mask: for all ranks alike, as the units of sums depend on it
+    by_mask: bool  # whether positions become a mask; equal on all ranks, since the units of sums depend on it
 
     @staticmethod
     def of(options: dict[str, Any], rows: Sequence[Sequence[Run]], keys: Sequence[Sequence[Run]]) -> Scores:
@@ -80,8 +79,8 @@ def attend(
     *,
     with_sinks: bool,
 ) -> Part:
-    """`rows` and `keys` are the positions of the rows of query and of key; the mask has these rows and
-    columns. `with_sinks`: whether the sinks count here."""
+    """Attention over one rank's keys. `rows` and `keys` are the positions of query and key; the mask has
+    these rows and columns. `with_sinks`: whether to count the sinks here."""
     sinks = scores.sinks if with_sinks else None
     done: list[Part] = []
     for own, row in _places(rows):
@@ -120,7 +119,7 @@ def _under_mask(
     scores: Scores,
     sinks: Tensor | None,
 ) -> Iterator[Part]:
-    """The parts of consecutive rows, in which a mask hides what the positions hide."""
+    """Parts of consecutive rows. A mask hides the keys that positions hide."""
     device = query.device
     position = positions_in(keys).to(device)
     heads = 1 if scores.alibi_slopes is None else query.shape[0] * query.shape[1]
@@ -141,7 +140,7 @@ def _part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, option
 
 
 def _places(runs: Sequence[Run]) -> Iterator[tuple[slice, Run]]:
-    """Each run, and where it is in the tensor of all."""
+    """Each run, and its slice of the joined tensor."""
     begin = 0
     for run in runs:
         yield slice(begin, begin + run[1]), run
@@ -160,11 +159,11 @@ def _cut(mask: Tensor | None, dim: int, places: slice) -> Tensor | None:
 def attend_newest(
     query: Tensor, keys: Keys, shards: Shards, rank: int, seq_lens: Tensor, options: dict[str, Any]
 ) -> Part:
-    """`keys` are those of this rank; `seq_lens` counts those of all ranks.
+    """Attention of the newest rows over this rank's `keys`; `seq_lens` counts keys on all ranks.
 
-    `decode` places its rows at the last key it is given, which here is the rank's own last key. So every row
-    becomes a head with one row, which sees all keys of the rank; a mask hides those that the row's true
-    position hides, and ALiBi, whose distances are then all off by the same number, is put right in the sums.
+    `decode` aligns its rows to the last key it is given, here the rank's last key. So every row becomes a
+    head of one row that sees all keys of the rank. A mask hides the keys that the row's true position hides,
+    and the sums are corrected for ALiBi, whose distances are all off by the same number.
     """
     every = {**with_defaults("decode", options)}
     for not_of_scores in ("seq_lens", "token_major_out"):
@@ -180,7 +179,7 @@ def attend_newest(
     if slopes is not None:
         last = torch.where(own > 0, positions[(own.long() - 1).clamp(min=0)], 0) if keys.length else lengths
         distance = slopes.float()[..., None] * (row_at - last[:, None])[:, None]  # [B, Hq, Lq]
-        # A rank's keys may then be further apart than their indices. All ranks do alike: under an additive
+        # A rank's keys may then be further apart than their indices. All ranks must agree: under an additive
         # mask, the sums of a part have other units.
         if any(len(runs) > 1 for runs in shards.runs):
             bias = slopes.float()[..., None, None] * (positions - last[:, None])[:, None, None]
@@ -207,13 +206,13 @@ def attend_newest(
 
 
 def _padded(positions: Tensor, capacity: int, length: int) -> Tensor:
-    """The position of each slot; of those that this rank does not use, the end of the sequence."""
+    """The position of each slot; for unused slots, the end of the sequence."""
     if positions.shape[0] >= capacity:
         return positions[:capacity]
     return torch.cat((positions, positions.new_full((capacity - positions.shape[0],), length)))
 
 
-# ---- parts of several ranks, in which the columns and the sums of a row travel side by side
+# ---- parts of several ranks; the columns and sums of a row are sent side by side
 
 
 def joined(part: Part) -> Tensor:
@@ -226,7 +225,7 @@ def split(part: Tensor) -> Part:
 
 
 def merge_ranks(exchange: Exchange, part: Part, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Out and lse of the parts of all ranks, merged in the order of the ranks: bit-identical on each."""
+    """Merges the parts of all ranks, in rank order, into out and lse: bit-identical on every rank."""
     if exchange.ranks == 1:
         return merge_parts([part[0]], [part[1]], dtype)
     outs, sums = split(exchange.gather(joined(part)))

@@ -17,7 +17,7 @@ __all__ = ["attend_to", "exchange_heads", "gather_rows", "ring"]
 
 
 def attend_to(call: PrefillCall, key: Tensor, value: Tensor, source: int, *, with_sinks: bool) -> Part:
-    """This rank's rows over the keys of the rank `source`."""
+    """Attention of this rank's rows over the keys of rank `source`."""
     return attend(
         *(call.query, call.row_runs[call.exchange.rank], key, value, call.shards.runs[source]),
         *(call.columns_of(source), call.scores),
@@ -26,11 +26,10 @@ def attend_to(call: PrefillCall, key: Tensor, value: Tensor, source: int, *, wit
 
 
 def ring(calls: Sequence[PrefillCall]) -> list[Part]:
-    """Ring attention, for calls with one exchange whose keys travel together: out and sums of this rank's
-    rows over the keys of all ranks. The next keys arrive while the present ones are attended to.
+    """Ring attention for calls with one exchange, whose keys are sent together: out and sums of this rank's
+    rows over the keys of all ranks. Attention to a shard overlaps the transfer of the next.
 
-    In step s a rank has the shard of the rank s before it. A shard goes on only as far as the last rank that
-    sees it.
+    In step s, rank r has the shard of rank r - s. A shard travels only to the last rank that sees it.
     """
     exchange = calls[0].exchange
     rank, ranks = exchange.rank, exchange.ranks
@@ -52,7 +51,7 @@ def ring(calls: Sequence[PrefillCall]) -> list[Part]:
 
 
 def _added(calls: Sequence[PrefillCall], parts: list[Part], shard: Tensor, source: int) -> list[Part]:
-    """The parts, and those over the shard of that rank."""
+    """Adds attention over the shard of rank `source` to the parts."""
     flats = shard.split([_numel(call, source) for call in calls])
     added = []
     for call, part, flat in zip(calls, parts, flats, strict=True):
@@ -64,7 +63,7 @@ def _added(calls: Sequence[PrefillCall], parts: list[Part], shard: Tensor, sourc
 
 
 def _shapes(call: PrefillCall, rank: int) -> list[torch.Size]:
-    """Those of the keys and the values of a rank."""
+    """The shapes of a rank's keys and values."""
     count = call.shards.count(rank)
     return [torch.Size((*x.shape[:2], count, x.shape[3])) for x in (call.key, call.value)]
 
@@ -75,7 +74,7 @@ def _numel(call: PrefillCall, rank: int) -> int:
 
 def gather_rows(call: PrefillCall) -> Part:
     """Every rank attends to its keys with the rows of all ranks, and sends each rank the partial results of
-    its rows. It pays where rows are few and keys many."""
+    its rows. Pays off for few rows over many keys."""
     exchange, shards = call.exchange, call.shards
     counts = [call.row_count(rank) for rank in range(exchange.ranks)]
     parts = []
@@ -92,8 +91,8 @@ def gather_rows(call: PrefillCall) -> Part:
 
 
 def exchange_heads(call: PrefillCall, return_lse: bool) -> tuple[Tensor, Tensor]:
-    """DeepSpeed Ulysses: one all-to-all gives each rank all positions of some heads, another one gives the
-    results back. Returns out and lse of this rank's rows; without return_lse, an lse of no rows."""
+    """DeepSpeed Ulysses: one all-to-all gives each rank all positions of some heads; another returns the
+    results. Returns out and lse of this rank's rows; without return_lse, lse has no rows."""
     exchange, scores = call.exchange, call.scores
     query, key, value = _all_positions(call)
     heads = query.shape[1]
@@ -113,7 +112,7 @@ def exchange_heads(call: PrefillCall, return_lse: bool) -> tuple[Tensor, Tensor]
 
 
 def _all_positions(call: PrefillCall) -> list[Tensor]:
-    """Query, key and value of all positions and of this rank's heads."""
+    """Query, key and value of this rank's heads, at all positions."""
     ranks = range(call.ranks)
     operands = ((call.query, call.rows), (call.key, call.shards), (call.value, call.shards))
     shares = [operand.chunk(call.ranks, 1) for operand, _ in operands]
@@ -131,7 +130,7 @@ def _all_positions(call: PrefillCall) -> list[Tensor]:
 
 
 def _own_rows(call: PrefillCall, result: Tensor) -> Tensor:
-    """The rows of this rank and all heads, of a result of all rows and this rank's heads."""
+    """Converts a result of all rows and this rank's heads to this rank's rows and all heads."""
     exchange, rows = call.exchange, call.rows
     leaving = [rows.take(result, 2, rank) for rank in range(exchange.ranks)]
     arrived = exchange.all_to_all(leaving, [leaving[exchange.rank].shape] * exchange.ranks)

@@ -1,4 +1,4 @@
-"""Which method a prefill across ranks takes: the one whose busiest rank sends the fewest bytes."""
+"""Chooses the method of a prefill across ranks: the one whose busiest rank sends the fewest bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["METHODS", "Method", "Plan", "chosen_method", "plan_of", "work_of"]
 Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
 
-FLOAT = 4  # bytes of a number of a partial result
+FLOAT = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Plan:
     method: str
     sent: dict[str, tuple[int, ...]]  # bytes that each rank sends, by method
     memory: dict[str, tuple[int, ...]]  # bytes of each rank beside its operands, by method
-    why_not: dict[str, str]  # methods that do not fit
+    why_not: dict[str, str]  # methods that cannot run the call
 
 
 def plan_of(call: PrefillCall) -> Plan:
@@ -43,7 +43,7 @@ def plan_of(call: PrefillCall) -> Plan:
 
 
 def chosen_method(name: str, plan: Plan, method: str) -> str:
-    """Raises for a method that is not one, or does not fit."""
+    """Raises for an unknown method, or one that cannot run the call."""
     if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"{name}: method is {shown(method)}; use one of {', '.join(map(repr, METHODS))}")
     if method == "auto":
@@ -65,26 +65,26 @@ def _refusals(call: PrefillCall) -> dict[str, str]:
     return refusals
 
 
-Costs = list[tuple[int, int]]  # of each rank: bytes sent, and bytes of memory beside the operands
+Costs = list[tuple[int, int]]  # per rank: bytes sent, and bytes of memory without operands
 
 
 def _row_bytes(call: PrefillCall) -> int:
-    """A query row of all heads."""
+    """Bytes of a query row, all heads."""
     return call.query.shape[:2].numel() * call.query.shape[3] * call.query.element_size()
 
 
 def _out_bytes(call: PrefillCall) -> int:
-    """A row of the result."""
+    """Bytes of a row of the result."""
     return call.query.shape[:2].numel() * call.value.shape[3] * call.query.element_size()
 
 
 def _part_bytes(call: PrefillCall) -> int:
-    """A row of a partial result: out and the sums of the softmax, in float32."""
+    """Bytes of a row of a partial result: out and the softmax sums, in float32."""
     return call.query.shape[:2].numel() * (call.value.shape[3] + SUMS) * FLOAT
 
 
 def _key_bytes(call: PrefillCall) -> int:
-    """A position of key and value."""
+    """Bytes of a position of key and value."""
     columns = call.query.shape[3] + call.value.shape[3]
     return call.key.shape[:2].numel() * columns * call.query.element_size()
 

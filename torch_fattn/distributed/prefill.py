@@ -1,4 +1,4 @@
-"""`prefill` and `varlen_prefill` over keys that the ranks of a group share."""
+"""`prefill` and `varlen_prefill` over keys that are sharded across ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def prefill(
     return_lse: bool = False,
     **options: Unpack[PrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`torch_fattn.prefill` over keys of which every rank of `group` holds a part of the positions.
+    """`torch_fattn.prefill` over keys whose positions are sharded across the ranks of `group`.
 
     Args:
         query: this rank's rows, `[B, Hq, own Lq, D]`; or all rows, with query_shards "replicated". Query, key
@@ -83,32 +83,32 @@ def prefill(
             to `[B, Hq, own Lq, Lk]`; with query_shards "replicated" all rows and this rank's keys, likewise
             to `[B, Hq, Lq, own Lk]`. It has one dtype on all ranks.
         group: a process group, a DeviceMesh of one dimension, or None for the default group.
-        shards: which positions each rank holds. Default: rank r has the r-th run of as many positions as key
-            has, which must then be the same number on every rank.
+        shards: which positions each rank holds. Default: rank r has the r-th run of own-Lk positions; own Lk
+            must then be the same on every rank.
         query_shards: which rows each rank has, counted from row 0. "keys": as `shards`. "replicated": every
-            rank has all rows, and gets the whole result.
-        method: "ring", "rows", "heads", or "auto", the one of least bytes (`explain` shows them). "ring":
-            keys and values pass from rank to rank, the next ones while the present ones are attended to.
-            "rows": the rows are gathered, and partial results sent back. "heads": an all-to-all gives each
-            rank all positions of some heads; its attn_mask must be one for all rows, and "rows" takes none.
-            Replicated rows have one method: partial results are gathered.
+            rank has all rows and the whole result.
+        method: "ring", "rows", "heads", or "auto", which sends the fewest bytes (`explain` shows them).
+            "ring": keys and values pass from rank to rank while each rank attends to those it has. "rows":
+            the rows are gathered, and partial results sent back; takes no attn_mask. "heads": an all-to-all
+            gives each rank all positions of some heads; attn_mask must be the same for all rows. Replicated
+            rows always gather partial results.
         q_offset: absolute position of row 0 of all rows. Default: Lk - Lq, both of all ranks.
         mask_map: of attn_mask, with query_shards "replicated"; no effect otherwise.
         options: those of `torch_fattn.prefill`, the same on every rank. Windows, sink_tokens and ALiBi count
             positions of the whole sequence; a sink counts once.
 
     Returns:
-        As `torch_fattn.prefill`, the rows of query. The result of replicated rows has the same bits on every
+        As `torch_fattn.prefill`, the rows of query. The result of replicated rows is bit-identical on every
         rank.
 
     Raises:
-        RuntimeError: a rank ended, stalled beyond the group's timeout, refused its arguments, or is in
-            another call.
+        RuntimeError: a rank exited, exceeded the group's timeout, refused its arguments, or is in another
+            call.
         ValueError: ranks pass different shapes, options or shards; others as in `torch_fattn.prefill`.
         NotImplementedError: gradients.
 
-    Shards of keys that no row of a rank sees, because of causality or windows, are not attended to, and are
-    not sent beyond the last rank that sees them.
+    A rank skips shards of keys that causality or windows hide from all its rows. A shard is not sent beyond
+    the last rank that sees it.
 
     Ring attention: Liu, Zaharia & Abbeel 2023. Zigzag shards: Zhu 2024 ("ring-flash-attention"). Passing rows
     in place of keys: Yang et al. 2024 ("Context parallelism for scalable million-token inference"). Exchange
@@ -147,7 +147,7 @@ def prefill(
         )
         if not call.is_replicated:
             return facts, (call, chosen)
-        # Their partial result needs nothing from the others.
+        # Replicated rows need no keys from other ranks.
         return facts, (call, attend_to(call, key, value, exchange.rank, with_sinks=exchange.rank == 0))
 
     call, prepared = exchange.agree(prepare)
@@ -199,7 +199,7 @@ def varlen_prefill(
     return_lse: bool = False,
     **options: Unpack[VarlenPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`torch_fattn.varlen_prefill` of sequences each of which is sharded over the ranks of `group`.
+    """`torch_fattn.varlen_prefill` of sequences that are each sharded over the ranks of `group`.
 
     Args:
         query: this rank's rows of all sequences, packed: `[own Tq, Hq, D]`, sequence after sequence.
@@ -213,8 +213,8 @@ def varlen_prefill(
     Returns:
         out `[own Tq, Hq, Dv]`; with return_lse also lse `[Hq, own Tq]`.
 
-    The keys of all sequences pass from rank to rank together, as in the "ring" of `prefill`, whose errors
-    these are. A rank has a launch for each sequence and shard, not one for all sequences.
+    The keys of all sequences pass from rank to rank together, as in the "ring" of `prefill`. A rank launches
+    each sequence and shard separately. Errors are those of `prefill`.
     """
     exchange = Exchange(VARLEN_NAME, group)
     every = {**with_defaults("varlen_prefill", options)}

@@ -21,29 +21,29 @@ Run = tuple[int, int]  # first position, number of positions
 
 @dataclass(frozen=True)
 class Shards:
-    """The positions of a sequence that each rank holds, as runs of consecutive ones: made with `contiguous`,
-    `sizes`, `round_robin` or `zigzag`, or from `runs`, which have every position from 0 on once.
+    """The positions of a sequence that each rank holds, as runs of consecutive positions. Make it with
+    `contiguous`, `sizes`, `round_robin` or `zigzag`, or from `runs` that cover every position from 0 on once.
 
     A rank stores its positions in ascending order: its local index 0 is the first of them.
     """
 
-    runs: tuple[tuple[Run, ...], ...]  # of each rank, ascending: first position, number of positions
+    runs: tuple[tuple[Run, ...], ...]  # per rank, ascending
 
     def __post_init__(self) -> None:
         _check_runs(self.runs)
 
-    # A long sequence has thousands of runs, and a model the same shards in every layer.
+    # Cached: a long sequence has thousands of runs, and every layer hashes the same shards.
     def __hash__(self) -> int:
         return self.checksum
 
     @cached_property
     def checksum(self) -> int:
-        """The same in every process."""
+        """A hash that is the same in every process."""
         return zlib.crc32(str(self.runs).encode())
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many positions each rank holds."""
+        """The number of positions of each rank."""
         return tuple(sum(count for _, count in runs) for runs in self.runs)
 
     @staticmethod
@@ -65,16 +65,16 @@ class Shards:
     @staticmethod
     @public("Shards.round_robin")
     def round_robin(length: int, ranks: int, block_size: int) -> Shards:
-        """Blocks of `block_size` positions, dealt to the ranks in turn: a cache that grows fills all ranks
-        alike. The last block may be shorter."""
+        """Blocks of `block_size` positions, dealt to the ranks in turn, so that a growing cache fills all
+        ranks evenly. The last block may be shorter."""
         _check("round_robin", length=(length, 0), ranks=(ranks, 1), block_size=(block_size, 1))
         return _dealt(int(length), int(ranks), int(block_size))
 
     @staticmethod
     @public("Shards.zigzag")
     def zigzag(length: int, ranks: int) -> Shards:
-        """`2 * ranks` chunks, as equal as possible; rank r has chunk r and, counted from the end, chunk r.
-        Under a causal mask all ranks then have the same work."""
+        """`2 * ranks` chunks, as equal as possible; rank r has chunk r from the start and chunk r from the
+        end. Under a causal mask all ranks then have equal work."""
         _check("zigzag", length=(length, 0), ranks=(ranks, 1))
         length, ranks = int(length), int(ranks)
         chunks = 2 * ranks
@@ -88,18 +88,18 @@ class Shards:
 
     @property
     def length(self) -> int:
-        """The positions of all ranks."""
+        """The number of positions of all ranks."""
         return sum(self.counts)
 
     @public("Shards.count")
     def count(self, rank: int) -> int:
-        """How many positions this rank holds."""
+        """The number of positions of `rank`."""
         self._of("count", rank)
         return self.counts[rank]
 
     @public("Shards.take")
     def take(self, all_positions: Tensor, dim: int, rank: int) -> Tensor:
-        """The part of a tensor over all positions that this rank holds; a view if it is one run."""
+        """The positions of `rank` in a tensor of all positions; a view if they are one run."""
         if not -all_positions.dim() <= dim < all_positions.dim() or all_positions.shape[dim] != self.length:
             raise ValueError(
                 f"Shards.take: dimension {dim} of shape {list(all_positions.shape)} does not "
@@ -112,7 +112,7 @@ class Shards:
 
     @public("Shards.join")
     def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
-        """Undoes `take`: the whole tensor of the parts of all ranks."""
+        """The inverse of `take`: joins the parts of all ranks."""
         if len(parts) != self.ranks:
             raise ValueError(
                 f"Shards.join: {len(parts)} parts are not one for each of "
@@ -157,7 +157,7 @@ def _dealt(length: int, ranks: int, block_size: int) -> Shards:
 
 
 def _joined(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs without empty ones, and with adjacent ones as one."""
+    """Drops empty runs and joins adjacent ones."""
     joined: list[Run] = []
     for first, count in runs:
         if count and joined and sum(joined[-1]) == first:
@@ -172,7 +172,7 @@ def _cut(length: int, part: int, parts: int) -> int:
 
 
 def _check_runs(runs: Any) -> None:
-    """Refuses runs with which keys would be left out, or attended to twice."""
+    """Refuses runs that miss or repeat a position."""
     is_of_ranks = isinstance(runs, tuple) and all(isinstance(own, tuple) for own in runs)
     if not is_of_ranks or not all(map(_is_pair, chain.from_iterable(runs))):
         raise TypeError(

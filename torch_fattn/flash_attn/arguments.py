@@ -1,5 +1,4 @@
-"""Checks of arguments, and results, for all of flash-attn's functions. A check raises before anything is
-launched or written."""
+"""Argument checks and results that flash-attn's functions share. Checks raise before any launch or write."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ Shape = tuple[str | int, ...]
 ROWS: Shape = ("batch", "length", "heads", "head_dim")
 POOL: Shape = ("num_blocks", "block_size", "kv_heads", "head_dim")
 MAX_SOFTCAP = 1e30
-MAX_SCALE = 1e38  # with what the kernels multiply it by, finite in float32
-NO_LIMIT = 2**31  # a window of more keys than a sequence can have
+MAX_SCALE = 1e38  # stays finite in float32 after the kernels' factors
+NO_LIMIT = 2**31  # larger than any window
 
 
 def name_of(op: str) -> str:
@@ -36,7 +35,7 @@ def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
 def check_shape(op: str, what: str, tensor: Any, shape: Shape) -> None:
     if not isinstance(tensor, Tensor):
         check_tensor(name_of(op), what, tensor, _text(shape))
-    # A text of symbolic sizes, unless it is that of an error, would be compiled for these sizes alone.
+    # Formatting symbolic sizes specialises the graph to them, so only errors do it.
     fits = tensor.dim() == len(shape) and all(
         isinstance(wanted, str) or wanted == size for wanted, size in zip(shape, tensor.shape, strict=True)
     )
@@ -50,7 +49,7 @@ def _text(shape: Shape) -> str:
 
 def check_device(op: str, what: str, tensor: Tensor, q: Tensor) -> None:
     if tensor.device != q.device:
-        # To the GPU, whichever of the two is there.
+        # Advise to move the CPU tensor of the two.
         moved, to = ("q", tensor.device) if q.device.type == "cpu" else (what, q.device)
         raise ValueError(
             f"{name_of(op)}: {what} is on {tensor.device} and q on {q.device}; move {moved} with .to('{to}')"
@@ -58,7 +57,7 @@ def check_device(op: str, what: str, tensor: Tensor, q: Tensor) -> None:
 
 
 def check_operands(op: str, q: Tensor, **others: tuple[Any, Shape]) -> None:
-    """`others` with their shapes: of the dtype of q, on its device."""
+    """Checks that `others` have these shapes, and the dtype and device of q."""
     if q.dtype not in DTYPES.values():
         raise TypeError(f"{name_of(op)}: q is {q.dtype}; pass torch.float32, torch.float16 or torch.bfloat16")
     for what, (tensor, shape) in others.items():
@@ -92,7 +91,7 @@ def check_heads(
             f"{name_of(op)}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of "
             "them, and transpose q and the keys if yours have the heads before the length"
         )
-    # What torch's function lacks: a soft cap, and a bias other than a mask.
+    # torch's function has no soft cap, and no bias except as a mask.
     function, gqa = "F.scaled_dot_product_attention", ", and enable_gqa=True" if heads != kv_heads else ""
     if softcap:
         function, gqa = "torch_fattn.reference.prefill", ""
@@ -114,7 +113,7 @@ def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
     if slopes is None:
         return
     heads = q.shape[-2]
-    # Size by size: Dynamo finds no tuple of symbols in a tuple of tuples.
+    # Size by size: Dynamo cannot find a tuple of symbols in a tuple of tuples.
     of_heads = slopes.dim() in (1, 2) and slopes.shape[-1] == heads
     if not of_heads or (slopes.dim() == 2 and slopes.shape[0] != batch):
         raise ValueError(
@@ -136,7 +135,7 @@ def check_integers(
 
 
 def refuse_gradient_by_distance(op: str, trains: bool) -> None:
-    """Of ALiBi where rows see later keys: it takes two passes, whose parts have no gradient."""
+    """Refuses gradients of ALiBi by distance: its two passes are not differentiable."""
     if trains:
         raise NotImplementedError(
             f"{name_of(op)}: alibi_slopes without causal=True have no backward; use "
@@ -146,14 +145,14 @@ def refuse_gradient_by_distance(op: str, trains: bool) -> None:
 
 
 def whole(op: str, what: str, number: int | Tensor | None, meaning: str) -> int:
-    """Accepts a tensor of one number, as flash-attn does."""
+    """Checks an integer; like flash-attn, accepts a one-element tensor."""
     if number is None:
         raise TypeError(f"{name_of(op)}: {what} is None; pass {meaning}")
     if isinstance(number, Tensor) and (number.dim() or number.dtype not in (torch.int32, torch.int64)):
         raise TypeError(
             f"{name_of(op)}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}"
         )
-    size = number if isinstance(number, int) else operator.index(number)  # a symbol stays one
+    size = number if isinstance(number, int) else operator.index(number)  # a symbol stays symbolic
     if size < 0:
         raise ValueError(f"{name_of(op)}: {what} {size} is negative; pass {meaning}")
     return size
@@ -190,14 +189,15 @@ def refuse_dropout(op: str, dropout_p: float) -> None:
 
 
 def window(size: Window) -> dict[str, int]:
-    """The options of the operators. A side of -1 or None has no limit; None alone is vLLM's default."""
+    """The operators' window options. A side of -1 or None is unlimited; vLLM's default is None for the
+    window."""
     sides = (None, None) if size is None else size
     left, right = (-1 if side is None else min(max(operator.index(side), -1), NO_LIMIT) for side in sides)
     return {"window_left": left, "window_right": right}
 
 
 def check_between(op: str, what: str, numbers: Tensor, most: int | Tensor) -> None:
-    """Checks the range of numbers on the device, if FATTN_CHECK is on."""
+    """With FATTN_CHECK=1, checks the range of numbers on the device."""
     if not is_checked():
         return
     limits = most.tolist() if isinstance(most, Tensor) else [most] * numbers.shape[0]
@@ -209,7 +209,7 @@ def check_between(op: str, what: str, numbers: Tensor, most: int | Tensor) -> No
 
 
 def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool: Tensor) -> None:
-    """Checks the block table entries that sequences of these lengths and `new` keys use."""
+    """Checks the block table entries in use after appending `new` keys to sequences of these lengths."""
     if not is_checked():
         return
     num_blocks, block_size = pool.shape[:2]
@@ -226,7 +226,7 @@ def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool
 def _check_apart(
     op: str, what: str, table: list[list[int]], lens: list[int], new: int, block_size: int
 ) -> None:
-    """Checks that no two new keys are written to one slot."""
+    """Checks that new keys have different slots."""
     owner: dict[tuple[int, int], int] = {}
     for b, (row, length) in enumerate(zip(table, lens, strict=True)):
         for position in range(length, length + new):

@@ -1,4 +1,4 @@
-"""flash-attn's `bert_padding`: between padded and packed tokens."""
+"""flash-attn's `bert_padding`: converts between padded and packed tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def index_first_axis_residual(x: Tensor, indices: Tensor) -> tuple[Tensor, Tenso
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """Zeros of that many rows, with the values at the indices."""
+    """Scatters values to their indices among `first_axis_dim` rows; other rows are 0."""
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_put((indices,), values)
 
 
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """The tokens `[B, L, ..]` of both masks `[B, L]` as `[T, ..]`; their indices in `[B * L]`; cu_seqlens;
-    the longest length, for which this waits for the device; and the lengths by the first mask."""
+    """Packs the tokens `[B, L, ..]` of both masks `[B, L]` as `[T, ..]`. Also returns their indices in `[B *
+    L]`, cu_seqlens, the longest length (which waits for the device) and the lengths by the first mask."""
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lens = kept.sum(dim=-1, dtype=torch.int32)
     indices = kept.flatten().nonzero().flatten()
@@ -36,8 +36,8 @@ def unpad_input(
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """`unpad_input` of rows that hold several sequences: those of `attention_mask_in_length` `[B, L]`, whose
-    row begins with their lengths and ends with zeros."""
+    """`unpad_input` of rows that hold several sequences. A row of `attention_mask_in_length` `[B, L]` lists
+    their lengths, then zeros."""
     lengths = attention_mask_in_length
     kept = torch.arange(lengths.shape[1], device=lengths.device) < lengths.sum(-1, keepdim=True)
     tokens, indices, *_ = unpad_input(hidden_states, kept)
@@ -46,5 +46,5 @@ def unpad_input_for_concatenated_sequences(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The tokens `[T, ..]` as `[batch, seqlen, ..]`, and zeros elsewhere."""
+    """Pads the packed tokens `[T, ..]` with zeros to `[batch, seqlen, ..]`."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

@@ -1,5 +1,5 @@
 """`flash_attn_with_kvcache`: rotary embedding, append to the cache, left padding, attention. A dense cache is
-treated as a pool with one block per sequence."""
+a pool with one block per sequence."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def flash_attn_with_kvcache(
     `[B]`, or with a block_table `[B, blocks]` pools of blocks of any size. With cache_leftpad `[B]`, the keys
     of a sequence begin there. Returns out, shaped like q, and on request the log-sum-exp `[B, Hq, Lq]`.
 
-    A sequence whose length on the device is negative has no key, and none is written. A length above the
-    capacity is clamped, and a key beyond the cache is dropped; an int that leaves no room for k raises
-    ValueError. rotary_cos and rotary_sin must have at least as many positions as the cache has slots; a query
-    row at a later position is NaN.
+    A sequence with a negative length on the device has no keys, and none are written. A length above the
+    capacity is clamped, and keys beyond the cache are dropped; an int that leaves no room for k raises
+    ValueError. rotary_cos and rotary_sin need at least as many positions as the cache has slots; a query row
+    at a later position is NaN.
     """
     op = "flash_attn_with_kvcache"
     check_newer(op, newer, q=q, k_cache=k_cache, v_cache=v_cache)
@@ -134,7 +134,7 @@ def flash_attn_with_kvcache(
     if k is not None and v is not None:
         lens, has_slots = lens.clamp(0, capacity), lens >= 0
         if rotary_cos is not None and rotary_sin is not None:
-            # Rows that see the same keys all have the position of the first.
+            # Rows that all see the same keys have the first row's position.
             by_position = causal or max(options["window_left"], options["window_right"]) >= 0
             last = rotary_cos.shape[0] - (q_len if by_position else min(q_len, 1))
             check_between(op, "cache_seqlens", lens, last)
@@ -186,9 +186,9 @@ def flash_attn_with_kvcache(
 def rotate(
     x: Tensor, first: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, advances: bool
 ) -> Tensor:
-    """Rotates x `[B, L, H, D]`. Row i is at position first[b] + i, or at first[b] if the position does not
-    advance. Rotates the first 2 * cos.shape[1] columns, in float32. A row beyond the positions of cos and sin
-    is NaN."""
+    """Applies rotary embedding to the first 2 * cos.shape[1] columns of x `[B, L, H, D]`, in float32. Row
+    i is at position first[b] + i, or at first[b] if positions do not advance. Rows beyond cos and sin are
+    NaN."""
     steps = (
         torch.arange(x.shape[1], device=x.device) if advances else x.new_zeros(x.shape[1], dtype=torch.int64)
     )
@@ -210,8 +210,8 @@ def rotate(
 def append(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, lens: Tensor, table: Tensor
 ) -> None:
-    """Writes `[B, Lnew, Hkv, D]` after the first lens[b] keys of each sequence, in the blocks of the table.
-    Drops keys that have no block."""
+    """Writes `[B, Lnew, Hkv, D]` after the first lens[b] keys of each sequence. Drops keys without a
+    block."""
     slots = _slots(lens, key.shape[1], table, key_cache.shape[1])
     torch.ops.fattn.cache_write(
         key.flatten(0, 1), value.flatten(0, 1), key_cache, value_cache, slots.flatten()
@@ -221,8 +221,8 @@ def append(
 def without_padding_on_the_left(
     key_cache: Tensor, value_cache: Tensor, table: Tensor, first: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The caches as blocks of one key, and a table of the keys from first[b] on. Copies a cache whose blocks
-    are not contiguous."""
+    """The caches as blocks of one key, and a table that begins at first[b]. Copies a cache whose blocks are
+    not contiguous."""
     capacity = table.shape[1] * key_cache.shape[1]
     slots = _slots(first, capacity, table, key_cache.shape[1])
     keys, values = (cache.flatten(0, 1)[:, None] for cache in (key_cache, value_cache))
@@ -230,8 +230,7 @@ def without_padding_on_the_left(
 
 
 def _slots(first: Tensor, count: int, table: Tensor, block_size: int) -> Tensor:
-    """The slots of the keys first[b] to first[b] + count - 1 of each sequence, `[B, count]`; -1 for a key
-    without a block."""
+    """The slots of keys first[b] to first[b] + count - 1, `[B, count]`; -1 for a key without a block."""
     positions = first[:, None].long() + torch.arange(count, device=table.device)
     column = torch.div(positions, block_size, rounding_mode="floor")
     block = table.long().gather(1, column.clamp(max=table.shape[1] - 1))

@@ -1,4 +1,4 @@
-"""Checks of the arguments that only flash_attn_with_kvcache has: slots, lengths, new keys."""
+"""Checks of the arguments that only flash_attn_with_kvcache takes: slots, lengths, new keys."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ def flash_attn_func(
 ) -> Result:  # fmt: skip
     """Attention of q `[B, Lq, Hq, D]` over k and v `[B, Lk, Hkv, D]`. Returns out, shaped like q; with
     return_attn_probs also the log-sum-exp `[B, Hq, Lq]` and an empty tensor, as flash-attn does without
-    dropout. Differentiable for heads of up to 256, also in alibi_slopes if causal; `deterministic` changes
-    nothing, as gradients always are. learnable_sink (s_aux) `[Hq]` are logits of the
-    softmax that have no value; the result is copied to `out`."""
+    dropout. Differentiable for head dims up to 256, also in alibi_slopes if causal. `deterministic` has no
+    effect. learnable_sink (s_aux) `[Hq]` are softmax logits without a value. `out`, if given, gets a copy of
+    the result."""
     return _dense(
         "flash_attn_func", q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         return_attn_probs, newer,
@@ -131,7 +131,7 @@ def flash_attn_qkvpacked_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """`flash_attn_func` of qkv `[B, L, 3, H, D]`, which is not copied."""
+    """`flash_attn_func` of qkv `[B, L, 3, H, D]`, without a copy."""
     op = "flash_attn_qkvpacked_func"
     check_shape(op, "qkv", qkv, _PACKED_QKV)
     q, k, v = qkv.unbind(2)
@@ -147,7 +147,7 @@ def flash_attn_kvpacked_func(
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, which is not copied."""
+    """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, without a copy."""
     op = "flash_attn_kvpacked_func"
     check_shape(op, "kv", kv, _PACKED_KV)
     k, v = kv.unbind(2)

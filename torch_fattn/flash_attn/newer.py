@@ -1,5 +1,5 @@
-"""Arguments that flash-attn 3, flash-attn 4 or vLLM's flash-attn has beside those of flash-attn 2.8, by
-keyword. What cannot change a result is accepted and ignored; what would change it is refused."""
+"""Keywords of flash-attn 3, flash-attn 4 and vLLM's flash-attn that flash-attn 2.8 lacks. Those that cannot
+change a result are ignored; the others are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CacheArguments(PagedArguments, total=False):
 
 DEFAULTS: dict[str, Any] = dict.fromkeys(PackedArguments.__annotations__ | CacheArguments.__annotations__)
 DEFAULTS |= {"attention_chunk": 0, "sm_margin": 0, "cp_world_size": 1, "cp_rank": 0}
-# What would change the result, and what to do instead.
+# Arguments that would change the result, and what to use instead.
 _JOINED = "pass the second query joined to q, and the values joined to the keys"
 _MASKED = "use torch_fattn.prefill with an attn_mask"
 _PACKED = "use flash_attn_varlen_func, with cache_seqlens as seqused_k"
@@ -70,7 +70,7 @@ _NOT_BUILT |= {
 
 
 def check_newer(op: str, given: Mapping[str, Any], **operands: Any) -> None:
-    """Refuses what would change the result: those of `_NOT_BUILT`, and scales of float8 operands."""
+    """Refuses the arguments of `_NOT_BUILT`, and scales of float8 operands."""
     for name, value in given.items():
         if name not in DEFAULTS:  # torch.compile does not check names
             raise TypeError(f"{name_of(op)}: there is no argument {name!r}; leave it out")
@@ -86,7 +86,7 @@ def check_newer(op: str, given: Mapping[str, Any], **operands: Any) -> None:
 
 
 def one_of(op: str, **tensors: Tensor | None) -> Tensor | None:
-    """The argument that has these names."""
+    """The one argument that has these names; raises if several are given."""
     given = [name for name, tensor in tensors.items() if tensor is not None]
     if len(given) > 1:
         raise ValueError(f"{name_of(op)}: {' and '.join(given)} are the same argument; pass one of them")
@@ -94,7 +94,7 @@ def one_of(op: str, **tensors: Tensor | None) -> Tensor | None:
 
 
 def sinks_of(op: str, given: Mapping[str, Any], q: Tensor) -> dict[str, Tensor]:
-    """The option of the operators."""
+    """The operators' option for sinks."""
     named = {name: given.get(name) for name in ("s_aux", "learnable_sink")}
     sinks = one_of(op, **named)
     if sinks is None:

@@ -39,7 +39,7 @@ from .newer import DEFAULTS, PackedArguments, check_newer, check_out, into, one_
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FEW_ROWS = 16  # of each sequence; more are a prefill in any case, for which packed rows need no copy
+FEW_ROWS = 16  # per sequence; with more, always a prefill, for which packed rows need no copy
 _ROWS = ("tokens", "heads", "head_dim")
 _QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in "qk"}
 _QKV |= dict.fromkeys("qkv", "qkv")
@@ -95,14 +95,14 @@ def flash_attn_varlen_func(
 ) -> Result | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
     blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the
-    log-sum-exp `[Hq, Tq]`. seqused_k `[B]` is the number of keys of each sequence that are used, as in vLLM;
-    with it and a block_table, cu_seqlens_k may be None. Differentiable like `flash_attn_func`, without
-    block_table and seqused_k.
+    log-sum-exp `[Hq, Tq]`. seqused_k `[B]` is the number of keys in use of each sequence, as in vLLM; with it
+    and a block_table, cu_seqlens_k may be None. Differentiable like `flash_attn_func`, without block_table
+    and seqused_k.
 
-    With a block_table and max_seqlen_q rows for every sequence, one or, if causal, up to 16, this is
-    `paged_decode`, and otherwise `paged_prefill`. Rows of a sequence beyond max_seqlen_q are right or NaN;
-    with FATTN_CHECK=1 in the environment they raise ValueError. num_splits=1 is always `paged_prefill`: the
-    result of a sequence then does not depend on the rest of the batch, bit for bit."""
+    With a block_table and max_seqlen_q rows in every sequence (one, or up to 16 if causal), this calls
+    `paged_decode`, otherwise `paged_prefill`. Rows of a sequence beyond max_seqlen_q are right or NaN; with
+    FATTN_CHECK=1 in the environment they raise ValueError. num_splits=1 always calls `paged_prefill`, whose
+    results are batch-invariant, bit for bit."""
     op = "flash_attn_varlen_func"
     check_newer(op, newer, q=q, k=k, v=v)
     out, lse = _packed(
@@ -181,7 +181,7 @@ def _packed(
             op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
             result = op(q, k, v, block_table, keys, cu_seqlens_q, most_q, **options)
             return result
-        # A sequence without rows follows each: that of the keys that are not used.
+        # After each sequence, add one without rows that takes its unused keys.
         assert cu_seqlens_k is not None
         starts = torch.stack((cu_seqlens_k[:-1], cu_seqlens_k[:-1] + keys), 1).flatten()
         of_keys, of_rows = torch.cat((starts, cu_seqlens_k[-1:])), cu_seqlens_q.repeat_interleave(2)[1:]
@@ -215,9 +215,9 @@ def _decode(
     q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None, lens: Tensor, cu_seqlens_q: Tensor,
     count: int, options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The newest `count` rows of each sequence, as many as there are. If it has more, these are NaN."""
+    """Decodes the newest `count` rows of each sequence, or all if it has fewer. Further rows are NaN."""
     end = cu_seqlens_q[1:]
-    newest = end[:, None] + torch.arange(-count, 0, device=q.device)  # a short one begins with other rows
+    newest = end[:, None] + torch.arange(-count, 0, device=q.device)  # a short one starts in other rows
     query = q[newest.clamp(0, q.shape[0] - 1)].transpose(1, 2)
     out, lse = torch.ops.fattn.paged_decode(query, k, v, block_table, lens, **options)
 
@@ -234,7 +234,7 @@ def _decode(
 
 
 def _slopes_of_rows(slopes: Tensor, cu_seqlens_q: Tensor, rows: int) -> Tensor:
-    """The slopes broadcast to `[Hq, Tq]`. A row that belongs to no sequence may have any of them."""
+    """The slopes broadcast to `[Hq, Tq]`; arbitrary for rows of no sequence."""
     if slopes.dim() == 1 or slopes.shape[0] == 0:
         return slopes.new_zeros(()) if slopes.dim() == 2 else slopes[:, None]
     _row, sequence = _sequences_of_rows(cu_seqlens_q, rows)
@@ -242,7 +242,7 @@ def _slopes_of_rows(slopes: Tensor, cu_seqlens_q: Tensor, rows: int) -> Tensor:
 
 
 def _sequences_of_rows(cu_seqlens_q: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Every row, and its sequence; for a row of none, -1 or the number of sequences."""
+    """Row indices, and the sequence of each row: -1 or the number of sequences for a row of none."""
     row = torch.arange(rows, device=cu_seqlens_q.device, dtype=torch.int32)
     return row, torch.searchsorted(cu_seqlens_q.contiguous(), row, right=True) - 1
 
@@ -254,7 +254,7 @@ def flash_attn_varlen_qkvpacked_func(
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, which is not copied."""
+    """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, without a copy."""
     op = "flash_attn_varlen_qkvpacked_func"
     check_shape(op, "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
     q, k, v = qkv.unbind(1)
@@ -272,7 +272,7 @@ def flash_attn_varlen_kvpacked_func(
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, which is not copied."""
+    """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, without a copy."""
     op = "flash_attn_varlen_kvpacked_func"
     check_shape(op, "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
     k, v = kv.unbind(1)

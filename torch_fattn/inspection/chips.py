@@ -1,10 +1,10 @@
-"""The chips, and published figures of their GPUs. This project measured none of them.
+"""Published figures of the chips' GPUs. None was measured by this project.
 
 Sources: philipturner/metal-benchmarks (M1 and M2 families), Apple's specifications (memory), public GPU
 databases (clocks of later chips), tzakharko.github.io/apple-neural-accelerators-benchmark (the units of M5
-for matrix products), midudev/canirun.ai#26 (M6 and M5 Ultra, second-hand). Every figure is a limit of the
-hardware (units times clock), not the rate of a program, which another program may exceed.
-tests/bench/test_apple_bounds.py compares each with the measurements in published.csv.
+for matrix products), midudev/canirun.ai#26 (M6 and M5 Ultra, second-hand). Every figure is a hardware limit
+(units times clock), not the rate of a program. tests/bench/test_apple_bounds.py compares each with the
+measurements in published.csv.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ ON_CORE_BYTES = 64.0  # threadgroup memory and L1 together
 L2_BYTES = 32.0
 ALU_FMAS = 128.0
 PRODUCT_FLOPS = 2 * 8 * 8 * 8
-# Tensor operations in 16 bits, per GPU core and cycle: by a microbenchmark of an A19, whose cores are those
-# of M5 (7,500 GFLOP/s of 5 cores; Zakharko). The clock of every M5 is the one that its author assumes
-# for an M5 Max.
+# Tensor operations in 16 bits, per GPU core and cycle: from a microbenchmark of an A19, which has M5's cores
+# (7,500 GFLOP/s on 5 cores; Zakharko). All M5 clocks are its author's assumption for an M5 Max.
 TENSOR_FLOPS = 1024.0
 M5_GIGAHERTZ = 1.75
 
@@ -30,12 +29,10 @@ class Chip:
     name: str
     cores: int
     ram_gb_s: float | None  # None: not published
-    gigahertz: float | None = None  # None: not published; there are no limits per core and cycle
-    alu_gigahertz: float | None = None  # the clock, if the share of the ALUs that products use is unknown
-    tensor_gigahertz: float | None = (
-        None  # the clock of the units for tensor operations; None: there are none, or not published (M6)
-    )
-    # TFLOP/s of the fastest attention on simdgroup products that is published, where their limit is not.
+    gigahertz: float | None = None  # None: not published, so limits per core and cycle are unknown
+    alu_gigahertz: float | None = None  # the clock, if the ALU share of products is unknown
+    tensor_gigahertz: float | None = None  # clock of the tensor units; None: no units, or not published (M6)
+    # TFLOP/s of the fastest published attention on simdgroup products, where their limit is not published.
     simdgroup_attention: float | None = None
     family: int = 7  # Metal's GPU family, for the planner
     note: str = ""
@@ -153,12 +150,12 @@ UNPUBLISHED = (
 )
 NAMES = tuple(sorted(chip.name for chip in (*CHIPS, *UNPUBLISHED)))
 FAMILY_OF_GENERATION = {chip.name.partition(" ")[0]: chip.family for chip in CHIPS}
-ASSUMED = ("M6",)  # Apple has not said of which family it is; 11 is the next that Metal has
+ASSUMED = ("M6",)  # Apple has not published its family; 11 is Metal's next
 NEWEST_TUNED = 10  # the newest family for which tiles were chosen
 
 
 def newer_than_tiles(family: int) -> str | None:
-    """A sentence about a GPU of a family for which no tiles were chosen."""
+    """A warning about a GPU family for which no tiles were chosen; None for others."""
     if family <= NEWEST_TUNED:
         return None
     known = next(name for name, n in FAMILY_OF_GENERATION.items() if n == NEWEST_TUNED)

@@ -24,7 +24,7 @@ class CompiledKernel:
     constants: Mapping[str, Any]
     library_seconds: float  # from source to library; 0 if an earlier pipeline uses the same library
     pipeline_seconds: float  # from library to machine code, and writing the archive
-    archived: bool  # read from the archive of an earlier process; the library was compiled again
+    archived: bool  # pipeline read from an earlier process's archive; only the library was compiled
 
     @property
     def seconds(self) -> float:
@@ -47,7 +47,7 @@ class CompiledKernel:
 
 
 def compiled_kernels() -> list[CompiledKernel]:
-    """The pipelines that this process has compiled so far, in order, with their compile times."""
+    """The pipelines that this process has compiled, in order, with compile times."""
     return [CompiledKernel(**entry) for entry in json.loads(torch.ops.fattn._compiled_pipelines())]
 
 
@@ -56,7 +56,7 @@ def counted(kernels: int) -> str:
 
 
 def compile_summary() -> str:
-    """One line: how many kernels were compiled, and the seconds of each kernel function."""
+    """One line: the number of compiled kernels, and the seconds per kernel function."""
     kernels = compiled_kernels()
     seconds: dict[str, list[float]] = {}
     for kernel in kernels:

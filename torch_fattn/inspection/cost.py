@@ -1,4 +1,4 @@
-"""The least work of an operator call: bytes and products, by its sizes and options."""
+"""The minimum work of an operator call, bytes and FLOPs, from its sizes and options."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ LSE_BYTES = 4
 
 @dataclass(frozen=True)
 class Cost:
-    """`flops` counts two for each pair of a row and a key that it sees, and column: of q.k and of the
-    weighted sum of values, in a backward of five products."""
+    """`flops` counts two per column of each visible pair of a row and a key, in q.k and the weighted sum of
+    values; in a backward, in five products."""
 
-    bytes: int = 0  # of operands and results, each once
+    bytes: int = 0  # operands and results, each counted once
     flops: int = 0
-    is_most: bool = False  # lengths, tables or a mask on the device may leave less
+    is_most: bool = False  # an upper bound: lengths, tables or a mask on the device may reduce it
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.bytes + other.bytes, self.flops + other.flops, self.is_most or other.is_most)
 
     def least_seconds(self, chip: Chip, on_tensors: bool) -> tuple[float, str] | None:
-        """The longer of the times for bytes and products, and the figure that decides; None if that of the
-        memory is not published."""
+        """The longer of the times for bytes and FLOPs, and the figure behind it; None if the chip's bandwidth
+        is not published."""
         if chip.ram_gb_s is None:
             return None
         memory = self.bytes / (chip.ram_gb_s * 1e9), f"memory at {chip.ram_gb_s:.0f} GB/s"
@@ -94,7 +94,7 @@ def _attention(op: str, is_backward: bool, call: Mapping[str, Any], tensors: lis
 
 
 def _bytes(operand: Tensor) -> int:
-    """An expanded dimension is read once."""
+    """The bytes of an operand; expanded dimensions count once."""
     sizes = zip(operand.shape, operand.stride(), strict=True)
     return math.prod(size for size, stride in sizes if stride or size == 0) * operand.itemsize
 
@@ -109,7 +109,7 @@ def _is_view(value: Tensor, key: Tensor) -> bool:
 
 
 def pairs_and_keys(rows: int, keys: int, call: Mapping[str, Any], is_causal: bool) -> tuple[int, int]:
-    """The pairs of a row and a key that it sees by position, and the keys that some row sees."""
+    """The number of visible pairs of a row and a key by position, and of keys that any row sees."""
     if rows == 0:
         return 0, 0
     offset = call.get("q_offset")

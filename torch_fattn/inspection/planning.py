@@ -37,7 +37,7 @@ def signature_of(function: str) -> Signature:
 def planned(
     op: str, operands: tuple[Any, ...], options: Mapping[str, Any], overload: str = "default", **machine: Any
 ) -> Planned:
-    """`machine`: keywords of the planning operators, which have the arguments of the operator too."""
+    """Plans an operator call. `machine`: the additional keywords of the planning operators."""
     plan = getattr(getattr(torch.ops.fattn, f"_plan_{op}"), overload)
     arguments = getattr(getattr(torch.ops.fattn, op), overload)._schema.arguments
     call = {each.name: each.default_value for each in arguments}
@@ -48,7 +48,7 @@ def planned(
 def plans_of(
     function: str, operands: tuple[Any, ...], options: Mapping[str, Any], **machine: Any
 ) -> list[Planned]:
-    """The operator calls of a function, in order. Nothing is computed."""
+    """Plans of the operator calls that a function makes, in order. Nothing is computed."""
     if function in PLANNED or function in DIFFERENTIABLE:
         options = {name: value for name, value in options.items() if name != "return_lse"}
         return [planned(DIFFERENTIABLE.get(function, function), operands, options, **machine)]
@@ -60,7 +60,7 @@ def plans_of(
 
 
 class Recorder(TorchDispatchMode):
-    """Plans the operators that are called inside, for this machine or that of the tensors."""
+    """Plans the operators called inside, for this machine or that of the tensors."""
 
     def __init__(self, **machine: Any) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _on_meta(operand: Any, bases: dict[int, Tensor]) -> Any:
-    """The operand without data. Views of one memory remain so."""
+    """The operand on "meta". Views of one tensor still share memory."""
     if not isinstance(operand, Tensor):
         return operand
     memory = operand.untyped_storage()
@@ -94,7 +94,7 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """The operator that `sdpa` calls where it does not call torch's own attention."""
+    """The operator call of `sdpa`, without its route to torch."""
     if dropout_p or (is_causal and attn_mask is not None):
         raise NotImplementedError(REASONS["dropout" if dropout_p else "mask_with_causal"])
     query, key, value = (each[(None,) * (4 - each.dim())] for each in (query, key, value))

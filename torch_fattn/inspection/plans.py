@@ -29,13 +29,13 @@ MOST_CORES = 1024
 
 
 class Explanation:
-    """What one call launches. `str()` says who runs it, and its least work and time; `.details` also has the
-    passes. `.data` is for programs, `.json` the text that the planner wrote."""
+    """The plan of one call. `str()` has its route and its minimum work and time; `.details` adds the passes.
+    `.data` is for programs, `.json` is the planner's text."""
 
     def __init__(self, op: str, plans: Sequence[Planned], route: Route | None = None) -> None:
         """`op`: the function; `plans`: its operator calls, at least one."""
         self.op = op
-        self.route = route  # of the equivalent plain call of torch's attention, if there is one
+        self.route = route  # of the equivalent call of torch's attention, if there is one
         self.cost = sum((each.cost for each in plans), Cost())
         parts = [json.loads(each.text) for each in plans]
         self.data: dict[str, Any] = parts[0]
@@ -64,13 +64,13 @@ class Explanation:
 
     @property
     def least_seconds(self) -> float | None:
-        """The bytes and products at the published rates of this chip; None if the chip is not known."""
+        """The minimum time, from this chip's published rates; None for an unknown chip."""
         found = self._least()
         return None if found is None else found[0]
 
     @property
     def details(self) -> str:
-        """The text of `str()`, and of each pass its macros, constants, grid and registers."""
+        """The text of `str()`, and each pass with its macros, constants, grid and registers."""
         lines = [str(self)]
         for op, plan in self._calls:
             if len(self._calls) > 1:
@@ -127,7 +127,7 @@ class Explanation:
 
 
 def _rounded(amount: int) -> str:
-    """Three digits and the prefix of a unit: "16.8 M"."""
+    """Rounds to three digits with an SI prefix: "16.8 M"."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if amount >= 0.9995 * factor:
             return f"{amount / factor:.3g} {prefix}"
@@ -153,7 +153,8 @@ def _facts_of(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _at_once(registers: dict[str, int]) -> dict[str, int]:
-    """The parts of the total. A step either stages or multiplies, unless it stages the next one."""
+    """The registers that are live together. A step stages or multiplies, and does both only if it stages the
+    next step."""
     parts = {name: n for name, n in registers.items() if n and name != "total"}
     if sum(parts.values()) > registers["total"]:
         multiplies = registers["scores"] + registers["operands"]
@@ -182,8 +183,8 @@ def check_machine(
     default: str = "an Apple M1",
     spelled: Callable[[str], str] = str,
 ) -> None:
-    """Raises ValueError for a machine that cannot be planned for. The message begins with `asker`; `spelled`
-    maps an argument to the name that its user writes."""
+    """Raises ValueError for an invalid machine. The message begins with `asker`; `spelled` maps arguments to
+    the names that the user wrote."""
     for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
         if value is not None and value not in allowed:
             raise ValueError(
@@ -236,39 +237,38 @@ def explain(
     tensor: str | None = None,
     **options: Any,
 ) -> Explanation:
-    """What `torch_fattn.<op>(*operands, **options)` launches; nothing is computed and nothing is launched.
+    """The plan of `torch_fattn.<op>(*operands, **options)`. Nothing is computed or launched.
 
         print(explain("decode", query, key, value))
         print(explain("decode", heads=32, kv_heads=8, kv_len=4096, chip="M2 Max").details)
 
     Args:
-        op: the name of a function of torch_fattn that computes, such as "prefill" or "sparse_decode".
+        op: the name of a torch_fattn function, such as "prefill" or "sparse_decode".
         operands, options: as for the function. Tensors on any device will do; those on "meta" cost nothing.
             Without tensors also sizes: dtype (float16; its name will do), batch (1), heads (32), kv_heads (as
             heads), head_dim (128), value_dim (as head_dim), q_len (1, or as kv_len), kv_len (1024),
             block_size (16), kv_format, parts (2), prefix_len (1024) and top_k (2048) of the functions that
             have them, seq_lens (True of decode, else False), mask (of prefill: dtype of an attn_mask; none).
-        chip: plan for this one, such as "M2 Max"; `cores` if yours has fewer.
+        chip: plan for this chip, such as "M2 Max"; `cores` if yours has fewer.
         device_name, family, cores: plan for this GPU (family n of `MTLGPUFamilyApple<n>`; 0 cores where the
             number is unknown, as in a virtual machine: planned as for an M1). The default is the
             GPU of this machine for tensors on "mps", else an Apple M1; with another family or number of
             cores it is called "an Apple GPU", unless you name it. A name needs both figures.
-        macos, torch_version: the versions, such as "26.2" and "2.15" or `torch.__version__`, on which
-            `.route` depends. The default is those of this machine.
-        tensor: the state of the GPU's tensor operations, of Metal 4: "registers", "threadgroup", "untested"
-            or "off". The default is that of this machine's GPU, and "off" for another GPU.
+        macos, torch_version: versions such as "26.2" and "2.15" or `torch.__version__`, on which `.route`
+            depends. Default: this machine's.
+        tensor: the state of Metal 4's tensor operations: "registers", "threadgroup", "untested" or "off".
+            Default: the state on this machine's GPU; "off" for another GPU.
 
-    `.route` of the result says whether `sdpa` and `install` run such a call or leave it to torch's own
+    `.route` of the result tells whether `sdpa` and `install` run such a call here or in torch's own
     attention, and why. It is None for a call that torch's attention cannot express, such as one that returns
-    the log-sum-exp. That of "prefill_backward" is the route of calls that need gradients, under the
-    `training` of the last `install`. Its limit of memory is that of the GPU of this machine for tensors on
-    "mps", else that of an Apple M1 with 8 GB.
+    the log-sum-exp. The route of "prefill_backward" is that of calls that need gradients, under the
+    `training` of the last `install`; its memory limit is that of this machine's GPU for tensors on "mps",
+    else of an Apple M1 with 8 GB.
 
-    `.cost` has the bytes of operands and results and the products of the pairs that rows see by position, for
-    full caches. `.least_seconds` divides them by published figures: no kernel is faster.
+    `.cost` has the bytes of operands and results and the FLOPs of all pairs visible by position, for full
+    caches. `.least_seconds` divides them by published rates: a lower bound for any kernel.
 
-    A call that the function refuses is refused here with the same error; one that `sdpa` leaves to torch has
-    no passes.
+    Raises the function's own errors. A call that `sdpa` leaves to torch has no passes.
     """
     check_op(NAME, op)
     on_mps = any(isinstance(x, torch.Tensor) and x.is_mps for x in (*operands, *options.values()))
@@ -323,8 +323,8 @@ class _Counts(dict[str, int]):
 
 
 def launch_counts() -> dict[str, int]:
-    """Launches of each kernel function on the GPU since the last `reset_launch_counts()`, in all threads.
-    Kernels without a launch are not listed, and count 0."""
+    """Launches per kernel function on the GPU, in all threads, since the last `reset_launch_counts()`.
+    Kernels without launches are not listed; looking one up gives 0."""
     return _Counts({kernel: n for kernel, n in torch.ops.fattn._launch_counts().items() if n})
 
 

@@ -18,7 +18,7 @@ from ..runtime.signatures import shown
 from .planning import FUNCTIONS, signature_of
 
 PACKED = ("paged_prefill", "varlen_prefill")
-# Functions with the operands of an operator, and more.
+# Functions whose operands include those of an operator.
 ALIKE = DIFFERENTIABLE | {
     "sdpa": "prefill",
     "shared_prefix_decode": "decode",
@@ -47,10 +47,9 @@ def operands_of(
     seq_lens: bool | None = None,
     mask: torch.dtype | None = None,
 ) -> tuple[list[Tensor | None], dict[str, Any]]:
-    """Operands on "meta" and their keywords. Defaults: as many key-value heads as query heads, values as wide
-    as keys, and one query row (prefills and maps: as many as keys). `mask` is the dtype of an attn_mask for
-    all heads. A backward has the `out` that `attention` keeps for it. After a prefix, `kv_len` counts the
-    keys of the suffix."""
+    """Operands on "meta" and their keywords. Defaults: kv_heads equals heads, value_dim equals head_dim, and
+    q_len is 1 (prefills and maps: kv_len). `mask` is the dtype of an attn_mask for all heads. A backward has
+    the `out` that `attention` keeps for it. With a prefix, `kv_len` counts the keys of the suffix."""
     function, is_backward, op = op, op in BACKWARDS, ALIKE.get(op, op).removesuffix("_backward")
     q_len = q_len or (kv_len if op.endswith(("prefill", "map")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
@@ -153,7 +152,7 @@ def has_operands(op: str, operands: tuple[Any, ...], options: Mapping[str, Any])
 def call_of(
     asker: str, op: str, operands: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The operands and options of a call that has either operands or sizes. Errors begin with `asker`."""
+    """The operands and options of a call that is given by operands or sizes. Errors begin with `asker`."""
     signature, given = signature_of(op), has_operands(op, operands, options)
     for name in (each for each in options if each not in signature.names):
         refusal = f"{asker}: {op} has no option {name!r}"
@@ -179,7 +178,8 @@ def call_of(
 
 
 def _checked(asker: str, op: str, name: str, value: Any) -> Any:
-    """One value of a size, with a dtype in place of its name. Numbers are of any type with `__index__`."""
+    """Checks one size, and converts a dtype's name to the dtype. Numbers may have any type with
+    `__index__`."""
     given = f"{asker}: {name} {shown(value)}"
     if name in _DTYPES:
         if isinstance(value, torch.dtype):

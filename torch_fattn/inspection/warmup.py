@@ -1,4 +1,4 @@
-"""Compiling ahead."""
+"""`warmup`: compiles kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Warmup", "warmup"]
 
 NAME = "torch_fattn.warmup"
 LENGTHS = (64, 4096)
-# Keys of one chunk, of a few, which a threadgroup may have at once, and of many.
+# Keys of one chunk, of a few chunks in one threadgroup, and of many chunks.
 DECODE_LENGTHS = (64, 200, 500, 1000, 4096)
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """What `warmup` did."""
+    """The result of `warmup`."""
 
     kernels: list[CompiledKernel] = field(default_factory=list)  # all kernels of the calls
-    compiled: list[CompiledKernel] = field(default_factory=list)  # those compiled by this warm-up
+    compiled: list[CompiledKernel] = field(default_factory=list)  # the kernels that this warm-up compiled
     seconds: float = 0.0  # of the whole warm-up
 
     def __str__(self) -> str:
@@ -38,33 +38,32 @@ class Warmup:
 
 @public(NAME, renames=False)
 def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any, **options: Any) -> Warmup:
-    """Compiles the kernels of future calls, so that the first call is as fast as the others.
+    """Compiles the kernels of future calls, so that first calls are not slower.
 
-    Nothing is computed, launched or allocated, except by the tests of tensor operations (M5). A kernel is
-    compiled once per process for a combination of dtype, head dims, tile and features, on its first use or
-    here. Lengths matter in three cases: a prefill of few rows (`q_len=16`), one whose keys are cut into parts
-    (the same with kv_len=4096), and a decode with room for few keys in few sequences (kv_len of 200 to 1,000,
-    and the batch of the calls) have their own kernels. warmup may run in a thread: a call that needs a kernel
-    under compilation waits only for that kernel.
+    Nothing is computed, launched or allocated, except by the self-test of tensor operations (M5). A kernel is
+    compiled once per process for each combination of dtype, head dims, tile and features, on first use or
+    here. Three cases have their own kernels by length: a prefill of few rows (`q_len=16`), one whose keys are
+    cut into parts (also kv_len=4096), and a small decode (kv_len of 200 to 1,000, with the batch of the
+    calls). warmup may run in a thread: a call that needs a kernel under compilation waits only for that
+    kernel.
 
         warmup("decode", heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
         warmup("prefill", query, key, value, is_causal=True)
         warmup([("prefill", model | {"is_causal": True}), ("decode", model)])
 
     Args:
-        calls: a function as `explain` takes it; or a list of (function, keywords).
+        calls: a function's name, as in `explain`; or a list of (name, keywords).
         operands: example tensors, also by name, on any device; those on "meta" cost nothing. Unlike sizes,
-            they have an alignment: rows that are not aligned to 16 bytes have their own kernels.
-        options: those of the function; tensors among them may be on "meta" too. Without `operands` also the
-            sizes of `explain`, of which a list or tuple means one call for each member. The defaults are
-            those of `explain`, but kv_len is 64 and 4096, of decodes also 200, 500 and 1000, and seq_lens of
-            `decode` both.
+            they have strides: rows that are not aligned to 16 bytes have their own kernels.
+        options: those of the function; tensors may be on "meta" too. Without `operands`, also the sizes of
+            `explain`; a list or tuple means one call per member. Defaults are those of `explain`, except
+            kv_len (64 and 4096; decodes also 200, 500 and 1000) and seq_lens of `decode` (both).
 
-    Returns the kernels that the calls launch, those that were compiled now, and the seconds.
+    Returns all kernels of the calls, those compiled now, and the seconds.
 
     Raises:
-        TypeError: a keyword that is neither a size nor an option of the operator; a size of another type.
-        ValueError: a size below 1; what the operator itself refuses.
+        TypeError: a keyword that is neither a size nor an option; a size of another type.
+        ValueError: a size below 1; otherwise as the operator.
     """
     if not isinstance(calls, str):
         if operands or options:
@@ -76,7 +75,7 @@ def warmup(calls: str | Iterable[tuple[str, Mapping[str, Any]]], *operands: Any,
 
 
 def _warm(plans: Iterable[Explanation]) -> Warmup:
-    """Compiles the kernels of the plans, which are made on demand."""
+    """Compiles the kernels of the plans, which are generated lazily."""
     before = len(compiled_kernels())
     start = time.perf_counter()
     launches = [launch for plan in plans for launch in plan.passes]

@@ -1,7 +1,7 @@
-"""torch_fattn as the attention of a ComfyUI model: for a custom node, or a script around ComfyUI.
+"""torch_fattn's attention in ComfyUI models: for custom nodes and scripts.
 
     from torch_fattn.integrations import comfyui
-    model = comfyui.apply(model)  # a clone; the model that is given stays as it was
+    model = comfyui.apply(model)  # a clone; the given model is unchanged
 
 On a Mac, ComfyUI computes attention in slices unless it is started with --use-pytorch-cross-attention, and
 `torch_fattn.install()` never sees those calls. This module uses its `optimized_attention_override`.
@@ -23,13 +23,13 @@ __all__ = ["apply", "attention_override"]
 
 _OVERRIDE = "optimized_attention_override"
 _OVERRIDE_NAME = "torch_fattn.integrations.comfyui.attention_override"
-# Options of ComfyUI's functions that these kernels may ignore.
+# Options of ComfyUI's functions that do not affect these kernels.
 _NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
 
 
 def apply(model: Any) -> Any:
     """Returns a clone of a ModelPatcher that uses torch_fattn's attention. An existing override of the model
-    runs first, since it may change the call; it gets torch_fattn instead of ComfyUI's function."""
+    runs first, since it may change the call; it is given torch_fattn instead of ComfyUI's function."""
     if fault := _fault_of(model):
         raise TypeError(
             f"torch_fattn.integrations.comfyui.apply: {fault}; pass a ModelPatcher, which ComfyUI's loaders "
@@ -98,8 +98,8 @@ def _attention(
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
         mask = mask[:, None]
     arguments = (q, k, v, mask, 0.0, False)
-    # A compiled graph cannot call ComfyUI's function; there `sdpa` falls back to torch's attention. Where
-    # torch is faster than these kernels, it is also faster than ComfyUI's slices.
+    # A compiled graph cannot call ComfyUI's function, so `sdpa` falls back to torch's attention. Where torch
+    # is faster than these kernels, it also beats ComfyUI's slices.
     if not torch.compiler.is_compiling():
         reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
         if torch.ops.fattn._reason_name(reason) not in ("none", "torch_is_faster"):
@@ -112,8 +112,8 @@ def _attention(
 def attention_override(
     func: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """The value of `transformer_options["optimized_attention_override"]`. `func` is the function that ComfyUI
-    has chosen; it computes calls for which torch_fattn has no kernel."""
+    """The value of `transformer_options["optimized_attention_override"]`. `func`, the function that ComfyUI
+    chose, runs calls that torch_fattn has no kernel for."""
     out = _attention(q, k, v, heads, *args, **kwargs)
     return func(q, k, v, heads, *args, **kwargs) if out is None else out
 

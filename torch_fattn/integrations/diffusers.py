@@ -22,7 +22,7 @@ __all__ = ["register", "unregister"]
 
 
 class _Attention:
-    """Replaces `before` until it is turned off."""
+    """Replaces the function `before` while active."""
 
     def __init__(self, before: Callable[..., Any]) -> None:
         self.before = before
@@ -40,8 +40,8 @@ class _Attention:
         enable_gqa: bool = False,
         **others: Any,
     ) -> Any:
-        """Attention of `[B, L, H, D]`, diffusers' layout. A mask `[B, Lk]` hides keys. If any other argument
-        is set, diffusers' own function runs."""
+        """Attention of `[B, L, H, D]`, diffusers' layout. A mask `[B, Lk]` hides keys. diffusers' own
+        function runs if any other argument is set."""
         asked = any(option is not None and option is not False for option in others.values())
         operands = (query, key, value)
         if any(not isinstance(operand, Tensor) or operand.dim() != 4 for operand in operands):
@@ -61,7 +61,7 @@ _attention: _Attention | None = None
 
 
 def register() -> None:
-    """Calling it again changes nothing."""
+    """Wraps diffusers' "native" backend. May be called again."""
     global _attention
     backends, native = _registry()
     if _attention is None:
@@ -69,8 +69,8 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Restores the previous function. A wrapper that others have put around this one stays and calls the
-    previous function."""
+    """Restores the previous function. If another wrapper encloses this one, it stays and calls the previous
+    function."""
     global _attention
     if _attention is not None:
         backends, native = _registry()

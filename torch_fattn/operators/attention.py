@@ -75,21 +75,21 @@ def prefill(
         key: `[B, Hkv, Lk, D]` of the same dtype. `Hq % Hkv == 0`: query head h uses key-value
             head h // (Hq / Hkv).
         value: `[B, Hkv, Lk, Dv]` of the same dtype. Dv is a multiple of 8, 8 to 576, and need not equal D.
-            The strides of query, key and value are arbitrary and independent of each other, 0 included; only
-            an operand whose last dimension is not contiguous is copied.
-        attn_mask: broadcastable to `[B, Hq, Lq, Lk]` and read through its strides, never expanded. bool: True
-            = attend. float32, float16, bfloat16: added to the score in float32; -inf hides the key, whatever
-            its memory holds.
+            Query, key and value may have any strides, 0 included; an operand is copied only if its last
+            dimension is not contiguous.
+        attn_mask: broadcastable to `[B, Hq, Lq, Lk]`, read through its strides and never expanded. bool: True
+            = attend. float32, float16, bfloat16: added to the score in float32; -inf hides the key, even if
+            its memory is NaN.
         return_lse: also return the logarithm of each row's softmax denominator.
 
-    Under torch.autocast query, key and value are cast as `F.scaled_dot_product_attention` casts them.
+    Under torch.autocast, query, key and value are cast as in `F.scaled_dot_product_attention`.
 
-    Few rows over many keys also fill the GPU: the rows of all query heads that share a key-value head form
-    one tile, and the keys are cut into parts that a last pass merges, as in `decode`. Results are
+    To fill the GPU with few rows over many keys, the rows of all query heads that share a key-value head form
+    one tile, and the keys are split into parts that a last pass merges, as in `decode`. Results are
     batch-invariant, bit for bit.
 
     Returns:
-        out `[B, Hq, Lq, Dv]`, contiguous unless token_major_out, of the dtype of query; with `return_lse`
+        out `[B, Hq, Lq, Dv]`, of the dtype of query, contiguous unless token_major_out; with `return_lse`
         also lse `[B, Hq, Lq]`, float32, natural logarithm, contiguous. A row that sees no key has out 0 and
         lse -inf.
 
@@ -153,20 +153,19 @@ def decode(
         query: `[B, Hq, Lq, D]`; with a tree_mask Lq is at most 64. Row i is the token at position
             `seq_len - Lq + i`. More than 16 rows run on the kernels of `prefill`.
         key, value: `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`, any strides; a cache is never
-            copied. The dtype is that of query, or that of a quantised cache.
-        seq_lens: int32 `[B]` on the device of query: how many keys of each sequence are filled, the newest
-            tokens included. Default: all of them. Memory after them is never read. A length below 0 or above
-            the capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
+            copied. The dtype of query, or of a quantised cache.
+        seq_lens: int32 `[B]` on the device of query: the number of filled keys of each sequence, newest
+            tokens included. Default: the capacity. Later memory is never read. A length below 0 or above the
+            capacity is clamped; with FATTN_CHECK=1 in the environment it raises ValueError.
         return_lse: also return lse.
 
-    D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, is read only
-    once: in multi-head latent attention (DeepSeek), the latent vectors are both. In an int4 cache its scales
-    must be a view too, `key_scales[..., :Dv // 32, :]`. Dtypes, results and errors are those of
-    `prefill`.
+    D and Dv are multiples of 8, 8 to 576. A value that is a view of the key, `key[..., :Dv]`, as in
+    multi-head latent attention (DeepSeek), is read only once. In an int4 cache its scales must be a view too,
+    `key_scales[..., :Dv // 32, :]`. Dtypes, results and errors are those of `prefill`.
 
-    The keys are cut into chunks whose partial results a second pass merges by log-sum-exp, so that a batch of
-    one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). The cuts are counted from key 0: no
-    bit of a sequence's result depends on the rest of the batch or on the capacity.
+    The keys are split into chunks whose partial results a second pass merges by log-sum-exp, so that a batch
+    of one fills the GPU: "Flash-Decoding" (Dao, Haziza, Massa & Sizov 2023). Chunks are counted from key 0,
+    so results do not depend on the rest of the batch or the capacity, bit for bit.
     """
     out, lse = torch.ops.fattn.decode(query, key, value, seq_lens, **options)
     return (out, lse) if return_lse else out
@@ -223,10 +222,10 @@ def paged_decode(
         key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, any strides: a pool
             `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`. Any block_size from 1.
         block_tables: int32 `[B, max_blocks]`: the blocks of each sequence in order. Entries past the end of
-            the sequence are never read (often -1).
-        seq_lens: int32 `[B]`, on the device of query, the newest tokens included.
+            the sequence (often -1) are never read.
+        seq_lens: int32 `[B]` on the device of query, newest tokens included.
         attn_mask: broadcastable to `[B, Hq, Lq, max_blocks * block_size]`.
-        key_scales, value_scales: `[num_blocks, block_size, Hkv]`, and for int4 `[.., D / 32, 2]` behind that.
+        key_scales, value_scales: `[num_blocks, block_size, Hkv]`; int4: `[.., Hkv, D / 32, 2]`.
         return_lse: also return lse.
 
     Results are those of `decode`. A table entry outside the pool holds no keys; with FATTN_CHECK=1 in the
@@ -294,30 +293,30 @@ def paged_prefill(
     return_lse: bool = False,
     **options: Unpack[PagedPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`prefill` of the newest rows of many sequences, packed into one tensor, over the pools of
-    `paged_decode`: prompts, chunks of prompts and single tokens in one batch.
+    """`prefill` of the newest rows of many sequences, packed into one tensor, over paged caches: prompts,
+    chunks of prompts and single tokens in one batch.
 
     Args:
         query: `[T, Hq, D]`, sequence after sequence.
-        key_cache, value_cache, block_tables, seq_lens: as in `paged_decode`; they already contain the keys
-            and values of the query's tokens.
+        key_cache, value_cache, block_tables, seq_lens: as in `paged_decode`; the caches already contain the
+            keys and values of the query's tokens.
         cu_seqlens_q: int32 `[B + 1]` on the device of query: sequence b has the rows from `cu_seqlens_q[b]`
             to `cu_seqlens_q[b + 1]`, which may be none. Row i of `n` is the token at position
             `seq_lens[b] - n + i`.
-        max_seqlen_q: the largest number of rows of a sequence, for which the call is planned. Results do not
-            depend on it, except on CUDA, where rows beyond it are NaN.
-        is_causal: a row at position p sees the keys up to p. There is no default, as rows of `decode` always
-            are causal, and those of `prefill` only if told.
+        max_seqlen_q: the maximum number of rows of a sequence, used for planning. Results do not depend on
+            it, except on CUDA, where rows beyond it are NaN.
+        is_causal: a row at position p sees the keys up to p. There is no default, since `decode` is always
+            causal, and `prefill` only on request.
         key_scales, value_scales: as in `paged_decode`.
         return_lse: also return lse.
 
     Returns:
         out `[T, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, T]`, float32.
-        Rows from `cu_seqlens_q[B]` on belong to no sequence; they have the result of a row that sees no key.
+        Rows from `cu_seqlens_q[B]` on belong to no sequence; their result is that of a row that sees no key.
 
-    Entries of cu_seqlens_q that decrease, or lie beyond T, are cut to those before them, or to T; with
-    FATTN_CHECK=1 in the environment they raise ValueError, as do a first entry other than 0 and a sequence of
-    more than max_seqlen_q rows.
+    Entries of cu_seqlens_q that decrease are raised to the entry before, and entries above T are clamped to
+    T; with FATTN_CHECK=1 in the environment they raise ValueError, as do a first entry other than 0 and a
+    sequence of more than max_seqlen_q rows.
     """
     out, lse = torch.ops.fattn.paged_prefill(
         *(query, key_cache, value_cache, block_tables, seq_lens, cu_seqlens_q, max_seqlen_q),
@@ -379,37 +378,36 @@ def varlen_prefill(
     return_lse: bool = False,
     **options: Unpack[VarlenPrefillOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`prefill` of many sequences of their own lengths, packed into one tensor without padding: the prompts
-    of a batch, the images of an encoder, the samples of a document.
+    """`prefill` of many sequences of different lengths, packed into one tensor without padding, such as the
+    prompts of a batch or the images of an encoder.
 
     Args:
         query: `[Tq, Hq, D]`, sequence after sequence.
         key, value: `[Tk, Hkv, D]` and `[Tk, Hkv, Dv]`, likewise. Strides, dtypes and head dims are those of
             `prefill`.
         cu_seqlens_q, cu_seqlens_k: int32 `[B + 1]` on the device of query: sequence b has the rows from
-            `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise, any number of either, 0
-            included.
-        max_seqlen_q, max_seqlen_k: the largest numbers of rows and keys of a sequence, for which the call is
-            planned. Results do not depend on them, except on CUDA, where rows beyond max_seqlen_q and
-            sequences of more keys are NaN.
-        q_offset: absolute position of row 0 of every sequence. Default: the number of its keys less that of
-            its rows, which aligns its last row with its last key; 0 aligns the first ones.
+            `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]`, and the keys likewise. Either may be empty.
+        max_seqlen_q, max_seqlen_k: the maximum numbers of rows and keys of a sequence, used for planning.
+            Results do not depend on them, except on CUDA, where rows beyond max_seqlen_q and sequences of
+            more keys are NaN.
+        q_offset: absolute position of row 0 of every sequence. Default: its number of keys minus its number
+            of rows, which aligns the last row with the last key; 0 aligns the first ones.
         return_lse: also return lse.
 
     Positions are counted from the beginning of each sequence.
 
     Returns:
         out `[Tq, Hq, Dv]`, contiguous, of the dtype of query; with `return_lse` also lse `[Hq, Tq]`, float32.
-        Rows before `cu_seqlens_q[0]` and from `cu_seqlens_q[B]` on belong to no sequence; they have the
-        result of a row that sees no key.
+        Rows before `cu_seqlens_q[0]` and from `cu_seqlens_q[B]` on belong to no sequence; their result is
+        that of a row that sees no key.
 
-    Entries of cu_seqlens_q that decrease, or lie beyond Tq, are cut to those before them, or to Tq. A
-    sequence whose entries of cu_seqlens_k decrease has no key; those beyond Tk are cut to it. With
-    FATTN_CHECK=1 in the environment all of them raise ValueError, as do first entries other than 0 and a
-    sequence of more than max_seqlen_q rows or max_seqlen_k keys.
+    Entries of cu_seqlens_q that decrease are raised to the entry before. A sequence whose entries of
+    cu_seqlens_k decrease has no keys. Entries above Tq or Tk are clamped. With FATTN_CHECK=1 in the
+    environment all of them raise ValueError, as do first entries other than 0 and a sequence of more than
+    max_seqlen_q rows or max_seqlen_k keys.
 
-    No work is done for padding. For each key-value head, a launch has at most B + 1 threadgroups more than
-    tiles of rows; these end at once.
+    Padding costs nothing: per key-value head, a launch has at most B + 1 threadgroups more than tiles of
+    rows, and these exit at once.
     """
     out, lse = torch.ops.fattn.varlen_prefill(
         query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options
@@ -431,13 +429,13 @@ def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | t
         outs: `[N, B, H, L, D]`, the `out` of N calls, float32, float16 or bfloat16; of packed operators
             `[N, T, H, D]`.
         lses: float32 `[N, B, H, L]`, their `lse`; of packed operators `[N, H, T]`. A part whose lse is -inf
-            saw no key and has no weight.
+            saw no key and has weight 0.
 
     Returns:
-        out of the shape `[B, H, L, D]` or `[T, H, D]` and the dtype of outs; with `return_lse` also lse
+        out `[B, H, L, D]` or `[T, H, D]` in the dtype of outs; with `return_lse` also lse
         `[B, H, L]` or `[H, T]`, float32.
     """
-    if outs.dim() == 4 and lses.dim() == 3:  # rows before heads, which the operator treats alike
+    if outs.dim() == 4 and lses.dim() == 3:  # the operator also takes rows before heads
         if lses.transpose(1, 2).shape != outs.shape[:-1]:
             raise ValueError(
                 f"fattn.merge: outs of packed parts has shape {list(outs.shape)} and lses "

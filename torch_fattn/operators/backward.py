@@ -31,25 +31,24 @@ def prefill_backward(
     attn_mask: Tensor | None = None,
     **options: Unpack[PrefillOptions],
 ) -> Gradients:
-    """The gradients of `prefill`, from those of its results. No score matrix is stored: the scores are
-    computed again, tile by tile.
+    """The gradients of `prefill`, from those of its results. Scores are recomputed tile by tile, never
+    stored.
 
     Args:
         grad_out: the gradient of out, `[B, Hq, Lq, Dv]`, of the dtype of query; any strides.
-        grad_lse: that of lse, float32 `[B, Hq, Lq]`; None where lse was not used.
+        grad_lse: the gradient of lse, float32 `[B, Hq, Lq]`; None if lse was not used.
         query, key, value: the operands of the forward. D and Dv are multiples of 8, 8 to 256.
-        out: the result of the forward, or None. It saves work if it is float32. A result that was rounded to
-            16 bits is not read: where one key has most of a row's weight, its error would be larger than what
-            remains of the gradient.
+        out: the result of the forward, or None. In float32 it saves a pass over the keys. In 16 bits it is
+            not read: where one key has most of a row's weight, its rounding error would exceed the gradient.
         lse: the other result of the forward, with these options.
-        attn_mask: as in `prefill`; it has no gradient.
+        attn_mask: as in `prefill`; not differentiable.
         token_major_out: the layout of out in the forward; the gradients do not depend on it.
 
     Returns:
         The gradients of query, key, value, sinks and alibi_slopes, contiguous, each of the shape and dtype of
         its tensor; None for sinks or slopes that are absent. Sums are float32. A row that sees no key has
-        gradient 0 and adds nothing to those of others, but its lse is the logit of the sink, which grad_lse
-        therefore reaches. A key that no row sees has gradient 0. NaN in a query row or its grad_out makes the
+        gradient 0 and adds nothing to other gradients, except that its lse is the sink's logit, which gets
+        grad_lse. A key that no row sees has gradient 0. NaN in a query row or its grad_out makes the
         gradients of other keys of its sequence and head undefined.
 
     The operator `torch.ops.fattn.prefill_backward` returns a tensor of shape `[0]` instead of None.
@@ -58,10 +57,10 @@ def prefill_backward(
         ValueError: shapes, strides or values that do not fit.
         TypeError: dtypes.
         NotImplementedError: not built.
-        RuntimeError: from `backward`; there are no second derivatives.
+        RuntimeError: from `backward`; second derivatives are not supported.
 
-    The method is FlashAttention's (Dao et al. 2022, 2023), in two passes, of which one owns rows and one
-    keys, so that nothing is added in an order that may change.
+    The method is FlashAttention's (Dao et al. 2022, 2023), in two passes, one over rows and one over keys, so
+    that the summation order is fixed.
     """
     results = torch.ops.fattn.prefill_backward(
         grad_out, grad_lse, query, key, value, out, lse, attn_mask, **options
@@ -88,14 +87,14 @@ def varlen_prefill_backward(
 
     Args:
         grad_out: the gradient of out, `[Tq, Hq, Dv]`, of the dtype of query; any strides.
-        grad_lse: that of lse, float32 `[Hq, Tq]`; None where lse was not used.
+        grad_lse: the gradient of lse, float32 `[Hq, Tq]`; None if lse was not used.
         query, key, value: the operands of the forward. D and Dv are multiples of 8, 8 to 256.
         out, lse: the results of the forward, as in `prefill_backward`.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as in `varlen_prefill`.
 
     Returns:
         The gradients of query, key, value, sinks and alibi_slopes, as those of `prefill_backward`. Rows and
-        keys of no sequence have gradient 0, and what grad_out, grad_lse and lse hold there is not read.
+        keys of no sequence have gradient 0, and grad_out, grad_lse and lse are not read there.
     """
     results = torch.ops.fattn.varlen_prefill_backward(
         *(grad_out, grad_lse, query, key, value, out, lse),

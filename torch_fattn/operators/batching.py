@@ -1,8 +1,7 @@
-"""The differentiable operators, and their backward, under `torch.func.vmap`: one call of the operator, in
-which the dimension of the transform is a part of the batch, or of the heads where an operand has a number for
-each head and none for each sequence.
+"""The differentiable operators, and their backward, under `torch.func.vmap`. The dimension of the transform
+is folded into the batch, or into the heads if an operand is per head but not per sequence.
 
-`torch.library.register_vmap` knows no tensors among keyword arguments, so these are kernels of their own.
+`torch.library.register_vmap` does not support tensors among keyword arguments, so these are separate kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
-# Where dense operands have their batch, and packed and dense ones their heads.
+# The dimensions of batch (dense) and heads (dense and packed).
 _BATCH, _HEADS = 0, 1
 _WITH_HEADS = ("query", "key", "value", "grad_out", "out")
 _OF_ROWS = ("lse", "grad_lse")  # [B, Hq, Lq], packed [Hq, Tq]
@@ -54,7 +53,7 @@ def _batched(op: str) -> Callable[..., Any]:
 
 
 class _Call:
-    """A call of an operator whose arguments have one more dimension, of this size, where `dims` says."""
+    """An operator call whose arguments have an additional dimension, of this size, at `dims`."""
 
     def __init__(self, op: str, size: int, given: dict[str, Any], dims: dict[str, int | None]) -> None:
         self.op, self.size, self.given, self.dims = op, size, given, dims
@@ -97,11 +96,11 @@ class _Call:
             return self._mask()
         if name == "seq_lens":
             return self._lengths()
-        # Without its map a mask gives the same numbers; a map of the folded mask would need another fold.
+        # Results do not depend on the map, and the map of a folded mask would need its own fold.
         return None if name == "mask_map" else value
 
     def _first(self, name: str) -> Tensor:
-        """The operand with the dimension of the transform in front."""
+        """The operand with the transform's dimension in front."""
         operand, dim = self.given[name], self.dims[name]
         return operand.expand(self.size, *operand.shape) if dim is None else operand.movedim(dim, 0)
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 else:
 
     class _BlockMaskType(type):
-        """From torch 2.15 on, importing that module takes 0.4 s. Without it there is no BlockMask."""
+        """From torch 2.15 on, importing that module takes 0.4 s. Until it is imported, nothing is a
+        BlockMask."""
 
         def __instancecheck__(cls, value: object) -> bool:
             module = sys.modules.get("torch.nn.attention.flex_attention")
@@ -34,9 +35,9 @@ _ELEMENTS_AT_A_TIME = 2**24
 def mask_of(
     name: str, block_mask: BlockMask, shape: tuple[int, int] = (1, 1), places: Tensor | None = None
 ) -> Tensor:
-    """bool `[B, H, Lq, Lk]`, True = attend. As in FlexAttention's kernels, a full block is visible whatever
-    `mask_mod` says, an empty one is not, and `mask_mod` decides in the others.
-    `shape`: B and H, where those of the BlockMask are 1. `places`: those of `places_of`."""
+    """bool `[B, H, Lq, Lk]`, True = attend. As in FlexAttention's kernels, a full block is visible, an
+    unlisted one is not, and `mask_mod` is evaluated in the others. `shape`: B and H, where the BlockMask has
+    1. `places`: from `places_of`."""
     if places is None:
         places = places_of(name, block_mask, shape)
     rows, keys = block_mask.seq_lengths
@@ -48,7 +49,7 @@ def mask_of(
     at_a_time = max(1, _ELEMENTS_AT_A_TIME // max(1, block_rows * block_keys))
     for blocks in places.split(at_a_time) if len(places) else ():
         at = batch, head, block_row, block_key = blocks.unbind(1)
-        # Past the end, the last row and key once more.
+        # Past the end, repeat the last row and key.
         q_idx = (block_row[:, None] * block_rows + row).clamp(max=rows - 1)
         kv_idx = (block_key[:, None] * block_keys + key).clamp(max=keys - 1)
         seen = _evaluate(block_mask, batch, head, q_idx, kv_idx)
@@ -58,8 +59,8 @@ def mask_of(
 
 
 def places_of(name: str, block_mask: BlockMask, shape: tuple[int, int], waits: bool = True) -> Tensor:
-    """int64 `[n, 4]`, the blocks in which `mask_mod` decides. Without a wait for the device their number is
-    unknown: one for every block, and in place of another block the first of them."""
+    """int64 `[n, 4]`, the blocks in which to evaluate `mask_mod`. Without `waits` their number is unknown, so
+    n is the number of all blocks, and the first one replaces the others."""
     _check(name, block_mask)
     partial, _ = _blocks_of(block_mask, shape)
     if waits or partial.numel() == 0:
@@ -70,7 +71,7 @@ def places_of(name: str, block_mask: BlockMask, shape: tuple[int, int], waits: b
 
 
 def _blocks_of(block_mask: BlockMask, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """bool `[B, H, rows, columns]`: the blocks in which `mask_mod` decides, and those that are full."""
+    """bool `[B, H, rows, columns]`: the blocks in which to evaluate `mask_mod`, and the full blocks."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
     partial, *rest = (_listed(counts, indices, columns) for _, counts, indices in _lists_of(block_mask))
     full = rest[0] if rest else torch.zeros_like(partial)
@@ -99,7 +100,7 @@ def _check(name: str, block_mask: BlockMask) -> None:
         block_mask.BLOCK_SIZE[0],
         block_mask.seq_lengths[0],
     )
-    # What torch leaves in a slice only raises.
+    # torch's mask_mod of a slice only raises.
     if rows != -(-length // size) or getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
         raise ValueError(
             f"{name}: block_mask has {rows} rows of blocks of {size}, and its length is {length}; set "
@@ -127,8 +128,7 @@ def _is_listed(counts: Tensor, indices: Tensor) -> Tensor:
 
 
 def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """bool `[B, H, rows, columns]`: the blocks that are listed. Those that the mask does not have are left
-    out."""
+    """bool `[B, H, rows, columns]`: the listed blocks. Blocks out of range are ignored."""
     listed = _is_listed(counts, indices)
     at = torch.where(listed & (indices >= 0), indices, columns).clamp(max=columns).long()
     out = torch.zeros((*counts.shape, columns + 1), dtype=torch.bool, device=indices.device)

@@ -25,19 +25,18 @@ def cache_write(
     slot_mapping: Tensor,
     **options: Unpack[StorageOptions],
 ) -> None:
-    """Write the keys and values of some tokens into the slots of a paged cache, quantised if it is.
+    """Writes the keys and values of tokens into slots of a paged cache, quantised if the cache is.
 
     Args:
         key, value: `[T, Hkv, D]` and `[T, Hkv, Dv]`, float32, float16 or bfloat16; D and Dv are multiples of
             8 up to 576. Any strides.
-        key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, written in place. Any
-            strides with which no two elements share memory and the last dimension is contiguous: a pool
-            `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`, a dense cache
-            `[B, Hkv, capacity, D]` likewise. For int4 the last dimension holds D / 2 bytes.
-        slot_mapping: int32 or int64 `[T]`, `block * block_size + slot` of each token. A negative one drops
+        key_cache, value_cache: `[num_blocks, block_size, Hkv, D]` and `[.., Dv]`, written in place. Elements
+            must not overlap, and the last dimension is contiguous; otherwise any strides: a pool
+            `[num_blocks, Hkv, block_size, D]` is passed as `pool.transpose(1, 2)`, a dense cache `[B, Hkv,
+            capacity, D]` likewise. For int4 the last dimension holds D / 2 bytes.
+        slot_mapping: int32 or int64 `[T]`, `block * block_size + slot` of each token. A negative slot drops
             the token, as does one beyond the cache; with FATTN_CHECK=1 in the environment the latter raises
-            ValueError, and so do two tokens with one slot, which otherwise race: either may win, column by
-            column.
+            ValueError, and so do two tokens with one slot, which otherwise race in each column.
         key_scales, value_scales: of a quantised cache, written in place: float32 `[num_blocks, block_size,
             Hkv]`, any strides; for int4 float16 `[num_blocks, block_size, Hkv, D / 32, 2]` whose last two
             dimensions are contiguous. For fp8_e4m3 they may be omitted: every scale is 1.
@@ -51,14 +50,14 @@ def cache_write(
     | fp8_e4m3 | `q * scale`, scale = max abs of the row / 448 | `abs(x) / 15.9` or `max abs / 450_000` |
     | int4 | `minimum + q * scale`, of 32 columns | `scale / 1.99`, scale about `(max - min) / 15` |
 
-    A row is a token and head. One with a NaN or an infinity becomes NaN as a whole (in int4 the group of 32
-    columns, in fp8 without scales the NaN alone), and no other row does. `torch_fattn.reference.quantise` is
-    the exact definition, with rounding, saturation and subnormal numbers.
+    A row is one head of a token. A NaN or an infinity makes its whole row NaN (int4: the group of 32 columns;
+    fp8 without scales: only the NaN itself). `torch_fattn.reference.quantise` is the exact definition, with
+    rounding, saturation and subnormal numbers.
 
-    The value of multi-head latent attention is the first columns of its key: then pass value, value_cache and
+    In multi-head latent attention the value is the first columns of the key: pass value, value_cache and
     value_scales as views of their key counterparts, which are written once.
 
-    Caches have no gradient: a cache that requires grad raises RuntimeError unless gradients are off. Other
-    errors are those of `prefill`; nothing has been written then.
+    Caches do not support gradients: a cache that requires grad raises RuntimeError unless gradients are off.
+    Other errors are those of `prefill`. Nothing is written after an error.
     """
     torch.ops.fattn.cache_write(key, value, key_cache, value_cache, slot_mapping, **options)

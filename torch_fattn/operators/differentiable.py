@@ -1,4 +1,4 @@
-"""The prefills with gradients. The node of the graph is in csrc/ops/differentiable.cpp."""
+"""The prefills with gradients. The autograd node is in csrc/ops/differentiable.cpp."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def needs_gradient(*operands: Tensor | None) -> bool:
-    """Whether a result of these operands belongs to a graph."""
+    """Whether a result of these operands needs a graph."""
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands)
 
 
 def _typed_as(other: _Function) -> Callable[[Callable[..., Any]], _Function]:
-    """Decorates a function with the overloads of another one."""
+    """Decorates a function with the overloads of another."""
     return lambda function: cast("_Function", function)
 
 
@@ -46,19 +46,19 @@ def attention(
     """`prefill` with gradients of query, key, value, sinks and alibi_slopes.
 
     Args:
-        query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is a multiple of 8, up to 256 where gradients
-            are needed, else up to 576.
+        query: `[B, Hq, Lq, D]`, float32, float16 or bfloat16. D is a multiple of 8, up to 256 with gradients,
+            else up to 576.
         key: `[B, Hkv, Lk, D]` of the same dtype.
         value: `[B, Hkv, Lk, Dv]` of the same dtype; Dv like D.
-        attn_mask: as in `prefill`, and without a gradient: one that requires grad is refused.
-        return_lse: also return lse, which has gradients too.
+        attn_mask: as in `prefill`, but not differentiable: one that requires grad is refused.
+        return_lse: also return lse, which is differentiable.
 
-    The graph keeps the operands and lse, 4 bytes for each row and head, and with float32 operands also out;
-    never a score. The backward recomputes the scores. It adds in a fixed order, so that gradients are equal
-    from run to run, bit for bit. Rows that see no key have gradient 0.
+    The graph keeps the operands, lse (4 bytes per row and head), and with float32 operands also out. The
+    backward recomputes the scores and sums in a fixed order, so gradients are deterministic, bit for bit.
+    Rows that see no key have gradient 0.
 
-    It works under torch.compile, in checkpoints (`torch.utils.checkpoint`), under torch.autocast, and in
-    `torch.func.grad` and `torch.func.vmap`. There is no second derivative and no forward-mode derivative.
+    It supports torch.compile, `torch.utils.checkpoint`, torch.autocast, `torch.func.grad` and
+    `torch.func.vmap`, but not second derivatives or forward mode.
 
     Returns:
         the results of `prefill`, bit for bit.
@@ -87,8 +87,8 @@ def varlen_attention(
         query, key, value: `[Tq, Hq, D]`, `[Tk, Hkv, D]` and `[Tk, Hkv, Dv]`, as in `varlen_prefill`. Dtypes
             and head dims are those of `attention`.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as in `varlen_prefill`. Where results are NaN,
-            so is every gradient.
-        return_lse: also return lse, which has gradients too.
+            so are gradients.
+        return_lse: also return lse, which is differentiable.
 
     Rows and keys that belong to no sequence have gradient 0.
 

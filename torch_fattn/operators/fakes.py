@@ -1,5 +1,5 @@
-"""The operators on tensors without data (meta tensors, torch.compile, export): the same errors, and results
-of the same shapes."""
+"""The operators on tensors without data (meta tensors, torch.compile, export): the same errors and result
+shapes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _fake(op: str, result_of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _part(result_of: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The result of the overload `part`, of that of the operator."""
+    """The fake of the overload `part`, from the operator's fake."""
 
     def part(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
         out, lse = result_of(*arguments, **options)
@@ -107,8 +107,8 @@ def _map_of(attn_mask: Tensor) -> Tensor:
 
 
 def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Raises the errors of the operator, by planning the call with meta tensors of these shapes. Only devices
-    are compared here. A size that is unknown now is checked when the operator runs."""
+    """Raises the operator's errors by planning the call with meta tensors of these shapes. Only devices are
+    compared here. Sizes that are still unknown are checked when the operator runs."""
     schema = getattr(torch.ops.fattn, op).default._schema
     named = dict(zip((argument.name for argument in schema.arguments), arguments, strict=False)) | options
     if all(number.node.has_hint() for value in named.values() for number in _symbols_of(value)):

@@ -12,9 +12,9 @@ MAX_HEAD_DIM = 576  # and at most that
 def pad_heads(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor, float | None]:
-    """Pads head dims to multiples of HEAD_STEP and returns the operands and the scale. Zeros after query and
-    key change no score; those after value become columns of the result that `without_padding` cuts off.
-    Padding copies the operand on every call."""
+    """Pads head dims to multiples of HEAD_STEP, which copies; returns the operands and the scale. Zeros in
+    query and key do not change scores; zeros in value become result columns that `without_padding`
+    removes."""
     dim = query.shape[-1]
     if dim % HEAD_STEP and dim == key.shape[-1]:
         scale = dim**-0.5 if scale is None else scale

@@ -11,7 +11,7 @@ import torch
 @dataclass(frozen=True)
 class KvFormat:
     dtype: torch.dtype
-    packed: int = 1  # elements of a row that one number of the dtype holds
+    packed: int = 1  # elements of a row per number of the dtype
     group: int = 0  # columns that share a float16 scale and minimum; 0: a row has one float32 scale
     may_lack_scales: bool = False  # every scale is then 1
 
@@ -26,7 +26,7 @@ class KvFormat:
         return tuple(rows), torch.float32
 
 
-# FATTN_KV_FORMATS in csrc/kernels/common/formats.h has the same facts.
+# The same as FATTN_KV_FORMATS in csrc/kernels/common/formats.h.
 KV_FORMATS = {
     "int8": KvFormat(torch.int8),
     "fp8_e4m3": KvFormat(torch.uint8, may_lack_scales=True),
@@ -36,7 +36,7 @@ INT4_GROUP = KV_FORMATS["int4"].group
 
 
 def formats_where(is_one: Callable[[KvFormat], bool]) -> str:
-    """The quoted names of the formats for which it is true: "a", "b" or "c"."""
+    """The quoted names of the formats that satisfy `is_one`: "a", "b" or "c"."""
     *names, last = (f'"{name}"' for name, kind in KV_FORMATS.items() if is_one(kind))
     return f"{', '.join(names)} or {last}" if names else last
 
@@ -49,5 +49,5 @@ def check_format(name: str, kv_format: str, *others: str) -> None:
 
 
 def head_dim(columns: int, kv_format: str | None) -> int:
-    """The elements of a row of so many columns, in a format or in none."""
+    """The elements of a row of `columns` stored numbers, in a format or unquantised."""
     return columns * (KV_FORMATS[kv_format].packed if kv_format in KV_FORMATS else 1)

@@ -12,18 +12,17 @@ __all__ = ["softcap", "softmax"]
 
 @public("fattn.softmax")
 def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
-    """Softmax over the last dimension, read once and written once for rows of up to 16,384 columns.
+    """Softmax over the last dimension; rows of up to 16,384 columns are read once and written once.
 
     Args:
         scores: any shape and strides, float32, float16 or bfloat16. A tensor is copied only if it has more
-            than five dimensions beside the last that cannot be merged. A row has at most 2^30 columns, and a
-            call 2^33 elements.
+            than five dimensions before the last that cannot be merged. At most 2^30 columns and 2^33
+            elements.
         softcap: c > 0 turns a score s into `c * tanh(s / c)` first. 0: none.
 
-    The arithmetic is in float32. An entry of -inf is hidden: its weight is exactly 0, even with a softcap
-    (which would turn it into -c). A row with only -inf is 0, like a row of the attention operators that sees
-    no key; `torch.softmax` returns NaN. A row with a NaN, or with +inf and no softcap, is NaN in every
-    column, as in `torch.softmax`.
+    The arithmetic is in float32. An entry of -inf is hidden: its weight is exactly 0, even with a softcap. A
+    row with only -inf is 0, like an attention row that sees no key; `torch.softmax` returns NaN. A row with a
+    NaN, or with +inf and no softcap, is NaN in every column, as in `torch.softmax`.
 
     Under torch.autocast it keeps the dtype of scores.
 
@@ -48,8 +47,7 @@ def softcap(x: Tensor, cap: float) -> Tensor:
         cap: a positive normal number of float32.
 
     Returns:
-        A contiguous tensor of the shape and dtype of x, whatever the strides of x. Under torch.autocast it
-        keeps that dtype.
+        A contiguous tensor of the shape and dtype of x, also under torch.autocast.
 
     Raises as `softmax` does.
     """

@@ -1,7 +1,7 @@
 """The options of the attention operators, each stated once: its name, its type, and what it means.
 
-Defaults and order are those of the operators' schemas. A function that takes `**options: Unpack[...]` of one
-of these shows them in its signature, and the text below each in its documentation (`runtime/options.py`).
+Defaults and order are those of the operators' schemas. `runtime/options.py` expands `**options: Unpack[...]`
+into signatures and documentation.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from torch import Tensor
 
 
 class PointwiseOptions(TypedDict, total=False):
-    """Options that change a score wherever its row and key are."""
+    """Options that change scores independently of positions."""
 
     softcap: float
-    """c > 0, up to 1e30, turns a score s into `c * tanh(s / c)`, before all that is added to it.
-    0: none."""
+    """c > 0, up to 1e30, turns a score s into `c * tanh(s / c)` before anything is added. 0: none."""
     scale: float | None
     """factor of the score, finite. Default `D ** -0.5`."""
 
@@ -33,12 +32,11 @@ class ScoreOptions(PointwiseOptions, total=False):
     sink_tokens: int
     """this many keys at the beginning stay visible outside the window."""
     sinks: Tensor | None
-    """`[Hq]`, a logit per query head that takes part in the softmax and has no value. A row that
-    sees no key has it as its lse. Any finite float32; -inf is none, +inf and NaN make the head
-    NaN."""
+    """`[Hq]`, a logit per query head that takes part in the softmax without a value. It is the lse of a row
+    that sees no key. Any finite float32; -inf is none, +inf and NaN make the head NaN."""
     alibi_slopes: Tensor | None
-    """`[Hq]` or `[B, Hq]`: slope * (key position - p) is added to the score. The result is
-    undefined where that is beyond float32."""
+    """`[Hq]` or `[B, Hq]`: slope * (key position - p) is added to the score. The result is undefined if that
+    overflows float32."""
 
 
 class CausalOptions(TypedDict, total=False):
@@ -60,16 +58,16 @@ class LengthOptions(TypedDict, total=False):
     """Options of the prefills of dense keys."""
 
     seq_lens: Tensor | None
-    """int32 `[B]` on the device of query: how many keys of each sequence are filled, as in `decode`;
-    the last row is then at the last of them. Default: all. Not with q_offset."""
+    """int32 `[B]` on the device of query: the number of filled keys of each sequence, as in `decode`; the
+    last row is aligned with the last of them. Default: all. Not with q_offset."""
 
 
 class StorageOptions(TypedDict, total=False):
     """Options that describe how keys and values are stored."""
 
     key_scales: Tensor | None
-    """the scales of a quantised cache, `[B, Hkv, capacity]`, and for int4 `[.., D / 32, 2]`
-    behind that. For int8 and fp8_e4m3, any strides."""
+    """scales of a quantised cache, `[B, Hkv, capacity]`; int4: `[.., capacity, D / 32, 2]`.
+    For int8 and fp8_e4m3, any strides."""
     value_scales: Tensor | None
     """the same for the values."""
     kv_format: str
@@ -78,45 +76,44 @@ class StorageOptions(TypedDict, total=False):
 
     "int8": int8, and a float32 scale for each row of D: an element is `q * scale`.
     "fp8_e4m3": uint8, the bits of a torch.float8_e4m3fn; scales as for int8, or none.
-    "int4": uint8, `[.., D / 2]`, the even column of two in the low four bits; float16 scales, scale and
-    minimum of 32 columns: `minimum + q * scale`. D and Dv are multiples of 32.
+    "int4": uint8, `[.., D / 2]`, even columns in the low four bits; float16 scale and minimum per 32 columns:
+    `minimum + q * scale`. D and Dv are multiples of 32.
 
-    `torch_fattn.reference.quantise` makes such caches and documents the error of their elements.
-    An error e of a key changes a score by at most `scale * sum(abs(query)) * e`; an error e of a
-    value changes the result by at most e. Reading adds next to none: codes are multiplied in
-    float32, or are exact in the dtype; the minimum of an int4 group is rounded, by at most 2^-18
-    of its scale."""
+    `torch_fattn.reference.quantise` makes such caches and documents their errors. An error e of a key changes
+    a score by at most `scale * sum(abs(query)) * e`; an error e of a value changes the result by at most e.
+    Reading is almost exact: codes are multiplied in float32, or are exact in the dtype; the minimum of an
+    int4 group is rounded by at most 2^-18 of its scale."""
 
 
 class LayoutOptions(TypedDict, total=False):
     """Options of operators whose result has a batch dimension."""
 
     token_major_out: bool
-    """out is the transposed view of `[B, Lq, Hq, Dv]` in memory, with the same numbers, so that
-    `out.transpose(1, 2).flatten(2)`, the input of an output projection, is not a copy."""
+    """out is a transposed view of `[B, Lq, Hq, Dv]` in memory, so that `out.transpose(1, 2).flatten(2)`, the
+    input of an output projection, does not copy."""
 
 
 class PrefillOptions(CausalOptions, OffsetOptions, LengthOptions, ScoreOptions, LayoutOptions, total=False):
     """The options of `torch_fattn.prefill`."""
 
     mask_map: Tensor | None
-    """the result of `torch_fattn.mask_map(attn_mask)` for this mask; with the map of another mask
-    the result is undefined (with FATTN_CHECK=1 in the environment it is a ValueError). The kernel
-    skips cells of the mask that hide everything and groups of 8 keys that a cell hides, and does
-    not read cells that hide nothing. Larger calls make a map themselves; pass one to make it once
-    for all layers. Defined results are bit-identical, unless the keys are cut into parts."""
+    """the result of `torch_fattn.mask_map(attn_mask)` for this mask; with the map of another mask the result
+    is undefined (with FATTN_CHECK=1 in the environment it raises ValueError). The kernel skips cells and
+    groups of 8 keys that are fully hidden, and does not read cells that hide nothing. Larger calls make a map
+    themselves; pass one to make it once for all layers. Results are bit-identical with and without, unless
+    the keys are split into parts."""
 
 
 class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):
-    """The options of `decode` of the cache classes, which know how they store keys and values."""
+    """The options of `decode` of the cache classes."""
 
     attn_mask: Tensor | None
     """broadcastable to `[B, Hq, Lq, capacity]`, as in `prefill`."""
     tree_mask: Tensor | None
-    """for drafts that branch: which of the newest Lq tokens each row sees, itself included. bool
-    `[Lq, Lq]` or `[B, Lq, Lq]`; or int64 `[Lq]` or `[B, Lq]`, where bit t of a row is token t. It
-    only hides keys, and never shows a key that another rule hides. Positions, which windows and
-    ALiBi count, are those of memory, not depths in the tree. At most 64 rows."""
+    """for draft trees, which of the newest Lq tokens each row sees, itself included. bool `[Lq, Lq]` or
+    `[B, Lq, Lq]`; or int64 `[Lq]` or `[B, Lq]`, where bit t of a row is token t. Keys that another option
+    hides stay hidden. Windows and ALiBi count positions in memory, not depths in the tree. At most 64
+    rows."""
 
 
 class DecodeOptions(CacheDecodeOptions, StorageOptions, total=False):
@@ -124,7 +121,7 @@ class DecodeOptions(CacheDecodeOptions, StorageOptions, total=False):
 
 
 class CachePrefillOptions(ScoreOptions, total=False):
-    """The options of `prefill` of the cache classes, whose is_causal is in their signature."""
+    """The options of `prefill` of the cache classes, whose is_causal is an explicit parameter."""
 
 
 class PagedPrefillOptions(CachePrefillOptions, StorageOptions, total=False):

@@ -1,8 +1,8 @@
 """The two parts of `torch_fattn.shared_prefix_decode`: the prefix of all sequences, and the suffix of each.
 
-In the call over the prefix, the rows of all sequences are heads that share a key-value head: `decode` packs
-such heads, 32 to a threadgroup, and fills the GPU even with few of them. Many rows run on the prefills, whose
-tiles hold more. An attn_mask or window that differs between rows becomes a mask.
+Over the prefix, the rows of all sequences are heads that share a key-value head: `decode` packs 32 of them
+into a threadgroup and fills the GPU even with few. Many rows run on the prefills, whose tiles hold more. An
+attn_mask or window that differs between rows becomes a mask.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from .options import DecodeOptions, PointwiseOptions
 from .parts import merge_parts, result_dtype, shifted, without_keys
 from .visibility import Visibility, limited
 
-# From this many rows of all key-value heads together the prefills have a threadgroup, of 32 or 64 rows, for
-# every core of most GPUs; below it, decode, which splits the keys, reads more but waits less.
+# From this many rows on, over all key-value heads, the prefills have a threadgroup of 32 or 64 rows for every
+# core of most GPUs. Below it, decode, which splits the keys, reads more but has more parallelism.
 PREFILL_ROWS = 2048
-# Rows of a key-value head that a threadgroup of decode holds: no more read the prefix once either way.
+# Rows of a key-value head in a decode threadgroup: up to this many read the prefix once either way.
 DECODE_ROWS = 32
 # With wider heads, a threadgroup of prefill has no more rows than one of decode.
 PREFILL_HEAD_DIM = 128
-# Options that mean the same for a part of the keys, and those that `attend` fits to the parts. Others are
-# refused.
+# Options that apply to a part of the keys unchanged, and those that `attend` adapts. Others are refused.
 POINTWISE = frozenset(PointwiseOptions.__annotations__)
 FITTED = {"attn_mask", "tree_mask", "window_left", "window_right", "sink_tokens", "sinks", "alibi_slopes"}
 # Arguments of `decode`, by their names in its errors.
@@ -37,7 +36,7 @@ _OF_POOLS = re.compile(r"\b(key|value)_cache\b")
 
 @dataclass
 class Keys:
-    """A part of the keys, `length` for each sequence at most: dense, or in the blocks of a pool."""
+    """A part of the keys, at most `length` per sequence: dense, or in the blocks of a pool."""
 
     key: Tensor
     value: Tensor
@@ -45,11 +44,11 @@ class Keys:
     seq_lens: Tensor | None = None
     block_tables: Tensor | None = None
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
-    is_separate_prefix: bool = False  # name of each argument
+    is_separate_prefix: bool = False  # arguments are named prefix_key etc.
     is_named_key: bool = False  # a pool passed to `shared_prefix_decode`
 
     def decode(self, query: Tensor, *, part: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
-        """Returns out and sums for `merge_parts`; or out and lse, if there are no other keys."""
+        """Returns out and sums for `merge_parts`; without `part`, out and lse."""
         options |= self.stored
         try:
             return self._decode(query, part, options)
@@ -83,7 +82,7 @@ class Rows:
         return batch * (heads // self.kv_heads) * q_len
 
     def as_heads(self, x: Tensor) -> Tensor:
-        """A tensor that broadcasts to `[B, Hq, Lq, *]`, in the layout of heads."""
+        """A tensor, broadcastable to `[B, Hq, Lq, *]`, in the layout of heads."""
         columns = x.shape[-1]
         x = x.expand(*self.query.shape[:3], columns)
         return x.unflatten(1, (self.kv_heads, -1)).transpose(0, 1).reshape(1, -1, 1, columns)
@@ -127,7 +126,8 @@ def attend(
     is_empty: Tensor | None,
     options: DecodeOptions,
 ) -> tuple[Tensor, Tensor]:
-    """`options` are those of scores. Masks sequences that do not even have the prefix: `is_empty` `[B]`."""
+    """Attention over both parts. `options`: the score options. Masks sequences without the prefix, `is_empty`
+    `[B]`."""
     for unfit in options.keys() - POINTWISE - FITTED:
         raise NotImplementedError(
             f"{name}: {unfit} is not implemented for shared prefixes; pass the whole keys of each sequence "
@@ -157,7 +157,7 @@ def attend(
         key = torch.arange(prefix.length, device=row.device)
         mask = limited(mask, Visibility(False, window_left, -1, sink_tokens).sees(row, key))
     if mask is not None and mask.shape[0] > 1 and is_empty is not None:
-        # Rows of an empty sequence would see keys that no other row sees, and those may be NaN.
+        # Rows of an empty sequence would see keys that other rows do not, which may be NaN.
         mask = limited(mask, ~is_empty[:, None, None, None])
     head_dim = max(rows.query.shape[-1], prefix.value.shape[-1])
     if (
@@ -185,7 +185,8 @@ def attend(
         )
         out, sums = rows.from_heads(out), rows.from_heads(sums)
     if alibi_slopes is not None:
-        # decode placed all rows at the last token of the prefix, so all scores of a row have the same offset.
+        # decode aligned all rows to the last token of the prefix, so all scores of a row have the same
+        # offset.
         distance = alibi_slopes.float()[..., None] * _beyond_prefix(rows, suffix)
         sums = shifted(sums, distance)
     if is_empty is not None:
@@ -208,7 +209,7 @@ def _is_broadcastable(mask: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _columns(mask: Tensor | None, first: int, end: int | None) -> Tensor | None:
-    """The mask of a part of the keys, in four dimensions."""
+    """The 4D mask of a part of the keys."""
     if mask is None:
         return None
     mask = mask[(None,) * (4 - mask.dim())]

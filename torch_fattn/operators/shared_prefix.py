@@ -1,6 +1,6 @@
-"""Decode of a batch whose sequences begin with the same keys. One call attends to the prefix and reads it
-once for the whole batch; a second attends to each sequence's own keys; a merge combines both. Hydragen
-(Juravsky et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the same.
+"""Decode of a batch whose sequences begin with the same keys. One call attends to the prefix, reading it once
+for the whole batch; a second attends to each sequence's own keys; a merge combines them. Hydragen (Juravsky
+et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the same.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def shared_prefix_decode(
     return_lse: bool = False,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`decode` of sequences with a common prefix and separate suffixes. The prefix is stored once and read
-    once for all sequences.
+    """`decode` of sequences with a common prefix, which is stored and read once, and separate suffixes.
 
     Args:
         query: `[B, Hq, Lq, D]`, Lq as in `decode`. Row i of sequence b is the token at position
@@ -100,32 +99,29 @@ def shared_prefix_decode(
             sequence; any strides, of the dtype of query or quantised.
         key, value: the keys from P on, `[B, Hkv, capacity, D]` and `[B, Hkv, capacity, Dv]`; with
             block_tables pools as in `paged_decode`.
-        seq_lens: int32 `[B]` on the device of query: how many keys of each suffix are filled. Default: all;
+        seq_lens: int32 `[B]` on the device of query: the number of filled keys of each suffix. Default: all;
             required with block_tables.
         block_tables: int32 `[B, max_blocks]`, the blocks of each suffix.
-        prefix_key_scales, prefix_value_scales, prefix_kv_format: of prefix_key and prefix_value, as
-            `key_scales`, `value_scales` and `kv_format` are of key and value. The two parts need not be
-            stored alike.
-        options: those of `decode`, with their meaning there for the keys 0 to `P + capacity - 1`: an
-            attn_mask is broadcastable to `[B, Hq, Lq, P + capacity]`, windows and sink_tokens reach into the
-            prefix, a sink counts once.
+        prefix_key_scales, prefix_value_scales, prefix_kv_format: `key_scales`, `value_scales` and `kv_format`
+            of the prefix, whose format may differ from the suffix's.
+        options: those of `decode` over keys 0 to `P + capacity - 1`: an attn_mask is broadcastable to
+            `[B, Hq, Lq, P + capacity]`, windows and sink_tokens reach into the prefix, a sink counts once.
 
     Returns:
-        As `decode`: out `[B, Hq, Lq, Dv]`, and with `return_lse` also lse `[B, Hq, Lq]`. With several rows
-        token_major_out is a copy here.
+        As `decode`: out `[B, Hq, Lq, Dv]`, and with `return_lse` also lse `[B, Hq, Lq]`. With several rows,
+        token_major_out copies.
 
     Raises:
         ValueError: prefix_key or prefix_value has a batch size other than 1; others as in `decode`.
 
-    The newest Lq tokens must be in the suffix; without a tree_mask, the oldest of them may be the last of the
-    prefix. So seq_lens is at least Lq with a tree_mask and Lq - 1 without. Earlier rows would see the whole
-    prefix; with FATTN_CHECK=1 in the environment shorter suffixes raise ValueError.
+    The newest Lq tokens must be in the suffix; without a tree_mask, the oldest may be the last token of the
+    prefix. So seq_lens is at least Lq with a tree_mask and Lq - 1 without. With shorter suffixes, rows would
+    see later keys of the prefix; with FATTN_CHECK=1 in the environment they raise ValueError.
 
     A key-value head has `B * Hq / Hkv * Lq` rows. The prefix is read once per 32 of them, or with thousands
-    of rows once per tile of prefill, where `decode` would read it B times. An attn_mask that differs between
-    rows, or a window that begins in the prefix, is expanded to every row and key of the prefix. The number of
-    rows decides where sums are cut: unlike in `decode`, the last bits of a sequence's result may depend on
-    the batch.
+    of rows once per prefill tile; `decode` would read it B times. An attn_mask that differs between rows, or
+    a window that begins in the prefix, is expanded to every row and key of the prefix. The number of rows
+    determines how sums are split: unlike in `decode`, the last bits of a result may depend on the batch.
     """
     name = "torch_fattn.shared_prefix_decode"
     if block_tables is None:
@@ -227,15 +223,14 @@ def shared_prefix_paged_decode(
     return_lse: bool = False,
     **options: Unpack[DecodeOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`paged_decode` of sequences whose first blocks are the same. Those blocks are read once for all
-    sequences.
+    """`paged_decode` of sequences whose first blocks are the same and are read once.
 
     Args:
         query, key_cache, value_cache, block_tables, seq_lens, options: as in `paged_decode`.
-        shared_blocks: how many leading entries all rows of block_tables have in common. These blocks are
-            full, and hold no key behind a sequence's first query row: `seq_lens[b]` is at least
+        shared_blocks: the number of leading entries that all rows of block_tables share. These blocks are
+            full, and their keys are not after a sequence's first query row: `seq_lens[b]` is at least
             `shared_blocks * block_size + Lq - 1`, one more with a tree_mask, or 0 for a sequence that sees
-            nothing. With FATTN_CHECK=1 in the environment other lengths, and tables that differ, raise
+            nothing. With FATTN_CHECK=1 in the environment, other lengths and different tables raise
             ValueError.
 
     Returns:
@@ -294,13 +289,13 @@ def shared_prefix_paged_decode(
 
 
 def _apart(options: DecodeOptions) -> tuple[DecodeOptions, dict[str, Any]]:
-    """The options of scores and results, and those that describe the storage of key and value."""
+    """Separates score and result options from storage options."""
     rest: Any = dict(options)
     return rest, {name: rest.pop(name) for name in STORAGE if name in rest}
 
 
 def _least_own(query: Tensor, options: DecodeOptions) -> int:
-    """The least length of a suffix. With a tree_mask, the keys of all rows must be in it."""
+    """The minimum length of a suffix. With a tree_mask, it has the keys of all rows."""
     return query.shape[2] - (options.get("tree_mask") is None)
 
 

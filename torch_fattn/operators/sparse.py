@@ -1,5 +1,5 @@
-"""Decode of rows that each see a selection of keys, by their positions in the cache. A key is a block of one
-token, so that a selection is a block table and a row a sequence of `paged_decode`.
+"""Decode of rows that each see selected positions of the cache, with `paged_decode`: every key is a block of
+one token, a row's selection is a block table, and a row is a sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .attention import paged_decode
 __all__ = ["is_one_cache", "sparse_decode"]
 
 NAME = "torch_fattn.sparse_decode"
-MOST_BLOCKS = 2**31 - 1  # that an int32 table numbers
+MOST_BLOCKS = 2**31 - 1  # block numbers of an int32 table
 
 
 @overload
@@ -73,21 +73,21 @@ def sparse_decode(
     kv_format: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of the newest rows over the keys that an indexer selected for each: DeepSeek's sparse
-    attention. Only these keys are read, each once for all query heads that share it.
+    """Attention of the newest rows over keys that an indexer selected per row: DeepSeek's sparse attention.
+    Only these keys are read, once for all query heads that share them.
 
     Args:
         query: `[B, Hq, Lq, D]`, any Lq. Row i is the token at position `seq_len - Lq + i`.
-        key, value: a cache as `decode` takes it, `[B, Hkv, capacity, D]` and `[.., Dv]`; with block_tables a
-            pool as `paged_decode` takes it, `[num_blocks, block_size, Hkv, D]`. It is never copied, so the
-            strides of both must be in one proportion, as in a cache class, and in a latent cache whose value
-            is a view of its key.
+        key, value: a cache of `decode`, `[B, Hkv, capacity, D]` and `[.., Dv]`; with block_tables a pool of
+            `paged_decode`, `[num_blocks, block_size, Hkv, D]`. It is never copied, so the strides of key and
+            value must be proportional, as in the cache classes and in a latent cache whose value is a view of
+            its key.
         indices: int32 or int64, `[B, Lq, K]` for all heads or `[B, Hkv, Lq, K]` for each key-value head: the
-            positions of a row's keys in their sequence, in any order, each at most once. Positions below 0
-            are no keys, and neither are those after the row's own, or the sequence's end.
+            positions of a row's keys in their sequence, in any order, without repetitions. Positions below 0,
+            after the row's own, or past the end of the sequence are ignored.
         seq_lens: int32 `[B]`, as in `decode`; block_tables needs it.
         block_tables: int32 `[B, max_blocks]`, as in `paged_decode`.
-        is_causal: False: rows see selected keys after their own.
+        is_causal: if False, rows also see selected keys after their own.
         softcap, scale, sinks, key_scales, value_scales, kv_format: as in `decode`. `sinks` needs indices for
             all heads.
         return_lse: also return lse `[B, Hq, Lq]`, float32.
@@ -95,7 +95,7 @@ def sparse_decode(
     Returns:
         out `[B, Hq, Lq, Dv]`. A row without keys is 0, with lse -inf.
 
-    Many rows that select most keys are faster in `prefill` with a mask, which reads a key once for a tile of
+    Many rows that select most keys are faster in `prefill` with a mask, which reads a key once per tile of
     rows. There is no backward.
 
     Raises:
@@ -171,7 +171,7 @@ def sparse_decode(
 
 
 def is_one_cache(key: Tensor, value: Tensor, per_head: bool) -> bool:
-    """Whether key and value `[B, Hkv, L, ..]` have strides in one proportion."""
+    """Whether key and value `[B, Hkv, L, ..]` have proportional strides."""
     one, other = (_Pool.of(each.transpose(1, 2), per_head) for each in (key, value))
     return one.steps == other.steps
 
@@ -179,7 +179,7 @@ def is_one_cache(key: Tensor, value: Tensor, per_head: bool) -> bool:
 def _seen(
     selected: Tensor, seq_lens: Tensor | None, capacity: int, rows: int, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The positions `[B, H, Lq, K]`, 0 where a row does not see them, and whether it does."""
+    """The positions `[B, H, Lq, K]`, 0 where hidden, and whether each is visible."""
     later = torch.arange(rows - 1, -1, -1, device=selected.device)[:, None] if is_causal else 0
     filled = capacity if seq_lens is None else seq_lens.clamp(max=capacity)[:, None, None, None]
     seen = (selected >= 0) & (selected < filled - later)
@@ -187,7 +187,7 @@ def _seen(
 
 
 def _to_the_front(at: Tensor, seen: Tensor) -> Tensor:
-    """int32 `[B * H * Lq, K]`: the entries that are seen, in order, before all others."""
+    """int32 `[B * H * Lq, K]`: the visible entries, in order, then the others."""
     count = at.shape[-1]
     place = torch.where(seen, seen.cumsum(-1, dtype=torch.int32) - 1, count).long()
     tables = torch.full((*at.shape[:-1], count + 1), -1, dtype=torch.int32, device=at.device)
@@ -195,18 +195,18 @@ def _to_the_front(at: Tensor, seen: Tensor) -> Tensor:
 
 
 def _common_divisor(a: int, b: int) -> int:
-    """The greatest one. math.gcd takes no symbolic strides."""
+    """The greatest common divisor; math.gcd does not take symbolic strides."""
     while b:
         a, b = b, a % b
     return a
 
 
 class _Pool(NamedTuple):
-    """A cache as blocks of one token. A block begins at every multiple of the greatest common divisor of the
-    strides, so that each token of each sequence is one."""
+    """A cache as blocks of one token. A block begins at every multiple of the strides' greatest common
+    divisor, so that every token is a block."""
 
     view: Tensor  # [blocks, 1, Hkv, ..]; with a selection for each head [blocks, 1, 1, ..]
-    steps: tuple[int, int, int]  # from one of the first dimension, slot and head to the next, in blocks
+    steps: tuple[int, int, int]  # strides of the first dimension, slot and head, in blocks
     kv_heads: int
 
     @classmethod
@@ -233,7 +233,7 @@ def _check(
     seq_lens: Tensor | None,
     block_tables: Tensor | None,
 ) -> None:
-    """Refuses what `paged_decode` could not name."""
+    """Checks arguments that errors of `paged_decode` would not name."""
     if query.dim() != 4 or stored["key"].dim() != 4 or stored["value"].dim() != 4:
         what = next(n for n, each in {"query": query, **stored}.items() if each.dim() != 4)
         raise ValueError(f"{NAME}: {what} has {({'query': query} | stored)[what].dim()} dimensions and not 4")

@@ -1,4 +1,4 @@
-"""The contract of the operators: a readable float64 implementation in PyTorch on the CPU.
+"""The specification of the operators: a readable float64 implementation in PyTorch on the CPU.
 
 Every function takes the arguments of the operator of the same name, on any device and in any dtype, and
 returns the same results, `(out, lse)` or one tensor, in float64 on the CPU. `quantise` and `dequantise`
@@ -11,11 +11,11 @@ How a row of scores becomes a row of the result:
     lse   = log(sum_j exp(s[j]) + exp(sink))
     out   = sum_j exp(s[j] - lse) * v[j]
 
-A hidden key is removed by selection, never multiplied by 0, so NaN in a key reaches the rows that see it and
-no other. Masked memory never affects the output. Where some row sees a NaN or an infinity in a
-value, the result of that row is not finite, and those of the other rows of the same sequence and key-value
-head are undefined. A row that sees no key has out = 0 and lse = -inf (the sink logit, if there is one). A
-sink of +inf or NaN makes all rows of its head NaN; a sink of -inf has no effect.
+A hidden key is removed by selection, never multiplied by 0, so NaN in a key reaches only the rows that see
+it. Masked memory never affects the output. If a row sees a NaN or an infinity in a value, its result is not
+finite, and the results of other rows of the same sequence and key-value head are undefined. A row that sees
+no key has out = 0 and lse = -inf (the sink logit, if there is one). A sink of +inf or NaN makes all rows of
+its head NaN; a sink of -inf has no effect.
 """
 
 from .attention import (

@@ -45,7 +45,7 @@ def prefill(
 def differentiable_prefill(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Unpack[PrefillOptions]
 ) -> tuple[Tensor, Tensor]:
-    """`prefill`, through which gradients reach the operands."""
+    """`prefill`, differentiable."""
     every = with_defaults("prefill", options)
     batch, q_len, kv_len = query.shape[0], query.shape[2], key.shape[2]
     offset = every["q_offset"]
@@ -66,8 +66,7 @@ def decode(
     seq_lens: Tensor | None = None,
     **options: Unpack[DecodeOptions],
 ) -> tuple[Tensor, Tensor]:
-    """The newest `Lq` tokens, causal, over a cache of capacity `Lk` of which `seq_lens[b]` keys are
-    filled."""
+    """The newest `Lq` tokens, causal, over a cache with `seq_lens[b]` of `Lk` keys filled."""
     every = with_defaults("decode", options)
     key, value = _numbers(key, value, every)
     batch, q_len, capacity = query.shape[0], query.shape[2], key.shape[2]
@@ -162,7 +161,7 @@ def differentiable_varlen_prefill(
     cu_seqlens_k: Tensor,
     **options: Unpack[VarlenPrefillOptions],
 ) -> tuple[Tensor, Tensor]:
-    """`varlen_prefill`, through which gradients reach the operands."""
+    """`varlen_prefill`, differentiable."""
     every = with_defaults("varlen_prefill", options)
     rows, heads, _ = query.shape
     out, lse = _no_key_results(rows, heads, value.shape[-1], every["sinks"])
@@ -185,8 +184,8 @@ def differentiable_varlen_prefill(
 
 @public("torch_fattn.reference.merge", refused_by="merge")
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """`N` partial results over disjoint keys, outs `[N,B,H,L,D]` and lses `[N,B,H,L]`, or packed ones,
-    `[N,T,H,D]` and `[N,H,T]`, as one. A part whose lse is -inf saw no key: its out is not read."""
+    """Merges `N` partial results over disjoint keys, outs `[N,B,H,L,D]` and lses `[N,B,H,L]`, or packed
+    `[N,T,H,D]` and `[N,H,T]`. A part whose lse is -inf saw no key: its out is not read."""
     if outs.dim() == 4 and lses.dim() == 3:
         out, lse = merge(outs.transpose(1, 2)[:, None], lses[:, None])
         return out[0].transpose(0, 1), lse[0]
@@ -209,7 +208,7 @@ def cache_write(
     **options: Unpack[StorageOptions],
 ) -> None:
     """Writes the rows of key `[T,Hkv,D]` and value `[T,Hkv,Dv]` into the slots of the caches `[num_blocks,
-    block_size, Hkv, D]`, in place. A token whose slot the cache does not have is dropped."""
+    block_size, Hkv, D]`, in place. Tokens whose slots are outside the cache are dropped."""
     check_writable("torch_fattn.reference.cache_write", key_cache=key_cache, value_cache=value_cache)
     every = with_defaults("cache_write", options)
     kv_format = every["kv_format"]
@@ -238,7 +237,7 @@ def _lengths(seq_lens: Tensor | None, batch: int, capacity: int) -> Tensor:
 def _visible(
     positions: Tensor, lengths: Tensor, kv_len: int, is_causal: bool, options: ScoreOptions
 ) -> Tensor:
-    """Which keys the rows at `positions` `[B,Lq]` may see by position alone: bool `[B,1,Lq,Lk]`."""
+    """Keys that rows at `positions` `[B,Lq]` may see by position: bool `[B,1,Lq,Lk]`."""
     j = torch.arange(kv_len, device="cpu")
     seen = Visibility.of(options, is_causal=is_causal)
     return seen.sees(positions[:, None, :, None], j) & (j < lengths[:, None, None, None])
@@ -247,8 +246,8 @@ def _visible(
 def _from_blocks(
     key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, options: StorageOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Key and value `[B, Hkv, capacity, D]`, in the order of the tables, and bool `[B, capacity]`, whether
-    the pool has the key."""
+    """Gathers key and value `[B, Hkv, capacity, D]` by the tables, with bool `[B, capacity]`: whether the
+    pool has the key."""
     num_blocks, block_size = key_cache.shape[:2]
     tables = block_tables.cpu().long()
     in_pool = ((tables >= 0) & (tables < num_blocks)).repeat_interleave(block_size, dim=1)
@@ -270,7 +269,7 @@ def _attend(
     attn_mask: Tensor | None,
     options: ScoreOptions,
 ) -> tuple[Tensor, Tensor]:
-    """The scores, in the order of the contract, then the softmax over the visible keys."""
+    """Scores as specified, then the softmax over visible keys."""
     heads, head_dim = query.shape[1], query.shape[3]
     visible = visible.expand(*query.shape[:3], key.shape[2])
     if attn_mask is not None:
@@ -294,14 +293,14 @@ def _attend(
     total = weights.sum(-1) + (sink - top).exp()
     nothing = total == 0
     total = total.masked_fill(nothing, 1.0)
-    # NaN in a value that some row sees reaches that row, and leaves the others undefined.
+    # NaN in a visible value reaches the rows that see it and leaves the others undefined.
     out = (weights @ v) / total[..., None]
     out = out.where(sees[..., None], out.detach())  # the sink alone makes it 0, or NaN
     return out, (top + total.log()).masked_fill(nothing, -_INF)
 
 
 def modified(scores: Tensor, positions: Tensor, options: ScoreOptions) -> Tensor:
-    """The scaled products `[B,Hq,Lq,Lk]` of rows at `positions` `[B,Lq]`, as the options change them."""
+    """Applies the score options to scaled products `[B,Hq,Lq,Lk]` of rows at `positions` `[B,Lq]`."""
     if (softcap := float(options["softcap"])) > 0:
         scores = softcap * torch.tanh(scores / softcap)
     if (alibi_slopes := options["alibi_slopes"]) is not None:
@@ -311,7 +310,7 @@ def modified(scores: Tensor, positions: Tensor, options: ScoreOptions) -> Tensor
 
 
 def _numbers(key: Tensor, value: Tensor, options: StorageOptions) -> tuple[Tensor, Tensor]:
-    """What the caches hold."""
+    """The dequantised key and value."""
     kv_format = options["kv_format"]
     return (
         dequantise(key, options["key_scales"], kv_format),
@@ -324,7 +323,7 @@ def _without_storage(options: StorageOptions) -> dict[str, Any]:
 
 
 def of_sequence(options: Mapping[str, Any], b: int) -> dict[str, Any]:
-    """The options of a sequence on its own."""
+    """The options of sequence `b` alone."""
     slopes = options["alibi_slopes"]
     own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
     return {**options, "alibi_slopes": own}

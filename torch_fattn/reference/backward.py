@@ -1,4 +1,4 @@
-"""The gradients of the prefills in float64: what torch's autograd makes of `attention.py`."""
+"""The gradients of the prefills in float64: torch's autograd over `attention.py`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def prefill_backward(
     attn_mask: Tensor | None = None,
     **options: Unpack[PrefillOptions],
 ) -> Gradients:
-    """The gradients of query, key, value, sinks and alibi_slopes; None for the last two if they are absent.
-    `out` and `lse` are computed again."""
+    """The gradients of query, key, value, sinks and alibi_slopes; None for the last two if absent. `out` and
+    `lse` are recomputed."""
 
     def forward(query: Tensor, key: Tensor, value: Tensor, own: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return differentiable_prefill(query, key, value, attn_mask, **{**options, **own})
@@ -57,7 +57,7 @@ def varlen_prefill_backward(
     max_seqlen_k: int,
     **options: Unpack[VarlenPrefillOptions],
 ) -> Gradients:
-    """The same for packed sequences. Rows and keys of no sequence have gradient 0."""
+    """`prefill_backward` of packed sequences. Rows and keys of no sequence have gradient 0."""
 
     def forward(query: Tensor, key: Tensor, value: Tensor, own: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return differentiable_varlen_prefill(

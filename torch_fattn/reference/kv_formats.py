@@ -1,5 +1,5 @@
-"""The formats of quantised caches, in plain PyTorch: the exact bits that `cache_write` stores for a row of
-keys or values, and the numbers that they represent.
+"""The formats of quantised caches, in plain PyTorch: the exact bits that `cache_write` stores, and the
+numbers that they represent.
 
 | kv_format | storage of a row of D | scales of a row | a stored element q is |
 |---|---|---|---|
@@ -7,8 +7,8 @@ keys or values, and the numbers that they represent.
 | `"fp8_e4m3"` | uint8 `[D]` | float32, `max abs / 448`, or none | `q * scale`, or `q` |
 | `"int4"` | uint8 `[D / 2]`, even columns in low nibbles | float16 `[D / 32, 2]` | `minimum + q * scale` |
 
-Elements are rounded to the nearest q, ties to even. How far a stored element is from x at most, in exact
-arithmetic, where `max abs` is that of its row and min and max are those of its group of 32 columns:
+Elements are rounded to the nearest q, ties to even. The maximum error of an element x, in exact arithmetic,
+with `max abs` of its row, and min and max of its group of 32 columns:
 
 | int8 | `max abs / 253` |
 | fp8_e4m3 without scales | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448 x is stored as +-448 |
@@ -42,8 +42,8 @@ _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 @public("torch_fattn.reference.quantise")
 def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor, Tensor | None]:
-    """The stored form of the rows `[..., D]` in that format, and their scales, on the device of the rows.
-    `scales=False` is for fp8_e4m3."""
+    """Quantises rows `[..., D]`. Returns the stored rows and their scales, on the same device. `scales=False`
+    is for fp8_e4m3."""
     check_format("torch_fattn.reference.quantise", kv_format)
     if not x.is_floating_point() or x.dim() == 0:
         raise TypeError(
@@ -75,8 +75,8 @@ def quantise(x: Tensor, kv_format: str, *, scales: bool = True) -> tuple[Tensor,
 
 @public("torch_fattn.reference.dequantise")
 def dequantise(stored: Tensor, scales: Tensor | None = None, kv_format: str = "auto") -> Tensor:
-    """The numbers of a cache `[..., columns]`, in float64 on the CPU: `[..., D]`. A cache of a floating dtype
-    holds its numbers directly."""
+    """The numbers `[..., D]` of a cache `[..., columns]`, in float64 on the CPU. Floating-point caches are
+    converted directly."""
     check_format("torch_fattn.reference.dequantise", kv_format, "auto")
     _check_stored(stored, scales, kv_format)
     stored = stored.detach().cpu()
@@ -111,7 +111,7 @@ def _check_stored(stored: Tensor, scales: Tensor | None, kv_format: str) -> None
 
 
 def _flushed(x: Tensor) -> Tensor:
-    """Without subnormal numbers and without -0."""
+    """Flushes subnormal numbers and -0 to 0."""
     return x.masked_fill(x.abs() < _SMALLEST_NORMAL, 0.0)
 
 
@@ -148,7 +148,7 @@ def _int4_of(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_half(x: Tensor, towards: float) -> Tensor:
-    """The nearest float16 on that side of x. 0 is never -0."""
+    """Rounds x to float16 towards `towards`. Never returns -0."""
     half = x.half()
     passed = (half.float() > x) if towards < 0 else (half.float() < x)
     return torch.where(passed, half.nextafter(torch.full_like(half, towards)), half) + 0.0

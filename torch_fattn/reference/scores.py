@@ -1,4 +1,4 @@
-"""The contract of the operators on scores and masks, as float64 PyTorch on the CPU; part of `reference`."""
+"""The operators on scores and masks, in float64."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def mask_map(attn_mask: Tensor) -> Tensor:
 
 @public("torch_fattn.reference.softmax", refused_by="softmax")
 def softmax(scores: Tensor, *, softcap: float = 0.0) -> Tensor:
-    """Softmax over the last dimension. -inf is hidden from the softcap and the sum; a row with only -inf is
-    0."""
+    """Softmax over the last dimension. -inf stays hidden despite a softcap; a row with only -inf is 0."""
     scores = scores.detach().cpu().double()
     hidden = scores == -_INF
     if (softcap := float(softcap)) > 0:

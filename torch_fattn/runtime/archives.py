@@ -1,4 +1,4 @@
-"""Sets the folder in which csrc/metal/archive.mm keeps pipelines between runs."""
+"""Sets the folder where csrc/metal/archive.mm keeps pipelines between runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def use_folder(version: str) -> None:
         return
     try:
         folder = cache_folder() / "pipelines" / version
-    except RuntimeError:  # no home folder
+    except RuntimeError:  # no home directory
         return
     torch.ops.fattn._set_archive_folder(str(folder))

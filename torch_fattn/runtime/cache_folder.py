@@ -1,4 +1,4 @@
-"""The folder for tuned sizes and kept pipelines, which can be made again."""
+"""The folder for tuned sizes and archived pipelines. Its contents can be regenerated."""
 
 from __future__ import annotations
 

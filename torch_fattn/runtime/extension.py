@@ -1,5 +1,5 @@
-"""Loads the extension. If it was built for another torch, the loader's errors are unreadable, so each case
-gets a message of its own."""
+"""Loads the extension. For a build against another torch, the loader's errors are unreadable, so each case
+has its own message."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["defaults_of", "hint", "show", "with_defaults"]
 
 _Options = TypeVar("_Options", bound=Mapping[str, Any])
 _ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
-# Names of other libraries for options whose names here are unlike them.
+# Other libraries' names for options.
 _MEANT = {"learnable_sink": "sinks", "s_aux": "sinks", "softmax_scale": "scale"}
 _MEANT |= {"page_table": "block_tables", "seqused_k": "seq_lens", "mask": "attn_mask"}
 _MEANT |= {"sinks": "learnable_sink", "return_lse": "return_attn_probs"}
@@ -42,12 +42,12 @@ def defaults_of(op: str) -> dict[str, Any]:
 
 
 def with_defaults(op: str, options: _Options) -> _Options:
-    """The given options, and the operator's defaults of the others."""
+    """Fills in the operator's defaults for missing options."""
     return cast("_Options", {**defaults_of(op), **options})
 
 
 def hint(unknown: str, names: Sequence[str]) -> str:
-    """What an argument with an unknown name may mean."""
+    """A "did you mean" for an unknown argument name."""
     if unknown == "dim":
         return " (it is always the last one)"
     own = _MEANT.get(unknown, "")
@@ -56,8 +56,8 @@ def hint(unknown: str, names: Sequence[str]) -> str:
 
 
 def show(function: Callable[..., Any], options: str | Mapping[str, Any]) -> tuple[str, ...]:
-    """Gives the function the signature and documentation that it would have if it named its options, which
-    are those of an operator or have these defaults, one by one. Returns their names."""
+    """Expands `**options` in a function's signature and documentation: the options of an operator, or those
+    with these defaults. Returns their names."""
     *own, last = inspect.signature(function).parameters.values()
     typed = function.__globals__[str(last.annotation).removeprefix("Unpack[").removesuffix("]")]
     types = {name: getattr(each, "__forward_arg__", each) for name, each in typed.__annotations__.items()}
@@ -80,7 +80,7 @@ def show(function: Callable[..., Any], options: str | Mapping[str, Any]) -> tupl
 
 @functools.cache
 def _documentation(module: str) -> dict[str, str]:
-    """The strings below the fields of the classes of a module, which Python does not keep."""
+    """The docstrings of the class fields of a module, which Python discards."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except OSError:  # installed without sources
@@ -95,12 +95,11 @@ def _documentation(module: str) -> dict[str, str]:
 
 
 def _documented(doc: str, texts: Mapping[str, str], order: list[str]) -> str:
-    """The documentation with an entry for each of the texts in its list of arguments, in that order. An entry
-    that is there already remains."""
+    """Adds the texts to the documented arguments, in that order. Existing entries stay."""
     args = _ARGS.search(doc + "\n")
     entries = re.split(r"^ {4}(?=\w)", args[0], flags=re.MULTILINE)[1:] if args else []
     by_name = {name: each for each in entries for name in each.partition(":")[0].split(", ")}
-    if args is None or "options" in by_name:  # which says where they are documented
+    if args is None or "options" in by_name:  # an "options" entry refers to another function
         return doc
     for name, text in texts.items():
         lines = textwrap.indent(text, " " * 8).strip()

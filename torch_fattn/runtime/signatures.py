@@ -41,7 +41,7 @@ _SYMBOLS: dict[Any, tuple[type, ...]] = {
     float: (torch.SymInt, torch.SymFloat),
 }
 _LARGEST = 2**63
-_LONGEST = 100  # characters of a value that a message quotes
+_LONGEST = 100  # characters of a quoted value
 
 
 def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
@@ -50,7 +50,7 @@ def check_tensor(name: str, what: str, operand: Any, shape: str = "") -> None:
 
 
 def check_writable(name: str, **written: Tensor) -> None:
-    """Raises for memory that torch would refuse to write. torch's own message does not name the argument."""
+    """Raises for memory that torch would refuse to write, with the argument's name."""
     if torch.compiler.is_compiling():  # Dynamo cannot trace these
         return
     for what, tensor in written.items():
@@ -72,13 +72,13 @@ def check_writable(name: str, **written: Tensor) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as quoted in a message."""
+    """Quotes a value for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
 def is_checked(numbers: Tensor | None = None) -> bool:
-    """Whether to check numbers on the device, as the operators do; on "meta" there are none."""
+    """Whether to check numbers on the device (FATTN_CHECK=1); "meta" tensors have none."""
     is_there = not torch.compiler.is_compiling() and (numbers is None or not numbers.is_meta)
     return is_there and os.environ.get("FATTN_CHECK", "") not in ("", "0")
 
@@ -91,8 +91,7 @@ def _refuse(name: str, what: str, value: Any, wanted: str) -> NoReturn:
 
 
 def _stands_in(value: Any) -> bool:
-    """Whether this is a tracer's proxy for any argument, as torch.fx passes it. The class of tensors is
-    not."""
+    """Whether this is a tracer's proxy for any argument, such as torch.fx's. A Tensor is not."""
     return not isinstance(value, (Tensor, type)) and is_tensor_like(value)
 
 
@@ -125,7 +124,7 @@ class _Kind:
         return self.any or any(_takes(part, value) for part in self.parts) or _stands_in(value)
 
     def stranger_in(self, value: Any) -> list[Any]:
-        """The first member of a list that has a wrong type."""
+        """The first member of a list with a wrong type."""
         members = [get_args(part)[0] for part in self.parts if get_origin(part) is Sequence]
         if not members or not _is_list(value):
             return []
@@ -156,7 +155,7 @@ def _words_of(part: Any) -> str:
 def _takes(part: Any, value: Any) -> bool:
     of = get_origin(part) or part
     if of in (Iterable, Literal):
-        return True  # the function has its own message for others
+        return True  # the function has its own message for other members
     if of is Sequence:
         kind = get_args(part)[0]
         if not _is_list(value):
@@ -168,7 +167,7 @@ def _takes(part: Any, value: Any) -> bool:
     if of is bool:
         return isinstance(value, _SYMBOLS[bool]) or type(value).__name__ in ("bool", "bool_")  # numpy's too
     if of is int or of is float:
-        if isinstance(value, Tensor):  # torch accepts one as a number
+        if isinstance(value, Tensor):  # torch accepts a tensor as a number
             is_number = value.dim() == 0 and not value.is_complex() and not value.is_meta
             return of is float and is_number
         numbers = (Integral if of is int else Real, *_SYMBOLS[of])
@@ -176,7 +175,7 @@ def _takes(part: Any, value: Any) -> bool:
     return isinstance(value, of)
 
 
-_Given = list[tuple[str, _Kind, Any]]  # the arguments of a call that have names
+_Given = list[tuple[str, _Kind, Any]]  # named arguments of a call
 
 
 class Signature:
@@ -235,7 +234,7 @@ class Signature:
         )
 
     def of_class(self, cls: Any) -> Signature:
-        """That of a method which the class inherits, with the `_name` of the class."""
+        """The signature of an inherited method, with the class's `_name`."""
         name = f"{cls._name}.{self.name.rpartition('.')[2]}"
         if name not in SIGNATURES:
             SIGNATURES[name] = copy.copy(self)
@@ -243,7 +242,7 @@ class Signature:
         return SIGNATURES[name]
 
     def check(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Raises TypeError for an argument of another type."""
+        """Raises TypeError for an argument of a wrong type."""
         exact = self._exact
         for what, value in zip(self._places, arguments, strict=False):
             if what != "self" and type(value) not in exact[what]:
@@ -264,7 +263,7 @@ class Signature:
         self._check_strictly(given)
 
     def of(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], error: Exception) -> Exception:
-        """The error with this function's name. An error without a name is a bug here or in torch, unless an
+        """Renames the error to this function. An error without a name is a bug here or in torch, unless an
         argument explains it."""
         given = self._given(arguments, keywords)
         self._check_layouts(given)
@@ -324,7 +323,7 @@ class Signature:
         self._check_lengths(given)
 
     def _check_lengths(self, given: _Given) -> None:
-        """Refuses numbers and strings that are too long for a message, or for C++."""
+        """Refuses numbers and strings that are too long for messages or C++."""
         for what, _kind, value in given:
             if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
                 raise ValueError(
@@ -382,7 +381,7 @@ def public(
     """Decorates a function whose errors begin with `name`.
 
     options: the operator whose options it takes, or their defaults, as `**options: Unpack[...]`.
-    refused_by: the operator whose message covers shapes that do not fit.
+    refused_by: the operator whose message covers mismatched shapes.
     ahead: False: types are checked only after an error.
     renames: False: an error in the name of another public function stays.
     inherited: True: a method of several classes. An error has the `_name` of the class of `self`.

@@ -1,5 +1,5 @@
-"""Metal 4's tensor operations on this machine: the setting FATTN_TENSOR, the folder of what the self-test
-found, and the state of each kind of call, dtype and head size. csrc/selftest decides."""
+"""Metal 4's tensor operations on this machine: the setting FATTN_TENSOR, the folder of self-test verdicts,
+and the state of each kind of call, dtype and head size, from csrc/selftest."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class TensorState:
 
 
 def use_setting() -> None:
-    """Reads FATTN_TENSOR. A wrong value is refused on first use, so that the import succeeds."""
+    """Reads FATTN_TENSOR. An invalid value raises on first use, not at import."""
     global _wrong_setting
     _wrong_setting = torch.ops.fattn._set_tensor_setting(os.environ.get("FATTN_TENSOR", ""))
 
 
 def use_folder() -> None:
-    """Sets the folder of verdicts, which are valid for one build of the system and of the kernels."""
+    """Sets the folder of verdicts. A verdict is valid for one build of the system and of the kernels."""
     try:
         folder = str(cache_folder())
     except RuntimeError:  # no home folder
@@ -47,18 +47,18 @@ def check_setting(asker: str = "torch_fattn: ") -> None:
 
 
 def why_off() -> str:
-    """Why calls that `states` does not list use no tensor operations; "" if it lists all."""
+    """Why calls missing from `states` do not use tensor operations; "" if none is missing."""
     why: str = torch.ops.fattn._why_tensors_are_off()
     return why
 
 
 def states() -> list[TensorState]:
-    """One for each kind of call, dtype and head size that the self-test decides: all, or where `why_off` has
-    a reason the prefills that `tune` found to be faster, if any."""
+    """A state for each kind of call, dtype and head size under the self-test: all, or, if `why_off` has a
+    reason, only prefills that `tune` found to be faster."""
     rows = torch.ops.fattn._tensor_states()
     return [TensorState(row["call"], row["dtype"], int(row["dim"]), row["state"], row["why"]) for row in rows]
 
 
 def test_all() -> None:
-    """Runs the self-tests that have not run."""
+    """Runs all pending self-tests."""
     torch.ops.fattn._test_all_tensors()

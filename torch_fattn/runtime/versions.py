@@ -11,7 +11,7 @@ Minor = tuple[int, int]
 
 
 def minor(version: str) -> Minor:
-    """2.15 of 2.15.0a0+git123."""
+    """ "2.15.0a0+git123" is (2, 15)."""
     major, second = version.split(".")[:2]
     return int(major), int(second)
 
@@ -21,13 +21,13 @@ def text(version: Minor) -> str:
 
 
 def requirement(name: str, supported: tuple[Minor, Minor]) -> str:
-    """For pip: `torch>=2.13,<2.16`."""
+    """A pip requirement: `torch>=2.13,<2.16`."""
     (oldest, (major, last)) = supported
     return f"{name}>={text(oldest)},<{text((major, last + 1))}"
 
 
 def fault(name: str, version: str, supported: tuple[Minor, Minor]) -> str | None:
-    """A sentence about a version outside the range, and None about one in it."""
+    """An error message for a version outside the range; None for one inside."""
     oldest, newest = supported
     if oldest <= minor(version) <= newest:
         return None

@@ -1,4 +1,4 @@
-"""Warnings at the line of the program, which would otherwise name a line of a library."""
+"""Warnings that point to the caller's line instead of a line in a library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIBRARIES = {"importlib", "torch", "torch_fattn", "transformers"}
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Silent in a graph that is traced: Dynamo cannot read frames."""
+    """Silent during tracing: Dynamo cannot read frames."""
     if torch.compiler.is_compiling():
         return
     frame = sys._getframe(1)

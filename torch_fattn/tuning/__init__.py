@@ -1,1 +1,1 @@
-"""Tile sizes timed on one GPU: candidates, timing, choice, and the file that keeps them."""
+"""Timing of tile sizes on one GPU: candidates, timing, choice, and the file of the results."""

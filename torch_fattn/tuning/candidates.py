@@ -1,5 +1,5 @@
-"""The candidates of `python -m torch_fattn tune`: kernels, dtypes and head sizes, with tile sizes for
-each; and the calls that are only timed against torch's."""
+"""The candidates of `python -m torch_fattn tune`: tile sizes for each kernel, dtype and head size, and the
+calls that are only timed against torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tuned_file import SIZES, TENSORS, TunedRoute, TunedRow, fault_of
 # Prefills of up to this many rows are timed and tuned separately.
 SHORT_PREFILL = 512
 
-Sizes = tuple[tuple[str, int], ...]  # sizes of a tile, by name
+Sizes = tuple[tuple[str, int], ...]  # tile sizes by name
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Calls:
     lengths: dict[str, tuple[tuple[int, int], ...]]
 
 
-# Training is timed where torch keeps matrices of 2 and 34 MB. Those of 46 MB and more, on a Mac of 16 GB, are
-# ours without a question (csrc/plan/route.h).
+# Training is timed where torch keeps matrices of 2 and 34 MB. From 46 MB on, a Mac with 16 GB always trains
+# here (csrc/plan/route.h).
 FULL = Calls(
     {"prefill": (8, 8), "decode": (32, 8), "training": (8, 8)},
     {
@@ -51,14 +51,14 @@ TINY = Calls(
 
 @dataclass(frozen=True)
 class Subject:
-    """Calls that are tuned together: one kernel, one dtype, and a range for the larger head size. Training
-    has many kernels, of which no sizes are tuned."""
+    """Calls that are tuned together: one kernel, one dtype, and a range of the larger head size. Training has
+    many kernels, whose sizes are not tuned."""
 
     kernel: str  # or "training", "training_causal"
     dtype: str
     min_dim: int
     max_dim: int
-    dim: int  # head size that is timed
+    dim: int  # head size to time
 
     @property
     def op(self) -> str:
@@ -71,7 +71,7 @@ class Subject:
 
     @property
     def shares_keys(self) -> bool:
-        """Whether query heads share key-value heads, as the routes are timed."""
+        """Whether the timed calls share key-value heads between query heads."""
         return self.kernel != "decode_vector"
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Subject:
         return TunedRow(*scope, dict(sizes), max_length, gain)
 
     def tensors(self, macos: str) -> TunedRow:
-        """The row that turns on tensor operations for the head size that is timed."""
+        """The row that enables tensor operations for this head size."""
         return TunedRow(TENSORS, self.dtype, self.dim, self.dim, {}, macos=macos)
 
     def is_of(self, row: TunedRow | TunedRoute) -> bool:
@@ -102,7 +102,7 @@ class Subject:
         return [(heads if self.shares_keys else kv_heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len)]
 
     def operands(self, calls: Calls, i: int, device: str) -> list[torch.Tensor]:
-        """Operands of the call with length i; on the CPU the same on every machine."""
+        """Operands of the call with length i; on the CPU, identical on every machine."""
         generator = torch.Generator().manual_seed(1) if device == "cpu" else None
         return [
             torch.randn(1, *shape, self.dim, generator=generator, device=device).to(
@@ -126,7 +126,7 @@ class Subject:
 
 
 def subjects() -> list[Subject]:
-    """All subjects, the most useful first."""
+    """All subjects, most useful first."""
     ranges = {"": ((97, 128, 128), (1, 64, 64), (65, 96, 96)), "_wide": ((129, 256, 256), (257, 576, 512))}
     return [
         Subject(kernel, dtype, *dims)
@@ -143,7 +143,7 @@ def subjects() -> list[Subject]:
 
 
 def candidates(subject: Subject) -> list[Sizes]:
-    """The legal ones."""
+    """The tile sizes that the planner accepts."""
     return [sizes for sizes in _combinations(subject.kernel) if fault_of([subject.row(sizes)]) == ""]
 
 
@@ -163,7 +163,8 @@ def _combinations(kernel: str) -> Iterator[Sizes]:
 
 
 def order_of(kernel: str, sizes: Sizes) -> Sizes:
-    """The sizes that decide the order of sums, which may not depend on the length (csrc/plan/tuned.h)."""
+    """The sizes that determine the summation order, which must not depend on the length
+    (csrc/plan/tuned.h)."""
     if kernel.startswith("decode"):
         return sizes
     chosen = dict(sizes)

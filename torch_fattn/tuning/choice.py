@@ -1,5 +1,5 @@
-"""Chooses among the timed sizes those that gain more than the noise and have one order of sums for all
-lengths, and the calls that torch's own attention gets. A pure function from times to rows."""
+"""Chooses timed sizes that gain more than the noise and have one summation order for all lengths, and the
+calls to route to torch's own attention. Pure functions from times to rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .candidates import SHORT_PREFILL, Sizes, Subject, order_of
 from .tuned_file import TunedRoute, TunedRow
 
 LEAST_GAIN = 0.03
-# The range that each timed length represents: rows of a prefill or of training, without those below a tile of
-# torch's kernel, and keys of a decode.
+# The range that each timed length represents: rows of a prefill or of training, from a tile of torch's kernel
+# up, and keys of a decode.
 ROWS: tuple[tuple[int, int | None], ...] = ((64, SHORT_PREFILL), (SHORT_PREFILL + 1, None))
 SCOPES = {"prefill": ROWS, "decode": ((1, 4096), (4097, None)), "training": ROWS}
 
-Seconds = Mapping[int, float]  # seconds of a call, by the index of its length
+Seconds = Mapping[int, float]  # seconds of a call by length index
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Timed:
 
     base: Seconds
     base_again: Seconds
-    base_sizes: Sizes | None  # None if it is unknown (decode)
+    base_sizes: Sizes | None  # None if unknown (decode)
     candidates: Mapping[Sizes, Seconds]
 
     @property
@@ -35,7 +35,7 @@ class Timed:
 
 
 def choose(subject: Subject, timed: Timed) -> list[TunedRow]:
-    """The rows of this subject; empty if the built-in sizes are as good."""
+    """The rows of this subject; empty if no candidate beats the built-in sizes."""
     lengths = sorted(timed.base)
     least_gain = max(LEAST_GAIN, 2 * timed.noise)
     ratios = {
@@ -75,14 +75,14 @@ def _best_at(
     base: Sizes | None,
     least_gain: float,
 ) -> Sizes:
-    """The fastest sizes at a length, among those with one order of sums; the built-in ones if none gains."""
+    """The fastest sizes at a length with the given summation order; the built-in ones if none gains."""
     fastest = min(members, key=lambda sizes: ratios[sizes][i])
     return base if base in members and ratios[fastest][i] > 1 - least_gain else fastest
 
 
 def confirmed(rows: list[TunedRow], base: Seconds, tuned: Seconds, noise: float) -> list[TunedRow]:
-    """The rows with their gains in a second timing, or none if they did not gain again: the fastest of many
-    candidates may only have been lucky."""
+    """The rows with their gains in a second timing; empty if they do not gain again, since the fastest of
+    many candidates may be a fluke."""
     lengths = sorted(base)
     gains = [base[i] / tuned[i] for i in lengths]
     if max(gains) < 1 / (1 - LEAST_GAIN) or min(gains) < 1 - noise:
@@ -93,8 +93,8 @@ def confirmed(rows: list[TunedRow], base: Seconds, tuned: Seconds, noise: float)
 
 
 def faster_on_tensors(row: TunedRow, base: Seconds, tensors: Seconds, noise: float) -> list[TunedRow]:
-    """The row that turns tensor operations on, or none if they do not gain at every length: they have an
-    order of sums of their own, and no length may get slower."""
+    """The row that enables tensor operations; empty unless they gain at every length, since they have their
+    own summation order and no length may become slower."""
     gains = [base[i] / tensors[i] for i in sorted(base)]
     if min(gains) < 1 / (1 - max(LEAST_GAIN, 2 * noise)):
         return []
@@ -102,7 +102,7 @@ def faster_on_tensors(row: TunedRow, base: Seconds, tensors: Seconds, noise: flo
 
 
 def _mean(gains: list[float]) -> float:
-    """The geometric mean, as a row has it."""
+    """The geometric mean, rounded."""
     return round(math.exp(sum(map(math.log, gains)) / len(gains)), 3)
 
 
@@ -114,8 +114,8 @@ def against_torch(
     noise: float,
     versions: tuple[str, str],
 ) -> list[TunedRoute]:
-    """Routes where the faster implementation, by more than the noise, is not that of the built-in table, if
-    it has one. `versions` are those of macOS and torch."""
+    """Routes where the implementation that is faster, by more than the noise, differs from the built-in
+    table's, if it has one. `versions` are those of macOS and torch."""
     least_gain = max(LEAST_GAIN, 2 * noise)
     routes = []
     for i, scope in zip(sorted(ours), SCOPES[subject.op], strict=True):

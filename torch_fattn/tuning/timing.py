@@ -1,4 +1,4 @@
-"""Timing on the GPU. Candidates alternate, so that the temperature of the GPU affects all of them alike."""
+"""Timing on the GPU. Candidates alternate, so that the GPU's temperature affects all equally."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tuned_file import Chip, TunedRow, install
 PROVENANCE = "being tuned"
 TORCH = "torch"  # the name of torch's own attention among the candidates
 ROUNDS = 7
-HOPELESS = 1.25  # drop a candidate this many times as slow as the fastest, after one round
+HOPELESS = 1.25  # after one round, drop candidates this many times slower than the fastest
 BATCH_SECONDS = 0.02
 ROTATED_BYTES = 128 << 20  # exceeds the system-level cache of every chip
 # Largest difference from the float64 reference for operands of about 1.
@@ -34,7 +34,7 @@ class OutOfTimeError(Exception):
 
 @dataclass
 class Stopwatch:
-    """Times calls on this GPU with given sizes. `tiny`: one short call at a time, for a rehearsal."""
+    """Times calls on this GPU with given sizes. `tiny`: single short calls, for rehearsals."""
 
     chip: Chip
     deadline: float  # in time.monotonic()
@@ -50,7 +50,7 @@ class Stopwatch:
 
     def measure(self, subject: Subject) -> Timed:
         lengths = self.lengths(subject)
-        plans = self.plans(subject, [])  # on tensor operations they have no candidates
+        plans = self.plans(subject, [])  # plans on tensor operations have no candidates
         base_sizes = None
         if subject.op == "prefill" and plans[-1][0]["kernel"] == f"fattn_{subject.kernel}":
             base_sizes = sizes_of_plan(subject.kernel, subject.plan(self.calls, lengths[-1]))
@@ -71,7 +71,7 @@ class Stopwatch:
         )
 
     def plans(self, subject: Subject, rows: list[TunedRow]) -> list[list[dict[str, Any]]]:
-        """The passes at every length with these rows. A prefill runs first: it may be the one that runs the
+        """The passes at every length with these rows. A prefill runs first, since it may trigger the
         self-test of tensor operations."""
         self.use(rows)
         if subject.op == "prefill":
@@ -79,7 +79,7 @@ class Stopwatch:
         return [subject.plan(self.calls, i).passes for i in self.lengths(subject)]
 
     def medians(self, subject: Subject, wanted: Mapping[str, list[TunedRow]]) -> dict[str, Seconds]:
-        """Times of the candidates that can run and are not far too slow at every length."""
+        """Median times of the candidates that run and are never far slower than the fastest."""
         runs = {i: self._call(subject, i) for i in self.lengths(subject)}
         torchs = {i: self._call(subject, i, torchs=True) for i in runs if TORCH in wanted}
         left = dict(wanted)
@@ -110,7 +110,7 @@ class Stopwatch:
             for name in [name for name in left if not name.startswith("base")]:
                 if all(statistics.median(samples[name][i]) > HOPELESS * fastest[i] for i in runs):
                     del left[name]
-                    if name != TORCH:  # whose times so far say that ours is faster
+                    if name != TORCH:  # torch's times so far show that ours is faster
                         del samples[name]
         return {
             name: {i: statistics.median(times) for i, times in of_lengths.items()}
@@ -121,8 +121,8 @@ class Stopwatch:
         self.dropped.append(f"{subject}, {what}: {str(error).splitlines()[0]}")
 
     def _call(self, subject: Subject, i: int, torchs: bool = False) -> Callable[[], object]:
-        """Times calls over rotating copies of the operands, since each layer of a model has its own. A call
-        of training is a forward and its backward."""
+        """A call that rotates through copies of the operands, as the layers of a model do. A training call is
+        a forward and its backward."""
         first = subject.operands(self.calls, i, "mps")
         copies = max(1, min(16, ROTATED_BYTES // sum(t.nbytes for t in first)))
         rotating = cycle(
@@ -163,7 +163,7 @@ class Stopwatch:
 
 
 def batch_seconds(run: Callable[[], object], calls: int) -> float:
-    """Seconds of one call, from a batch between two synchronisations."""
+    """Seconds per call, from a batch between two synchronisations."""
     torch.mps.synchronize()
     start = time.perf_counter()
     for _ in range(calls):

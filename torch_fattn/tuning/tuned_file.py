@@ -1,5 +1,5 @@
-"""Writes, reads and checks the file of `python -m torch_fattn tune`: tile sizes and routes for one GPU. A
-file for another GPU, version or other sources is not used."""
+"""Writes, reads and checks the file of `python -m torch_fattn tune`: tile sizes and routes for one GPU. Files
+for another GPU, version or sources are ignored."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SIZES = {
     "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
     "decode_vector": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
 }
-# The kernel of a row that turns on tensor operations of Metal 4 on a GPU before M5. It has one tile.
+# The kernel of a row that enables Metal 4's tensor operations on a GPU before M5. It has one tile.
 TENSORS = "prefill_tensor"
 
 Named = dict[str, str]  # a row in the form of csrc/ops/gpu.cpp
 
 
 class BadFileError(ValueError):
-    """Why a file is not used."""
+    """A file cannot be used; the message is the reason."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault if len(fault) <= 200 else f"{fault[:196]} ...")
@@ -43,7 +43,7 @@ class BadFileError(ValueError):
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU, as Metal describes it."""
+    """Metal's description of a GPU."""
 
     name: str
     family: int
@@ -61,16 +61,16 @@ class Chip:
 @dataclass(frozen=True)
 class TunedRow:
     """Sizes for calls of one kernel and dtype with the larger head size in a range; for prefill also by the
-    number of rows. A row of TENSORS has none: it says that prefills were faster on tensor operations, with
-    this macOS. csrc/plan/tuned.h has the rules."""
+    number of rows. A row of TENSORS has no sizes: prefills were faster on tensor operations with this macOS.
+    csrc/plan/tuned.h has the rules."""
 
     kernel: str
     dtype: str
     min_dim: int
     max_dim: int
     sizes: dict[str, int]
-    max_length: int | None = None  # most rows of a prefill; None: any
-    gain: float = 1.0  # how many times as fast as without this row, when it was timed
+    max_length: int | None = None  # maximum rows of a prefill; None: any
+    gain: float = 1.0  # speedup over no row, when timed
     macos: str | None = None  # of a row of TENSORS
 
     def named(self) -> Named:
@@ -96,7 +96,7 @@ class TunedRoute:
     to: str
     macos: str
     torch: str
-    gain: float = 1.0  # how many times as fast as the other, when it was timed
+    gain: float = 1.0  # speedup over the other route, when timed
 
     def named(self) -> Named:
         numbers = {
@@ -135,7 +135,7 @@ def path_of(chip: Chip) -> Path:
 
 
 def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> str:
-    """Why the kernels cannot run with these rows, or "". csrc/plan/tuned.cpp has the rules."""
+    """Why the kernels cannot run with these rows; "" if they can. csrc/plan/tuned.cpp has the rules."""
     try:
         fault: str = torch.ops.fattn._tuning_fault(_named(rows), _named(routes or []))
     except ValueError as error:
@@ -146,7 +146,7 @@ def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> st
 def install(
     chip: Chip, rows: list[TunedRow], provenance: str, routes: list[TunedRoute] | None = None
 ) -> None:
-    """Hands the rows to the planner for this GPU. An empty list restores the built-in table."""
+    """Gives the rows to the planner for this GPU. An empty list restores the built-in table."""
     named = _named(rows), _named(routes or [])
     torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, *named, provenance)
     forget()
@@ -163,7 +163,7 @@ def source_digest() -> str:
 
 
 def read(path: Path, version: str) -> TunedFile:
-    """Raises BadFileError unless this build could have written every field."""
+    """Reads a file. Raises BadFileError unless this build could have written every field."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise BadFileError(f"it is larger than {MOST_BYTES} bytes")
@@ -214,7 +214,7 @@ def _checked_fields(data: Any, of: type, extra: tuple[str, ...] = ()) -> dict[st
         value = data[name]
         if kind in TYPES and (isinstance(value, bool) or not isinstance(value, TYPES[kind])):
             raise BadFileError(f"its {name} {value!r} is not of type {kind}")
-        if isinstance(value, str) and not value.isprintable():  # C++ cannot take half a surrogate pair
+        if isinstance(value, str) and not value.isprintable():  # C++ rejects half a surrogate pair
             raise BadFileError(f"its {name} {value!r} is not printable text")
     return {name: data[name] for name in known}
 
@@ -258,8 +258,8 @@ def write(file: TunedFile) -> Path:
 
 
 def load_all(version: str) -> None:
-    """Hands every tuned file of this user to the planner, which uses the one of the GPU it plans for. An
-    invalid file never fails a call; it causes a warning if it is for this GPU. Only then is the GPU queried.
+    """Gives every tuned file of this user to the planner, which uses the one for its GPU. An invalid file
+    never fails a call; it warns if it is for this GPU, which is queried only then.
     """
     if tuning_is_off():
         return

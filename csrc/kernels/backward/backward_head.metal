@@ -1,5 +1,5 @@
 // The gradients of learned sinks or ALiBi slopes: a threadgroup sums RowState, written by backward_query,
-// over the rows of a head, in one sequence or in all. With sinks their gradients, else the slopes'.
+// over the rows of a head, in one sequence or in all. fc_sinks selects sinks, otherwise slopes.
 #include "row_state.h"
 #include "../common/mask.h"
 

@@ -2,8 +2,8 @@
 // tile, steps and staging of prefill.
 //
 // Each row needs delta (score_gradient.h) before its first gradient of a score. With the forward's result in
-// float32, delta is the product of this result and its gradient. Else the keys are walked twice: first for
-// the sums of P and P * dP by online softmax, from unrounded numbers, then for the gradients.
+// float32, delta is the dot product of this result and its gradient. Otherwise the keys are walked twice:
+// first for the sums of P and P * dP by online softmax, from unrounded numbers, then for the gradients.
 #define FATTN_PAIRED_KEYS false
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
@@ -132,8 +132,8 @@ struct QueryRows {
     }
   }
 
-  // After the first walk: the largest score of the row becomes the origin of weights. If the weight of the
-  // sink is infinite there, no key has a weight.
+  // After the first walk: the row's maximum score becomes the origin of weights. If the sink's weight is then
+  // infinite, the weights of all keys are 0.
   void finish_sums(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
 #pragma clang loop unroll(full)
     for (int r = 0; r < kRowFragments; r++) {

@@ -4,9 +4,9 @@
 //   P = exp(S - lse), dP = dO V^T, delta = rowsum(P * dP) - dlse, dS = P * (dP - delta)
 //   dV = P^T dO, dQ = scale (dS * c) K, dK = scale (dS * c)^T Q        c: the derivative of the softcap
 //
-// lse is rounded to one float. This would be the largest error of float32 gradients, and under an additive
-// mask of -1e5 of all. So backward_query sums the weights that it computes and divides by the sum: an error
-// of their origin, lse or the row's largest score, then cancels.
+// lse is rounded to one float. This would dominate the error of float32 gradients, and of all dtypes under an
+// additive mask of -1e5. So backward_query divides the weights by their own sum: an error of their origin,
+// lse or the row's maximum score, then cancels.
 #pragma once
 
 #include "row_state.h"

@@ -24,7 +24,7 @@ struct KeyTable {
   int begin;
   int sink_end;
 
-  // Whether some row sees the key by its position.
+  // Whether any row sees the key by position.
   bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
   // The key, or a visible one in its place if it is hidden from every row. The substitute has weight 0, and
@@ -262,7 +262,7 @@ struct StoredRow {
 // K or V of one sequence and key-value head.
 struct StoredOperand {
   const device Stored* elements;
-  long first;  // offset of the first element, apart from the base pointer, which is in a register anyway
+  long first;  // offset of the first element from the base pointer, which is in a register anyway
   const device Scale* scales;  // base of all sequences and heads, to save a pointer
   uint batch;
   uint head;

@@ -1,6 +1,6 @@
-// The denominator of a row's softmax, over all its keys or a part of them, and the merge of partial results
-// over disjoint keys. Part p has values o_p and a sum l_p relative to its
-// maximum m_p; with the largest maximum m, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p.
+// The denominator of a row's softmax over some or all of its keys, and the merge of partial results over
+// disjoint keys. Part p has values o_p and a sum l_p relative to its maximum m_p; with the maximum m of all
+// m_p, out = sum exp(m_p - m) o_p / sum exp(m_p - m) l_p.
 //
 // The order is fixed: first the parts of each simdgroup of merge.metal, then the sums of the simdgroups.
 // decode adds the chunks of a short cache in the same order (chunk_sum.h), so results are bit-identical.
@@ -18,8 +18,8 @@ struct RowSum {
 
   float log_sum_exp() const thread { return sum == 0.0f ? -INFINITY : logit + log(sum); }
 
-  // The form that merge reads. A single log-sum-exp in float32 would round away the sum beside a logit of
-  // 1e6. A weight is 2^(score * log2_per_score).
+  // The form that merge reads. A single float32 log-sum-exp would lose the sum next to a logit of 1e6. A
+  // weight is 2^(score * log2_per_score).
   float4 of_part(float log2_per_score) const thread { return float4(score, logit, sum, log2_per_score); }
 };
 
@@ -57,7 +57,7 @@ inline LaneParts add_lanes(thread RowSum& keys, RowSum own, bool with_logit, flo
   return parts;
 }
 
-// Weighted values of a part. A part without keys may hold anything, NaN included.
+// Weighted values of a part. The values of a part without keys are arbitrary, even NaN.
 template <typename T>
 inline T weighted_values(bool counts, float weight, T values) {
   return counts ? weight * values : T(0.0f);

@@ -6,10 +6,9 @@
 // depends on the whole batch: every threadgroup gets about equally many keys, so a long sequence among short
 // ones keeps the whole GPU busy.
 //
-// Chunks of up to kLargeChunk keys are lined up in the order of the sequences, and each threadgroup takes a
-// contiguous run, so it seldom changes sequence. Runs of larger chunks would be uneven, since one chunk too
-// many delays a threadgroup by the whole chunk: these chunks are dealt out one by one. A sequence with large
-// chunks has about one for each threadgroup.
+// Chunks of up to kLargeChunk keys form a line in sequence order, and each threadgroup takes a contiguous
+// run, so it seldom changes sequence. Runs of larger chunks would be unbalanced by up to a whole chunk, so
+// these are dealt out one by one. A sequence with large chunks has about one per threadgroup.
 #pragma once
 
 #include "steps.h"
@@ -17,7 +16,7 @@
 namespace fattn {
 
 inline int ceil_div(int n, int size) { return (n + size - 1) / size; }
-// The same for a power of 2, without a division, which takes as long as a load from a cache.
+// The same for a power of 2, without a division, which is as slow as a cached load.
 inline int ceil_shift(int n, int size) { return (n + size - 1) >> ctz(uint(size)); }
 
 // The chunks of a sequence, cut at multiples of `keys` from key 0. A sequence without keys has one chunk,
@@ -52,7 +51,7 @@ struct WorkItem {
   int length;
   int part;
   KeyRanges ranges;
-  int begin;  // keys [begin, end), as far as they are in the ranges
+  int begin;  // keys [begin, end), intersected with the ranges
   int end;
 };
 
@@ -65,7 +64,7 @@ struct CutSequence {
   Chunks chunks;
 
   bool is_dealt() const thread { return are_dealt(chunks.keys); }
-  // Its length in the line of chunks, where a ragged chunk counts as whole.
+  // Its length in the line of chunks; a partial chunk counts as whole.
   int units_of_runs(constant CausalSpan& span) const thread {
     return is_dealt() ? 0 : chunks.count() * units_of(chunks.keys, span);
   }
@@ -142,7 +141,7 @@ inline int take_run(thread Share& share, int total, int shares) {
   return share.index * size + min(share.index, larger);
 }
 
-// The share before its first chunk, the first one that begins in its run. If the sequence has no such chunk,
+// A share positioned at its first chunk, the first one that begins in its run. If the sequence has none,
 // take_chunk continues with the next sequence.
 inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int batch_size, int shares,
                       int index, ushort lane) {
@@ -200,7 +199,7 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
   return share;
 }
 
-// Cuts sequence `batch` if it is not known yet, or !kKeeps.
+// Cuts sequence `batch` unless it is known and kKeeps is set.
 template <bool kKeeps>
 inline void look_up(thread KnownSequence& known, const device int* seq_lens, constant CausalSpan& span,
                     int batch) {

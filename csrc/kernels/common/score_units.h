@@ -1,6 +1,6 @@
 // Score units: scores contain a factor log2(e), so a weight is one exp2 of a difference. With an additive
-// attn_mask they are natural: the factor would cost precision under a mask of -1e5, and overflow the lowest
-// float32, which programs add to every key of a row to mean "uniform".
+// attn_mask they are natural: the factor would lose precision under a mask of -1e5, and overflow the lowest
+// float32, which some programs add to every key of a row to mean "uniform".
 #pragma once
 
 #include "constants.h"

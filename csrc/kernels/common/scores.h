@@ -130,7 +130,7 @@ inline void modify_scores(thread Attention& attention, thread const ScoreModifie
 }
 
 // Where this lane reads attn_mask in a step, relative to its first key. Keys past the end of the mask read
-// its last one: conditional loads would wait for one another.
+// its last one: conditional loads would serialise.
 struct MaskKeys {
   int first;
   int left;  // from the first to the last

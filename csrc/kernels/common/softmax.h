@@ -57,19 +57,19 @@ inline StepFragments all_fragments() {
   return fragments;
 }
 
-// The visible keys of a step, as far as this lane needs them.
+// The visible keys of a step that concern this lane.
 struct SeenKeys {
   uint scored;  // by a row of this lane: bit 2k + e is key 2 * pair + e of fragment k
   uint all;     // by any row: bit 8 * pair + 2k + e likewise
   uint read;    // by any row: bit 2k is key `row` of fragment k, whose value this lane reads
 
-  // Whether some row sees the value. If not, it must not be read: it may be NaN, and 0 * NaN is NaN.
+  // Whether any row sees the value. If not, do not read it: it may be NaN, and 0 * NaN is NaN.
   bool value(int k) const thread { return (read >> (2 * k)) & 1; }
   // Whether some row sees a key of fragments [k, k + count).
   bool some(int k, int count) const thread {
     return (all & ((1u << (2 * count)) - 1) * 0x01010101u << (2 * k)) != 0;
   }
-  // A key that some row sees, relative to the step. Requires that there is one.
+  // A visible key, relative to the step. Requires that one exists.
   int some_key() const thread {
     const int bit = ctz(all);
     return bit % 8 / 2 * 8 + bit / 8 * 2 + bit % 2;

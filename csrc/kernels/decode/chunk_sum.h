@@ -1,5 +1,6 @@
-// The sum of the chunks of a short cache, which one threadgroup takes in kChunkRounds rounds of kChunks, each
-// with kSimdgroups simdgroups. The result is bit-identical to a partial result per chunk and merge.metal.
+// Merges the chunks of a short cache, which one threadgroup processes in kChunkRounds rounds of kChunks, each
+// chunk with kSimdgroups simdgroups. The result is bit-identical to a partial result per chunk and
+// merge.metal.
 #pragma once
 
 #include "decode_state.h"

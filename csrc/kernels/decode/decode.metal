@@ -121,7 +121,7 @@ inline void attend_chunk(thread OnlineAttention& attention, thread const SharedQ
                          thread const SharedScales& scales, thread const DecodeState& state,
                          thread const Operands& operands, constant DecodeParams& params, RowBlock block,
                          PackedRow packed, ushort key_group, ushort lane, LanePosition at) {
-  // Read back, so that the search for the chunk leaves nothing in registers.
+  // Reloaded, so that the search for the chunk leaves nothing in registers.
   const WorkItem item = state.item(params.span);
   Sequence sequence;
   sequence.set(operands, params, block.kv_head, item, packed);

@@ -6,11 +6,11 @@
 #include "../common/saved.h"
 
 namespace fattn {
-// Whether packed steps read back their sequence. An int4 cache needs two more base pointers, for its scales;
+// Whether packed steps reload their sequence. An int4 cache needs two more base pointers, for its scales;
 // above 64 columns the step needs so many registers that this does not help.
 FATTN_CONSTEXPR bool kSavedSequence = kKvFormat == kKvInt4 && kHeadDim <= 64;
 }  // namespace fattn
-// Whether steps read back the offsets of K and V, because a mask or a block table takes too many registers.
+// Whether steps reload the offsets of K and V, because a mask or a block table takes too many registers.
 constant bool fc_saved_starts = fc_has_mask || fc_paged || fattn::kSavedSequence;
 
 namespace fattn {
@@ -148,7 +148,7 @@ struct DecodeState {
       saved->starts.blocks = block_entry;
     }
     if (kSavedSequence) {
-      saved->kv_head = int(sequence.key.head);  // short caches save it only here
+      saved->kv_head = int(sequence.key.head);  // for short caches, saved only here
     }
   }
   long first_block_entry() const thread { return fc_paged ? saved->starts.blocks : 0; }

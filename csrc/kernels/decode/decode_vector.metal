@@ -2,9 +2,9 @@
 //
 // Inputs, outputs and the assignment of chunks are as in decode.metal. Here lanes hold columns, as in the
 // vector kernels of MLX and llama.cpp: kKeyLanes lanes read a key, 16 bytes each at a time, and multiply it
-// with their columns of the query. Sums over lanes wait until a step has one per lane of a key; then every
-// shuffle adds two of them (scatter_sums), and each lane ends with one score. The output is summed over the
-// lanes with other keys at the end of a chunk.
+// with their columns of the query. Sums over lanes are deferred until a step has one per lane of a key; then
+// every shuffle adds two of them (scatter_sums), and each lane ends with one score. The output is summed over
+// the lanes with other keys at the end of a chunk.
 #define FATTN_GROUP_ROWS 1
 
 #include "chunk_sum.h"
@@ -81,7 +81,7 @@ inline void attend_chunk(thread VectorAttention& attention, thread const VectorQ
                          thread const DecodeState& state, thread const Operands& operands,
                          constant DecodeParams& params, RowBlock block, PackedRow packed,
                          ushort simdgroup_of_chunk, ushort lane, VectorLane at) {
-  // Read back, as in decode.metal.
+  // Reloaded, as in decode.metal.
   const WorkItem item = state.item(params.span);
   Sequence sequence;
   sequence.set(operands, params, block.kv_head, item, packed);

@@ -3,8 +3,8 @@
 //
 // Inputs, outputs and the packing of rows are as in decode.metal. Here all simdgroups of a threadgroup work
 // on the same rows and keys and divide the columns: each holds its columns of query and output in registers
-// and reads only these columns of every key and value. The threadgroup loads each byte once, however many
-// rows it has. A step:
+// and reads only these columns of every key and value. The threadgroup loads each byte once for all its rows.
+// A step:
 //
 //   each simdgroup   keys x query, summed over its columns                        -> threadgroup memory
 //   each thread      one or two scores: sum of all columns, modifiers, visibility -> threadgroup memory

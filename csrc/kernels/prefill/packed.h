@@ -110,8 +110,8 @@ struct SequenceTile {
 
 // Tile `tile` of all sequences; `end` is 0 if there are fewer. The lanes examine 32 sequences at a time. The
 // end of a sequence is clamped to the rows of the call and to the ends before it, so every row belongs to
-// exactly one tile, whatever cu_seqlens contains. The rows before the first sequence and after the last count
-// as sequences without keys.
+// exactly one tile, for any cu_seqlens. The rows before the first sequence and after the last count as
+// sequences without keys.
 inline SequenceTile sequence_tile(PackedRows packed, int tile, ushort lane) {
   SequenceTile found;
   found.end = 0;

@@ -10,7 +10,7 @@
 //   simdgroups   weights x values -> output: each has a share of the columns
 //
 // The query, scores and weights are in threadgroup memory, where scores are addressed by their coordinates.
-// This works with every layout of cooperative tensors, so there is no other variant.
+// This works with every layout of cooperative tensors, so one variant suffices.
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 #define FATTN_EARLY_LOADS false
 

@@ -14,7 +14,7 @@ struct StepView {
   uint present;  // existing keys, for hide_scores()
 };
 
-// A step that every row sees whole. Its other members are not read.
+// A step that every row sees whole. Other members are unused.
 inline StepView whole_sight() {
   StepView view;
   view.fragments = all_fragments();

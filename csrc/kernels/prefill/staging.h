@@ -129,9 +129,9 @@ struct TileShare {
 
   Chunk chunks[kRounds][kRowsTogether];
 
-  // Loads the rows of keys that some row of the tile sees by position, and visible ones in place of the
-  // others. kWhole: all kTileKeys are visible. Threads without a row load another thread's: conditional loads
-  // would wait for one another.
+  // Loads the rows of keys that some row of the tile sees by position; hidden ones are replaced by visible
+  // ones. kWhole: all kTileKeys are visible. Threads without a row load another thread's: conditional loads
+  // would serialise.
   template <bool kWhole>
   void fetch(thread const StagedRows& rows, thread const KeyTable& table, thread const StepKeys& step,
              ushort thread_index) thread {

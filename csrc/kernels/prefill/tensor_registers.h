@@ -1,7 +1,7 @@
 // The rows of a simdgroup of prefill_tensor whose scores stay in registers. Metal reduces the rows of scores,
 // maps each element of scores and output to its row, and takes the weights as a left operand in place. A
-// lane's elements are in at most two rows: a bit per element selects the row. The self-test has verified all
-// of this.
+// lane's elements are in at most two rows: a bit per element selects the row. The self-test verifies all of
+// this.
 #pragma once
 
 namespace fattn {
@@ -83,7 +83,7 @@ struct TensorRows {
     }
   }
 
-  // Turns the factors into the factors of the results.
+  // Converts the factors to the results' scale factors.
   void finish() thread {
 #pragma clang loop unroll(full)
     for (ushort j = 0; j < kMaxReducedRows; j++) {

@@ -28,7 +28,7 @@ struct TensorStep {
     in_place = is_in_place(tile, key, exist);
   }
 
-  // Multiplies rows of this simdgroup with the keys or the values. All threads call it. Staged rows are valid
+  // Multiplies rows of this simdgroup by the keys or the values. All threads call it. Staged rows are valid
   // until the next call.
   template <class Product, class Scores>
   void multiply(thread Product& product, thread SharedTensor& rows, StoredOperand operand,

@@ -57,7 +57,7 @@ struct TensorRows {
     }
   }
 
-  // Turns the factors into the factors of the results.
+  // Converts the factors to the results' scale factors.
   void finish() thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the factors of the last step have been read
     put_factor(result_scale(state.sum));

@@ -2,8 +2,8 @@
 
     from torch_fattn.integrations.flex_attention import flex_attention
 
-A trace of `score_mod` says which options of the operators do the same, and what becomes an `attn_mask`. A
-`BlockMask` becomes options (causal, a window, a prefix) or a mask with its map.
+A trace maps `score_mod` to the operators' options and an `attn_mask`. A `BlockMask` becomes options (causal,
+a window, a prefix) or a mask with its map.
 """
 
 from __future__ import annotations

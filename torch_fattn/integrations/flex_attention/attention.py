@@ -25,7 +25,7 @@ from .tracing import INDICES, evaluate, everywhere, symbols_of, trace
 
 
 class _Seen(NamedTuple):
-    """The keys that a BlockMask shows: in one of the boxes, and if there is a mask, also True in it."""
+    """The visible keys of a BlockMask: those in a box and, if there is a mask, True in it."""
 
     boxes: list[Box]
     mask: Tensor | None = None
@@ -33,13 +33,13 @@ class _Seen(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """What is remembered of a BlockMask."""
+    """The cached results of a BlockMask."""
 
     state: Any  # of its lists of blocks
-    held: tuple[Any, ...]  # what `state` identifies by address
-    places: Tensor  # of the blocks in which mask_mod is evaluated
-    mask_mod: str = ""  # its trace, if it reads nothing that can change
-    seen: _Seen = _Seen([])  # through that mask_mod
+    held: tuple[Any, ...]  # objects that `state` identifies by address
+    places: Tensor  # the blocks in which mask_mod is evaluated
+    mask_mod: str = ""  # its trace, if nothing that it reads can change
+    seen: _Seen = _Seen([])  # by that mask_mod
 
 
 _prepared: WeakKeyDictionary[BlockMask, _Prepared] = WeakKeyDictionary()
@@ -49,10 +49,10 @@ _prepared: WeakKeyDictionary[BlockMask, _Prepared] = WeakKeyDictionary()
 def mask_of(block_mask: BlockMask) -> Tensor:
     """The bool mask `[B, H, Lq, Lk]` of a BlockMask, True = attend, for `torch_fattn.prefill` with
     `mask_map=torch_fattn.mask_map(block_mask)`. B and H are those of the BlockMask, and may be 1. As in
-    FlexAttention's kernels, `mask_mod` is evaluated only in blocks that are listed and not full.
+    FlexAttention's kernels, `mask_mod` is evaluated only in listed blocks that are not full.
 
-    Raises ValueError for a slice whose seq_lengths were not set. Listed blocks that the mask does not have
-    are left out; with FATTN_CHECK=1 in the environment they raise ValueError, too.
+    Raises ValueError for a slice whose seq_lengths were not set. Listed blocks out of range are ignored; with
+    FATTN_CHECK=1 in the environment they raise ValueError.
     """
     return block_masks.mask_of("torch_fattn.integrations.flex_attention.mask_of", block_mask)
 
@@ -80,13 +80,13 @@ def flex_attention(
             needed.
         key, value: `[B or 1, Hkv, Lk, D]` and `[B or 1, Hkv, Lk, Dv]`. `Hkv != Hq` needs enable_gqa.
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)`. It may apply a soft cap, add biases, and hide keys
-            by -inf. Every call traces it on the host. ALiBi, and keys hidden as by `is_causal`, a window or a
-            prefix, become options; others become an attn_mask, which every call makes.
-        block_mask: of `[B or 1, Hq or 1, Lq, Lk]`. The first call makes its mask and map, which live as long
-            as it does; a mask that is causal, a window or a prefix becomes options instead. Where its
-            mask_mod reads tensors, every call makes the mask. The lists of blocks are known by their
-            versions, which writes through `.data` do not change.
-        kernel_options: for torch's kernels, whose results do not depend on them; ignored.
+            by -inf. Every call traces it on the host. ALiBi, causality, windows and prefixes become options;
+            everything else becomes an attn_mask, which every call makes.
+        block_mask: of `[B or 1, Hq or 1, Lq, Lk]`. The first call makes its mask and map and caches them with
+            it; causality, windows and prefixes become options instead. If mask_mod reads tensors, every call
+            makes the mask. Changes to the lists of blocks are detected by tensor versions, so writes through
+            `.data` are missed.
+        kernel_options: ignored: results do not depend on them.
         return_lse: also return the natural logarithm of each row's softmax denominator, float32
             `[B, Hq, Lq]`.
         return_aux: the same as `AuxOutput.lse`, if `AuxRequest(lse=True)`.
@@ -95,7 +95,7 @@ def flex_attention(
         out `[B, Hq, Lq, Dv]`. A row that sees no key is 0, with lse -inf.
 
     Raises:
-        NotImplementedError: a score_mod that is not of this form, with what to use; max_scores.
+        NotImplementedError: a score_mod of another form, with advice; max_scores.
         TypeError: dtypes.
         ValueError: shapes, devices.
 
@@ -140,8 +140,8 @@ def flex_attention(
 def _modified(
     score_mod: Callable[..., Tensor], seen: _Seen, shape: tuple[int, int, int, int], device: torch.device
 ) -> tuple[_Seen, dict[str, Any]]:
-    """The keys that are visible after a score_mod, and the options for its scores. A bias that is not ALiBi
-    is added to the mask."""
+    """The keys that a score_mod leaves visible, and the options for its scores. Biases other than ALiBi are
+    added to the mask."""
     softcap, (biases, all_conditions) = modified_by(score_mod, device)
     options: dict[str, Any] = {"softcap": softcap}
     boxes, mask = seen.boxes, seen.mask
@@ -185,7 +185,7 @@ def _seen_through(block_mask: BlockMask, shape: tuple[int, int, int, int], devic
     read = INDICES if traced is None else traced.symbols
     heads_of_mask = batch if "b" in read else of_batch, heads if "h" in read else of_heads
     state, held = _state_of(block_mask, heads_of_mask)
-    # One row of blocks is cheaper than a wait for the device.
+    # Evaluating one row of blocks is cheaper than waiting for the device.
     waits = state is not None and min(shape) > 0 and block_mask.kv_num_blocks.shape[2] > 1
     prepared = _prepared.get(block_mask)
     if prepared is None or state is None or prepared.state != state:
@@ -199,7 +199,7 @@ def _seen_through(block_mask: BlockMask, shape: tuple[int, int, int, int], devic
         mask = block_masks.mask_of(NAME, block_mask, heads_of_mask, prepared.places)
         boxes = boxes_of(traced) or []
         is_options = waits and options_of(boxes, rows, keys) is not None
-        if is_options:  # unless the lists of blocks hide more, or show more
+        if is_options:  # unless the lists of blocks differ from mask_mod
             modified = everywhere(lambda known: evaluate(traced, known), traced.symbols, shape, device)
             is_options = bool((mask == modified).all())
         seen = _Seen(boxes) if is_options else _Seen([Box()], mask, mask_map(mask))
@@ -208,15 +208,15 @@ def _seen_through(block_mask: BlockMask, shape: tuple[int, int, int, int], devic
 
 
 def _state_of(block_mask: BlockMask, heads_of_mask: tuple[int, int]) -> tuple[Any, tuple[Any, ...]]:
-    """What tells whether a BlockMask has changed, and the objects whose identity is part of it. None if
-    something may change unseen: inference tensors have no version, and memory that torch cannot resize may
-    have other owners, such as a numpy array."""
+    """A state that changes with the BlockMask, and the objects whose identity is part of it. None if changes
+    cannot be detected: inference tensors have no version, and memory that torch cannot resize may have other
+    owners, such as a numpy array."""
     fields = block_mask.as_tuple()
     lists = [each for each in fields if isinstance(each, Tensor)]
     storages = [each.untyped_storage() for each in lists]
     if any(each.is_inference() for each in lists) or not all(each.resizable() for each in storages):
         return None, ()
-    # What inference mode computes cannot be saved for a backward. Divisions have the default dtype.
+    # Tensors of inference mode cannot be saved for a backward. Divisions return the default dtype.
     state = [
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),

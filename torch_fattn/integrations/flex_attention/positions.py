@@ -1,4 +1,4 @@
-"""Which keys a row sees, as options of the operators: causal, a window, and a prefix that every row sees."""
+"""Expresses a mask as the operators' options: causality, a window, and a prefix that every row sees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Box(NamedTuple):
 
 
 def meet(some: list[Box], others: list[Box]) -> list[Box]:
-    """The pairs in both unions of boxes."""
+    """The intersection of two unions of boxes."""
     both = [
         Box(max(a.least, b.least), min(a.most, b.most), max(a.first, b.first), min(a.last, b.last))
         for a in some
@@ -30,12 +30,12 @@ def meet(some: list[Box], others: list[Box]) -> list[Box]:
 
 
 def boxes_of(value: Any, wanted: bool = True) -> list[Box] | None:
-    """The boxes whose union are the pairs for which a bool expression is `wanted`; None if it is not made of
-    comparisons of `kv_idx - q_idx` or `kv_idx` with whole numbers."""
+    """Boxes whose union is the set of pairs where a bool expression is `wanted`; None unless it consists of
+    comparisons of `kv_idx - q_idx` or `kv_idx` with integers."""
     if not isinstance(value, Expression):
         return None
     name, arguments = value.name, value.arguments
-    if name in ("new_ones", "new_zeros"):  # the beginning of and_masks and or_masks
+    if name in ("new_ones", "new_zeros"):  # the initial value in and_masks and or_masks
         return [Box()] if (name == "new_ones") == wanted else []
     if value.keywords:
         return None
@@ -56,7 +56,7 @@ def boxes_of(value: Any, wanted: bool = True) -> list[Box] | None:
 
 
 def _ordered(smaller: Any, larger: Any, or_equal: bool) -> list[Box] | None:
-    """The pairs for which `smaller` is at most `larger`, or below it. `abs(x)` is the larger of x and -x."""
+    """The pairs with `smaller <= larger`, or `<`. `abs(x)` is max(x, -x)."""
     found = [Box()]
     for one in _sides(smaller):
         some: list[Box] = []
@@ -79,7 +79,7 @@ def _ordered(smaller: Any, larger: Any, or_equal: bool) -> list[Box] | None:
 
 
 def _sides(value: Any) -> list[dict[Any, Any]]:
-    """The factors of the indices and the number; none in another value."""
+    """The linear forms in the indices of a value; empty if it is not linear."""
     is_distance = isinstance(value, Expression) and value.name == "abs" and not value.keywords
     found = parts_of(value.arguments[0] if is_distance else value)
     zeros = {"q_idx": 0, "kv_idx": 0, 1: 0}

@@ -1,4 +1,4 @@
-"""What a `score_mod` does, found in its trace: a soft cap, then biases; -inf hides."""
+"""Decomposes the trace of a `score_mod`: a soft cap, then biases; -inf hides keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_A_CAP = "does not return softcap * tanh(score / softcap) + bias; compute it
 
 
 def modified_by(score_mod: Callable[..., Tensor], device: torch.device) -> tuple[float, Sum]:
-    """The soft cap, the biases with their factors, and the conditions of a visible key."""
+    """The soft cap, the biases with their factors, and the conditions for a visible key."""
     traced = trace(score_mod, ("score", *INDICES), device)
     if traced is None:
         _refuse("cannot be traced, as it branches or writes in place; compute it with torch's flex_attention")
@@ -54,8 +54,8 @@ def modified_by(score_mod: Callable[..., Tensor], device: torch.device) -> tuple
 def biases_of(
     biases: dict[Any, Any], options: dict[str, Any], shape: tuple[int, int, int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The slopes `[Hq]` or `[B, Hq]` of ALiBi, and the sum of the other biases, float32, of a shape that
-    expands to `[B, Hq, Lq, Lk]`. What the options hide does not matter."""
+    """The slopes `[Hq]` or `[B, Hq]` of ALiBi, and the sum of the other biases, float32, broadcastable to
+    `[B, Hq, Lq, Lk]`. Its values for keys that the options hide are arbitrary."""
     is_past = options["is_causal"] or options.get("window_right") == 0 and "sink_tokens" not in options
     slopes: dict[Any, Any] = {}
     others = dict(biases)
@@ -81,7 +81,7 @@ def biases_of(
 
 
 def _slope_of(bias: Any, is_past: bool) -> Any:
-    """The slope of a bias that is its product with `kv_idx - q_idx`; else None."""
+    """The slope, if the bias is `slope * (kv_idx - q_idx)`; else None."""
     if is_linear(found := parts_of(bias)):
         q, k, number = (found[0].get(part, 0) for part in ("q_idx", "kv_idx", 1))
         return float(k) if k == -q != 0 and number == 0 else None

@@ -1,7 +1,7 @@
 """Traces a `mask_mod` or `score_mod`: runs it once on the host with symbols in place of tensors.
 
-Every call traces again, so that a trace is what the function computes now: numbers that it reads, from
-wherever, are constants, and branches are taken. Tensors are operands, whose contents do not matter.
+Every call traces again, so a trace reflects the current values of numbers that the function reads and
+branches on. Tensors are operands, whose contents do not affect the trace.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from torch.nn.attention.flex_attention import create_mask
 from torch.overrides import TorchFunctionMode
 
 INDICES = ("b", "h", "q_idx", "kv_idx")
-_MAX_SIZE = 250  # of an expression; a larger one is not traced
+_MAX_SIZE = 250  # of an expression; larger ones are not traced
 _ELEMENTS_AT_A_TIME = 2**24
 _CONSTANTS = (Number, str, type(None), type(...), torch.dtype, torch.device, torch.layout)
-_FILLS = {"tensor": 0, "scalar_tensor": 0, "full": 1, "full_like": 1}  # which argument is the value
+_FILLS = {"tensor": 0, "scalar_tensor": 0, "full": 1, "full_like": 1}  # index of the value argument
 _SIGNS = {"add": (1, 1), "radd": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}
 
-# The factors of the parts of a sum, and the bool values without which it is -inf, with what they must be.
+# The terms of a sum with their factors, and the bool conditions, with their required values, outside of which
+# it is -inf.
 Sum = tuple[dict[Any, Any], list[tuple[Any, bool]]]
 
 
 class Expression:
-    """A symbol, or a function of torch applied to expressions, tensors and constants. Two of the same repr
-    compute the same, if they read nothing."""
+    """A symbol, or a torch function applied to expressions, tensors and constants. Expressions with equal
+    repr and no `reads` are equal."""
 
     def __init__(self, function: Callable[..., Any] | None, arguments: tuple[Any, ...], keywords: Any = None):
         self.function, self.arguments, self.keywords = function, arguments, keywords or {}
         self.name: str = arguments[0] if function is None else function.__name__.strip("_")
-        # The value of the first argument does not matter to the beginning of and_masks and or_masks.
+        # new_ones and new_zeros, in and_masks and or_masks, do not depend on their first argument's value.
         is_new = self.name in ("new_ones", "new_zeros")
         leaves = list(_leaves((arguments[is_new:], self.keywords)))
         parts = [leaf for leaf in leaves if isinstance(leaf, Expression)]
         self.symbols: frozenset[Any] = symbols_of(*(parts if function else arguments))
-        # What it reads beside symbols and constants may change between two calls.
+        # Other operands may change between calls.
         self.reads = [leaf for leaf in leaves if not isinstance(leaf, (Expression, *_CONSTANTS))]
         self.reads += (read for part in parts for read in part.reads)
         module = getattr(function, "__module__", None) or "torch"
         if module.startswith("torch._ops") or not module.startswith(("torch", "_operator")):
-            self.reads.append(function)  # which may have a state of its own
+            self.reads.append(function)  # it may have state
         self.size: int = 1 + sum(part.size for part in parts)
         if self.size > _MAX_SIZE:
             raise ValueError("the function is too long to be traced")
@@ -55,7 +56,7 @@ class Expression:
 
 
 class _Traced(Tensor):
-    """It has no data, so that no result can be made of it without the trace."""
+    """A tensor without data: only the trace can compute with it."""
 
     expression: Expression
 
@@ -92,12 +93,12 @@ class _Tracing(TorchFunctionMode):
 
 
 def trace(mod: Callable[..., Any], names: tuple[str, ...], device: torch.device) -> Expression | None:
-    """What `mod` computes of symbols with these names, or None if it does what only tensors can."""
+    """The expression that `mod` computes from symbols with these names; None if it needs real tensors."""
     symbols = [_Traced.of(Expression(None, (name,))) for name in names]
     try:
         with _Tracing(device):
             found: Expression = mod(*symbols).expression
-    except Exception:  # the user's own errors come from the evaluation with tensors
+    except Exception:  # the evaluation with tensors raises the user's own errors
         return None
     return None if any(isinstance(each, Tensor) and each.is_meta for each in found.reads) else found
 
@@ -108,7 +109,7 @@ def evaluate(value: Any, known: dict[str, Tensor]) -> Any:
         return _mapped(value, lambda part: evaluate(part, known))
     if value.function is None:
         return known[value.name]
-    function = getitem if value.name == "getitem" else value.function  # of a tensor, or of several
+    function = getitem if value.name == "getitem" else value.function  # of a tensor or a tuple
     return function(*evaluate(value.arguments, known), **evaluate(value.keywords, known))
 
 
@@ -118,8 +119,9 @@ def everywhere(
     shape: tuple[int, int, int, int],
     device: torch.device,
 ) -> Tensor:
-    """A function of indices at every place of `[B, H, Lq, Lk]`; 1 for an index that it does not read."""
-    score = torch.zeros((), dtype=torch.float32, device=device)  # new_ones and new_zeros read its dtype
+    """Evaluates a function of indices on `[B, H, Lq, Lk]`; a dimension whose index it does not read has size
+    1."""
+    score = torch.zeros((), dtype=torch.float32, device=device)  # new_ones and new_zeros use its dtype
     b, h, rows, keys = (n if name in symbols else 1 for name, n in zip(INDICES, shape, strict=True))
 
     def part(row: Tensor) -> Tensor:
@@ -133,16 +135,16 @@ def everywhere(
 
 
 def symbols_of(*values: Any) -> frozenset[Any]:
-    """The names of the symbols in expressions; other values are in it themselves."""
+    """The names of the symbols in expressions; other values are included as they are."""
     named = (value.symbols if isinstance(value, Expression) else {value} for value in values)
     return frozenset().union(*named)
 
 
 def number_of(value: Any) -> Any:
-    """The value of a number, or of a tensor with one number in the host's memory; else None."""
+    """The value of a number, or of a one-element host tensor; else None."""
     if isinstance(value, Expression) and value.name in _FILLS and len(value.arguments) > _FILLS[value.name]:
         number = number_of(value.arguments[_FILLS[value.name]])
-        return number if number in (inf, -inf) else None  # others depend on the dtype
+        return number if number in (inf, -inf) else None  # other values depend on the dtype
     if isinstance(value, Tensor) and value.dim() == 0 and value.device.type == "cpu":
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -151,8 +153,8 @@ def number_of(value: Any) -> Any:
 
 
 def parts_of(value: Any) -> Sum:
-    """A value as a sum of symbols, by name, of expressions, and of 1. A sum without score is one part, unless
-    it adds whole numbers and indices alone: other dtypes may overflow."""
+    """Splits a value into a sum of symbols (by name), expressions and 1. A sum without the score is one term,
+    unless it has only integers and indices: other dtypes may overflow."""
     if (number := number_of(value)) is not None:
         return {1: number}, []
     if not isinstance(value, Expression) or value.keywords:
@@ -189,7 +191,7 @@ def parts_of(value: Any) -> Sum:
 
 
 def is_linear(found: Sum) -> bool:
-    """Whether this is a sum of indices and a number."""
+    """Whether this is a linear form in the indices plus a number."""
     return found[0].keys() <= {"q_idx", "kv_idx", 1} and not found[1]
 
 

@@ -1,1 +1,1 @@
-"""Drop-in replacement of torch's attention: `sdpa`, `install`, the report, and the route of a call."""
+"""Drop-in replacement for torch's attention: `sdpa`, `install`, the report, and the route of a call."""

@@ -1,4 +1,4 @@
-"""Routes `F.scaled_dot_product_attention` on mps tensors to torch_fattn, and undoes that.
+"""Routes `F.scaled_dot_product_attention` on mps tensors to torch_fattn, and back.
 
 The switch is torch's own: "fattn" is one of `torch.nn.attention.list_flash_attention_impls()`, and activating
 it registers a pair of kernels in torch's dispatcher (csrc/dropin/install.cpp).
@@ -30,13 +30,12 @@ __all__ = ["Training", "install", "installed", "uninstall"]
 Training = Literal["auto", "fused", "off"]
 
 NAME = "fattn"
-# torch.compile caches compiled graphs on disk by the program's text. Graphs compiled while installed hold
-# torch_fattn's ops, which other processes may lack, so they need a cache key of their own, and one for each
-# way to train.
+# torch.compile caches graphs on disk by the program's text. Graphs compiled while installed contain
+# torch_fattn's ops, which other processes may lack, so they need their own cache key, for each `training`.
 _CACHE_TAG = f";torch_fattn {VERSION}"
 _ANY_CACHE_TAG = re.compile(re.escape(_CACHE_TAG) + r"(, training \w+)?")
 
-# The ops that get kernels (csrc/dropin).
+# The ops that csrc/dropin implements.
 _OPS = ("scaled_dot_product_attention", "_flash_attention_forward", "_flash_attention_backward")
 
 _lock = threading.RLock()
@@ -47,7 +46,7 @@ _before: str | None = None  # the implementation that was active before the firs
 
 
 class _Handle:
-    """Called by torch's switch when it activates another implementation or none."""
+    """torch's switch calls this when it activates another implementation or none."""
 
     def remove(self) -> None:
         torch.ops.fattn._uninstall()
@@ -58,7 +57,7 @@ def _activate() -> _Handle:
     check_settings()
     torch.ops.fattn._install()
     for op in _OPS:
-        # Tracing keeps the kernel that it found for a key, here torch's composite one.
+        # Tracing caches the kernel that it found for a key, here torch's composite one.
         getattr(torch.ops.aten, op).default._dispatch_cache.clear()
     _tag_caches()
     return _Handle()
@@ -75,7 +74,7 @@ def _tag_caches() -> None:
 
 
 def register() -> None:
-    """Registers the name with torch; nothing else changes."""
+    """Registers the name with torch."""
     register_flash_attention_impl(NAME, register_fn=_activate)
 
 
@@ -84,16 +83,16 @@ def install(training: Training = "auto") -> None:
     """Routes `F.scaled_dot_product_attention` on mps tensors to torch_fattn's kernels. This holds in all
     threads and for every caller: models, `nn.MultiheadAttention` with `need_weights=False`, code compiled
     from now on. Calls that the kernels cannot compute run as before, and `report()` lists them with the
-    reason. The packed attention of `torch.nn.attention.varlen`, which has no implementation on mps, gets one,
-    and a backward.
+    reason. It also implements the packed attention of `torch.nn.attention.varlen`, which torch lacks on mps,
+    with its backward.
 
     Args:
-        training: which calls run here if gradients are needed; `sdpa` follows it, too. "auto": those for
-            whose backward torch's own implementation would keep a matrix of at least 1/256 of the memory that
-            the GPU may use (4 bytes for each row, key and head), and smaller ones that
-            `python -m torch_fattn tune` found to be faster here. "fused": all. "off": none.
+        training: which calls that need gradients run here, also from `sdpa`. "auto": calls for whose backward
+            torch's own implementation would keep a matrix (4 bytes per row, key and head) of at least 1/256
+            of the memory that the GPU may use, and smaller ones that `python -m torch_fattn tune` found to be
+            faster here. "fused": all. "off": none.
 
-    Calling it again changes nothing but `training`.
+    Calling it again changes only `training`.
     """
     global _by_install
     check_settings()
@@ -107,12 +106,12 @@ def install(training: Training = "auto") -> None:
 
 
 def uninstall() -> None:
-    """Undoes `install()`. Inside `with installed():` this takes effect at the end of the block."""
+    """Undoes `install()`. Inside `with installed():` it takes effect at the end of the block."""
     global _before, _by_install
     with _lock:
         _by_install = False
         torch.ops.fattn._set_training("auto")
-        if _before == NAME:  # torch's switch turned it on; undo that too
+        if _before == NAME:  # torch's switch had turned it on
             _before = None
         _follow()
 
@@ -137,7 +136,7 @@ def installed() -> Iterator[None]:
 
 
 def _follow() -> None:
-    """Sets torch's switch to the wanted state. Other code may have changed it."""
+    """Sets torch's switch to the current state, even if other code has changed it."""
     global _before, _followed
     wanted = _by_install or _by_contexts > 0
     active = current_flash_attention_impl()

@@ -1,5 +1,4 @@
-"""Counts the calls of `F.scaled_dot_product_attention` by the kernel that ran them, or by the reason for the
-fallback."""
+"""Counts calls of `F.scaled_dot_product_attention` by kernel, or by reason for the fallback."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class Fallback:
 
     reason: str
     count: int
-    traced: int  # calls while a graph was traced, not part of the count
+    traced: int  # calls during tracing, not included in the count
     example: str
 
     def __str__(self) -> str:
@@ -68,13 +67,13 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Report:
-    """The calls since the start of the process or the last `reset_report()`. `str()` is for reading."""
+    """Counts since the start of the process or the last `reset_report()`. `str()` is for reading."""
 
     installed: bool
     routed_by: dict[str, int]
-    traced: int  # while torch.compile or export traced a graph, which visits one call several times
+    traced: int  # during tracing by torch.compile or export, which visits a call several times
     fallbacks: tuple[Fallback, ...]
-    bytes_saved: int = 0  # that torch's own would have kept more for the backward of calls with gradients
+    bytes_saved: int = 0  # that torch's own attention would have kept in addition for the backward
 
     @property
     def routed(self) -> int:
@@ -90,7 +89,7 @@ class Report:
 
     @property
     def share(self) -> float:
-        """The fraction of calls that were routed, 0 to 1; 0 if there were no calls."""
+        """The fraction of calls that ran here, 0 to 1; 0 without calls."""
         return self.routed / self.calls if self.calls else 0.0
 
     def fallbacks_by_reason(self) -> dict[str, int]:
@@ -115,7 +114,8 @@ class Report:
         return f": torch's own would keep {self.bytes_saved / scale:.3g} {unit} more for their backward"
 
     def _headline(self) -> str:
-        """The first line. The state of `install` now says nothing about earlier calls or those of `sdpa`."""
+        """The first line. Earlier calls, and those of `sdpa`, do not depend on the current state of
+        `install`."""
         counted = f"{self.routed} of {self.calls} attention calls routed ({self.share:.0%})"
         if self.installed:
             return f"torch_fattn is installed: {counted}"
@@ -127,8 +127,8 @@ def report() -> Report:
 
     The report counts calls of `F.scaled_dot_product_attention` and of `torch.nn.attention.varlen` on mps
     while installed, and all calls of `torch_fattn.sdpa`. It does not see calls in transforms of torch.func,
-    which run on torch, nor attention that a program computes from matrix products. `nn.MultiheadAttention`
-    does that by default; with `need_weights=False` it calls torch's function and is counted.
+    which torch runs, or attention written as matrix products, as in `nn.MultiheadAttention` by default; with
+    `need_weights=False` it calls torch's function and is counted.
     """
     routed = dict(torch.ops.fattn._routed())
     examples = dict(torch.ops.fattn._fallback_examples())

@@ -1,5 +1,5 @@
-"""Decides whether a plain call of torch's attention runs on these kernels or on torch's own, where that is
-expected to be faster. csrc/plan/route.h has the rule and its sources."""
+"""Routes a plain attention call to these kernels, or to torch's own where they are expected to be faster.
+csrc/plan/route.h has the rule and its sources."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ...runtime.tensor_units import check_setting as check_tensor_setting
 from ...runtime.tracing import constant_in_graphs
 
 POLICIES = ("auto", "always")
-# Arguments that a plain call of torch's attention can express, or that change no result.
+# Arguments that torch's attention can express, or that do not change results.
 IN_TORCH = {"attn_mask", "mask_map", "is_causal", "q_offset", "scale", "seq_lens", "token_major_out"}
-# All others, with the value that turns each off.
+# All others, with the value that disables each.
 LACKING_IN_TORCH = {
     name: off for op in ("prefill", "decode") for name, off in defaults_of(op).items() if name not in IN_TORCH
 }
 
 _may_go_to_torch: bool | None = None  # None: not yet queried
-_wrong_policy = ""  # an invalid value of the environment variable
+_wrong_policy = ""  # invalid value of the environment variable
 
 
 @dataclass(frozen=True)
 class Route:
-    """The route of a plain call: `to` is "fattn" or "torch", `why` the reason."""
+    """The route of a plain call: `to` is "fattn" or "torch"; `why` is the reason."""
 
     to: Literal["fattn", "torch"]
     why: str
@@ -42,8 +42,7 @@ class Route:
 
 
 def use_policy() -> None:
-    """Reads the policy from the environment. A wrong one is refused on first use, so that the import
-    succeeds."""
+    """Reads the policy from the environment. An invalid one raises on first use, not at import."""
     global _wrong_policy
     policy = os.environ.get("FATTN_ROUTE") or "auto"
     _wrong_policy = "" if policy in POLICIES else policy
@@ -52,7 +51,7 @@ def use_policy() -> None:
 
 
 def check_settings(asker: str = "torch_fattn: ") -> None:
-    """Refuses wrong values of FATTN_ROUTE and FATTN_TENSOR."""
+    """Raises for invalid values of FATTN_ROUTE and FATTN_TENSOR."""
     check_tensor_setting(asker)
     if _wrong_policy:
         raise ValueError(
@@ -62,7 +61,7 @@ def check_settings(asker: str = "torch_fattn: ") -> None:
 
 
 def forget() -> None:
-    """Call this after the rule has changed."""
+    """Drops cached decisions. Call it after the rule has changed."""
     global _may_go_to_torch
     _may_go_to_torch = None
 
@@ -79,19 +78,19 @@ def is_torch_version(text: object) -> bool:
 
 
 def version_number(version: str) -> int:
-    """2602 of "26.2", 214 of "2.14.1" and of "2.14a0"."""
+    """ "26.2" is 2602; "2.14.1" and "2.14a0" are 214."""
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major) * 100 + int(minor)
 
 
 def system_and_torch() -> tuple[str, str]:
-    """The versions of macOS (0.0 on other systems) and torch, to which timings belong."""
+    """The versions of macOS (0.0 on other systems) and torch, to which timings apply."""
     macos, torch_version = torch.ops.fattn._system_and_torch()
     return f"{macos // 100}.{macos % 100}", f"{torch_version // 100}.{torch_version % 100}"
 
 
 def is_plain(options: dict[str, Any]) -> bool:
-    """Whether torch's attention has all these options of an operator."""
+    """Whether torch's attention supports all these options."""
     given = ((options.get(name), default) for name, default in LACKING_IN_TORCH.items())
     return all(value is None or (default is not None and value == default) for value, default in given)
 
@@ -105,8 +104,8 @@ def torchs(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor | None:
-    """The result of torch's own attention, `[B, H, L, D]`, if the rule leaves this call to torch; else None.
-    Causal masks are aligned to the lower right corner, which torch supports only for as many rows as keys."""
+    """The result of torch's own attention, `[B, H, L, D]`, if the rule routes this call to torch; else None.
+    Causal masks are aligned to the lower right corner, which torch supports only if Lq equals Lk."""
     if query.device.type != "mps" or not query.dim() == key.dim() == 4:
         return None
     check_settings()
@@ -119,7 +118,7 @@ def torchs(
         return None
     arguments = (query, key, value, mask, 0.0, is_causal)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
-    # A graph cannot query the rule; `sdpa` decides when it is traced.
+    # A graph cannot query the rule; `sdpa` decides during tracing.
     if not compiling:
         reason = torch.ops.fattn._sdpa_reason(*arguments, **options)
         if torch.ops.fattn._reason_name(reason) != "torch_is_faster":
@@ -144,8 +143,8 @@ def route_of(
     torch_version: str | None = None,
     tensor: str | None = None,
 ) -> Route | None:
-    """The route of the plain call of torch's attention that is equivalent to this operator call, or that has
-    these gradients; None if there is none. The filled length of a cache counts as its capacity."""
+    """The route of the equivalent plain call of torch's attention, or of the call with these gradients; None
+    if there is none. A cache counts as full."""
     names = {
         "prefill": ("query", "key", "value", "attn_mask"),
         "prefill_backward": ("grad_out", "grad_lse", "query", "key", "value", "out", "lse", "attn_mask"),

@@ -30,23 +30,23 @@ def sdpa(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, argument for argument.
 
-    Causal means what it means in torch: query row i sees the keys up to i, for any lengths. A row that sees
-        no key is 0. Calls without a kernel run on torch's own implementation, with one warning per reason and
-        process: dropout, nested and sparse tensors, more than four dimensions, other devices than "mps",
-        other dtypes, head sizes above 576, or 256 where gradients are needed (`report` counts them). Calls
-        that torch is expected to compute faster do so without a warning, and so do calls with gradients for
-        which it keeps little memory (`install` has the rule, and a choice). Head sizes that are not multiples
-        of 8 are padded. torch raises its own errors for calls that it refuses.
+    Causal means the same as in torch: query row i sees the keys up to i, for any lengths. A row that sees no
+    key is 0. Calls without a kernel run on torch's own implementation, with one warning per reason and
+    process: dropout, nested and sparse tensors, more than four dimensions, devices other than "mps", other
+    dtypes, head sizes above 576, or 256 with gradients (`report` counts them). Calls that torch is expected
+    to run faster also go there, without a warning, as do calls with gradients for which torch keeps little
+    memory (`training` of `install`). Head sizes that are not multiples of 8 are padded. torch raises its own
+    errors for calls that it refuses.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fattn.sdpa(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     check_settings()
-    # A subclass may override torch's function, which it recognises by identity.
+    # A subclass may override torch's function, recognised by identity.
     operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if any(type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter for tensor in operands):
-        if not torch.ops.fattn._is_installed():  # else torch's function is ours again, and counts the call
+        if not torch.ops.fattn._is_installed():  # otherwise torch's function is ours and counts the call
             reason = "nested" if getattr(query, "is_nested", False) else "subclass"
             torch.ops.fattn._count_fallback(reason, ", ".join(type(t).__name__ for t in operands))
             _warn(reason)
@@ -66,7 +66,7 @@ def sdpa(
 
 
 def _refuse_shared_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """torch's own error is about broadcasting."""
+    """Advises enable_gqa, where torch's own error is about broadcasting."""
     if enable_gqa or min(query.dim(), key.dim(), value.dim()) < 3:
         return
     heads, kv_heads = query.shape[-3], key.shape[-3]

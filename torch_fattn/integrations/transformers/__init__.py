@@ -1,20 +1,21 @@
 """Hugging Face transformers: `register()`, then load a model with `attn_implementation="fattn"`.
 
 transformers calls the *mask function* (`make_mask`) once per forward and layer pattern, and passes its result
-to the *attention function* (`attend`) of every layer. A model is supported only if its layers go through
+to the *attention function* (`attend`) of every layer. A model is supported only if its layers use
 transformers' attention interface. `support` checks this and refuses other models, whose own attention would
-misread the mask. The refusal comes in the first forward, when the model requests a mask, because the registry
-that `from_pretrained` consults has names and no models. A model that requests no mask and never calls the
-attention function runs as under "eager", with no refusal and no speedup.
+misread the mask. It refuses in the first forward, when the model requests a mask: the registry of
+`from_pretrained` has only names. A model that never requests a mask or calls the attention function runs as
+under "eager".
 
 A layer that cannot run raises. With `register(on_unsupported="sdpa")`, transformers' sdpa attention runs it
-instead, with one warning for each kind of layer and reason. Models train, too: with gradient checkpointing,
-packed sequences and adapters. Layers that the kernels cannot train (with dropout, or a learned position bias)
-run sdpa attention. Arguments that sdpa would silently ignore are refused in any case.
+instead, with one warning for each kind of layer and reason. Models can be trained, with gradient
+checkpointing, packed sequences and adapters. Layers that the kernels cannot train (with dropout, or a learned
+position bias) run sdpa attention. Arguments that sdpa would silently ignore are always refused.
 
 `model.generate_batch` (continuous batching) runs under this name too.
 
-Causal layers pass windows, soft caps, sinks and the filled length of static caches to the operators as such.
+Causal layers pass windows, soft caps, sinks and the filled length of static caches to the operators without a
+mask.
 
 A row whose bool mask hides every key is 0 here and the mean of all values in eager attention. Such rows are
 left padding, which the output of most models does not use. Recurrent models do use them and get eager's mask.

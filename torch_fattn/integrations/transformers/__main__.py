@@ -2,9 +2,9 @@
 
 python -m torch_fattn.integrations.transformers serve MODEL --continuous-batching
 
-`transformers serve` accepts only its own names and repositories of kernels. Started like this it also accepts
-`--attn-implementation fattn`, the default here. Layers that the kernels cannot run use sdpa attention, with
-one warning.
+`transformers serve` accepts only its own names and repositories of kernels. Through this module it also
+accepts `--attn-implementation fattn`, the default here. Layers that the kernels cannot run use sdpa
+attention, with one warning.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The attention function: turns the arguments of a layer into a call of an operator, of another attention
-function, or a refusal."""
+"""The attention function: runs a layer's call on an operator or another attention function, or refuses it."""
 
 from __future__ import annotations
 
@@ -55,13 +54,13 @@ def attend(
     broadcastable to `[B,Hq,Lq,Lk]`, is added to the scores (T5); `cu_seq_lens_q` and `cu_seq_lens_k` cut
     packed sequences. Returns `([B,Lq,Hq,Dv], None)`.
 
-    Gradients are those of `torch_fattn.attention`. What it cannot train (dropout, a mask or bias that
-    requires grad, heads above 256) runs transformers' sdpa attention. Unsupported layers run it too under
-    `register(on_unsupported="sdpa")`; otherwise they raise NotImplementedError, ValueError or TypeError
-    before anything is computed. An unknown keyword is refused unless it is None or False.
+    Gradients are those of `torch_fattn.attention`. Calls that it cannot differentiate (dropout, a mask or
+    bias that requires grad, head dims above 256) run transformers' sdpa attention. Unsupported layers run it
+    too under `register(on_unsupported="sdpa")`; otherwise they raise NotImplementedError, ValueError or
+    TypeError before anything is computed. An unknown keyword is refused unless it is None or False.
     """
     is_stored = isinstance(key, Stored) and isinstance(value, Stored)
-    is_batched = cache is not None or "write_index" in kwargs  # by transformers after 5.17
+    is_batched = cache is not None or "write_index" in kwargs  # passed by transformers after 5.17
     mask = None
     if not is_stored and not is_batched:
         mask, key, value = _meaning(module, query, key, value, attention_mask, sliding_window)
@@ -73,7 +72,7 @@ def attend(
         return attend_over_cache(call, attention_mask, cache)
     restarts = None
     if mask is not None and mask.packed is None:
-        # Positions of an encoder may restart for other reasons.
+        # In an encoder, positions may restart for other reasons.
         if mask.is_causal or getattr(module, "is_causal", False):
             restarts = restarts_of(kwargs.get("position_ids"), query, key.shape[2])
     call, selected = take_selection(call)
@@ -127,7 +126,7 @@ def _attend(call: Call, lengths: Lengths | None) -> Tensor:
             return compute(query, key, value, None, None, causal=causal, **options)
         if mask.filled < call.keys:
             key, value = key[:, :, : mask.filled], value[:, :, : mask.filled]
-        if mask.has_pattern:  # else there are no more keys than the layer's window
+        if mask.has_pattern:  # otherwise the keys fit the layer's window
             options["window_left"] = mask.window_left
         hidden = mask.padding if mask.whole is None else mask.whole
         return compute(query, key, value, hidden, mask.seq_lens, causal=causal, **options)
@@ -138,8 +137,8 @@ def _attend(call: Call, lengths: Lengths | None) -> Tensor:
 def _meaning(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, sliding_window: int | None
 ) -> tuple[Visibility | None, Tensor, Tensor]:
-    """What the mask means, and the keys and values that it is for. The cache of a draft model with a sliding
-    window returns older ones, too, in 5.17. Refuses other shapes than those of transformers' layers."""
+    """The decoded mask, and its keys and values. In 5.17, the cache of a draft model with a sliding window
+    returns older ones too. Refuses shapes that transformers' layers never pass."""
     if not query.ndim == key.ndim == value.ndim == 4:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
         refuse_meaning(module, f"query, key and value are not all [B, H, L, D] but {shapes}", USE_ANOTHER)
@@ -183,7 +182,7 @@ def _meaning(
 
 
 def _refuse_what_no_mask_has(call: Call, lengths: Lengths | None) -> None:
-    """Refuses keywords and a window that neither the kernels nor another attention function would apply."""
+    """Refuses keywords and windows that would be ignored both here and by another attention function."""
     has_pattern = call.mask is not None and call.mask.has_pattern
     refuse_keywords(call.module, call.keywords, separates=has_pattern or lengths is not None)
     window = call.sliding_window
@@ -219,8 +218,8 @@ def _refuse_bias(call: Call) -> None:
 
 
 def _causal_without_mask(call: Call) -> bool:
-    """Whether a layer without a mask is causal. If neither the keyword nor the layer decides, it is refused:
-    transformers' sdpa function would make it causal, eager attention bidirectional."""
+    """Whether a layer without a mask is causal, from the keyword or the layer's attribute. Refused if both
+    are missing: transformers' sdpa function would make it causal, eager attention bidirectional."""
     is_causal = getattr(call.module, "is_causal", None) if call.is_causal is None else call.is_causal
     if is_causal is None:
         refuse(call.module, "neither a mask nor is_causal says whether the layer is causal", USE_EAGER)

@@ -1,4 +1,4 @@
-"""The arguments of a layer's call, as the attention functions take them."""
+"""The arguments of a layer's call."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Call:
 
     @property
     def window_left(self) -> int:
-        """The window, as the operators take it: the mask's if it has one."""
+        """The operators' window_left: from the mask if it has one, else from the layer."""
         if self.mask is not None and self.mask.window_left is not None:
             return self.mask.window_left
         return -1 if self.sliding_window is None else self.sliding_window - 1
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the operators take as it is."""
+        """Options that are passed to the operators unchanged."""
         return {"scale": self.scaling, "softcap": self.softcap or 0.0, "sinks": self.s_aux}
 
     def why_not_trained(self) -> str:
-        """Why the kernels cannot train the layer: they have no dropout, no gradient of masks and biases, and
-        no backward of wide heads. Empty if they can, or if no gradient is needed."""
+        """Why the kernels cannot train the layer (dropout, gradients of masks and biases, wide heads); empty
+        if they can, or if gradients are not needed."""
         if needs_gradient(None if self.mask is None else self.mask.whole, self.position_bias):
             return "a mask or a position bias requires grad, which has no gradient in the kernels"
         widest = max(self.query.shape[-1], self.value.shape[-1])

@@ -16,8 +16,8 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.masking_utils import packed_sequence_mask_function, sliding_window_causal_mask_function
 
 MaskFunction = Callable[..., Any]
-# The keyword of a model's cache. Since 5.24 it is "cache", and the old name gives a warning. A model of 5.24
-# also updates the cache of continuous batching itself; before, its attention function did.
+# The keyword of a model's cache. 5.24 renamed it to "cache" and warns about the old name. From 5.24 on,
+# models also update the cache of continuous batching; before, attention functions did.
 CACHE = (
     "cache"
     if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters
@@ -27,22 +27,22 @@ _OF_ONE_TOKEN = torch.zeros(1, 1, dtype=torch.long)
 
 
 def and_parts(mask_function: MaskFunction) -> tuple[MaskFunction, ...]:
-    """The functions that `and_masks` combined; empty for any other function."""
+    """The functions that `and_masks` combined; empty for other functions."""
     if not made_like(mask_function, sliding_window_causal_mask_function(1)):
         return ()
     return tuple(closed_over(mask_function, "mask_functions"))
 
 
 def made_like(mask_function: MaskFunction, other: MaskFunction) -> bool:
-    """Whether both functions come from the same lines of transformers."""
+    """Whether both functions come from the same source lines of transformers."""
     code = getattr(mask_function, "__code__", None)
     return code is not None and code is getattr(other, "__code__", None)
 
 
 def packed_parts(mask_function: MaskFunction) -> tuple[MaskFunction, Tensor] | None:
-    """The mask function of one sequence and the sequence ids `[B, L]` of the tokens, if transformers has
-    found packed sequences. 5.17 and 5.24 add the condition on sequence ids after the function, 5.23 before
-    it; in 5.23 and 5.24 the function counts from the start of each sequence."""
+    """The mask function of one sequence and the tokens' sequence ids `[B, L]`, if transformers found packed
+    sequences. 5.17 and 5.24 add the condition on sequence ids after the function, 5.23 before it; in 5.23 and
+    5.24 the function counts from the start of each sequence."""
     for_ids = packed_sequence_mask_function(_OF_ONE_TOKEN)
     parts = and_parts(mask_function)
     if len(parts) != 2:
@@ -92,8 +92,8 @@ def paged_layer(cache: Any, layer: int) -> PagedLayer:
 def update_paged(
     cache: Any, layer: int, key: Tensor, value: Tensor, keywords: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Writes the new keys and values and returns those of all requests, `[keys, Hkv, D]`. In 5.17 the cache
-    does this; in later versions it calls the layer's allocator."""
+    """Writes the new keys and values and returns those of all requests, `[keys, Hkv, D]`. The cache does this
+    in 5.17, the layer's allocator in later versions."""
     indices = {name: keywords[name] for name in ("read_index", "write_index")}
     if hasattr(cache, "layer_to_allocator"):
         allocator = cache.layer_to_allocator[layer]
@@ -106,7 +106,7 @@ def update_paged(
 
 
 def _replace(owner: Any, name: str, method: Any) -> Callable[[], None]:
-    """Returns a function that undoes this, unless somebody else has replaced the method since."""
+    """Replaces a method. Returns a function that undoes this, unless the method was replaced again."""
     before = getattr(owner, name)
     setattr(owner, name, method)
 
@@ -162,8 +162,8 @@ def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
 
 def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]], Any]) -> Callable[[], None]:
     """Makes `generate(cache_implementation=name)` use the cache that `make` returns for a config, a number of
-    sequences, their longest length and `cache_config`. transformers has no registry of caches. A draft
-    model, whose length no config knows, gets a DynamicCache. Returns a function that undoes this."""
+    sequences, their maximum length and `cache_config`; transformers has no registry of caches. A draft model,
+    whose length is unknown, gets a DynamicCache. Returns a function that undoes this."""
     mixin: Any = generation_utils.GenerationMixin
     names: Any = configuration_utils
     prepare, known = mixin._prepare_cache_for_generation, names.ALL_CACHE_IMPLEMENTATIONS
@@ -173,7 +173,7 @@ def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]],
         given = signature.bind(self, *arguments, **options).arguments
         wanted, model_kwargs = given["generation_config"], given["model_kwargs"]
         if wanted.cache_implementation == name and wanted.is_assistant:
-            wanted.cache_implementation = None  # in this call's copy
+            wanted.cache_implementation = None  # in this call's copy of the config
         has_one = model_kwargs.get(CACHE) is not None or wanted.use_cache is False
         if wanted.cache_implementation != name or has_one:
             return prepare(self, *arguments, **options)
@@ -197,8 +197,8 @@ def entry(interface: Any, name: str) -> Any:
 
 
 def restore(interface: Any, name: str, before: Any) -> None:
-    """Restores the previous function of a name or removes the name, for which transformers has no
-    function."""
+    """Restores the previous function of a name, or removes the name, for which transformers lacks a
+    method."""
     if before is None:
         interface._global_mapping.pop(name, None)
     else:
@@ -222,7 +222,7 @@ def let_serve_take(name: str) -> None:
 
 def let_serve_end() -> Callable[[], None]:
     """Returns a function that stops the threads of continuous batching. `transformers serve` leaves them
-    running after an interrupt, and so does not end."""
+    running after an interrupt, and so never exits."""
     from transformers.cli.serving import utils
 
     made: list[Any] = []

@@ -19,8 +19,8 @@ from .visibility import Lengths, causal_mask
 
 
 def run_fallback(call: Call, why: str, lengths: Lengths | None = None) -> tuple[Tensor, None] | None:
-    """Returns None if no other function computes this layer. The lengths of packed sequences become a mask,
-    because the other functions do not read lengths."""
+    """Runs the layer on another function; None if there is none. The lengths of packed sequences become a
+    mask, because the other functions ignore lengths."""
     module, query, key, value = call.module, call.query, call.key, call.value
     attention: Callable[..., Any] | None = sdpa_attention_forward
     name, of_scores = "sdpa", {}
@@ -66,7 +66,7 @@ def run_fallback(call: Call, why: str, lengths: Lengths | None = None) -> tuple[
 
 def _of_lengths(call: Call, lengths: Lengths) -> Tensor:
     """bool `[1, 1, rows, keys]` of the whole batch: each row sees the keys of its own sequence. Rows past the
-    last sequence see one another, so that every row has a key."""
+    last sequence see each other, so that every row has a key."""
     causal = getattr(call.module, "is_causal", True) if call.is_causal is None else call.is_causal
     if call.mask is not None:
         causal = call.mask.is_causal

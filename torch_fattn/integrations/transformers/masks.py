@@ -1,8 +1,8 @@
 """The mask function: encodes a layer pattern and the padding in the shortest form that the model accepts.
 
     2D bool  `[B, Lk]`, True = a real token: the pattern is causal, rows aligned to the newest key
-    4D int32 a pattern of `visibility`: causal, with a window, over a cache that is filled in part, or in
-             each of the sequences that are packed into one
+    4D int32 a pattern of `visibility`: causal, with a window, over a partly filled cache, or in each packed
+             sequence
     4D `[B or 1, H or 1, Lq or 1, Lk]`, bool or additive: complete, causality included
 
 Every form contains the pattern. As under eager attention, a layer's own causal flag or window no longer
@@ -60,7 +60,7 @@ def make_mask(
     **kwargs: Any,
 ) -> Tensor:
     """Called by transformers' `create_*_mask` with keywords only. For a model outside the attention interface
-    it returns an additive mask under `on_unsupported="sdpa"` and raises NotImplementedError otherwise."""
+    it returns an additive mask under `on_unsupported="sdpa"`, and otherwise raises NotImplementedError."""
     start_forward()
     form, refusal = MaskForm.ADDITIVE, falls_back() and refusal_of_model(config)
     if refusal:
@@ -79,8 +79,8 @@ def make_mask(
             packed = _packed(mask_function)
             if packed is not None:
                 return packed
-        # transformers forbids the skip to every single row over a static cache. Models that need a truth
-        # table in any case do not declare flash attention.
+        # transformers forbids the skip for any single row over a static cache. Models that always need a bool
+        # mask do not declare flash attention.
         wanted = allow_is_causal_skip or q_length == 1
         if window is not None and wanted and form is MaskForm.PADDING:
             padding = _padding_or_none(attention_mask, kv_offset, filled)
@@ -110,8 +110,8 @@ def make_mask(
 
 
 def _covers(padding: Tensor, kv_offset: int, kv_length: int, filled: int | Tensor) -> bool:
-    """Whether the padding covers every filled key and no absent one. For a length on the device,
-    `_padding_or_none` checks this."""
+    """Whether the padding covers every filled key and no absent one. `_padding_or_none` checks device
+    lengths."""
     known = padding.shape[-1] - kv_offset
     if isinstance(filled, Tensor):
         return known <= kv_length
@@ -120,7 +120,7 @@ def _covers(padding: Tensor, kv_offset: int, kv_length: int, filled: int | Tenso
 
 def _padding_or_none(padding: Tensor | None, kv_offset: int, filled: int | Tensor) -> Tensor | None:
     """The padding of the filled keys, or None if it hides nothing. The check waits for the device once per
-    forward; a graph under tracing cannot check and keeps the mask."""
+    forward; tracing cannot check and keeps the mask."""
     if padding is None:
         return None
     if isinstance(filled, Tensor):
@@ -150,7 +150,7 @@ def causal_window(mask_function: Callable[..., Any]) -> int | None:
     sliding-window functions. None for any other."""
     if mask_function is causal_mask_function:
         return sys.maxsize
-    if torch.compiler.is_compiling():  # the tracer cannot inspect a function
+    if torch.compiler.is_compiling():  # the tracer cannot inspect functions
         return None
     parts = and_parts(mask_function)
     like = and_parts(sliding_window_causal_mask_function(1))

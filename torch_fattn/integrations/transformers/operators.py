@@ -33,7 +33,7 @@ def compute(
     q_len = query.shape[2]
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, options.get("scale"))
-    # A single row sees every key, causal or not.
+    # A single row sees every key even if causal.
     if not trains and (q_len == 1 or causal):
         out, _lse = torch.ops.fattn.decode(
             query, key, value, seq_lens, attn_mask=mask, token_major_out=True, **options

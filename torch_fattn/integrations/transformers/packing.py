@@ -1,4 +1,4 @@
-"""Sequences that are packed into one row of the batch, by positions that restart or by cumulative lengths.
+"""Sequences packed into one row of the batch, detected from restarting positions or cumulative lengths.
 
 Models that pass `position_ids` to their mask have packed sequences in it. For others, such as GPT-OSS, the
 attention function reads the positions.
@@ -27,15 +27,15 @@ class Restarts(NamedTuple):
 
 
 def start_forward() -> None:
-    """The mask function calls this, at least once per forward: positions may have changed in place since."""
+    """The mask function calls this at least once per forward, since positions may have changed in place."""
     global _forward
     if not torch.compiler.is_compiling():
         _forward += 1
 
 
 def restarts_of(position_ids: Any, query: Tensor, keys: int) -> Restarts | None:
-    """None if every row of the batch is one sequence, or if there are other keys than those of the query. The
-    check waits for the device once per forward; a graph under tracing cannot check."""
+    """Finds packed sequences. None if every row of the batch is one sequence, or if there are keys other than
+    the query's. The check waits for the device once per forward; tracing cannot check."""
     batch, _heads, rows, _dim = query.shape
     if not rows == keys > 1 or not isinstance(position_ids, Tensor) or is_tracing(position_ids):
         return None
@@ -61,9 +61,8 @@ def _find(position_ids: Tensor, batch: int) -> Restarts | None:
 
 
 def lengths_of(call: Call, restarts: Restarts | None) -> Lengths | None:
-    """The lengths of packed sequences, if they decide which keys a row sees: no bias was made for a mask, and
-    the mask hides nothing or is only causal, perhaps with a window. Refuses sequences that would see one
-    another."""
+    """The lengths of packed sequences, if they can replace the mask: there is no bias, and the mask hides
+    nothing or is only causal, with or without a window. Refuses sequences that would see each other."""
     mask = call.mask
     is_open = mask is None or (mask.is_only_order and (not mask.has_pattern or call.rows == call.keys))
     lengths = None
@@ -79,7 +78,7 @@ def lengths_of(call: Call, restarts: Restarts | None) -> Lengths | None:
 
 
 def refuse_mixing(call: Call, begins: Tensor) -> None:
-    """Refuses sequences that are packed into a row, if the mask lets them see one another."""
+    """Refuses packed sequences that the mask lets see each other."""
     mask = call.mask
     if mask is None:
         return
@@ -95,14 +94,14 @@ def refuse_mixing(call: Call, begins: Tensor) -> None:
 
 
 def _is_of_these_rows(mask: Visibility) -> bool:
-    """Whether the keys of a pattern may be those of its rows, and no window is as long."""
+    """Whether a pattern may have as many keys as rows, and no window shortens it."""
     return (mask.seq_lens is not None or mask.filled == mask.rows) and (mask.window_left or 0) < mask.rows
 
 
 def _see_one_another(mask: Tensor | None, begins: Tensor) -> bool:
-    """Whether a whole mask `[B, H, L or 1, L]`, bool or additive, shows the first token of a sequence, unless
-    that is padding, the token before it. Other keys than those of the rows cannot be told apart. Waits for
-    the device."""
+    """Whether a whole mask `[B, H, L or 1, L]`, bool or additive, lets the first token of a sequence, unless
+    it is padding, see the token before. Assumed if there are not as many keys as rows. Waits for the
+    device."""
     rows = begins.shape[1]
     later = begins[:, 1:]
     if mask is not None and mask.shape[3] == rows:
@@ -113,7 +112,7 @@ def _see_one_another(mask: Tensor | None, begins: Tensor) -> bool:
 
 
 def _given_begins(call: Call) -> Tensor | None:
-    """bool `[B, Lq]`: where sequences begin, by FlashAttention's keywords; None if they are absent."""
+    """bool `[B, Lq]`: where sequences begin, from FlashAttention's keywords; None if they are absent."""
     cu_q: Tensor | None = call.keywords.get("cu_seq_lens_q")
     if cu_q is None or is_tracing(cu_q):
         return None
@@ -123,8 +122,8 @@ def _given_begins(call: Call) -> Tensor | None:
 
 
 def _given_lengths(call: Call) -> Lengths | None:
-    """The lengths from FlashAttention's keywords; None if they are absent. A missing longest length costs one
-    wait for the device."""
+    """The lengths from FlashAttention's keywords; None if they are absent. Without max_length keywords, waits
+    for the device once."""
     cu_q, cu_k = call.keywords.get("cu_seq_lens_q"), call.keywords.get("cu_seq_lens_k")
     if cu_q is None or cu_k is None:
         return None

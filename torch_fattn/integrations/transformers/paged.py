@@ -1,13 +1,13 @@
 """Continuous batching: attention over the cache of `generate_batch`.
 
 The query holds the packed new tokens of many requests, and the keys are in transformers' own cache. Its
-`read_index`, the slots of every key of every request, serves as a block table, so the operators read the
-cache in place. Keys are gathered in three cases: several new tokens of a sliding layer, which
-overwrite slots that the first of them still sees; heads that must be padded; and from 5.24 on models that
-change the keys between the cache and the attention function.
+`read_index`, the slots of all keys of every request, serves as a block table, so the operators read the cache
+in place. Keys are gathered in three cases: several new tokens of a sliding layer, which overwrite slots that
+the first of them still sees; heads that must be padded; and, from 5.24 on, models that change keys between
+the cache and the attention function.
 
-In 5.23 the model also requests a mask of the new tokens alone, as it does without a cache; the lengths
-already contain that information.
+In 5.23 the model also requests a mask of only the new tokens, as without a cache. It adds nothing to the
+lengths.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OF_THE_BATCH = frozenset(
     }
 )
 
-# The block tables of a batch serve all layers of a group, and are cached as long as the write index exists.
+# Block tables serve all layers of a group. They are cached as long as the write index exists.
 _tables_of: Any = WeakTensorKeyDictionary()
 
 
@@ -74,8 +74,9 @@ def attend_paged(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of query `[1,Hq,T,D]`; writes key and value `[1,Hkv,T,..]` of the new tokens to `cache`. From
-    5.24 on there is none: the model did that, and these are all keys. Returns `([1,T,Hq,Dv], None)`. Rows are
-    causal for any `is_causal`. Layers that the kernels cannot run fall back as they do without the cache."""
+    5.24 on, the model has already done so: `cache` is absent, and key and value are complete. Returns
+    `([1,T,Hq,Dv], None)`. Rows are causal for any `is_causal`. Unsupported layers fall back as without the
+    cache."""
     of_layer = dropout, scaling, sliding_window, softcap, s_aux, is_causal
     bias = kwargs.pop("position_bias", None)
     call = Call(module, query, key, value, None, *of_layer, position_bias=bias, keywords=kwargs)
@@ -124,7 +125,7 @@ def attend_over_cache(call: Call, attention_mask: Any, cache: Any) -> tuple[Tens
         refused = refusal_of_operator(module, refusal, USE_PAGED_EAGER)
         if not falls_back():
             raise refused from refusal
-        # All keys of all requests in one row, with a mask.
+        # Gather the keys of all requests into one row, and mask.
         key, value = (keys.gather(each) for each in (keys.key_cache, keys.value_cache))
         call = replace(call, key=key, value=value, keywords={})
         cu_seqlens_k = torch.nn.functional.pad(keys.seq_lens.cumsum(0), (1, 0))
@@ -150,13 +151,13 @@ def _keys_of_model(call: Call) -> PagedKeys:
 
 
 class PagedKeys(NamedTuple):
-    """Arguments of the paged operators, and what else the attention function needs."""
+    """The paged operators' arguments."""
 
     key_cache: Tensor  # [blocks, block_size, Hkv, D]
     value_cache: Tensor
     block_tables: Tensor
     seq_lens: Tensor
-    total: int  # of all requests
+    total: int  # keys of all requests
     window: int | None
 
     def gather(self, cache: Tensor) -> Tensor:
@@ -170,9 +171,9 @@ class PagedKeys(NamedTuple):
 
 
 class InCache(Tensor):
-    """What `PagedAttentionCache.update` of 5.24 returns to a model under `fattn`: keys or values of all
-    requests, `[1, Hkv, total, D]`, without memory. The attention function reads the cache; anything else that
-    a model does with them gathers them first."""
+    """The result of `PagedAttentionCache.update` of 5.24 under `fattn`: keys or values of all requests,
+    `[1, Hkv, total, D]`, without memory. The attention function reads the cache; any other use gathers
+    them first."""
 
     keys: PagedKeys
     cache: Tensor
@@ -200,7 +201,7 @@ class InCache(Tensor):
 def update_in_place(
     cache: Any, key: Tensor, value: Tensor, layer_idx: int, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """`PagedAttentionCache.update` of 5.24, which gathers nothing that it need not."""
+    """`PagedAttentionCache.update` of 5.24, with gathering on demand."""
     keys = write(cache, layer_idx, key, value, kwargs)
     for name in ("cu_seq_lens_k", "max_length_k"):
         kwargs[name] = _of_kind(kwargs[name], cache.layer_to_allocator[layer_idx].layer_type)
@@ -215,9 +216,9 @@ def write(
     kwargs: dict[str, Any],
     sliding_window: int | None = None,
 ) -> PagedKeys:
-    """Does the work of `PagedAttentionCache.update`, without the copy of all keys where it is not needed. The
-    method of 5.17 treats a window of 1 as no window and would read unwritten slots; tokens that see only
-    themselves need no cache."""
+    """`PagedAttentionCache.update` without unnecessary copies of all keys. The method of 5.17 treats a
+    window of 1 as no window and would read unwritten slots; tokens that see only themselves do not need
+    the cache."""
     layer = paged_layer(cache, layer_idx)
     sees_itself = 1 in (sliding_window, layer.window)
     kind = "sliding_attention" if sees_itself else layer.kind
@@ -267,9 +268,8 @@ def _block_tables(
     longest: int,
     block_size: int,
 ) -> Tensor:
-    """Block tables from the slots of all keys. The slots of a full layer are consecutive within a block.
-    Those of a sliding layer form a ring, and only the write index has the slot of each request's newest
-    key."""
+    """Block tables from the slots of all keys. In a full layer, slots are consecutive within a block. In a
+    sliding layer they form a ring, and only the write index has the slot of each request's newest key."""
     firsts = torch.arange(0, longest, block_size, device=read_index.device)
     at = (ends[:-1, None] + firsts).clamp_(max=read_index.shape[0] - 1)
     slots = read_index[at]

@@ -47,22 +47,23 @@ def _refuse_failed() -> NoReturn:
 
 
 class _Group:
-    """The layers that see the same keys, and so have one block table for each sequence."""
+    """Layers that see the same keys, and so share the block table of each sequence."""
 
     def __init__(self, sizes: dict[str, Any], config: PreTrainedConfig) -> None:
         self.layers = 0
         self.config = config
-        self.sequences: list[int] = []  # of the rows of the batch
+        self.sequences: list[int] = []  # one per row of the batch
         self._real: Tensor | None = None  # bool [B, n]: which tokens are stored; None: all
         self.cache: PagedKVCache | None = None
         self._sizes = sizes
         self._step: tuple[CacheStep, Tensor | None] | None = None
         self._rows = 0  # of the step, padding included
-        self._counts: Sequence[int] = ()  # of the step's tokens in each sequence
-        self._done: dict[int, bool] = {}  # whether the layers that the step has reached have its tokens
+        self._counts: Sequence[int] = ()  # stored tokens of the step, per sequence
+        self._done: dict[int, bool] = {}  # layers that the step has reached: whether they have its tokens
 
     def allocate(self, key: Tensor, value: Tensor) -> PagedKVCache:
-        """The cache, with a sequence for each row of `key` and `value` `[B, Hkv, n, D]`; made if missing."""
+        """Returns the cache, with a sequence for each row of `key` and `value` `[B, Hkv, n, D]`; creates it
+        on first use."""
         if self.cache is None:
             head_dim, value_dim = (
                 operand.shape[-1] + -operand.shape[-1] % HEAD_STEP for operand in (key, value)
@@ -84,8 +85,8 @@ class _Group:
     def step(
         self, layer: int, batch: int, rows: int, real: Tensor | None, has_window: bool
     ) -> tuple[CacheStep, Tensor | None]:
-        """Room for new tokens, the same for all layers of a forward. If some of them are padding (`real` `[B,
-        n]`, of the stored tokens, too, is False), also the indices of the others among all `batch * rows`."""
+        """Makes room for new tokens, once for all layers of a forward. If some are padding (`real` `[B, n]`,
+        stored tokens included, is False), also returns the indices of the others among all `batch * rows`."""
         assert self.cache is not None
         if len(self.sequences) != batch:
             raise ValueError(
@@ -124,13 +125,13 @@ class _Group:
 
     @property
     def lacks_tokens(self) -> bool:
-        """Whether a layer that the step has reached does not have them."""
+        """Whether a layer that the step has reached lacks its tokens."""
         return not all(self._done.values())
 
     def finish(self, layer: int) -> None:
         self._done[layer] = True
         if len(self._done) == self.layers and all(self._done.values()):
-            self._step = None  # it holds memory
+            self._step = None  # frees its memory
 
     def _extend(self, cache: PagedKVCache, counts: Sequence[int]) -> CacheStep:
         try:
@@ -144,7 +145,7 @@ class _Group:
             _refuse_failed()
 
     def select(self, rows: Sequence[int]) -> None:
-        """The new batch has these rows of the old one, each any number of times."""
+        """Selects these rows of the batch, with repetitions."""
         if self.cache is None:
             return
         for row in set(range(len(self.sequences))).difference(rows):
@@ -167,7 +168,7 @@ class _Group:
         self._drop(tokens, counts)
 
     def _drop(self, tokens: int, counts: Sequence[int]) -> None:
-        """`counts`: how many of the newest tokens of each sequence are no padding."""
+        """Drops the newest `tokens`; `counts`: how many of them are stored, per sequence."""
         if self._real is not None:
             self._real = self._real[:, :-tokens]
         for sequence, count in zip(self.sequences, counts, strict=True):
@@ -183,9 +184,9 @@ class _Group:
 
 
 class Stored(Tensor):
-    """Keys or values `[B, Hkv, L, D]` of a layer, without memory; those that `arrived` `[B, Hkv, n, D]` are
-    not stored yet. The attention function reads the cache's blocks in place. Any other use raises, since it
-    would need a copy of all keys."""
+    """Keys or values `[B, Hkv, L, D]` of a layer, without memory; `arrived` `[B, Hkv, n, D]` are not stored
+    yet. The attention function reads the cache's blocks in place. Any other use raises, since it would copy
+    all keys."""
 
     layer: PagedLayer
     arrived: Tensor
@@ -217,7 +218,8 @@ class Stored(Tensor):
 
 
 class PagedLayer(CacheLayerMixin):
-    """A layer of the cache. Lengths count padding, as in transformers' own caches; it is not stored."""
+    """A layer of the cache. Lengths count padding, as in transformers' own caches, though it is not
+    stored."""
 
     is_compileable = False
     is_croppable = True
@@ -235,12 +237,12 @@ class PagedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *arguments: Any, **keywords: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores nothing: the attention function does, which knows the padding."""
+        """Stores nothing yet: the attention function stores the tokens, since it knows the padding."""
         length = self.length + key_states.shape[2]
         return Stored.of(self, key_states, length), Stored.of(self, value_states, length)
 
     def finish(self, length: int) -> None:
-        """It has all tokens of a forward."""
+        """Records that the layer has all tokens of a forward."""
         self.length = length
         self.group.finish(self.index)
 
@@ -255,8 +257,7 @@ class PagedLayer(CacheLayerMixin):
 
 
 def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
-    """Attention of the newest rows over keys and values that are `Stored`; out is `[B, n, Hq, Dv]`, 0 for
-    padding."""
+    """Attention of the newest rows over `Stored` keys and values; out is `[B, n, Hq, Dv]`, 0 for padding."""
     module, key, value = call.module, cast(Stored, call.key), cast(Stored, call.value)
     if needs_gradient(call.query, key.arrived, value.arrived, call.s_aux):
         refuse_training(module, "a PagedCache has no backward")
@@ -308,21 +309,21 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
 
 class PagedCache(Cache):
     """A cache for `generate(past_key_values=...)` of a decoder-only model with `attn_implementation="fattn"`.
-    Attention reads the stored blocks in place, quantised or not: no step copies all keys.
+    Attention reads the stored blocks in place, quantised or not.
 
     Args:
-        config: of the model. Its layers have full attention or a sliding window.
+        config: the model's config. Layers have full attention or a sliding window.
         num_blocks: blocks of each layer, for all sequences together.
         block_size: tokens of a block.
-        kv_format: "auto" (the dtype of the keys), "int8", "fp8_e4m3" or "int4", as in `PagedKVCache`. The
-            attention of a prompt reads its stored keys, too.
+        kv_format: "auto" (the dtype of the keys), "int8", "fp8_e4m3" or "int4", as in `PagedKVCache`. A
+            prompt's attention also reads its stored keys.
 
-    `generate(cache_implementation="fattn_paged", cache_config={"kv_format": ...})` makes one of the needed
-    size. Padding is not stored. Beams and copies of a sequence share blocks until they differ. Layers with
-    a window keep all keys. `crop` drops the rejected drafts of assisted generation.
+    `generate(cache_implementation="fattn_paged", cache_config={"kv_format": ...})` makes a cache of the
+    needed size. Padding is not stored. Beams and copies of a sequence share blocks until they differ. Layers
+    with a window keep all keys. `crop` drops rejected drafts of assisted generation.
 
-    CacheFullError: there are too few blocks; the cache is unchanged. RuntimeError: the forward before failed
-    when some layers had its tokens; `crop` takes it back.
+    CacheFullError: too few blocks; the cache is unchanged. RuntimeError: the previous forward failed after
+    some layers had stored its tokens; `crop` undoes it.
     """
 
     @public(NAME)
@@ -352,12 +353,12 @@ class PagedCache(Cache):
         self._layers: list[PagedLayer] = []
         for kind in kinds:
             self._layers.append(PagedLayer(self._groups[kind], _KINDS[kind]))
-        self._before, self._rows = 0, 0  # of the last forward: the length before it, and its tokens
+        self._before, self._rows = 0, 0  # the length before the last forward, and its tokens
         super().__init__(layers=list(self._layers))
 
     @property
     def caches(self) -> tuple[PagedKVCache, ...]:
-        """The caches of the layers with full attention and of those with windows, once there are tokens."""
+        """The caches of full-attention layers and of sliding layers, after the first forward."""
         return tuple(group.cache for group in self._groups.values() if group.cache is not None)
 
     def update(
@@ -386,8 +387,8 @@ class PagedCache(Cache):
         self._select(torch.arange(self._batch(), device="cpu")[indices.cpu()].tolist())
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the newest `-tokens_to_remove` tokens of every sequence, or takes a forward of as many tokens
-        back that failed in a layer."""
+        """Drops the newest `-tokens_to_remove` tokens of every sequence, or undoes a forward of that many
+        tokens that failed in a layer."""
         tokens_to_remove = int(tokens_to_remove)  # assisted generation passes a tensor
         if tokens_to_remove > 0:
             raise ValueError(
@@ -403,11 +404,11 @@ class PagedCache(Cache):
             self._each(_Group.truncate, -tokens_to_remove, length=left)
 
     def activate_past_recording(self) -> None:
-        """Nothing: any number of tokens can be dropped."""
+        """No effect: any number of tokens can be dropped."""
 
     @property
     def _has_failed(self) -> bool:
-        """Whether layers lack tokens that others have, but for those that never had any."""
+        """Whether layers in use lack tokens that others have."""
         lengths = {layer.length for layer in self._layers if layer.length}
         return len(lengths) > 1 or any(group.lacks_tokens for group in self._groups.values())
 

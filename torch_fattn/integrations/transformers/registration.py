@@ -1,9 +1,9 @@
 """Registers `fattn` with transformers, and unregisters it.
 
 GPT-Neo, Falcon, Bark and others choose an attention class from a table by the implementation's name. Their
-attention never calls an attention function, and an unknown name raises a bare KeyError while the model is
-built. `register` adds the name to those tables: with an entry that raises an error with advice, or, under
-`on_unsupported="sdpa"`, with the class of "sdpa" or "eager".
+attention never calls an attention function, and an unknown name raises a bare KeyError during construction.
+`register` adds an entry to those tables that raises an error with advice, or, under `on_unsupported="sdpa"`,
+is the class of "sdpa" or "eager".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENTRIES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (AttentionMaskInterface, FLASH_NAME, make_mask),
     (AttentionMaskInterface, SHARDED_NAME, make_sharded_mask),
 )
-# With such tables. Some exist only in newer or older transformers.
+# Modules with such tables. Some exist only in newer or older transformers.
 _MODULES = (
     "bark.modeling_bark",
     "data2vec.modeling_data2vec_vision",
@@ -56,8 +56,7 @@ _undo: list[Callable[[], None]] = []
 
 @public("torch_fattn.integrations.transformers.register")
 def register(on_unsupported: OnUnsupported = "error") -> None:
-    """Registers `attn_implementation="fattn"` with transformers. May be called again, also with another
-    policy.
+    """Registers `attn_implementation="fattn"` with transformers. May be called again, to change the policy.
 
     Args:
         on_unsupported: the policy for layers that the kernels cannot run, and for models whose attention does
@@ -66,7 +65,7 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
             learned sinks, which sdpa ignores), run the model with its own attention, and warn once with the
             reason.
 
-    Raises ImportError if transformers is older than the supported versions. A newer one causes a warning.
+    Raises ImportError if transformers is too old, and warns if it is newer than the supported versions.
     """
     version = transformers.__version__
     if (fault := versions.fault("transformers", version, versions.TRANSFORMERS)) is not None:

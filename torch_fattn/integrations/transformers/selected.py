@@ -1,8 +1,8 @@
 """Models that select keys for each row: DeepSeek V3.2 and its relatives by position (`indices`), MiniMax-M3
 by blocks of positions (`block_indices`).
 
-`sparse_decode` reads the selected keys of each row. With a mask, `prefill` reads every key once for a tile of
-rows, which is less if they select many of the keys.
+`sparse_decode` reads the selected keys of each row. `prefill` with a mask reads every key once per tile of
+rows, which is less if rows select many of the keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROWS_OF_A_TILE = 32
 
 
 def take_selection(call: Call) -> tuple[Call, Tensor | None]:
-    """The call without its selection, and this as positions `[B, 1 or Hkv, Lq, K]`, where -1 is none."""
+    """Splits off the call's selection, as positions `[B, 1 or Hkv, Lq, K]`; -1 is empty."""
     keywords = call.keywords
     indices: Tensor | None = keywords.get("indices")
     if indices is not None and indices.ndim == 3:
@@ -43,7 +43,7 @@ def _without(call: Call, name: str) -> Call:
 
 
 def whole_mask(call: Call) -> Tensor | None:
-    """The 4D mask of any form of mask; None if it only hides later keys."""
+    """The call's mask in its 4D form; None if it only hides later keys."""
     if call.mask is None:
         return None
     whole, causal = call.mask.dense()
@@ -53,8 +53,8 @@ def whole_mask(call: Call) -> Tensor | None:
 
 
 def attend_selected(call: Call, mask: Tensor | None, selected: Tensor) -> Tensor | None:
-    """Attention that reads the selected keys only; None if a mask is better, or alone can do it. out is `[B,
-    Lq, Hq, Dv]`."""
+    """Attention that reads only the selected keys; None if a mask is cheaper or required. out is `[B, Lq, Hq,
+    Dv]`."""
     if not _reads_selected(call, mask, selected):
         return None
     refuse_keywords(call.module, call.keywords, separates=mask is not None)
@@ -67,7 +67,7 @@ def attend_selected(call: Call, mask: Tensor | None, selected: Tensor) -> Tensor
 
 
 def _reads_selected(call: Call, mask: Tensor | None, selected: Tensor) -> bool:
-    """Whether the operator can compute the layer, and a tile of rows reads fewer keys by it."""
+    """Whether `sparse_decode` can run the layer and reads fewer keys per tile of rows."""
     _batch, heads, rows, count = selected.shape
     if call.sliding_window is not None or call.position_bias is not None:
         return False
@@ -89,7 +89,7 @@ def _compute_selected(call: Call, mask: Tensor | None, selected: Tensor) -> Tens
         selected = selected.masked_fill(~seen, -1)
     query, key, value, scale = pad_heads(call.query, call.key, call.value, call.scaling)
     per_head = selected.shape[1] > 1
-    if not is_one_cache(key, value, per_head):  # without a cache, models transpose one of them
+    if not is_one_cache(key, value, per_head):  # without a cache, models transpose key or value
         key, value = key.contiguous(), value.contiguous()
     indices = selected if per_head else selected[:, 0]
     options = call.options | {"scale": scale, "is_causal": mask is None}
@@ -98,7 +98,7 @@ def _compute_selected(call: Call, mask: Tensor | None, selected: Tensor) -> Tens
 
 
 def with_mask_of(call: Call, mask: Tensor | None, selected: Tensor) -> Call:
-    """The call with a whole mask that is restricted to the selected keys, `[B, 1 or Hq, Lq, Lk]`."""
+    """The call with a whole mask `[B, 1 or Hq, Lq, Lk]`, limited to the selected keys."""
     batch, of_heads, rows, _count = selected.shape
     heads, keys = call.query.shape[1], call.keys
     seen = torch.zeros((batch, of_heads, rows, keys + 1), dtype=torch.bool, device=selected.device)

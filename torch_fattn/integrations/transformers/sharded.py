@@ -1,12 +1,12 @@
-"""A cache of which every process of a group holds a part, for `generate` of a model that all of them have.
+"""A cache that is sharded across processes, for `generate` with a model replicated on all of them.
 
     register()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="fattn_sharded")
     model.generate(**inputs, past_key_values=ShardedCache(group))
 
-Every rank runs the whole model on the same tokens, and keeps the keys and values of its blocks of positions.
-The attention function is `torch_fattn.distributed.decode`, or `prefill` for a prompt: its results have the
-same bits on every rank, and so do the tokens.
+Every rank runs the whole model on the same tokens and keeps the keys and values of its blocks of positions.
+Attention is `torch_fattn.distributed.decode`, or `prefill` for a prompt. Its results are bit-identical on
+every rank, so the tokens are too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .unsupported import PACKING, refuse_keywords
 __all__ = ["SHARDED_NAME", "ShardedCache", "attend_sharded", "make_sharded_mask"]
 
 SHARDED_NAME = "fattn_sharded"
-FIRST_BLOCKS = 4  # of a rank in a new cache; the room doubles when it is full
+FIRST_BLOCKS = 4  # per rank in a new cache; capacity doubles when full
 FEW_ROWS = 16  # `decode` makes a mask of all its rows and the keys of this rank
 
 
@@ -42,7 +42,7 @@ class ShardedCache(Cache):
 
     Args:
         group: a process group, a DeviceMesh of one dimension, or None for the default group.
-        block_size: positions that go to a rank before the next rank's turn.
+        block_size: consecutive positions on one rank.
     """
 
     @public("ShardedCache")
@@ -65,12 +65,12 @@ class _Layer(CacheLayerMixin):
     def __init__(self, group: Any, rank: int, ranks: int, block_size: int) -> None:
         super().__init__()
         self.group, self.rank, self.ranks, self.block_size = group, rank, ranks, block_size
-        self.length = 0  # of all ranks together
+        self.length = 0  # on all ranks together
         self.blocks = FIRST_BLOCKS
 
     @property
     def room(self) -> Shards:
-        """The positions that all ranks have room for."""
+        """The shards of all positions that fit the ranks' capacity."""
         return self._shards(self.blocks * self.block_size * self.ranks)
 
     @property
@@ -128,8 +128,8 @@ class _Layer(CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """`-n` forgets the newest n positions; `n`, as in transformers, all but the first n."""
-        number = int(tokens_to_remove)  # a tensor, of assisted generation
+        """`-n` drops the newest n positions; `n`, as in transformers, keeps the first n."""
+        number = int(tokens_to_remove)  # assisted generation passes a tensor
         kept = number if number > 0 else self.length + number
         self.length = max(min(kept, self.length), 0)
 
@@ -146,7 +146,7 @@ def make_sharded_mask(
     attention_mask: Tensor | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """The mask function: padding, bool `[B, Lk]`, or None. The layers know their windows."""
+    """The mask function: padding, bool `[B, Lk]`, or None. Layers add their windows."""
     start_forward()
     if causal_window(mask_function) is None:
         raise NotImplementedError(

@@ -1,9 +1,8 @@
-"""Decides which models are supported, and which form of mask their layers expect.
+"""Checks whether a model is supported, and which form of mask its layers expect.
 
-A mask function gets only the config of a model. The classes of this config are therefore looked up among all
-loaded model classes, remote code included. The declarations of a class (`_supports_sdpa`,
-`_supports_flash_attn`, `_supports_attention_backend`) are those that transformers uses for its own
-implementations.
+A mask function gets only a model's config, so the classes of this config are looked up among all loaded model
+classes, remote code included. The flags of a class (`_supports_sdpa`, `_supports_flash_attn`,
+`_supports_attention_backend`) are the ones that transformers checks for its own implementations.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from ...runtime.tracing import constant_in_graphs
 
 NAME = "fattn"
-# The name for uses where transformers requires "flash" in it: see `compat.switch_batching` and `use_packed`.
+# Used where transformers requires "flash" in the name: see `compat.switch_batching` and `use_packed`.
 FLASH_NAME = "fattn_flash"
 PAGED_NAME = f"paged|{NAME}"
 USE_EAGER = 'use attn_implementation="eager" for this model'
@@ -32,7 +31,7 @@ USE_ANOTHER = 'use attn_implementation="sdpa" or "eager" for this model'
 
 
 class MaskForm(enum.Enum):
-    """The form of mask that the layers of a class accept, by the implementations that it declares."""
+    """The form of mask that a class's layers accept, by the implementations that it declares."""
 
     PADDING = "flash"  # a 2D padding mask; the pattern is implied
     BOOL = "sdpa"  # 4D, True = attend
@@ -40,8 +39,8 @@ class MaskForm(enum.Enum):
 
 
 def mask_form(config: PreTrainedConfig) -> MaskForm:
-    """The mask form for models of this config. Raises NotImplementedError if they do not go through the
-    attention interface."""
+    """The mask form for models of this config. Raises NotImplementedError if they do not use the attention
+    interface."""
     form, refusal = _form_or_refusal(type(config))
     if refusal:
         raise NotImplementedError(refusal)
@@ -59,7 +58,7 @@ def is_recurrent(config: PreTrainedConfig) -> bool:
     return _is_recurrent(type(config))
 
 
-# torch.compile uses the answers as constants of the graph instead of tracing through the class tree.
+# torch.compile treats the results as constants instead of tracing through the class tree.
 @constant_in_graphs
 def _is_recurrent(config_class: type[PreTrainedConfig]) -> bool:
     return any(model_class._is_stateful for model_class in _base_classes(config_class))
@@ -157,11 +156,10 @@ def _layers_in(module_name: str) -> tuple[type[nn.Module], ...]:
 
 @functools.cache
 def _has_attention_of_its_own(module_name: str, layers: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module defines attention layers that never use the interface. `_supports_sdpa` does not tell:
-    a class may call F.scaled_dot_product_attention directly (Falcon) or may have inherited the flag.
-    `PreTrainedModel.set_attn_implementation` reads the source, too. The layers are an argument because a
-    script or notebook may define more of them later. A layer that is inserted into a finished model is not
-    found."""
+    """Whether a module defines attention layers that never use the interface. `_supports_sdpa` is not enough:
+    a class may call F.scaled_dot_product_attention directly (Falcon) or inherit the flag. Like
+    `PreTrainedModel.set_attn_implementation`, this reads the source. The layers are an argument because a
+    script or notebook may define more later. Layers inserted into a finished model are not found."""
     if not any(layer.__module__ == module_name and _computes(layer) for layer in layers):
         return False
     module = sys.modules[module_name]
@@ -172,7 +170,7 @@ def _has_attention_of_its_own(module_name: str, layers: tuple[type[nn.Module], .
 
 
 def _computes(layer: type[nn.Module]) -> bool:
-    """Whether this is an attention layer whose `forward` does the work itself, without its base class."""
+    """Whether this is an attention layer whose `forward` does not delegate to its base class."""
     code = getattr(vars(layer).get("forward"), "__code__", None)
     if code is None or not re.search("attention|attn", layer.__name__, re.IGNORECASE):
         return False

@@ -1,4 +1,4 @@
-"""Layers and models that `fattn` cannot run: the policy of `register(on_unsupported=...)`, and refusals."""
+"""Unsupported layers and models: the policy of `register(on_unsupported=...)`, and refusals."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def falls_back() -> bool:
 
 
 def warn_once(who: str, where: str, why: str) -> None:
-    """Warns once per kind of layer and reason, ignoring the numbers and the operator's name in the reason. A
-    graph under tracing cannot count and does not warn."""
+    """Warns once per kind of layer and reason, ignoring numbers and the operator's name in the reason. Silent
+    during tracing, which cannot count."""
     if torch.compiler.is_compiling():
         return
     kind = (who, re.sub(r"\d+", "#", re.sub(r"^fattn\.\w+: ", "", why)))
@@ -55,7 +55,7 @@ _UNBUILT = {
 }
 # Keywords of packed sequences. The operators need the boundaries, from a 4D mask or from `Lengths`.
 PACKING = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_k", "seq_idx"})
-# Keywords that models pass through and attention does not need.
+# Keywords that models pass along and attention ignores.
 _HARMLESS = frozenset(
     {
         "cache_position",
@@ -73,7 +73,7 @@ _HARMLESS = frozenset(
         "output_router_logits",
         "position_ids",
         "return_dict",
-        "tokenizer",  # `generate` passes it through
+        "tokenizer",  # passed along by `generate`
         "use_cache",
     }
 )
@@ -84,7 +84,7 @@ class MeaningRefusedError(NotImplementedError):
 
 
 def refusal_of_operator(module: nn.Module, refusal: Exception, advice: str = USE_ANOTHER) -> Exception:
-    """The message without the operator's advice, which is for direct callers."""
+    """The refusal without the operator's advice, which is for direct callers."""
     what, _, _advice = str(refusal).splitlines()[0].partition("; ")
     return type(refusal)(f"{_who(module)}: {what}; {advice}")
 

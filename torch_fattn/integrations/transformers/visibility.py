@@ -1,8 +1,8 @@
-"""What a mask means, and how the mask function encodes it for the attention function.
+"""Decoded masks, and their encoding between the mask function and the attention function.
 
-A mask passes through code of the models that handles only tensors, so a causal pattern is a tensor too:
-int32, unlike any other mask, and 4D, which transformers treats as a finished mask. Numbers known to the host
-are sizes of dimensions; numbers known only to the device are elements:
+Models handle masks only as tensors, so a causal pattern is encoded as a tensor: int32, unlike any other mask,
+and 4D, which transformers treats as a finished mask. Numbers known to the host are sizes of dimensions;
+numbers known only to the device are elements:
 
     `[B, W, 0, filled]`     the first `filled` keys, without padding
     `[B, W, 1, filled]`     the padding of these keys
@@ -10,8 +10,8 @@ are sizes of dimensions; numbers known only to the device are elements:
     `[B, W, 3, 1]`          how many keys are filled, known to the device
     `[B, W, 3, 1 + Lk]`     the same and the padding of all keys
 
-W is 1, or 1 more than the window. The padding is stored as the bits of an additive float32 mask, so that
-reading it needs no kernel. Strides carry no information: for static caches, later transformers copy masks.
+W is 1, or the window + 1. Padding is stored as the bits of an additive float32 mask, so reading it does not
+launch a kernel. Strides are not used: for static caches, later transformers copy masks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 class Lengths(NamedTuple):
-    """Packed sequences, over the rows of the whole batch, as the operators take them."""
+    """The operators' lengths of packed sequences, over the rows of the whole batch."""
 
     cu_seqlens_q: Tensor  # int32 [n + 1]
     cu_seqlens_k: Tensor
@@ -34,28 +34,28 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True)
 class Visibility:
-    """Which keys the rows of a layer see. Causal rows are aligned to the newest filled key. A mask that hides
-    nothing has neither padding, lengths nor a whole mask."""
+    """Which keys the rows of a layer see. Causal rows are aligned to the newest filled key. If nothing is
+    hidden, there are no padding, lengths or whole mask."""
 
     rows: int
     keys: int
     device: torch.device
     filled: int  # number of keys that may be seen
     is_causal: bool = True
-    window_left: int | None = -1  # as the operators take it; None: a 2D mask leaves it to the layer
-    seq_lens: Tensor | None = None  # int32 [B]: how many keys are filled, if only the device knows
+    window_left: int | None = -1  # the operators' option; None: a 2D mask leaves it to the layer
+    seq_lens: Tensor | None = None  # int32 [B]: number of filled keys, if only the device knows
     padding: Tensor | None = None  # [B, 1, 1, filled], bool or additive
     packed: Lengths | None = None  # causal in each of these sequences
     whole: Tensor | None = None  # [B, H, Lq or 1, Lk], bool or additive, the pattern included
 
     @property
     def has_pattern(self) -> bool:
-        """Whether windows and packed sequences are in it, if there are any. A 2D mask has only padding."""
+        """Whether the mask includes windows and packed sequences. A 2D mask has only padding."""
         return self.window_left is not None
 
     @property
     def is_only_order(self) -> bool:
-        """Whether it hides nothing, or only later keys and those before a window."""
+        """Whether it hides at most later keys and keys before a window."""
         return self.padding is None and self.packed is None and self.whole is None
 
     @property
@@ -66,7 +66,7 @@ class Visibility:
         return self.padding == 0
 
     def dense(self) -> tuple[Tensor | None, bool]:
-        """The 4D mask of sdpa. Returns None and whether the rows are causal if sdpa's own convention (row i
+        """The 4D mask of sdpa, and whether rows are causal. The mask is None if sdpa's own convention (row i
         sees key i) is equivalent."""
         if self.whole is not None or not self.is_causal:
             return self.whole, False
@@ -146,8 +146,8 @@ def is_packed(mask: Tensor) -> bool:
 
 
 def hides_nothing(mask: Tensor) -> bool:
-    """Whether this is the expanded True of `nothing_hidden`, decided without reading device memory. An
-    expanded False would hide every key, which no model does."""
+    """Whether this is the expanded True of `nothing_hidden`, without reading device memory. An expanded False
+    would hide every key, which models never do."""
     return mask.dtype is torch.bool and not any(mask.stride())
 
 
@@ -175,8 +175,8 @@ def write_pattern(
 
 
 def write_packed(sequence_ids: Tensor, window: int) -> Tensor | None:
-    """Encodes `sequence_ids [B, L]`: consecutive tokens with the same id are one sequence. Finding their ends
-    costs one wait for the device. None if every token is a sequence, which this form cannot encode."""
+    """Encodes `sequence_ids [B, L]`: consecutive tokens with the same id are one sequence. Waits for the
+    device once. None if every token is a sequence, which this form cannot encode."""
     begins = torch.ones_like(sequence_ids, dtype=torch.bool)
     begins[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
     cu_seqlens, longest = lengths_between(begins)
@@ -186,7 +186,7 @@ def write_packed(sequence_ids: Tensor, window: int) -> Tensor | None:
 
 
 def lengths_between(begins: Tensor) -> tuple[Tensor, int]:
-    """Cumulative lengths over all rows, and the longest length, of the sequences that begin where `begins [B,
+    """Cumulative lengths over all rows, and the maximum length, of the sequences that begin where `begins [B,
     L]` is True."""
     first = begins.flatten().nonzero()[:, 0]
     cu_seqlens = torch.cat((first, first.new_full((1,), begins.numel()))).to(torch.int32)
