@@ -32,7 +32,7 @@ class PagedKVCache(PagedSequences):
         block_size: tokens per block.
         value_dim: default `head_dim`.
         max_sequences: the largest number of sequences at one time.
-        dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
+        dtype: of keys and values, and of the memory if `kv_format` is "auto".
         device: default "mps".
         kv_format: as in `StaticKVCache`.
         latent: values are the first `value_dim` columns of keys and are not stored (multi-head latent

@@ -29,7 +29,7 @@ class StaticKVCache(KVCache):
     Args:
         num_layers, batch_size, capacity, num_kv_heads, head_dim: sizes.
         value_dim: default `head_dim`.
-        dtype: of keys and values, and of the memory unless `kv_format` says otherwise.
+        dtype: of keys and values, and of the memory if `kv_format` is "auto".
         device: default "mps".
         kv_format: "auto" (stored unchanged), "int8", "fp8_e4m3" or "int4"; `torch_fattn.cache_write` lists
             their errors.

@@ -70,7 +70,7 @@ class TunedRow:
     max_dim: int
     sizes: dict[str, int]
     max_length: int | None = None  # maximum rows of a prefill; None: any
-    gain: float = 1.0  # speedup over no row, when timed
+    gain: float = 1.0  # speedup over the choice without this row, when timed
     macos: str | None = None  # of a row of TENSORS
 
     def named(self) -> Named:

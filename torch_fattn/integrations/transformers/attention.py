@@ -49,8 +49,8 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of query `[B,Hq,Lq,D]` over key and value `[B,Hkv,Lk,..]`, with any strides. attention_mask
-    has one of the forms of `masks`; it is None if the model requested no mask, and then `is_causal`, or the
-    layer's attribute of that name, decides. `s_aux [Hq]` are the learned sinks; `position_bias`,
+    has one of the forms of `masks`; it is None if the model did not request a mask; then `is_causal`, or the
+    layer's attribute of that name, applies. `s_aux [Hq]` are the learned sinks; `position_bias`,
     broadcastable to `[B,Hq,Lq,Lk]`, is added to the scores (T5); `cu_seq_lens_q` and `cu_seq_lens_k` cut
     packed sequences. Returns `([B,Lq,Hq,Dv], None)`.
 
