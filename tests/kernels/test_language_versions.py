@@ -159,8 +159,9 @@ def defined(header: str) -> set[str]:
 def test_headers_define_the_functions_of_groups(translator: str) -> None:
     called = group_functions("\n".join(path.read_text() for path in (ROOT / "csrc/kernels").glob("*/*")))
     assert {"simd_or", "simd_shuffle_xor", "simdgroup_multiply_accumulate", "threadgroup_barrier"} <= called
-    folder = Path(softmetal.__file__).parent / translator / "include"
-    header = "\n".join(path.read_text() for path in folder.iterdir())
+    sources = Path(softmetal.__file__).parent
+    own, shared = (sources / translator / "include").iterdir(), (sources / "msl" / "common").iterdir()
+    header = "\n".join(path.read_text() for path in (*own, *shared))
     assert called <= defined(header)
     without = re.sub(r"^.*\(simd_or, .*$", "", header, flags=re.MULTILINE)
     assert called - defined(without) == {"simd_or"}, "the control"
