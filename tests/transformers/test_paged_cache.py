@@ -270,6 +270,19 @@ def test_a_mask_that_changes(padded: str, hidden: str) -> None:
     assert (mine - theirs).abs().max() < 2e-5
 
 
+def test_a_chunk_of_padding_alone() -> None:
+    """It stores nothing, and later tokens do not see it."""
+    models = pair(AutoModelForCausalLM, MODELS["llama"])
+    ids, mask = prompt(12, batch=1)
+    mask[0, 5:7] = 0
+    caches = PagedCache(models[0].config, 8), DynamicCache()
+    for begin, end in ((0, 5), (5, 7), (7, 12)):
+        mine, theirs = both_steps(models, caches, ids[:, begin:end], mask[:, :end])
+    assert (mine - theirs).abs().max() < 2e-5
+    (blocks,) = caches[0].caches
+    assert [blocks.length(sequence) for sequence in blocks.sequences] == [10]
+
+
 def test_padding_between_tokens_and_a_window() -> None:
     """It is not stored, and so would not be counted. The layers with full attention do not mind."""
     new, more = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long)

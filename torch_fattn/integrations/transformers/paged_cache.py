@@ -297,7 +297,7 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
         else:
             packed = query.transpose(1, 2).flatten(0, 1)
             out = cache.prefill(layer.index, step, packed[kept], is_causal=True, **options)
-            out = torch.zeros_like(out[:1]).expand(batch * rows, -1, -1).index_copy(0, kept, out)
+            out = out.new_zeros(batch * rows, *out.shape[1:]).index_copy(0, kept, out)
             out = out.unflatten(0, (batch, rows))
     except MeaningRefusedError:
         raise
