@@ -34,6 +34,10 @@ def output_of(blocks: list[Block], number: int) -> Block | None:
 def run(name: str, markdown: str) -> str | None:
     """The first problem, if there is one."""
     blocks = blocks_of(markdown)
+    if "torch" in markdown:
+        import torch
+
+        torch.manual_seed(0)  # weights and tokens are drawn
     namespace = {"__name__": "__main__", **names_of_the_reader(markdown)}
     for number, block in enumerate(blocks):
         if block.language not in ("python", "py") or block.not_run:
