@@ -33,7 +33,6 @@ SKIPPED_FOLDERS = {".git", ".venv", ".newest", "build", "_build", "dist", "out",
 MAX_LINES = 450
 LONGER = {
     Path("torch_fattn/operators/attention.py"): 480,  # six operators, each with its documentation
-    Path("tests/caches/test_histories.py"): 470,  # one random history, with all that can happen in it
 }
 
 # The pattern must not match this file.

@@ -342,8 +342,8 @@ def of_merge(dtype: torch.dtype, parts: int, columns: int) -> Trial:
 
 
 def of_probe(layout: str, columns: tuple[int, int, int], registers: bool, room: int) -> Trial:
-    """What tensor_probe says of a layout, with room for all elements or for a part; `columns` are those of
-    keys, of scores and of the output."""
+    """The facts that tensor_probe lists of a layout, all or as many as `room` holds. `columns` has the number
+    of columns of keys, of scores and of the output."""
     key = torch.zeros(1, 1, 64, columns[0], dtype=f16)
     operands = {"query": key, "key": key, "value": key[..., :512]}
     (prefill,) = direct_launch.plan_of("prefill", operands, 10, tensor="registers")["passes"]

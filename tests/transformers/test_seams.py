@@ -1,5 +1,7 @@
-"""Where transformers calls this package, and where this package calls it: arguments and order. What a new
-version of transformers adds would go unnoticed; what it takes away fails other tests, too."""
+"""Where transformers calls this package, and where this package calls it: names, arguments and order.
+
+A new version of transformers that moves one of these fails its test, which says what has to follow.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,26 @@ from transformers import (
     AttentionMaskInterface,
     AutoModelForCausalLM,
     DynamicCache,
+    GenerationConfig,
     LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
     masking_utils,
 )
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.generation import configuration_utils
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
-from transformers.generation.utils import GenerationMixin
+from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.transformers.tiny_models import COMMON
 from torch_fattn.integrations.transformers import register, unregister
-from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME, CACHE
+from torch_fattn.integrations.transformers.compat import BATCHES_BY_NAME, CACHE, and_parts, packed_parts
 
 pytestmark = pytest.mark.host_only
+IDS = torch.zeros(1, 1, dtype=torch.long)
 # Arguments in brackets are those of some versions.
 SIGNATURES = {
     masking_utils.sdpa_mask: "batch_size q_length kv_length q_offset kv_offset mask_function attention_mask "
@@ -93,6 +101,68 @@ def test_a_forward() -> None:
         "mask_function q_length q_offset use_vmap",
         *(update, "attention 4 dropout position_ids scaling use_cache") * 2,
     ]
+
+
+def test_mask_functions() -> None:
+    """They are taken apart by the names of what they close over."""
+    sliding = masking_utils.sliding_window_causal_mask_function(1)
+    of_sequence = masking_utils.packed_sequence_mask_function(IDS)
+    closures = [f.__code__.co_freevars for f in (sliding, and_parts(sliding)[0], of_sequence)]
+    assert closures == [("mask_functions",), ("sliding_window",), ("packed_sequence_mask",)]
+    assert packed_parts(masking_utils.and_masks(sliding, of_sequence)) == (sliding, IDS)
+
+
+def test_caches_and_generate() -> None:
+    methods = {"get_mask_sizes", "get_max_length", "get_seq_length", "lazy_initialization", "update"}
+    assert CacheLayerMixin.__abstractmethods__ == methods
+    assert CACHE in GenerateDecoderOnlyOutput.__annotations__
+    assert isinstance(configuration_utils.ALL_CACHE_IMPLEMENTATIONS, tuple)
+    assert GenerationConfig().is_assistant is None
+
+
+def test_models_and_configs() -> None:
+    names = ("_supports_sdpa", "_supports_flash_attn", "_supports_attention_backend", "_is_stateful")
+    assert [getattr(PreTrainedModel, name) for name in names] == [False] * 4
+    assert PreTrainedConfig.sub_configs == {} and PreTrainedConfig()._attn_implementation is None
+
+
+def test_arguments_of_continuous_batching() -> None:
+    longest = "length" if BATCHES_BY_NAME else "seqlen"
+    assert {*PagedAttentionArgs.__annotations__} - {"is_causal"} == {
+        *(
+            "input_ids",
+            "attention_mask",
+            "position_ids",
+            "use_cache",
+            "logits_indices",
+            "cache",
+            "block_table",
+        ),
+        *("cu_seq_lens_q", "cu_seq_lens_k", f"max_{longest}_q", f"max_{longest}_k"),
+        *("write_index", "read_index", "logits_processor_args"),
+    }
+
+
+@pytest.mark.skipif(not BATCHES_BY_NAME, reason="5.17 has no allocators")
+def test_allocators_of_batching() -> None:
+    from transformers.generation.continuous_batching.cache_allocators import SlidingAttentionCacheAllocator
+
+    assert SlidingAttentionCacheAllocator.layer_type == "sliding_attention"
+    update = inspect.signature(SlidingAttentionCacheAllocator.update).parameters
+    assert [*update] == ["self", "key_states", "value_states", "layer_idx", "read_index", "write_index"]
+    bases = SlidingAttentionCacheAllocator.__mro__
+    functions = (f for base in bases for f in vars(base).values() if inspect.isfunction(f))
+    stored = {name for function in functions for name in function.__code__.co_names}
+    assert {"index", "tokens_per_page", "sliding_window", "_kv_token_views"} <= stored
+
+
+def test_serve() -> None:
+    pytest.importorskip("fastapi")
+    from transformers.cli.serving import model_manager, utils
+
+    assert [*inspect.signature(model_manager.ModelManager._validate_args).parameters] == ["self"]
+    assert "attn_implementation" in inspect.signature(model_manager.ModelManager).parameters
+    assert [*inspect.signature(utils.GenerationState.shutdown).parameters] == ["self"]
 
 
 def test_control_a_seam_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
