@@ -7,7 +7,6 @@
 #include <exception>
 #include <functional>
 #include <future>
-#include <semaphore>
 #include <utility>
 #include <vector>
 
@@ -59,25 +58,27 @@ Fault caught(const std::function<Fault()>& step) {
   }
 }
 
-// Compiles on as many threads as torch has, until one plan fails.
+// Compiles on as many threads as torch has, until a plan fails. Plans are taken in order, so the fault is
+// that of the first plan that fails however the threads are scheduled.
 Fault compile_all(const std::vector<Plan>& plans) {
-  std::counting_semaphore threads(at::get_num_threads());
+  std::vector<Fault> faults(plans.size());
+  std::atomic<size_t> next{0};
   std::atomic<bool> failed{false};
-  std::vector<std::future<Fault>> compilers;
-  for (const Plan& plan : plans) {
-    compilers.push_back(std::async(std::launch::async, [&] {
-      threads.acquire();
-      const Fault fault = failed ? Fault{} : compiler_fault(plan);
-      if (fault) failed = true;
-      threads.release();
-      return fault;
-    }));
+  std::vector<std::future<void>> compilers(static_cast<size_t>(at::get_num_threads()));
+  for (std::future<void>& compiler : compilers) {
+    compiler = std::async(std::launch::async, [&] {
+      while (!failed) {
+        const size_t i = next++;
+        if (i >= plans.size()) return;
+        faults[i] = compiler_fault(plans[i]);
+        if (faults[i]) failed = true;
+      }
+    });
   }
-  Fault first;
-  for (std::future<Fault>& compiler : compilers) {
-    if (Fault fault = compiler.get(); fault && !first) first = std::move(fault);
-  }
-  return first;
+  for (std::future<void>& compiler : compilers) compiler.wait();
+  const auto first =
+      std::find_if(faults.begin(), faults.end(), [](const Fault& fault) { return bool(fault); });
+  return first == faults.end() ? Fault{} : *first;
 }
 
 // Whether the {column, row} pairs of all lanes name each element of a tile once.
