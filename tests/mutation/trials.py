@@ -45,7 +45,7 @@ from .trial import (
 )
 
 WORK = 3e6  # multiply-adds of a problem
-# Head dims of query and value, in float16.
+# Head dims of query and value.
 NARROW, WIDE = (64, 32), (136, 200)
 
 
@@ -58,17 +58,17 @@ def _in_turn(drawn: Iterable[Problem | BackwardProblem], device: Device = SMALLE
             yield of_problem(problem, device, CHANGES[number % len(CHANGES)])
 
 
-def _with_head(problem: Problem, head: tuple[int, int]) -> Problem:
+def _with_head(problem: Problem, head: tuple[int, int], dtype: torch.dtype = f16) -> Problem:
     kv_format = problem.kv_format if head == NARROW else "float"  # groups of int4 need such heads
     dims: dict[str, Any] = {"head_dim": head[0], "value_dim": head[1]}
-    return replace(problem, dtype=f16, **dims, kv_format=kv_format, value_in_key=False)
+    return replace(problem, dtype=dtype, **dims, kv_format=kv_format, value_in_key=False)
 
 
 def _of_one_head() -> Iterator[Iterator[Trial]]:
-    for head, count in ((NARROW, 60), (WIDE, 30)):
+    for head, dtype, count in ((NARROW, f16, 60), (WIDE, f16, 30), (WIDE, f32, 20)):
         for op in problems.OPS:
             drawn = drawing.draw(count, SEED, ops=(op,), work=WORK, of=6)
-            yield _in_turn(map(partial(_with_head, head=head), drawn))
+            yield _in_turn(map(partial(_with_head, head=head, dtype=dtype), drawn))
     for device in (SMALLEST, Device(9)):
         backwards = backward_problems.draw(80, SEED)
         yield _in_turn(
@@ -77,7 +77,7 @@ def _of_one_head() -> Iterator[Iterator[Trial]]:
 
 
 def _on_tensors() -> Iterator[Iterator[Trial]]:
-    heads = [tensor_kernels.HEADS[number % 3 if number % 4 == 3 else 0] for number in range(60)]
+    heads = [tensor_kernels.HEADS[number % 3 if number % 4 == 3 else 0] for number in range(180)]
     for device in ON_TENSORS:
         yield _in_turn(tensor_kernels.problems(SEED, 120), device)
         backwards = (tensor_kernels.backward_problem(number, head) for number, head in enumerate(heads))
