@@ -133,11 +133,6 @@ def parse(text: str, file: str) -> list[Entry]:
 ENTRIES = [entry for path in sorted(FOLDER.glob("*.metal")) for entry in parse(path.read_text(), path.name)]
 
 
-def find(name: str, verdict: str) -> Entry:
-    (entry,) = [entry for entry in ENTRIES if (entry.name, entry.verdict) == (name, verdict)]
-    return entry
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python softmetal/tests/msl/catalogue.py",

@@ -34,22 +34,3 @@ kernel void k(device float* x [[buffer(0)]]) { x[0]=expm1(x[0]); }  // error
 kernel void k(device float* x [[buffer(0)]]) { x[0]=hypot(x[0],x[1]); }  // error
 // --- memcpy | rejected
 kernel void k(device float* x [[buffer(0)]]) { memcpy(x, x+4, 16); }  // error
-
-// --- calls_of_shipped_kernels | accepted (certain) | MSL 6 | The library functions accept the calls of shipped kernels.
-kernel void k(device float* o [[buffer(0)]], device half4* h [[buffer(1)]], device int* n [[buffer(2)]]) {
-  float x = o[0], c;
-  float s = sincos(x, c);
-  int e;
-  float fr = frexp(x, e);
-  o[0] = clamp(x, 0.0f, 1.0f) + mix(x, 2.0f, 0.5f) + step(0.0f, x) + sign(x) + fract(x) + rsqrt(x) +
-         saturate(x) + fma(x, x, x) + exp2(x) + powr(x, 2.0f) + ldexp(x, 2) + atan2(x, x) + round(x) +
-         copysign(x, -1.0f) + s + c + fr + e;
-  h[0] = max(h[1], 0.0h) + exp(h[2]) * dot(h[1], h[2]) + clamp(h[0], 0.0h, 1.0h) + normalize(h[1]) +
-         fmax(h[0], h[1]);
-  n[0] = min(n[1], 3) + abs(n[2]) + clz(n[3]) + ctz(n[4]) + popcount(n[5]) + mulhi(n[1], n[2]) +
-         rotate(n[1], 3) + extract_bits(uint(n[2]), 2, 3) + reverse_bits(n[1]) + max3(n[0], n[1], n[2]) +
-         madsat(n[0], n[1], n[2]) + isnan(x) + isinf(x) + signbit(x);
-}
-
-// --- integer_functions | accepted (certain) | MSL 6.4 | The library has the integer functions of the specification.
-kernel void k(device uint* x [[buffer(0)]]) { x[0]=popcount(x[1])+clz(x[1])+ctz(x[1])+mulhi(x[0],x[1])+extract_bits(x[2],3,4)+insert_bits(x[0],x[1],1,2)+absdiff(x[0],x[1])+hadd(x[0],x[1])+rotate(x[0],5u)+mad24(x[0],x[1],x[2])+reverse_bits(x[3])+addsat(x[0],x[1]); }

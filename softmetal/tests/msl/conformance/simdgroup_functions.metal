@@ -1,31 +1,7 @@
 // Simdgroup and quadgroup functions. The format of this file: ../catalogue.py
 
-// --- functions | accepted (certain) | MSL 6.9 | The library has the simdgroup and quadgroup functions of the specification.
-kernel void k(device float* o [[buffer(0)]], ushort l [[thread_index_in_simdgroup]]) {
-  float v = o[l];
-  v = simd_sum(v) + simd_max(v) + simd_min(v) + simd_product(v) + simd_shuffle(v, l ^ 1) +
-      simd_shuffle_xor(v, 2) + simd_shuffle_down(v, 1) + simd_shuffle_up(v, 1) + simd_broadcast(v, 0) +
-      simd_broadcast_first(v) + simd_prefix_exclusive_sum(v) + simd_prefix_inclusive_sum(v);
-  uint u = simd_and(uint(l)) + simd_or(uint(l)) + simd_xor(uint(l));
-  bool b = simd_all(l > 1) || simd_any(l > 2) || simd_is_first();
-  ulong m = static_cast<ulong>(static_cast<simd_vote::vote_t>(simd_ballot(l > 3)));
-  half4 h = simd_sum(half4(v));
-  v += quad_sum(v) + quad_shuffle_xor(v, 1) + quad_broadcast(v, 2);
-  o[l] = v + u + b + m + h.x + simd_shuffle_and_fill_down(v, 1.0f, 1);
-  simdgroup_barrier(mem_flags::mem_none);
-}
-
 // --- ballot | accepted (likely) | MSL 6.9 | simd_ballot returns a simd_vote.
 kernel void k(device uint* x [[buffer(0)]]) { simd_vote v = simd_ballot(x[0]>1); x[1]=uint((simd_vote::vote_t)v); x[2]=v.all(); x[3]=simd_active_threads_mask().any(); }
-
-// --- shuffle_and_fill_of_vectors | accepted (certain) | MSL 6.9.2, table 6.14 | simd_shuffle_and_fill takes scalars and vectors.
-kernel void k(device float4* o [[buffer(0)]], device float3* p [[buffer(1)]], device uint4* q [[buffer(2)]],
-              ushort i [[thread_index_in_simdgroup]]) {
-  o[i] = simd_shuffle_and_fill_up(o[i], float4(1), ushort(1));
-  o[i] += simd_shuffle_and_fill_down(o[i], float4(1), ushort(2), ushort(8));
-  p[i] = simd_shuffle_and_fill_down(p[i], p[i], 1);
-  q[i] = simd_shuffle_and_fill_up(q[i], q[i], 3, 16);
-}
 
 // --- sum_of_pointer | rejected (certain) | MSL table 6.13 | simd_sum does not take pointers.
 kernel void k(device int* x [[buffer(0)]]) { x[0]=simd_sum(x)[0]; }  // error

@@ -1,28 +1,5 @@
 // Simdgroup matrices. The format of this file: ../catalogue.py
 
-// --- operations | accepted (certain) | MSL 2.3.2; MSL 6.7; llama.cpp, MLX steel | Simdgroup matrices can be loaded, multiplied and stored.
-#include <metal_simdgroup_matrix>
-kernel void k(device half* a [[buffer(0)]], device float* o [[buffer(1)]]) {
-  threadgroup half t[64];
-  simdgroup_half8x8 x, y;
-  simdgroup_float8x8 c = make_filled_simdgroup_matrix<float, 8>(0.0f);
-  simdgroup_matrix<float, 8, 8> d(1.0f);
-  simdgroup_load(x, a, 8);
-  simdgroup_load(y, a, 8, ulong2(0, 0), true);
-  simdgroup_store(x, t, 8);
-  simdgroup_multiply_accumulate(c, x, y, c);
-  simdgroup_multiply(d, x, y);
-  c.thread_elements()[0] *= 2.0f;
-  simdgroup_store(c, o, 8, ulong2(0, 0));
-  simdgroup_bfloat8x8 b;
-  (void)b;
-}
-
-// --- mixed_float_and_half | accepted (certain) | llama.cpp mul_mm | A float matrix can accumulate products of half matrices.
-kernel void k(device float* x [[buffer(0)]], device half* y [[buffer(1)]]) {
-  simdgroup_float8x8 d = make_filled_simdgroup_matrix<float,8>(0.f); simdgroup_half8x8 a,b; simdgroup_load(a,y); simdgroup_load(b,y,8,0,true);
-  simdgroup_multiply_accumulate(d,a,b,d); simdgroup_store(d,x,8,0,false); }
-
 // --- mixed_half_float_bfloat | accepted (certain) | MSL 6.7 | The element types of the three matrices are independent.
 kernel void k(device half* h [[buffer(0)]], device float* x [[buffer(1)]], device bfloat* y [[buffer(2)]]) {
   simdgroup_half8x8 d(0.0h); simdgroup_float8x8 a; simdgroup_bfloat8x8 b; simdgroup_load(a,x); simdgroup_load(b,y);
