@@ -9,7 +9,6 @@ kernel void k(device float* x,
 }
 // --- position_signed_vector | rejected
 kernel void k(device int* x [[buffer(0)]], int3 i [[thread_position_in_grid]]) { x[i.x]=1; }  // error
-// --- position_float | rejected
 kernel void k(device float* o [[buffer(0)]], float i [[thread_position_in_grid]]) { o[0] = i; }  // error
 // --- position_pointer | rejected (likely)
 kernel void k(device float* o [[buffer(0)]], device uint* i [[thread_position_in_grid]]) { o[0] = i[0]; }  // error

@@ -1,20 +1,19 @@
 // Scalars and their conversions. The format of this file: ../catalogue.py
 
-// --- bfloat_from_float | rejected (likely) | MSL 2.1 | A float does not convert to bfloat implicitly.
-kernel void k(device bfloat* x [[buffer(0)]], device float* y [[buffer(1)]]) { x[0] = y[0]; }  // error
-// --- bfloat_from_float_argument | rejected (certain)
+// --- setup
 float f(bfloat a) { return a; }
-kernel void k(device float* x [[buffer(0)]]) { x[0]=f(x[1]); }  // error
+kernel void k(device bfloat* b, device float* x, device half* h) {
 
-// --- bfloat_from_literal | rejected (certain) | MSL 2.1; cubecl #1201, pytorch #177193 | A float literal does not convert to bfloat implicitly.
-kernel void k(device bfloat* x [[buffer(0)]]) { bfloat b = 0.0f; x[0]=b; }  // error
+// --- bfloat_from_float | rejected (likely) | MSL 2.1 | A float does not convert to bfloat implicitly.
+  b[0] = x[0];  // error
 
-// --- bfloat_const_from_float | rejected (certain) | cubecl #1522 | A float cannot initialise a const bfloat.
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+// --- bfloat_from_float_values | rejected (certain) | MSL 2.1; cubecl #1201, #1522; pytorch #177193 | A float does not convert to bfloat implicitly.
+  bfloat v = 0.0f;  // error
   bfloat const v = float(x[0]);  // error
+  b[0] = b[1] * 2.0f;  // error
+  x[0] = f(x[1]);  // error
   bfloat const v = bfloat(x[0]);  // accepted
-  x[1] = v;
-}
+  b[0] = b[1] * bfloat(2.0f);  // accepted
 
 // --- bfloat_returned_from_float | rejected (certain) | cubecl #1522 | A function cannot return a float as bfloat.
 bfloat f(float a) {
@@ -38,20 +37,13 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
   x[1] = s.a;
 }
 
-// --- bfloat_times_float | rejected (certain) | MSL 2.1; cubecl #1201 | The product of a bfloat and a float is a float.
-kernel void k(device bfloat* x [[buffer(0)]]) {
-  x[0] = x[1] * 2.0f;  // error
-  x[0] = x[1] * bfloat(2.0f);  // accepted
-}
+// --- bfloat_and_half | rejected (likely) | MSL 2.1; MSL 2.18 | bfloat and half do not convert to each other implicitly.
+  b[0] = h[0];  // error
+  b[0] = b[1] + h[0];  // error
 
-// --- bfloat_from_half | rejected (likely) | MSL 2.1; MSL 2.18 | A half does not convert to bfloat implicitly.
-kernel void k(device bfloat* x [[buffer(0)]], device half* y [[buffer(1)]]) { x[0] = y[0]; }  // error
 // --- bfloat_returned_from_half | rejected (certain)
 bfloat f(half h) { return h; }  // error
 kernel void k(device bfloat* o [[buffer(0)]], device half* x [[buffer(1)]]) { o[0] = f(x[0]); }
-
-// --- bfloat_plus_half | rejected (likely) | MSL 2.1; MSL 2.18 | bfloat and half have no common type.
-kernel void k(device bfloat* o [[buffer(0)]], device half* h [[buffer(1)]]) { o[0] = o[1] + h[0]; }  // error
 
 // --- narrowing_to_uint | rejected (certain) | C++14 [dcl.init.list] | A braced initialiser cannot narrow.
 kernel void k(device int* x [[buffer(0)]]) {

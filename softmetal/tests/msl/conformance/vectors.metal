@@ -1,58 +1,32 @@
 // Vectors, matrices and arrays. The format of this file: ../catalogue.py
 
-// --- too_many_elements | rejected (certain) | MSL 2.2 | A vector constructor needs as many elements as the vector has.
-kernel void k(device float2* x [[buffer(0)]]) { x[0]=float2(1.0f,2.0f,3.0f); }  // error
-// --- too_few_elements | rejected
-kernel void k(device float4* o [[buffer(0)]]) {
-  float2 a = 1;
-  o[0] = float4(a, 1);  // error
-}
+// --- setup
+float f(float4 v) { return v.x; }
+kernel void k(device float4* x, device half4* h, device int4* n, device uint4* u, constant float& t,
+              uint3 g [[thread_position_in_grid]]) {
+
+// --- number_of_elements | rejected (certain) | MSL 2.2 | A vector constructor needs as many elements as the vector has.
+  x[0].xy = float2(1.0f, 2.0f, 3.0f);  // error
+  x[0] = float4(x[1].xy, 1);  // error
 
 // --- vector_to_scalar | rejected (certain) | MSL 2.2 | A vector does not convert to a scalar.
-kernel void k(device float* x [[buffer(0)]]) { float2 f = 1; x[0] = f; }  // error
+  float s = x[0];  // error
 
-// --- vector_assigned | rejected (certain) | MSL 2.2; SPIRV-Cross: cannot convert between vector values | Vectors of different types do not convert implicitly.
-kernel void k(device int4* x [[buffer(0)]], device uint4* y [[buffer(1)]]) {
-  x[0] = y[0];  // error
-  x[0] = int4(y[0]);  // accepted
-}
-// --- vector_product_of_int_and_uint | rejected
-kernel void k(device int4* x [[buffer(0)]], uint3 g [[thread_position_in_grid]]) {
-  x[0] = x[1] * g.xyyx;  // error
-  x[0] = x[1] * int4(g.xyyx);  // accepted
-}
-
-// --- vector_stored_as_half | rejected (certain) | MSL 2.2 | Vectors of different types do not convert or mix implicitly.
-kernel void k(device float4* x, device half4* y) {
-  y[0] = x[0];  // error: half4
-  y[0] = half4(x[0]);  // accepted
-}
-// --- vector_argument | rejected
-float f(float4 v) { return v.x; }
-kernel void k(device half4* h [[buffer(0)]], device float* x [[buffer(1)]]) {
-  x[0] = f(h[0]);  // error
-  x[0] = f(float4(h[0]));  // accepted
-}
-// --- vector_sum_of_float_and_half | rejected
-kernel void k(device float4* o [[buffer(0)]], device half4* x [[buffer(1)]]) { o[0] = o[1] + x[0]; }  // error
-kernel void k(device float4* o [[buffer(0)]], device half4* x [[buffer(1)]]) { o[0] = o[1] + float4(x[0]); }  // accepted
-// --- vector_sum_of_int_and_uint | rejected
-kernel void k(device uint4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]+y[0]; }  // error
-kernel void k(device uint4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]+uint4(y[0]); }  // accepted
-// --- vector_product_of_int_and_float | rejected
-kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*y[0]; }  // error
-kernel void k(device float4* x [[buffer(0)]], device int4* y [[buffer(1)]]) { x[0]=x[0]*float4(y[0]); }  // accepted
-// --- vector_product_of_int_and_scalar_float | rejected
-kernel void k(device int4* x, constant float& t) { (void)(x[0] * t); }  // error
-kernel void k(device int4* x, constant float& t) { (void)(x[0] * int(t)); }  // accepted
-// --- vector_comparison_of_float_and_int | rejected
-kernel void k(device float4* x, device int4* y) { (void)(x[0] < y[0]); }  // error
-kernel void k(device float4* x, device int4* y) { (void)(x[0] < float4(y[0])); }  // accepted
+// --- vectors_of_two_types | rejected (certain) | MSL 2.2; SPIRV-Cross: cannot convert between vector values | Vectors of different types do not convert or mix implicitly.
+  n[0] = u[0];  // error
+  h[0] = x[0];  // error: half4
+  x[0].x = f(h[0]);  // error
+  n[0] = n[1] * g.xyyx;  // error
+  x[0] = x[1] + h[0];  // error
+  u[0] = u[0] + n[0];  // error
+  x[0] = x[0] * n[0];  // error
+  (void)(n[0] * t);  // error
+  (void)(x[0] < n[0]);  // error
+  n[0] = int4(u[0]) * int4(g.xyyx) * int(t);  // accepted
+  h[0] = half4(x[0] + float4(h[1]));  // accepted
 
 // --- condition | rejected (certain) | MSL 2.2 | A vector of bool is not a condition.
-kernel void k(device float4* o [[buffer(0)]]) {
-  if (o[0] < o[1]) o[0] = 1;  // error
-}
+  if (x[0] < x[1]) x[0] = 1;  // error
 
 // --- swizzle_of_two_sets | rejected (certain) | MSL 2.2 | A swizzle cannot mix xyzw with rgba.
 kernel void k(device float4* x [[buffer(0)]]) { x[0].xy=x[0].xg; }  // error
