@@ -4,7 +4,6 @@ started."""
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -47,23 +46,12 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("config", "required: --env"),
         ("config --env x", "unrecognized arguments: x"),
         ("doctor x", "unrecognized arguments: x"),
-        ("corpus", "required: DIR"),
-        ("corpus /nowhere", "'/nowhere' is not a folder; name one"),
-        ("corpus /dev/null", "'/dev/null' is not a folder; name one"),
-        ("corpus {empty}", "contains no .metal file"),
-        ("corpus {full} --json /nowhere/x", "'/nowhere/x' is not a file in an existing folder"),
-        ("corpus {full} --json {full}", "is not a file in an existing folder"),
-        ("corpus {full} --seconds 0", "--seconds: '0' is not a positive whole number"),
     ],
 )
 def test_wrong_arguments(
-    refused: str, said: str, commands: list[list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    refused: str, said: str, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = {name: tmp_path / name for name in ("empty", "full")}
-    for folder in folders.values():
-        folder.mkdir()
-    (folders["full"] / "a.metal").touch()
-    assert status_of(refused.format(**folders)) == 2
+    assert status_of(refused) == 2
     printed = capsys.readouterr()
     assert said in printed.err and printed.err.count("\n") == 1 and not printed.out and not commands
 
@@ -72,13 +60,6 @@ def test_right_arguments(commands: list[list[str]], capsys: pytest.CaptureFixtur
     assert status_of("build -j 2") == status_of("build") == status_of("config --env") == 0
     assert [command[-1] for command in commands if command[0] == "ninja"][0] == "-j2"
     assert "export CXX=" in capsys.readouterr().out
-
-
-def test_a_corpus_and_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Control: an accepted folder, and the file is written."""
-    (tmp_path / "a.metal").touch()
-    assert status_of(f"corpus {tmp_path} --jobs 1 --json {tmp_path / 'result.json'}") == 0
-    assert (tmp_path / "result.json").exists() and capsys.readouterr().out
 
 
 def test_a_failing_build_is_a_sentence(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,19 @@
-"""Tensor operations on tensor cores. Without a GPU: nvcc compiles them into registers only, and their results
-are right on emulated warps (warps.py)."""
+"""Tensor operations on tensor cores: nvcc keeps them in registers.
+
+`python -m bench cuda-check` compares results, on a GPU.
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from warps import CpuKernel
 
 from softmetal.cuda.compile import Pipeline, compile_pipeline
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 PRELUDE = """
 #include <metal_stdlib>
@@ -78,20 +75,6 @@ kernel void product(device A* a [[buffer(0)]], device B* b [[buffer(1)]], device
 """
 )
 
-BITS = {"half": 11, "bfloat": 8, "float": 24}
-
-
-def stored(values: np.ndarray, element: str) -> np.ndarray:
-    if element == "bfloat":
-        return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return np.ascontiguousarray(values, {"half": np.float16, "float": np.float32}[element])
-
-
-def values(array: np.ndarray, element: str) -> np.ndarray:
-    if element == "bfloat":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float64)
-
 
 def product(
     m: int,
@@ -127,23 +110,6 @@ def product(
     return Pipeline(PRODUCT, "product", 32, macros=macros, std="metal4.0", aligned_runs=aligned)
 
 
-def error_of(pipeline: Pipeline, m: int, n: int, k: int, folder: Path) -> float:
-    """The largest error, relative to the sum of the magnitudes of the products."""
-    macros = pipeline.macros
-    random = np.random.default_rng(m * n + k)
-    a, b = random.standard_normal((m, k)), random.standard_normal((k, n))
-    transposes = (macros["TRANSPOSE_LEFT"] == "1", macros["TRANSPOSE_RIGHT"] == "1")
-    left = stored(a.T if transposes[0] else a, macros["A"])
-    right = stored(b.T if transposes[1] else b, macros["B"])
-    out = np.ones((m, n), np.float32)
-    sizes = np.array([*left.shape[::-1], *right.shape[::-1]], np.int32).tobytes()
-    CpuKernel(pipeline, folder).run({0: left, 1: right, 2: out, 3: sizes}, (1, 1, 1), (32, 1, 1))
-    a = values(left, macros["A"]).reshape(left.shape)
-    b = values(right, macros["B"]).reshape(right.shape)
-    a, b = a.T if transposes[0] else a, b.T if transposes[1] else b
-    return float((np.abs(out - 1.0 - a @ b) / (np.abs(a) @ np.abs(b))).max())
-
-
 PLACES = [
     {"transpose_right": True},
     {"transpose_right": True, "aligned": False},
@@ -164,47 +130,24 @@ def named(options: dict[str, object]) -> str:
     return "-".join(name for name, value in options.items() if value) or "memory"
 
 
-@needs_gcc
-@pytest.mark.parametrize("places", PLACES, ids=named)
-@pytest.mark.parametrize(("elements", "n"), [(("half", "half"), 16), (("float", "bfloat"), 32)], ids=str)
-def test_products_are_right_wherever_the_operands_are(
-    places: dict[str, bool], elements: tuple[str, str], n: int, tmp_path: Path
-) -> None:
-    """Both widths of a block."""
-    pipeline = product(32, n, 32, *elements, **places)  # type: ignore[arg-type]
-    assert error_of(pipeline, 32, n, 32, tmp_path) < 1e-6
-
-
-@needs_gcc
-@pytest.mark.parametrize("relaxed", [False, True])
-@pytest.mark.parametrize("elements", list(itertools.product(BITS, BITS)), ids="-".join)
-def test_products_follow_the_descriptor(elements: tuple[str, str], relaxed: bool, tmp_path: Path) -> None:
-    pipeline = product(16, 32, 32, *elements, relaxed=relaxed)
-    error = error_of(pipeline, 16, 32, 32, tmp_path)
-    assert error < (2.0**-11 if relaxed and "float" in elements else 1e-6)
-
-
-@needs_gcc
-def test_relaxed_precision_is_less_precise(tmp_path: Path) -> None:
-    error = error_of(product(16, 32, 32, "float", "float", relaxed=True), 16, 32, 32, tmp_path)
-    assert error > 1e-5
-
-
-@needs_gcc
-def test_an_element_in_a_wrong_place_is_noticed(tmp_path: Path) -> None:
-    pipeline = product(16, 32, 16, right_held=True, transpose_right=True)
-    load = "right.load(right_memory);"
-    wrong = replace(pipeline, source=pipeline.source.replace(load, f"{load} right[0] = right[1];"))
-    assert error_of(wrong, 16, 32, 16, tmp_path) > 1e-3
+def in_memory(pipeline: Pipeline, folder: Path) -> int:
+    """The bytes that nvcc does not keep in registers."""
+    cubin = folder / compile_pipeline(pipeline, folder)
+    resources = json.loads(cubin.with_suffix(".json").read_text())
+    return int(resources["stack_bytes"] + resources["spill_bytes"])
 
 
 @needs_nvcc
 @pytest.mark.parametrize("places", PLACES, ids=named)
-def test_nvcc_keeps_fragments_in_registers(places: dict[str, bool], tmp_path: Path) -> None:
+def test_products_stay_in_registers(places: dict[str, bool], tmp_path: Path) -> None:
     pipeline = product(16, 32, 32, "float", "half", relaxed=True, **places)  # type: ignore[arg-type]
-    cubin = tmp_path / compile_pipeline(pipeline, tmp_path)
-    resources = json.loads(cubin.with_suffix(".json").read_text())
-    assert resources["stack_bytes"] == resources["spill_bytes"] == 0
+    assert in_memory(pipeline, tmp_path) == 0
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("left", "right"), [("half", "bfloat"), ("bfloat", "float"), ("float", "float")])
+def test_products_of_every_type_stay_in_registers(left: str, right: str, tmp_path: Path) -> None:
+    assert in_memory(product(32, 16, 32, left, right), tmp_path) == 0
 
 
 REDUCTION = (
@@ -241,15 +184,9 @@ kernel void reduction(device half* a [[buffer(0)]], device float* out [[buffer(1
 )
 
 
-@needs_gcc
+@needs_nvcc
 @pytest.mark.parametrize(("operation", "identity"), [("sum", "0.0f"), ("max", "-INFINITY"), ("min", "0.5f")])
-def test_rows_are_reduced_and_found_by_iterators(operation: str, identity: str, tmp_path: Path) -> None:
+def test_reductions_stay_in_registers(operation: str, identity: str, tmp_path: Path) -> None:
     macros = {"OPERATION": operation, "IDENTITY": identity}
     pipeline = Pipeline(REDUCTION, "reduction", 32, macros=macros, std="metal4.0")
-    tile = np.random.default_rng(1).standard_normal((32, 32)).astype(np.float16)
-    out, facts = np.zeros((32, 32), np.float32), np.full(3, -1, np.int32)
-    CpuKernel(pipeline, tmp_path).run({0: tile, 1: out, 2: facts}, (1, 1, 1), (32, 1, 1))
-    wide = tile.astype(np.float32)
-    want = {"sum": wide.sum(1), "max": wide.max(1), "min": np.minimum(wide.min(1), 0.5)}[operation]
-    assert np.abs(out - want[:, None]).max() < 1e-5
-    assert facts.tolist() == [1, 1, 0]
+    assert in_memory(pipeline, tmp_path) == 0

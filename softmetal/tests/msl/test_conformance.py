@@ -61,15 +61,13 @@ def test_marked_lines_make_the_control() -> None:
     assert accepted.program.source.splitlines()[3:] == ["", "constant int x = 1;  // accepted", "int y;"]
 
 
-def test_headers_inherit_omitted_fields() -> None:
-    rejected, accepted = parse(GOOD, "topic.metal")
-    assert (rejected.name, rejected.error_line, rejected.message) == ("topic/first", 4, "no space")
-    assert rejected.program.source.splitlines()[3].startswith("int x;")
-    assert rejected.has_error_where_marked("topic.metal:4: error: 'x' has no space")
-    assert not rejected.has_error_where_marked("topic.metal:6: error: 'x' has no space")
-    assert not rejected.has_error_where_marked("topic.metal:4: error: unknown type")
-    shared = [(e.name, e.certainty, e.std, e.source, e.rule) for e in (rejected, accepted)]
-    assert shared[0] == shared[1] and accepted.verdict == "accepted"
+def test_each_error_has_a_program() -> None:
+    text = GOOD.replace("// --- first | accepted\n", "int y;  // error\n")
+    first, second = parse(text, "topic.metal")
+    assert (first.name, first.error_line) == ("topic/first", 4) and first.message == "no space"
+    assert (second.name, second.error_line) == ("topic/first_2", 5)
+    assert first.program.source.splitlines()[3:] == ["int x;  // error: no space", "", "constant int x = 1;"]
+    assert second.program.source.splitlines()[3:] == ["", "int y;  // error", "constant int x = 1;"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from catalogue import find
 from elementwise import PRELUDE, run
 
 from softmetal.msl.compile import CompileError, Program, compile_program
@@ -222,20 +221,6 @@ def test_kernels_named_as_library_functions() -> None:
     assert x[0] == 7
 
 
-def test_kernel_templates_that_share_a_name() -> None:
-    library = Library(find("kernels/overloads", "accepted").program.source)
-    out, ones, given = np.zeros((4, 32), np.float32), np.ones(32, np.float16), np.arange(32, dtype=np.float32)
-    quarter = np.zeros(32, np.int32)
-    for name, buffers in {
-        "f1": [out[0]],
-        "f2": [ones, np.full(1, 7, np.float16)],
-        "f3": [out[2], given],
-        "f4": [quarter],
-    }.items():
-        library.pipeline(name).run(buffers, grid=(1, 1, 1), threads=(32, 1, 1))
-    assert (out[0] == 1).all() and (ones == 7).all() and (out[2] == given).all() and (quarter == 4).all()
-
-
 def test_built_in_variables_at_program_scope() -> None:
     body = """
     uint2 place [[thread_position_in_grid]];
@@ -291,7 +276,11 @@ def test_each_instantiation_is_of_its_overload() -> None:
     template <int N> kernel void k(device float* x [[buffer(0)]]) { x[0] = N; }
     template <typename T> kernel void k(device T* x [[buffer(0)]]) { x[0] = T(1); }
     template <typename T> kernel void k(device T* x [[buffer(0)]], device int* y [[buffer(1)]]) { x[0] = 20; }
-    template <typename T> kernel void k(device T* x [[buffer(0)]], device I* y [[buffer(1)]]) { x[0] = 30; }
+    template <typename T> kernel void k(device T* x [[buffer(0)]], device I* y [[buffer(1)]]) {
+      threadgroup T shared[1];
+      shared[0] = 30;
+      x[0] = shared[0];
+    }
     template [[host_name("number")]] kernel void k<4>(device float*);
     template [[host_name("type")]] kernel void k<float>(device float*);
     template [[host_name("ints")]] kernel void k<float>(device float* x, device int* y [[buffer(1)]]);

@@ -119,7 +119,8 @@ kernel void k(device uint* out, uint3 grid [[threads_per_grid]], uint3 at [[thre
               uint index [[thread_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]],
               uint simdgroup [[simdgroup_index_in_threadgroup]],
               uint simdgroups [[simdgroups_per_threadgroup]],
-              uint width [[threads_per_simdgroup]], uint quad [[quadgroup_index_in_threadgroup]]) {
+              uint width [[threads_per_simdgroup]], uint quad [[quadgroup_index_in_threadgroup]],
+              ushort quad_lane [[thread_index_in_quadgroup]]) {
   uint place = at.y * grid.x + at.x;
   device uint* o = out + place * 8;
   o[0] = local.x + 100 * local.y;
@@ -129,7 +130,7 @@ kernel void k(device uint* out, uint3 grid [[threads_per_grid]], uint3 at [[thre
   o[4] = index;
   o[5] = lane + 100 * simdgroup;
   o[6] = simdgroups + 100 * width;
-  o[7] = quad;
+  o[7] = quad + 100 * quad_lane;
 }
 """
 )
@@ -143,7 +144,7 @@ def test_thread_attributes() -> None:
     index = y % 2 * 24 + x % 24
     expected = [
         x % 24 + 100 * (y % 2), np.full_like(x, 224), x // 24 + 100 * (y // 2), np.full_like(x, 302), index,
-        index % 32 + 100 * (index // 32), np.full_like(x, 3202), index // 4,
+        index % 32 + 100 * (index // 32), np.full_like(x, 3202), index // 4 + 100 * (index % 4),
     ]  # fmt: skip
     np.testing.assert_array_equal(out, np.stack(expected, -1))
 
@@ -214,6 +215,7 @@ def test_gates_show_in_the_table(tmp_path: Path) -> None:
 THREADGROUP = (
     PRELUDE
     + """
+template <int N> float last(threadgroup half (&halves)[N]) { return halves[N - 1]; }
 kernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {
   threadgroup float rows[4][8], total;
   threadgroup alignas(16) half halves[32];
@@ -223,7 +225,7 @@ kernel void k(device float* out, uint i [[thread_index_in_threadgroup]]) {
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* flat = &rows[0][0];
   threadgroup half4& chunk = *(threadgroup half4*)(halves + 4 * (i / 4));
-  out[i] = flat[31 - i] + total + float(chunk.y);
+  out[i] = flat[31 - i] + total + float(chunk.y) + last(halves);
 }
 """
 )
@@ -233,4 +235,4 @@ def test_threadgroup_variables() -> None:
     out = np.zeros(32, np.float32)
     Library(THREADGROUP).pipeline("k").run([out], grid=(1, 1, 1), threads=(32, 1, 1))
     lane = np.arange(32)
-    np.testing.assert_array_equal(out, 31 - lane + 100 + lane // 4 * 4 + 1)
+    np.testing.assert_array_equal(out, 31 - lane + 100 + lane // 4 * 4 + 1 + 31)

@@ -111,6 +111,7 @@ def test_vectors_of_bool() -> None:
             "sizeof(bool4)": 4,
             "bool4(true, false, true, true).zyx.x": 1,
             "bool2(3, 0).x": 1,
+            "vec<bool, 2>(true, false).x": 1,
             "int(bool3(0.25f, 0, 7).x) + 10 * bool3(0.25f, 0, 7).z": 11,
             "all(bool2(true, true)) + 2 * any(bool2(false, false))": 1,
             "swizzled(float4(1, 5, 2, 7), float4(4, 3, 2, 1))": 101,
@@ -132,7 +133,7 @@ def test_vectors_of_bool() -> None:
 def test_vectors_of_bool_in_memory() -> None:
     values = np.array([0, 1, 1, 0, 1, 1, 0, 1], np.uint8)
     out = np.zeros(8, np.uint8)
-    body = """kernel void k(device const bool4* in, device bool4* out) {
+    body = """kernel void k(device const vec<bool, 4>* in, device bool4* out) {
       out[0] = !in[0];
       out[1] = in[1] && in[0].wzyx;
     }"""
@@ -333,7 +334,9 @@ def test_casts_between_half_and_bfloat() -> None:
             "static_cast<bfloat>(half(257))": 256,
             "half4(bfloat4(1, 2, 3, 4)).z": 3,
             "bfloat2(half2(257, 2)).x": 256,
-        }
+            "summed(3.5)": 8,
+        },
+        body="float summed(float x) { bfloat b = bfloat(x); b += bfloat(x); return b * 1.0bf + 1.0f; }",
     )
 
 

@@ -29,6 +29,7 @@ def test_literals_are_float() -> None:
             "1.0 / 3.0": np.float32(1) / np.float32(3),
             "1.5h": 1.5,
             "2.0bf": 2,
+            "2.H + 4l + 5ul + 0b101 + 'a'": 113,
         }
     )
 
@@ -45,6 +46,15 @@ def test_vector_constructors_and_swizzles() -> None:
       float4 v(1, float2(2, 3), 4), w(5);
       return v.x * 1000 + v.y * 100 + v.z * 10 + v.w + w.w;
     }
+    float assigned() {
+      float4 c = 1;
+      c.xy = float2(2, 3);
+      c.zw += c.xy;
+      c = c.wzyx;
+      c.rgb = 2 + c.bgr * 2;
+      c[3] = 7;
+      return c.x * 1000 + c.y * 100 + c.z * 10 + c.w;
+    }
     """
     check(
         {
@@ -57,6 +67,7 @@ def test_vector_constructors_and_swizzles() -> None:
             "metal::vec<half, 4>(1, 2, 3, 4).wzyx.y": 3,
             "pair<float2>(5, 6).y": 6,
             "declared()": 1239,
+            "assigned()": 8907,
             "float4{1, 2, 3, 4}.y": 2,
             "float2(float2(1, 5) < 2).x": 1,
             "int3(float3(1, 5, 2) > float3(0, 9, 1)).z": 1,
@@ -71,6 +82,7 @@ def test_casts_convert_values() -> None:
     body = """
     template <typename T> float cast(float4 v) { return ((T)v).y; }
     template <typename T, typename U> T to(U u) { return static_cast<T>(u); }
+    float implicitly(float x) { half h = x; h *= x; h += 1; return h; }
     """
     check(
         {
@@ -82,7 +94,9 @@ def test_casts_convert_values() -> None:
             "static_cast<float2>(int2(3, 4)).x": 3,
             "(float)(int)2.75": 2,
             "-(float)int(3) * 2": -6,
+            "implicitly(3.5)": 13.25,
             "as_type<float>(0x40490fdbu)": np.float32(np.pi),
+            "as_type<half2>(0x3c004000u).y": 1,
             "as_type<uint2>(ulong(0x100000002)).y": 1,
             "int(as_type<short2>(-65535).x)": 1,
         },
@@ -131,6 +145,7 @@ def test_packed_vectors() -> None:
 
 def test_float_functions() -> None:
     one = np.float32(1)
+    body = "float both(float x) { float c; float s = sincos(x, c); return s + 10 * c; }"
     check(
         {
             "fma(2.0, 3.0, 4.0)": 10,
@@ -138,6 +153,8 @@ def test_float_functions() -> None:
             "select(1.0, 2.0, true)": 2,
             "dot(float3(1, 2, 3), float3(4, 5, 6))": 32,
             "length(float2(3, 4))": 5,
+            "normalize(float2(0, 4)).y": 1,
+            "atan2(0.0, 1.0) + both(0.0) + signbit(-1.0)": 11,
             "cross(float3(1, 0, 0), float3(0, 1, 0)).z": 1,
             "exp2(float4(1, 2, 3, 4)).z": 8,
             "max(float2(1, 5), float2(3, 2)).y": 5,
@@ -145,7 +162,8 @@ def test_float_functions() -> None:
             "numeric_limits<half>::max()": 65504,
             "FLT_MAX": np.finfo(np.float32).max,
             "1.0 / 3.0 * 3.0 - 1.0": one / np.float32(3) * np.float32(3) - one,
-        }
+        },
+        body=body,
     )
 
 
@@ -294,6 +312,7 @@ def test_constant_tables_and_structs() -> None:
     constant float table[4] = {1, 2, 3, 4};
     constant Entry entries[] = {{1, 2.5}, {3, 4.5}};
     constant constexpr int sizes[2][2] = {{1, 2}, {3, 4}};
+    template <int n> constant constexpr int square = n * n;
     template <int n> struct Traits { static constant constexpr const int doubled = n * 2; };
     float sum(constant float t[4]) { return t[0] + t[3]; }
     float of(constant Entry& e) { return e.a + e.b; }
@@ -306,6 +325,7 @@ def test_constant_tables_and_structs() -> None:
             "entries[1].b": 4.5,
             "sizes[1][0]": 3,
             "Traits<4>::doubled": 8,
+            "square<3>": 9,
             "sum(table)": 5,
             "of(entries[0])": 3.5,
             "inner::scale": 10,

@@ -1,52 +1,57 @@
-"""Random structured programs give each lane the value of an interpreter of single lanes, in every order of
+"""In random structured programs, the lanes that reach an operation take part in it, in every order of
 threads, with checks and without."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
-from programs import Program
-from random_programs import Generate
-from simdgroup_oracle import oracle
+from random_programs import ENTRIES, HEAD, Program, value_of
 
-from softmetal.simt import KernelError, Library
+from softmetal.simt import Library
 
-HEAD = """#include <metal_stdlib>
-using namespace metal;
-#define IDENTITY(...) (__VA_ARGS__)
-"""
-SEEDS = (116, 126, 147, 155, 156, 262, 307, 318)
-PROGRAMS = {seed: Generate(f"p{seed}", seed, (32, 64, 40)[seed % 3]).program for seed in SEEDS}
+SEEDS = range(8)
+PROGRAMS = {seed: Program(seed) for seed in SEEDS}
 
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    return Library(HEAD + "".join(program.text for program in PROGRAMS.values()))
+    source = HEAD + "".join(program.text for program in PROGRAMS.values())
+    return Library(source, defines={"ENTRIES": str(ENTRIES)})
 
 
-def run(library: Library, program: Program, order: str, checks: str = "") -> list[int]:
-    out = np.zeros(program.threads, np.uint32)
-    library.pipeline(program.name).run([out], (1, 1, 1), (program.threads, 1, 1), order=order, checks=checks)
-    return out.tolist()
+def wrong(library: Library, name: str, threads: int, order: str, checks: str) -> tuple[int, int, int]:
+    """The numbers of wrong values, of values, and of values of some of the lanes only."""
+    log, counts = np.zeros((threads, ENTRIES, 4), np.uint32), np.zeros(threads, np.uint32)
+    library.pipeline(name).run([log, counts], (1, 1, 1), (threads, 1, 1), order=order, checks=checks)
+    assert counts.max() < ENTRIES
+    lanes: dict[int, list[int]] = defaultdict(list)
+    entries = [(t % 32, *entry) for t in range(threads) for entry in log[t, : counts[t], :3].tolist()]
+    for lane, place, _, _ in entries:
+        lanes[place].append(lane)
+    bad = [value != value_of(op, lane, lanes[place]) for lane, place, op, value in entries]
+    return sum(bad), len(bad), sum(len(one) < 32 for one in lanes.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_values_of_every_lane(library: Library, seed: int) -> None:
-    program = PROGRAMS[seed]
-    expected, undefined = oracle(program)
-    assert len(set(expected)) > 8, "a program that tells lanes apart"
+def test_the_lanes_that_reach_an_operation_take_part(library: Library, seed: int) -> None:
+    threads = (32, 64, 40)[seed % 3]
     for order in ("forward", "reverse", "random:1"):
-        assert run(library, program, order=order) == expected
-        if not undefined:
-            assert run(library, program, order=order, checks="race,bounds,uninit") == expected
-            continue
-        with pytest.raises(KernelError, match="^undefined: "):
-            run(library, program, order=order, checks="race,bounds,uninit")
+        for checks in ("", "race,bounds,uninit"):
+            bad, count, partial = wrong(library, f"p{seed}", threads, order, checks)
+            assert bad == 0 and count > 500 and partial > 10, (order, checks, bad, count, partial)
+
+
+def test_an_operation_with_the_lanes_of_another_iteration_is_noticed() -> None:
+    """The control: in places without iterations, others reach an operation than take part in it."""
+    program = Program(1, iterations=False)
+    library = Library(HEAD + program.text, defines={"ENTRIES": str(ENTRIES)})
+    assert wrong(library, "p1", 64, "forward", "")[0] > 0
 
 
 def test_the_programs_have_every_construct() -> None:
     text = "".join(program.text for program in PROGRAMS.values())
     loops = ("; ++", ";; ++", "while (", "do {", "continue;", "break;")
-    others = ("switch (", "else", "?", "&&", "||", "IDENTITY(", "template <", "Of_", "return ")
+    others = ("switch (", "else", "?", "&&", "||", "IDENTITY(", "<3>(", "Of_", "return ")
     assert all(construct in text for construct in (*loops, *others))
-    assert {oracle(program)[1] for program in PROGRAMS.values()} == {False, True}

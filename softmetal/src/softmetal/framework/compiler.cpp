@@ -1,9 +1,6 @@
 // Asks the compile server, or spawns the MSL compiler, and reads the answer.
 #include "compiler.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -41,57 +38,25 @@ struct Output {
   int status = -1;
 };
 
-void drain(int out, int err, Output& output) {
-  pollfd streams[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
-  std::string* texts[2] = {&output.out, &output.err};
-  for (int open = 2; open > 0;) {
-    if (poll(streams, 2, -1) < 0 && errno != EINTR) break;
-    for (int i = 0; i < 2; ++i) {
-      if (streams[i].fd < 0 || !(streams[i].revents & (POLLIN | POLLHUP))) continue;
-      char chunk[4096];
-      ssize_t n = read(streams[i].fd, chunk, sizeof chunk);
-      if (n > 0) {
-        texts[i]->append(chunk, size_t(n));
-      } else {
-        streams[i].fd = -1;
-        --open;
-      }
-    }
-  }
+std::string quoted(const std::string& argument) {  // for a shell
+  std::string text = "'";
+  for (char c : argument) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
 }
 
-Output run(const std::vector<std::string>& arguments) {
-  int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC)) throw CompileError("softmetal cannot open a pipe");
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
-
-  std::vector<char*> argv;
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  std::string python_path = "PYTHONPATH=" + package_parent();
-  if (const char* old = getenv("PYTHONPATH")) python_path += std::string(":") + old;
-  std::vector<char*> env{python_path.data()};
-  for (char** entry = environ; *entry; ++entry)
-    if (strncmp(*entry, "PYTHONPATH=", 11) != 0) env.push_back(*entry);
-  env.push_back(nullptr);
-
-  pid_t child;
-  int failed = posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), env.data());
-  posix_spawn_file_actions_destroy(&actions);
-  close(out[1]);
-  close(err[1]);
+// Runs a program that finds this package. Its output goes through files in the folder.
+Output run(const std::vector<std::string>& arguments, const std::string& folder) {
+  const std::string out = folder + "/out", err = folder + "/err";
+  std::string command = "PYTHONPATH=" + quoted(package_parent()) + "${PYTHONPATH:+:$PYTHONPATH}";
+  for (const std::string& argument : arguments) command += " " + quoted(argument);
+  command += " >" + quoted(out) + " 2>" + quoted(err);
   Output output;
-  if (!failed) {
-    drain(out[0], err[0], output);
-    while (waitpid(child, &output.status, 0) < 0 && errno == EINTR) {
-    }
-  }
-  close(out[0]);
-  close(err[0]);
-  if (failed) throw CompileError("softmetal cannot run " + arguments[0] + ": " + strerror(failed));
+  output.status = system(command.c_str());
+  output.out = content_of(out);
+  output.err = content_of(err);
+  const int status = WIFEXITED(output.status) ? WEXITSTATUS(output.status) : 0;
+  if (status == 126 || status == 127)  // the shell's, for a program that cannot be run
+    throw CompileError("softmetal cannot run " + arguments[0] + ": " + output.err);
   return output;
 }
 
@@ -162,7 +127,7 @@ std::string compile_msl(const std::string& source, const Macros& macros, const C
   Output output;
   if (!ask_server(arguments, output)) {
     arguments.insert(arguments.begin(), {environment("SOFTMETAL_PYTHON", "python3"), "-m", "softmetal.msl"});
-    output = run(arguments);
+    output = run(arguments, folder.path);
   }
   if (!WIFEXITED(output.status) || WEXITSTATUS(output.status) != 0)
     throw CompileError(output.err.empty() ? "softmetal's MSL compiler failed without a message" : output.err);

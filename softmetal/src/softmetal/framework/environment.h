@@ -1,9 +1,11 @@
-// Environment variables, and the folder of this package.
+// Environment variables, files, and the folder of this package.
 #pragma once
 #include <dlfcn.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 namespace softmetal {
@@ -11,6 +13,11 @@ namespace softmetal {
 inline std::string environment(const char* name, const std::string& fallback) {
   const char* value = getenv(name);
   return value && *value ? value : fallback;
+}
+
+inline std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // The folder that contains the package `softmetal`; this library is in the package's _build.

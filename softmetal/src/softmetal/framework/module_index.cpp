@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -22,11 +21,6 @@ namespace fs = std::filesystem;
 
 fs::path cache_folder() {
   return environment("SOFTMETAL_CACHE", environment("HOME", "/") + "/.cache/softmetal");
-}
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // A digest of the translator, its headers, the ABI, clang and its plugins: what toolchain_version in

@@ -1,86 +1,31 @@
-// MPSCommandBuffer: a command buffer that can commit and continue, as torch's stream uses it.
+// MPSCommandBuffer: a command buffer that can commit and continue, as torch's stream uses it. Apple's wraps
+// another command buffer; here it is that command buffer.
 #import <MetalPerformanceShaders/MetalPerformanceShaders.h>
 
-@implementation MPSCommandBuffer
-+ (instancetype)commandBufferFromCommandQueue:(id<MTLCommandQueue>)queue {
-  return [self commandBufferWithCommandBuffer:[queue commandBuffer]];
-}
-+ (instancetype)commandBufferWithCommandBuffer:(id<MTLCommandBuffer>)commandBuffer {
-  return [[[self alloc] initWithCommandBuffer:commandBuffer] autorelease];
-}
-- (instancetype)initWithCommandBuffer:(id<MTLCommandBuffer>)commandBuffer {
-  if ((self = [super init])) _commandBuffer = [commandBuffer retain];
+#include "objects.h"
+
+@implementation SMCommandBuffer (MPSCommandBuffer)
+- (id<MTLCommandBuffer>)commandBuffer {
   return self;
 }
-- (void)dealloc {
-  [_commandBuffer release];
-  [super dealloc];
-}
-- (id<MTLCommandBuffer>)commandBuffer {
-  return _commandBuffer;
-}
 - (id<MTLCommandBuffer>)rootCommandBuffer {
-  return _commandBuffer;
+  return self;
 }
+@end
 
-- (NSString*)label {
-  return _commandBuffer.label;
+// No object has this class, so it needs none of the methods that it declares.
+#pragma clang diagnostic ignored "-Wincomplete-implementation"
+#pragma clang diagnostic ignored "-Wobjc-property-implementation"
+#pragma clang diagnostic ignored "-Wprotocol"
+@implementation MPSCommandBuffer
++ (instancetype)commandBufferFromCommandQueue:(id<MTLCommandQueue>)queue {
+  return (MPSCommandBuffer*)[queue commandBuffer];
 }
-- (void)setLabel:(NSString*)label {
-  _commandBuffer.label = label;
++ (instancetype)commandBufferWithCommandBuffer:(id<MTLCommandBuffer>)commandBuffer {
+  return (MPSCommandBuffer*)[[commandBuffer retain] autorelease];
 }
-- (id<MTLDevice>)device {
-  return _commandBuffer.device;
-}
-- (id<MTLCommandQueue>)commandQueue {
-  return _commandBuffer.commandQueue;
-}
-- (BOOL)retainedReferences {
-  return _commandBuffer.retainedReferences;
-}
-- (MTLCommandBufferStatus)status {
-  return _commandBuffer.status;
-}
-- (NSError*)error {
-  return _commandBuffer.error;
-}
-- (CFTimeInterval)GPUStartTime {
-  return _commandBuffer.GPUStartTime;
-}
-- (CFTimeInterval)GPUEndTime {
-  return _commandBuffer.GPUEndTime;
-}
-- (id<MTLComputeCommandEncoder>)computeCommandEncoder {
-  return [_commandBuffer computeCommandEncoder];
-}
-- (id<MTLComputeCommandEncoder>)computeCommandEncoderWithDispatchType:(MTLDispatchType)type {
-  return [_commandBuffer computeCommandEncoderWithDispatchType:type];
-}
-- (id<MTLBlitCommandEncoder>)blitCommandEncoder {
-  return [_commandBuffer blitCommandEncoder];
-}
-- (void)addScheduledHandler:(MTLCommandBufferHandler)block {
-  [_commandBuffer addScheduledHandler:block];
-}
-- (void)addCompletedHandler:(MTLCommandBufferHandler)block {
-  [_commandBuffer addCompletedHandler:block];
-}
-- (void)enqueue {
-  [_commandBuffer enqueue];
-}
-- (void)commit {
-  [_commandBuffer commit];
-}
-- (void)waitUntilScheduled {
-  [_commandBuffer waitUntilScheduled];
-}
-- (void)waitUntilCompleted {
-  [_commandBuffer waitUntilCompleted];
-}
-- (void)pushDebugGroup:(NSString*)string {
-  [_commandBuffer pushDebugGroup:string];
-}
-- (void)popDebugGroup {
-  [_commandBuffer popDebugGroup];
+- (instancetype)initWithCommandBuffer:(id<MTLCommandBuffer>)commandBuffer {
+  [self release];
+  return (MPSCommandBuffer*)[commandBuffer retain];
 }
 @end

@@ -60,17 +60,11 @@ def preprocess(
         missing = _MISSING.search(done.stderr)
         if missing:
             where, header = missing.groups()
-            raise MissingHeaderError(where, header)
+            raise TranslationError(
+                where, f"'{header}' is not a header of Metal: a program can include only metal_* and simd/*"
+            )
         raise PreprocessorError(done.stderr)
     return _CONTRACTION.sub(r"\1#pragma clang fp contract", _UNROLL.sub("", done.stdout))
-
-
-class MissingHeaderError(TranslationError):
-    def __init__(self, where: str, header: str) -> None:
-        self.header = header
-        super().__init__(
-            where, f"'{header}' is not a header of Metal: a program can include only metal_* and simd/*"
-        )
 
 
 class PreprocessorError(Exception):

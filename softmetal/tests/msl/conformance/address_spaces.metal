@@ -86,9 +86,6 @@ kernel void k(device float* a [[buffer(0)]], device float* b [[buffer(1)]],
   device float* const* q = p;
   p[i & 1][i] = q[0][1];
 }
-// --- arrays_of_structs_and_pointers | accepted (certain)
-struct S { float a; uint4 w[2]; };
-kernel void k(device float* x [[buffer(0)]]) { S s[2]; s[0].a=1; s[1]=s[0]; const device float* rows[2][2]; rows[0][1]=x+1; x[0]=rows[0][1][0]+s[1].a; }
 
 // --- const_dropped | rejected (certain) | MSL 4; MLX, llama.cpp | A pointer to const does not convert to a pointer to non-const.
 kernel void k(device const float* o [[buffer(0)]]) {
@@ -187,16 +184,6 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
   x[0] = f(t[0]);  // accepted
 }
 
-// --- references_to_every_space | accepted (certain) | MSL 4; MLX, llama.cpp | A reference parameter can be in any of the four address spaces.
-void f(thread float& a, device float& b, threadgroup float& c, constant float& d) { b = a + c + d; }
-kernel void k(device float* o [[buffer(0)]], constant float& s [[buffer(1)]],
-              uint i [[thread_position_in_grid]]) {
-  threadgroup float t;
-  t = 1;
-  float a = 2;
-  f(a, o[i], t, s);
-}
-
 // --- references_to_arrays | accepted (certain) | MSL 4; MLX, llama.cpp | References and pointers to arrays can have any address space.
 template <int N>
 float s(thread const float (&a)[N]) {
@@ -220,40 +207,6 @@ void f(thread float& a) { a = 1; }
 void f(device float& a) { a = 2; }
 void f(threadgroup float& a) { a = 3; }
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { float y; f(y); f(x[0]); f(t[0]); x[1] = y + t[0]; }
-
-// --- struct_copied_between_all | accepted (certain) | MSL 4 | A whole struct can be copied between any two address spaces.
-struct S { float a[4]; };
-void f(S s, device float* x) { x[0] = s.a[0]; }
-kernel void k(device S* d [[buffer(0)]], constant S& c [[buffer(1)]], device float* x [[buffer(2)]]) {
-  threadgroup S t;
-  t = c;
-  S s = t;
-  s = d[1];
-  d[0] = s;
-  f(c, x);
-}
-
-// --- struct_of_pointers | accepted (certain) | MSL 4; MLX, llama.cpp | A struct in thread memory can hold pointers to any address space.
-struct Loader {
-  const device half* src;
-  threadgroup half* dst;
-  const int ld;
-  short n;
-  Loader(const device half* s, threadgroup half* d, int l) : src(s), dst(d), ld(l), n(0) {}
-  void load() {
-    dst[n] = src[n * ld];
-    n++;
-  }
-  void next() thread { src += ld; }
-};
-kernel void k(const device half* a [[buffer(0)]], device half* o [[buffer(1)]],
-              uint i [[thread_index_in_threadgroup]]) {
-  threadgroup half t[64];
-  Loader l(a, t, 4);
-  l.load();
-  l.next();
-  o[i] = t[0];
-}
 
 // --- member_with_space | rejected (certain) | MSL 4; MLX steel/attn | A data member cannot have an address space.
 struct S {

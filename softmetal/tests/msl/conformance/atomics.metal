@@ -1,15 +1,15 @@
 // Atomics and barriers. The format of this file: ../catalogue.py
 
-// --- fetch_add_of_int | rejected (certain) | MSL 2.6; MSL 6.15 | An atomic function needs an atomic object.
-kernel void k(device int* x [[buffer(0)]]) { atomic_fetch_add_explicit(x, 1, memory_order_relaxed); }  // error
+// --- setup
+kernel void k(device int* n, device atomic_uint* a, const device atomic_int* c, device atomic_bool* b,
+              device atomic<float>* f, device atomic_ulong* l, device uint* o) {
+  uint e = 1;
 
-// --- object_through_const | rejected (certain) | MSL 6.15 | An atomic function cannot write a const object.
-kernel void k(const device atomic_int* x [[buffer(0)]]) { atomic_store_explicit(x, 1, memory_order_relaxed); }  // error
-
-// --- loaded_plainly | rejected (certain) | MSL 2.6; MSL 6.15 | Only the atomic functions can access an atomic object.
-kernel void k(device atomic_uint* a [[buffer(0)]], device uint* o [[buffer(1)]]) { o[0] = a[0]; }  // error
-// --- added_plainly | rejected
-kernel void k(device atomic_uint* a [[buffer(0)]]) { a[0] += 1; }  // error
+// --- accesses | rejected (certain) | MSL 2.6; MSL 6.15 | The atomic functions, and only they, access atomic objects.
+  atomic_fetch_add_explicit(n, 1, memory_order_relaxed);  // error
+  atomic_store_explicit(c, 1, memory_order_relaxed);  // error
+  n[0] = a[0];  // error
+  a[0] += 1;  // error
 
 // --- in_thread_memory | rejected (certain) | MSL 2.6; MSL 6.15 | An atomic object must be in device or threadgroup memory.
 kernel void k(device uint* o [[buffer(0)]]) {
@@ -18,16 +18,9 @@ kernel void k(device uint* o [[buffer(0)]]) {
   o[0] = 1;
 }
 
-// --- expected_in_device_memory | rejected (certain) | MSL 2.6; MSL 6.15 | The expected value of an exchange must be in thread memory.
-kernel void k(device atomic_uint* a [[buffer(0)]], device uint* o [[buffer(1)]]) {
+// --- exchanges | rejected (certain) | MSL 2.6; MSL 6.15 | An exchange is weak, and its expected value is in thread memory.
   atomic_compare_exchange_weak_explicit(a, &o[0], 1u, memory_order_relaxed, memory_order_relaxed);  // error
-}
-
-// --- strong_exchange | rejected (certain) | MSL 2.6; MSL 6.15 | Metal has no compare_exchange_strong.
-kernel void k(device atomic_uint* a [[buffer(0)]]) {
-  uint e = 1;
   atomic_compare_exchange_strong_explicit(a, &e, 1u, memory_order_relaxed, memory_order_relaxed);  // error
-}
 
 // --- atomic_half | rejected (certain) | MSL 2.6 | Metal has no atomic<half>.
 kernel void k(device atomic<half>* x [[buffer(0)]]) { atomic_fetch_add_explicit(x, half(1), memory_order_relaxed); }  // error
@@ -38,11 +31,11 @@ kernel void k(
     device atomic<uint>* x [[buffer(0)]]) {  // accepted
 }
 
-// --- atomic_bool_added | rejected (certain) | MSL 6.15.4 | An atomic bool has no arithmetic.
-kernel void k(device atomic_bool* x [[buffer(0)]]) {
-  atomic_fetch_add_explicit(x, true, memory_order_relaxed);  // error
-  atomic_exchange_explicit(x, true, memory_order_relaxed);  // accepted
-}
+// --- arithmetic | rejected (certain) | MSL 6.15.4 | An atomic bool has no arithmetic, and an atomic ulong has minimum and maximum only.
+  atomic_fetch_add_explicit(b, true, memory_order_relaxed);  // error
+  atomic_fetch_add_explicit(l, 1, memory_order_relaxed);  // error
+  atomic_exchange_explicit(b, true, memory_order_relaxed);  // accepted
+  atomic_max_explicit(l, 3ul, memory_order_relaxed);  // accepted
 
 // --- atomic_float_in_threadgroup | rejected (certain) | MSL 6.15 | atomic<float> must be in device memory.
 kernel void k(device float* x [[buffer(0)]]) {  // rejected
@@ -56,22 +49,12 @@ kernel void k(device atomic<float>* x [[buffer(0)]]) {  // accepted
 }
 
 // --- atomic_float_max | rejected (likely) | MSL 6.15.4 | atomic<float> has no maximum.
-kernel void k(device atomic<float>* x [[buffer(0)]]) { atomic_fetch_max_explicit(x, 1.0f, memory_order_relaxed); }  // error
+  atomic_fetch_max_explicit(f, 1.0f, memory_order_relaxed);  // error
 
-// --- atomic_ulong_added | rejected (certain) | MSL 6.15.4.6 | An atomic ulong has minimum and maximum only.
-kernel void k(device atomic_ulong* x [[buffer(0)]]) {  // rejected
-  atomic_fetch_add_explicit(x, 1, memory_order_relaxed);  // error
-kernel void k(device atomic_uint* x [[buffer(0)]]) {  // accepted
-  atomic_fetch_add_explicit(x, 1, memory_order_relaxed);  // accepted
-  atomic_max_explicit((device atomic_ulong*)x, 3ul, memory_order_relaxed);  // accepted
-}
-
-// --- order_seq_cst | rejected (likely) | MSL 2.6; MSL 6.15 | Atomic functions take memory_order_relaxed only.
-kernel void k(device atomic_int* x [[buffer(0)]]) { atomic_fetch_add_explicit(x, 1, memory_order_seq_cst); }  // error
-// --- order_acquire | rejected
-kernel void k(device atomic_int* x [[buffer(0)]], device int* y [[buffer(1)]]) { y[0]=atomic_load_explicit(x, memory_order_acquire); }  // error
-// --- order_release | rejected (certain)
-kernel void k(device atomic_uint* a [[buffer(0)]]) { atomic_store_explicit(a, 1u, memory_order_release); }  // error
+// --- orders | rejected (likely) | MSL 2.6; MSL 6.15 | Atomic functions take memory_order_relaxed only.
+  atomic_fetch_add_explicit(a, 1, memory_order_seq_cst);  // error
+  n[0] = atomic_load_explicit(a, memory_order_acquire);  // error
+  atomic_store_explicit(a, 1u, memory_order_release);  // error
 
 // --- operations | accepted (certain) | MSL 2.6; MSL 6.15 | The library has the atomic operations of the specification.
 kernel void k(device atomic_uint* a [[buffer(0)]], device atomic<float>* f [[buffer(1)]],
@@ -107,18 +90,8 @@ kernel void k(device metal::atomic_uint* c [[buffer(0)]], device metal::atomic<i
   atomic_exchange_explicit(c, old + atomic_load_explicit(&t, metal::memory_order_relaxed), metal::memory_order_relaxed);
 }
 
-// --- barrier_without_flags | rejected (certain) | MSL 6.9.1 | A barrier takes mem_flags.
-kernel void k(device float* o [[buffer(0)]]) {
+// --- barriers | rejected (certain) | MSL 6.9.1 | A barrier takes mem_flags; the flag for no memory is mem_none.
   threadgroup_barrier();  // error
-  o[0] = 1;
-}
-// --- barrier_of_int | rejected
-kernel void k(device float* o [[buffer(0)]]) {
   threadgroup_barrier(1);  // error
-  o[0] = 1;
-}
-
-// --- barrier_flags_none | rejected (certain) | MSL 6.9.1 | The flag for no memory is mem_none.
-kernel void k(device int* x [[buffer(0)]]) { simdgroup_barrier(mem_flags::none); x[0]=1; }  // error
-// --- barrier_mem_none | accepted
-kernel void k(device int* x [[buffer(0)]]) { simdgroup_barrier(mem_flags::mem_none); x[0]=1; }
+  simdgroup_barrier(mem_flags::none);  // error
+  simdgroup_barrier(mem_flags::mem_none);  // accepted

@@ -9,7 +9,6 @@ kernel void k(device float* x,
 }
 // --- position_signed_vector | rejected
 kernel void k(device int* x [[buffer(0)]], int3 i [[thread_position_in_grid]]) { x[i.x]=1; }  // error
-// --- position_float | rejected
 kernel void k(device float* o [[buffer(0)]], float i [[thread_position_in_grid]]) { o[0] = i; }  // error
 // --- position_pointer | rejected (likely)
 kernel void k(device float* o [[buffer(0)]], device uint* i [[thread_position_in_grid]]) { o[0] = i[0]; }  // error
@@ -29,15 +28,6 @@ kernel void k(device float* o [[buffer(0)]], uint2 i [[thread_index_in_simdgroup
 
 // --- index_in_threadgroup_as_vector | rejected (certain) | MSL 5.2.3 | thread_index_in_threadgroup is a scalar.
 kernel void k(device int* x [[buffer(0)]], uint3 i [[thread_index_in_threadgroup]]) { x[i.x]=1; }  // error
-
-// --- short_inputs | accepted (certain) | MSL 5.2.3 | Positions and sizes can be ushort, ushort2 and ushort3.
-kernel void k(device float* o [[buffer(0)]], ushort3 a [[thread_position_in_threadgroup]],
-              ushort3 b [[threads_per_threadgroup]], ushort3 g [[threadgroup_position_in_grid]],
-              ushort l [[thread_index_in_simdgroup]], ushort s [[simdgroup_index_in_threadgroup]],
-              ushort w [[threads_per_simdgroup]], ushort n [[simdgroups_per_threadgroup]],
-              ushort q [[quadgroup_index_in_threadgroup]], ushort ql [[thread_index_in_quadgroup]]) {
-  o[a.x] = b.x + g.x + l + s + w + n + q + ql;
-}
 
 // --- mixed_scalar_and_vector | rejected (certain) | MSL 5.2.3; triton-msl #10 | The positions and sizes of a kernel must be all scalars, or all vectors of the same length.
 kernel void k(device uint* x [[buffer(0)]],
@@ -95,20 +85,6 @@ kernel void k(device int* x [[buffer(0)]], float4 p [[position]]) { x[0]=p.x; } 
 uint f(uint lane [[thread_index_in_simdgroup]]) { return lane; }
 kernel void k(device uint* x [[buffer(0)]], uint i [[thread_index_in_simdgroup]]) { x[i] = f(i); }
 
-// --- program_scope_inputs | accepted (certain) | MSL 5.2.3.6; MSL 5.9 | A variable at program scope can have the attribute of a kernel input.
-uint2 place [[thread_position_in_grid]];
-ushort lane [[thread_index_in_simdgroup]];
-namespace inner { uint3 group [[threadgroup_position_in_grid]]; }
-struct S { uint lane; };
-float2 f() { return float2(place) + (float2)place; }
-kernel void a(device float* o [[buffer(0)]]) { o[place.x] = f().x + lane + inner::group.z; }
-kernel void b(device float* o [[buffer(0)]], uint lane [[thread_index_in_threadgroup]]) {
-  S s = {lane};
-  o[lane] = s.lane;
-  uint place = 3;
-  o[place] = place;
-}
-
 // --- program_scope_input_type | rejected (certain) | MSL 5.2.3.6 | An input at program scope must have a type that the attribute allows.
 int2 place [[thread_position_in_grid]];  // error
 kernel void k(device float* o [[buffer(0)]]) { o[0] = place.x; }
@@ -127,16 +103,6 @@ kernel void k(device uint* o) {
   o[1] = tid + ::n::lane + n::f() + A(1).q;  // accepted
 }
 
-// --- max_threads_on_templates | accepted (certain) | MSL 5.2.3 | max_total_threads_per_threadgroup can depend on template arguments.
-template <int N>
-[[kernel, max_total_threads_per_threadgroup(N * 32)]] void k(device float* o [[buffer(0)]]) {
-  o[0] = N;
-}
-template [[host_name("k4")]] [[kernel]] void k<4>(device float*);
-
-// --- max_threads_before_keyword | accepted (certain) | MSL 5.2.3 | max_total_threads_per_threadgroup can precede `kernel`.
-[[max_total_threads_per_threadgroup(32)]] kernel void k(device int* x [[buffer(0)]]) { x[0]=1; }
-
 // --- max_threads_after_parameters | rejected (certain) | C++ [dcl.attr.grammar] | An attribute after the parameter list applies to the type, so function attributes are not allowed there.
 kernel void k(device uint* x [[buffer(0)]]) [[max_total_threads_per_threadgroup(32)]] { x[0]=1; }  // error
 // --- noinline_after_parameters | rejected
@@ -146,12 +112,6 @@ kernel void k(device float* o [[buffer(0)]]) { o[0] = f(1); }
 // --- max_threads_of_function_constant | rejected (certain) | MSL 5.2.3 | max_total_threads_per_threadgroup needs a constant expression.
 constant int n [[function_constant(0)]];
 [[kernel, max_total_threads_per_threadgroup(n)]] void k(device int* x [[buffer(0)]]) { x[0]=1; }  // error
-
-// --- inline_attributes | accepted (certain) | public sources | METAL_FUNC, noinline, always_inline and maybe_unused are accepted.
-METAL_FUNC float f(float x) { return x; }
-__attribute__((noinline)) float g(float x) { return x; }
-static inline __attribute__((always_inline)) float h(float x) { [[maybe_unused]] float y=1; return x; }
-kernel void k(device float* x [[buffer(0)]]) { x[0]=f(g(h(x[0]))); }
 
 // --- unknown_attributes | accepted (likely) | C++ [dcl.attr.grammar] | Unknown attributes are ignored with a warning, in every position.
 [[vendor::hot]] float f(float x [[foo]], float y [[maybe_unused]]) [[bar]] { return x; }

@@ -13,13 +13,10 @@ kernel void k(device float* x [[buffer(0)]], device float4* u [[buffer(1)]], dev
 // --- assigned | rejected (certain) | C++ [expr.cond] | A conditional expression with arms in different address spaces is a temporary and cannot be written.
   (n > 0 ? x[0] : a) = 2;  // error
   (n > 0 ? x[0] : x[1]) = 2;  // accepted
-// --- element_assigned | rejected
   (n > 0 ? v : u[0]).x = 2;  // error
   (n > 0 ? u[1] : u[0]).x = 2;  // accepted
-// --- member_assigned | rejected
   (n > 0 ? p : q[0]).a = 2;  // error
   (n > 0 ? q[1] : q[0]).a += 2;  // accepted
-// --- incremented | rejected
   (n > 0 ? a : s)++;  // error
   (n > 0 ? a : b)++;  // accepted
 // --- assigned_in_template | rejected
@@ -32,9 +29,8 @@ kernel void k(device float* x [[buffer(0)]], constant int& n [[buffer(1)]]) { f(
 // --- address_taken | rejected
   thread float* r = &(n > 0 ? x[0] : a); *r = 2;  // error
   thread float* r = &(n > 0 ? b : a); *r = 2;  // accepted
-// --- bound_to_reference | rejected
-  thread float& r = n > 0 ? x[0] : a; r = 2;  // error
-  const thread float& r = n > 0 ? x[0] : a; b = r;  // accepted
+  thread float& to = n > 0 ? x[0] : a; to = 2;  // error
+  const thread float& to = n > 0 ? x[0] : a; b = to;  // accepted
 
 // --- matrix_elements_as_reference | rejected (certain) | clang: references do not bind to vector elements | No reference binds to an element of a simdgroup matrix.
 kernel void k(device float* o, constant int& n) {

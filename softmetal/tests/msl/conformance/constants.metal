@@ -34,41 +34,9 @@ constexpr float f(float a) { return a * a; }  // accepted
 constant float table[2] = {1, f(3)};  // accepted
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
 
-// --- constant_forms | accepted (certain) | MSL 4.2 | Constants can be declared at program scope, in namespaces, as templates and in classes.
-constant constexpr float a = 1.5f;
-constexpr constant int b = 3;
-static constant constexpr uint c = b * 2;
-static constexpr constant half d[2] = {1.0h, 2.0h};
-constant float e[] = {1.0f, a, a * 2};
-constexpr int sq(int n) { return n * n; }
-constant int s = sq(4);
-struct Row {
-  int a;
-  float b;
-};
-constant Row rows[2] = {{1, 2.0f}, {3, 4.0f}};
-template <int N>
-constant constexpr int kPow = N * N;
-namespace n {
-constant constexpr int q = 4;
-}
-struct St {
-  static constant constexpr int w = 8;
-};
-kernel void k(device float* o [[buffer(0)]]) {
-  float t[s];
-  t[0] = a + b + c + d[1] + e[1] + rows[1].b + kPow<3> + n::q + St::w;
-  o[0] = t[0];
-}
-
 // --- constant_as_bound_and_argument | accepted (certain) | MSL 4.2 | A `constant constexpr` in a namespace can be an array bound or a template argument.
 namespace n { constant constexpr int A = 4; template <int N> int f() { return N; } }
 kernel void k(device int* x [[buffer(0)]]) { threadgroup int t[n::A*2]; t[0]=n::f<n::A>(); int l[n::A]={}; x[0]=t[0]+l[0]; }
-
-// --- static_constant_member | accepted (certain) | MSL 4.2; MLX | A static member can be `static constant constexpr const`.
-#define STEEL_CONST static constant constexpr const
-struct S { STEEL_CONST short N = 4; };
-kernel void k(device int* x [[buffer(0)]]) { x[0]=S::N; }
 
 // --- written_element | rejected (certain) | MSL 4.2 | Constant memory is read-only.
 constant float a[2] = {1, 2};

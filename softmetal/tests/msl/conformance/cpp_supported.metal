@@ -3,9 +3,6 @@
 // --- long_integer_literals | accepted (certain) | MSL 2.1 | The suffix L makes a long integer literal.
 kernel void k(device float* o [[buffer(0)]]) { o[0] = 12L + 0x1eL + 3UL; }
 
-// --- floating_literals | accepted (certain) | MSL 1.5 | A floating literal without a suffix is a float.
-kernel void k(device float* n [[buffer(0)]]) { n[0] = max(n[1], 0.0) + min(1.0, n[0]) + pow(n[0], 2.0); }
-
 // --- lambda_with_captures | accepted (certain, metal3.2) | MSL 3.2, 1.5.4 | MSL 3.2 has lambda expressions.
 kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
   float s = 3;
@@ -76,42 +73,6 @@ kernel void k(device float* o [[buffer(0)]]) {
 // --- returned_auto | accepted (certain) | MSL 1.5: C++14 | A return type can be deduced.
 template <typename T> auto f(T a) { return a*2; }
 kernel void k(device float* x [[buffer(0)]]) { auto y=f(x[0]); x[0]=y; }
-
-// --- enable_if_and_folds | accepted (certain) | MSL 1.5: C++14 | Metal has enable_if_t.
-template <typename T, typename = enable_if_t<is_integral_v<T>>>
-T f(T x) {
-  return x;
-}
-template <typename T, enable_if_t<is_floating_point<T>::value, int> = 0>
-float f(T x) {
-  return float(x) * 2;
-}
-template <typename... A>
-float total(A... a) {
-  return (0.0f + ... + float(a));
-}
-template <typename T, typename... R>
-constexpr uint count(thread const T&, thread const R&... r) {
-  if constexpr (sizeof...(r) == 0) {
-    return 1;
-  } else {
-    return 1 + count(r...);
-  }
-}
-template <typename T>
-struct N {
-  static constant constexpr int v = 1;
-};
-template <>
-struct N<half> {
-  static constant constexpr int v = 2;
-};
-template <typename T>
-using Ptr = device T*;
-kernel void k(Ptr<float> o [[buffer(0)]]) {
-  o[0] = f(1) + f(2.0f) + f(1.0h) + total(1, 2.0f, 3.0h) + count(1, 2.0f) + N<half>::v +
-         (is_same_v<float, half> ? 1 : 0) + conditional_t<true, int, float>(2.7f);
-}
 
 // --- local_struct_statics | accepted (likely) | C++ [class.local] | A local struct can have static member functions.
 kernel void k(device int* o [[buffer(0)]]) {

@@ -1,35 +1,5 @@
 // Function constants. The format of this file: ../catalogue.py
 
-// --- uses | accepted (certain) | MSL 5.8 | A function constant can initialise other constants and gate arguments.
-constant bool kA [[function_constant(0)]];
-constant int kB [[function_constant(1)]];
-constant bool kHasB = is_function_constant_defined(kB);
-constant int kBd = is_function_constant_defined(kB) ? kB : 3;
-constant bool kBoth = kA && kHasB;
-kernel void k(device float* o [[buffer(0)]], device float* x [[buffer(1), function_constant(kA)]],
-              uint i [[thread_position_in_grid]]) {
-  if (kBoth) o[i] = kBd;
-  if (kA) o[i] += x[i];
-}
-
-// --- use_in_templates | accepted (certain) | MSL 5.8 | Templates can use function constants.
-constant bool kCausal [[function_constant(300)]];
-constant bool kMask [[function_constant(301)]];
-template <typename T, int N>
-void work(device T* o, uint i) {
-  if (kCausal) {
-    o[i] = T(N);
-  } else if (kMask) {
-    o[i] = T(0);
-  }
-}
-template <typename T>
-[[kernel]] void k(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
-  work<T, 4>(o, i);
-}
-template [[host_name("k_f")]] [[kernel]] void k<float>(device float*, uint);
-template [[host_name("k_h")]] [[kernel]] void k<half>(device half*, uint);
-
 // --- index_of_enumerator | accepted (certain) | MSL 5.8 | The index can be any constant expression, such as an enumerator.
 enum { kIdx = 4 };
 constant int base = 10;
@@ -94,11 +64,6 @@ static_assert(n > 0, "n");  // error
 constant int n = 1;  // accepted
 static_assert(n > 0, "n");  // accepted
 kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
-
-// --- gate_derived | accepted (certain) | MSL 5.8.1 | The gate of an argument can be computed from a function constant.
-constant int n [[function_constant(0)]];
-constant bool g = n > 2;
-kernel void k(device int* x [[buffer(0)]], device int* y [[buffer(1), function_constant(g)]]) { x[0] = g ? y[0] : 1; }
 
 // --- gate_not_bool | rejected (likely) | MSL 5.8.1 | The gate of an argument must be a bool.
 constant int g [[function_constant(0)]];

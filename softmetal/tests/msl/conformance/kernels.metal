@@ -118,11 +118,6 @@ kernel void k(device float* x [[buffer(1)]], device float* y [[buffer(2)]]) {  /
   x[0] = y[0];
 }
 
-// --- buffer_indices_assigned | accepted (certain) | MSL 5.1; MSL 5.2.1 | A buffer without an attribute gets an index.
-kernel void k(device float* o, constant float& s, device const float* p, uint i [[thread_position_in_grid]]) {
-  o[i] = s * p[i];
-}
-
 // --- buffer_attribute_on_threadgroup_pointer | rejected (certain) | MSL 5.2.1 | A threadgroup pointer cannot have the attribute [[buffer]].
 kernel void k(threadgroup int* t [[buffer(0)]], device int* x [[buffer(1)]]) { x[0]=t[0]; }  // error
 
@@ -141,14 +136,6 @@ kernel void k(device float* o [[buffer(0)]], threadgroup float* t [[threadgroup(
   o[0] = t[0];
 }
 
-// --- threadgroup_arguments | accepted (certain) | MSL 5.1; MSL 5.2.1 | A kernel can take threadgroup pointers.
-kernel void k(device float* o [[buffer(0)]], threadgroup float* t [[threadgroup(0)]],
-              threadgroup half4* u [[threadgroup(1)]], ushort i [[thread_index_in_threadgroup]]) {
-  t[i] = i;
-  u[i] = half4(i);
-  o[i] = t[i] + u[i].x;
-}
-
 // --- coherent_buffer | accepted (certain, metal3.2) | MSL 3.2, what is new | A buffer can be coherent(device) from MSL 3.2.
 kernel void k(volatile coherent(device) device float* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
   o[i] = 1;
@@ -164,15 +151,6 @@ template [[host_name("f")]] kernel void f<float>(device float*);
 template [[host_name("f")]] kernel void f<int>(device int*);  // error
 template [[host_name("g")]] kernel void f<int>(device int*);  // accepted
 
-// --- instantiation_by_decltype | accepted (certain) | MSL 5.1.10; MLX | An explicit instantiation can give its type by decltype.
-template <typename T, int N = 2>
-[[kernel]] void k(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
-  o[i] = T(N);
-}
-template [[host_name("k_a")]] [[kernel]] decltype(k<float>) k<float>;
-typedef decltype(k<half, 3>) k_t;
-template [[host_name("k_b")]] [[kernel]] k_t k<half, 3>;
-
 // --- function_as_template_argument | accepted (certain) | llama.cpp kernel_mul_mm | A function can be a template argument of a kernel.
 template <typename T> void dequantize(device const float* p, thread T& out) { out = p[0]; }
 template <typename T, void (*read)(device const float*, thread T&)> kernel void f(device const float* x [[buffer(0)]], device T* y [[buffer(1)]]) {
@@ -182,24 +160,6 @@ template <typename T, void (*read)(device const float*, thread T&)> kernel void 
 }
 typedef decltype(f<float, dequantize<float>>) f_t;
 template [[host_name("f")]] kernel f_t f<float, dequantize<float>>;
-
-// --- overloads | accepted (likely) | C++ [temp.explicit] | Kernel templates can share a name; the parameters of an instantiation choose one.
-template <typename T>
-kernel void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = T(1); }
-template <typename T>
-[[kernel]] void f(device T* o [[buffer(0)]], constant T& x [[buffer(1)]], uint i [[thread_position_in_grid]]) { o[i] = x; }
-template <typename T>
-kernel void f(device T* o [[buffer(0)]], device T* x [[buffer(1)]], uint i [[thread_position_in_grid]]) {
-  threadgroup T shared[32];
-  shared[i % 32] = x[i];
-  o[i] = shared[i % 32];
-}
-template <typename T, int N>
-kernel void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = T(N); }
-template [[host_name("f1")]] kernel void f<float>(device float*, uint);
-template [[host_name("f2")]] [[kernel]] void f<half>(device half* o [[buffer(0)]], constant half& x [[buffer(1)]], uint i [[thread_position_in_grid]]);
-template [[host_name("f3")]] kernel void f<float>(device float*, device float*, uint);
-template [[host_name("f4")]] kernel void f<int, 4>(device int*, uint);
 
 // --- overload_of_no_template | rejected (certain) | C++ [temp.explicit] | An instantiation must have the parameters of one of the overloads.
 template <typename T> kernel void k(device T* x [[buffer(0)]]) { x[0] = T(1); }

@@ -73,62 +73,6 @@ kernel void k(device const Node* n [[buffer(0)]], device int* o [[buffer(1)]],
   o[i] = n[i].sum(n);
 }
 
-// --- device_references_to_members | accepted (certain) | MSL 4; MLX steel/attn | A member function qualified `device` can return device references to members.
-template <typename T>
-struct View {
-  T v[4];
-  device T& at(uint i) device { return v[i]; }
-  const device T& at(uint i) const device { return v[i]; }
-};
-kernel void k(device View<float>* b [[buffer(0)]], device const View<float>* c [[buffer(1)]],
-              uint i [[thread_position_in_grid]]) {
-  b[i].at(1) = c[i].at(2);
-}
-
-// --- references_in_own_space | accepted (certain) | MSL 4; MLX steel/attn | Overloads for several address spaces can each return references to their own.
-template <typename T>
-struct Tile {
-  T v[4];
-  T w;
-  METAL_FUNC thread T& at(short i) thread { return v[i]; }
-  METAL_FUNC threadgroup T& at(short i) threadgroup { return v[i]; }
-  const device T& at(short i) const device { return v[i]; }
-  threadgroup T* data() threadgroup { return &v[0]; }
-};
-kernel void k(device Tile<float>* b [[buffer(0)]], device float* o [[buffer(1)]],
-              uint i [[thread_position_in_grid]]) {
-  Tile<float> t;
-  threadgroup Tile<float> s;
-  t.at(0) = 1;
-  s.at(0) = 2;
-  device const Tile<float>& d = b[1];
-  o[i] = t.at(0) + s.at(0) + s.data()[0] + d.at(2);
-}
-
-// --- one_overload_per_space | accepted (certain) | MSL 4 | Member functions can be overloaded on the address space of the object.
-struct S { int a; int get() const device { return a; } int get() const constant { return a+1; } int get() const thread { return a+2; } };
-kernel void k(device S* s [[buffer(0)]], constant S& c [[buffer(1)]], device int* x [[buffer(2)]]) { S t; t.a=1; x[0]=s->get()+c.get()+t.get(); }
-
-// --- thread_members | accepted (certain) | MSL 4; MLX | Member functions can be qualified `thread` and `const thread`.
-struct S { float v[4]; thread float& at(int i) thread { return v[i]; } float get() const thread { return v[0]; } };
-kernel void k(device float* x [[buffer(0)]]) { S s; s.at(0)=2; x[0]=s.get(); }
-
-// --- threadgroup_members | accepted (certain) | MSL 4; MLX steel/attn | Member functions qualified `threadgroup` can be called on threadgroup objects.
-struct Tile {
-  float v[32];
-  void put(ushort i, float x) threadgroup { v[i] = x; }
-  float get(ushort i) const threadgroup { return v[i]; }
-  threadgroup float* data() threadgroup { return v; }
-  threadgroup Tile* self() threadgroup { return this; }
-};
-kernel void k(device float* o [[buffer(0)]], ushort i [[thread_index_in_threadgroup]]) {
-  threadgroup Tile t;
-  t.put(i, 1);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  threadgroup float* p = t.self()->data();
-  o[i] = t.get(i) + p[0];
-}
-
 // --- hidden_members | accepted (certain) | MSL 4; MLX steel/attn | Parameters and local variables hide data members in a qualified member function.
 struct S {
   float a, b;

@@ -4,30 +4,24 @@
 kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]], device float4* v [[buffer(2)]],
               threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(3)]]) {
 
-// --- variable_kernel | rejected (certain) | MSL 5.1 | A variable cannot have the name of a keyword.
-kernel void k(device float* x [[buffer(0)]]) { float kernel = x[0]; x[1] = kernel; }  // error
+// --- variables | rejected (certain) | MSL 4, 5.1; crosstl #1140, #1159; SPIRV-Cross #2073; naga #264 | A variable cannot have the name of a keyword.
+  float kernel = x[0];  // error
+  float constant = 1;  // error
+  float4 fragment = v[0];  // error
+  float half = 1;  // error
+  float device = x[0];  // error
+  uint thread = 1;  // error
+  float3 new = float3(1);  // error
+
 // --- variable_constant | rejected
 kernel void k(device float* x [[buffer(0)]]) { float constant = 1; x[0] = constant; }  // error
 
-// --- variable_fragment | rejected (certain) | MSL 5.1; crosstl #1140, #1159 | A variable cannot have the name of a keyword.
-kernel void k(device float4* x [[buffer(0)]]) { float4 fragment = x[0]; x[1] = fragment; }  // error
-// --- variable_half | rejected
-  float half = 1;  // error
-  x[0] = half;
 // --- parameter_thread | rejected
 kernel void k(device float* o [[buffer(0)]], uint thread [[thread_position_in_grid]]) { o[0] = 1; }  // error
 
 // --- parameter_fragment | rejected (certain) | MSL 5.1 | A parameter cannot have the name of a keyword.
 template <typename T> inline void set_elements(thread simdgroup_matrix<T,8,8>& fragment, T v) { fragment.thread_elements()[0] = v; }  // error
 kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m; set_elements(m, 1.0f); x[0] = m.thread_elements()[0]; }
-
-// --- variable_device | rejected (certain) | MSL 4; MSL 5.1; SPIRV-Cross #2073 | A variable cannot have the name of a keyword.
-  float device = x[0];  // error
-  x[1] = device;  // rejected
-  float device_ = x[0];  // accepted
-  x[1] = device_;  // accepted
-// --- variable_thread | rejected
-kernel void k(device float* x [[buffer(0)]]) { uint thread = 1; x[thread] = 1; }  // error
 
 // --- member_thread | rejected (certain) | SPIRV-Cross #2073 | A member cannot have the name of a keyword.
 struct S {
@@ -42,12 +36,6 @@ struct kernel_ {  // accepted
   float a;
 };
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = 1; }
-
-// --- variable_new | rejected (certain) | naga #264 | A variable cannot be named `new`.
-  float3 new = float3(1);  // error
-  x[0] = 1;  // rejected
-  float3 fresh = float3(1);  // accepted
-  x[0] = fresh.x;  // accepted
 
 // --- struct_complex | rejected (certain) | metal_types; naga #702 | `complex` is a name of metal_types and cannot be redefined at program scope.
 struct complex { float re, im; };  // error

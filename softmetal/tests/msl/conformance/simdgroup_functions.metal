@@ -1,100 +1,40 @@
 // Simdgroup and quadgroup functions. The format of this file: ../catalogue.py
 
-// --- functions | accepted (certain) | MSL 6.9 | The library has the simdgroup and quadgroup functions of the specification.
-kernel void k(device float* o [[buffer(0)]], ushort l [[thread_index_in_simdgroup]]) {
-  float v = o[l];
-  v = simd_sum(v) + simd_max(v) + simd_min(v) + simd_product(v) + simd_shuffle(v, l ^ 1) +
-      simd_shuffle_xor(v, 2) + simd_shuffle_down(v, 1) + simd_shuffle_up(v, 1) + simd_broadcast(v, 0) +
-      simd_broadcast_first(v) + simd_prefix_exclusive_sum(v) + simd_prefix_inclusive_sum(v);
-  uint u = simd_and(uint(l)) + simd_or(uint(l)) + simd_xor(uint(l));
-  bool b = simd_all(l > 1) || simd_any(l > 2) || simd_is_first();
-  ulong m = static_cast<ulong>(static_cast<simd_vote::vote_t>(simd_ballot(l > 3)));
-  half4 h = simd_sum(half4(v));
-  v += quad_sum(v) + quad_shuffle_xor(v, 1) + quad_broadcast(v, 2);
-  o[l] = v + u + b + m + h.x + simd_shuffle_and_fill_down(v, 1.0f, 1);
-  simdgroup_barrier(mem_flags::mem_none);
-}
+// --- setup
+struct S { int a; };
+kernel void k(device float* x, device int* n, device long* l, device ulong* m, device bfloat* b, device bfloat2* c,
+              ushort i [[thread_index_in_simdgroup]]) {
+  S s = {1};
 
 // --- ballot | accepted (likely) | MSL 6.9 | simd_ballot returns a simd_vote.
 kernel void k(device uint* x [[buffer(0)]]) { simd_vote v = simd_ballot(x[0]>1); x[1]=uint((simd_vote::vote_t)v); x[2]=v.all(); x[3]=simd_active_threads_mask().any(); }
 
-// --- shuffle_and_fill_of_vectors | accepted (certain) | MSL 6.9.2, table 6.14 | simd_shuffle_and_fill takes scalars and vectors.
-kernel void k(device float4* o [[buffer(0)]], device float3* p [[buffer(1)]], device uint4* q [[buffer(2)]],
-              ushort i [[thread_index_in_simdgroup]]) {
-  o[i] = simd_shuffle_and_fill_up(o[i], float4(1), ushort(1));
-  o[i] += simd_shuffle_and_fill_down(o[i], float4(1), ushort(2), ushort(8));
-  p[i] = simd_shuffle_and_fill_down(p[i], p[i], 1);
-  q[i] = simd_shuffle_and_fill_up(q[i], q[i], 3, 16);
-}
-
-// --- sum_of_pointer | rejected (certain) | MSL table 6.13 | simd_sum does not take pointers.
-kernel void k(device int* x [[buffer(0)]]) { x[0]=simd_sum(x)[0]; }  // error
-
-// --- sum_of_bool | rejected (likely) | MSL table 6.13 | simd_sum does not take bool.
-kernel void k(device int* x [[buffer(0)]]) {
-  x[0] = simd_sum(x[1] > 2);  // error
-  x[0] = simd_sum(int(x[1] > 2));  // accepted
-}
-
-// --- sum_of_long | rejected (likely) | MSL table 6.13 | Reductions do not take 64-bit integers.
-kernel void k(device long* x [[buffer(0)]]) { x[0]=simd_sum(x[0]); }  // error
-
-// --- max_of_ulong | rejected (likely) | MSL table 6.13; MLX goes through uint2 | Reductions do not take 64-bit integers.
-kernel void k(device ulong* x [[buffer(0)]]) {  // rejected
-  x[0] = simd_max(x[1]);  // error
-kernel void k(device uint* x [[buffer(0)]]) {  // accepted
-  x[0] = simd_max(x[1]);  // accepted
-}
-
-// --- and_of_float_in_braces | rejected (certain) | MSL table 6.13 | simd_and takes integers.
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {  // rejected
+// --- arguments_of_reductions | rejected (certain) | MSL table 6.13 | Reductions take numbers, and simd_and integers.
+  n[0] = simd_sum(n)[0];  // error
   x[0] = simd_and(x[1]);  // error
-kernel void k(device uint* x [[buffer(0)]]) {  // accepted
-  x[0] = simd_and(x[1]);  // accepted
-}
 
-// --- sum_of_bfloat | rejected (likely) | MSL tables 6.14 and 6.16 | Reductions and prefix operations do not take bfloat.
-kernel void k(device bfloat* x) {
-  x[0] = simd_sum(x[1]);  // error
-}
-// --- max_of_bfloat | rejected
-kernel void k(device bfloat* x) {
-  x[0] = simd_max(x[1]);  // error
-}
-// --- prefix_sum_of_bfloat | rejected
-kernel void k(device bfloat* x) {
-  x[0] = quad_prefix_inclusive_sum(x[1]);  // error
-}
+// --- bool_and_long | rejected (likely) | MSL table 6.13; MLX goes through uint2 | Reductions take neither bool nor 64-bit integers.
+  n[0] = simd_sum(n[1] > 2);  // error
+  l[0] = simd_sum(l[0]);  // error
+  m[0] = simd_max(m[1]);  // error
+  n[0] = simd_sum(int(n[1] > 2));  // accepted
+
+// --- bfloat | rejected (likely) | MSL tables 6.14 and 6.16 | Reductions and prefix operations do not take bfloat.
+  b[0] = simd_sum(b[1]);  // error
+  b[0] = simd_max(b[1]);  // error
+  b[0] = quad_prefix_inclusive_sum(b[1]);  // error
 
 // --- overloads_for_bfloat | accepted (likely) | MLX, torch | A program can add overloads for bfloat.
 namespace metal { bfloat simd_sum(bfloat x) { return bfloat(simd_sum(float(x))); } }
 kernel void k(device bfloat* x) { x[0] = simd_sum(x[1]) + bfloat(quad_prefix_inclusive_sum(float(x[2]))); }
 
-// --- shuffle_of_bfloat | rejected (likely) | MSL 6.9.2, table 6.14 | Shuffles do not take bfloat.
-kernel void k(device bfloat* o [[buffer(0)]], ushort i [[thread_index_in_simdgroup]]) {
-  o[i] = simd_shuffle(o[i], ushort(1));  // error
-}
-// --- shuffle_of_bfloat_vector | rejected
-kernel void k(device bfloat2* o [[buffer(0)]], ushort i [[thread_index_in_simdgroup]]) {
-  o[i] = simd_shuffle(o[i], ushort(1));  // error
-}
-// --- quad_broadcast_of_bfloat | rejected
-kernel void k(device bfloat* o [[buffer(0)]], ushort i [[thread_index_in_simdgroup]]) {
-  o[i] = quad_broadcast(o[i], ushort(1));  // error
-}
+// --- shuffles | rejected (likely) | MSL 6.9.2, table 6.14; MLX goes through uint2 | Shuffles take neither bfloat nor 64-bit integers.
+  b[i] = simd_shuffle(b[i], ushort(1));  // error
+  c[i] = simd_shuffle(c[i], ushort(1));  // error
+  b[i] = quad_broadcast(b[i], ushort(1));  // error
+  l[0] = simd_shuffle_down(l[1], 1);  // error
+  l[0] = as_type<long>(simd_shuffle_down(as_type<uint2>(l[1]), 1));  // accepted
 
-// --- shuffle_of_long | rejected (likely) | MSL table 6.14; MLX goes through uint2 | Shuffles do not take 64-bit integers.
-kernel void k(device long* x [[buffer(0)]]) {
-  x[0] = simd_shuffle_down(x[1], 1);  // error
-  x[0] = as_type<long>(simd_shuffle_down(as_type<uint2>(x[1]), 1));  // accepted
-}
-
-// --- shuffle_of_pointer | rejected (certain) | MSL table 6.14 | Shuffles do not take pointers.
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
+// --- shuffles_of_others | rejected (certain) | MSL table 6.14 | Shuffles take neither pointers nor structs.
   x[0] = simd_shuffle(x, 1)[0];  // error
-  x[0] = simd_shuffle(x[0], 1);  // accepted
-}
-
-// --- shuffle_of_struct | rejected (certain) | MSL table 6.14 | Shuffles do not take structs.
-struct S { int a; };
-kernel void k(device int* x [[buffer(0)]]) { S s; s.a=1; x[0]=simd_shuffle(s,ushort(0)).a; }  // error
+  n[0] = simd_shuffle(s, ushort(0)).a;  // error

@@ -33,41 +33,12 @@ kernel void k(device float* c) { c[0] = 1; }
   tensor left(a, dextents<int, 2>(16, 16), array<int, 2>{1, 16});
   auto right = tensor(b, extents<int, 32, 16>());
   op.run(left, right, C);
-// --- slices | accepted
-  auto whole = A.slice(0, 0);
-  auto part = B.slice<32, 16>(0, 0);
-  op.run(whole, part, C);
-// --- threadgroup_operand | accepted
-  threadgroup half tile[16 * 16];
-  for (int i = lane; i < 256; i += 32) tile[i] = a[i];
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  tensor<threadgroup half, dextents<int, 2>, tensor_inline> left(tile, dextents<int, 2>(16, 16));
-  op.run(left, B, C);
 // --- in_a_lambda | accepted
   auto go = [&](auto scale) {
     op.run(A, B, C);
     c[0] *= scale;
   };
   go(1.0f);
-// --- elements | accepted
-  auto sums = op.get_destination_cooperative_tensor<remove_addrspace_t<decltype(A)>, remove_addrspace_t<decltype(B)>, float>();
-  op.run(A, B, sums);
-  for (uint16_t i = 0; i < sums.get_capacity(); ++i)
-    if (sums.is_valid_element(i)) sums[i] *= float(sums.get_multidimensional_index(i)[0]);
-  sums.store(C);
-// --- iterators | accepted
-  auto sums = op.get_destination_cooperative_tensor<decltype(A), decltype(B), float>();
-  op.run(A, B, sums);
-  auto rows = op.get_row_reduction_destination_cooperative_tensor<decltype(A), decltype(B), float>();
-  reduce_rows(sums, rows, reduction_operation::max, -INFINITY);
-  if (is_iterator_compatible(sums, rows))
-    for (auto it = sums.begin(); it != sums.end(); it++) *it -= *rows.map_iterator(it);
-  sums.store(C);
-// --- all_simdgroups | accepted
-  matmul2d<matmul2d_descriptor(64, 32, 16), execution_simdgroups<4>> together;
-  tensor<device half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 64));
-  tensor<device float, dextents<int, 2>, tensor_inline> out(c, dextents<int, 2>(32, 64));
-  together.run(left, B, out);
 
 // --- const_elements | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | The elements of an operand are not const.
   tensor<device const half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // error

@@ -17,9 +17,6 @@ kernel void k(device float4* o [[buffer(0)]]) {
 // --- sampler_not_constexpr | rejected (likely) | MSL 2.10 | A sampler must be constexpr or a parameter.
 kernel void k(texture2d<float> t [[texture(0)]], device float4* o [[buffer(0)]]) {
   sampler s(filter::linear);  // error
-  o[0] = t.sample(s, float2(0)); }
-// --- sampler_without_arguments | rejected
-kernel void k(texture2d<float> t [[texture(0)]], device float4* o [[buffer(0)]]) {
   sampler s;  // error
   o[0] = t.sample(s, float2(0)); }
 // --- sampler_temporary | rejected

@@ -43,33 +43,6 @@ kernel void k(device T* o [[buffer(0)]], ushort i [[thread_index_in_threadgroup]
 }
 template [[host_name("k_float")]] kernel void k<float>(device float*, ushort);
 
-// --- forms | accepted (certain) | MSL 4.4 | Threadgroup variables can be arrays, structs and aligned, in nested scopes too.
-struct alignas(16) Sh {
-  float a[4];
-  int n;
-};
-template <typename T, int N>
-void fill(threadgroup T (&t)[N], ushort i) {
-  if (i < N) t[i] = T(i);
-}
-kernel void k(device float* o [[buffer(0)]], ushort i [[thread_index_in_threadgroup]]) {
-  threadgroup float a[2][32], b[16];
-  alignas(16) threadgroup char raw[64];
-  threadgroup Sh s;
-  fill(b, i);
-  a[1][i] = i;
-  s.n = 1;
-  raw[i] = 1;
-  for (int j = 0; j < 2; j++) {
-    threadgroup float c[8];
-    c[j] = 1;
-    o[i] = c[j];
-  }
-  threadgroup float* p = (threadgroup float*)raw;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  o[i] += a[1][i] + b[0] + p[0] + s.n;
-}
-
 // --- constructor | rejected (likely) | MSL 4.4 | Threadgroup memory runs no constructor.
 struct S { float a; S() : a(1) {} };
 kernel void k(device float* x [[buffer(0)]]) { threadgroup S s; x[0]=s.a; }  // error
@@ -98,6 +71,3 @@ kernel void k(device float* x [[buffer(0)]]) {
   threadgroup S s;  // accepted
   x[0] = s.m[0][0];
 }
-
-// --- casts | accepted (certain) | MSL 4.4 | A threadgroup pointer can be cast to another type in the same address space.
-kernel void k(device float4* x [[buffer(0)]], threadgroup half* s [[threadgroup(0)]]) { threadgroup half4* s4=(threadgroup half4*)s; s4[1]=half4(x[0]); threadgroup float* f=(threadgroup float*)(s+64); f[0]=1; x[1]=float4(s4[1])+f[0]; }

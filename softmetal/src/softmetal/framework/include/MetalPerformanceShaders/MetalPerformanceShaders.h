@@ -7,9 +7,7 @@ typedef NS_ENUM(uint32_t, MPSDataType) {
   MPSDataTypeInvalid = 0,
 };
 
-@interface MPSCommandBuffer : NSObject <MTLCommandBuffer> {
-  id<MTLCommandBuffer> _commandBuffer;
-}
+@interface MPSCommandBuffer : NSObject <MTLCommandBuffer>
 + (instancetype)commandBufferFromCommandQueue:(id<MTLCommandQueue>)commandQueue;
 + (instancetype)commandBufferWithCommandBuffer:(id<MTLCommandBuffer>)commandBuffer;
 - (instancetype)initWithCommandBuffer:(id<MTLCommandBuffer>)commandBuffer;
