@@ -20,8 +20,7 @@ from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
 from tests.mutation.judge import judge
-from tests.mutation.operators import Mutant, changed, mutants_of
-from tests.mutation.source import kernel_sources
+from tests.mutation.operators import Mutant, all_mutants, changed
 from tests.mutation.trial import Device, Trial, of_logits, of_map, of_merge, of_problem, of_write
 from tests.mutation.trials import all_trials
 
@@ -122,8 +121,7 @@ def test_without_a_fault_all_is_silent_and_right(name: str) -> None:
 
 BARRIERS = [
     mutant
-    for source in kernel_sources()
-    for mutant in mutants_of(source)
+    for mutant in all_mutants()
     if "threadgroup_barrier(" in mutant.key.line and "threadgroup_barrier(" not in mutant.key.becomes
 ]
 

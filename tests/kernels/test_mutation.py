@@ -21,7 +21,6 @@ from tests.mutation.judge import (
     verdicts,
 )
 from tests.mutation.operators import Key, all_mutants, changed, mutants_of
-from tests.mutation.source import Source
 from tests.mutation.trial import of_merge
 from tests.mutation.trials import all_trials
 
@@ -88,73 +87,39 @@ def test_entries_of_equivalents() -> None:
 
 def test_an_entry_outlives_edits_of_other_lines() -> None:
     text = "inline int f(int n) {\n  return n + 1;\n}\n"
-    before = {mutant.key for mutant in mutants_of(Source("a.h", text))}
-    after = {mutant.key for mutant in mutants_of(Source("a.h", "// More.\nint x = 0;\n\n" + text))}
+    before = {mutant.key for mutant in mutants_of("a.h", text)}
+    after = {mutant.key for mutant in mutants_of("a.h", "// More.\nint x = 0;\n\n" + text)}
     assert before < after
 
 
-LANGUAGE = """\
-// a + b
-#define TWICE(T) \\
-  inline T twice(T n) { return n * 2; }
-struct Pair {
-  int values[kSize];
-  bool operator<(int n) const thread { return values[n] < n && !fc_flag; }
-};
-static_assert(sizeof(Pair) == 8, "1 + 1");
-template <int N>
-inline int g(thread int (&run)[N], const device int* from [[buffer(3)]]) {
-  for (int i = 0; i < N; i++) {
-    run[i] = -min(from[i], 0x1f);
-  }
-  threadgroup_barrier(mem_flags::mem_none);
-  return fc_flag ? clamp(run[0], 0, N) : 1.5f;
+# Lines, and what becomes of them.
+LANGUAGE = {
+    "// a + b": [],
+    "#define TWICE(T) \\": [],
+    "  inline T twice(T n) { return n * 2; }": ["n / 2", "n * 1", "n * 3"],
+    "  int values[kSize * 2];": ["kSize / 2"],
+    'static_assert(sizeof(Pair) == 8, "1 + 1");': [],
+    "template <int N>": [],
+    "int g(thread int (&run)[N], const device int* from [[buffer(3)]]) {": [],
+    "  for (int i = 0; i < N; i++) {": ["i = 1;", "i <= N", "i >= N", "i--"],
+    "    run[i] = -min(from[i], 0x1f);": [
+        *("    ;", "run[(i) + 1]", "= min(", "-max(", "from[(i) + 1]", "0x1e", "0x20"),
+    ],
+    "  threadgroup_barrier(mem_flags::mem_none);": ["  ;"],
+    "  if (run[0] == N) return;": ["(run[1] ==", "run[0] != N", "if (!(run[0] == N))"],
+    "  return fc_flag ? clamp(run[0], 0, N) : 1.5f;": [
+        *("!fc_flag ?", "fc_flag == false ?", "? (run[0]) :", "run[1]", "clamp(run[0], 1,", "2.5f"),
+    ],
 }
-"""
 
 
-def test_mutated_tokens() -> None:
+def test_mutated_lines() -> None:
     """Each operator and constant of code; no comment, string, attribute, assertion or template bracket."""
-    becomes: dict[str, set[str]] = {}
-    for mutant in mutants_of(Source("a.h", LANGUAGE)):
-        becomes.setdefault(mutant.key.line, set()).add(mutant.key.becomes)
-    assert becomes.pop("inline T twice(T n) { return n * 2; }") == {
-        "inline T twice(T n) { return n / 2; }",
-        "inline T twice(T n) { return n * 1; }",
-        "inline T twice(T n) { return n * 3; }",
-    }
-    head, tail = "bool operator<(int n) const thread { return ", "; }"
-    assert becomes.pop(f"{head}values[n] < n && !fc_flag{tail}") == {
-        f"{head}{code}{tail}"
-        for code in (
-            "values[(n) + 1] < n && !fc_flag",
-            "values[n] <= n && !fc_flag",
-            "values[n] >= n && !fc_flag",
-            "values[n] < n || !fc_flag",
-            "values[n] < n && fc_flag",
-        )
-    }
-    assert becomes.pop("for (int i = 0; i < N; i++) {") == {
-        "for (int i = 1; i < N; i++) {",
-        "for (int i = 0; i <= N; i++) {",
-        "for (int i = 0; i >= N; i++) {",
-        "for (int i = 0; i < N; i--) {",
-    }
-    assert becomes.pop("run[i] = -min(from[i], 0x1f);") == {
-        ";",
-        "run[(i) + 1] = -min(from[i], 0x1f);",
-        "run[i] = min(from[i], 0x1f);",
-        "run[i] = -max(from[i], 0x1f);",
-        "run[i] = -min(from[(i) + 1], 0x1f);",
-        "run[i] = -min(from[i], 0x1e);",
-        "run[i] = -min(from[i], 0x20);",
-    }
-    assert becomes.pop("threadgroup_barrier(mem_flags::mem_none);") == {";"}
-    assert becomes.pop("return fc_flag ? clamp(run[0], 0, N) : 1.5f;") == {
-        "return !fc_flag ? clamp(run[0], 0, N) : 1.5f;",
-        "return fc_flag ? (run[0]) : 1.5f;",
-        "return fc_flag ? clamp(run[1], 0, N) : 1.5f;",
-        "return fc_flag ? clamp(run[0], 1, N) : 1.5f;",
-        "return fc_flag ? clamp(run[0], 0, N) : 2.5f;",
-    }
-    assert not becomes
+    becomes: dict[int, list[str]] = {}
+    for mutant in mutants_of("a.h", "\n".join(LANGUAGE)):
+        becomes.setdefault(mutant.first_line, []).append(mutant.lines[0])
+    for number, (line, parts) in enumerate(LANGUAGE.items(), start=1):
+        found = becomes.get(number, [])
+        assert len(found) == len(parts), (line, found)
+        for part in parts:
+            assert [part in each for each in found].count(True) == 1 and part not in line, (part, found)

@@ -13,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .judge import SAME, SURVIVED, Verdict, is_equivalent, judge, verdicts
-from .operators import Key, Mutant, all_mutants
-from .source import KERNELS
+from .operators import KERNELS, Key, Mutant, all_mutants
 
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "out" / "mutants"
