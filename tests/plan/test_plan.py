@@ -342,6 +342,8 @@ def test_explain_is_the_same_on_every_device_and_launches_nothing() -> None:
         for device in ("cpu", "mps"):
             plans.append(torch_fattn.explain(case.problem.op, **case.arguments(device)[0], **M1).json)
     assert plans[0] == plans[1] and launches == {}
+    named = torch_fattn.explain("decode", **M1 | {"device_name": 'a "GPU\\"'}).data["device"]["name"]
+    assert named == 'a "GPU\\"', "as JSON"
 
 
 @pytest.mark.host_only
