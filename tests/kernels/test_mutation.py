@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from tests.conftest import needs_emulator
 from tests.helpers import direct_launch
 from tests.mutation.__main__ import REQUIRED, report, sample
-from tests.mutation.judge import (
-    SAME,
-    SURVIVED,
-    Equivalent,
-    Verdict,
-    equivalents,
-    is_equivalent,
-    judge,
-    verdicts,
-)
+from tests.mutation.judge import SAME, SURVIVED, Verdict, judge, verdicts
 from tests.mutation.operators import Key, all_mutants, changed, mutants_of
 from tests.mutation.trial import of_merge
 from tests.mutation.trials import all_trials
@@ -40,8 +29,8 @@ def test_the_trials_reach_every_kernel_and_every_function_constant() -> None:
 
 @needs_emulator
 def test_a_sample_is_killed() -> None:
-    mutants = [mutant for mutant in all_mutants() if not is_equivalent(mutant.key)]
-    found = {mutant.key: verdict for mutant, verdict in verdicts(sample(mutants, SAMPLE, SEED), jobs=2)}
+    mutants = sample(all_mutants(), SAMPLE, SEED)
+    found = {mutant.key: verdict for mutant, verdict in verdicts(mutants, jobs=2)}
     text, score = report(found)
     assert len(found) == SAMPLE and score >= REQUIRED, text
 
@@ -69,23 +58,7 @@ def test_the_score() -> None:
     assert score == 32 / 36 and text.startswith("survived: a.h: x => y0\n") and "4 of the same code" in text
 
 
-def test_entries_of_equivalents() -> None:
-    """Each covers a mutant, or its reason must be checked again."""
-    keys = [mutant.key for mutant in all_mutants()]
-    stale = [entry for entry in equivalents() if not any(map(entry.covers, keys)) or not entry.reason]
-    assert not stale, stale
-    entry = Equivalent(("a.h", "b.h"), "lane == 0", "lane == 1", "all have it")
-    key = Key("b.h", "if (x && lane == 0) {", "if (x && lane == 1) {")
-    others = (
-        replace(key, file="c.h"),
-        replace(key, becomes="if (y && lane == 1) {"),
-        replace(key, line="lane = 0"),
-    )
-    assert entry.covers(key) and not any(map(entry.covers, others))
-    assert replace(entry, new="*").covers(others[1])
-
-
-def test_an_entry_outlives_edits_of_other_lines() -> None:
+def test_a_key_outlives_edits_of_other_lines() -> None:
     text = "inline int f(int n) {\n  return n + 1;\n}\n"
     before = {mutant.key for mutant in mutants_of("a.h", text)}
     after = {mutant.key for mutant in mutants_of("a.h", "// More.\nint x = 0;\n\n" + text)}
