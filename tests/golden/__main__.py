@@ -4,8 +4,8 @@
 
 A block has the choices of the planner. It leaves out what is off: macros, constants and parameters that are 0
 or false, and windows without a limit. So a new option changes only the plans that use it. It also leaves out
-what follows from the call, where a mistake gives wrong results: strides and bindings. The bytes of the
-parameters are left out too: test_golden.py compares them with the parameters by name.
+what follows from the call, where a mistake gives wrong results: bindings, strides, sizes and dtypes. The row
+of the tuning tables shows in the macros.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from tests.golden.calls import GOLDEN_CALLS, OTHER_GOLDEN_CALLS, golden_plan
 FOLDER = Path(__file__).parent
 WIDTH = 110
 STRIDES = ["batch", "head", "row"]  # of an operand
+FOLLOWS = (
+    *("device", "bindings", "registers", "params_bytes", "tuning", "source"),
+    *("FATTN_T", "FATTN_OUT_T", "FATTN_HEAD_DIM", "FATTN_VALUE_DIM", "batch", "q_heads", "group_size"),
+    *("q_len", "kv_len", "capacity", "head_dim", "score_scale", "slope_scale", "seq_lens_stride"),
+)
 # kNoWindow and kNoLimit of params.h.
-FOLLOWS = ("device", "bindings", "registers", "params_bytes")
 UNLIMITED = {"window_left": (2**30, 2**31 - 1), "window_right": (2**31 - 1,)}
 
 

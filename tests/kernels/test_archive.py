@@ -11,12 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import torch_fattn
 from tests.conftest import EMULATED, needs_emulator
 from tests.helpers.processes import run_python
-from torch_fattn.runtime.cache_folder import cache_folder
 from torch_fattn.tuning import tuned_file
 
 # Calls with two pipelines, checked against the reference; prints how many pipelines were compiled.
@@ -81,17 +79,6 @@ def test_they_are_off_by_default(folder: Path, tmp_path: Path) -> None:
     done = run_python(["-c", SCRIPT], env=environment)
     assert done.returncode == 0 and dict(json.loads(done.stdout)) == NONE, done.stderr
     assert not other.exists()
-
-
-def test_archives_are_off_in_other_tests() -> None:
-    """conftest.py switches them off before anything imports torch_fattn."""
-    folder = cache_folder() / "pipelines"
-    kept, compiled = archives(folder), torch_fattn.compiled_kernels()
-    operands = torch.ones(3, 1, 1, 1, 248, device="mps")  # a head size that no other test has
-    torch_fattn.decode(*operands)
-    now = torch_fattn.compiled_kernels()
-    assert len(now) > len(compiled) and not any(kernel.archived for kernel in now)
-    assert archives(folder) == kept
 
 
 def test_another_pipeline_is_a_miss(folder: Path) -> None:
@@ -163,17 +150,6 @@ def test_archives_of_another_gpu_are_ignored(folder: Path) -> None:
     assert run(folder) == ALL
 
 
-@needs_emulator
-def test_archives_of_another_gpu_are_refused_by_metal(folder: Path) -> None:
-    """Also in place of this package's own files."""
-    assert run(folder, SOFTMETAL_GPU_FAMILY="9") == NONE
-    eight, nine = sorted({path.parent for path in archives(folder)})
-    shutil.rmtree(eight)
-    nine.rename(eight)
-    assert run(folder) == NONE
-    assert run(folder) == ALL
-
-
 def test_two_processes_at_once(tmp_path: Path) -> None:
     command, pipe = [sys.executable, "-c", SCRIPT], subprocess.PIPE
     both = [
@@ -191,16 +167,6 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert run(tmp_path / "file") == NONE and (tmp_path / "file").read_text() == ""
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who ignores permissions")
-def test_folders_without_permissions(folder: Path) -> None:
-    for path in (p for p in folder.rglob("*") if p.is_dir()):
-        path.chmod(0o500)
-    assert run(folder) == ALL
-    archives(folder)[0].parent.chmod(0o000)
-    assert run(folder) == NONE
-    archives(folder)[0].parent.chmod(0o700)
 
 
 @pytest.mark.skipif(not EMULATED, reason="the file is of a form that only the software has")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -36,22 +35,6 @@ def test_within_bounds(name: str) -> None:
         warnings.warn(
             f"{name}: {', '.join(lower)} went down; run `python -m bench bounds --update`", stacklevel=1
         )
-
-
-def test_update_raises_a_bound_only_when_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    name = "decode-rows4"
-    counted = bounds.summary(counts_of(name))
-    monkeypatch.setattr(bounds, "FILE", tmp_path / "bounds.json")
-    monkeypatch.setattr(bounds, "NAMES", (name,))
-    too_low = {name: {**counted, "exps": 1}}
-    bounds.save(too_low, bounds.FILE)
-    assert bounds.main(["--update"]) == 1
-    assert bounds.load(bounds.FILE) == too_low
-    assert bounds.main(["--update", "--allow-raise"]) == 0
-    assert bounds.load(bounds.FILE) == {name: counted}
-    bounds.save({name: {**counted, "exps": counted["exps"] + 1}}, bounds.FILE)
-    assert bounds.main(["--update"]) == 0
-    assert bounds.load(bounds.FILE) == {name: counted}
 
 
 @pytest.mark.parametrize("op", ["decode", "paged-decode"])

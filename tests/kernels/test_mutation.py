@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from tests.conftest import needs_emulator
 from tests.helpers import direct_launch
 from tests.mutation.__main__ import REQUIRED, report, sample
-from tests.mutation.judge import (
-    SAME,
-    SURVIVED,
-    Equivalent,
-    Verdict,
-    equivalents,
-    is_equivalent,
-    judge,
-    verdicts,
-)
+from tests.mutation.judge import SAME, SURVIVED, Verdict, judge, verdicts
 from tests.mutation.operators import Key, all_mutants, changed, mutants_of
-from tests.mutation.source import Source
 from tests.mutation.trial import of_merge
 from tests.mutation.trials import all_trials
 
@@ -41,8 +29,8 @@ def test_the_trials_reach_every_kernel_and_every_function_constant() -> None:
 
 @needs_emulator
 def test_a_sample_is_killed() -> None:
-    mutants = [mutant for mutant in all_mutants() if not is_equivalent(mutant.key)]
-    found = {mutant.key: verdict for mutant, verdict in verdicts(sample(mutants, SAMPLE, SEED), jobs=2)}
+    mutants = sample(all_mutants(), SAMPLE, SEED)
+    found = {mutant.key: verdict for mutant, verdict in verdicts(mutants, jobs=2)}
     text, score = report(found)
     assert len(found) == SAMPLE and score >= REQUIRED, text
 
@@ -70,91 +58,41 @@ def test_the_score() -> None:
     assert score == 32 / 36 and text.startswith("survived: a.h: x => y0\n") and "4 of the same code" in text
 
 
-def test_entries_of_equivalents() -> None:
-    """Each covers a mutant, or its reason must be checked again."""
-    keys = [mutant.key for mutant in all_mutants()]
-    stale = [entry for entry in equivalents() if not any(map(entry.covers, keys)) or not entry.reason]
-    assert not stale, stale
-    entry = Equivalent(("a.h", "b.h"), "lane == 0", "lane == 1", "all have it")
-    key = Key("b.h", "if (x && lane == 0) {", "if (x && lane == 1) {")
-    others = (
-        replace(key, file="c.h"),
-        replace(key, becomes="if (y && lane == 1) {"),
-        replace(key, line="lane = 0"),
-    )
-    assert entry.covers(key) and not any(map(entry.covers, others))
-    assert replace(entry, new="*").covers(others[1])
-
-
-def test_an_entry_outlives_edits_of_other_lines() -> None:
+def test_a_key_outlives_edits_of_other_lines() -> None:
     text = "inline int f(int n) {\n  return n + 1;\n}\n"
-    before = {mutant.key for mutant in mutants_of(Source("a.h", text))}
-    after = {mutant.key for mutant in mutants_of(Source("a.h", "// More.\nint x = 0;\n\n" + text))}
+    before = {mutant.key for mutant in mutants_of("a.h", text)}
+    after = {mutant.key for mutant in mutants_of("a.h", "// More.\nint x = 0;\n\n" + text)}
     assert before < after
 
 
-LANGUAGE = """\
-// a + b
-#define TWICE(T) \\
-  inline T twice(T n) { return n * 2; }
-struct Pair {
-  int values[kSize];
-  bool operator<(int n) const thread { return values[n] < n && !fc_flag; }
-};
-static_assert(sizeof(Pair) == 8, "1 + 1");
-template <int N>
-inline int g(thread int (&run)[N], const device int* from [[buffer(3)]]) {
-  for (int i = 0; i < N; i++) {
-    run[i] = -min(from[i], 0x1f);
-  }
-  threadgroup_barrier(mem_flags::mem_none);
-  return fc_flag ? clamp(run[0], 0, N) : 1.5f;
+# Lines, and what becomes of them.
+LANGUAGE = {
+    "// a + b": [],
+    "#define TWICE(T) \\": [],
+    "  inline T twice(T n) { return n * 2; }": ["n / 2", "n * 1", "n * 3"],
+    "  int values[kSize * 2];": ["kSize / 2"],
+    'static_assert(sizeof(Pair) == 8, "1 + 1");': [],
+    "template <int N>": [],
+    "int g(thread int (&run)[N], const device int* from [[buffer(3)]]) {": [],
+    "  for (int i = 0; i < N; i++) {": ["i = 1;", "i <= N", "i >= N", "i--"],
+    "    run[i] = -min(from[i], 0x1f);": [
+        *("    ;", "run[(i) + 1]", "= min(", "-max(", "from[(i) + 1]", "0x1e", "0x20"),
+    ],
+    "  threadgroup_barrier(mem_flags::mem_none);": ["  ;"],
+    "  if (run[0] == N) return;": ["(run[1] ==", "run[0] != N", "if (!(run[0] == N))"],
+    "  return fc_flag ? clamp(run[0], 0, N) : 1.5f;": [
+        *("!fc_flag ?", "fc_flag == false ?", "? (run[0]) :", "run[1]", "clamp(run[0], 1,", "2.5f"),
+    ],
 }
-"""
 
 
-def test_mutated_tokens() -> None:
+def test_mutated_lines() -> None:
     """Each operator and constant of code; no comment, string, attribute, assertion or template bracket."""
-    becomes: dict[str, set[str]] = {}
-    for mutant in mutants_of(Source("a.h", LANGUAGE)):
-        becomes.setdefault(mutant.key.line, set()).add(mutant.key.becomes)
-    assert becomes.pop("inline T twice(T n) { return n * 2; }") == {
-        "inline T twice(T n) { return n / 2; }",
-        "inline T twice(T n) { return n * 1; }",
-        "inline T twice(T n) { return n * 3; }",
-    }
-    head, tail = "bool operator<(int n) const thread { return ", "; }"
-    assert becomes.pop(f"{head}values[n] < n && !fc_flag{tail}") == {
-        f"{head}{code}{tail}"
-        for code in (
-            "values[(n) + 1] < n && !fc_flag",
-            "values[n] <= n && !fc_flag",
-            "values[n] >= n && !fc_flag",
-            "values[n] < n || !fc_flag",
-            "values[n] < n && fc_flag",
-        )
-    }
-    assert becomes.pop("for (int i = 0; i < N; i++) {") == {
-        "for (int i = 1; i < N; i++) {",
-        "for (int i = 0; i <= N; i++) {",
-        "for (int i = 0; i >= N; i++) {",
-        "for (int i = 0; i < N; i--) {",
-    }
-    assert becomes.pop("run[i] = -min(from[i], 0x1f);") == {
-        ";",
-        "run[(i) + 1] = -min(from[i], 0x1f);",
-        "run[i] = min(from[i], 0x1f);",
-        "run[i] = -max(from[i], 0x1f);",
-        "run[i] = -min(from[(i) + 1], 0x1f);",
-        "run[i] = -min(from[i], 0x1e);",
-        "run[i] = -min(from[i], 0x20);",
-    }
-    assert becomes.pop("threadgroup_barrier(mem_flags::mem_none);") == {";"}
-    assert becomes.pop("return fc_flag ? clamp(run[0], 0, N) : 1.5f;") == {
-        "return !fc_flag ? clamp(run[0], 0, N) : 1.5f;",
-        "return fc_flag ? (run[0]) : 1.5f;",
-        "return fc_flag ? clamp(run[1], 0, N) : 1.5f;",
-        "return fc_flag ? clamp(run[0], 1, N) : 1.5f;",
-        "return fc_flag ? clamp(run[0], 0, N) : 2.5f;",
-    }
-    assert not becomes
+    becomes: dict[int, list[str]] = {}
+    for mutant in mutants_of("a.h", "\n".join(LANGUAGE)):
+        becomes.setdefault(mutant.first_line, []).append(mutant.lines[0])
+    for number, (line, parts) in enumerate(LANGUAGE.items(), start=1):
+        found = becomes.get(number, [])
+        assert len(found) == len(parts), (line, found)
+        for part in parts:
+            assert [part in each for each in found].count(True) == 1 and part not in line, (part, found)

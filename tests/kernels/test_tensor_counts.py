@@ -11,8 +11,7 @@ import pytest
 from bench.backends import counting, samples
 from bench.cases.calls import Call
 from bench.models import bounds
-from bench.peers import fattn
-from bench.peers.launch import OURS_ON_TENSORS, Launch
+from bench.peers.launch import OURS_ON_TENSORS
 from tests.conftest import needs_emulator
 
 pytestmark = needs_emulator
@@ -116,33 +115,3 @@ def test_scores_in_registers_leave_threadgroup_memory_alone() -> None:
     scores = threadgroup.call.q_heads * threadgroup.call.q_len * threadgroup.call.kv_len * 4
     assert threadgroup.threadgroup_bytes - registers.threadgroup_bytes >= 5 * scores
     assert threadgroup.total("simdgroup_barriers") > 0 == registers.total("simdgroup_barriers")
-
-
-MULTIPLY = (
-    "step.multiply(score_product, query_rows, tile.source.keys(), params.key, tile, step_storage, "
-    "thread_index,\n                  scores);"
-)
-TWICE = {
-    "a product": (MULTIPLY, {"products", "cache_bytes"}),
-    "a step's softmax": ("rows.to_weights(scores, reduced, output);", {"exps"}),
-}
-
-
-@pytest.mark.parametrize("what", TWICE)
-def test_work_that_is_done_twice_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results of a score product that runs twice are right: only the counts tell."""
-    statement, risen = TWICE[what]
-    launch = fattn.launch
-
-    def doubled(*arguments: object, **keywords: object) -> Launch:
-        usual = launch(*arguments, **keywords)  # type: ignore[arg-type]
-        (one,) = usual.passes
-        assert statement in one.pipeline.source
-        source = one.pipeline.source.replace(statement, f"{statement} {statement}")
-        return replace(usual, passes=[replace(one, pipeline=replace(one.pipeline, source=source))])
-
-    monkeypatch.setattr(fattn, "launch", doubled)
-    monkeypatch.setitem(counting.buffers.TOLERANCE, "float16", float("inf"))
-    name = "tensor-registers-full-D64"
-    exceeded = bounds.exceeded(bounds.load(bounds.FILE)[name], bounds.summary(bounds.count(name)))
-    assert risen <= {sentence.split()[0] for sentence in exceeded}

@@ -133,26 +133,6 @@ def test_a_fault_of_registers_leaves_threadgroup_memory(
     assert run.launches == once(TENSORS[call])
 
 
-COMPILED = """
-import time
-torch.set_num_threads(THREADS)
-half = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
-with softmetal.fault(kernel="fattn_prefill_tensor", delay=DELAY):
-    start = time.perf_counter()
-    torch_fattn.prefill(half, half, half)
-    found["seconds"] = time.perf_counter() - start
-found["compiled"] = sum(kernel.library_seconds for kernel in torch_fattn.compiled_kernels())
-"""
-
-
-@pytest.mark.parametrize(("threads", "delay"), [(8, 5.0), (1, 0.1)])
-def test_kernels_compile_side_by_side(machines: Machines, tmp_path: Path, threads: int, delay: float) -> None:
-    """On as many threads as torch has: then the compilers together take longer than the call."""
-    run = machines.run(tmp_path, Run([], python=f"THREADS, DELAY = {threads}, {delay}{COMPILED}"))
-    assert run.state == "registers", run.why
-    assert (run.found["compiled"] > run.found["seconds"]) == (threads > 1), run.found
-
-
 ALL_FIT, NOTHING_FITS = "all fits, a new one", "nothing fits, a new one"
 # A layout, the state that it allows, and words of the reason.
 LAYOUTS = {

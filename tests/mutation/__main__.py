@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from .judge import SAME, SURVIVED, Verdict, is_equivalent, judge, verdicts
-from .operators import Key, Mutant, all_mutants
-from .source import KERNELS
+from .judge import SAME, SURVIVED, Verdict, judge, verdicts
+from .operators import KERNELS, Key, Mutant, all_mutants
 
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "out" / "mutants"
-REQUIRED = 0.95
+# One mutant in forty computes the same: of latency, or of values that nobody reads.
+REQUIRED = 0.93
 
 
 def sample(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
@@ -45,17 +45,16 @@ def read_results(path: Path) -> dict[Key, Verdict]:
 
 
 def report(found: dict[Key, Verdict]) -> tuple[str, float]:
-    """A summary and the score: killed / (all - equivalent)."""
-    alive = [key for key, verdict in found.items() if verdict.by == SURVIVED]
-    survivors = [key for key in alive if not is_equivalent(key)]
+    """A summary and the score: of those whose code differs, how many are killed."""
+    survivors = [key for key, verdict in found.items() if verdict.by == SURVIVED]
     killed_by = Counter(verdict.by for verdict in found.values() if verdict.killed)
     same = sum(verdict.by == SAME for verdict in found.values())
     killed = sum(killed_by.values())
     score = killed / max(killed + len(survivors), 1)
     by = ", ".join(f"{count} by {name}" for name, count in killed_by.most_common())
     summary = (
-        f"{len(found)} mutants: {killed} killed ({by}), {same} of the same code, "
-        f"{len(alive) - len(survivors)} equivalent, {len(survivors)} survived; score {score:.1%}"
+        f"{len(found)} mutants: {killed} killed ({by}), {same} of the same code, {len(survivors)} survived; "
+        f"score {score:.1%}"
     )
     return "\n".join([*(f"survived: {key}" for key in survivors), summary]), score
 

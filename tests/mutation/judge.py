@@ -27,10 +27,9 @@ import torch
 from bench.models.bounds import exceeded
 from tests.helpers import direct_launch
 
-from .operators import Key, Mutant
+from .operators import Mutant
 from .trials import Trial, all_trials
 
-EQUIVALENTS = Path(__file__).with_name("equivalents.txt")
 SURVIVED, SAME = "survived", "same code"
 TIMEOUT = 3600  # seconds for a mutant, most of which take one or two, and survivors minutes
 
@@ -128,39 +127,3 @@ def verdicts(mutants: Iterable[Mutant], jobs: int) -> Iterator[tuple[Mutant, Ver
         yield from threads.imap_unordered(verdict_of, mutants)
     for _ in range(jobs):
         idle.get().shutdown(wait=False)
-
-
-# ---- equivalent by hand
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """A line of equivalents.txt, `FILES: OLD => NEW  # REASON`: all mutants by which this part of a line
-    becomes another, or anything if NEW is `*`."""
-
-    files: tuple[str, ...]
-    old: str
-    new: str
-    reason: str
-
-    def covers(self, key: Key) -> bool:
-        if key.file not in self.files or self.old not in key.line:
-            return False
-        parts = key.line.split(self.old)
-        halves = ((self.old.join(parts[:i]), self.old.join(parts[i:])) for i in range(1, len(parts)))
-        return self.new == "*" or key.becomes in map(self.new.join, halves)
-
-
-@cache
-def equivalents() -> tuple[Equivalent, ...]:
-    found = []
-    for line in EQUIVALENTS.read_text().splitlines():
-        mutant, _, reason = line.partition("  # ")
-        files, _, change = mutant.partition(": ")
-        old, _, new = change.partition(" => ")
-        found.append(Equivalent(tuple(files.split()), old, new, reason))
-    return tuple(found)
-
-
-def is_equivalent(key: Key) -> bool:
-    return any(entry.covers(key) for entry in equivalents())

@@ -1,5 +1,10 @@
 """The mutants of a kernel source: one small change each, of an operator, a constant, a condition, a call or a
-statement."""
+statement.
+
+Lines are read one by one, as the formatter leaves them: binary operators stand between spaces, and a template
+bracket does not. Comments, attributes, compile-time assertions and preprocessor lines are left alone, the
+bodies of macros are not.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from .source import Source, kernel_sources
+KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels"
 
 _BINARY = {
     **{"+": ["-"], "-": ["+"], "*": ["/"], "/": ["*"], "%": ["/"]},
     **{"<": ["<=", ">="], "<=": ["<", ">"], ">": [">=", "<="], ">=": [">", "<"], "==": ["!="], "!=": ["=="]},
     **{"&&": ["||"], "||": ["&&"], "&": ["|"], "|": ["&"], "^": ["&"], "<<": [">>"], ">>": ["<<"]},
     **{"+=": ["-=", "="], "-=": ["+="], "*=": ["/=", "="], "/=": ["*="], "|=": ["=", "&="], "&=": ["|="]},
+    "?": ["== false ?"],  # negates the comparison before it
 }
+_UNARY = {"++": "--", "--": "++", "!": "", "-": "", "~": ""}
 _NAMES = {
     **{"min": "max", "max": "min", "fmin": "fmax", "fmax": "fmin", "true": "false", "false": "true"},
     **{"simd_any": "simd_all", "simd_all": "simd_any", "simd_max": "simd_min", "simd_min": "simd_max"},
@@ -27,12 +35,26 @@ _NAMES = {
 _FLAG = re.compile(r"fc_\w+|k(?:Edge|Whole)")
 _INTEGER = re.compile(r"(0x)?([0-9a-fA-F]+)([uUlL]*)")
 _FLOAT = re.compile(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([fh]?)")
-_NO_STATEMENT = {
-    *("if", "else", "for", "while", "do", "return", "using", "typedef", "template", "namespace"),
-    *("const", "constant", "constexpr", "device", "thread", "threadgroup", "volatile", "static", "inline"),
-    *("struct", "enum", "unsigned", "private", "public", "_Pragma"),
-}
-_ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "|=", "&=", "<<=", ">>=")
+_TOKEN = re.compile(
+    r"""
+    (?P<skip> "[^"]*" | \[\[.*?\]\] | /\*.*?\*/)
+  | (?P<number> \.?[0-9](?:[eEpP][+-]|[0-9A-Za-z_.])*)
+  | (?P<name> [A-Za-z_]\w*)
+  | (?P<binary> (?<=\s)[-+*/%<>=!&|^?]+(?=\s))
+  | (?P<unary> \+\+|--|[!~-](?=[\w(]))
+    """,
+    re.VERBOSE,
+)
+_LEFT_ALONE = re.compile(r"\s*(?:#|static_assert|FATTN_CHECK_)")
+_STATEMENT = re.compile(
+    r"(?:(?:\} )?else |(?:if|for|while) \(.*\) |.* \{ )?"
+    r"((?:break|continue|[*(]*(\w+)(?:::|->|[.(\[]|\)\[|\+\+|--| (?:[-+*/|&]|<<|>>)?= ).*?)(?=;))"
+)
+_NO_STATEMENT = {"if", "for", "while", "return", "static_assert", "_Pragma", "alignas", "decltype"}
+# The first argument of a clamp.
+_CLAMPED = re.compile(r"clamp(\()((?:[^,()\[\]]|\[[^\]]*\]|\([^()]*\))*), ")
+# What an array's size follows: a type and a name, or a reference to an array.
+_DECLARED = re.compile(r"(?:(?:\w|\S[>*&])(?<!return) \w+|\([&*]\w+\))(?:\[[^\]]*\])*$")
 
 
 @dataclass(frozen=True)
@@ -69,90 +91,83 @@ class Mutant:
         return "\n".join(text)
 
 
-@dataclass(frozen=True)
-class _Edit:
-    start: int
-    end: int
-    text: str
-
-
-def all_mutants() -> list[Mutant]:
-    return [mutant for source in kernel_sources() for mutant in mutants_of(source)]
-
-
 def changed(file: str, old: str, new: str) -> Mutant:
     """A fault of our own: `new` in place of `old`, which the file has once."""
-    (source,) = (source for source in kernel_sources() if source.name == file)
-    if source.text.count(old) != 1:  # not an AssertionError, which would count as caught
-        raise LookupError(f"{file} has {source.text.count(old)} times {old!r}")
-    start = source.text.index(old)
-    return _mutant(source, _Edit(start, start + len(old), new), Counter())
+    (text,) = (path.read_text() for path in KERNELS.glob(f"*/{file}"))
+    if text.count(old) != 1:  # not an AssertionError, which would count as caught
+        raise LookupError(f"{file} has {text.count(old)} times {old!r}")
+    begin = text.index(old)
+    first, last = (text.count("\n", 0, place) for place in (begin, begin + len(old)))
+    lines = text.replace(old, new + "\n" * (old.count("\n") - new.count("\n"))).split("\n")
+    before = text.split("\n")[first : last + 1]
+    after = tuple(lines[first : last + 1])
+    return Mutant(Key(file, _code_of(*before), _code_of(*after)), first + 1, after)
 
 
-def mutants_of(source: Source) -> list[Mutant]:
-    found = []
-    seen: set[tuple[int, int, str]] = set()
-    times: Counter[tuple[str, str]] = Counter()
-    for edit in sorted(_edits(source), key=lambda e: (e.start, e.end, e.text)):
-        if (edit.start, edit.end, edit.text) in seen:
-            continue
-        seen.add((edit.start, edit.end, edit.text))
-        mutant = _mutant(source, edit, times)
-        if mutant.key.line != mutant.key.becomes:
-            found.append(mutant)
-    return found
-
-
-def _mutant(source: Source, edit: _Edit, times: Counter[tuple[str, str]]) -> Mutant:
-    lost_lines = source.text.count("\n", edit.start, edit.end) - edit.text.count("\n")
-    changed = source.text[: edit.start] + edit.text + "\n" * lost_lines + source.text[edit.end :]
-    first, last = source.line_of(edit.start), source.line_of(edit.end)
-    before, after = (text.split("\n")[first - 1 : last] for text in (source.text, changed))
-    change = _code_of(before), _code_of(after)
-    times[change] += 1
-    return Mutant(Key(source.name, *change, times[change]), first, tuple(after))
-
-
-def _code_of(lines: list[str]) -> str:
+def _code_of(*lines: str) -> str:
     code = (line.split("//")[0].rstrip("\\ ").strip() for line in lines)
     return " ".join(part for part in code if part)
 
 
-def _edits(source: Source) -> Iterator[_Edit]:
-    for i, token in enumerate(source.tokens):
-        for text in _replacements(source, i):
-            yield _Edit(token.start, token.end, text)
-        yield from _negations(source, i)
-        yield from _without_clamp(source, i)
-        yield from _index_off_by_one(source, i)
-        yield from _deletions(source, i)
+def all_mutants() -> list[Mutant]:
+    paths = sorted(KERNELS.glob("*/*"), key=lambda path: path.name)
+    return [mutant for path in paths for mutant in mutants_of(path.name, path.read_text())]
 
 
-def _replacements(source: Source, i: int) -> Iterator[str]:
-    token = source.tokens[i]
-    if token.kind == "number":
-        others = list(_other_numbers(token.text))
-        if _is_array_size(source, i):  # a longer array is the same
-            others = others[1:] if source.at(i - 1) == "/" else others[:1]
-        yield from others
-    elif token.kind == "name":
-        if token.text in _NAMES:
-            yield _NAMES[token.text]
-        if _FLAG.fullmatch(token.text) and source.depths[i] and source.at(i + 1) not in ("[", "="):
-            # A flag that is a template parameter is declared where it follows its type.
-            yield from ["!" + token.text] if source.at(i - 1) not in ("bool", "!") else []
-    elif source.is_binary(i):
-        yield from _BINARY.get(token.text, [])
-    elif token.text in ("++", "--"):
-        yield "--" if token.text == "++" else "++"
-    elif token.text in ("!", "-", "~") and not source.text[token.end].isspace():
-        yield ""
+def mutants_of(file: str, text: str) -> Iterator[Mutant]:
+    times: Counter[tuple[str, str]] = Counter()
+    before = ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        code = line.split("//")[0].rstrip("\\ ")
+        begins = not before or before[-1] in "{};" or before == "else"
+        if not code or _LEFT_ALONE.match(code):
+            continue
+        before = code
+        for start, end, new in sorted({*_edits(code, begins)}):
+            becomes = line[:start] + new + line[end:]
+            change = _code_of(line), _code_of(becomes)
+            times[change] += 1
+            yield Mutant(Key(file, *change, times[change]), number, (becomes,))
 
 
-def _is_array_size(source: Source, i: int) -> bool:
-    """Whether this is the size of a declared array."""
-    opening = next((j for j in source.back_from(i) if source.at(j) in ("[", ";", "{")), -1)
-    return source.at(opening) == "[" and _declares_array(source, opening)
+Edit = tuple[int, int, str]  # begin and end in a line, and what comes there
+
+
+def _edits(code: str, begins: bool) -> Iterator[Edit]:
+    """`begins`: whether a statement begins with the line."""
+    for token in _TOKEN.finditer(code):
+        yield from ((*token.span(), new) for new in _replacements(code, token))
+    for opening in re.finditer(r"\b(?:if|while)(?: constexpr)? (\()", code):
+        begin, end = opening.end(), _closing(code, opening.start(1))
+        if end > 0 and not _FLAG.fullmatch(code[begin:end].removeprefix("!")):
+            yield begin, end, f"!({code[begin:end]})"
+    for clamp in _CLAMPED.finditer(code):
+        if (end := _closing(code, clamp.start(1))) > 0:
+            yield clamp.start(), end + 1, f"({clamp[2]})"
+    for bracket in re.finditer(r"(?<=[\w)\]])\[", code):
+        begin, end = bracket.end(), _closing(code, bracket.start())
+        if end > 0 and not code[begin:end].isdigit() and not _DECLARED.search(code[: begin - 1]):
+            yield begin, end, f"({code[begin:end]}) + 1"
+    if begins and (statement := _STATEMENT.match(code.strip())) and statement[2] not in _NO_STATEMENT:
+        begin = code.index(statement[1])
+        yield begin, begin + len(statement[1]), ""
+
+
+def _replacements(code: str, token: re.Match[str]) -> Iterator[str]:
+    text, before = token.group(), code[: token.start()]
+    if token.lastgroup == "number":
+        declares_array = _DECLARED.search(before.rpartition("[")[0]) and before.count("[") > before.count("]")
+        yield from () if declares_array else _other_numbers(text)
+    elif token.lastgroup == "name":
+        if text in _NAMES:
+            yield _NAMES[text]
+        is_declared = code[token.end() :].startswith(("[", " =")) or before.endswith(("bool ", "!"))
+        if _FLAG.fullmatch(text) and code[0] == " " and not is_declared:
+            yield f"!{text}"
+    elif token.lastgroup == "binary":
+        yield from _BINARY.get(text, [])
+    elif token.lastgroup == "unary":
+        yield _UNARY[text]
 
 
 def _other_numbers(text: str) -> Iterator[str]:
@@ -166,76 +181,11 @@ def _other_numbers(text: str) -> Iterator[str]:
         yield f"{float(match.group(1)) + 1}{match.group(2)}"
 
 
-def _negations(source: Source, i: int) -> Iterator[_Edit]:
-    if source.at(i) in ("if", "while"):
-        opening = i + 1 + (source.at(i + 1) == "constexpr")
-        begin, end = source.tokens[opening].end, source.tokens[source.partner[opening]].start
-    elif source.at(i) == "?":
-        before = ("(", "[", "{", ",", ";", "?", ":", "return", *_ASSIGNMENTS)
-        first = next(j for j in source.back_from(i) if source.at(j) in before) + 1
-        begin, end = source.tokens[first].start, source.tokens[i - 1].end
-    else:
-        return
-    condition = source.text[begin:end]
-    if not (_FLAG.fullmatch(condition) or _FLAG.fullmatch(condition.removeprefix("!"))):
-        yield _Edit(begin, end, f"!({condition})")
-
-
-def _without_clamp(source: Source, i: int) -> Iterator[_Edit]:
-    if source.at(i) == "clamp":
-        comma = i + 2
-        while source.at(comma) != ",":
-            comma = source.partner[comma] + 1 if source.at(comma) in ("(", "[") else comma + 1
-        value = source.text[source.tokens[i + 1].end : source.tokens[comma].start]
-        yield _Edit(source.tokens[i].start, source.tokens[source.partner[i + 1]].end, f"({value})")
-
-
-def _index_off_by_one(source: Source, i: int) -> Iterator[_Edit]:
-    if source.at(i) != "[" or i not in source.partner:
-        return
-    end = source.partner[i]
-    if end == i + 1 or (end == i + 2 and source.kind(i + 1) == "number") or _declares_array(source, i):
-        return
-    begin_offset, end_offset = source.tokens[i].end, source.tokens[end].start
-    yield _Edit(begin_offset, end_offset, f"({source.text[begin_offset:end_offset]}) + 1")
-
-
-def _declares_array(source: Source, bracket: int) -> bool:
-    before = bracket - 1
-    while source.at(before) == "]":
-        before = source.partner[before] - 1
-    if source.at(before) == ")":  # Type (&name)[N]
-        return source.at(source.partner[before] + 1) in ("&", "*")
-    return source.kind(before) == "name" and (
-        (source.kind(before - 1) == "name" and source.at(before - 1) != "return")
-        or (source.at(before - 1) in (">", "*", "&") and not source.is_binary(before - 1))
-    )
-
-
-def _deletions(source: Source, i: int) -> Iterator[_Edit]:
-    """The statement that begins with this token, unless it declares something."""
-    if not _begins_statement(source, i) or source.at(i) in _NO_STATEMENT:
-        return
-    end = i
-    while end < len(source.tokens) and source.at(end) not in (";", "{", "}"):
-        end = source.partner[end] if source.at(end) in ("(", "[") else end
-        end += 1
-    statement = range(i, end)
-    jumps = source.at(i) in ("break", "continue")
-    follows = (
-        source.at(i + 1) in ("(", ".", "[", "->", "::", "++", "--", *_ASSIGNMENTS) or source.at(i) == "*"
-    )
-    calls_or_assigns = follows and any(source.at(j) in ("(", "++", "--", *_ASSIGNMENTS) for j in statement)
-    if source.at(end) == ";" and (jumps or calls_or_assigns):
-        yield _Edit(source.tokens[i].start, source.tokens[end - 1].end, "")
-
-
-def _begins_statement(source: Source, i: int) -> bool:
-    before = source.at(i - 1)
-    if not source.depths[i] or source.kind(i) not in ("name", "op"):
-        return False
-    if before == ")":
-        return source.at(source.partner[i - 1] - 1) in ("if", "for", "while")
-    if before == ";":
-        return next(source.at(j) for j in source.back_from(i) if source.at(j) in ("(", "{")) == "{"
-    return before in ("{", "}", "else")
+def _closing(code: str, opening: int) -> int:
+    """The bracket that closes this one, or -1 if it is on another line."""
+    depth = 0
+    for place in range(opening, len(code)):
+        depth += (code[place] in "([") - (code[place] in ")]")
+        if depth == 0:
+            return place
+    return -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +33,7 @@ def values_of(node: Any) -> Iterator[tuple[Any, Any]]:
     for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
         if isinstance(value, dict | list):
             yield from values_of(value)
-        elif key != "params_bytes":
+        else:
             yield node, key
 
 
@@ -53,34 +52,3 @@ def test_every_change_of_a_plan_shows(name: str) -> None:
     assert not difference(kept, text_of(name, plan))
     step["params"]["new"]["row"] = 1
     assert "new(row=1)" in difference(kept, text_of(name, plan))
-
-
-def words_of(number: float) -> list[list[int]]:
-    """The nonzero 32-bit words of a number, as an integer of 32 or 64 bits and as a float."""
-    forms = [struct.pack("<q" if number >= 2**31 else "<i", number)] if isinstance(number, int) else []
-    return [
-        [word for (word,) in struct.iter_unpack("<i", form) if word]
-        for form in (*forms, struct.pack("<f", number))
-    ]
-
-
-def says_what_is_bound(step: dict[str, Any]) -> bool:
-    """Whether the parameters by name, in their order, are the bytes that the kernel reads."""
-    bound = [word for (word,) in struct.iter_unpack("<i", bytes.fromhex(step["params_bytes"])) if word]
-    for node, key in values_of(step["params"]):
-        words = next((words for words in words_of(node[key]) if bound[: len(words)] == words), None)
-        if words is None:
-            return False
-        del bound[: len(words)]
-    return not bound
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_bound_bytes_are_the_parameters(name: str) -> None:
-    for step in golden_plan(name)[1]["passes"]:
-        assert says_what_is_bound(step)
-        for node, key in values_of(step["params"]):  # the control
-            value = node[key]
-            node[key] = value + 1
-            assert not says_what_is_bound(step), key
-            node[key] = value

@@ -1,4 +1,5 @@
-"""The planner: what must hold for every plan, and refusals. test_golden.py compares whole plans."""
+"""The planner: what must hold for every plan, and refusals. test_golden.py compares whole plans, options of
+scores among them, and the results of random problems show which are missing."""
 
 from __future__ import annotations
 
@@ -66,25 +67,6 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         math.prod(launch["grid"]) / plan["device"]["cores"] / max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
     )
     assert params["heads_first"] == (p.causality != "none" and p.q_lens is None and waves < 16)
-    constants = launch["constants"]
-    assert constants["causal"] == p.is_causal
-    assert constants["window"] == (p.window_left >= 0 or (p.window_right >= 0 and not p.is_causal))
-    assert constants["softcap"] == (p.softcap > 0)
-    assert (constants["sinks"], constants["alibi"]) == (p.sinks, p.alibi_slopes)
-    assert constants["block_size"] == p.block_size
-    assert constants["packed"] == (p.q_lens is not None)
-    assert constants["packed_keys"] == p.has_packed_keys
-    assert constants["has_seq_lens"] == (p.seq_lens is not None and not p.has_packed_keys)
-    assert constants["mask_map"] == ("mask_map" in launch["bindings"]) == p.mask_map
-    assert params["last_rows_meet"] == (p.has_packed_keys and p.q_offset is None)
-    out = torch.empty((p.batch, p.q_heads, p.q_len), device="meta")
-    if p.token_major_out:
-        out = torch.empty((p.batch, p.q_len, p.q_heads), device="meta").transpose(1, 2)
-    strides = (n * p.value_dim for n in out.stride())
-    if p.q_lens is not None:
-        strides = (0, p.value_dim, p.q_heads * p.value_dim)
-    assert params["out"] == dict(zip(("batch", "head", "row"), strides, strict=True))
-    assert not constants["token_major_out"], "its strides say it"
 
 
 def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
@@ -134,27 +116,10 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     most = max(chunks_of(p, span, length) for length in range(p.kv_len + 1))
     assert most <= parts and (at_once == 1 or most_visible_keys(p) <= 1024)
     assert at_once > 1 or parts <= max(1, min(-(-p.kv_len // span["least_chunk"]), span["most_chunks"] + 3))
-    constants = launch["constants"]
-    assert constants["split"] == is_split == plan["launches"].startswith("two: ")
+    assert launch["constants"]["split"] == is_split == plan["launches"].startswith("two: ")
     assert is_split or parts == at_once
-    assert constants["block_size"] == p.block_size
-    assert constants["has_seq_lens"] == (p.seq_lens is not None)
-    assert constants["window"] == (p.window_left >= 0) and constants["softcap"] == (p.softcap > 0)
-    assert (constants["sinks"], constants["alibi"], constants["tree"]) == (
-        p.sinks,
-        p.alibi_slopes,
-        p.tree is not None,
-    )
-    token_major = p.token_major_out and p.q_len > 1 and p.q_heads > 1
-    assert [step["constants"]["token_major_out"] for step in plan["passes"]] == [False] * is_split + [
-        token_major
-    ]
     assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if is_split else 0)
-    if is_split:
-        merge = plan["passes"][1]
-        merged = {"rows": rows, "parts": parts, "head_dim": p.value_dim, "rows_per_sequence": rows // p.batch}
-        assert merge["params"] == merged | {"span": span, "puts_part": 0}
-        assert merge["grid"] == [rows, 1, 1]
+    assert [merge["grid"] for merge in plan["passes"][1:]] == [[rows, 1, 1]] * is_split
 
 
 @pytest.mark.host_only
@@ -169,9 +134,6 @@ def test_properties(problem: Problem, device: dict[str, Any]) -> None:
         simdgroups = int(launch["macros"]["FATTN_SIMDGROUPS"]) * int(launch["macros"].get("FATTN_CHUNKS", 1))
         assert threads[1:] == [1, 1] and threads[0] == 32 * simdgroups <= 1024
         assert launch["threadgroup_bytes"] <= MAX_THREADGROUP_BYTES
-        slots = list(launch["bindings"].values())
-        assert len(set(slots)) == len(slots) and max(slots) < 31
-        assert ("attn_mask" in launch["bindings"]) == bool(launch["constants"].get("mask"))
     if not problem.is_decode:
         check_prefill(problem, plan)
     elif problem.q_len <= 16:
@@ -342,6 +304,8 @@ def test_explain_is_the_same_on_every_device_and_launches_nothing() -> None:
         for device in ("cpu", "mps"):
             plans.append(torch_fattn.explain(case.problem.op, **case.arguments(device)[0], **M1).json)
     assert plans[0] == plans[1] and launches == {}
+    named = torch_fattn.explain("decode", **M1 | {"device_name": 'a "GPU\\"'}).data["device"]["name"]
+    assert named == 'a "GPU\\"', "as JSON"
 
 
 @pytest.mark.host_only

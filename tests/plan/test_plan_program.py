@@ -1,48 +1,32 @@
-"""csrc/plan and the gate of the self-test, in C++: plan_test.cpp, compiled without torch, and faults that it
-detects."""
+"""The gate of matrix units in C++: plan_test.cpp, compiled with csrc/plan and without torch."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.plan_program import PlanProgram
-
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-pytestmark = pytest.mark.host_only
+COMPILER = os.environ.get("CXX") or shutil.which("clang++") or shutil.which("clang++-19") or "c++"
+GATE = CSRC / "selftest" / "gate.cpp"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> PlanProgram:
-    main = Path(__file__).with_name("plan_test.cpp")
-    return PlanProgram(CSRC, main, tmp_path_factory.mktemp("plan"))
+def faults(gate: Path, folder: Path) -> list[str]:
+    sources = [Path(__file__).with_name("plan_test.cpp"), CSRC / "plan" / "tuned.cpp", gate]
+    program = folder / "program"
+    command = [*COMPILER.split(), "-std=c++20", "-Wall", "-Werror", f"-I{CSRC}", f"-I{CSRC}/selftest"]
+    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+    return subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def faults(program: Path) -> list[str]:
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == bool(done.stdout)
-    return done.stdout.splitlines()
-
-
-def test_plans(built: PlanProgram) -> None:
-    assert faults(built.link()) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "old", "new", "place"),
-    [
-        ("plan/explain.cpp", "if (c == '\"' || c == '\\\\') text_ += '\\\\';", "", "explain"),
-        ("selftest/gate.cpp", "constexpr int kFirst = 17;", "constexpr int kFirst = 16;", "gates of tensor"),
-    ],
-)
-def test_a_change_is_noticed(
-    source: str, old: str, new: str, place: str, built: PlanProgram, tmp_path: Path
-) -> None:
-    original = CSRC / source
-    text = original.read_text()
-    assert text.count(old) == 1
-    changed = tmp_path / original.name
-    changed.write_text(text.replace(old, new).replace('#include "', f'#include "{original.parent}/'))
-    assert any(place in line for line in faults(built.link(changed)))
+@pytest.mark.host_only
+def test_gates(tmp_path: Path) -> None:
+    assert faults(GATE, tmp_path) == []
+    text, first = GATE.read_text(), "constexpr int kFirst = 17;"
+    assert text.count(first) == 1
+    changed = tmp_path / GATE.name
+    changed.write_text(text.replace(first, first.replace("17", "16")))
+    assert len(faults(changed, tmp_path)) == 2, "the control"

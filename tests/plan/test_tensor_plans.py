@@ -9,7 +9,16 @@ import pytest
 import torch
 
 import torch_fattn
-from tests.helpers.tensor_kernels import BACKWARD_KERNELS, DIMS, DTYPES, KERNEL, LATENT_KERNEL, STATES
+from tests.helpers.tensor_kernels import (
+    BACKWARD_KERNELS,
+    DIMS,
+    DTYPES,
+    KERNEL,
+    LATENT,
+    LATENT_KERNEL,
+    LATENT_VALUE,
+    STATES,
+)
 
 pytestmark = pytest.mark.host_only
 
@@ -31,14 +40,18 @@ def plan(*tensors: torch.Tensor, op: str = "prefill", tensor: str = "registers",
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dim", [*DIMS, LATENT])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_taken(dtype: torch.dtype, dim: int, state: str) -> None:
-    explained = plan(*operands(dtype, dim), tensor=state)
+    """Latent heads have one variant, through threadgroup memory."""
+    is_latent = dim == LATENT
+    explained = plan(*operands(dtype, dim, LATENT_VALUE if is_latent else dim), tensor=state)
     (step,) = explained.passes
-    assert step["kernel"] == KERNEL and step["threadgroup_bytes"] <= 32768
-    assert step["macros"]["FATTN_REGISTERS"] == str(int(state == "registers"))
-    assert explained.data["tensor"].startswith("used; scores ")
+    registers = state == "registers" and not is_latent
+    assert step["kernel"] == (LATENT_KERNEL if is_latent else KERNEL) and step["threadgroup_bytes"] <= 32768
+    assert step["macros"]["FATTN_REGISTERS"] == str(int(registers))
+    words = "stay in registers" if registers else "pass through threadgroup memory"
+    assert explained.data["tensor"] == f"used; scores {words}"
     assert "tensors      used; scores " in str(explained)
 
 
@@ -92,17 +105,6 @@ def test_parts_of_a_decode() -> None:
         launches.append((len(explained.passes), params["parts"], explained.data["launches"][:3]))
     assert len(cuts) == 1
     assert launches == [(1, 1, "one"), (2, 2, "two"), (2, 8, "two"), (2, 20, "two")]
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_latent_heads_are_taken(dtype: torch.dtype, state: str) -> None:
-    """In both states through threadgroup memory."""
-    explained = plan(*operands(dtype, 576, 512), tensor=state)
-    (step,) = explained.passes
-    assert step["kernel"] == LATENT_KERNEL and step["threadgroup_bytes"] <= 30 * 1024
-    assert step["macros"]["FATTN_REGISTERS"] == "0"
-    assert explained.data["tensor"] == "used; scores pass through threadgroup memory"
 
 
 def backward_operands(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[Any]:

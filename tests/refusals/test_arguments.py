@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from tests.helpers.plan_program import COMPILER
+from tests.plan.test_plan_program import COMPILER
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
