@@ -39,7 +39,6 @@ from ..integrations.transformers import NAME, register
 from ..runtime.versions import VERSION
 from .arguments import ArgumentError
 from .doctor import advice_about_device
-from .progress import Progress
 
 DEVICE = "mps"
 
@@ -73,8 +72,7 @@ class Run:
 class StepRecorder(transformers.LogitsProcessor):
     """Records each step of `generate` and returns the logits unchanged."""
 
-    def __init__(self, after: Callable[[], None]) -> None:
-        self.after = after
+    def __init__(self) -> None:
         self.seconds: list[float] = []
         self.launches: list[dict[str, int]] = []
         self._seen: Counter[str] = Counter()
@@ -88,7 +86,6 @@ class StepRecorder(transformers.LogitsProcessor):
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
-        self.after()
         return scores
 
 
@@ -114,7 +111,7 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
 
     def run(implementation: str) -> Run:
         model.set_attn_implementation(implementation)
-        return generate(model, inputs, new_tokens, implementation)
+        return generate(model, inputs, new_tokens)
 
     with Recorder() as recorder:
         try:
@@ -263,12 +260,11 @@ def load_tokenizer(path: str | None) -> Any:
         return None
 
 
-def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, label: str) -> Run:
+def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int) -> Run:
     """Generates exactly `new_tokens` greedy tokens."""
     reset_launch_counts()
-    with torch.no_grad(), Progress(new_tokens) as progress:
-        progress.step(label)
-        recorder = StepRecorder(lambda: progress.step(label))
+    recorder = StepRecorder()
+    with torch.no_grad():
         output = model.generate(
             **{name: tensor.to(model.device) for name, tensor in inputs.items()},
             max_new_tokens=new_tokens,
