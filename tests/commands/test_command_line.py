@@ -45,26 +45,25 @@ gemm | 'gemm' (choose from 'prefill' | merge
 prefill decode | unrecognized arguments: decode | prefill
 prefill --core 8 | unrecognized arguments: --core | prefill --cores 8
 prefill --caus | python -m torch_fattn explain --help lists | prefill --causal
-prefill --torch 2 | explain: --torch '2' is not | prefill --torch 2.15
-prefill --macos x | explain: --macos 'x' is not | prefill --macos 26.2
-prefill --head-dim 60 | give --head-dim 64 | prefill --head-dim 64
-decode --value-dim 60 | give --value-dim 64 | decode --value-dim 64
+prefill --torch 2 | explain: torch_version '2' is not | prefill --torch 2.15
+prefill --macos x | explain: macos 'x' is not | prefill --macos 26.2
+prefill --head-dim 60 | zeros to 64 | prefill --head-dim 64
+decode --value-dim 60 | zeros to 64 | decode --value-dim 64
 prefill --dtype int8 | --dtype: invalid choice: 'int8' | prefill --dtype float32
 prefill --dtype | --dtype: expected one argument | prefill --dtype float32
-decode --causal | decode takes no --causal | prefill --causal
-paged_decode --causal | paged_decode takes no --causal | paged_decode
-paged_prefill --causal | paged_prefill takes no --causal | paged_prefill
+decode --causal | decode has no option 'is_causal' | prefill --causal
+paged_decode --causal | paged_decode has no option 'is_causal' | paged_decode
 varlen_prefill --block-size 8 | varlen_prefill takes no --block | varlen_prefill --causal
 merge --kv-heads 4 | merge takes no --kv-heads | merge --heads 4
 decode --block-size 16 | decode takes no --block-size | paged_decode --block-size 16
-decode --parts 2 | decode takes no --parts: it belongs to merge | merge --parts 2
+decode --parts 2 | decode takes no --parts | merge --parts 2
 prefill --heads 6 --kv-heads 4 | 6 query heads cannot share 4 | prefill --heads 8 --kv-heads 4
 prefill --head-dim 12 | multiple of 8 | prefill --head-dim 16
 prefill --batch 2000000000 --heads 2000000000 | above 2^63 bytes | prefill --batch 20
 prefill --family 0 | --family: '0' is below 1 | prefill --family 7
 prefill --family 21 | --family: '21' is above 20 | prefill --family 10
-prefill --device-name M3 | give --family and --cores | prefill --device-name M3 --family 9 --cores 10
-prefill --device-name M3 --cores 10 | give --family and --cores | prefill --cores 10
+prefill --device-name M3 | give family and cores | prefill --device-name M3 --family 9 --cores 10
+prefill --device-name M3 --cores 10 | give family and cores | prefill --cores 10
 merge --device-name M1 --family 9 --cores 8 | family 7, not 9 | merge --device-name M1 --family 7 --cores 8
 merge --device-name= --family 9 --cores 8 | '' is not a printable | merge --device-name X --family 9 --cores 8
 prefill --chip M9 | explain: chip 'M9' is not known; use one of M1, M1 Max | prefill --chip M2Max --cores 30
@@ -137,8 +136,9 @@ def test_the_plan_of_a_masked_call(capsys: pytest.CaptureFixture[str]) -> None:
     )
     message = capsys.readouterr().out
     assert "fattn_mask_map" not in message and "mask=2" in message
-    assert "it belongs to prefill, attention, sdpa, prefill_backward, mask_map" in refusal_of(
-        command_line.main, ["explain", "decode", "--mask", "bool"], capsys
+    assert (
+        "mask 'bool' is of prefill, attention, sdpa, prefill_backward, mask_map, and decode takes none"
+        in refusal_of(command_line.main, ["explain", "decode", "--mask", "bool"], capsys)
     )
 
 

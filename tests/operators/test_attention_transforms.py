@@ -179,6 +179,7 @@ VMAPS: dict[str, dict[str, Any]] = {
     "one mask": {"attn_mask": (2, 4, 7, 9), "sinks": (3, 4)},
     "one mask of rows": {"attn_mask": (7, 9)},
     "lengths": {"seq_lens": (3, 2)},
+    "lengths with sinks": {"seq_lens": (3, 2), "sinks": (4,)},
     "one lengths": {"seq_lens": (2,), "sinks": (3, 4)},
 }
 
@@ -211,14 +212,6 @@ def test_vmap(sizes: dict[str, tuple[int, ...]], device: str) -> None:
             assert torch.allclose(found[name][i].cpu(), one.cpu(), atol=2e-4), name
 
 
-def test_vmap_of_lengths_with_sinks(device: str) -> None:
-    query, lengths = torch.randn(2, 4, 7, 16).to(device), torch.tensor([[3, 7], [1, 2]]).int().to(device)
-    sinks = torch.zeros(4).to(device)
-    words = "with sinks, seq_lens cannot have a dimension of torch.func.vmap; call the operator once for each"
-    with pytest.raises(NotImplementedError, match=words):
-        torch.func.vmap(lambda n: attention(query, query, query, seq_lens=n, sinks=sinks))(lengths)
-
-
 def test_vmap_of_other_dimensions_and_in_itself(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 5, 3, 4, 7, 16, generator=generator).to(device)
@@ -241,8 +234,8 @@ def test_vmap_of_packed_sequences(device: str) -> None:
     for i in range(2):
         assert torch.allclose(found[i].cpu(), gradient(many[i]).cpu(), atol=1e-5)
     lens = torch.stack([given["cu_seqlens_q"]] * 2)
-    with pytest.raises(NotImplementedError, match="cu_seqlens_q has a dimension of torch.func.vmap; pack"):
-        torch.func.vmap(lambda cu: varlen_attention(**{**given, "cu_seqlens_q": cu}))(lens)
+    out = torch.func.vmap(lambda cu: varlen_attention(**{**given, "cu_seqlens_q": cu}))(lens)
+    assert torch.equal(out, torch.stack([varlen_attention(**given)] * 2))
 
 
 def test_autocast(device: str) -> None:

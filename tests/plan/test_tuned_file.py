@@ -3,12 +3,10 @@ in every field; else there is one warning, and the built-in table."""
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 import os
 import warnings
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,75 +67,85 @@ def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not load() and "tuned" in tuning()
 
 
-def change(*place: str | int, **fields: Any) -> Callable[[Data], None]:
-    """Sets fields of the file, or of what is at this place in it."""
-    return lambda data: functools.reduce(operator.getitem, place, data).update(fields)
-
-
-ROW, SIZES, TENSORS, A_ROUTE = ("rows", 0), ("rows", 0, "sizes"), ("rows", 1), ("routes", 0)
-
-
-def two_orders(data: Data) -> None:
-    short = json.loads(json.dumps(data["rows"][0])) | {"max_length": 512}
-    short["sizes"]["tile_keys"] = 32
-    data["rows"].insert(0, short)
-
-
-FAULTS: dict[str, tuple[Callable[[Data], Any], str]] = {
-    "format": (change(format=1), "format is not 3"),
-    "version": (change(torch_fattn="0.0.9"), "torch_fattn is '0.0.9'"),
-    "sources": (change(sources="0" * 16), "sources is '0000000000000000'"),
-    "unknown field": (change(note="x"), "unknown, fields: note"),
-    "missing field": (lambda data: data.pop("date"), "fields: date"),
-    "half a character": (change(date="\ud800"), "date '\\ud800' is not printable text"),
-    "rows": (change(rows={}), "rows are not a list"),
-    "chip": (change(chip=None), "Chip is not an object"),
-    "cores": (change("chip", cores=True), "cores True is not of type int"),
-    "another chip": (change("chip", cores=99), "name does not match its GPU"),
-    "kernel": (change(*ROW, kernel="merge"), "the sizes of merge are none"),
-    "dtype": (change(*ROW, dtype="int8"), "dtype of a tuned row is 'int8', which is unknown"),
-    "dims": (change(*ROW, min_dim=64, max_dim=32), "the kernel does not support these head sizes"),
-    "huger dim": (change(*ROW, max_dim=10**30), "max_dim of a tuned row is 1000000"),
-    "negative": (change(*ROW, max_length=-1), "max_length of a tuned row is -1"),
-    "fraction": (change(*SIZES, tile_keys=16.0), "tile_keys of a tuned row is 16.0 and must be"),
-    "tile": (change(*SIZES, tile_keys=12), "tile_keys is not 8, 16 or 32"),
-    "threads": (change(*SIZES, simdgroups=64), "simdgroups is not"),
-    "rows of a tile": (change(*SIZES, row_fragments=4), "row_fragments is not 1 or 2"),
-    "sizes": (change(*ROW, sizes={"tile_keys": 16}), "the sizes of prefill are"),
-    "memory": (
-        lambda data: (change(*ROW, dtype="float32")(data), change(*SIZES, tile_keys=32)(data)),
-        "more than 32 KiB of threadgroup memory",
-    ),
-    "one length": (change(*ROW, max_length=512), "not followed by one for the others"),
-    "size of tensors": (change(*TENSORS, sizes={"tile_keys": 32}), "the sizes of prefill_tensor are none"),
-    "length of tensors": (change(*TENSORS, max_length=512), "prefill_tensor has no sizes and is for all"),
-    "dtype of tensors": (change(*TENSORS, dtype="float32"), "are for float16 and bfloat16"),
-    "heads of tensors": (change(*TENSORS, min_dim=97, max_dim=120), "does not support these head sizes"),
-    "system of tensors": (change(*TENSORS, macos="new"), "'new' is not a version"),
-    "tensors of no system": (change(*TENSORS, macos=None), "and no other, names its macOS"),
-    "field of a route": (change(*A_ROUTE, dims=3), "unknown, fields: dims"),
-    "taker": (change(*A_ROUTE, to="mlx"), "to of a tuned row is 'mlx', which is unknown"),
-    "head of a route": (change(*A_ROUTE, dim=0), "route 0: the kernels do not support this head size"),
-    "head of a backward": (
-        change(*A_ROUTE, op="training", dim=264),
-        "route 0: the kernels do not support this head size",
-    ),
-    "lengths": (change(*A_ROUTE, min_length=600), "min_length is below 1 or above max_length"),
-    "order": (two_orders, "the order of a sum would depend on the length"),
+FAULTS: dict[str, tuple[Data, str]] = {
+    "format": ({"format": 1}, "format is not 4"),
+    "version": ({"torch_fattn": "0.0.9"}, "torch_fattn is '0.0.9'"),
+    "sources": ({"sources": "0" * 16}, "sources is '0000000000000000'"),
+    "unknown field": ({"note": "x"}, "it was changed"),
+    "half a character": ({"date": "\ud800"}, "it was changed"),
+    "rows": ({"rows": [3]}, "it was changed"),
+    "digest": ({"digest": None}, "it was changed"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_file_with_a_fault_is_ignored(fault: str, folder: Path) -> None:
     """test_a_file_is_used is the control."""
-    break_it, words = FAULTS[fault]
+    fields, words = FAULTS[fault]
     path = tuned_file.write(file_of([row("prefill"), tensor_row()], [ROUTE]))
-    data = json.loads(path.read_text())
-    break_it(data)
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     (warning,) = load()
     assert words in warning and str(path) in warning and "python -m torch_fattn tune" in warning
     assert "\n" not in warning and "tuned" not in tuning()
+
+
+def test_a_renamed_file_and_illegal_sizes_are_ignored(folder: Path) -> None:
+    path = tuned_file.write(file_of([row("prefill", tile_keys=12)]))
+    assert "its sizes are not legal: " in load()[0] and "tuned" not in tuning()
+    other = replace(this_chip(), cores=99)
+    tuned_file.write(replace(file_of([row("prefill")]), chip=other)).rename(path)
+    assert "its name does not match its GPU" in load()[0] and "tuned" not in tuning()
+
+
+# Fields of a tile's row or sizes, of a row of tensor operations, or of a route, and the fault of all three.
+TILES: dict[str, tuple[Data, str]] = {
+    "dtype": ({"dtype": "int8"}, "dtype of a tuned row is 'int8', which is unknown"),
+    "dims": ({"min_dim": 64, "max_dim": 32}, "the kernel does not support these head sizes"),
+    "dims of the wide kernel": ({"max_dim": 256}, "the kernel does not support these head sizes"),
+    "huge dim": ({"max_dim": 10**6}, "max_dim of a tuned row is 1000000"),
+    "huger dim": ({"max_dim": 10**30}, "max_dim of a tuned row is 1000000"),
+    "negative": ({"max_length": -1}, "max_length of a tuned row is -1"),
+    "one length": ({"max_length": 512}, "not followed by one for the others"),
+    "system": ({"macos": "26.2"}, "and no other, names its macOS"),
+}
+SIZES: dict[str, tuple[Data, str]] = {
+    "fraction": ({"tile_keys": 16.0}, "tile_keys of a tuned row is 16.0 and must be"),
+    "tile": ({"tile_keys": 12}, "tile_keys is not 8, 16 or 32"),
+    "no tile": ({"tile_keys": 0}, "tile_keys is not 8, 16 or 32"),
+    "threads": ({"simdgroups": 64}, "simdgroups is not"),
+    "rows of a tile": ({"row_fragments": 4}, "row_fragments is not 1 or 2"),
+}
+TENSORS: dict[str, tuple[Data, str]] = {
+    "length": ({"max_length": 512}, "prefill_tensor has no sizes and is for all"),
+    "dtype": ({"dtype": "float32"}, "are for float16 and bfloat16"),
+    "heads": ({"min_dim": 97, "max_dim": 120}, "does not support these head sizes"),
+    "no system": ({"macos": None}, "and no other, names its macOS"),
+}
+ROUTES: dict[str, tuple[Data, str]] = {
+    "op": ({"op": "merge"}, "op of a tuned row is 'merge', which is unknown"),
+    "taker": ({"to": "mlx"}, "to of a tuned row is 'mlx', which is unknown"),
+    "head": ({"dim": 0}, "route 0: the kernels do not support this head size"),
+    "huge head": ({"dim": 577}, "dim of a tuned row is 577"),
+    "head of a backward": ({"op": "training", "dim": 264}, "route 0: the kernels do not support this head"),
+    "lengths": ({"min_length": 600}, "min_length is below 1 or above max_length"),
+}
+
+
+def test_illegal_rows() -> None:
+    tile, tensors = row("prefill"), tensor_row()
+    assert tuned_file.fault_of([tile, tensors], [ROUTE]) == ""
+    for fields, words in TILES.values():
+        assert words in tuned_file.fault_of([replace(tile, **fields)])
+    for fields, words in SIZES.values():
+        assert words in tuned_file.fault_of([replace(tile, sizes=tile.sizes | fields)])
+    for fields, words in TENSORS.values():
+        assert words in tuned_file.fault_of([replace(tensors, **fields)])
+    for fields, words in ROUTES.values():
+        assert words in tuned_file.fault_of([], [replace(ROUTE, **fields)])
+    wide = replace(tile, dtype="float32", sizes=tile.sizes | {"tile_keys": 32})
+    assert "more than 32 KiB of threadgroup memory" in tuned_file.fault_of([wide])
+    short = replace(tile, max_length=512, sizes=tile.sizes | {"tile_keys": 32})
+    assert "the order of a sum would depend on the length" in tuned_file.fault_of([short, tile])
 
 
 LONG = json.dumps({"format": tuned_file.FORMAT, "torch_fattn": "1" * 5000}).encode()

@@ -46,7 +46,6 @@ HISTORIES = "tests/caches/test_histories.py"
 OVER_PAGED = "tests/transformers/test_paged_cache.py"
 VARLEN = "torch's own entry point, called so in tests/pytorch/test_varlen_attn.py"
 NOT_FOLLOWED = {
-    "call the operator once for each of its values": "tests/operators/test_attention_transforms.py",
     "all three must have the same dtype": LIMIT,
     "lses must have the shape of outs without its last dimension": LIMIT,
     "it must be contiguous": LIMIT,

@@ -1,8 +1,7 @@
 """`python -m torch_fattn demo`: a transformers model generates text with and without the kernels.
 
 The same greedy generation runs on device "mps" with `attn_implementation="fattn"` and with transformers'
-eager attention. Every token must be the same. Eager attention on the CPU is printed for information only: the
-model's other layers round differently there. The two prompts have different lengths and are padded to one
+eager attention. Every token must be the same. The two prompts have different lengths and are padded to one
 batch, so that the run includes masks.
 
 On a Mac the model then generates again, alternating between `fattn` and `sdpa`, to measure tokens per second.
@@ -10,14 +9,14 @@ On a Mac the model then generates again, alternating between `fattn` and `sdpa`,
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -39,9 +38,7 @@ from ..inspection.plans import Explanation, launch_counts, reset_launch_counts
 from ..integrations.transformers import NAME, register
 from ..runtime.versions import VERSION
 from .arguments import ArgumentError
-from .demo_speed import first_line, speed_of
 from .doctor import advice_about_device
-from .progress import Progress
 
 DEVICE = "mps"
 
@@ -49,6 +46,7 @@ PROMPT_LENGTH = 100
 PADDING = 24  # of the second sequence, on its left
 SEED = 0
 OUTPUT = Path("out")
+ROUNDS = 3  # of timing
 TEXT = (
     "Attention lets every token of a text look at the tokens before it and gather what it needs from them. "
     "The work grows with the square of the length, and for a long time the matrix of scores was written to "
@@ -71,21 +69,10 @@ class Run:
         return dict(sum(map(Counter, self.launches), Counter()))
 
 
-@dataclass
-class Comparison:
-    """Compares logits up to the first step whose tokens differ."""
-
-    agree: bool
-    logit_difference: list[float]  # per step: maximum over sequences and vocabulary
-    margin: list[float]  # per step: the reference's smallest gap between the best two tokens
-    problems: list[str] = field(default_factory=list)
-
-
 class StepRecorder(transformers.LogitsProcessor):
     """Records each step of `generate` and returns the logits unchanged."""
 
-    def __init__(self, after: Callable[[], None]) -> None:
-        self.after = after
+    def __init__(self) -> None:
         self.seconds: list[float] = []
         self.launches: list[dict[str, int]] = []
         self._seen: Counter[str] = Counter()
@@ -99,7 +86,6 @@ class StepRecorder(transformers.LogitsProcessor):
         now = time.perf_counter()
         self.seconds.append(now - self._last)
         self._last = now
-        self.after()
         return scores
 
 
@@ -112,12 +98,10 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         print(f"torch_fattn demo needs a GPU: {obstacles[0]}", file=sys.stderr)
         return 1
     register()
-    cpu_model, description = load_model(model_path, getattr(torch, dtype_name))
-    check_length(cpu_model, new_tokens)
+    model, description = load_model(model_path, getattr(torch, dtype_name))
+    check_length(model, new_tokens)
     tokenizer = load_tokenizer(model_path)
-    inputs = make_prompt(cpu_model, tokenizer)
-    model = copy.deepcopy(cpu_model)
-    model.set_attn_implementation(NAME)
+    inputs = make_prompt(model, tokenizer)
     model.to(DEVICE)
     print(f"model        {description}, {dtype_name}")
     print(
@@ -125,27 +109,22 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         f"{PADDING} tokens of padding in one sequence\n"
     )
 
+    def run(implementation: str) -> Run:
+        model.set_attn_implementation(implementation)
+        return generate(model, inputs, new_tokens)
+
     with Recorder() as recorder:
         try:
-            ours = generate(model, inputs, new_tokens, "fattn on mps, which compiles its kernels")
+            ours = run(NAME)
         except NotImplementedError as refusal:
             print(f"\nFAILED: this model does not run through fattn: {first_line(refusal)}")
             return 1
     compiled = compile_summary()  # before another implementation adds to it
-    model.set_attn_implementation("eager")
-    theirs = generate(model, inputs, new_tokens, "eager on mps")
+    theirs = run("eager")
     plans = [Explanation(call.op, [call]) for call in recorder.planned]
-    comparison = compare(ours, theirs)
-    comparison.problems += launch_problems(ours, plans)
-    on_cpu = compare(ours, generate(cpu_model, inputs, new_tokens, "eager on CPU"))
-
-    def seconds_of(implementation: str) -> list[float]:
-        model.set_attn_implementation(implementation)
-        return generate(model, inputs, new_tokens, f"timing {implementation}").seconds
-
-    speed, speed_lines = speed_of(seconds_of, len(ours.tokens))
-    report = {
-        "device": plans[0].data["device"] if plans else None,
+    differences, margins, problems = compare(ours, theirs)
+    report: dict[str, Any] = {
+        "device": plans[0].data["device"] if plans else {"name": "no GPU"},
         "model": f"{description}, {dtype_name}",
         "versions": {
             "torch_fattn": VERSION,
@@ -153,28 +132,34 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
             "transformers": transformers.__version__,
         },
         "prompt_length": PROMPT_LENGTH,
-        "agree": comparison.agree,
-        "problems": comparison.problems,
+        "problems": problems + launch_problems(ours, plans),
         "tokens": {"fattn": ours.tokens, "eager": theirs.tokens},
-        "largest_logit_difference": max(comparison.logit_difference),
-        "logit_difference_per_step": comparison.logit_difference,
-        "margin_per_step": comparison.margin,
-        "eager_on_cpu": {"agree": on_cpu.agree, "logit_difference": max(on_cpu.logit_difference)},
+        "logit_difference_per_step": differences,
+        "margin_per_step": margins,
         "launches": ours.all_launches,
         "launches_per_step": ours.launches,
         "seconds_per_step": {"fattn": ours.seconds, "eager": theirs.seconds},
-        "speed": speed,
+        "tokens_per_second": tokens_per_second(lambda name: run(name).seconds, len(ours.tokens)),
         "plans": [{"calls": calls, "first": plan.data} for plan, calls in distinct(plans)],
     }
     print_tokens(report, tokenizer)
-    print_facts(report)
+    launches = (f"{count} x {kernel}" for kernel, count in report["launches"].items())
+    speed = (f"{name} {rate:,.1f}" for name, rate in report["tokens_per_second"].items())
+    print(f"\ndevice       {report['device']['name']}")
+    print(
+        f"logits       differ by at most {max(differences):.2e}; the best two tokens are at least "
+        f"{min(margins):.2e} apart"
+    )
+    print(f"launches     {', '.join(launches)}")
     print(f"first run    {sum(ours.seconds):.1f} s; its first step took {ours.seconds[0]:.1f} s")
     print(f"compiled     {compiled}; only the first run waits for this")
-    print("\n".join([*speed_lines, *lines_of(plans, verbose)]))
+    print(f"tokens/s     {', '.join(speed) or 'not timed: it takes a Mac and two tokens'}")
+    for plan, calls in distinct(plans):
+        print(f"\n{plan.details if verbose else plan}\n  calls        {calls}")
     (OUTPUT / "demo.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     draw(report, OUTPUT / "demo.png")
-    print(f"written      {OUTPUT / 'demo.json'}, {OUTPUT / 'demo.png'}")
-    return 1 if comparison.problems else 0
+    print(f"\nwritten      {OUTPUT / 'demo.json'}, {OUTPUT / 'demo.png'}")
+    return 1 if report["problems"] else 0
 
 
 def make_output_folder() -> None:
@@ -275,12 +260,11 @@ def load_tokenizer(path: str | None) -> Any:
         return None
 
 
-def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, label: str) -> Run:
+def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int) -> Run:
     """Generates exactly `new_tokens` greedy tokens."""
     reset_launch_counts()
-    with torch.no_grad(), Progress(new_tokens) as progress:
-        progress.step(label)
-        recorder = StepRecorder(lambda: progress.step(label))
+    recorder = StepRecorder()
+    with torch.no_grad():
         output = model.generate(
             **{name: tensor.to(model.device) for name, tensor in inputs.items()},
             max_new_tokens=new_tokens,
@@ -299,24 +283,39 @@ def generate(model: Any, inputs: dict[str, Tensor], new_tokens: int, label: str)
     )
 
 
-def compare(ours: Run, theirs: Run) -> Comparison:
+def compare(ours: Run, theirs: Run) -> tuple[list[float], list[float], list[str]]:
+    """The largest difference of logits in each step, up to the first whose tokens differ; the smallest gap
+    between the reference's best two tokens in each step; and problems."""
     differs = (torch.tensor(ours.tokens) != torch.tensor(theirs.tokens)).any(0).tolist()
     # The logits of a step depend only on earlier tokens.
     steps = differs.index(True) + 1 if any(differs) else len(differs)
     best_two = theirs.logits.topk(2, dim=-1).values
-    comparison = Comparison(
-        agree=not any(differs),
-        logit_difference=(ours.logits - theirs.logits)[:steps].abs().amax((1, 2)).tolist(),
-        margin=(best_two[..., 0] - best_two[..., 1]).amin(1).tolist(),
-    )
-    if not comparison.agree:
-        comparison.problems.append(
+    differences = (ours.logits - theirs.logits)[:steps].abs().amax((1, 2)).tolist()
+    margins = (best_two[..., 0] - best_two[..., 1]).amin(1).tolist()
+    problems = []
+    if any(differs):
+        problems.append(
             f"tokens differ, first at step {steps} of {len(differs)}, where the best two were "
-            f"{comparison.margin[steps - 1]:.2e} apart and the logits {comparison.logit_difference[-1]:.2e}"
+            f"{margins[steps - 1]:.2e} apart and the logits {differences[-1]:.2e}"
         )
     if not ours.logits.isfinite().all():
-        comparison.problems.append("logits are not all finite")
-    return comparison
+        problems.append("logits are not all finite")
+    return differences, margins, problems
+
+
+def tokens_per_second(generate: Callable[[str], list[float]], batch: int) -> dict[str, float]:
+    """Rates of all sequences, from the seconds of each step after the prompt. The implementations run in
+    turns, so that both run at the same GPU temperature; the first round compiles and is not counted."""
+    rounds: dict[str, list[float]] = {}
+    for number in range(1 + ROUNDS if sys.platform == "darwin" else 0):
+        for name in (NAME, "sdpa"):
+            try:
+                steps = generate(name)[1:]
+            except ValueError:  # the model does not support sdpa
+                continue
+            if number and steps:
+                rounds.setdefault(name, []).append(median(steps))
+    return {name: batch / median(steps) for name, steps in rounds.items()}
 
 
 def launch_problems(ours: Run, plans: Sequence[Explanation]) -> list[str]:
@@ -344,23 +343,6 @@ def distinct(plans: Sequence[Explanation]) -> list[tuple[Explanation, int]]:
     return [(alike[0], len(alike)) for alike in found.values()]
 
 
-def lines_of(plans: Sequence[Explanation], verbose: bool) -> Iterator[str]:
-    """The kernels of each distinct plan, the features of the first and the grid of its first call."""
-    label = "plans"
-    for plan, calls in distinct(plans):
-        features = ", ".join(name for name, value in plan.passes[0]["constants"].items() if value)
-        grid = " x ".join(map(str, plan.passes[0]["grid"]))
-        kernels = " + ".join(launch["kernel"] for launch in plan.passes)
-        yield f"{label:<13}{calls:3} x fattn.{plan.op}: {kernels} ({features}), grid {grid} in the first call"
-        label = ""
-    for plan, calls in distinct(plans) if verbose else ():
-        yield f"\n{plan.details}\n  calls        {calls}"
-    if verbose:
-        yield ""
-    elif plans:
-        yield f"{'':<13}--verbose prints them whole"
-
-
 def print_tokens(report: dict[str, Any], tokenizer: Any) -> None:
     """Prints the verdict and the model's text."""
 
@@ -379,12 +361,5 @@ def print_tokens(report: dict[str, Any], tokenizer: Any) -> None:
         print(f"  eager      {'the same' if mine == expected else text(expected)}")
 
 
-def print_facts(report: dict[str, Any]) -> None:
-    worst, closest = report["largest_logit_difference"], min(report["margin_per_step"])
-    on_cpu = report["eager_on_cpu"]
-    tokens = "chooses the same tokens" if on_cpu["agree"] else "chooses other tokens"
-    launches = (f"{count} x {kernel}" for kernel, count in report["launches"].items())
-    print(f"\ndevice       {report['device']['name'] if report['device'] else 'no GPU was used'}")
-    print(f"logits       differ by at most {worst:.2e}; the best two tokens are at least {closest:.2e} apart")
-    print(f"eager on CPU {tokens}; logits differ by at most {on_cpu['logit_difference']:.2e} (not judged)")
-    print(f"launches     {', '.join(launches)}")
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from ..inspection.chips import newer_than_tiles
 from ..inspection.compiled import compile_summary
 from ..inspection.planning import FUNCTIONS, signature_of
 from ..inspection.plans import Explanation, explain, launch_counts
-from ..operators import BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS
+from ..inspection.sizes import operands_of
+from ..operators import BACKWARDS, DIFFERENTIABLE
 from ..runtime import extension, tensor_units, versions
 from ..runtime.cache_folder import archives_are_on
 from ..runtime.signatures import shown
@@ -37,22 +37,9 @@ FIND_FAULTS = (
     "if the GPU faulted, there may be a line with `command buffer` or `kIOGPU` above: run this again with "
     "MTL_SHADER_VALIDATION=1 MTL_SHADER_VALIDATION_REPORT_TO_STDERR=1 to see which kernel"
 )
-KERNEL_OF: dict[str, str | None] = {
-    "prefill": "fattn_prefill",
-    "decode": "fattn_decode",
-    "paged_decode": "fattn_decode_vector",
-    "paged_prefill": "fattn_prefill",
-    "varlen_prefill": "fattn_prefill",
-    "merge": "fattn_merge",
-    **dict.fromkeys(BACKWARDS, "fattn_backward_key"),
-    **{op: f"fattn_{op}" for op in LOGITS_OPERATORS},
-    "mask_map": "fattn_mask_map",
-    "cache_write": "fattn_cache_write",
-    **dict.fromkeys(DIFFERENTIABLE, "fattn_prefill"),
-    **dict.fromkeys(("shared_prefix_decode", "shared_prefix_paged_decode"), "fattn_merge"),
-    "sparse_decode": "fattn_decode",
-    "sdpa": None,  # torch's own kernel may be faster
-}
+# Rows and keys that fill no tile, decodes whose keys are split, and sequences of different lengths.
+SIZES: dict[str, Any] = {"batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "q_len": 45, "kv_len": 61}
+DECODE_SIZES = SIZES | {"q_len": 1, "kv_len": 600, "prefix_len": 32}
 
 
 @dataclass
@@ -60,7 +47,7 @@ class Case:
     """One function on one small problem."""
 
     op: str
-    operands: tuple[Any, ...]
+    operands: list[Any]
     options: dict[str, Any]
     same: Case | None = None  # the reference operator with the same results
 
@@ -72,6 +59,11 @@ class Case:
     def exact(self) -> tuple[Tensor, ...]:
         same = self.same or self
         return same._results(getattr(reference, same.op), "cpu")
+
+    def kernels(self) -> set[str]:
+        """The kernels that the plan launches, if it does not leave the call to torch."""
+        operands = (x.to("mps") if isinstance(x, Tensor) else x for x in self.operands)
+        return {launch["kernel"] for launch in explain(self.op, *operands, **self.options).passes}
 
     def error(self, results: tuple[Tensor, ...]) -> float:
         """The largest difference from the reference, for gradients relative to the largest gradient; inf for
@@ -240,7 +232,7 @@ def self_test(device: str) -> list[str]:
         for dtype, tolerance in TOLERANCES.items() if (op, device) != ("sdpa", "cpu") else ():
             name = f"{op} {str(dtype).removeprefix('torch.')}"
             try:
-                verdict, line = judge(CASES[op](dtype), device, tolerance)
+                verdict, line = judge(case_of(op, dtype), device, tolerance)
             except RuntimeError as error:
                 text = str(error).splitlines()
                 verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))
@@ -256,8 +248,7 @@ def self_test(device: str) -> list[str]:
 
 def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
     """The verdict, "OK" or a fault, and the line to print."""
-    kernel = KERNEL_OF[case.op]
-    launched = kernel and _launches(kernel)
+    before = launch_counts()
     start = time.perf_counter()
     results = case.run(device)
     middle = time.perf_counter()
@@ -269,133 +260,55 @@ def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
         return "a wrong result", line
     if not all(map(torch.equal, results, again)):
         return "results that differ from run to run", line
-    if device == "mps" and kernel and _launches(kernel) == launched:
+    if device == "mps" and not all(launch_counts()[kernel] > before[kernel] for kernel in case.kernels()):
         return "no launch of the kernel", line
     return OK, line
 
 
-def _launches(kernel: str) -> int:
-    """Launches of the kernel and its variants, such as fattn_prefill_tensor."""
-    return sum(count for name, count in launch_counts().items() if name.startswith(kernel))
+def case_of(op: str, dtype: torch.dtype) -> Case:
+    sizes = DECODE_SIZES if op.endswith("decode") else SIZES
+    mask = dtype if op == "mask_map" else None
+    like, options = operands_of(op, dtype=dtype, mask=mask, **sizes)
+    names = signature_of(op).names
+    operands: list[Any] = [
+        each if each is None else _filled(name, each, sizes) for name, each in zip(names, like, strict=False)
+    ]
+    if "is_causal" in names and op != "sparse_decode":
+        options["is_causal"] = True
+    if op in BACKWARDS:
+        forward = getattr(reference, op.removesuffix("_backward"))
+        out, lse = forward(*operands[2:5], *operands[7:], **options)
+        operands[5:7] = None if operands[5] is None else out.float(), lse.float()
+    if op in DIFFERENTIABLE:
+        return Case(op, operands, options, Case(DIFFERENTIABLE[op], operands, options))
+    if op == "sdpa":
+        return Case(op, operands, options, Case("prefill", operands, {"is_causal": True, "q_offset": 0}))
+    if op == "sparse_decode":
+        return Case(op, operands, options, Case("decode", [*operands[:3], operands[4]], {}))
+    if op == "shared_prefix_decode":
+        query, *prefix, key, value, lengths = operands
+        pairs = zip(prefix, (key, value), strict=True)
+        whole = [torch.cat((one.expand(2, -1, -1, -1), other), 2) for one, other in pairs]
+        return Case(op, operands, options, Case("decode", [query, *whole, lengths + prefix[0].shape[2]], {}))
+    if op == "shared_prefix_paged_decode":
+        operands[3][1, : options["shared_blocks"]] = operands[3][0, : options["shared_blocks"]]
+        return Case(op, operands, options, Case("paged_decode", operands, {}))
+    return Case(op, operands, options)
 
 
-def _random(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(dtype)
-
-
-def _prefill_case(dtype: torch.dtype) -> Case:
-    query, key = _random(1, 4, 45, 64, dtype=dtype), _random(1, 2, 61, 64, dtype=dtype)
-    return Case("prefill", (query, key, _random(1, 2, 61, 64, dtype=dtype).flip(2)), {"is_causal": True})
-
-
-def _decode_case(dtype: torch.dtype) -> Case:
-    # Long enough that the keys are split, so that the merge pass runs too.
-    query, key = _random(2, 4, 1, 64, dtype=dtype), _random(2, 1, 600, 64, dtype=dtype)
-    return Case("decode", (query, key, key.flip(2), torch.tensor([600, 37], dtype=torch.int32)), {})
-
-
-def _paged_cache(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Two sequences of 50 and 18 keys."""
-    pool = _random(9, 16, 2, 64, dtype=dtype)
-    tables = torch.tensor([[7, 0, 4, 2], [5, 8, -1, -1]], dtype=torch.int32)
-    return pool, pool.flip(0), tables, torch.tensor([50, 18], dtype=torch.int32)
-
-
-def _paged_decode_case(dtype: torch.dtype) -> Case:
-    return Case("paged_decode", (_random(2, 4, 1, 64, dtype=dtype), *_paged_cache(dtype)), {})
-
-
-def _paged_prefill_case(dtype: torch.dtype) -> Case:
-    # A chunk of a prompt, and a single token.
-    starts = torch.tensor([0, 37, 38], dtype=torch.int32)
-    options = {"max_seqlen_q": 37, "is_causal": True}
-    return Case("paged_prefill", (_random(38, 4, 64, dtype=dtype), *_paged_cache(dtype), starts), options)
-
-
-def _varlen_prefill_case(dtype: torch.dtype) -> Case:
-    query, keys = _random(45, 4, 64, dtype=dtype), _random(70, 2, 64, dtype=dtype)
-    starts = (torch.tensor(entries, dtype=torch.int32) for entries in ([0, 37, 37, 45], [0, 41, 50, 70]))
-    options = {"max_seqlen_q": 37, "max_seqlen_k": 41, "is_causal": True}
-    return Case("varlen_prefill", (query, keys, keys.flip(0), *starts), options)
-
-
-def _backward_case(forward: Case) -> Case:
-    out, lse = getattr(reference, forward.op)(*forward.operands, **forward.options)
-    query, key, value, *packing = forward.operands
-    grad_out = _random(*out.shape, dtype=query.dtype)
-    operands = (grad_out, None, query, key, value, None, lse.float(), *packing)
-    return Case(f"{forward.op}_backward", operands, forward.options)
-
-
-def _merge_case(dtype: torch.dtype) -> Case:
-    return Case("merge", (_random(3, 2, 4, 5, 64, dtype=dtype), _random(3, 2, 4, 5, dtype=torch.float32)), {})
-
-
-def _logits_case(op: str, dtype: torch.dtype) -> Case:
-    _logits, cap = getattr(torch.ops.fattn, op).default._schema.arguments
-    return Case(op, (_random(3, 2, 600, dtype=dtype).transpose(0, 1),), {cap.name: 2.0})
-
-
-def _mask_map_case(dtype: torch.dtype) -> Case:
-    # Three documents side by side.
-    document = torch.tensor([70, 40, 90]).repeat_interleave(torch.tensor([70, 40, 90]))
-    hidden = document[:, None] != document
-    return Case("mask_map", (torch.zeros(200, 200, dtype=dtype).masked_fill(hidden, -torch.inf),), {})
-
-
-def _cache_write_case(dtype: torch.dtype) -> Case:
-    rows, pool = _random(5, 2, 64, dtype=dtype), torch.zeros(3, 4, 2, 64, dtype=dtype)
-    slots = torch.tensor([7, 0, -1, 11, 4])
-    return Case("cache_write", (rows, rows.flip(0), pool, pool.clone(), slots), {})
-
-
-def _as(op: str, same: Case, **options: Any) -> Case:
-    return Case(op, same.operands, same.options | options, same)
-
-
-def _sdpa_case(dtype: torch.dtype) -> Case:
-    same = _prefill_case(dtype)
-    same.options["q_offset"] = 0
-    return Case("sdpa", same.operands, {"is_causal": True, "enable_gqa": True}, same)
-
-
-def _sparse_decode_case(dtype: torch.dtype) -> Case:
-    same = _decode_case(dtype)
-    *operands, lengths = same.operands
-    every = torch.randperm(600, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-    return Case("sparse_decode", (*operands, every.expand(2, 1, 600), lengths), {}, same)
-
-
-def _shared_prefix_case(dtype: torch.dtype) -> Case:
-    same = _decode_case(dtype)
-    query, key, value, lengths = same.operands
-    key[1, :, :30], value[1, :, :30] = key[0, :, :30], value[0, :, :30]
-    parts = (key[:1, :, :30], value[:1, :, :30], key[:, :, 30:], value[:, :, 30:])
-    return Case("shared_prefix_decode", (query, *parts, lengths - 30), {}, same)
-
-
-def _shared_blocks_case(dtype: torch.dtype) -> Case:
-    same = _paged_decode_case(dtype)
-    same.operands[3][:, 0] = 7
-    return _as("shared_prefix_paged_decode", same, shared_blocks=1)
-
-
-CASES: dict[str, Callable[[torch.dtype], Case]] = {
-    "prefill": _prefill_case,
-    "decode": _decode_case,
-    "paged_decode": _paged_decode_case,
-    "paged_prefill": _paged_prefill_case,
-    "varlen_prefill": _varlen_prefill_case,
-    "prefill_backward": lambda dtype: _backward_case(_prefill_case(dtype)),
-    "varlen_prefill_backward": lambda dtype: _backward_case(_varlen_prefill_case(dtype)),
-    "merge": _merge_case,
-    **{op: partial(_logits_case, op) for op in LOGITS_OPERATORS},
-    "mask_map": _mask_map_case,
-    "cache_write": _cache_write_case,
-    "attention": lambda dtype: _as("attention", _prefill_case(dtype)),
-    "varlen_attention": lambda dtype: _as("varlen_attention", _varlen_prefill_case(dtype)),
-    "sdpa": _sdpa_case,
-    "shared_prefix_decode": _shared_prefix_case,
-    "shared_prefix_paged_decode": _shared_blocks_case,
-    "sparse_decode": _sparse_decode_case,
-}
+def _filled(name: str, like: Tensor, sizes: dict[str, Any]) -> Tensor:
+    """Numbers for an operand of this name."""
+    shape, generator = like.shape, torch.Generator().manual_seed(len(like.shape) + sum(like.shape))
+    if name == "attn_mask":  # documents of 20 tokens, side by side
+        document = (torch.arange(shape[dim]) // 20 for dim in (2, 3))
+        hidden = torch.ne(*torch.meshgrid(*document, indexing="ij"))
+        return torch.zeros(shape, dtype=like.dtype).masked_fill(hidden, -torch.inf)
+    if like.is_floating_point():
+        return torch.randn(shape, generator=generator).to(like.dtype)
+    if name == "seq_lens":
+        return torch.tensor([sizes["kv_len"], 50], dtype=like.dtype)
+    if name.startswith("cu_seqlens"):
+        return torch.arange(shape[0], dtype=like.dtype) * sizes["q_len" if name.endswith("q") else "kv_len"]
+    if name == "indices":
+        return torch.randperm(shape[-1], generator=generator).to(like.dtype).expand(shape)
+    return torch.randperm(like.numel(), generator=generator).to(like.dtype).view(shape)

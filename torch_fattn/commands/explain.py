@@ -5,40 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from typing import Any
 
 from ..inspection.chips import NAMES
-from ..inspection.planning import COMPOSED, FUNCTIONS
-from ..inspection.plans import FAMILIES, MOST_CORES, check_machine, explain
-from ..inspection.sizes import SIZES
-from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LOGITS_OPERATORS
-from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
+from ..inspection.planning import FUNCTIONS
+from ..inspection.plans import FAMILIES, MOST_CORES, explain
+from ..inspection.sizes import SIZES, operands_of
+from ..operators import DTYPES
 from ..operators.kv_formats import KV_FORMATS
 from .arguments import Parser, whole
 
 MOST = 2**31 - 1
 _MACHINE = ("chip", "device_name", "family", "cores", "macos")
-# Options that only some functions take.
-_PREFILLS = ("prefill", "varlen_prefill", *DIFFERENTIABLE, "sdpa", *BACKWARDS)
-_DECODES = ("decode", "paged_decode", *COMPOSED)
-_WITH_KEYS = (*_PREFILLS, *_DECODES, "paged_prefill")
-USED_BY = {
-    "kv_heads": (*_WITH_KEYS, "cache_write"),
-    "kv_len": (*_WITH_KEYS, "cache_write", "mask_map", *LOGITS_OPERATORS),
-    "head_dim": (*_WITH_KEYS, "cache_write", "merge"),
-    "value_dim": (*_WITH_KEYS, "cache_write"),
-    "block_size": ("paged_decode", "paged_prefill", "cache_write", "shared_prefix_paged_decode"),
-    "kv_format": (*_DECODES, "paged_prefill", "cache_write"),
-    "parts": ("merge",),
-    "prefix_len": ("shared_prefix_decode", "shared_prefix_paged_decode"),
-    "top_k": ("sparse_decode",),
-    "causal": _PREFILLS,
-    "mask": ("prefill", "attention", "sdpa", "prefill_backward", "mask_map"),
-}
-WHY_NOT = {
-    ("decode", "causal"): "its rows are the last ones of their sequences and always causal",
-    ("paged_prefill", "causal"): "its rows are planned as causal",
-    ("paged_decode", "causal"): "its rows are the last ones of their sequences and always causal",
-}
+# Sizes that only some functions have.
+_OF_SOME = "kv_heads kv_len head_dim value_dim block_size parts prefix_len top_k".split()
 
 
 def add_arguments(parser: Parser) -> None:
@@ -52,11 +32,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--head-dim", type=size, help="default: 128")
     parser.add_argument("--value-dim", type=size, help="default: --head-dim")
     parser.add_argument("--block-size", type=size, help="paged caches: keys per block; default: 16")
-    parser.add_argument(
-        "--kv-format",
-        choices=KV_FORMATS,
-        help="format of a quantised cache; default: --dtype",
-    )
+    parser.add_argument("--kv-format", choices=KV_FORMATS, help="of a quantised cache; default: --dtype")
     parser.add_argument("--parts", type=size, help="merge: partial results; default: 2")
     parser.add_argument("--prefix-len", type=size, help="shared prefixes: their keys; default: 1024")
     parser.add_argument("--top-k", type=size, help="sparse_decode: selected keys of a row; default: 2048")
@@ -79,12 +55,14 @@ def add_arguments(parser: Parser) -> None:
 
 def run(parser: Parser, options: argparse.Namespace) -> int:
     """Prints the plan. A call that the planner refuses is an argument error."""
-    _check_use(parser, options)
-    _check_device(parser, options)
+    every = str(operands_of(options.op))
+    for name in _OF_SOME:
+        other: dict[str, Any] = {name: 1}
+        if getattr(options, name) is not None and str(operands_of(options.op, **other)) == every:
+            parser.refuse(f"{options.op} takes no --{name.replace('_', '-')}; leave it out")
     given = {name: getattr(options, name, None) for name in (*SIZES, *_MACHINE)}
     given["torch_version"] = options.torch
-    if options.op in USED_BY["causal"]:
-        given["is_causal"] = bool(options.causal)
+    given["is_causal"] = options.causal
     try:
         plan = explain(options.op, **{name: value for name, value in given.items() if value is not None})
     except (RuntimeError, TypeError, ValueError) as refusal:
@@ -94,37 +72,3 @@ def run(parser: Parser, options: argparse.Namespace) -> int:
     else:
         print(plan.details if options.verbose else plan)
     return 0
-
-
-def _check_use(parser: Parser, options: argparse.Namespace) -> None:
-    for name, operators in USED_BY.items():
-        if getattr(options, name) is not None and options.op not in operators:
-            why = WHY_NOT.get((options.op, name), f"it belongs to {', '.join(operators)}")
-            parser.refuse(f"{options.op} takes no {_option(name)}: {why}; leave it out")
-    for name in ("head_dim", "value_dim"):
-        dim = getattr(options, name) or 0
-        if options.op in {*_WITH_KEYS} - {"sdpa"} and dim % HEAD_STEP and dim < MAX_HEAD_DIM:
-            parser.refuse(
-                f"{_option(name)} {dim} is not a multiple of {HEAD_STEP}; give {_option(name)} "
-                f"{dim + -dim % HEAD_STEP}, to which such heads are padded"
-            )
-
-
-def _check_device(parser: Parser, options: argparse.Namespace) -> None:
-    try:
-        check_machine(
-            "",
-            options.device_name,
-            options.family,
-            options.cores,
-            options.macos,
-            options.torch,
-            spelled=_option,
-        )
-    except ValueError as refusal:
-        parser.refuse(str(refusal))
-
-
-def _option(argument: str) -> str:
-    """The command-line option for an argument of `explain`."""
-    return "--" + argument.removesuffix("_version").replace("_", "-")

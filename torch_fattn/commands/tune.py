@@ -36,7 +36,6 @@ from ..tuning.tuned_file import (
 )
 from .arguments import ArgumentError, Parser, whole
 from .doctor import advice_about_device, this_gpu
-from .progress import Progress
 
 DEFAULT_SECONDS = 170
 ACTIONS = ("reset", "show", "dry_run")
@@ -173,15 +172,15 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
 def time_all(stopwatch: Stopwatch, chosen: list[Subject]) -> Outcome:
     outcome = Outcome()
     try:
-        with Progress(len(chosen)) as progress:
-            for number, subject in enumerate(chosen):
-                progress.step(str(subject))
-                try:
-                    tuned = _train if subject.op == "training" else _tune
-                    outcome.rows[subject] = tuned(stopwatch, subject, outcome)
-                except OutOfTimeError:
-                    outcome.not_reached = chosen[number:]
-                    break
+        for number, subject in enumerate(chosen):
+            if sys.stderr.isatty():
+                print(f"{number}/{len(chosen)}  {subject}", file=sys.stderr)
+            try:
+                tuned = _train if subject.op == "training" else _tune
+                outcome.rows[subject] = tuned(stopwatch, subject, outcome)
+            except OutOfTimeError:
+                outcome.not_reached = chosen[number:]
+                break
     finally:
         stopwatch.use([])
     return outcome

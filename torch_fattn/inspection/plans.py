@@ -6,7 +6,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -172,56 +172,44 @@ def _settings(values: dict[str, Any]) -> str:
     )
 
 
-def check_machine(
-    asker: str,
+def _check_machine(
     device_name: str | None,
     family: int | None,
     cores: int | None,
     macos: str | None,
     torch_version: str | None,
-    *,
-    default: str = "an Apple M1",
-    spelled: Callable[[str], str] = str,
+    default: str,
 ) -> None:
-    """Raises ValueError for an invalid machine. The message begins with `asker`; `spelled` maps arguments to
-    the names that the user wrote."""
     for what, value, allowed in (("family", family, FAMILIES), ("cores", cores, range(MOST_CORES + 1))):
         if value is not None and value not in allowed:
             raise ValueError(
-                f"{asker}{spelled(what)} {shown(value)} is not a whole number from {allowed[0]} to "
-                f"{allowed[-1]}; leave it out for {default}"
+                f"{NAME}: {what} {shown(value)} is not a whole number from {allowed[0]} to {allowed[-1]}; "
+                f"leave it out for {default}"
             )
-    _check_device_name(f"{asker}{spelled('device_name')}", device_name, family, cores, spelled)
+    if device_name is not None:
+        _check_device_name(f"{NAME}: device_name {shown(device_name)}", device_name, family, cores)
     for what, version, is_one, example in (
         ("macos", macos, is_version, "26.2"),
         ("torch_version", torch_version, is_torch_version, "2.15"),
     ):
         if version is not None and not is_one(version):
             raise ValueError(
-                f"{asker}{spelled(what)} {shown(version)} is not a version like {example!r}; leave it out "
-                "for that of this machine"
+                f"{NAME}: {what} {shown(version)} is not a version like {example!r}; leave it out for that "
+                "of this machine"
             )
 
 
-def _check_device_name(
-    named: str, name: str | None, family: int | None, cores: int | None, spelled: Callable[[str], str]
-) -> None:
-    if name is None:
-        return
+def _check_device_name(given: str, name: str, family: int | None, cores: int | None) -> None:
     if not (name.strip() and name.isprintable()):
-        raise ValueError(f"{named} {shown(name)} is not a printable name; write one or leave it out")
+        raise ValueError(f"{given} is not a printable name; write one or leave it out")
     if family is None or cores is None:
         raise ValueError(
-            f"{named} {shown(name)} is only a name, and a plan depends on the GPU's figures; give "
-            f"{spelled('family')} and {spelled('cores')} with it"
+            f"{given} is only a name, and a plan depends on the GPU's figures; give family and cores with it"
         )
     generation = re.match(r"(?:Apple )?(M\d+)\b", name)
-    own = FAMILY_OF_GENERATION.get(generation.group(1)) if generation else None
-    if own not in (None, family) and generation and generation.group(1) not in ASSUMED:
-        raise ValueError(
-            f"{named} {shown(name)} is of Apple family {own}, not {family}; give {spelled('family')} {own} "
-            "or another name"
-        )
+    own = FAMILY_OF_GENERATION.get(generation[1]) if generation and generation[1] not in ASSUMED else None
+    if own not in (None, family):
+        raise ValueError(f"{given} is of Apple family {own}, not {family}; give family {own} or another name")
 
 
 @public(NAME, renames=False)
@@ -282,15 +270,8 @@ def explain(
         device_name = device_name or f"Apple {figures.name}"
         family = figures.family if family is None else family
         cores = figures.cores if cores is None else cores
-    check_machine(
-        f"{NAME}: ",
-        device_name,
-        family,
-        cores,
-        macos,
-        torch_version,
-        default="the GPU of this machine" if on_mps else "an Apple M1",
-    )
+    default = "the GPU of this machine" if on_mps else "an Apple M1"
+    _check_machine(device_name, family, cores, macos, torch_version, default)
     check_settings()
     if tensor is not None and tensor not in STATES:
         raise ValueError(

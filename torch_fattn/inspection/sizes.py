@@ -25,6 +25,7 @@ ALIKE = DIFFERENTIABLE | {
     "shared_prefix_paged_decode": "paged_decode",
     "sparse_decode": "decode",
 }
+MASKED = ("prefill", "attention", "sdpa", "prefill_backward", "mask_map")
 CAP = 30.0  # of softcap
 
 
@@ -182,6 +183,8 @@ def _checked(asker: str, op: str, name: str, value: Any) -> Any:
     `__index__`."""
     given = f"{asker}: {name} {shown(value)}"
     if name in _DTYPES:
+        if name == "mask" and value is not None and op not in MASKED:
+            raise ValueError(f"{given} is of {', '.join(MASKED)}, and {op} takes none; leave it out")
         if isinstance(value, torch.dtype):
             return value
         if value not in _DTYPES[name]:

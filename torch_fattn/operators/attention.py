@@ -7,13 +7,14 @@ waits, checks them, and raises ValueError instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
 from .options import DecodeOptions, PagedPrefillOptions, PrefillOptions, VarlenPrefillOptions
+from .return_lse import with_lse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,36 +29,7 @@ __all__ = [
 ]
 
 
-@overload
-def prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[PrefillOptions],
-) -> Tensor: ...
-@overload
-def prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[PrefillOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    return_lse: bool,
-    **options: Unpack[PrefillOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("fattn.prefill", options="prefill")
 def prefill(
     query: Tensor,
@@ -107,36 +79,7 @@ def prefill(
     return (out, lse) if return_lse else out
 
 
-@overload
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[DecodeOptions],
-) -> Tensor: ...
-@overload
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    return_lse: bool,
-    **options: Unpack[DecodeOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("fattn.decode", options="decode")
 def decode(
     query: Tensor,
@@ -171,39 +114,7 @@ def decode(
     return (out, lse) if return_lse else out
 
 
-@overload
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[DecodeOptions],
-) -> Tensor: ...
-@overload
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    *,
-    return_lse: bool,
-    **options: Unpack[DecodeOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("fattn.paged_decode", options="paged_decode")
 def paged_decode(
     query: Tensor,
@@ -237,48 +148,7 @@ def paged_decode(
     return (out, lse) if return_lse else out
 
 
-@overload
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    max_seqlen_q: int,
-    *,
-    is_causal: bool,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[PagedPrefillOptions],
-) -> Tensor: ...
-@overload
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    max_seqlen_q: int,
-    *,
-    is_causal: bool,
-    return_lse: Literal[True],
-    **options: Unpack[PagedPrefillOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    max_seqlen_q: int,
-    *,
-    is_causal: bool,
-    return_lse: bool,
-    **options: Unpack[PagedPrefillOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("fattn.paged_prefill", options="paged_prefill")
 def paged_prefill(
     query: Tensor,
@@ -326,45 +196,7 @@ def paged_prefill(
     return (out, lse) if return_lse else out
 
 
-@overload
-def varlen_prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[VarlenPrefillOptions],
-) -> Tensor: ...
-@overload
-def varlen_prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[VarlenPrefillOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def varlen_prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
-    return_lse: bool,
-    **options: Unpack[VarlenPrefillOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("fattn.varlen_prefill", options="varlen_prefill")
 def varlen_prefill(
     query: Tensor,
@@ -415,12 +247,7 @@ def varlen_prefill(
     return (out, lse) if return_lse else out
 
 
-@overload
-def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[False] = ...) -> Tensor: ...
-@overload
-def merge(outs: Tensor, lses: Tensor, *, return_lse: Literal[True]) -> tuple[Tensor, Tensor]: ...
-@overload
-def merge(outs: Tensor, lses: Tensor, *, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("fattn.merge")
 def merge(outs: Tensor, lses: Tensor, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Combine attention over disjoint sets of keys into attention over their union.

@@ -44,15 +44,7 @@ def cache_write(
             unchanged, bit by bit, and int8 is "int8". uint8 storage needs "fp8_e4m3" or "int4" (which needs D
             and Dv to be multiples of 32).
 
-    | kv_format | number of a stored q | largest distance from x | |---|---|---|
-    | int8 | `q * scale`, scale = max abs of the row / 127 | `max abs / 253` |
-    | fp8_e4m3 | `q` | `abs(x) / 16` or `2 ** -10`, the larger; beyond +-448: +-448 |
-    | fp8_e4m3 | `q * scale`, scale = max abs of the row / 448 | `abs(x) / 15.9` or `max abs / 450_000` |
-    | int4 | `minimum + q * scale`, of 32 columns | `scale / 1.99`, scale about `(max - min) / 15` |
-
-    A row is one head of a token. A NaN or an infinity makes its whole row NaN (int4: the group of 32 columns;
-    fp8 without scales: only the NaN itself). `torch_fattn.reference.quantise` is the exact definition, with
-    rounding, saturation and subnormal numbers.
+    `torch_fattn.reference.kv_formats` defines every format exactly, with its errors, its rounding and NaN.
 
     In multi-head latent attention the value is the first columns of the key: pass value, value_cache and
     value_scales as views of their key counterparts, which are written once.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
-from .attention import prefill, varlen_prefill
 from .options import PrefillOptions, VarlenPrefillOptions
+from .return_lse import with_lse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -19,20 +18,13 @@ __all__ = ["MAX_BACKWARD_HEAD_DIM", "attention", "needs_gradient", "varlen_atten
 
 MAX_BACKWARD_HEAD_DIM = 256  # of query, key and value
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 def needs_gradient(*operands: Tensor | None) -> bool:
     """Whether a result of these operands needs a graph."""
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands)
 
 
-def _typed_as(other: _Function) -> Callable[[Callable[..., Any]], _Function]:
-    """Decorates a function with the overloads of another."""
-    return lambda function: cast("_Function", function)
-
-
-@_typed_as(prefill)
+@with_lse
 @public("fattn.attention", options="attention")
 def attention(
     query: Tensor,
@@ -67,7 +59,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-@_typed_as(varlen_prefill)
+@with_lse
 @public("fattn.varlen_attention", options="varlen_attention")
 def varlen_attention(
     query: Tensor,

@@ -5,7 +5,7 @@ et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the sam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .kv_formats import head_dim
 from .options import DecodeOptions, StorageOptions
 from .parts import token_major
 from .prefix_and_suffix import Keys, Rows, attend
+from .return_lse import with_lse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,54 +27,7 @@ STORAGE = tuple(StorageOptions.__annotations__)
 POOL = ("num_blocks", "block_size", "Hkv")
 
 
-@overload
-def shared_prefix_decode(
-    query: Tensor,
-    prefix_key: Tensor,
-    prefix_value: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    block_tables: Tensor | None = ...,
-    prefix_key_scales: Tensor | None = ...,
-    prefix_value_scales: Tensor | None = ...,
-    prefix_kv_format: str = ...,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[DecodeOptions],
-) -> Tensor: ...
-@overload
-def shared_prefix_decode(
-    query: Tensor,
-    prefix_key: Tensor,
-    prefix_value: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    block_tables: Tensor | None = ...,
-    prefix_key_scales: Tensor | None = ...,
-    prefix_value_scales: Tensor | None = ...,
-    prefix_kv_format: str = ...,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def shared_prefix_decode(
-    query: Tensor,
-    prefix_key: Tensor,
-    prefix_value: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    block_tables: Tensor | None = ...,
-    prefix_key_scales: Tensor | None = ...,
-    prefix_value_scales: Tensor | None = ...,
-    prefix_kv_format: str = ...,
-    return_lse: bool,
-    **options: Unpack[DecodeOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("torch_fattn.shared_prefix_decode", options="decode")
 def shared_prefix_decode(
     query: Tensor,
@@ -175,42 +129,7 @@ def shared_prefix_decode(
     return (out, lse) if return_lse else out
 
 
-@overload
-def shared_prefix_paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    shared_blocks: int,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[DecodeOptions],
-) -> Tensor: ...
-@overload
-def shared_prefix_paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    shared_blocks: int,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def shared_prefix_paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    shared_blocks: int,
-    *,
-    return_lse: bool,
-    **options: Unpack[DecodeOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public("torch_fattn.shared_prefix_paged_decode", options="decode")
 def shared_prefix_paged_decode(
     query: Tensor,

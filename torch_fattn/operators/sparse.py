@@ -5,13 +5,14 @@ one token, a row's selection is a block table, and a row is a sequence.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
 from .attention import paged_decode
+from .return_lse import with_lse
 
 __all__ = ["is_one_cache", "sparse_decode"]
 
@@ -19,42 +20,7 @@ NAME = "torch_fattn.sparse_decode"
 MOST_BLOCKS = 2**31 - 1  # block numbers of an int32 table
 
 
-@overload
-def sparse_decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    indices: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    block_tables: Tensor | None = ...,
-    is_causal: bool = ...,
-    softcap: float = ...,
-    scale: float | None = ...,
-    sinks: Tensor | None = ...,
-    key_scales: Tensor | None = ...,
-    value_scales: Tensor | None = ...,
-    kv_format: str = ...,
-    return_lse: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def sparse_decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    indices: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    block_tables: Tensor | None = ...,
-    is_causal: bool = ...,
-    softcap: float = ...,
-    scale: float | None = ...,
-    sinks: Tensor | None = ...,
-    key_scales: Tensor | None = ...,
-    value_scales: Tensor | None = ...,
-    kv_format: str = ...,
-    return_lse: bool,
-) -> Tensor | tuple[Tensor, Tensor]: ...
+@with_lse
 @public(NAME, names={"key_cache": "key", "value_cache": "value"})
 def sparse_decode(
     query: Tensor,

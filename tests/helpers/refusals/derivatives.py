@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jvp, vmap
+from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_fattn
@@ -63,28 +63,6 @@ def _of_learned_scale(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
         return scale.grad
 
     return call
-
-
-ROWS = heads(2, 3, 2, 8)
-LENGTHS = torch.tensor([[0, 1, 3], [0, 2, 3]], dtype=torch.int32)
-
-
-def _packed_by_vmap() -> Tensor:
-    return vmap(lambda rows, lens: torch_fattn.varlen_attention(rows, rows, rows, lens, lens, 3, 3))(
-        ROWS, LENGTHS
-    )
-
-
-def _packed_in_one_call() -> Tensor:
-    rows, lens = ROWS.flatten(0, 1), torch.cat((LENGTHS[0], LENGTHS[1][1:] + 3))
-    return torch_fattn.varlen_attention(rows, rows, rows, lens, lens, 3, 3).unflatten(0, (2, 3))
-
-
-def _packed_one_by_one() -> Tensor:
-    calls = zip(ROWS, LENGTHS, strict=True)
-    return torch.stack(
-        [reference.varlen_prefill(rows, rows, rows, lens, lens, 3, 3)[0] for rows, lens in calls]
-    )
 
 
 def _tangent(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
@@ -144,12 +122,6 @@ REFUSALS: list[Refusal] = [
         _of_learned_scale(lambda q, k, v, scale: torch_fattn.attention(q, k, v, scale=scale)),
         _of_learned_scale(lambda q, k, v, scale: torch_fattn.attention(q * scale, k, v, scale=1.0)),
         _of_learned_scale(lambda q, k, v, scale: (q @ k.mT * scale).softmax(-1) @ v),
-    ),
-    Refusal(
-        "pack the sequences of all its calls into one call",
-        _packed_by_vmap,
-        _packed_in_one_call,
-        _packed_one_by_one,
     ),
     Refusal(
         "use torch.softmax or torch.tanh where one is needed",
