@@ -20,8 +20,6 @@ from .sequences import PagedSequence, Swapped, Window
 from .stats import CacheStats
 from .step import CacheStep
 
-__all__ = ["PagedKVCache"]
-
 
 class PagedKVCache(PagedSequences):
     """A paged cache: sequences take blocks of `block_size` tokens from one pool as they grow, and can share

@@ -20,8 +20,6 @@ from .step import CacheFullError, CacheStep
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["StaticKVCache"]
-
 
 class StaticKVCache(KVCache):
     """A dense cache for a fixed batch, with room for `capacity` tokens of each sequence.
