@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .memory import Layers
 from .prefixes import block_keys
-from .sequences import PagedSequence, Window
+from .sequences import CachedSequence, Window
 
 FORMAT, VERSION = "torch_fattn.PagedKVCache", 1
 _SIDES = ("key", "key_scales", "value", "value_scales")
@@ -208,10 +208,10 @@ class LoadedSequence:
         self.chunks[begin:end] = [()] * len(self.chunks[begin:end])
         self._hidden = end
 
-    def sequence(self, blocks: list[int], epoch: int) -> PagedSequence:
+    def sequence(self, blocks: list[int], epoch: int) -> CachedSequence:
         length, size = len(self._saved.rows), self._block_size
         keys = list(block_keys(self._saved.token_ids, size, self._saved.salt))
-        return PagedSequence(
+        return CachedSequence(
             row=-1,
             salt=self._saved.salt,
             epoch=epoch,

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
 import torch
 
 from ..runtime.signatures import public, shown
-from .accepted import Acceptance
 from .blocks import GONE
 from .files import LoadedSequence, Saved, SavedSequence, read, write
 from .memory import CacheShape, Layers, check_bytes, check_sizes
 from .paged_sequences import PagedSequences
-from .sequences import PagedSequence, Swapped, Window
-from .stats import CacheStats
+from .sequences import Acceptance, CachedSequence, Swapped, Window
 from .step import CacheStep
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Statistics of a `PagedKVCache`. All are host numbers: reading them does not wait for the GPU."""
+
+    blocks: int  # of the pool
+    free_blocks: int  # that new tokens can take
+    shared_blocks: int  # that several sequences use
+    cached_blocks: int  # that `allocate` finds by their tokens, in use or free
+    sequences: int
+    swapped: int  # sequences in host memory
+    tokens: int  # of all sequences; shared tokens count once per sequence
+    prefix_hits: int  # blocks that `allocate` found since the cache was made
+    prefix_misses: int  # whole blocks of prompts that it did not find
+    evictions: int  # registered blocks that were reused for other tokens
+    memory_bytes: int  # keys, values, scales and tables, on the device
 
 
 class PagedKVCache(PagedSequences):
@@ -239,7 +254,7 @@ class PagedKVCache(PagedSequences):
         chunks = dict.fromkeys(chunk for each in loaded for chunk in each.chunks if chunk)
         taken = self._take("load", len(chunks))
         blocks = dict(zip(chunks, taken, strict=True))
-        added: list[PagedSequence] = []
+        added: list[CachedSequence] = []
         try:
             slots = [(blocks[chunk] * size + n, row) for chunk in chunks for n, row in enumerate(chunk)]
             kept = [(slot, row) for slot, row in slots if row >= 0]

@@ -1,15 +1,16 @@
-"""Sequences of a paged cache, and the blocks that their new tokens need. Host numbers only."""
+"""The sequences of a cache: their blocks, the layers that have their tokens, and what new or accepted tokens
+change. Host numbers only."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from .blocks import GONE, BlockPool
-from .filled import Filled
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,47 @@ class Window:
         return -(-self.sink_tokens // block_size)
 
 
+class Filled:
+    """Runs of tokens that some layers lack: the first position of each, and the layers that have it. The set
+    of the newest step grows as layers append. A layer that lacks a run lacks all later ones.
+    """
+
+    def __init__(self, runs: Sequence[tuple[int, AbstractSet[int]]] = ()) -> None:
+        self._runs = [*runs]
+
+    def copy(self) -> Filled:
+        return Filled(self._runs)
+
+    def freeze(self, every: AbstractSet[int]) -> None:
+        """Ignores, for this sequence, layers that append the newest step later."""
+        if not self._runs:
+            return
+        first, layers = self._runs.pop()
+        is_continued = bool(self._runs) and self._runs[-1][1] == layers
+        if layers != every and not is_continued:
+            self._runs.append((first, frozenset(layers)))
+
+    def add(self, first: int, layers: AbstractSet[int], every: AbstractSet[int]) -> None:
+        """Adds new tokens from this position on."""
+        self.freeze(every)
+        self._runs.append((first, layers))
+
+    def cut(self, length: int) -> None:
+        """Drops the tokens from this position on."""
+        while self._runs and self._runs[-1][0] >= length:
+            self._runs.pop()
+
+    def lacking(self, layers: AbstractSet[int]) -> AbstractSet[int]:
+        """The layers that lack a token."""
+        return layers - self._runs[-1][1] if self._runs else frozenset()
+
+    def gap(self, layers: AbstractSet[int], length: int) -> tuple[int, int] | None:
+        """The first layer that lacks one of the first `length` tokens, and that token's position."""
+        gaps = ((first, min(layers - found)) for first, found in self._runs if layers - found)
+        position, layer = next(gaps, (length, -1))
+        return (layer, position) if position < length else None
+
+
 @dataclass(frozen=True)
 class Swapped:
     """Blocks of a sequence in host memory."""
@@ -38,7 +80,7 @@ class Swapped:
 
 
 @dataclass
-class PagedSequence:
+class CachedSequence:
     row: int  # row in the device's tables
     salt: str = ""
     epoch: int = 0  # of its blocks' prefix keys
@@ -52,7 +94,7 @@ class PagedSequence:
     swapped: Swapped | None = None  # its blocks then are `GONE`
     changed: int = 0  # the cache's count of changes at this sequence's last change
 
-    def fork(self, row: int) -> PagedSequence:
+    def fork(self, row: int) -> CachedSequence:
         own = replace(self, row=row, blocks=[*self.blocks], token_ids=[*self.token_ids], keys=[*self.keys])
         own.filled = self.filled.copy()
         return own
@@ -104,7 +146,7 @@ class PagedSequence:
 class Growth:
     """The blocks that a sequence needs for its new tokens."""
 
-    sequence: PagedSequence
+    sequence: CachedSequence
     tokens: int
     copies_end: bool  # the last block is partly filled and shared
     new: int  # blocks after it
@@ -119,7 +161,7 @@ class Growth:
 
 
 def plan_growth(
-    pool: BlockPool, block_size: int, sequences: Sequence[PagedSequence], counts: Sequence[int]
+    pool: BlockPool, block_size: int, sequences: Sequence[CachedSequence], counts: Sequence[int]
 ) -> list[Growth]:
     """A shared, partly filled block is copied for every sequence but the last, which keeps it."""
     plan, copied = [], Counter[int]()
@@ -133,3 +175,63 @@ def plan_growth(
                 copied[end] += copies_end
         plan.append(Growth(sequence, count, copies_end, new))
     return plan
+
+
+@dataclass
+class Acceptance:
+    """Which of the newest `tokens` tokens of a sequence are accepted. They move next to the tokens before."""
+
+    sequence: CachedSequence
+    tokens: int
+    accepted: Sequence[int]
+    copied: list[int] = field(default_factory=list)  # shared blocks to write, as indices in the table
+
+    @property
+    def length(self) -> int:
+        return self.sequence.length - self.tokens + len(self.accepted)
+
+    @property
+    def first(self) -> int:
+        """The first position whose token changes, or the end."""
+        return next((to for _, to in self._moves()), self.length)
+
+    @property
+    def is_all(self) -> bool:
+        return len(self.accepted) == self.tokens
+
+    def _moves(self) -> Iterator[tuple[int, int]]:
+        """Old and new position of each token that moves."""
+        first = self.sequence.length - self.tokens
+        return ((first + j, first + i) for i, j in enumerate(self.accepted) if i != j)
+
+    def plan(self, pool: BlockPool, block_size: int) -> None:
+        written = self._written(block_size)
+        self.copied = [index for index in written if pool.users(self.sequence.blocks[index]) > 1]
+
+    def _written(self, block_size: int) -> list[int]:
+        """The blocks that tokens move to, as indices in the table."""
+        return [*dict.fromkeys(to // block_size for _, to in self._moves())]
+
+    def blocks(self, copies: Sequence[int]) -> list[int]:
+        """The blocks with these copies."""
+        blocks = [*self.sequence.blocks]
+        for index, copy in zip(self.copied, copies, strict=True):
+            blocks[index] = copy
+        return blocks
+
+    def slots(self, blocks: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
+        """Old and new slot of each token that moves or precedes one in a copied block."""
+        moves = list(self._moves())
+        if not moves:
+            return
+        start = moves[0][1]  # only the first moved token's block holds earlier tokens
+        if start // block_size in self.copied:
+            moves[:0] = ((position, position) for position in range(start - start % block_size, start))
+        for source, target in moves:
+            old, new = self.sequence.blocks[source // block_size], blocks[target // block_size]
+            yield old * block_size + source % block_size, new * block_size + target % block_size
+
+    def written(self, block_size: int) -> list[int]:
+        """The unshared blocks that tokens move to."""
+        indices = [index for index in self._written(block_size) if index not in self.copied]
+        return [self.sequence.blocks[index] for index in indices]
