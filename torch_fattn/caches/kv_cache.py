@@ -39,8 +39,7 @@ class KVCache:
         """Stores the step's keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]`. A
         latent cache takes no values."""
         self._check_step("append", layer, step)
-        tokens = step.slot_mapping.shape[0]
-        rows = self._layers.new_rows(f"{self._name}.append", key, value, tokens)
+        rows = self._layers.new_rows(f"{self._name}.append", key, value)
         self._layers.write(layer, step.slot_mapping, *rows)
         step._appended.add(layer)
 
@@ -93,7 +92,7 @@ class KVCache:
         self._check_step("prefill", layer, step)
         step._check_appended(f"{self._name}.prefill", layer)
         step._check_packed(f"{self._name}.prefill", query)
-        self._layers.check_query(f"{self._name}.prefill", query)
+        self._layers.check_kind(f"{self._name}.prefill", "query", query)
         self._check_written("prefill", layer, step)
         self._add_options("prefill", layer, options)
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
@@ -177,7 +176,7 @@ class KVCache:
         self._check_step("decode", layer, step)
         step._check_appended(name, layer)
         step._check_query(name, query)
-        self._layers.check_query(name, query)
+        self._layers.check_kind(name, "query", query)
         self._check_written("decode", layer, step)
 
     def _decode_packed(
