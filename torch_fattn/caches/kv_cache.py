@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+CACHE = {"key_cache": "the cache", "value_cache": "the cache"}  # in the operators' errors
+
+
 class KVCache:
     """Methods of `StaticKVCache` and `PagedKVCache`, which document them as their own."""
 
@@ -34,7 +37,7 @@ class KVCache:
         """Raises unless the cache has the sequence."""
         raise NotImplementedError
 
-    @public("KVCache.append", inherited=True)
+    @public("KVCache.append", inherited=True, names=CACHE)
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
         """Stores the step's keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]`. A
         latent cache takes no values."""
@@ -76,7 +79,7 @@ class KVCache:
         return_lse: bool,
         **options: Unpack[CachePrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("KVCache.prefill", options="paged_prefill", inherited=True)
+    @public("KVCache.prefill", options="paged_prefill", inherited=True, names=CACHE)
     def prefill(
         self,
         layer: int,

@@ -15,6 +15,15 @@ from ..operators.cache_write import cache_write
 from ..operators.kv_formats import KV_FORMATS, check_format
 from .indices import on_device
 
+SIZES = {  # names of the constructors' arguments in the errors of `cache_write`
+    "key head_dim": "head_dim",
+    "key_cache head_dim": "head_dim",
+    "value head_dim": "value_dim",
+    "value_cache head_dim": "value_dim",
+    "pad key and its cache": "pad keys",
+    "pad value and its cache": "pad values",
+}
+
 
 def check_sizes(name: str, least: int, **sizes: int) -> None:
     for what, size in sizes.items():
@@ -62,7 +71,12 @@ class CacheShape:
             )
         _check_device(name, self.device)
         check_format(name, self.kv_format, "auto")
-        # `cache_write` has the errors for other dtypes and sizes of heads.
+        if self.dtype not in DTYPES.values():
+            raise TypeError(
+                f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
+                "of them, and a kv_format to store keys and values in fewer bits"
+            )
+        # `cache_write` has the errors for sizes of heads.
         _, operands, options = replace(self, shape=(1, 1, 1)).layer()
         key, value = (
             torch.empty(0, 1, dim, dtype=self.dtype, device=self.device)

@@ -13,7 +13,7 @@ import torch
 from ..runtime.signatures import public, shown
 from .blocks import GONE
 from .files import LoadedSequence, Saved, SavedSequence, read, write
-from .memory import CacheShape, Layers, check_bytes, check_sizes
+from .memory import SIZES, CacheShape, Layers, check_bytes, check_sizes
 from .paged_sequences import PagedSequences
 from .sequences import Acceptance, CachedSequence, Swapped, Window
 from .step import CacheStep
@@ -59,7 +59,7 @@ class PagedKVCache(PagedSequences):
     until the others append them or `truncate` drops them.
     """
 
-    @public("PagedKVCache")
+    @public("PagedKVCache", names=SIZES)
     def __init__(
         self,
         num_layers: int,

@@ -13,7 +13,7 @@ from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import public
 from .blocks import GONE
 from .groups import Group, find_groups, in_order
-from .kv_cache import KVCache
+from .kv_cache import CACHE, KVCache
 from .sequences import CachedSequence, Window
 from .step import CacheStep
 
@@ -61,7 +61,7 @@ class PagedAttention(KVCache):
         return_lse: bool,
         **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("PagedKVCache.decode", options="paged_decode")
+    @public("PagedKVCache.decode", options="paged_decode", names=CACHE)
     def decode(
         self,
         layer: int,

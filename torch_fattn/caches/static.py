@@ -11,8 +11,8 @@ from torch import Tensor
 from ..operators.attention import decode, paged_decode
 from ..operators.options import CacheDecodeOptions
 from ..runtime.signatures import public
-from .kv_cache import KVCache
-from .memory import CacheShape, Layers, check_sizes
+from .kv_cache import CACHE, KVCache
+from .memory import SIZES, CacheShape, Layers, check_sizes
 from .sequences import CachedSequence
 from .step import CacheFullError, CacheStep
 from .tables import Tables
@@ -39,7 +39,7 @@ class StaticKVCache(KVCache):
 
     _name = "StaticKVCache"
 
-    @public("StaticKVCache")
+    @public("StaticKVCache", names=SIZES)
     def __init__(
         self,
         num_layers: int,
@@ -135,7 +135,7 @@ class StaticKVCache(KVCache):
         return_lse: bool,
         **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("StaticKVCache.decode", options="decode")
+    @public("StaticKVCache.decode", options="decode", names={**CACHE, "key has": "the cache has"})
     def decode(
         self,
         layer: int,

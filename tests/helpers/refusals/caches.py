@@ -196,10 +196,10 @@ REFUSALS: list[Refusal] = [
         )
         for followed in (torch.inference_mode()(written(key_cache=IN_THE_MODE)), written())
     ),
-    Refusal("pad key and its cache with zeros to 64 and decode with scale=60 ** -0.5",
+    Refusal("pad keys with zeros to 64 and decode with scale=60 ** -0.5",
             lambda: _cache(head_dim=60), lambda: _through_cache(60, 64, 64, 64),
             lambda: _without_cache(60, 64)),
-    Refusal("pad value and its cache with zeros to 40 and cut the result to 36 columns",
+    Refusal("pad values with zeros to 40 and cut the result to 36 columns",
             lambda: _cache(value_dim=36), lambda: _through_cache(64, 36, 64, 40),
             lambda: _without_cache(64, 36)),
     Refusal("keep keys and values for F.scaled_dot_product_attention",
@@ -207,6 +207,8 @@ REFUSALS: list[Refusal] = [
             lambda: F.scaled_dot_product_attention(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1)),
             lambda: reference.prefill(heads(1, 2, 1, 600), *heads(2, 1, 2, 5, 600, seed=1))[0]),
     of_sizes('use "mps" or "cpu"', {"device": "gpu"}),
+    of_sizes("give one of them, and a kv_format to store keys and values in fewer bits",
+             {"dtype": torch.int8}, {"dtype": torch.float16, "kv_format": "int8"}),
     of_sizes('use "int8" or "fp8_e4m3"', {"kv_format": "int4", "head_dim": 48},
              {"kv_format": "int8", "head_dim": 48}),
     of_sizes("give 1 or more", {"num_layers": 0}, {"num_layers": 1}),
