@@ -12,7 +12,7 @@ import torch
 
 from ..runtime.signatures import public, shown
 from .blocks import GONE
-from .files import LoadedSequence, Saved, SavedSequence, read, write
+from .files import Saved, SavedSequence, read, write
 from .memory import SIZES, CacheShape, Layers, check_bytes, check_sizes
 from .paged_sequences import PagedSequences
 from .sequences import Acceptance, CachedSequence, Swapped, Window
@@ -250,8 +250,8 @@ class PagedKVCache(PagedSequences):
         """
         name, size = "PagedKVCache.load", self._block_size
         saved = read(name, Path(path), self._layers, self._window)
-        loaded = [LoadedSequence(each, self._window, size) for each in saved.sequences]
-        chunks = dict.fromkeys(chunk for each in loaded for chunk in each.chunks if chunk)
+        chunks_of = [each.chunks(self._window, size) for each in saved.sequences]
+        chunks = dict.fromkeys(chunk for own in chunks_of for chunk in own if chunk)
         taken = self._take("load", len(chunks))
         blocks = dict(zip(chunks, taken, strict=True))
         added: list[CachedSequence] = []
@@ -261,8 +261,9 @@ class PagedKVCache(PagedSequences):
             index = torch.tensor([row for _, row in kept], dtype=torch.int64, device="cpu")
             self._layers.restore([slot for slot, _ in kept], [memory[index] for memory in saved.memory])
             self._layers.written |= self._layers.every
-            for each in loaded:
-                own = each.sequence([blocks[chunk] if chunk else GONE for chunk in each.chunks], self._epoch)
+            for each, in_order in zip(saved.sequences, chunks_of, strict=True):
+                table = [blocks[chunk] if chunk else GONE for chunk in in_order]
+                own = each.in_blocks(table, self._window, size, self._epoch)
                 own.row = self._new_row("load", own)
                 added.append(own)
         except BaseException:
