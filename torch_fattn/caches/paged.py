@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -123,35 +123,45 @@ class PagedKVCache(PagedSequences):
         CacheFullError: a kept token moves to a shared block, and no block is free for the copy.
         ValueError: invalid indices, or the step is not the last one.
         """
-        plan = self._plan_accept(step, accepted)
-        changed = [each for each in plan if not each.is_all]
-        taken = self._take("accept", sum(len(each.copied) for each in plan))
+        plan, size = self._plan_accept(step, accepted), self._block_size
+        old = [each.sequence.blocks for each in plan]
+        copied = [
+            [n for n in each.written(size) if self._pool.users(blocks[n]) > 1]
+            for each, blocks in zip(plan, old, strict=True)
+        ]
+        taken = self._take("accept", sum(map(len, copied)))
         try:
             fresh = iter(taken)
-            after = [each.blocks(list(islice(fresh, len(each.copied)))) for each in changed]
-            self._tables.begin([each.sequence for each in changed])
-            for each, blocks in zip(changed, after, strict=True):
-                for index in each.copied:
-                    self._tables.write(each.sequence.row, index, blocks[index : index + 1])
+            after = [
+                [next(fresh) if n in shared else block for n, block in enumerate(blocks)]
+                for blocks, shared in zip(old, copied, strict=True)
+            ]
+            self._tables.begin([each.sequence for each in plan])
+            for each, blocks, shared in zip(plan, after, copied, strict=True):
+                for n in shared:
+                    self._tables.write(each.sequence.row, n, blocks[n : n + 1])
                 self._tables.set_length(each.sequence.row, each.length)
-            pairs = zip(changed, after, strict=True)
-            moves = [pair for each, blocks in pairs for pair in each.slots(blocks, self._block_size)]
+            pairs = zip(plan, after, strict=True)
+            moves = [move for each, blocks in pairs for move in each.moves(blocks, size)]
             if moves:
                 self._layers.move(*zip(*moves, strict=True))
         except BaseException:
             self._pool.release(taken)
             raise
         self._change += 1
-        for each, blocks in zip(changed, after, strict=True):
-            for block in each.written(self._block_size):
-                self._pool.forget(block)
-            each.sequence.drop_keys(each.first, self._block_size)
-            shared = [each.sequence.blocks[index] for index in each.copied]
-            each.sequence.changed, each.sequence.blocks = self._change, blocks
-            self._pool.release(shared + each.sequence.cut(each.length, self._block_size))
-        self._tables.done([each.sequence for each in changed])
+        for each, blocks, shared in zip(plan, after, copied, strict=True):
+            own = each.sequence
+            for n in each.written(size):
+                if n not in shared:
+                    self._pool.forget(blocks[n])
+            own.drop_keys(each.first, size)
+            released = [own.blocks[n] for n in shared]
+            own.changed, own.blocks = self._change, blocks
+            self._pool.release(released + own.cut(each.length, size))
+        self._tables.done([each.sequence for each in plan])
 
     def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Acceptance]:
+        """Those that drop tokens."""
         name = "PagedKVCache.accept"
         for layer in sorted(self._layers.written) or [0]:
             self._check_step("accept", layer, step)
@@ -168,8 +178,9 @@ class PagedKVCache(PagedSequences):
                     f"{name}: accepted has {shown(list(kept))} for sequence {number}, which has {count} new "
                     "tokens; pass increasing numbers from 0"
                 )
-            plan.append(Acceptance(self._sequences[number], count, kept))
-            plan[-1].plan(self._pool, self._block_size)
+            own = self._sequences[number]
+            if len(kept) < count:
+                plan.append(Acceptance(own, own.length - count, kept))
         return plan
 
     @public("PagedKVCache.swap_out")

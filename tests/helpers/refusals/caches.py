@@ -247,7 +247,8 @@ REFUSALS: list[Refusal] = [
             ("save() the sequences again", {"damaged": True}),
             ("load it into a cache made as that of save()", {"head_dim": 32}),
             ("pass the path of a file that save() wrote and that you may read", {"missing": True}),
-            ("pass the path of a file in a folder with the permission and the space for it", {"folder": "/none"}),
+            ("pass the path of a file in a folder with the permission and the space for it",
+             {"folder": "/none"}),
         )
     ),
     of_step("append() them first",
