@@ -178,7 +178,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         assert same(snapshot(cache), before)
     path.write_bytes(whole)
     cache.load(path)
-    with pytest.raises(OSError, match="there is no file .*; pass the path of a file that save"):
+    with pytest.raises(OSError, match="there is no file.*; pass the path of a file that save"):
         cache.load(tmp_path / "none")
 
 

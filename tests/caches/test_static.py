@@ -51,7 +51,7 @@ class History:
         return result
 
     def state(self) -> Any:
-        return self.cache.lengths, self.cache._seq_lens.tolist()
+        return self.cache.lengths
 
     def run(self, actions: int) -> None:
         cache, dense, rng = self.cache, self.dense, self.rng
@@ -77,7 +77,7 @@ class History:
                 dense.truncate(one, 0)
             assert cache.lengths == tuple(len(dense.tokens[s][0]) for s in range(BATCH))
         self.call(cache.reset)
-        assert cache.lengths == (0,) * BATCH and cache._seq_lens.tolist() == [0] * BATCH
+        assert cache.lengths == (0,) * BATCH and cache._tables.lengths.tolist() == [0] * BATCH
 
     def extend(self) -> None:
         cache, dense, rng = self.cache, self.dense, self.rng

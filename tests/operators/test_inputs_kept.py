@@ -183,9 +183,7 @@ def test_flash_attn(name: str, size: str, device: str) -> None:
 
 
 def memory_of(cache: PagedKVCache | StaticKVCache) -> list[Tensor]:
-    paged = isinstance(cache, PagedKVCache)
-    own = [cache._tables.blocks, cache._tables.lengths] if paged else [cache._seq_lens]
-    return [*cache._layers.tensors(), *own]
+    return [*cache._layers.tensors(), cache._tables.blocks, cache._tables.lengths]
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)

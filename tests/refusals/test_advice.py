@@ -70,8 +70,6 @@ NOT_FOLLOWED = {
     "pass all new tokens of the step to {}.prefill, packed as its keys are": HISTORIES,
     "pass the packed rows of such a step to prefill()": "tests/caches/test_caches.py",
     "pip install safetensors": FILES,
-    "pass a path with the permission and the space for a file": FILES,
-    "pass the path of a file that you may read": FILES,
     "pass heads of at least one column": LIMIT,
     "pass up to {} printable characters": LIMIT,
     "make a cache for each batch": OVER_PAGED,

@@ -185,7 +185,8 @@ def described(what: str, value: Any) -> list[str]:
 
 def state_of(arguments: Arguments) -> Any:
     cache = arguments.get("self")
-    return [getattr(cache, name, None) for name in ("sequences", "free_blocks", "lengths", "_seq_lens")]
+    on_device = getattr(getattr(cache, "_tables", None), "lengths", None)
+    return [getattr(cache, name, None) for name in ("sequences", "free_blocks", "lengths")], on_device
 
 
 def faults_of_wrong_types(public: Public, valid: Callable[[], Arguments]) -> list[str]:

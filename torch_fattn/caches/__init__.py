@@ -14,9 +14,8 @@ The host assigns blocks to sequences. Lengths and block tables are updated on th
 copy to host memory or a file wait for the GPU. The classes are not thread-safe.
 """
 
-from .paged import PagedKVCache
+from .paged import CacheStats, PagedKVCache
 from .static import StaticKVCache
-from .stats import CacheStats
 from .step import CacheFullError, CacheStep
 
 __all__ = ["CacheFullError", "CacheStats", "CacheStep", "PagedKVCache", "StaticKVCache"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .memory import Layers
 from .prefixes import block_keys
-from .sequences import PagedSequence, Window
+from .sequences import CachedSequence, Window
 
 FORMAT, VERSION = "torch_fattn.PagedKVCache", 1
 _SIDES = ("key", "key_scales", "value", "value_scales")
@@ -42,6 +42,32 @@ class SavedSequence:
             return True
         return window.left >= 0 and window.sink_tokens <= missing.start and missing.stop <= first_seen
 
+    def chunks(self, window: Window, block_size: int) -> list[tuple[int, ...]]:
+        """The rows of each block; () if no later row sees the block. Sequences with equal chunks share the
+        block."""
+        begin, end = window.hidden(len(self.rows), block_size)
+        firsts = range(0, len(self.rows), block_size)
+        return [
+            () if begin <= n < end else tuple(self.rows[first : first + block_size])
+            for n, first in enumerate(firsts)
+        ]
+
+    def in_blocks(self, blocks: list[int], window: Window, block_size: int, epoch: int) -> CachedSequence:
+        """The sequence, with a block for each chunk."""
+        length = len(self.rows)
+        keys = list(block_keys(self.token_ids, block_size, self.salt))
+        return CachedSequence(
+            row=-1,
+            salt=self.salt,
+            epoch=epoch,
+            length=length,
+            blocks=blocks,
+            hidden=window.hidden(length, block_size)[1],
+            missing=self.missing,
+            token_ids=self.token_ids[: len(keys) * block_size],
+            keys=keys,
+        )
+
 
 @dataclass
 class Saved:
@@ -63,27 +89,17 @@ def write(name: str, path: Path, layers: Layers, window: Window, saved: Saved) -
         "salts": json.dumps([sequence.salt for sequence in saved.sequences]),
     }
     try:
-        if wrong := _not_writable(path):
-            raise OSError(f"{name}: {wrong}; pass the path of a file in a folder")
+        if path.exists() and not path.is_file():
+            raise OSError("it is a folder, a device or a pipe")
         with TemporaryDirectory(dir=path.parent, prefix=".") as folder:
             whole = Path(folder) / "whole"
             safetensors.torch.save_file(tensors, whole, header)
             os.replace(whole, path)
     except (OSError, safetensors.SafetensorError) as error:
-        if str(error).startswith(name):
-            raise
         raise OSError(
-            f"{name}: {path} cannot be written ({error}); pass a path with the permission and the space for "
-            "a file"
+            f"{name}: {path} cannot be written ({error}); pass the path of a file in a folder with the "
+            "permission and the space for it"
         ) from None
-
-
-def _not_writable(path: Path) -> str | None:
-    if path.is_dir():
-        return f"{path} is a folder"
-    if path.exists() and not path.is_file():
-        return f"{path} is a device or a pipe"
-    return None if path.parent.is_dir() else f"there is no folder {path.parent}"
 
 
 def read(name: str, path: Path, layers: Layers, window: Window) -> Saved:
@@ -91,18 +107,16 @@ def read(name: str, path: Path, layers: Layers, window: Window) -> Saved:
     safetensors = _safetensors(name)
     try:
         if not path.is_file():
-            raise OSError(f"{name}: there is no file {path}; pass the path of a file that save() wrote")
+            raise OSError("there is no file")
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             _check_header(name, path, header, layers, window)
             tensors = {key: file.get_tensor(key) for key in file.keys()}
         return _checked(tensors, json.loads(header["salts"]), layers, window)
     except OSError as error:
-        if str(error).startswith(name):
-            raise
         raise OSError(
-            f"{name}: {path} cannot be read ({error.strerror or error}); pass the path of a "
-            "file that you may read"
+            f"{name}: {path} cannot be read ({error.strerror or error}); pass the path of a file that save() "
+            "wrote and that you may read"
         ) from None
     except (
         safetensors.SafetensorError,
@@ -194,31 +208,3 @@ def _checked(tensors: dict[str, Tensor], salts: Any, layers: Layers, window: Win
             raise _DamagedError(f"the rows of sequence {n}")
         sequences.append(sequence)
     return Saved(memory, sequences)
-
-
-class LoadedSequence:
-    """A saved sequence, cut into blocks. A chunk lists the rows of a block; it is empty if no later row sees
-    the block. Sequences with equal chunks share the block."""
-
-    def __init__(self, saved: SavedSequence, window: Window, block_size: int) -> None:
-        rows = saved.rows
-        begin, end = window.hidden(len(rows), block_size)
-        self._saved, self._block_size = saved, block_size
-        self.chunks = [tuple(rows[n : n + block_size]) for n in range(0, len(rows), block_size)]
-        self.chunks[begin:end] = [()] * len(self.chunks[begin:end])
-        self._hidden = end
-
-    def sequence(self, blocks: list[int], epoch: int) -> PagedSequence:
-        length, size = len(self._saved.rows), self._block_size
-        keys = list(block_keys(self._saved.token_ids, size, self._saved.salt))
-        return PagedSequence(
-            row=-1,
-            salt=self._saved.salt,
-            epoch=epoch,
-            length=length,
-            blocks=blocks,
-            hidden=self._hidden,
-            missing=self._saved.missing,
-            token_ids=self._saved.token_ids[: len(keys) * size],
-            keys=keys,
-        )

@@ -1,8 +1,8 @@
-"""`KVCache`: the per-layer methods that both cache classes share."""
+"""`KVCache`: what both cache classes share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
@@ -11,12 +11,17 @@ from torch import Tensor
 from ..operators.attention import paged_prefill
 from ..operators.options import CachePrefillOptions
 from ..runtime.signatures import is_checked, public
-from .filled import Filled
+from .indices import counts_of
 from .memory import Layers
+from .sequences import CachedSequence
 from .step import CacheStep
+from .tables import Tables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+CACHE = {"key_cache": "the cache", "value_cache": "the cache"}  # in the operators' errors
 
 
 class KVCache:
@@ -24,26 +29,20 @@ class KVCache:
 
     _name: ClassVar[str]  # in errors
     _layers: Layers
-    _change: int  # the count of changes to the cache
+    _tables: Tables
+    _block_size: int
+    _change: int = 0  # the count of changes to the cache
 
-    def _last_change(self, method: str, sequence: int) -> int:
-        """The count of changes at the sequence's last change."""
+    def _get(self, method: str, sequence: int) -> CachedSequence:
+        """Raises unless the cache has the sequence."""
         raise NotImplementedError
 
-    def _filled(self, method: str, sequence: int) -> Filled:
-        raise NotImplementedError
-
-    def _places(self, sequence: int) -> Iterable[tuple[int, int]]:
-        """Positions and slots of a sequence's tokens, without released ones."""
-        raise NotImplementedError
-
-    @public("KVCache.append", inherited=True)
+    @public("KVCache.append", inherited=True, names=CACHE)
     def append(self, layer: int, step: CacheStep, key: Tensor, value: Tensor | None = None) -> None:
         """Stores the step's keys `[tokens, kv_heads, head_dim]` and values `[tokens, kv_heads, value_dim]`. A
         latent cache takes no values."""
         self._check_step("append", layer, step)
-        tokens = step.slot_mapping.shape[0]
-        rows = self._layers.new_rows(f"{self._name}.append", key, value, tokens)
+        rows = self._layers.new_rows(f"{self._name}.append", key, value)
         self._layers.write(layer, step.slot_mapping, *rows)
         step._appended.add(layer)
 
@@ -80,7 +79,7 @@ class KVCache:
         return_lse: bool,
         **options: Unpack[CachePrefillOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("KVCache.prefill", options="paged_prefill", inherited=True)
+    @public("KVCache.prefill", options="paged_prefill", inherited=True, names=CACHE)
     def prefill(
         self,
         layer: int,
@@ -96,7 +95,7 @@ class KVCache:
         self._check_step("prefill", layer, step)
         step._check_appended(f"{self._name}.prefill", layer)
         step._check_packed(f"{self._name}.prefill", query)
-        self._layers.check_query(f"{self._name}.prefill", query)
+        self._layers.check_kind(f"{self._name}.prefill", "query", query)
         self._check_written("prefill", layer, step)
         self._add_options("prefill", layer, options)
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
@@ -108,21 +107,95 @@ class KVCache:
         """Adds the options that the cache sets."""
         options.update(self._layers.options(layer))
 
-    def _check_decode(self, layer: int, step: CacheStep, query: Tensor, options: Any) -> None:
+    def _growing(
+        self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]
+    ) -> tuple[list[CachedSequence], list[int]]:
+        """The sequences, and a number of new tokens for each."""
+        name = f"{self._name}.{method}"
+        growing = [self._get(method, sequence) for sequence in sequences]
+        if len(set(sequences)) != len(sequences):
+            raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
+        counts = counts_of(name, tokens, len(sequences))
+        for sequence, own in zip(sequences, growing, strict=True):
+            self._check_filled(method, sequence, self._layers.written, own.length)
+        return growing, counts
+
+    def _new_step(
+        self,
+        numbers: Sequence[int],
+        growing: Sequence[CachedSequence],
+        counts: Sequence[int],
+        blocks: int,
+        shared_blocks: int = 0,
+    ) -> CacheStep:
+        """Adds new tokens to the lengths on the device; tables have up to `blocks` blocks. An error changes
+        nothing on the host."""
+        tensors = self._tables.extended(growing, counts, blocks, self._block_size)
+        if is_checked():
+            self._layers.erase(tensors["slot_mapping"])
+        self._change += 1
+        return CacheStep(
+            sequences=tuple(numbers),
+            lengths=tuple(own.length + count for own, count in zip(growing, counts, strict=True)),
+            max_seqlen_q=max(counts, default=0),
+            shared_blocks=shared_blocks,
+            _layers=self._layers,
+            _counts=tuple(counts),
+            _change=self._change,
+            _lacking=frozenset().union(*(own.filled.lacking(self._layers.every) for own in growing)),
+            **tensors,
+        )
+
+    def _grow(self, step: CacheStep, own: CachedSequence, count: int, blocks: list[int]) -> None:
+        """Adds the step's tokens to a sequence, which then has these blocks."""
+        if count > 0:
+            own.filled.add(own.length, step._appended, self._layers.every)
+            own.changed, own.length, own.blocks = step._change, own.length + count, blocks
+
+    def _shrinking(self, sequence: int, length: int) -> CachedSequence:
+        own = self._get("truncate", sequence)
+        if not 0 <= length <= own.length:
+            raise ValueError(
+                f"{self._name}.truncate: length {length} is not from 0 to {own.length}, the tokens of "
+                f"sequence {sequence}; pass how many to keep"
+            )
+        return own
+
+    def _cut(self, sequences: Sequence[CachedSequence], length: int) -> list[int]:
+        """Drops the tokens after the first `length`. Returns the blocks that are now empty."""
+        self._tables.begin(sequences)
+        for own in sequences:
+            self._tables.set_length(own.row, length)
+        self._tables.done(sequences)
+        self._change += 1
+        empty = []
+        for own in sequences:
+            own.changed = self._change
+            empty += own.cut(length, self._block_size)
+        return empty
+
+    def _check_decode(self, layer: int, step: CacheStep, query: Tensor) -> None:
         name = f"{self._name}.decode"
         self._check_step("decode", layer, step)
         step._check_appended(name, layer)
         step._check_query(name, query)
-        self._layers.check_query(name, query)
+        self._layers.check_kind(name, "query", query)
         self._check_written("decode", layer, step)
 
     def _decode_packed(
-        self, decode: Callable[..., Any], layer: int, step: CacheStep, query: Tensor, options: Any
+        self,
+        decode: Callable[..., Any],
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        return_lse: bool,
+        options: Any,
     ) -> Any:
         """`decode` of packed rows, with packed results."""
         rows = step._unpacked(f"{self._name}.decode", query)
         out, lse = decode(layer, step, rows, **{**options, "token_major_out": True, "return_lse": True})
-        return out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()
+        out = out.transpose(1, 2).flatten(0, 1)
+        return (out, lse.transpose(0, 1).flatten(1).contiguous()) if return_lse else out
 
     def _check_step(self, method: str, layer: int, step: CacheStep) -> None:
         """Raises for a step of another cache, or one whose sequences have changed since."""
@@ -131,14 +204,14 @@ class KVCache:
         step._check_cache(name, self._layers)
         if step._change != self._change:
             for sequence in step.sequences:
-                step._check_unchanged(name, sequence, self._last_change(method, sequence))
+                step._check_unchanged(name, sequence, self._get(method, sequence).changed)
         if layer in step._lacking:
             for sequence, length, count in zip(step.sequences, step.lengths, step._counts, strict=True):
                 self._check_filled(method, sequence, {layer}, length - count)
 
     def _check_filled(self, method: str, sequence: int, layers: AbstractSet[int], length: int) -> None:
         """Raises if one of the layers lacks one of the first `length` tokens."""
-        gap = self._filled(method, sequence).gap(layers, length)
+        gap = self._get(method, sequence).filled.gap(layers, length)
         if gap is not None:
             layer, position = gap
             raise ValueError(
@@ -152,7 +225,7 @@ class KVCache:
         if not is_checked():
             return
         for sequence in step.sequences:
-            places = [*self._places(sequence)]
+            places = [*self._get(method, sequence).places(self._block_size)]
             written = self._layers.is_written(layer, [slot for _, slot in places])
             if not all(written):
                 position = places[written.index(False)][0]

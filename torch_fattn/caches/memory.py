@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,17 @@ from torch import Tensor
 
 from ..operators import DTYPES
 from ..operators.cache_write import cache_write
-from ..operators.head_padding import HEAD_STEP, MAX_HEAD_DIM
-from ..operators.kv_formats import KV_FORMATS, check_format, formats_where
+from ..operators.kv_formats import KV_FORMATS, check_format
 from .indices import on_device
+
+SIZES = {  # names of the constructors' arguments in the errors of `cache_write`
+    "key head_dim": "head_dim",
+    "key_cache head_dim": "head_dim",
+    "value head_dim": "value_dim",
+    "value_cache head_dim": "value_dim",
+    "pad key and its cache": "pad keys",
+    "pad value and its cache": "pad values",
+}
 
 
 def check_sizes(name: str, least: int, **sizes: int) -> None:
@@ -28,21 +36,6 @@ def check_bytes(name: str, itemsize: int, *shape: int) -> None:
         raise ValueError(
             f"{name}: {' x '.join(map(str, shape))} numbers are more than 2^63 bytes, the largest tensor of "
             "torch; give smaller sizes"
-        )
-
-
-def _check_dim(name: str, what: str, dim: int) -> None:
-    padded = dim + -dim % HEAD_STEP
-    if dim % HEAD_STEP and padded <= MAX_HEAD_DIM:
-        more = f"decode with scale={dim} ** -0.5" if what == "head_dim" else f"cut results to {dim} columns"
-        raise ValueError(
-            f"{name}: {what} {dim} is not a positive multiple of {HEAD_STEP}; give {padded}, pad with zeros "
-            f"and {more}"
-        )
-    if dim > MAX_HEAD_DIM:
-        raise NotImplementedError(
-            f"{name}: {what} {dim} is above {MAX_HEAD_DIM}, the largest with a kernel so far; keep keys "
-            "and values in tensors of your own for F.scaled_dot_product_attention"
         )
 
 
@@ -70,9 +63,7 @@ class CacheShape:
 
     def check(self, name: str) -> None:
         check_sizes(name, 1, num_layers=self.num_layers, head_dim=self.head_dim, value_dim=self.value_dim)
-        for what, dim in (("head_dim", self.head_dim), ("value_dim", self.value_dim)):
-            _check_dim(name, what, dim)
-            check_bytes(name, 4, self.num_layers, *self.shape, dim)
+        check_bytes(name, 4, self.num_layers, *self.shape, max(self.head_dim, self.value_dim))
         if self.is_latent and self.value_dim > self.head_dim:
             raise ValueError(
                 f"{name}: value_dim {self.value_dim} is above head_dim {self.head_dim}, and the values of a "
@@ -85,12 +76,16 @@ class CacheShape:
                 f"{name}: dtype {self.dtype} is not torch.float32, torch.float16 or torch.bfloat16; give one "
                 "of them, and a kv_format to store keys and values in fewer bits"
             )
-        group = 0 if self.kv_format == "auto" else KV_FORMATS[self.kv_format].group
-        if group and (self.head_dim % group or self.value_dim % group):
-            raise ValueError(
-                f"{name}: heads of {self.head_dim} and {self.value_dim} are not multiples of {group}, the "
-                f"group of {self.kv_format}; use {formats_where(lambda kind: not kind.group)}"
-            )
+        # `cache_write` has the errors for sizes of heads.
+        _, operands, options = replace(self, shape=(1, 1, 1)).layer()
+        key, value = (
+            torch.empty(0, 1, dim, dtype=self.dtype, device=self.device)
+            for dim in (self.head_dim, self.value_dim)
+        )
+        if self.is_latent:
+            value = key[..., : self.value_dim]
+        slots = torch.empty(0, dtype=torch.int64, device=self.device)
+        cache_write(key, value, *operands, slots, **options)
 
     @property
     def stored(self) -> str:
@@ -104,25 +99,32 @@ class CacheShape:
             f"{values} columns, {self.stored} on {self.device}"
         )
 
-    def view_of_values(self, key: Tensor) -> Tensor:
-        """The columns of stored keys that are the values of a latent cache."""
-        packed = 1 if self.kv_format == "auto" else KV_FORMATS[self.kv_format].packed
-        return key[..., : self.value_dim // packed]
+    @torch.inference_mode(False)  # the cache outlives inference mode
+    def layer(self) -> tuple[list[Tensor], tuple[Tensor, Tensor], dict[str, Any]]:
+        """Allocates a layer. Returns its memory, keys and values, and their scales and format as options, all
+        with slots before heads."""
+        sides = [self._side(self.head_dim)]
+        sides += [] if self.is_latent else [self._side(self.value_dim)]
+        (key, key_scales), (value, value_scales) = sides[0], sides[-1]
+        if self.is_latent:
+            kind = KV_FORMATS.get(self.kv_format)
+            value = key[..., : self.value_dim // (kind.packed if kind else 1)]
+            if key_scales is not None and kind is not None and kind.group:
+                value_scales = key_scales[..., : self.value_dim // kind.group, :]
+        options: dict[str, Any] = {}
+        if key_scales is not None:
+            options = {"key_scales": key_scales, "value_scales": value_scales, "kv_format": self.kv_format}
+        return [each for side in sides for each in side if each is not None], (key, value), options
 
-    def view_of_scales(self, scales: Tensor) -> Tensor:
-        group = KV_FORMATS[self.kv_format].group
-        return scales[..., : self.value_dim // group, :] if group else scales
-
-    def memory(self, dim: int) -> tuple[Tensor, Tensor | None]:
-        """Allocates the keys or values of a layer, and their scales."""
+    def _side(self, dim: int) -> tuple[Tensor, Tensor | None]:
+        """Keys or values, and their scales."""
         if self.kv_format == "auto":
-            return torch.empty(*self.shape, dim, dtype=self.dtype, device=self.device), None
+            memory = torch.empty(*self.shape, dim, dtype=self.dtype, device=self.device)
+            return memory.transpose(1, 2), None
         kind = KV_FORMATS[self.kv_format]
         shape, dtype = kind.scales(self.shape, dim)
-        return (
-            torch.empty(*self.shape, kind.columns(dim), dtype=kind.dtype, device=self.device),
-            torch.empty(shape, dtype=dtype, device=self.device),
-        )
+        memory = torch.empty(*self.shape, kind.columns(dim), dtype=kind.dtype, device=self.device)
+        return memory.transpose(1, 2), torch.empty(shape, dtype=dtype, device=self.device).transpose(1, 2)
 
 
 _ERASED = 0xFF  # bytes of an unwritten key: a NaN, or codes that `cache_write` never stores
@@ -141,36 +143,10 @@ class Layers:
         self.every = frozenset(range(shape.num_layers))
         self.written: set[int] = set()  # layers that have been written
         for _ in range(shape.num_layers):
-            with torch.inference_mode(False):  # the cache outlives inference mode
-                sides = [shape.memory(shape.head_dim)]
-                sides += [] if shape.is_latent else [shape.memory(shape.value_dim)]
-            self._add(sides)
-            if len(self._options) == 1 and 0 not in shape.shape:
-                self._write_nothing()
-
-    def _add(self, sides: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Adds a layer: keys with scales, and values unless the cache is latent."""
-        turned = [tuple(None if each is None else each.transpose(1, 2) for each in side) for side in sides]
-        self._memory += [each for side in turned for each in side if each is not None]
-        (key, key_scales), (value, value_scales) = turned[0], turned[-1]
-        assert key is not None and value is not None
-        if self._shape.is_latent:
-            value = self._shape.view_of_values(key)
-            value_scales = None if key_scales is None else self._shape.view_of_scales(key_scales)
-        self._operands.append((key, value))
-        options: dict[str, Any] = {}
-        if key_scales is not None:
-            options = {"key_scales": key_scales, "value_scales": value_scales}
-            options["kv_format"] = self._shape.kv_format
-        self._options.append(options)
-
-    def _write_nothing(self) -> None:
-        """Raises the errors of `cache_write` before the other layers are allocated."""
-        shape = self._shape
-        key = torch.empty(0, shape.shape[1], shape.head_dim, dtype=shape.dtype, device=shape.device)
-        separate = None if shape.is_latent else key.new_empty(0, shape.shape[1], shape.value_dim)
-        key, value = self.new_rows("", key, separate, 0)
-        self.write(0, torch.empty(0, dtype=torch.int64, device=shape.device), key, value)
+            memory, operands, options = shape.layer()
+            self._memory += memory
+            self._operands.append(operands)
+            self._options.append(options)
 
     def __len__(self) -> int:
         return len(self._operands)
@@ -233,46 +209,20 @@ class Layers:
         for memory, own in zip(self.tensors(), rows, strict=True):
             memory[index] = own
 
-    def new_rows(self, method: str, key: Tensor, value: Tensor | None, tokens: int) -> tuple[Tensor, Tensor]:
-        """Checks the keys and values of `tokens` new tokens. The operator's own error would name tensors that
-        the caller never sees."""
+    def new_rows(self, method: str, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The keys and values of new tokens."""
         if self._shape.is_latent and value is not None:
             raise ValueError(f"{method}: value is given, and a latent cache takes it from key; leave it out")
         if value is None and not self._shape.is_latent:
             raise TypeError(f"{method}: value is None; pass a tensor, or make the cache with latent=True")
-        heads = self._shape.shape[1]
-        for what, rows, dim in (("key", key, self._shape.head_dim), ("value", value, self._shape.value_dim)):
-            if rows is None:
-                continue
-            self.check_kind(method, what, rows)
-            if rows.dim() != 3 or rows.shape[1:] != (heads, dim):
-                raise ValueError(
-                    f"{method}: {what} has shape {list(rows.shape)} and the cache {heads} key-value heads of "
-                    f"{dim}; pass [{tokens}, {heads}, {dim}]"
-                )
-            if rows.shape[0] != tokens:
-                raise ValueError(
-                    f"{method}: {what} has {rows.shape[0]} tokens and the step {tokens}; pass the step's "
-                    f"{tokens} tokens"
-                )
+        for what, rows in (("key", key), ("value", value)):
+            if rows is not None:
+                self.check_kind(method, what, rows)
         return key, key[..., : self._shape.value_dim] if value is None else value
 
-    def check_query(self, method: str, query: Tensor) -> None:
-        self.check_kind(method, "query", query)
-        if query.shape[-1] != self._shape.head_dim:
-            raise ValueError(
-                f"{method}: query has head_dim {query.shape[-1]} and the cache {self._shape.head_dim}; pass "
-                f"rows of {self._shape.head_dim}"
-            )
-        heads, kv_heads = query.shape[1], self._shape.shape[1]
-        if heads % kv_heads if kv_heads else heads:
-            raise ValueError(
-                f"{method}: query has {heads} heads, which cannot share the cache's {kv_heads} key-value "
-                f"heads; pass a multiple of {kv_heads} in dimension 1"
-            )
-
     def check_kind(self, method: str, what: str, rows: Tensor) -> None:
-        """Checks device and dtype. A quantised cache takes rows of every supported dtype."""
+        """Checks device and dtype: the operator's own errors advise to convert the cache. A quantised cache
+        takes rows of every supported dtype."""
         device = self.device
         if rows.device != device and rows.is_meta:
             raise ValueError(f"{method}: {what} is on meta, which has no data; pass a tensor with data")

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
 
 from ..runtime.signatures import public, shown
-from .accepted import Acceptance
 from .blocks import GONE
-from .files import LoadedSequence, Saved, SavedSequence, read, write
-from .memory import CacheShape, Layers, check_bytes, check_sizes
+from .files import Saved, SavedSequence, read, write
+from .memory import SIZES, CacheShape, Layers, check_bytes, check_sizes
 from .paged_sequences import PagedSequences
-from .sequences import PagedSequence, Swapped, Window
-from .stats import CacheStats
+from .sequences import Acceptance, CachedSequence, Swapped, Window
 from .step import CacheStep
 
-__all__ = ["PagedKVCache"]
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Statistics of a `PagedKVCache`. All are host numbers: reading them does not wait for the GPU."""
+
+    blocks: int  # of the pool
+    free_blocks: int  # that new tokens can take
+    shared_blocks: int  # that several sequences use
+    cached_blocks: int  # that `allocate` finds by their tokens, in use or free
+    sequences: int
+    swapped: int  # sequences in host memory
+    tokens: int  # of all sequences; shared tokens count once per sequence
+    prefix_hits: int  # blocks that `allocate` found since the cache was made
+    prefix_misses: int  # whole blocks of prompts that it did not find
+    evictions: int  # registered blocks that were reused for other tokens
+    memory_bytes: int  # keys, values, scales and tables, on the device
 
 
 class PagedKVCache(PagedSequences):
@@ -46,7 +59,7 @@ class PagedKVCache(PagedSequences):
     until the others append them or `truncate` drops them.
     """
 
-    @public("PagedKVCache")
+    @public("PagedKVCache", names=SIZES)
     def __init__(
         self,
         num_layers: int,
@@ -110,35 +123,45 @@ class PagedKVCache(PagedSequences):
         CacheFullError: a kept token moves to a shared block, and no block is free for the copy.
         ValueError: invalid indices, or the step is not the last one.
         """
-        plan = self._plan_accept(step, accepted)
-        changed = [each for each in plan if not each.is_all]
-        taken = self._take("accept", sum(len(each.copied) for each in plan))
+        plan, size = self._plan_accept(step, accepted), self._block_size
+        old = [each.sequence.blocks for each in plan]
+        copied = [
+            [n for n in each.written(size) if self._pool.users(blocks[n]) > 1]
+            for each, blocks in zip(plan, old, strict=True)
+        ]
+        taken = self._take("accept", sum(map(len, copied)))
         try:
             fresh = iter(taken)
-            after = [each.blocks(list(islice(fresh, len(each.copied)))) for each in changed]
-            self._tables.begin([each.sequence for each in changed])
-            for each, blocks in zip(changed, after, strict=True):
-                for index in each.copied:
-                    self._tables.write(each.sequence.row, index, blocks[index : index + 1])
+            after = [
+                [next(fresh) if n in shared else block for n, block in enumerate(blocks)]
+                for blocks, shared in zip(old, copied, strict=True)
+            ]
+            self._tables.begin([each.sequence for each in plan])
+            for each, blocks, shared in zip(plan, after, copied, strict=True):
+                for n in shared:
+                    self._tables.write(each.sequence.row, n, blocks[n : n + 1])
                 self._tables.set_length(each.sequence.row, each.length)
-            pairs = zip(changed, after, strict=True)
-            moves = [pair for each, blocks in pairs for pair in each.slots(blocks, self._block_size)]
+            pairs = zip(plan, after, strict=True)
+            moves = [move for each, blocks in pairs for move in each.moves(blocks, size)]
             if moves:
                 self._layers.move(*zip(*moves, strict=True))
         except BaseException:
             self._pool.release(taken)
             raise
         self._change += 1
-        for each, blocks in zip(changed, after, strict=True):
-            for block in each.written(self._block_size):
-                self._pool.forget(block)
-            each.sequence.drop_keys(each.first, self._block_size)
-            shared = [each.sequence.blocks[index] for index in each.copied]
-            each.sequence.changed, each.sequence.blocks = self._change, blocks
-            self._pool.release(shared + each.sequence.cut(each.length, self._block_size))
-        self._tables.done([each.sequence for each in changed])
+        for each, blocks, shared in zip(plan, after, copied, strict=True):
+            own = each.sequence
+            for n in each.written(size):
+                if n not in shared:
+                    self._pool.forget(blocks[n])
+            own.drop_keys(each.first, size)
+            released = [own.blocks[n] for n in shared]
+            own.changed, own.blocks = self._change, blocks
+            self._pool.release(released + own.cut(each.length, size))
+        self._tables.done([each.sequence for each in plan])
 
     def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Acceptance]:
+        """Those that drop tokens."""
         name = "PagedKVCache.accept"
         for layer in sorted(self._layers.written) or [0]:
             self._check_step("accept", layer, step)
@@ -155,8 +178,9 @@ class PagedKVCache(PagedSequences):
                     f"{name}: accepted has {shown(list(kept))} for sequence {number}, which has {count} new "
                     "tokens; pass increasing numbers from 0"
                 )
-            plan.append(Acceptance(self._sequences[number], count, kept))
-            plan[-1].plan(self._pool, self._block_size)
+            own = self._sequences[number]
+            if len(kept) < count:
+                plan.append(Acceptance(own, own.length - count, kept))
         return plan
 
     @public("PagedKVCache.swap_out")
@@ -237,19 +261,20 @@ class PagedKVCache(PagedSequences):
         """
         name, size = "PagedKVCache.load", self._block_size
         saved = read(name, Path(path), self._layers, self._window)
-        loaded = [LoadedSequence(each, self._window, size) for each in saved.sequences]
-        chunks = dict.fromkeys(chunk for each in loaded for chunk in each.chunks if chunk)
+        chunks_of = [each.chunks(self._window, size) for each in saved.sequences]
+        chunks = dict.fromkeys(chunk for own in chunks_of for chunk in own if chunk)
         taken = self._take("load", len(chunks))
         blocks = dict(zip(chunks, taken, strict=True))
-        added: list[PagedSequence] = []
+        added: list[CachedSequence] = []
         try:
             slots = [(blocks[chunk] * size + n, row) for chunk in chunks for n, row in enumerate(chunk)]
             kept = [(slot, row) for slot, row in slots if row >= 0]
             index = torch.tensor([row for _, row in kept], dtype=torch.int64, device="cpu")
             self._layers.restore([slot for slot, _ in kept], [memory[index] for memory in saved.memory])
             self._layers.written |= self._layers.every
-            for each in loaded:
-                own = each.sequence([blocks[chunk] if chunk else GONE for chunk in each.chunks], self._epoch)
+            for each, in_order in zip(saved.sequences, chunks_of, strict=True):
+                table = [blocks[chunk] if chunk else GONE for chunk in in_order]
+                own = each.in_blocks(table, self._window, size, self._epoch)
                 own.row = self._new_row("load", own)
                 added.append(own)
         except BaseException:

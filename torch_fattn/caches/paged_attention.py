@@ -13,8 +13,8 @@ from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import public
 from .blocks import GONE
 from .groups import Group, find_groups, in_order
-from .kv_cache import KVCache
-from .sequences import PagedSequence, Window
+from .kv_cache import CACHE, KVCache
+from .sequences import CachedSequence, Window
 from .step import CacheStep
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ class PagedAttention(KVCache):
     """`decode` of `PagedKVCache`, which documents it as its own."""
 
     _name = "PagedKVCache"
-    _block_size: int
     _window: Window
-    _sequences: dict[int, PagedSequence]
+    _sequences: dict[int, CachedSequence]
 
     @overload
     def decode(
@@ -62,7 +61,7 @@ class PagedAttention(KVCache):
         return_lse: bool,
         **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("PagedKVCache.decode", options="paged_decode")
+    @public("PagedKVCache.decode", options="paged_decode", names=CACHE)
     def decode(
         self,
         layer: int,
@@ -84,9 +83,8 @@ class PagedAttention(KVCache):
         """
         if query.dim() == 3:
             packed = {**options, "shared_prefix": shared_prefix}
-            out, lse = self._decode_packed(self.decode, layer, step, query, packed)
-            return (out, lse) if return_lse else out
-        self._check_decode(layer, step, query, options)
+            return self._decode_packed(self.decode, layer, step, query, return_lse, packed)
+        self._check_decode(layer, step, query)
         self._add_options("decode", layer, options)
         key, value = self._layers.operands(layer)
         tables, seq_lens = step.block_tables, step.seq_lens
@@ -105,8 +103,8 @@ class PagedAttention(KVCache):
             out = in_order(outs, groups)
         return (out, in_order(lses, groups)) if return_lse else out
 
-    def _check_decode(self, layer: int, step: CacheStep, query: Tensor, options: Any) -> None:
-        super()._check_decode(layer, step, query, options)
+    def _check_decode(self, layer: int, step: CacheStep, query: Tensor) -> None:
+        super()._check_decode(layer, step, query)
         fewest = min(step._counts, default=0)
         if self._window.left >= 0 and query.shape[2] > max(fewest, 1):
             raise ValueError(

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from ..runtime.signatures import is_checked, public, shown
+from ..runtime.signatures import public, shown
 from .blocks import BlockPool
-from .filled import Filled
 from .groups import common_beginning
-from .indices import counts_of
 from .memory import Layers
 from .paged_attention import PagedAttention
 from .prefixes import block_keys, check_token_ids, first_difference, longest_prefix
-from .sequences import Growth, PagedSequence, Window, plan_growth
+from .sequences import CachedSequence, Growth, Window, plan_growth
 from .step import CacheFullError, CacheStep
 from .tables import Tables
 
@@ -26,9 +24,8 @@ class PagedSequences(PagedAttention):
         self._layers = layers
         self._window = window
         self._block_size = block_size
-        self._sequences: dict[int, PagedSequence] = {}
+        self._sequences: dict[int, CachedSequence] = {}
         self._next = 0
-        self._change = 0
         self._epoch = 0
         self._prefix_hits = self._prefix_misses = 0
         self._pool = BlockPool(num_blocks)
@@ -67,7 +64,7 @@ class PagedSequences(PagedAttention):
 
         CacheFullError: max_sequences are in use.
         """
-        sequence = PagedSequence(row=-1, salt=salt, epoch=self._epoch)
+        sequence = CachedSequence(row=-1, salt=salt, epoch=self._epoch)
         if token_ids is not None:
             check_token_ids("PagedKVCache.allocate", token_ids)
             keys = list(block_keys(token_ids[:-1], self._block_size, salt))
@@ -111,12 +108,12 @@ class PagedSequences(PagedAttention):
         self._register(own, first)
         own.token_ids += known[len(own.token_ids) : len(own.keys) * self._block_size]
 
-    def _filled_length(self, sequence: PagedSequence) -> int:
+    def _filled_length(self, sequence: CachedSequence) -> int:
         """The number of tokens that every layer has."""
         gap = sequence.filled.gap(self._layers.every, sequence.length)
         return sequence.length if gap is None else gap[1]
 
-    def _register(self, sequence: PagedSequence, first: int = 0) -> None:
+    def _register(self, sequence: CachedSequence, first: int = 0) -> None:
         """Registers its blocks from `first` on."""
         for index, key in enumerate(sequence.keys[first:], first):
             if sequence.is_whole(index, self._block_size):
@@ -154,12 +151,7 @@ class PagedSequences(PagedAttention):
 
         ValueError: the sequence has fewer tokens, or is not allocated.
         """
-        cut = self._get("truncate", sequence)
-        if not 0 <= length <= cut.length:
-            raise ValueError(
-                f"PagedKVCache.truncate: length {length} is not from 0 to {cut.length}, the tokens of "
-                f"sequence {sequence}; pass how many to keep"
-            )
+        cut = self._shrinking(sequence, length)
         _, hidden = self._window.hidden(length, self._block_size)
         seen = max(hidden, self._window.sink_blocks(self._block_size))
         released = max(cut.hidden * self._block_size, cut.missing.stop)
@@ -171,12 +163,8 @@ class PagedSequences(PagedAttention):
                 f"PagedKVCache.truncate: rows after {length} tokens of sequence {sequence} see some "
                 f"that its window has released; keep at least {least} tokens, or none"
             )
-        if length == cut.length:
-            return
-        self._tables.set_length(cut.row, length)
-        self._change += 1
-        cut.changed = self._change
-        self._pool.release(cut.cut(length, self._block_size))
+        if length != cut.length:
+            self._pool.release(self._cut([cut], length))
 
     @public("PagedKVCache.blocks_needed")
     def blocks_needed(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> int:
@@ -195,20 +183,13 @@ class PagedSequences(PagedAttention):
         plan = self._plan("extend", sequences, tokens)
         taken = self._take("extend", sum(growth.blocks for growth in plan))
         try:
-            return self._grow(tuple(sequences), plan, taken)
+            return self._extend(sequences, plan, taken)
         except BaseException:
             self._pool.release(taken)
             raise
 
     def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Growth]:
-        name = f"PagedKVCache.{method}"
-        if len(set(sequences)) != len(sequences):
-            raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
-        counts = counts_of(name, tokens, len(sequences))
-        grown = [self._get(method, sequence) for sequence in sequences]
-        for sequence, own in zip(sequences, grown, strict=True):
-            self._check_filled(method, sequence, self._layers.written, own.length)
-        return plan_growth(self._pool, self._block_size, grown, counts)
+        return plan_growth(self._pool, self._block_size, *self._growing(method, sequences, tokens))
 
     def _take(self, method: str, needed: int) -> list[int]:
         if needed > self._pool.available:
@@ -219,7 +200,7 @@ class PagedSequences(PagedAttention):
             )
         return self._pool.take(needed)
 
-    def _grow(self, numbers: tuple[int, ...], plan: list[Growth], taken: list[int]) -> CacheStep:
+    def _extend(self, numbers: Sequence[int], plan: list[Growth], taken: list[int]) -> CacheStep:
         """Everything that can fail precedes the first change on the host."""
         grown, counts = [growth.sequence for growth in plan], [growth.tokens for growth in plan]
         fresh = iter(taken)
@@ -234,33 +215,18 @@ class PagedSequences(PagedAttention):
             self._tables.write(growth.sequence.row, first, blocks[first:])
         if moves:
             self._layers.move(*zip(*moves, strict=True))
-        tensors = self._tables.extended(grown, counts, max(map(len, after), default=0), self._block_size)
-        if is_checked():
-            self._layers.erase(tensors["slot_mapping"])
-
-        self._change += 1
-        step = CacheStep(
-            sequences=numbers,
-            lengths=tuple(growth.length for growth in plan),
-            max_seqlen_q=max(counts, default=0),
-            shared_blocks=common_beginning(after) if self._window.left < 0 else 0,
-            _layers=self._layers,
-            _counts=tuple(counts),
-            _change=self._change,
-            _lacking=frozenset().union(*(each.filled.lacking(self._layers.every) for each in grown)),
-            **tensors,
-        )
+        shared = common_beginning(after) if self._window.left < 0 else 0
+        step = self._new_step(numbers, grown, counts, max(map(len, after), default=0), shared)
         for growth, blocks in zip(plan, after, strict=True):
-            sequence = growth.sequence
+            own = growth.sequence
             if growth.copies_end:
-                self._pool.release(sequence.blocks[-1:])
-            elif growth.tokens > 0 and sequence.length % self._block_size != 0:
-                self._pool.forget(sequence.blocks[-1])
+                self._pool.release(own.blocks[-1:])
+            elif growth.tokens > 0 and own.length % self._block_size != 0:
+                self._pool.forget(own.blocks[-1])
+            hidden = self._window.hidden(own.length, self._block_size)
+            self._grow(step, own, growth.tokens, blocks)
             if growth.tokens > 0:
-                sequence.filled.add(sequence.length, step._appended, self._layers.every)
-                hidden = self._window.hidden(sequence.length, self._block_size)
-                sequence.changed, sequence.length, sequence.blocks = self._change, growth.length, blocks
-                self._pool.release(sequence.hide(*hidden))
+                self._pool.release(own.hide(*hidden))
         self._tables.done(grown)
         return step
 
@@ -269,7 +235,7 @@ class PagedSequences(PagedAttention):
         kept = kept[:-1] if growth.copies_end else kept
         return [*kept, *islice(fresh, growth.blocks)]
 
-    def _get(self, method: str, sequence: int, *, swapped: bool = False) -> PagedSequence:
+    def _get(self, method: str, sequence: int, *, swapped: bool = False) -> CachedSequence:
         if sequence not in self._sequences:
             raise ValueError(
                 f"PagedKVCache.{method}: sequence {shown(sequence)} is not allocated; pass a number that "
@@ -281,7 +247,7 @@ class PagedSequences(PagedAttention):
             )
         return self._sequences[sequence]
 
-    def _new_row(self, method: str, sequence: PagedSequence) -> int:
+    def _new_row(self, method: str, sequence: CachedSequence) -> int:
         """A new table row with the sequence's blocks and length, copied from its row if it has one."""
         row = self._tables.new_row()
         if row is None:
@@ -300,19 +266,10 @@ class PagedSequences(PagedAttention):
             raise
         return row
 
-    def _add(self, sequence: PagedSequence) -> int:
+    def _add(self, sequence: CachedSequence) -> int:
         """Adds the sequence as a user of its blocks."""
         self._pool.share(sequence.blocks)
         sequence.changed = self._change
         self._sequences[self._next] = sequence
         self._next += 1
         return self._next - 1
-
-    def _filled(self, method: str, sequence: int) -> Filled:
-        return self._get(method, sequence).filled
-
-    def _places(self, sequence: int) -> Iterator[tuple[int, int]]:
-        return self._sequences[sequence].places(self._block_size)
-
-    def _last_change(self, method: str, sequence: int) -> int:
-        return self._get(method, sequence).changed

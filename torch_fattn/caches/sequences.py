@@ -1,15 +1,16 @@
-"""Sequences of a paged cache, and the blocks that their new tokens need. Host numbers only."""
+"""The sequences of a cache: their blocks, the layers that have their tokens, and what new or accepted tokens
+change. Host numbers only."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from .blocks import GONE, BlockPool
-from .filled import Filled
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,47 @@ class Window:
         return -(-self.sink_tokens // block_size)
 
 
+class Filled:
+    """Runs of tokens that some layers lack: the first position of each, and the layers that have it. The set
+    of the newest step grows as layers append. A layer that lacks a run lacks all later ones.
+    """
+
+    def __init__(self, runs: Sequence[tuple[int, AbstractSet[int]]] = ()) -> None:
+        self._runs = [*runs]
+
+    def copy(self) -> Filled:
+        return Filled(self._runs)
+
+    def freeze(self, every: AbstractSet[int]) -> None:
+        """Ignores, for this sequence, layers that append the newest step later."""
+        if not self._runs:
+            return
+        first, layers = self._runs.pop()
+        is_continued = bool(self._runs) and self._runs[-1][1] == layers
+        if layers != every and not is_continued:
+            self._runs.append((first, frozenset(layers)))
+
+    def add(self, first: int, layers: AbstractSet[int], every: AbstractSet[int]) -> None:
+        """Adds new tokens from this position on."""
+        self.freeze(every)
+        self._runs.append((first, layers))
+
+    def cut(self, length: int) -> None:
+        """Drops the tokens from this position on."""
+        while self._runs and self._runs[-1][0] >= length:
+            self._runs.pop()
+
+    def lacking(self, layers: AbstractSet[int]) -> AbstractSet[int]:
+        """The layers that lack a token."""
+        return layers - self._runs[-1][1] if self._runs else frozenset()
+
+    def gap(self, layers: AbstractSet[int], length: int) -> tuple[int, int] | None:
+        """The first layer that lacks one of the first `length` tokens, and that token's position."""
+        gaps = ((first, min(layers - found)) for first, found in self._runs if layers - found)
+        position, layer = next(gaps, (length, -1))
+        return (layer, position) if position < length else None
+
+
 @dataclass(frozen=True)
 class Swapped:
     """Blocks of a sequence in host memory."""
@@ -38,7 +80,7 @@ class Swapped:
 
 
 @dataclass
-class PagedSequence:
+class CachedSequence:
     row: int  # row in the device's tables
     salt: str = ""
     epoch: int = 0  # of its blocks' prefix keys
@@ -52,7 +94,7 @@ class PagedSequence:
     swapped: Swapped | None = None  # its blocks then are `GONE`
     changed: int = 0  # the cache's count of changes at this sequence's last change
 
-    def fork(self, row: int) -> PagedSequence:
+    def fork(self, row: int) -> CachedSequence:
         own = replace(self, row=row, blocks=[*self.blocks], token_ids=[*self.token_ids], keys=[*self.keys])
         own.filled = self.filled.copy()
         return own
@@ -104,7 +146,7 @@ class PagedSequence:
 class Growth:
     """The blocks that a sequence needs for its new tokens."""
 
-    sequence: PagedSequence
+    sequence: CachedSequence
     tokens: int
     copies_end: bool  # the last block is partly filled and shared
     new: int  # blocks after it
@@ -119,7 +161,7 @@ class Growth:
 
 
 def plan_growth(
-    pool: BlockPool, block_size: int, sequences: Sequence[PagedSequence], counts: Sequence[int]
+    pool: BlockPool, block_size: int, sequences: Sequence[CachedSequence], counts: Sequence[int]
 ) -> list[Growth]:
     """A shared, partly filled block is copied for every sequence but the last, which keeps it."""
     plan, copied = [], Counter[int]()
@@ -133,3 +175,35 @@ def plan_growth(
                 copied[end] += copies_end
         plan.append(Growth(sequence, count, copies_end, new))
     return plan
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Which of a sequence's new tokens, from position `begin` on, are kept. Those behind a dropped one move,
+    and the tokens before them in their first block are written again, in case the block is copied."""
+
+    sequence: CachedSequence
+    begin: int
+    accepted: Sequence[int]  # indices of new tokens
+
+    @property
+    def length(self) -> int:
+        return self.begin + len(self.accepted)
+
+    @property
+    def first(self) -> int:
+        """The first position whose token changes, or the end."""
+        moved = (self.begin + i for i, j in enumerate(self.accepted) if i != j)
+        return next(moved, self.length)
+
+    def written(self, block_size: int) -> range:
+        """The blocks to which tokens move, as indices in the table."""
+        end = -(-self.length // block_size)
+        return range(self.first // block_size if self.first < self.length else end, end)
+
+    def moves(self, blocks: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
+        """Old and new slot of each token in the written blocks; `blocks` are those of the sequence then."""
+        for target in range(self.written(block_size).start * block_size, self.length):
+            source = target if target < self.begin else self.begin + self.accepted[target - self.begin]
+            old, new = self.sequence.blocks[source // block_size], blocks[target // block_size]
+            yield old * block_size + source % block_size, new * block_size + target % block_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -10,17 +10,15 @@ from torch import Tensor
 
 from ..operators.attention import decode, paged_decode
 from ..operators.options import CacheDecodeOptions
-from ..runtime.signatures import is_checked, public
-from .filled import Filled
-from .indices import counts_of, new_tokens, on_device
-from .kv_cache import KVCache
-from .memory import CacheShape, Layers, check_sizes
+from ..runtime.signatures import public
+from .kv_cache import CACHE, KVCache
+from .memory import SIZES, CacheShape, Layers, check_sizes
+from .sequences import CachedSequence
 from .step import CacheFullError, CacheStep
+from .tables import Tables
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["StaticKVCache"]
 
 
 class StaticKVCache(KVCache):
@@ -41,7 +39,7 @@ class StaticKVCache(KVCache):
 
     _name = "StaticKVCache"
 
-    @public("StaticKVCache")
+    @public("StaticKVCache", names=SIZES)
     def __init__(
         self,
         num_layers: int,
@@ -61,17 +59,18 @@ class StaticKVCache(KVCache):
         shape = (batch_size, num_kv_heads, capacity)
         dims = (head_dim, head_dim if value_dim is None else value_dim)
         self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format, latent))
-        self._capacity = capacity
-        self._lengths = [0] * batch_size
-        self._change = 0
-        self._changed = [0] * batch_size
-        self._filled_of = [Filled() for _ in range(batch_size)]
-        self._seq_lens = torch.zeros(batch_size, dtype=torch.int32, device=device)
+        self._capacity, self._block_size = capacity, max(capacity, 1)
+        # Each sequence is a block of a pool: its row of the tables and its block are its number.
+        self._tables = Tables(1, batch_size, device)
+        self._sequences = [CachedSequence(row=number) for number in range(batch_size)]
+        for own in self._sequences:
+            self._tables.new_row()
+            self._tables.write(own.row, 0, [own.row])
 
     def __repr__(self) -> str:
         return (
-            f"StaticKVCache({self._layers.shape.words}, {len(self._lengths)} sequences of up to "
-            f"{self._capacity} tokens; {sum(self._lengths)} tokens)"
+            f"StaticKVCache({self._layers.shape.words}, {len(self._sequences)} sequences of up to "
+            f"{self._capacity} tokens; {sum(self.lengths)} tokens)"
         )
 
     @property
@@ -80,7 +79,7 @@ class StaticKVCache(KVCache):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return tuple(self._lengths)
+        return tuple(own.length for own in self._sequences)
 
     @public("StaticKVCache.extend")
     def extend(self, sequences: Sequence[int] | None = None, *, tokens: int | Sequence[int]) -> CacheStep:
@@ -91,51 +90,19 @@ class StaticKVCache(KVCache):
         sequence, a sequence is given twice, or a layer does not have all its tokens (a layer without any
         token of any sequence does not count).
         """
-        name = "StaticKVCache.extend"
-        grown = range(len(self._lengths)) if sequences is None else [*sequences]
-        for sequence in grown:
-            self._check_sequence("extend", sequence)
-        if len({*grown}) != len(grown):
-            raise ValueError(f"{name}: sequences {list(grown)} are not distinct; give each once")
-        counts = counts_of(name, tokens, len(grown))
-        for sequence in grown:
-            self._check_filled("extend", sequence, self._layers.written, self._lengths[sequence])
-        lengths = [self._lengths[sequence] + count for sequence, count in zip(grown, counts, strict=True)]
-        for sequence, length in zip(grown, lengths, strict=True):
-            if length > self._capacity:
+        numbers = range(len(self._sequences)) if sequences is None else sequences
+        growing, counts = self._growing("extend", numbers, tokens)
+        for sequence, own, count in zip(numbers, growing, counts, strict=True):
+            if own.length + count > self._capacity:
                 raise CacheFullError(
-                    f"{name}: sequence {sequence} would have {length} tokens and the capacity is "
-                    f"{self._capacity}; make the cache larger, or reset() it"
+                    f"StaticKVCache.extend: sequence {sequence} would have {own.length + count} tokens and "
+                    f"the capacity is {self._capacity}; make the cache larger, or reset() it"
                 )
-        device = self._seq_lens.device
-        rows = on_device(grown, device)
-        new = new_tokens(counts, device)
-        before = self._seq_lens[rows]
-        positions = before[new.sequence] + new.offset
-        after = (before + new.counts).int()
-        seq_lens = self._seq_lens.clone()
-        seq_lens[rows] = after
-        step = CacheStep(
-            sequences=tuple(grown),
-            lengths=tuple(lengths),
-            seq_lens=after,
-            positions=positions,
-            slot_mapping=rows[new.sequence] * self._capacity + positions,
-            block_tables=rows[:, None].int(),
-            cu_seqlens_q=new.starts,
-            max_seqlen_q=max(counts, default=0),
-            _layers=self._layers,
-            _counts=tuple(counts),
-            _change=self._change + 1,
-            _lacking=frozenset().union(*(self._filled_of[s].lacking(self._layers.every) for s in grown)),
-        )
-        if is_checked():
-            self._layers.erase(step.slot_mapping)
-        self._change, self._seq_lens = step._change, seq_lens
-        for sequence, length, count in zip(grown, lengths, counts, strict=True):
-            if count > 0:
-                self._filled_of[sequence].add(length - count, step._appended, self._layers.every)
-                self._lengths[sequence], self._changed[sequence] = length, self._change
+        self._tables.begin(growing)
+        step = self._new_step(numbers, growing, counts, blocks=1)
+        for own, count in zip(growing, counts, strict=True):
+            self._grow(step, own, count, [own.row])
+        self._tables.done(growing)
         return step
 
     @overload
@@ -168,7 +135,7 @@ class StaticKVCache(KVCache):
         return_lse: bool,
         **options: Unpack[CacheDecodeOptions],
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    @public("StaticKVCache.decode", options="decode")
+    @public("StaticKVCache.decode", options="decode", names={**CACHE, "key has": "the cache has"})
     def decode(
         self,
         layer: int,
@@ -182,10 +149,9 @@ class StaticKVCache(KVCache):
         and result. Packed rows `[tokens, heads, head_dim]`, the same number for each sequence, give packed
         results."""
         if query.dim() == 3:
-            out, lse = self._decode_packed(self.decode, layer, step, query, options)
-            return (out, lse) if return_lse else out
-        self._check_decode(layer, step, query, options)
-        if step.sequences != tuple(range(len(self._lengths))):  # treat each sequence as a block of a pool
+            return self._decode_packed(self.decode, layer, step, query, return_lse, options)
+        self._check_decode(layer, step, query)
+        if step.sequences != tuple(range(len(self._sequences))):
             self._add_options("decode", layer, options)
             pool = self._layers.operands(layer)
             return paged_decode(
@@ -215,67 +181,37 @@ class StaticKVCache(KVCache):
     def truncate(self, sequence: int, length: int) -> None:
         """Keeps the first `length` tokens of the sequence: drops rejected drafts, or a step that failed
         between two layers. Earlier steps can no longer be used for it. ValueError: it has fewer tokens."""
-        self._check_sequence("truncate", sequence)
-        if not 0 <= length <= self._lengths[sequence]:
-            raise ValueError(
-                f"StaticKVCache.truncate: length {length} is not from 0 to {self._lengths[sequence]}, the "
-                f"tokens of sequence {sequence}; pass how many to keep"
-            )
-        if length != self._lengths[sequence]:
-            self._set_length(sequence, length)
+        own = self._shrinking(sequence, length)
+        if length != own.length:
+            self._cut([own], length)
 
     @public("StaticKVCache.fork")
     def fork(self, sequence: int, target: int) -> None:
         """Copies a sequence's tokens to an empty one; first append the tokens of its last `extend`.
         ValueError: the target has tokens."""
-        for each in (sequence, target):
-            self._check_sequence("fork", each)
-        if self._lengths[target] > 0:
+        source, onto = (self._get("fork", each) for each in (sequence, target))
+        if onto.length > 0:
             raise ValueError(
-                f"StaticKVCache.fork: sequence {target} has {self._lengths[target]} tokens; reset() it first"
+                f"StaticKVCache.fork: sequence {target} has {onto.length} tokens; reset() it first"
             )
-        length = self._lengths[sequence]
         for memory in self._layers.tensors():
-            memory[target, :length].copy_(memory[sequence, :length])
-        self._set_length(target, length)
-        self._filled_of[target] = self._filled_of[sequence].copy()
-        self._filled_of[target].freeze(self._layers.every)
+            memory[target, : source.length].copy_(memory[sequence, : source.length])
+        self._tables.set_length(target, source.length)
+        self._change += 1
+        copy = source.fork(target)
+        copy.blocks, copy.changed = [target], self._change
+        copy.filled.freeze(self._layers.every)
+        self._sequences[target] = copy
 
     @public("StaticKVCache.reset")
     def reset(self, sequence: int | None = None) -> None:
         """Empties a sequence, by default every one. The cache keeps its memory."""
-        if sequence is not None:
-            self._check_sequence("reset", sequence)
-            self._set_length(sequence, 0)
-            return
-        self._seq_lens = torch.zeros_like(self._seq_lens)
-        self._change += 1
-        self._lengths = [0] * len(self._lengths)
-        self._changed = [self._change] * len(self._lengths)
-        for filled in self._filled_of:
-            filled.cut(0)
+        self._cut(self._sequences if sequence is None else [self._get("reset", sequence)], 0)
 
-    def _set_length(self, sequence: int, length: int) -> None:
-        seq_lens = self._seq_lens.clone()
-        seq_lens[sequence].fill_(length)
-        self._seq_lens = seq_lens
-        self._change += 1
-        self._lengths[sequence], self._changed[sequence] = length, self._change
-        self._filled_of[sequence].cut(length)
-
-    def _check_sequence(self, method: str, sequence: int) -> None:
-        if not 0 <= sequence < len(self._lengths):
+    def _get(self, method: str, sequence: int) -> CachedSequence:
+        if not 0 <= sequence < len(self._sequences):
             raise IndexError(
                 f"StaticKVCache.{method}: sequence {sequence} is not one of this cache's "
-                f"{len(self._lengths)}; count from 0"
+                f"{len(self._sequences)}; count from 0"
             )
-
-    def _last_change(self, method: str, sequence: int) -> int:
-        return self._changed[sequence]
-
-    def _filled(self, method: str, sequence: int) -> Filled:
-        return self._filled_of[sequence]
-
-    def _places(self, sequence: int) -> Iterator[tuple[int, int]]:
-        first = sequence * self._capacity
-        return ((position, first + position) for position in range(self._lengths[sequence]))
+        return self._sequences[sequence]

@@ -11,8 +11,6 @@ from ..runtime.signatures import check_tensor
 from .groups import Group
 from .memory import Layers
 
-__all__ = ["CacheFullError", "CacheStep"]
-
 
 class CacheFullError(RuntimeError):
     """The cache has no room for the new tokens. It is unchanged."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .indices import fill, new_tokens, on_device
-from .sequences import PagedSequence
+from .sequences import CachedSequence
 
 FIRST_ROWS = 256  # of new tables
 
@@ -63,7 +63,7 @@ class Tables:
             self._add_columns(first + len(blocks))
         fill(self.blocks[row, first : first + len(blocks)], blocks)
 
-    def begin(self, sequences: Sequence[PagedSequence]) -> None:
+    def begin(self, sequences: Sequence[CachedSequence]) -> None:
         """Call it before an update of these rows, and `done` after it. Writes stale rows again."""
         for sequence in sequences:
             if sequence.row in self._stale:
@@ -71,11 +71,11 @@ class Tables:
                 self.set_length(sequence.row, sequence.length)
         self._stale.update(sequence.row for sequence in sequences)
 
-    def done(self, sequences: Sequence[PagedSequence]) -> None:
+    def done(self, sequences: Sequence[CachedSequence]) -> None:
         self._stale.difference_update(sequence.row for sequence in sequences)
 
     def extended(
-        self, sequences: Sequence[PagedSequence], counts: Sequence[int], blocks: int, block_size: int
+        self, sequences: Sequence[CachedSequence], counts: Sequence[int], blocks: int, block_size: int
     ) -> dict[str, Any]:
         """Adds new tokens to the lengths of these rows, whose tables already have the blocks. Returns the
         tensors of a step."""

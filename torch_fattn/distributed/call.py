@@ -14,8 +14,6 @@ from .exchange import Exchange, is_dtensor
 from .local import Scores, sees
 from .shards import Run, Shards
 
-__all__ = ["PrefillCall", "check_ranks", "placed", "prefill_call"]
-
 SEQUENCE = 2  # the dimension of the positions
 
 

@@ -20,8 +20,6 @@ from .exchange import Exchange, Facts, is_dtensor, refuse_dtensors
 from .prefill import prefill
 from .shards import Shards
 
-__all__ = ["context_parallel", "unshard"]
-
 NAME = "torch_fattn.distributed.context_parallel"
 LAYOUTS = ("zigzag", "contiguous")
 

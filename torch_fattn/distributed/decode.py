@@ -19,8 +19,6 @@ from .shards import Shards
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["decode", "paged_decode"]
-
 
 @overload
 def decode(

@@ -24,17 +24,6 @@ from torch import Tensor
 from ..runtime.signatures import shown
 from .shards import Shards
 
-__all__ = [
-    "HEADER_BYTES",
-    "Exchange",
-    "Facts",
-    "facts_of",
-    "is_dtensor",
-    "refuse_dtensors",
-    "refuse_gradients",
-    "unpacked",
-]
-
 _Result = TypeVar("_Result")
 # Facts that must be equal on all ranks. The first is the call.
 Facts = Mapping[str, Any]

@@ -21,8 +21,6 @@ from .shards import Shards
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Explanation", "explain"]
-
 NAME = "torch_fattn.distributed.explain"
 MOST_RANKS = 1024
 OPS = ("prefill", "decode", "paged_decode")

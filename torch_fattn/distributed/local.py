@@ -16,18 +16,6 @@ from ..runtime.options import with_defaults
 from .exchange import Exchange
 from .shards import Run, Shards, positions_in, positions_of
 
-__all__ = [
-    "SUMS",
-    "Part",
-    "Scores",
-    "attend",
-    "attend_newest",
-    "joined",
-    "merge_ranks",
-    "sees",
-    "split",
-]
-
 Part = tuple[Tensor, Tensor]  # out and sums of `merge_parts`
 SUMS = 4  # numbers of a row beside its columns
 # Up to this many pairs of a row run and a key run take one call each; more use masks.

@@ -13,8 +13,6 @@ from .call import PrefillCall
 from .exchange import unpacked
 from .local import Part, attend, joined, split
 
-__all__ = ["attend_to", "exchange_heads", "gather_rows", "ring"]
-
 
 def attend_to(call: PrefillCall, key: Tensor, value: Tensor, source: int, *, with_sinks: bool) -> Part:
     """Attention of this rank's rows over the keys of rank `source`."""

@@ -10,8 +10,6 @@ from .call import PrefillCall
 from .exchange import HEADER_BYTES
 from .local import SUMS
 
-__all__ = ["METHODS", "Method", "Plan", "chosen_method", "plan_of", "work_of"]
-
 Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
 

@@ -23,8 +23,6 @@ from .shards import Shards
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["prefill", "varlen_prefill"]
-
 NAME = "torch_fattn.distributed.prefill"
 VARLEN_NAME = "torch_fattn.distributed.varlen_prefill"
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ..runtime.signatures import public, shown
 
-__all__ = ["Run", "Shards"]
-
 Run = tuple[int, int]  # first position, number of positions
 
 

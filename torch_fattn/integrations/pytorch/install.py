@@ -25,8 +25,6 @@ from ...runtime.signatures import public, shown
 from ...runtime.versions import VERSION
 from .routing import check_settings
 
-__all__ = ["Training", "install", "installed", "uninstall"]
-
 Training = Literal["auto", "fused", "off"]
 
 NAME = "fattn"

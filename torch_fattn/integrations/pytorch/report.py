@@ -9,8 +9,6 @@ import torch
 from ...operators.differentiable import MAX_BACKWARD_HEAD_DIM
 from ...operators.head_padding import MAX_HEAD_DIM
 
-__all__ = ["REASONS", "Fallback", "Report", "report", "reset_report"]
-
 # A sentence for each reason that csrc/dropin/routing.cpp names.
 REASONS = {
     "gradients": 'gradients are needed, and install(training="off") leaves such calls to torch',

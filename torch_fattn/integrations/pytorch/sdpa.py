@@ -12,8 +12,6 @@ from ...runtime.warn import warn
 from .report import REASONS
 from .routing import check_settings
 
-__all__ = ["sdpa"]
-
 _warned: set[str] = set()
 
 

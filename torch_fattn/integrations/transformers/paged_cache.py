@@ -57,8 +57,6 @@ class _Group:
         self.cache: PagedKVCache | None = None
         self._sizes = sizes
         self._step: tuple[CacheStep, Tensor | None] | None = None
-        self._rows = 0  # of the step, padding included
-        self._counts: Sequence[int] = ()  # stored tokens of the step, per sequence
         self._done: dict[int, bool] = {}  # layers that the step has reached: whether they have its tokens
 
     def allocate(self, key: Tensor, value: Tensor) -> PagedKVCache:
@@ -117,9 +115,9 @@ class _Group:
                     f"{NAME}: a window would not count the padding between tokens, which is not stored; pad "
                     "on the left, or use DynamicCache"
                 )
+            stored = None if real is None else real.clone()
             self._step, self._done = (self._extend(self.cache, counts), kept), {}
-            self._real = None if real is None else real.clone()
-            self._counts, self._rows = counts, rows
+            self._real = stored
         self._done[layer] = False
         return self._step
 
@@ -158,22 +156,15 @@ class _Group:
         self._real = None if self._real is None else self._real[list(rows)]
         self._step = None
 
-    def take_step_back(self) -> None:
-        self._drop(self._rows, self._counts)
-
-    def truncate(self, tokens: int) -> None:
-        counts = [tokens] * len(self.sequences)
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` tokens, padding included."""
+        stored = [length] * len(self.sequences)
         if self._real is not None:
-            counts = self._real[:, -tokens:].sum(-1).tolist()
-        self._drop(tokens, counts)
-
-    def _drop(self, tokens: int, counts: Sequence[int]) -> None:
-        """Drops the newest `tokens`; `counts`: how many of them are stored, per sequence."""
-        if self._real is not None:
-            self._real = self._real[:, :-tokens]
-        for sequence, count in zip(self.sequences, counts, strict=True):
+            self._real = self._real[:, :length]
+            stored = self._real.sum(-1).tolist()
+        for sequence, count in zip(self.sequences, stored, strict=True):
             assert self.cache is not None
-            self.cache.truncate(sequence, max(self.cache.length(sequence) - count, 0))
+            self.cache.truncate(sequence, min(self.cache.length(sequence), count))
         self._step, self._done = None, {}
 
     def free(self) -> None:
@@ -394,14 +385,14 @@ class PagedCache(Cache):
             raise ValueError(
                 f"{NAME}.crop: tokens_to_remove is {tokens_to_remove}; to drop n tokens, pass -n"
             )
+        length = self.get_seq_length()
         if self._has_failed:
+            length = self._before + self._rows
             if -tokens_to_remove < self._rows:
                 _refuse_failed()
-            self._take_forward_back()
-            tokens_to_remove += self._rows
         if tokens_to_remove:
-            left = max(self.get_seq_length() + tokens_to_remove, 0)
-            self._each(_Group.truncate, -tokens_to_remove, length=left)
+            left = max(length + tokens_to_remove, 0)
+            self._each(_Group.truncate, left, length=left)
 
     def activate_past_recording(self) -> None:
         """No effect: any number of tokens can be dropped."""
@@ -411,14 +402,6 @@ class PagedCache(Cache):
         """Whether layers in use lack tokens that others have."""
         lengths = {layer.length for layer in self._layers if layer.length}
         return len(lengths) > 1 or any(group.lacks_tokens for group in self._groups.values())
-
-    def _take_forward_back(self) -> None:
-        ahead = {layer.group for layer in self._layers if layer.length > self._before}
-        for group in self._groups.values():
-            if group in ahead or group.lacks_tokens:
-                group.take_step_back()
-        for layer in self._layers:
-            layer.length = min(layer.length, self._before)
 
     def _batch(self) -> int:
         return max(len(group.sequences) for group in self._groups.values())

@@ -30,8 +30,6 @@ from .masks import causal_window
 from .packing import restarts_of, start_forward
 from .unsupported import PACKING, refuse_keywords
 
-__all__ = ["SHARDED_NAME", "ShardedCache", "attend_sharded", "make_sharded_mask"]
-
 SHARDED_NAME = "fattn_sharded"
 FIRST_BLOCKS = 4  # per rank in a new cache; capacity doubles when full
 FEW_ROWS = 16  # `decode` makes a mask of all its rows and the keys of this rank
