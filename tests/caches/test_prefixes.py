@@ -1,4 +1,4 @@
-"""Prefixes of a PagedKVCache that are found by their tokens, and drafts."""
+"""Prefixes of a PagedKVCache that are found by their tokens."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ def prompted(cache: PagedKVCache, token_ids: list[int], **options: Any) -> tuple
     append(cache, cache.extend([sequence], len(token_ids) - found))
     cache.commit(sequence, token_ids)
     return sequence, found
-
-
-# ---- prefixes
 
 
 @pytest.mark.host_only
@@ -123,35 +120,6 @@ def test_other_tokens_than_before() -> None:
     assert same(snapshot(cache), before)
     cache.commit(one, PROMPT[:5])
     cache.commit(one, [*PROMPT, 7, 8])
-
-
-# ---- drafts
-
-
-@pytest.mark.host_only
-def test_drafts_that_cannot_be_accepted() -> None:
-    cache = paged("cpu", num_blocks=4)
-    one = cache.allocate()
-    append(cache, cache.extend([one], 9))
-    step = cache.extend([one], 6)
-    with pytest.raises(ValueError, match="accept: layer 0 does not have this step's tokens yet; append"):
-        cache.accept(step, [[0]])
-    append(cache, step)
-    before = snapshot(cache)
-    for wrong in ([1, 0], [0, 0], [6], [-1]):
-        with pytest.raises(ValueError, match="which has 6 new tokens; pass increasing numbers from 0"):
-            cache.accept(step, [wrong])
-    with pytest.raises(ValueError, match="accepted has 2 lists for 1 sequences; give one for each"):
-        cache.accept(step, [[0], [1]])
-    assert same(snapshot(cache), before)
-    cache.fork(one)
-    before = snapshot(cache)
-    with pytest.raises(CacheFullError, match="accept: 1 blocks of 4 tokens are needed and 0 of 4 are free"):
-        cache.accept(step, [[1]])
-    assert same(snapshot(cache), before)
-    cache.accept(step, [[0, 1, 2]])  # nothing moves
-    assert cache.length(one) == 12
-    cache.accept(append(cache, cache.extend([one], 0)), [[]])
 
 
 @pytest.mark.host_only

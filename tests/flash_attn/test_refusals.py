@@ -118,20 +118,6 @@ def test_packed(fault: Fault) -> None:
         fa.flash_attn_varlen_func(**arguments | fault.change(arguments))
 
 
-@pytest.mark.parametrize("name", [name for name in fa.__all__ if "packed" in name])
-def test_packed_operands(name: str) -> None:
-    q, cu = zeros(20, 2, 32), long(0, 20)
-    rest: tuple[Any, ...] = (cu, 20) if "qkv" in name else (cu, cu, 20, 20)
-    rest = rest if "varlen" in name else ()
-    rows = () if "qkv" in name else (q,) if "varlen" in name else (q[None],)
-    for packed in (None, q, zeros(20, 5, 2, 32), zeros(1, 20, 5, 2, 32)):
-        with refusal(f"torch_fattn.flash_attn.{name}", TypeError if packed is None else ValueError, "kv"):
-            getattr(fa, name)(*rows, packed, *rest)
-    right = zeros(20, 3 if "qkv" in name else 2, 2, 32)
-    with refusal(f"torch_fattn.flash_attn.{name}", NotImplementedError):
-        getattr(fa, name)(*rows, right if "varlen" in name else right[None], *rest, 0.5)
-
-
 CHECKED: dict[str, tuple[Any, str]] = {
     "negative": (lambda: {"cache_seqlens": long(3, -1)}, r"cache_seqlens\[1\] is -1 .* between 0 and 9"),
     "no room": (lambda: {"cache_seqlens": long(3, 10)}, r"cache_seqlens\[1\] is 10 .* between 0 and 9"),

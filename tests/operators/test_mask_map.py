@@ -1,4 +1,4 @@
-"""prefill with a map of its mask: the same bits as without a map, and refusals."""
+"""prefill with a map of its mask: the same bits as without a map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.helpers import direct_launch, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.layouts import flat
 from tests.helpers.problems import Problem
-from tests.helpers.wrong_calls import refusal
 from torch_fattn import reference
 
 fattn = torch.ops.fattn
@@ -278,63 +277,10 @@ def test_a_learned_mask(device: str) -> None:
         out.sum().backward()
 
 
-# ---- refusals
-
-
 def arguments_of(device: str = "mps") -> dict[str, Any]:
     return problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_map=True)).arguments(device)[
         0
     ]
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps", "meta"])
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        (lambda a: {"attn_mask": None}, ValueError, ("mask_map is given without attn_mask",)),
-        (lambda a: {"mask_map": a["mask_map"].int()}, TypeError, ("torch.int32 and must be torch.uint8",)),
-        (
-            lambda a: {"mask_map": a["mask_map"][0]},
-            ValueError,
-            ("shape [4, 10, 7] and must be broadcastable",),
-        ),
-        (lambda a: {"mask_map": a["mask_map"][..., :6]}, ValueError, ("[2, 4, 10, 6]", "[2, 4, 10, 7]")),
-        (lambda a: {"mask_map": a["mask_map"][:, :, :9]}, ValueError, ("[2, 4, 9, 7]", "[2, 4, 10, 7]")),
-        (lambda a: {"mask_map": a["mask_map"][:, :3]}, ValueError, ("[2, 3, 10, 7]",)),
-        (lambda a: {"mask_map": a["mask_map"].repeat(2, 1, 1, 1)}, ValueError, ("[4, 4, 10, 7]",)),
-    ],
-)
-def test_wrong_maps(change: Any, error: type[Exception], words: tuple[str, ...], device: str) -> None:
-    arguments = arguments_of("cpu")
-    arguments = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in arguments.items()}
-    fattn.prefill(**arguments)
-    with refusal("fattn.prefill", error, *words):
-        fattn.prefill(**arguments | change(arguments))
-
-
-def test_a_map_on_another_device() -> None:
-    arguments = arguments_of()
-    with pytest.raises(ValueError, match=r"mask_map is on cpu and query on mps:0; move mask_map"):
-        fattn.prefill(**arguments | {"mask_map": arguments["mask_map"].cpu()})
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("mask", "error", "words"),
-    [
-        (torch.zeros(3, 3, dtype=torch.int64), TypeError, "attn_mask is torch.int64 and must be torch.bool"),
-        (torch.zeros(1, 1, 1, 3, 3), ValueError, "attn_mask has 5 dimensions and must have at most 4"),
-        (
-            torch.zeros(1, device="meta").expand(2**31, 4),
-            ValueError,
-            "2147483648 of attn_mask is above 1073741824",
-        ),
-        (torch.zeros(1, device="meta").expand(2**28, 2**28), ValueError, "leave out the dimensions"),
-    ],
-)
-def test_wrong_masks(mask: Tensor, error: type[Exception], words: str) -> None:
-    with refusal("fattn.mask_map", error, words):
-        fattn.mask_map(mask)
 
 
 def test_the_map_of_another_mask_raises_when_asked(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """Caches of int8, fp8_e4m3 and int4 in every op that reads them: every code, layouts of scales, the
-documented error bounds, and wrong calls. Random problems with them are in test_random.py."""
+documented error bounds. Random problems with them are in test_random.py."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.conftest import Checked, needs_emulator
 from tests.helpers import problems, small_problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.kv_formats import FORMS, GROUPED, QUANTISED, name_of
 from tests.helpers.problems import Problem
 from tests.helpers.small_problems import check, row_of, run
-from tests.helpers.wrong_calls import Fault, fault, mistyped, on_cpu, option, sliced, without
 from torch_fattn.reference import dequantise, quantise
 
 fattn = torch.ops.fattn
@@ -276,75 +275,3 @@ def test_the_example_runs() -> None:
         assert sizes[name] == sum(part.nbytes for part in quantised if part is not None) < sizes["float16"]
         assert errors["float16"] < errors[name] < 1.0
     assert errors["int8"] < errors["int4"]
-
-
-# ---- wrong calls
-
-
-def valid(op: str, kv_format: str, device: str = "mps") -> dict[str, Any]:
-    problem = small(op, kv_format, seq_lens=(21, 32), value_dim=32)
-    named = {} if kv_format == "float" else {"kv_format": kv_format}
-    return problems.build(problem).arguments(device)[0] | named
-
-
-WRONG: dict[str, list[Fault]] = {
-    "int8": [
-        fault("no scales", without("key_scales", "value_scales"), "int8", "key_scales"),
-        mistyped("another storage", option(kv_format="int4"), "int4", "uint8", "int8"),
-        fault("no such format", option(kv_format="int3"), "int3", "int8"),
-        mistyped(
-            "scales of another dtype",
-            lambda a: {"key_scales": a["key_scales"].half()},
-            "key_scales",
-            "float16",
-            "float32",
-        ),
-        fault(
-            "scales of another shape", sliced("value_scales", slice(None), slice(1)), "value_scales", "shape"
-        ),
-        fault("scales on another device", on_cpu("key_scales"), "key_scales", "cpu", "mps"),
-        mistyped("an integer query", lambda a: {"query": a["query"].int()}, "query", "int32"),
-    ],
-    "int4": [
-        fault("no value scales", without("value_scales"), "int4", "value_scales"),
-        fault("head dims differ", sliced("query", ..., slice(32)), "head_dim", "32", "64"),
-    ],
-    "fp8_e4m3": [
-        fault("half of the scales", without("value_scales"), "key_scales", "value_scales"),
-        fault("an unnamed uint8", option(kv_format="auto"), "uint8", "fp8_e4m3"),
-    ],
-}
-
-
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(
-    ("kv_format", "fault"),
-    [pytest.param(f, fault, id=fault.what) for f, faults in WRONG.items() for fault in faults],
-)
-def test_wrong_calls(op: str, kv_format: str, fault: Fault) -> None:
-    arguments = valid(op, kv_format)
-    getattr(fattn, op)(**arguments)  # the control
-    with counted_launches() as launches, pytest.raises(fault.error) as caught:
-        getattr(fattn, op)(**(arguments | fault.change(arguments)))
-    sentence = str(caught.value).splitlines()[0]
-    assert sentence.startswith(f"fattn.{op}: ") and all(word in sentence for word in fault.words), sentence
-    assert launches == {}
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_scales_of_a_float_cache(op: str) -> None:
-    arguments = valid(op, "float")
-    key = arguments["key" if op == "decode" else "key_cache"]
-    scales = torch.ones(key.shape[:3], device="mps")
-    with pytest.raises(ValueError, match="key_scales does not apply to a cache of torch.float16"):
-        getattr(fattn, op)(**arguments, key_scales=scales, value_scales=scales)
-
-
-@pytest.mark.parametrize("groups", [0, 1, 2])
-def test_int4_needs_groups_of_32_columns(groups: int) -> None:
-    """The error is the same for any number of groups of a head of 40."""
-    query = torch.randn(1, 1, 1, 40, device="mps")
-    stored = torch.zeros(1, 1, 4, 20, dtype=torch.uint8, device="mps")
-    scales = torch.zeros(1, 1, 4, groups, 2, dtype=f16, device="mps")
-    with pytest.raises(ValueError, match="head_dim 40 .*int4.*32 columns"):
-        fattn.decode(query, stored, stored, key_scales=scales, value_scales=scales, kv_format="int4")

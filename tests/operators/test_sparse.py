@@ -177,43 +177,6 @@ def test_bytes_read() -> None:
     assert read == [count * of_a_key, keys * of_a_key]
 
 
-def valid(**changes: Any) -> Any:
-    query, key = heads(2, 4, 3, 16), heads(2, 2, 10, 16, seed=1)
-    operands = {"query": query, "key": key, "value": key, "indices": torch.zeros(2, 3, 4, dtype=torch.int32)}
-    return sparse_decode(**(operands | changes))
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"indices": torch.zeros(2, 4, dtype=torch.int32)},
-            r"indices .*\[2, 4\] do not fit; pass \[2, 3, 'K'\]",
-        ),
-        (
-            {"value": heads(2, 10, 2, 16).transpose(1, 2)},
-            "strides of value and key are not in one proportion",
-        ),
-        ({"value": heads(2, 2, 9, 16)}, "value of shape .* are not one cache"),
-        ({"key": heads(2, 3, 10, 16), "value": heads(2, 3, 10, 16)}, "4 query heads cannot share 3"),
-        ({"block_tables": torch.zeros(2, 4, dtype=torch.int32)}, "heads|block_tables came without seq_lens"),
-        ({"seq_lens": torch.ones(3, dtype=torch.int32)}, r"seq_lens has shape \[3\]; pass \[2\]"),
-    ],
-)
-def test_calls_that_are_refused(changes: dict[str, Any], sentence: str) -> None:
-    assert valid().shape == (2, 4, 3, 16), "the control"
-    with pytest.raises(ValueError, match=f"^torch_fattn.sparse_decode: .*{sentence}"):
-        valid(**changes)
-
-
-@pytest.mark.host_only
-def test_sinks_of_each_head() -> None:
-    per_head = torch.zeros(2, 2, 3, 4, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="sinks with indices for each key-value head"):
-        valid(indices=per_head, sinks=torch.zeros(4))
-
-
 @pytest.mark.host_only
 @pytest.mark.parametrize("per_head", [False, True])
 def test_more_blocks_than_a_table_numbers(per_head: bool) -> None:
