@@ -49,9 +49,9 @@ def small(op: str, kv_format: str, dtype: torch.dtype = f16, **fields: Any) -> P
     return small_problems.problem(op, dtype, 1, kv_format=kv_format, **(rows | fields))
 
 
-def dtype_of(kv_format: str, turn: int = 0) -> torch.dtype:
-    """Each format has another dtype, and each turn: kernels over a format are compiled for few dtypes."""
-    return problems.DTYPES[(QUANTISED.index(name_of(kv_format)) + turn) % 3]
+def dtype_of(kv_format: str) -> torch.dtype:
+    """Each format has another dtype: kernels over a format are compiled for few dtypes."""
+    return problems.DTYPES[QUANTISED.index(name_of(kv_format)) % 3]
 
 
 def decode(arguments: dict[str, Any], device: str = "mps") -> tuple[Tensor, Tensor]:
@@ -110,38 +110,19 @@ def test_every_code_of_a_key(
     assert (lse.view(2, 128, 1).double() - exact).abs().max() <= 1e-6 * exact.abs().max()
 
 
-BY_LANES: dict[str, Any] = {"q_len": 1, "seq_lens": (70, 33), "window_left": 50, "sinks": True}
-SHARED: dict[str, Any] = {"q_heads": 4, "kv_heads": 1, "seq_lens": (75, 32)}
-# Sizes, and the kernels of decode for them: lanes with a chunk past the end of a key, and of a value; two
-# chunks at the head size that the table is tuned for, and an end in the middle of a step; wide heads; values
-# that are columns of their keys.
-SHAPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "by lanes": (BY_LANES | {"q_heads": 2}, ("fattn_decode_vector",)),
-    "two rows by lanes": (BY_LANES, ("fattn_decode_vector",)),
-    "chunks": ({"q_heads": 8, "seq_lens": (547, 256), "head_dim": 128}, ("fattn_decode", "fattn_merge")),
-    "wide": (SHARED | {"head_dim": 192, "value_dim": 160}, ("fattn_decode_wide",)),
-    "latent": (SHARED | {"head_dim": 576, "value_dim": 512, "value_in_key": True}, ("fattn_decode_wide",)),
-    "columns": (SHARED | {"value_dim": 32, "value_in_key": True}, ("fattn_decode_wide",)),
-}
-
-
-@pytest.mark.parametrize(
-    ("op", "shape"),
-    [*((op, shape) for op in problems.DECODES for shape in SHAPES), ("paged_prefill", "chunks")],
-)
+@pytest.mark.parametrize("q_heads", [2, 4])
+@pytest.mark.parametrize("op", problems.DECODES)
 @pytest.mark.parametrize("kv_format", FORMS)
-def test_kernels(kv_format: str, op: str, shape: str, checked: Checked) -> None:
-    """Any two of format, dtype and shape meet."""
-    sizes, kernels = SHAPES[shape]
-    if shape.endswith("lanes"):
-        head_dim, value_dim = (96, 32) if kv_format in GROUPED else (80, 72)
-        sizes = sizes | {"head_dim": head_dim, "value_dim": value_dim}
-    dtype = dtype_of(kv_format, [*SHAPES].index(shape))
+def test_keys_by_lanes(kv_format: str, op: str, q_heads: int, checked: Checked) -> None:
+    """decode_vector, whose one or two rows few random problems have: lanes with a chunk past the end of a
+    key, and of a value."""
+    head_dim, value_dim = (96, 32) if kv_format in GROUPED else (80, 72)
+    sizes = {"q_len": 1, "q_heads": q_heads, "head_dim": head_dim, "value_dim": value_dim}
+    problem = small(
+        op, kv_format, dtype_of(kv_format), **sizes, seq_lens=(70, 33), window_left=50, sinks=True
+    )
     with checked():
-        check(
-            small(op, kv_format, dtype, **sizes),
-            kernels=("fattn_prefill",) if op == "paged_prefill" else kernels,
-        )
+        check(problem, kernels=("fattn_decode_vector",))
 
 
 @needs_emulator
@@ -175,40 +156,6 @@ def test_the_reference_reads_pools(kv_format: str, op: str) -> None:
     arguments, _ = case.arguments("cpu")
     out, lse = getattr(torch_fattn.reference, op)(**arguments)
     assert_close(case, out.float().contiguous(), lse.float().contiguous())
-
-
-# ---- the documented bounds
-
-
-@pytest.mark.parametrize("kv_format", QUANTISED)
-def test_quantisation_error(kv_format: str) -> None:
-    """An error e of a key moves a score by at most scale * sum(abs(query)) * e; an error of a value moves the
-    result by at most as much, and weights that are off by a factor f by at most (f - 1) * max(abs(value))."""
-    generator = torch.Generator().manual_seed(3)
-    query = torch.randn(1, 4, 1, 64, generator=generator)
-    key, value = torch.randn(2, 1, 2, 300, 64, generator=generator)
-    (stored_key, key_scales), (stored_value, value_scales) = (quantise(x, kv_format) for x in (key, value))
-    assert all(each is not None and each.is_mps for each in quantise(key.to("mps"), kv_format))
-    key_error, value_error = (
-        (dequantise(stored, scales, kv_format) - exact.double()).abs().max().item()
-        for stored, scales, exact in ((stored_key, key_scales, key), (stored_value, value_scales, value))
-    )
-    exact_out, exact_lse = torch_fattn.reference.decode(query, key, value)
-    out, lse = decode(
-        {
-            "query": query,
-            "key": stored_key,
-            "value": stored_value,
-            "key_scales": key_scales,
-            "value_scales": value_scales,
-            "kv_format": kv_format,
-        }
-    )
-    of_score = 64**-0.5 * query.abs().sum(-1).max().item() * key_error
-    assert (lse - exact_lse).abs().max() <= of_score + 1e-5
-    factor = torch.tensor(2 * of_score).exp().item()
-    error = (out - exact_out).abs().max()
-    assert 1e-4 < error <= value_error + (factor - 1) * value.abs().max().item()
 
 
 # ---- scales that are no ordinary numbers
