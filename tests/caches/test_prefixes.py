@@ -54,19 +54,6 @@ def test_found_prefixes(token_ids: list[int], found: int) -> None:
 
 
 @pytest.mark.host_only
-def test_a_salt() -> None:
-    cache = paged("cpu", num_blocks=40)
-    assert prompted(cache, PROMPT, salt="adapter")[1] == 0
-    assert prompted(cache, PROMPT)[1] == 0
-    assert prompted(cache, PROMPT, salt="adapter")[1] == prompted(cache, PROMPT)[1] == 12
-    fork = cache.fork(prompted(cache, PROMPT, salt="adapter")[0])
-    append(cache, cache.extend([fork], 4))
-    cache.commit(fork, [*PROMPT, 1, 2, 3, 4])
-    assert prompted(cache, [*PROMPT, 1, 2, 3, 4], salt="adapter")[1] == 16
-    assert prompted(cache, [*PROMPT, 1, 2, 3, 4])[1] == 12
-
-
-@pytest.mark.host_only
 def test_the_least_recently_used_is_evicted() -> None:
     """And the end of a prefix before its beginning. Blocks in use are never evicted."""
     cache = paged("cpu", num_blocks=8)

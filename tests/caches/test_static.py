@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, Dense, static
+from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LATENT_DIM, LAYERS, VALUE_DIM, Dense, static
 from tests.helpers.faults import with_faults
+from tests.helpers.kv_formats import QUANTISED
 from torch_fattn import CacheFullError, CacheStep, StaticKVCache, reference
 
 _Result = TypeVar("_Result")
@@ -20,8 +21,10 @@ BATCH, CAPACITY = 3, 20
 class History:
     def __init__(self, seed: int, device: str) -> None:
         self.rng, self.device = random.Random(seed), device
-        self.dense = Dense()
-        self.cache: StaticKVCache = static(device)
+        kv_format, is_latent = self.rng.choice(("auto", *QUANTISED)), self.rng.random() < 0.3
+        dims = {"head_dim": 64, "value_dim": LATENT_DIM} if is_latent else {}
+        self.dense = Dense(kv_format, is_latent, dims.get("head_dim", DIM))
+        self.cache: StaticKVCache = static(device, kv_format=kv_format, latent=is_latent, **dims)
         self.faults = 0
 
     def is_dropped(self, step: CacheStep, counts: list[int]) -> bool:
@@ -98,7 +101,7 @@ class History:
             return
         dense.append(cache, step, counts, self.device)
         dense.check(cache, step, self.device, rows=min(counts) or 1)
-        query = dense.rows(sum(counts), HEADS, DIM)
+        query = dense.rows(sum(counts), HEADS, dense.dim)
         out = cache.prefill(1, step, query.to(self.device), is_causal=True).cpu()
         for own, result, s in zip(query.split(counts), out.split(counts), chosen, strict=True):
             if len(own):
@@ -109,7 +112,8 @@ class History:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with FATTN_CHECK=1, which finds no slot that was never written."""
+    """In every format, some with values in the keys. Also with FATTN_CHECK=1, which finds no slot that was
+    never written."""
     monkeypatch.setenv("FATTN_CHECK", str(int(seed % 4 == 0)))
     history = History(seed, "mps" if seed % 20 == 0 else "cpu")
     history.run(30)

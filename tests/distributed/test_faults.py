@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
-from tests.distributed.pool import EndedError, Failure, Pool, World, error_of, pool
+from tests.distributed.pool import EndedError, Pool, World, error_of, pool
 from tests.helpers.documents import PYTHONPATH
 from tests.helpers.processes import run_python
 from tests.helpers.tensors import same_bits
@@ -187,15 +187,6 @@ def test_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     own = torch.ones(1, 4, 8, 32)
     with pytest.raises(RuntimeError, match="^torch_fattn.distributed.prefill: there is no process group"):
         torch_fattn.distributed.prefill(own, own, own)
-
-
-def test_a_failure_is_shown(ranks: Pool) -> None:
-    """The control of this pool: an error of a rank is one here."""
-    assert isinstance(ranks.outcomes(1, raises)[0], Failure)
-
-
-def raises(world: World) -> None:
-    raise ValueError("as it should")
 
 
 WITHOUT = """

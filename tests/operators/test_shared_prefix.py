@@ -17,7 +17,6 @@ from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM,
 from tests.helpers.kv_formats import KV_FORMATS
 from tests.helpers.problems import OPTIONS
 from tests.helpers.shared_prefix_problems import SharedProblem
-from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode
 from torch_fattn.operators import prefix_and_suffix
 
@@ -255,22 +254,6 @@ def test_forks_of_a_cache(device: str, rows: int) -> None:
     check(empty, cache.extend(empty, 0), 0, sharing=False)
 
 
-def test_nothing_waits() -> None:
-    cache = paged(num_blocks=40)
-    first = cache.allocate()
-    append(cache, cache.extend([first], 21))
-    forks = [first, cache.fork(first)]
-    step = cache.extend(forks, (2, 1))
-    append(cache, step)
-    slopes, query = (torch.randn(shape, device="mps") for shape in ((HEADS,), (2, HEADS, 1, DIM)))
-    with Synchronisations() as found, counted_launches() as launches:
-        cache.decode(0, step, query, window_left=15, alibi_slopes=slopes, shared_prefix=True)
-    assert found.ops == [] and decodes(launches) == 2
-    with Synchronisations() as found:
-        step.seq_lens.tolist()
-    assert found.ops, "the control"
-
-
 # ---- edges
 
 
@@ -310,17 +293,6 @@ def test_compiles(device: str, dynamic: bool) -> None:
 
 
 # ---- refusals
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("rows", [1, 3])
-def test_token_major_out(rows: int) -> None:
-    given = {name: operand.cpu() for name, operand in operands(2, 4, 64, 20).items()}
-    given["query"] = torch.randn(2, 8, rows, 64, generator=torch.Generator().manual_seed(1)).half()
-    out, lse = torch_fattn.shared_prefix_decode(**given, return_lse=True)
-    same, same_lse = torch_fattn.shared_prefix_decode(**given, token_major_out=True, return_lse=True)
-    assert torch.equal(out, same) and torch.equal(lse, same_lse)
-    assert same.transpose(1, 2).is_contiguous() and out.is_contiguous()
 
 
 def test_large_logits_do_not_hide_how_many_keys_a_part_has(device: str) -> None:
