@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -345,6 +346,8 @@ class History:
             positions += own
             slots += [blocks[p // size] * size + p % size for p in own]
         assert step.positions.tolist() == positions and step.slot_mapping.tolist() == slots
+        if not self.window:
+            assert step.shared_blocks == len(os.path.commonprefix([self.cache.blocks(s) for s in counts]))
 
     def check(self) -> None:
         cache, pool = self.cache, self.cache._pool
@@ -383,7 +386,8 @@ class History:
         rows, fewest = self.rng.randint(1, max(step.max_seqlen_q, 1)), max(min(step._counts), 1)
         query = torch.randn(len(step.sequences), HEADS, rows, DIM, generator=torch.Generator().manual_seed(0))
         try:
-            out = self.cache.decode(1, step, query.to(self.device), scale=1e-3).cpu()
+            options: Any = {"scale": 1e-3, "shared_prefix": self.rng.random() < 0.5}
+            out = self.cache.decode(1, step, query.to(self.device), **options).cpu()
         except ValueError as refusal:
             assert self.window and rows > fewest and "window has released" in str(refusal)
             return

@@ -13,11 +13,11 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches, decodes, needs_emulator
 from tests.helpers import shared_prefix_problems
 from tests.helpers.accuracy import assert_close
-from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged
+from tests.helpers.cache_classes import HEADS, KV_HEADS, LAYERS, paged
 from tests.helpers.kv_formats import KV_FORMATS
 from tests.helpers.problems import OPTIONS
 from tests.helpers.shared_prefix_problems import SharedProblem
-from torch_fattn import reference, shared_prefix_decode, shared_prefix_paged_decode
+from torch_fattn import shared_prefix_decode, shared_prefix_paged_decode
 from torch_fattn.operators import prefix_and_suffix
 
 PROBLEMS = shared_prefix_problems.draw(69, seed=7)
@@ -207,9 +207,6 @@ def test_the_cache_class_reads_what_is_shared_once() -> None:
     assert keys_read(lambda: cache.decode(0, step, query)) == 4 * 47
 
 
-# ---- the cache class
-
-
 def append(cache: torch_fattn.PagedKVCache, step: torch_fattn.CacheStep) -> None:
     """Random keys and values."""
     key, value = (cache._layers.operands(0)[side] for side in (0, 1))
@@ -218,56 +215,7 @@ def append(cache: torch_fattn.PagedKVCache, step: torch_fattn.CacheStep) -> None
         cache.append(layer, step, *rows)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_forks_of_a_cache(device: str, rows: int) -> None:
-    cache = paged(device, num_blocks=60)
-    first = cache.allocate()
-    append(cache, cache.extend([first], 21))
-    forks = [first, *(cache.fork(first) for _ in range(3))]
-    query = torch.randn(4, HEADS, rows, DIM).to(device)
-
-    def check(sequences: list[int], step: torch_fattn.CacheStep, shared: int, sharing: bool = True) -> None:
-        assert step.shared_blocks == shared
-        some = query[: len(sequences), :, : max(step.max_seqlen_q, 1)]
-        with counted_launches() as launches:
-            plain = cache.decode(1, step, some, softcap=2.0, return_lse=True)
-        with counted_launches() as launches_with:
-            both = cache.decode(1, step, some, softcap=2.0, return_lse=True, shared_prefix=True)
-        for a, b in zip(plain, both, strict=True):
-            assert torch.allclose(a, b, atol=1e-5)
-        assert plain[0].shape == (*some.shape[:3], VALUE_DIM)
-        if device == "mps":
-            extra = {"fattn_decode": 1, "fattn_merge": 1} if sharing else {}
-            assert launches_with == {k: launches.get(k, 0) + extra.get(k, 0) for k in launches | extra}
-
-    check(forks, cache.extend(forks, 0), 6)  # of which the last row is in the sixth
-    step = cache.extend(forks, (1, 2, 9, 30))
-    append(cache, step)
-    check(forks, step, 5)
-    step = cache.extend(forks[:1], 0)
-    check(forks[:1], step, 7 - 1, sharing=False)  # with no other sequence
-    other = cache.allocate()
-    append(cache, cache.extend([other], 3))
-    mixed = [forks[1], other]
-    check(mixed, cache.extend(mixed, 0), 0, sharing=False)
-    empty = [cache.allocate(), cache.allocate()]
-    check(empty, cache.extend(empty, 0), 0, sharing=False)
-
-
 # ---- edges
-
-
-def test_no_suffix_and_no_batch(device: str) -> None:
-    tensors = operands(3, 2, 40, 0)
-    sinks = torch.randn(4)
-    out, lse = shared_prefix_decode(
-        **{n: t.to(device) for n, t in tensors.items()}, sinks=sinks.to(device), return_lse=True
-    )
-    exact = reference.decode(tensors["query"], whole(tensors, "key"), whole(tensors, "value"), sinks=sinks)
-    assert torch.allclose(out.cpu().double(), exact[0], atol=2e-3)
-    assert torch.allclose(lse.cpu().double(), exact[1], atol=1e-3)
-    none = {n: (t if n.startswith("prefix") else t[:0]).to(device) for n, t in tensors.items()}
-    assert shared_prefix_decode(**none).shape == (0, 4, 1, 64)
 
 
 def test_nan_in_the_prefix_reaches_its_rows(device: str) -> None:
@@ -290,9 +238,6 @@ def test_compiles(device: str, dynamic: bool) -> None:
         compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
         for a, b in zip(compiled(**moved, return_lse=True), function(**moved, return_lse=True), strict=True):
             assert torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num())
-
-
-# ---- refusals
 
 
 def test_large_logits_do_not_hide_how_many_keys_a_part_has(device: str) -> None:
