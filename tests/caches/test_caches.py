@@ -57,19 +57,6 @@ def test_packed_rows(make: Any, device: str) -> None:
         cache.decode(1, step, torch.zeros(3, HEADS, DIM, device=device))
 
 
-def test_empty_sequences() -> None:
-    cache, dense = paged(), Dense()
-    one, other = cache.allocate(), cache.fork(cache.allocate())
-    step = cache.extend([one, other], 0)
-    out = cache.decode(0, step, torch.randn(2, HEADS, 1, DIM, device="mps"))
-    assert torch.all(out.cpu() == 0)
-    assert cache.free_blocks == 12 and step.block_tables.shape == (2, 0)
-    step = cache.extend([other, one], (0, 3))
-    dense.append(cache, step, (0, 3), "mps")
-    dense.check(cache, step, "mps")
-    assert cache.extend([], 1).seq_lens.shape == (0,)
-
-
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
     """The tables grow with the sequences and keep their contents."""

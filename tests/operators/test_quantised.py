@@ -193,22 +193,6 @@ def test_autocast_leaves_the_cache_alone() -> None:
     assert out.dtype == f16 and torch.equal(out.cpu(), half.cpu())
 
 
-@needs_emulator
-@pytest.mark.parametrize("kv_format", QUANTISED)
-def test_bytes_read(kv_format: str) -> None:
-    """Bytes of elements and scales relative to float16; each lane that loads a scale counts."""
-    from bench.backends import counting
-    from bench.cases.calls import Call
-
-    plain = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024))
-    quantised = counting.count_ours(Call("decode", 8, 2, 128, 1, 1024, kv_format=kv_format))
-    least, most = (0.25, 0.35) if kv_format in GROUPED else (0.5, 0.54)
-    elements = quantised.traffic("key", "value") / plain.traffic("key", "value")
-    assert elements == least
-    with_scales = quantised.traffic("key", "value", "scales") / plain.traffic("key", "value")
-    assert least < with_scales <= most
-
-
 def test_the_example_runs() -> None:
     """Caches have the sizes of their formats, and none a large error."""
     script = Path(__file__).resolve().parents[2] / "examples" / "quantised.py"

@@ -52,20 +52,6 @@ def test_one_row_takes_the_same_kernels(heads: int, q_len: int, same: bool, kv_l
         )
 
 
-@pytest.mark.host_only
-def test_prefill_needs_no_other_kernels_for_it() -> None:
-    """The strides are parameters."""
-    query = torch.empty(2, 8, 100, 64, device="meta")
-    plain, token_major = (
-        torch_fattn.explain("prefill", query, query, query, token_major_out=yes).passes[0]
-        for yes in (False, True)
-    )
-    assert plain.pop("params")["out"] == {"batch": 51200, "head": 6400, "row": 64}
-    assert token_major.pop("params")["out"] == {"batch": 51200, "head": 64, "row": 512}
-    assert plain.pop("params_bytes") != token_major.pop("params_bytes")
-    assert plain == token_major
-
-
 def operands(layout: str, head_dim: int) -> list[Tensor]:
     """Query, key and value `[2, 4, 70, D]`: by batch, head and row in memory; by batch, row and head; or the
     latter with rows that no vector fits."""
