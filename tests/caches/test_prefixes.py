@@ -71,17 +71,6 @@ def test_the_least_recently_used_is_evicted() -> None:
 
 
 @pytest.mark.host_only
-def test_a_long_salt() -> None:
-    """A salt is any string, and does not change an error of another cause."""
-    cache = paged("cpu", num_blocks=40, max_sequences=3)
-    for salt in ("a" * 1000, "\ud800\n"):
-        assert prompted(cache, PROMPT, salt=salt)[1] == 0
-    assert prompted(cache, PROMPT, salt="a" * 1000)[1] == 12
-    with pytest.raises(CacheFullError, match="allocate: 3 sequences are allocated"):
-        cache.allocate(PROMPT, salt="a" * 1000)
-
-
-@pytest.mark.host_only
 def test_cleared_prefixes() -> None:
     """What was computed before is registered no more, not even behind newer blocks."""
     cache = paged("cpu")

@@ -135,25 +135,6 @@ def test_context_parallel_on_gpu(gpu_ranks: Pool) -> None:
     _check_context(gpu_ranks.run(2, in_context, "zigzag", True))
 
 
-def multihead(world: World) -> float:
-    """A module of torch, whose attention goes through the same function."""
-    torch.manual_seed(0)
-    layer = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval()
-    whole = torch.randn(2, LENGTH, 64)
-    own = whole.clone()
-    with torch.no_grad():
-        exact = layer(whole, whole, whole, need_weights=False)[0]
-        torch.backends.mha.set_fastpath_enabled(False)
-        with context_parallel(world.group, buffers=[own], buffer_seq_dims=[1]) as shards:
-            out = layer(own, own, own, need_weights=False)[0]
-            return _error(unshard(out, 1, shards, world.group), exact)
-
-
-@pytest.mark.host_only
-def test_a_module_of_torch(ranks: Pool) -> None:
-    assert max(ranks.run(3, multihead)) < TOLERANCE
-
-
 def nested(world: World) -> float:
     """A block in a block, which an error leaves."""
     outer, inner = (operand.clone() for operand in operands(heads=(4, 4, 4))[:2])

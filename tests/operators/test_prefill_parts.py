@@ -137,26 +137,6 @@ def test_packed_parts_have_one_size() -> None:
     assert [step["kernel"] for step in plan_of(replace(packed, kv_len=2**22))["passes"]] == ["fattn_prefill"]
 
 
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("rows", "group", "tiles", "heads"),
-    [(9, 4, 2, 8), (16, 4, 2, 8), (24, 4, 3, 8), (48, 4, 6, 8), (9, 3, 1, 8)],
-)
-def test_rows_of_a_group_fill_a_tile(rows: int, group: int, tiles: int, heads: int) -> None:
-    problem = replace(LONG, q_heads=8 * group, kv_heads=8, q_len=rows)
-    step = plan_of(problem)["passes"][0]
-    assert step["constants"]["grouped"] and step["params"]["q_tiles"] == tiles
-    assert math.prod(step["grid"]) == tiles * heads * step["params"]["parts"]
-
-
-@pytest.mark.host_only
-def test_tiles_that_are_full_stay_by_head() -> None:
-    for rows, heads, kv_heads in ((32, 32, 8), (64, 32, 8), (512, 32, 8), (1000, 32, 8), (9, 8, 8)):
-        step = plan_of(replace(LONG, q_heads=heads, kv_heads=kv_heads, q_len=rows))["passes"][0]
-        assert not step["constants"]["grouped"]
-        assert math.prod(step["grid"]) == heads * step["params"]["q_tiles"] * step["params"]["parts"]
-
-
 # ---- parts as a test cuts them
 
 
