@@ -157,3 +157,13 @@ def test_made_in_inference_mode_and_used_outside() -> None:
     paged.append(0, step, rows, rows)
     static.append(0, static.extend(tokens=3), rows, rows)
     assert paged.length(sequence) == 3 and torch.equal(static.keys(0)[0, :, :3], rows.transpose(0, 1))
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_the_size_of_a_latent_cache(kv_format: str) -> None:
+    """576 columns of a key and no value: in 16 bits 576 of the 1088 numbers of both."""
+    sizes = {"block_size": 4, "value_dim": 512, "device": "cpu", "kv_format": kv_format}
+    cache = PagedKVCache(2, 8, 1, 576, latent=True, **sizes)
+    row = {"auto": 576 * 2, "int4": 576 // 2 + 576 // 32 * 4}.get(kv_format, 576 + 4)
+    assert cache.stats.memory_bytes == 2 * 8 * 4 * row + 256 * (8 + 1) * 4

@@ -59,16 +59,10 @@ def odd(k_cache: Tensor, v_cache: Tensor) -> Arguments:
 ANGLES = {"rotary_cos": (12, 4), "rotary_sin": (12, 4)}
 # What tests/refusals has no call for; the caches must be unchanged.
 REFUSED = [
-    unsupported("wide heads",
-                lambda _: dict.fromkeys(("q", "k", "v", "k_cache", "v_cache"), zeros(2, 3, 2, 584)),
-                "q has head size 584"),
     fault("an odd one expanded",
           lambda _: odd(zeros(2, 12, 2, 15), zeros(1, 12, 2, 15).expand(2, -1, -1, -1)), "v_cache has shape",
           "and strides [0, 30, 15, 1]"),
     fault("table rank", lambda _: {"block_table": long(0, 1)}, "block_table has shape [2]; pass [2, blocks]"),
-    fault("no sine", zeros_for("rotary_cos", 12, 4), "rotary_cos needs rotary_sin"),
-    fault("no cosine", zeros_for("rotary_sin", 12, 4), "rotary_cos needs rotary_sin"),
-    fault("nothing to rotate", lambda a: angles(12, 4)(a) | {"k": None, "v": None}, "both need k and v"),
     fault("wide rotation", angles(12, 9), "rotates 18 of the 16 columns of a head; pass at most 8"),
     mistyped("window of one", option(window_size=(3,)), "window_size is (3,); pass a tuple (a whole number"),
     fault("an expanded out", lambda _: {"out": zeros(1, 3, 2, 16).expand(2, -1, -1, -1)}, "out has shape"),

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_fattn
 from tests.conftest import Checked, needs_emulator
 from tests.helpers import direct_launch, problems, small_problems
 from tests.helpers.accuracy import assert_close
@@ -105,35 +104,6 @@ def test_numbers_of_heads_are_read_in_their_own_dtype(
 
 
 # ---- masks
-
-
-@pytest.mark.parametrize(
-    ("op", "mask"),
-    [("prefill", torch.bool), ("prefill", f32), ("prefill", torch.bfloat16), ("decode", f16)],
-)
-def test_masks_with_and_without_pairs(op: str, mask: torch.dtype) -> None:
-    """Prefill reads two keys of a mask at once where they are an aligned pair: the same bits in any layout.
-    Decode does not, so that a mask that grows needs one pipeline."""
-    generator = torch.Generator().manual_seed(0)
-    rows, keys = (70, 150) if op == "prefill" else (2, 150)
-    query = torch.randn(1, 4, rows, 16, generator=generator).half().to("mps")
-    key, value = torch.randn(2, 1, 1, keys, 16, generator=generator).half().to("mps")
-    seen = torch.rand(1, 4, rows, keys, generator=generator) < 0.5
-    terms = seen if mask == torch.bool else torch.where(seen, 0.25, -torch.inf).to(mask)
-    padded = torch.zeros(1, 4, rows, keys + 3, dtype=mask)
-    layouts = {
-        "contiguous": (terms.to("mps"), op == "prefill"),
-        "shifted by 2": (padded[..., 1:].to("mps")[..., 2:], op == "prefill"),
-        "odd rows": (padded.to("mps")[..., 2:-1], False),
-        "keys before rows": (torch.empty(1, 4, keys, rows, dtype=mask, device="mps").mT, False),
-    }
-    expected = getattr(fattn, op)(query, key, value, attn_mask=terms.to("mps"))
-    for name, (layout, pairs) in layouts.items():
-        given = {"attn_mask": layout.copy_(terms)}
-        plan = torch_fattn.explain(op, query, key, value, **given)
-        attend = next(one for one in plan.passes if "mask_pairs" in one["constants"])
-        assert attend["constants"]["mask_pairs"] == pairs, name
-        assert same_bits(getattr(fattn, op)(query, key, value, **given), expected), name
 
 
 @pytest.mark.parametrize("rows", [3, 64])

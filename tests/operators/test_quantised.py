@@ -1,5 +1,5 @@
-"""Caches of int8, fp8_e4m3 and int4 in every op that reads them: every code, layouts of scales, the
-documented error bounds. Random problems with them are in test_random.py."""
+"""Caches of int8, fp8_e4m3 and int4: every code, values in the columns of their keys, bad scales. Random
+problems with them are in test_random.py, and the error bounds in test_kv_formats.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from torch_fattn.reference import dequantise, quantise
 
 fattn = torch.ops.fattn
 f16, f32 = torch.float16, torch.float32
-OPS = ("decode", "paged_decode", "paged_prefill")
 NAN, INF = torch.nan, torch.inf
 
 

@@ -175,20 +175,3 @@ def test_bytes_read() -> None:
         read.append(sum(launch["buffers_read"][slot] for launch in ran for slot in ("1", "2")))
     of_a_key = 2 * 2 * 64 * 2  # two heads of a key and a value of 64 columns, 2 bytes each
     assert read == [count * of_a_key, keys * of_a_key]
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("per_head", [False, True])
-def test_more_blocks_than_a_table_numbers(per_head: bool) -> None:
-    """Between the first token of a cache of two sequences and the last one."""
-    slots, dim = 4, 8
-    query = torch.empty(2, 1, 1, dim, device="meta")
-    indices = torch.zeros((2, 1, 1, 3) if per_head else (2, 1, 3), dtype=torch.int32, device="meta")
-
-    def call(between: int) -> Tensor:
-        cache = torch.empty_strided((2, 1, slots, dim), (between * dim, dim, dim, 1), device="meta")
-        return sparse_decode(query, cache, cache, indices)
-
-    assert call(2**31 - 1 - slots).shape == query.shape
-    with pytest.raises(ValueError, match="^torch_fattn.sparse_decode: key spans 2147483648 times"):
-        call(2**31 - slots)

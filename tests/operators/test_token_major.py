@@ -9,9 +9,6 @@ from torch import Tensor
 
 import torch_fattn
 from tests.conftest import needs_emulator
-from tests.helpers import problems
-
-_, f16, bf16 = problems.DTYPES
 
 
 @pytest.mark.parametrize("device", ["mps", "cpu", "meta"])

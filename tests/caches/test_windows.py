@@ -1,4 +1,4 @@
-"""PagedKVCache with values inside the keys, and with a window whose blocks are released."""
+"""PagedKVCache with a window whose blocks are released."""
 
 from __future__ import annotations
 
@@ -6,20 +6,6 @@ import pytest
 import torch
 
 from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, paged
-from tests.helpers.kv_formats import QUANTISED
-from torch_fattn import PagedKVCache
-
-FORMATS = ("auto", *QUANTISED)
-
-
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_the_size_of_a_latent_cache(kv_format: str) -> None:
-    """576 columns of a key and no value: in 16 bits 576 of the 1088 numbers of both."""
-    cache = PagedKVCache(
-        2, 8, 1, 576, block_size=4, value_dim=512, device="cpu", latent=True, kv_format=kv_format
-    )
-    row = {"auto": 576 * 2, "int4": 576 // 2 + 576 // 32 * 4}.get(kv_format, 576 + 4)
-    assert cache.stats.memory_bytes == 2 * 8 * 4 * row + 256 * (8 + 1) * 4
 
 
 def test_released_blocks_of_a_window() -> None:
