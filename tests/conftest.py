@@ -59,6 +59,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--third", choices=("0", "1", "2", "all"), default=third, help=f"{what} (by the day)")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sweep_seed" in metafunc.fixturenames:
+        first, _, last = metafunc.config.getoption("--seeds").partition("-")
+        metafunc.parametrize("sweep_seed", range(int(first), int(last or first) + 1))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"rotating cases: --third {config.getoption('--third')}"
 

@@ -1,4 +1,5 @@
-"""StaticKVCache and PagedKVCache: generation against a plain dense cache, forks, full caches, wrong use."""
+"""StaticKVCache and PagedKVCache: packed rows, many sequences, steps, and what is in use. Their histories are
+in test_histories.py and test_static.py."""
 
 from __future__ import annotations
 
@@ -7,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import torch_fattn
-from tests.conftest import Checked, counted_launches, decodes
 from tests.helpers.cache_classes import (
     DIM,
     HEADS,
@@ -21,64 +20,9 @@ from tests.helpers.cache_classes import (
 )
 from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
-from torch_fattn import CacheFullError, CacheStats, PagedKVCache, StaticKVCache, reference
+from torch_fattn import CacheFullError, CacheStats, PagedKVCache, StaticKVCache
 
 FORMATS = ("auto", *QUANTISED)
-
-
-# ---- generation
-
-
-def generate(cache: StaticKVCache | PagedKVCache, device: str, kv_format: str = "auto") -> None:
-    """Prompts of three lengths, then tokens one by one, then drafts of three, then unequal numbers."""
-    dense = Dense(kv_format)
-    sequences = [cache.allocate() for _ in range(3)] if isinstance(cache, PagedKVCache) else [0, 1, 2]
-    for counts in ((5, 1, 8), *[(1, 1, 1)] * 4, (3, 3, 3), (0, 2, 1)):
-        step = cache.extend(sequences, tokens=counts)
-        dense.append(cache, step, counts, device)
-        starts = [length - count for length, count in zip(step.lengths, counts, strict=True)]
-        positions = [s + i for s, count in zip(starts, counts, strict=True) for i in range(count)]
-        assert step.positions.tolist() == positions
-        assert step.seq_lens.tolist() == list(step.lengths)
-        dense.check(cache, step, device, rows=min(counts) or 1)
-    dense.check(cache, step, device, rows=2, window_left=4, sink_tokens=2, softcap=3.0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("make", [static, paged])
-def test_generate(make: Any, kv_format: str, device: str, checked: Checked) -> None:
-    with counted_launches() as launches, checked():
-        generate(make(device, kv_format=kv_format), device, kv_format)
-    assert launches.get("fattn_cache_write", 0) == (7 * LAYERS if device == "mps" else 0)
-    assert decodes(launches) == (8 * LAYERS if device == "mps" else 0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_prefill_of_a_paged_cache(kv_format: str, device: str, checked: Checked) -> None:
-    """Prompts, chunks of them, single tokens and none, in one call; equal numbers and unequal ones."""
-    cache, dense = paged(device, kv_format=kv_format), Dense(kv_format)
-    sequences = [cache.allocate() for _ in range(3)]
-    for counts in ((5, 1, 18), (2, 2, 2), (0, 9, 1)):
-        step = cache.extend(sequences, counts)
-        query = dense.rows(sum(counts), HEADS, DIM)
-        with pytest.raises(
-            ValueError, match=r"PagedKVCache\.prefill: layer 0 does not have this step's tokens yet"
-        ):
-            cache.prefill(0, step, query.to(device))
-        dense.append(cache, step, counts, device)
-        for layer in range(LAYERS):
-            with checked():
-                out = cache.prefill(layer, step, query.to(device), softcap=3.0).cpu()
-            rows = query.split(counts)
-            for own, result, sequence in zip(rows, out.split(counts), sequences, strict=True):
-                pairs = dense.tokens[sequence][layer]
-                key, value = (torch.stack(side, 1)[None] for side in zip(*pairs, strict=True))
-                exact, _ = reference.prefill(
-                    own.transpose(0, 1)[None], key, value, is_causal=True, softcap=3.0
-                )
-                assert torch.allclose(result.double(), exact[0].transpose(0, 1), atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
@@ -113,33 +57,6 @@ def test_packed_rows(make: Any, device: str) -> None:
         cache.decode(1, step, torch.zeros(3, HEADS, DIM, device=device))
 
 
-def test_empty_sequences() -> None:
-    cache, dense = paged(), Dense()
-    one, other = cache.allocate(), cache.fork(cache.allocate())
-    step = cache.extend([one, other], 0)
-    out = cache.decode(0, step, torch.randn(2, HEADS, 1, DIM, device="mps"))
-    assert torch.all(out.cpu() == 0)
-    assert cache.free_blocks == 12 and step.block_tables.shape == (2, 0)
-    step = cache.extend([other, one], (0, 3))
-    dense.append(cache, step, (0, 3), "mps")
-    dense.check(cache, step, "mps")
-    assert cache.extend([], 1).seq_lens.shape == (0,)
-
-
-# ---- full caches, and steps
-
-
-def test_too_many_sequences() -> None:
-    cache = paged(max_sequences=2)
-    first = cache.allocate()
-    cache.fork(first)
-    for attempt in (cache.allocate, lambda: cache.fork(first)):
-        with pytest.raises(CacheFullError, match="2 sequences are allocated, the most for this cache"):
-            attempt()
-    cache.free(first)
-    assert cache.allocate() not in (first, None)
-
-
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
     """The tables grow with the sequences and keep their contents."""
@@ -170,9 +87,6 @@ def test_a_step_survives_changes_of_other_sequences() -> None:
     dense.append(cache, other, [9], "mps")
     cache.free(cache.fork(one))
     dense.check(cache, step, "mps")
-
-
-# ---- dropped tokens, and what is in use
 
 
 def test_an_old_step_of_the_same_length() -> None:
@@ -208,9 +122,6 @@ def test_stats(kv_format: str) -> None:
     )
 
 
-# ---- nothing waits for the GPU
-
-
 @pytest.mark.parametrize("make", [static, paged])
 def test_nothing_waits(make: Any) -> None:
     cache = make("mps")
@@ -235,11 +146,6 @@ def test_nothing_waits(make: Any) -> None:
     assert len(found.ops) >= 2, "the control"
 
 
-def test_the_classes_are_exported() -> None:
-    for name in ("CacheFullError", "CacheStats", "CacheStep", "PagedKVCache", "StaticKVCache", "cache_write"):
-        assert name in torch_fattn.__all__ and getattr(torch_fattn, name).__doc__
-
-
 @pytest.mark.host_only
 def test_made_in_inference_mode_and_used_outside() -> None:
     rows = torch.randn(3, 2, 64)
@@ -251,3 +157,13 @@ def test_made_in_inference_mode_and_used_outside() -> None:
     paged.append(0, step, rows, rows)
     static.append(0, static.extend(tokens=3), rows, rows)
     assert paged.length(sequence) == 3 and torch.equal(static.keys(0)[0, :, :3], rows.transpose(0, 1))
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_the_size_of_a_latent_cache(kv_format: str) -> None:
+    """576 columns of a key and no value: in 16 bits 576 of the 1088 numbers of both."""
+    sizes = {"block_size": 4, "value_dim": 512, "device": "cpu", "kv_format": kv_format}
+    cache = PagedKVCache(2, 8, 1, 576, latent=True, **sizes)
+    row = {"auto": 576 * 2, "int4": 576 // 2 + 576 // 32 * 4}.get(kv_format, 576 + 4)
+    assert cache.stats.memory_bytes == 2 * 8 * 4 * row + 256 * (8 + 1) * 4

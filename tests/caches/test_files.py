@@ -1,4 +1,4 @@
-"""Sequences of a PagedKVCache in host memory and in files."""
+"""Sequences of a PagedKVCache in files. The histories have those in host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.helpers.cache_classes import DIM, KV_HEADS, LAYERS, VALUE_DIM, Dense, paged, same, snapshot
 from tests.helpers.faults import OutOfMemory
 from tests.helpers.kv_formats import QUANTISED
-from torch_fattn import CacheFullError, PagedKVCache
+from torch_fattn import PagedKVCache
 
 FORMATS = ("auto", *QUANTISED)
 
@@ -42,47 +42,6 @@ def rows_of(cache: PagedKVCache, sequence: int) -> list[Tensor]:
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-# ---- host memory
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_through_host_memory(kv_format: str, device: str) -> None:
-    cache = paged(device, kv_format=kv_format)
-    one = filled(cache, 10)
-    fork = cache.fork(one)
-    bits = rows_of(cache, one)
-    cache.swap_out(one)
-    assert cache.length(one) == 10 and cache.blocks(one) == (-1,) * 3 and cache.free_blocks == 9
-    assert cache.stats.swapped == 1
-    calls: dict[str, Any] = {
-        "fork": cache.fork,
-        "extend": lambda s: cache.extend([s]),
-        "swap_out": cache.swap_out,
-    }
-    for name, call in calls.items():
-        with pytest.raises(ValueError, match=rf"{name}: sequence {one} is swapped out; call swap_in\("):
-            call(one)
-    with pytest.raises(ValueError, match=f"sequence {fork} is not swapped out; use it as it is"):
-        cache.swap_in(fork)
-    other = filled(cache, 28)
-    before = snapshot(cache)
-    with pytest.raises(CacheFullError, match=r"swap_in: 3 blocks of 4 tokens are needed and 2 of 12"):
-        cache.swap_in(one)
-    assert same(snapshot(cache), before)
-    cache.free(other)
-    filled(cache, 4)  # other blocks than before
-    cache.swap_in(one)
-    assert equal(rows_of(cache, one), bits) and equal(rows_of(cache, fork), bits)
-    assert not {*cache.blocks(one)} & {*cache.blocks(fork)}
-    cache.swap_out(one)
-    cache.free(one)
-    assert cache.stats.swapped == 0 and cache.free_blocks == 12 - 3 - 1
-
-
-# ---- files
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 8])
@@ -129,14 +88,6 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"load: .* has {words}; load it into a cache made as"):
             paged("cpu", **change).load(path)
     assert paged("cpu", max_sequences=9).load(path) == (0,)
-    full = {"load: 3 blocks of 4": {"num_blocks": 2}, "load: 0 sequences are": {"max_sequences": 0}}
-    for words, few in full.items():
-        small = paged("cpu", **few)
-        before = snapshot(small)
-        with pytest.raises(CacheFullError, match=words):
-            small.load(path)
-        assert same(snapshot(small), before) or few.get("max_sequences") == 0
-        assert small.sequences == () and small.free_blocks == few.get("num_blocks", 12)
 
 
 def test_damaged_files(tmp_path: Path) -> None:

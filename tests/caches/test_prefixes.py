@@ -1,4 +1,4 @@
-"""Prefixes of a PagedKVCache that are found by their tokens, and drafts."""
+"""Prefixes of a PagedKVCache that are found by their tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged, same, snapshot
+from tests.helpers.cache_classes import DIM, HEADS, KV_HEADS, LAYERS, VALUE_DIM, paged
 from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import CacheFullError, CacheStep, PagedKVCache
 
@@ -30,9 +30,6 @@ def prompted(cache: PagedKVCache, token_ids: list[int], **options: Any) -> tuple
     append(cache, cache.extend([sequence], len(token_ids) - found))
     cache.commit(sequence, token_ids)
     return sequence, found
-
-
-# ---- prefixes
 
 
 @pytest.mark.host_only
@@ -57,19 +54,6 @@ def test_found_prefixes(token_ids: list[int], found: int) -> None:
 
 
 @pytest.mark.host_only
-def test_a_salt() -> None:
-    cache = paged("cpu", num_blocks=40)
-    assert prompted(cache, PROMPT, salt="adapter")[1] == 0
-    assert prompted(cache, PROMPT)[1] == 0
-    assert prompted(cache, PROMPT, salt="adapter")[1] == prompted(cache, PROMPT)[1] == 12
-    fork = cache.fork(prompted(cache, PROMPT, salt="adapter")[0])
-    append(cache, cache.extend([fork], 4))
-    cache.commit(fork, [*PROMPT, 1, 2, 3, 4])
-    assert prompted(cache, [*PROMPT, 1, 2, 3, 4], salt="adapter")[1] == 16
-    assert prompted(cache, [*PROMPT, 1, 2, 3, 4])[1] == 12
-
-
-@pytest.mark.host_only
 def test_the_least_recently_used_is_evicted() -> None:
     """And the end of a prefix before its beginning. Blocks in use are never evicted."""
     cache = paged("cpu", num_blocks=8)
@@ -87,17 +71,6 @@ def test_the_least_recently_used_is_evicted() -> None:
 
 
 @pytest.mark.host_only
-def test_a_long_salt() -> None:
-    """A salt is any string, and does not change an error of another cause."""
-    cache = paged("cpu", num_blocks=40, max_sequences=3)
-    for salt in ("a" * 1000, "\ud800\n"):
-        assert prompted(cache, PROMPT, salt=salt)[1] == 0
-    assert prompted(cache, PROMPT, salt="a" * 1000)[1] == 12
-    with pytest.raises(CacheFullError, match="allocate: 3 sequences are allocated"):
-        cache.allocate(PROMPT, salt="a" * 1000)
-
-
-@pytest.mark.host_only
 def test_cleared_prefixes() -> None:
     """What was computed before is registered no more, not even behind newer blocks."""
     cache = paged("cpu")
@@ -108,50 +81,6 @@ def test_cleared_prefixes() -> None:
     cache.commit(old, PROMPT)
     prompted(cache, PROMPT[:9])
     assert cache.length(cache.allocate(PROMPT)) == 8
-
-
-@pytest.mark.host_only
-def test_other_tokens_than_before() -> None:
-    cache = paged("cpu")
-    one, _ = prompted(cache, PROMPT)
-    before = snapshot(cache)
-    with pytest.raises(ValueError, match=r"token_ids\[5\] is 0, and 55 before; pass the tokens of seq"):
-        cache.commit(one, [*PROMPT[:5], 0, *PROMPT[6:]])
-    for call in (cache.allocate, lambda ids: cache.commit(one, ids)):
-        with pytest.raises(ValueError, match="token_ids has a number of more than 63 bits; pass ids"):
-            call([2**63])
-    assert same(snapshot(cache), before)
-    cache.commit(one, PROMPT[:5])
-    cache.commit(one, [*PROMPT, 7, 8])
-
-
-# ---- drafts
-
-
-@pytest.mark.host_only
-def test_drafts_that_cannot_be_accepted() -> None:
-    cache = paged("cpu", num_blocks=4)
-    one = cache.allocate()
-    append(cache, cache.extend([one], 9))
-    step = cache.extend([one], 6)
-    with pytest.raises(ValueError, match="accept: layer 0 does not have this step's tokens yet; append"):
-        cache.accept(step, [[0]])
-    append(cache, step)
-    before = snapshot(cache)
-    for wrong in ([1, 0], [0, 0], [6], [-1]):
-        with pytest.raises(ValueError, match="which has 6 new tokens; pass increasing numbers from 0"):
-            cache.accept(step, [wrong])
-    with pytest.raises(ValueError, match="accepted has 2 lists for 1 sequences; give one for each"):
-        cache.accept(step, [[0], [1]])
-    assert same(snapshot(cache), before)
-    cache.fork(one)
-    before = snapshot(cache)
-    with pytest.raises(CacheFullError, match="accept: 1 blocks of 4 tokens are needed and 0 of 4 are free"):
-        cache.accept(step, [[1]])
-    assert same(snapshot(cache), before)
-    cache.accept(step, [[0, 1, 2]])  # nothing moves
-    assert cache.length(one) == 12
-    cache.accept(append(cache, cache.extend([one], 0)), [[]])
 
 
 @pytest.mark.host_only

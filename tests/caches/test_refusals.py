@@ -37,29 +37,6 @@ def test_freed_twice() -> None:
     assert cache.allocate() != sequence, "numbers do not come again"
 
 
-def test_wrong_use() -> None:
-    cache = paged()
-    one, two = cache.allocate(), cache.allocate()
-    step = cache.extend([one, two], 2)
-    query = torch.zeros(2, HEADS, 1, DIM, device="mps")
-    key, value = (torch.zeros(4, KV_HEADS, dim, device="mps") for dim in (DIM, VALUE_DIM))
-    with pytest.raises(ValueError, match=r"layer 1 does not have this step's tokens yet"):
-        cache.decode(1, step, query)
-    with pytest.raises(ValueError, match="key has token count 3 and slot_mapping has 4"):
-        cache.append(1, step, key[:3], value[:3])
-    with pytest.raises(ValueError, match=r"layer 1 does not have this step's tokens yet"):
-        cache.decode(1, step, query)
-    cache.append(1, step, key, value)
-    cache.decode(1, step, query)
-    cache.extend([two], 1)
-    for late in (lambda: cache.append(0, step, key, value), lambda: cache.decode(1, step, query)):
-        with pytest.raises(ValueError, match=f"sequence {two} has changed since this step"):
-            late()
-    cache.free(one)
-    with pytest.raises(ValueError, match=f"sequence {one} is not allocated"):
-        cache.decode(1, step, query)
-
-
 @pytest.mark.host_only
 @pytest.mark.parametrize("make", [static, paged])
 def test_layers_that_are_not_used(make: Any) -> None:
@@ -141,37 +118,6 @@ def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:
 
 def new_rows(count: int, like: Tensor) -> list[Tensor]:
     return [like.new_zeros(count, KV_HEADS, dim) for dim in (DIM, VALUE_DIM)]
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("make", [static, paged])
-def test_more_rows_than_new_tokens(make: Any, device: str) -> None:
-    cache = make(device)
-    for tokens, rows in ((3, 4), (1, 9), (0, 2)):
-        step = step_of(cache, tokens)
-        query = torch.zeros(3, HEADS, rows, DIM, device=device)
-        with pytest.raises(ValueError, match=f"query has {rows} rows of each .* step at most {tokens} new"):
-            cache.decode(0, step, query)
-        assert cache.decode(0, step, query[:, :, : max(tokens, 1)]).shape[2] == max(tokens, 1)
-
-
-def test_rows_whose_keys_the_window_has_released() -> None:
-    """The fewest new tokens of a sequence decide."""
-    cache = paged("cpu", window_left=2)
-    numbers = [cache.allocate(), cache.allocate()]
-    for counts, rows in (((6, 6), 6), ((1, 3), 1), ((0, 3), 1)):
-        step = cache.extend(numbers, counts)
-        cache.append(0, step, *new_rows(sum(counts), step.seq_lens.float()))
-        query = torch.zeros(2, HEADS, 7, DIM)
-        with pytest.raises(ValueError, match="query has 7 rows of each sequence and the step at most"):
-            cache.decode(0, step, query)
-        assert cache.decode(0, step, query[:, :, :rows]).shape[2] == rows
-        for more in range(rows + 1, max(counts) + 1):
-            words = (
-                f"{more} rows .* one has {counts[0]} new tokens, .* released keys; .* to PagedKVCache.prefill"
-            )
-            with pytest.raises(ValueError, match=words):
-                cache.decode(0, step, query[:, :, :more])
 
 
 def test_a_fork_that_is_swapped_out_between_two_layers() -> None:

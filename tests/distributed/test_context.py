@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -136,25 +135,6 @@ def test_context_parallel_on_gpu(gpu_ranks: Pool) -> None:
     _check_context(gpu_ranks.run(2, in_context, "zigzag", True))
 
 
-def multihead(world: World) -> float:
-    """A module of torch, whose attention goes through the same function."""
-    torch.manual_seed(0)
-    layer = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval()
-    whole = torch.randn(2, LENGTH, 64)
-    own = whole.clone()
-    with torch.no_grad():
-        exact = layer(whole, whole, whole, need_weights=False)[0]
-        torch.backends.mha.set_fastpath_enabled(False)
-        with context_parallel(world.group, buffers=[own], buffer_seq_dims=[1]) as shards:
-            out = layer(own, own, own, need_weights=False)[0]
-            return _error(unshard(out, 1, shards, world.group), exact)
-
-
-@pytest.mark.host_only
-def test_a_module_of_torch(ranks: Pool) -> None:
-    assert max(ranks.run(3, multihead)) < TOLERANCE
-
-
 def nested(world: World) -> float:
     """A block in a block, which an error leaves."""
     outer, inner = (operand.clone() for operand in operands(heads=(4, 4, 4))[:2])
@@ -196,31 +176,3 @@ def in_shared_memory(world: World) -> None:
 @pytest.mark.host_only
 def test_buffers_that_share_memory(ranks: Pool) -> None:
     ranks.run(3, in_shared_memory)
-
-
-def wrong_buffers(world: World) -> list[str]:
-    x = torch.ones(3, 8)
-    wrong: tuple[dict[str, Any], ...] = (
-        {"buffers": [x], "buffer_seq_dims": []},
-        {"buffers": [x, x.clone()], "buffer_seq_dims": [0, 1]},
-        {"buffers": [x], "buffer_seq_dims": [1], "no_restore_buffers": {x.clone()}},
-        {"buffers": [x], "buffer_seq_dims": [1], "layout": "spiral"},
-        {"buffers": [x, x], "buffer_seq_dims": [1, 1]},
-        {"buffers": [x], "buffer_seq_dims": [2]},
-    )
-    found = [error_of(context_parallel(world.group, **arguments).__enter__) for arguments in wrong]
-    assert dist.is_initialized() and x.shape == (3, 8)
-    return found
-
-
-@pytest.mark.host_only
-def test_wrong_buffers(ranks: Pool) -> None:
-    name = "ValueError: torch_fattn.distributed.context_parallel: "
-    assert [text.removeprefix(name).partition("; ")[0] for text in ranks.run(1, wrong_buffers)[0]] == [
-        "0 buffer_seq_dims are given for 1 buffers",
-        "buffers have [3, 8] positions",
-        "no_restore_buffers has a tensor that is not in buffers",
-        "layout is 'spiral'",
-        "buffers[1] is there twice",
-        "buffer_seq_dims[0] is 2 and buffers[0] has 2 dimensions",
-    ]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
-from tests.distributed.pool import EndedError, Failure, Pool, World, error_of, pool
+from tests.distributed.pool import EndedError, Pool, World, error_of, pool
 from tests.helpers.documents import PYTHONPATH
 from tests.helpers.processes import run_python
 from tests.helpers.tensors import same_bits
@@ -182,52 +182,11 @@ def test_no_rank_waits_for_a_survivor(closes: bool) -> None:
     assert len(seconds) == 3 and (max(seconds) < TIMEOUT / 2) == closes, seconds
 
 
-def refusals(world: World) -> dict[str, str]:
-    """The errors of calls that every rank refuses alike."""
-    own = torch.ones(1, 4, 8, 32)
-    calls: dict[str, dict[str, Any]] = {
-        "shards are for 5 ranks and the group has 2; make them for 2": {"shards": Shards.contiguous(10, 5)},
-        "key has 8 positions and shards give 5 to rank": {"shards": Shards.contiguous(10, 2)},
-        "query has 8 positions and query_shards give 1": {"query_shards": Shards.contiguous(2, 2)},
-        "method is 'star'; use one of 'auto', 'ring', 'rows', 'heads'": {"method": "star"},
-        "query_shards is 'all'; pass 'keys', 'replicated' or Shards": {"query_shards": "all"},
-        "method 'rows' does not fit: an attn_mask is that of each rank's own rows": {
-            "method": "rows",
-            "attn_mask": torch.ones(8, 16, dtype=torch.bool),
-        },
-        "attn_mask has shape [8, 8] and must be broadcastable": {
-            "attn_mask": torch.ones(8, 8, dtype=torch.bool)
-        },
-        "group is 'mine'; pass a process group, a DeviceMesh or None": {"group": "mine"},
-    }
-    found = {
-        words: error_of(distributed.prefill, own, own, own, **{"group": world.group, **options})
-        for words, options in calls.items()
-    }
-    with_gradient = error_of(distributed.prefill, own.requires_grad_(), own, own, group=world.group)
-    return found | {"query requires grad, and there are no gradients across ranks": with_gradient}
-
-
-def test_refusals(ranks: Pool) -> None:
-    for of_rank in ranks.run(2, refusals):
-        for words, error in of_rank.items():
-            assert error.partition(": ")[2].startswith(f"torch_fattn.distributed.prefill: {words}"), error
-
-
 def test_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     own = torch.ones(1, 4, 8, 32)
     with pytest.raises(RuntimeError, match="^torch_fattn.distributed.prefill: there is no process group"):
         torch_fattn.distributed.prefill(own, own, own)
-
-
-def test_a_failure_is_shown(ranks: Pool) -> None:
-    """The control of this pool: an error of a rank is one here."""
-    assert isinstance(ranks.outcomes(1, raises)[0], Failure)
-
-
-def raises(world: World) -> None:
-    raise ValueError("as it should")
 
 
 WITHOUT = """

@@ -146,42 +146,6 @@ def test_unseen_shards_are_not_attended_to(ranks: Pool) -> None:
     assert ranks.run(4, attended, "keys after") == [2, 2, 2, 1], "they pass ranks that do not see them"
 
 
-class Walked(tuple):  # type: ignore[type-arg]
-    """Runs that count how often they are walked through."""
-
-    times = 0
-
-    def __iter__(self) -> Any:
-        Walked.times += 1
-        return super().__iter__()
-
-    def __repr__(self) -> str:
-        Walked.times += 1
-        return super().__repr__()
-
-    def __hash__(self) -> int:
-        Walked.times += 1
-        return super().__hash__()
-
-
-def walks(world: World) -> list[int]:
-    shards = Shards.round_robin(64, world.ranks, 4)
-    shards = Shards(tuple(map(Walked, shards.runs)))
-    own, query = torch.randn(1, 2, shards.count(world.rank), 32), torch.randn(1, 2, 1, 32)
-    counts = []
-    for _ in range(3):
-        Walked.times = 0
-        distributed.decode(query, own, own, group=world.group, shards=shards)
-        counts.append(Walked.times)
-    return counts
-
-
-def test_runs_are_walked_once(ranks: Pool) -> None:
-    """A long cache has thousands of runs, and every layer of a model passes them for every token."""
-    for first, *others in ranks.run(2, walks):
-        assert first > 0 and not any(others)
-
-
 class LiveBytes(TorchDispatchMode):
     """The most bytes of results of operators that are alive at one time."""
 

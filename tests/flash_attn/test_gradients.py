@@ -123,26 +123,3 @@ def test_the_log_sum_exp_and_slopes_have_gradients(packed: bool, device: str) ->
 
     wanted = gradients(exact, q.double(), SLOPES.double())
     assert_same(gradients(ours, q.to(device), SLOPES.to(device)), wanted)
-
-
-def test_slopes_by_distance_are_refused(device: str) -> None:
-    """Where no row sees an earlier key, they take a single call."""
-    q, slopes = randn(2, 9, 4, 16).to(device).requires_grad_(), SLOPES.to(device)
-    starts = torch.tensor([0, 9], dtype=torch.int32, device=device)
-    words = r"alibi_slopes without causal=True have no backward; use F\.scaled_dot_product_attention"
-    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn.flash_attn_func: {words}"):
-        fa.flash_attn_func(q, q, q, alibi_slopes=slopes)
-    with pytest.raises(NotImplementedError, match=f"torch_fattn.flash_attn.flash_attn_varlen_func: {words}"):
-        fa.flash_attn_varlen_func(*[q[0]] * 3, starts, starts, 9, 9, alibi_slopes=slopes)
-    fa.flash_attn_func(q, q, q, alibi_slopes=slopes, window_size=(0, 3)).sum().backward()
-    with torch.no_grad():
-        fa.flash_attn_func(q, q, q, alibi_slopes=slopes)
-
-
-def test_pools_have_no_backward(device: str) -> None:
-    q, pool = randn(3, 4, 16).to(device).requires_grad_(), randn(2, 4, 2, 16).to(device)
-    lens = torch.tensor([0, 3], dtype=torch.int32, device=device)
-    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
-    out = fa.flash_attn_varlen_func(q, pool, pool, lens, lens, 3, 3, causal=True, block_table=table)
-    with pytest.raises(RuntimeError, match="fattn.paged_decode has no backward; use torch_fattn.attention"):
-        out.sum().backward()

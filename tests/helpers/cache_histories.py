@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.helpers.cache_classes import paged
@@ -344,6 +346,8 @@ class History:
             positions += own
             slots += [blocks[p // size] * size + p % size for p in own]
         assert step.positions.tolist() == positions and step.slot_mapping.tolist() == slots
+        if not self.window:
+            assert step.shared_blocks == len(os.path.commonprefix([self.cache.blocks(s) for s in counts]))
 
     def check(self) -> None:
         cache, pool = self.cache, self.cache._pool
@@ -355,6 +359,7 @@ class History:
                 used[block] = used.get(block, 0) + 1
             assert sequence in self.swapped or -1 not in self.seen_blocks(sequence, len(tokens))
         assert pool._users == used and set(cache.sequences) == self.tokens.keys()
+        assert cache.stats.swapped == len(self.swapped)
         assert sorted([*used, *pool._free, *pool._unused]) == list(range(pool.total))
         self.check_contents({s: self.contents.of(self.salts[s], own) for s, own in self.tokens.items()})
 
@@ -373,23 +378,32 @@ class History:
         return SIGNS[layer] * (-1 if side == "value" and not self.latent else 1)
 
     def check_attention(self, step: CacheStep) -> None:
-        """The newest rows of each sequence, in layer 1."""
+        """The newest rows of each sequence, in layer 1; and all new ones, packed."""
+        packed = torch.randn(sum(step._counts), HEADS, DIM, generator=torch.Generator().manual_seed(0))
+        outs = self.cache.prefill(1, step, packed.to(self.device), scale=1e-3).cpu().split(step._counts)
+        for sequence, own, out in zip(step.sequences, packed.split(step._counts), outs, strict=True):
+            self.check_rows(sequence, own.transpose(0, 1), out.transpose(0, 1))
         rows, fewest = self.rng.randint(1, max(step.max_seqlen_q, 1)), max(min(step._counts), 1)
         query = torch.randn(len(step.sequences), HEADS, rows, DIM, generator=torch.Generator().manual_seed(0))
         try:
-            out = self.cache.decode(1, step, query.to(self.device), scale=1e-3).cpu()
+            options: Any = {"scale": 1e-3, "shared_prefix": self.rng.random() < 0.5}
+            out = self.cache.decode(1, step, query.to(self.device), **options).cpu()
         except ValueError as refusal:
             assert self.window and rows > fewest and "window has released" in str(refusal)
             return
         for row, own, sequence in zip(query, out, step.sequences, strict=True):
-            numbers = torch.tensor(self.contents.of(self.salts[sequence], self.tokens[sequence]))
-            key, value = (
-                self.sign(1, side) * numbers.float()[None, None, :, None].expand(1, HEADS, -1, DIM)
-                for side in ("key", "value")
-            )
-            exact, _ = reference.decode(row[None], key, value, scale=1e-3, **self.window)
-            limit = 2e-3 * max(numbers.tolist(), default=0)
-            assert (own.double() - exact[0]).abs().max() <= limit, f"sequence {sequence}"
+            self.check_rows(sequence, row, own)
+
+    def check_rows(self, sequence: int, query: Tensor, out: Tensor) -> None:
+        """The newest rows of a sequence, `[heads, rows, DIM]`."""
+        numbers = torch.tensor(self.contents.of(self.salts[sequence], self.tokens[sequence]))
+        key, value = (
+            self.sign(1, side) * numbers.float()[None, None, :, None].expand(1, HEADS, -1, DIM)
+            for side in ("key", "value")
+        )
+        exact, _ = reference.decode(query[None], key, value, scale=1e-3, **self.window)
+        limit = 2e-3 * max(numbers.tolist(), default=0)
+        assert torch.all((out.double() - exact[0]).abs() <= limit), f"sequence {sequence}"
 
     def stored(self, layer: int, side: str) -> list[list[int]]:
         """The number in each slot of each block, by some column of some head."""

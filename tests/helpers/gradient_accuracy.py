@@ -63,7 +63,6 @@ def eager_layer(case: BackwardCase, dtype: torch.dtype) -> Layer:
         scores, sizes = scores + bias, sizes + bias.detach().abs()
     visible, mask = case.forward.visible, clean.get("attn_mask")
     if mask is not None and mask.dtype != torch.bool:
-        visible = visible & (mask != -torch.inf)
         bias = mask.to(wide).masked_fill(mask == -torch.inf, 0.0)
         scores, sizes = scores + bias, sizes + bias.abs()
     sinks = leaves.get("sinks", torch.full((p.q_heads,), -torch.inf, dtype=wide))
@@ -142,19 +141,14 @@ def assert_gradients_close(case: BackwardCase, gradients: Gradients) -> None:
     for name, error in errors_of(case, gradients).items():
         assert error <= limits[name], f"error {error:.3g} of the gradient of {name} > {limits[name]:.3g}"
     p = case.problem.forward
-    sees = pack_rows(p, _visible(case).any(-1).double())
+    visible = case.forward.visible
+    sees = pack_rows(p, visible.any(-1).double())
     unseen_rows = sees == 0 if p.q_lens is None else sees.T == 0
     assert (gradients[0][unseen_rows] == 0).all(), "a row that sees no key has gradient 0"
     for name, gradient in zip(NAMES[1:3], gradients[1:3], strict=True):
-        seen = _visible(case).reshape(p.batch, p.kv_heads, -1, p.kv_len).any(2)[..., None].double()
+        seen = visible.reshape(p.batch, p.kv_heads, -1, p.kv_len).any(2)[..., None].double()
         unseen = (seen if p.q_lens is None else pack(seen, p.lengths, p.spare_rows))[..., 0] == 0
         assert (gradient[unseen] == 0).all(), f"the gradient of a {name} that no row sees is 0"
-
-
-def _visible(case: BackwardCase) -> Tensor:
-    mask = case.forward.clean.get("attn_mask")
-    hides = mask is not None and mask.dtype != torch.bool
-    return case.forward.visible & (mask != -torch.inf) if hides else case.forward.visible
 
 
 def _as_returned(case: BackwardCase, name: str, gradient: Tensor) -> Tensor:

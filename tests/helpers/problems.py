@@ -156,6 +156,7 @@ class Problem:
     head_major_pool: bool = False
     q_lens: tuple[int, ...] | None = None  # packed: rows of each sequence; q_len is the most
     spare_rows: int = 0  # packed rows, and packed keys, of no sequence
+    shared_keys: int = 0  # that all sequences begin with, in whole blocks if paged
     sharpness: float = 1.0  # factor of the query: above 1, most rows have a dominant key
     kv_format: str = "float"
     # The options: all that is drawn, passed and refused of each is its line here. Rules apply in this order.
@@ -318,10 +319,11 @@ def drawn_values(
     return values.contiguous()
 
 
-def _poison(values: Tensor, visible: Tensor, layout: str, fill: float) -> Tensor:
+def _poison(values: Tensor, visible: Tensor, layout: str, fill: float, shared: int) -> Tensor:
     """`values` [B, Hkv, Lk, *] with `fill` in the keys that no row of any of their query heads sees."""
     batch, kv_heads, kv_len, _ = values.shape
     used = visible.reshape(batch, kv_heads, -1, kv_len).any(dim=2)
+    used[..., :shared] = used[..., :shared].any(dim=0)
     if layout == "expanded_batch":
         used = used.any(dim=0, keepdim=True).expand_as(used)
     elif layout == "expanded_heads":
@@ -356,6 +358,9 @@ def _block_table(problem: Problem, rng: random.Random) -> tuple[Tensor, int]:
     table = torch.full((problem.batch, max_blocks), -1, dtype=torch.int32)
     for b, blocks in enumerate(needed):
         table[b, :blocks] = torch.tensor([physical.pop() for _ in range(blocks)], dtype=torch.int32)
+    used = [b for b, length in enumerate(problem.seq_lens) if length > 0]
+    shared = problem.shared_keys // problem.block_size
+    table[used, :shared] = table[used[:1], :shared]
     return table, num_blocks
 
 
@@ -374,6 +379,8 @@ def build(problem: Problem, seed: int = 0) -> Case:
     )
     key = drawn_values((p.batch, p.kv_heads, p.kv_len, p.head_dim), p.dtype, k_layout, generator)
     value = drawn_values((p.batch, p.kv_heads, p.kv_len, p.value_dim), p.dtype, v_layout, generator)
+    for each in (key, value):
+        each[:, :, : p.shared_keys] = each[:1, :, : p.shared_keys]
     if p.value_in_key:
         value = key[..., : p.value_dim]
     mask = _mask(p, generator)
@@ -397,7 +404,7 @@ def build(problem: Problem, seed: int = 0) -> Case:
     kv_format = name_of(p.kv_format)
 
     def placed(values: Tensor, layout: str, fill: float) -> Operand:
-        poisoned = _poison(values, visible, layout, fill)
+        poisoned = _poison(values, visible, layout, fill, p.shared_keys)
         if p.has_packed_keys:
             return packed(poisoned, p.lengths, p.spare_rows, layout)
         if table is None:

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.command_line import save_checkpoint
 from tests.helpers.documents import Block, blocks_of
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -60,7 +61,8 @@ def names_of_the_reader(markdown: str) -> dict[str, Any]:
     """Names that the documents assume: a checkpoint, an operator of an extension."""
     names: dict[str, Any] = {}
     if "(path," in markdown:
-        names["path"] = _checkpoint()
+        names["path"] = tempfile.mkdtemp()
+        save_checkpoint(Path(names["path"]), positions=128)
     if "my_op(x)" in markdown:
         import torch
 
@@ -68,24 +70,6 @@ def names_of_the_reader(markdown: str) -> dict[str, Any]:
 
         names |= {"my_op": torch_fattn.softmax, "x": torch.randn(3, 40, device="mps")}
     return names
-
-
-def _checkpoint() -> str:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        pad_token_id=0,
-    )
-    folder = tempfile.mkdtemp()
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 if __name__ == "__main__":

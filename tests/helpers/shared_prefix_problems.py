@@ -4,16 +4,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from tests.helpers import drawing, features, problems
-from tests.helpers.caches import Cache, as_scales, poison
-from tests.helpers.kv_formats import name_of
-from tests.helpers.layouts import Operand, flat, lay_out
 from tests.helpers.problems import Case, Problem
 from torch_fattn.operators.options import PointwiseOptions
 
@@ -32,7 +26,6 @@ class SharedProblem:
     whole: Problem
     prefix: int
     kind: str
-    block_size: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind}{self.prefix}-{self.whole}"
@@ -40,10 +33,6 @@ class SharedProblem:
     @property
     def index(self) -> int:
         return self.whole.index
-
-    @property
-    def capacity(self) -> int:
-        return self.whole.kv_len - self.prefix
 
 
 def draw(count: int, seed: int = 0) -> list[SharedProblem]:
@@ -64,10 +53,8 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
     block_size = rng.choice((1, 8, 16, 32)) if kind != "dense" else 0
     prefix = rng.choice((0, rng.randint(1, 20), rng.randint(1, 300)))
     capacity = least_own + rng.choice((0, rng.randint(0, 40), rng.randint(0, 150)))
-    if kind == "pool":
-        prefix = -(-prefix // block_size) * block_size
     if block_size:
-        capacity = -(-capacity // block_size) * block_size
+        prefix, capacity = (-(-length // block_size) * block_size for length in (prefix, capacity))
     if prefix + capacity == 0:
         capacity = max(block_size, 1)
     while (
@@ -89,7 +76,7 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
     dtype, kv_format = features.types_for(rng, 0, "decode", EVERY_DIMS.index(dims), rows, formats)
     whole = Problem(
         index,
-        "decode",
+        "paged_decode" if block_size else "decode",
         problems.DTYPES[dtype],
         batch,
         q_heads,
@@ -103,6 +90,8 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
         mask=rng.choice(problems.MASKS) if not for_prefill and rng.random() < 0.5 else None,
         mask_broadcast=(rng.random() < 0.5,) * 2 + (rng.random() < 0.5, rng.random() < 0.2),
         seq_lens=None if lengths is None else tuple(lengths),
+        block_size=block_size,
+        shared_keys=prefix,
         window_left=rng.choice((-1, 10**9) if for_prefill else (-1, 0, 30, 200, 10**9)),
         sink_tokens=rng.choice((0, 0, 2, 40, 300)),
         sinks=rng.random() < 0.3,
@@ -111,107 +100,33 @@ def _draw_one(rng: random.Random, index: int) -> SharedProblem:
         kv_format=kv_format,
         **{name: rng.choice(problems.OPTIONS[name].values) for name in PointwiseOptions.__annotations__},
     )
-    return SharedProblem(whole, prefix, kind, block_size)
+    return SharedProblem(whole, prefix, kind)
 
 
 def build(shared: SharedProblem) -> tuple[Case, dict[str, Any]]:
     """The case of the whole, for the float64 reference, and the arguments of the function on the CPU."""
     p, prefix = shared.whole, shared.prefix
-    case = problems.build(replace(p, kv_format="float"))
-    arguments = {
-        name: operand.of(operand.base)
-        for name, operand in case.operands.items()
-        if name not in ("key", "value", "seq_lens")
-    }
-    case = replace(case, problem=p, clean=dict(case.clean))
-    table, num_blocks = _tables(shared)
-    sides: dict[str, dict[str, Tensor]] = {"key": {}, "value": {}}
-    for name, side in sides.items():
-        values = case.clean[name].clone()
-        values[:, :, :prefix] = values[:1, :, :prefix]
-        cache = Cache.of(values, p.kv_format)
-        case.clean[name] = cache.clean
-        kv_format = name_of(p.kv_format)
-        side |= _parts(shared, case.visible, name, cache.stored, table, num_blocks, poison(kv_format))
-        if cache.scales is not None:
-            parts = _parts(shared, case.visible, f"{name}_scales", cache.scales, table, num_blocks, torch.nan)
-            side |= {part: as_scales(operand, kv_format) for part, operand in parts.items()}
-        if p.value_in_key and name == "value":
-            side = sides["key"]
-            side |= {
-                part.replace("key", "value"): operand.first_columns(p.value_dim)
-                for part, operand in list(side.items())
-            }
-            case.clean["value"] = case.clean["key"][..., : p.value_dim]
-    bases: dict[int, Tensor] = {}
-    for side in sides.values():
-        for part, operand in side.items():
-            arguments.setdefault(part, operand.of(bases.setdefault(id(operand.base), operand.base)))
-    if table is not None:
-        arguments["block_tables"] = flat(table).of(table.reshape(-1))
+    case = problems.build(p)
+    arguments, _ = case.arguments("cpu")
+    blocks = prefix // max(p.block_size, 1)
+    if shared.kind == "pool":
+        return case, arguments | {"shared_blocks": blocks}
+    for name in ("key", "value", "key_scales", "value_scales"):
+        whole = arguments.pop(name if name in arguments else f"{name}_cache", None)
+        if whole is None:
+            continue
+        if p.block_size:
+            table = arguments["block_tables"]
+            common = whole[table[0, :blocks].long()].flatten(0, 1).transpose(0, 1)[None]
+            arguments |= {name: whole, f"prefix_{name}": common}
+        else:
+            arguments |= {name: whole[:, :, prefix:], f"prefix_{name}": whole[:1, :, :prefix]}
+    if p.value_in_key:
+        arguments["prefix_value"] = arguments["prefix_key"][..., : p.value_dim]
+    if p.block_size:
+        arguments["block_tables"] = arguments["block_tables"][:, blocks:].contiguous()
     if p.seq_lens is not None:
-        behind = 0 if shared.kind == "pool" else prefix
-        arguments["seq_lens"] = torch.tensor([n - behind for n in p.seq_lens], dtype=torch.int32)
-    if shared.kind == "pool":
-        arguments["shared_blocks"] = prefix // shared.block_size
-    arguments |= case.options
-    if p.kv_format not in ("float", "int8"):
-        arguments["kv_format"] = name_of(p.kv_format)
-        if shared.kind != "pool":
-            arguments["prefix_kv_format"] = arguments["kv_format"]
+        arguments["seq_lens"] = arguments["seq_lens"] - prefix
+    if "kv_format" in arguments:
+        arguments["prefix_kv_format"] = arguments["kv_format"]
     return case, arguments
-
-
-def _tables(shared: SharedProblem) -> tuple[Tensor | None, int]:
-    """The block table, and the number of blocks."""
-    if shared.kind == "dense":
-        return None, 0
-    p, rng = shared.whole, random.Random(shared.whole.index)
-    assert p.seq_lens is not None
-    if shared.kind == "paged_suffix":
-        suffixes = tuple(length - shared.prefix for length in p.seq_lens)
-        return problems._block_table(
-            replace(p, kv_len=shared.capacity, seq_lens=suffixes, block_size=shared.block_size), rng
-        )
-    table, num_blocks = problems._block_table(replace(p, block_size=shared.block_size), rng)
-    blocks = shared.prefix // shared.block_size
-    used = [b for b, length in enumerate(p.seq_lens) if length > 0]
-    for b in used:
-        table[b, :blocks] = table[used[0], :blocks]
-    return table, num_blocks
-
-
-def _parts(
-    shared: SharedProblem,
-    visible: Tensor,
-    name: str,
-    values: Tensor,
-    table: Tensor | None,
-    num_blocks: int,
-    fill: float,
-) -> dict[str, Operand]:
-    """Prefix and suffix of one tensor `[B, Hkv, kv_len, *]`, or the pool of both."""
-    p, prefix = shared.whole, shared.prefix
-    common, own = values[:, :, :prefix], values[:, :, prefix:]
-    if prefix > 0:
-        common = problems._poison(common, visible[..., :prefix], "expanded_batch", fill)
-    if shared.capacity > 0:
-        own = problems._poison(own, visible[..., prefix:], "contiguous", fill)
-    layout = p.layouts[1]
-    if shared.kind == "pool":
-        assert table is not None
-        paged = replace(p, block_size=shared.block_size)
-        whole = torch.cat((common, own), dim=2)
-        pool = problems._paged(paged, whole, table, num_blocks, _pool_layout(layout), fill)
-        return {name if "scales" in name else f"{name}_cache": pool}
-    parts = {f"prefix_{name}": lay_out(common[:1], layout, fill)}
-    if table is None:
-        parts[name] = lay_out(own, layout, fill)
-    else:
-        paged = replace(p, block_size=shared.block_size)
-        parts[name] = problems._paged(paged, own, table, num_blocks, _pool_layout(layout), fill)
-    return parts
-
-
-def _pool_layout(layout: str) -> str:
-    return layout if layout in ("padded_rows", "offset") else "contiguous"

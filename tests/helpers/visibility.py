@@ -32,6 +32,6 @@ def visibility(problem: Problem, mask: Tensor | None, tree: Tensor | None = None
             for draft in range(max(0, -first), problem.q_len):
                 seen[:, first + draft] &= (bits >> draft & 1).bool()
         visible[b] = seen
-    if mask is not None and mask.dtype == torch.bool:
-        visible &= mask
+    if mask is not None:
+        visible &= mask if mask.dtype == torch.bool else mask != -torch.inf
     return visible

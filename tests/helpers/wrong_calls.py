@@ -153,6 +153,12 @@ WRONG: dict[str, list[Fault]] = {
     ],
     "decode": [
         unsupported("int8 of D above 576", int8_caches(584), "584", "576"),
+        mistyped("half scales of int8",
+                 lambda a: int8_caches(64)(a) | {"key_scales": torch.ones(2, 2, 32, device="mps").half()},
+                 "key_scales", "float16", "float32"),
+        fault("scales of another shape",
+              lambda a: int8_caches(64)(a) | {"value_scales": torch.ones(2, 1, 32, device="mps")},
+              "value_scales", "shape"),
         fault("int4 of another head size", int4_caches,
               "query has head_dim 64 and key has 64 bytes (128 columns of int4)"),
         fault("tree mask on the CPU", zeros_for("tree_mask", 2, dtype=torch.int64, device="cpu"), "tree_mask",

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import torch_fattn
 from tests.conftest import counted_launches
@@ -229,67 +228,3 @@ def test_only_what_is_asked_for(device: str) -> None:
     out = attention(**given)
     (out * torch.randn(out.shape, generator=generator).to(out)).sum().backward()
     assert torch.equal(given["query"].grad, everything["query"]) and given["key"].grad is None
-
-
-# ---- what is refused
-
-
-def test_a_mask_that_requires_grad_is_refused(device: str) -> None:
-    given = operands(device)
-    bias = torch.zeros(21, 29, device=device, requires_grad=True)
-    with pytest.raises(NotImplementedError, match=r"attn_mask requires grad.*attn_mask\.detach\(\)"):
-        attention(**given, attn_mask=bias)
-    assert attention(**leaves(given), attn_mask=bias.detach()).requires_grad
-    with torch.no_grad():
-        attention(**given, attn_mask=bias)
-
-
-def test_wide_heads_are_refused(device: str) -> None:
-    wide = torch.randn(1, 1, 3, 264, device=device)
-    with pytest.raises(NotImplementedError, match="query has head_dim 264, and gradients .* at most 256"):
-        attention(wide.clone().requires_grad_(), wide, wide)
-    with pytest.raises(NotImplementedError, match="value has head_dim 264"):
-        attention(wide[..., :256].clone().requires_grad_(), wide[..., :256], wide)
-    attention(wide, wide, wide)
-    narrow = wide[..., :256].clone().requires_grad_()
-    attention(narrow, narrow, narrow).sum().backward()
-    assert narrow.grad is not None
-
-
-@pytest.mark.parametrize("op", ["attention", "varlen_attention"])
-def test_second_derivatives_are_refused(op: str, device: str) -> None:
-    given = leaves(operands(device) if op == "attention" else packed(device))
-    out = getattr(torch_fattn, op)(**given)
-    (gradient,) = torch.autograd.grad(out.square().sum(), given["query"], create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative; use .*scaled_dot_product_attention"):
-        gradient.sum().backward()
-
-
-@pytest.mark.parametrize("option", ["scale", "softcap"])
-def test_numbers_that_require_grad_are_refused(option: str, device: str) -> None:
-    """torch would read the number, and its gradient would be lost."""
-    given = leaves(operands(device))
-    learned = torch.tensor(0.5, requires_grad=True)
-    with pytest.raises(
-        NotImplementedError, match=rf"fattn.attention: {option} is a tensor that requires grad"
-    ):
-        attention(**given, **{option: learned})
-    with torch.no_grad():
-        out = attention(**given, **{option: learned})
-    assert torch.equal(out, attention(**given, **{option: learned.item()}))
-
-
-def test_forward_mode_is_refused(device: str) -> None:
-    given = operands(device)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(given["query"], torch.ones_like(given["query"]))
-        with pytest.raises(NotImplementedError, match="fattn.attention: query has a forward-mode tangent"):
-            attention(**{**given, "query": dual})
-
-
-def test_errors_have_the_name_that_was_called(device: str) -> None:
-    given = operands(device)
-    with pytest.raises(TypeError, match="^fattn.attention: query is torch.float32, key torch.float16"):
-        attention(**{**given, "key": given["key"].half()})
-    with pytest.raises(ValueError, match="^fattn.attention: 3 query heads cannot share 2"):
-        attention(**{**given, "query": given["query"][:, :3]})

@@ -19,12 +19,6 @@ PROBLEMS = backward_problems.draw(300)
 ORDERS = ("forward", "reverse", "random")  # of the threads
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "sweep_seed" in metafunc.fixturenames:
-        first, _, last = metafunc.config.getoption("--seeds").partition("-")
-        metafunc.parametrize("sweep_seed", range(int(first), int(last or first) + 1))
-
-
 def run_and_check(problem: BackwardProblem, seed: int, checked: Checked, device: str) -> None:
     case = backward_problems.build(problem, seed)
     arguments, bases = case.arguments(device)

@@ -3,8 +3,6 @@ in torch. Its refusals are in tests/refusals/test_cache_write.py."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -139,27 +137,6 @@ def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: st
 
 
 # ---- what torch sees
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("kv_format", ["float", "int4"])
-def test_compile(kv_format: str, dynamic: bool) -> None:
-    """Functionalised and back: the caches of the caller have changed, and what follows sees it."""
-
-    def step(**arguments: Any) -> Tensor:
-        arguments["key"] = arguments["key"] * 2
-        torch_fattn.cache_write(**arguments)
-        return arguments["key_cache"].float().sum()
-
-    torch.compiler.reset()
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    mine, plain = valid(kv_format), valid(kv_format)
-    for arguments in (mine, plain):
-        arguments["key_cache"].zero_()
-    assert torch.equal(compiled(**mine).cpu(), step(**plain).cpu())
-    for name in plain:
-        if isinstance(plain[name], Tensor):
-            assert torch.equal(mine[name].cpu().view(torch.uint8), plain[name].cpu().view(torch.uint8)), name
 
 
 def test_gradients(device: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,19 +16,6 @@ from torch_fattn import reference
 fattn = torch.ops.fattn
 DTYPES = problems.DTYPES
 ids = problems.SHORT.get
-
-
-# ---- rows that see no key, and memory that nothing may see
-
-
-@pytest.mark.parametrize("dim", [64, 136])
-@pytest.mark.parametrize("first", [0, 2])
-def test_windows_past_the_last_key_are_empty(dim: int, first: int, device: str) -> None:
-    """Rows see a sink, and perhaps the first keys. The last keys, which no row sees, have NaN values."""
-    where = {"causality": "offset", "q_offset": 43, "window_left": 5, "sink_tokens": first}
-    case = problems.build(problem("prefill", head_dim=dim, sinks=True, **where))
-    assert case.operands["value"].of(case.operands["value"].base)[:, :, -1].isnan().all()
-    assert_close(case, *run(case, device))
 
 
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
@@ -49,15 +34,6 @@ def test_fully_masked_rows(op: str, dtype: torch.dtype, device: str) -> None:
     assert_close(case, out, lse)
 
 
-@pytest.mark.parametrize("op", ["decode", "paged_decode"])
-def test_sequences_shorter_than_the_query(op: str, device: str) -> None:
-    """Rows before the sequence's first token see no key."""
-    case = problems.build(problem(op, q_len=6, seq_lens=(2, 5)))
-    out, lse = run(case, device)
-    assert torch.all(out[0, :, :4] == 0) and torch.all(lse[0, :, :4] == -torch.inf)
-    assert_close(case, out, lse)
-
-
 # ---- extreme scores
 
 
@@ -73,28 +49,12 @@ def test_large_logits(op: str, dtype: torch.dtype, device: str) -> None:
     assert_close(case, out, lse)
 
 
-@pytest.mark.parametrize("op", ["prefill", "decode"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=ids)
-def test_one_dominant_key(op: str, dtype: torch.dtype, device: str) -> None:
-    """All the weight on key 5, whose value comes through unchanged where exp2(0) is 1: the specification lets
-    fast::exp2 be 3 ulps off, in the weight and in the sum."""
-    case = problems.build(problem(op, dtype, seq_lens=None, q_len=1, head_dim=40))
-    key = case.clean["key"].clone()
-    key[:, :, 5] = case.clean["query"].reshape(2, 2, 2, 1, 40)[:, :, 0, 0] * 100
-    case = with_values(case, key=key, value=case.clean["value"])
-    out, lse = run(case, device)
-    assert_close(case, out, lse)
-    ulps = 8 if os.environ.get("SOFTMETAL_FAST_MATH") == "worst" else 0
-    rtol = ulps * torch.finfo(torch.float32).eps if dtype == torch.float32 else 0
-    torch.testing.assert_close(out[:, ::2, 0], case.clean["value"][:, :, 5], rtol=rtol, atol=0)
-
-
 @pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=ids)
 def test_lowest_mask_values(op: str, dtype: torch.dtype, device: str) -> None:
     """finfo.min, which many libraries use for "masked": no weight beside a 0, equal weights when alone."""
-    case = problems.build(problem(op, dtype, mask=torch.float32))
-    shape = case.clean["attn_mask"].shape
+    case = problems.build(problem(op, dtype))
+    shape = case.visible.shape
     lowest = torch.finfo(torch.float32).min
     mask = torch.where(torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.5, 0.0, lowest)
     mask[0, 1, 2] = lowest
@@ -118,9 +78,9 @@ LONG = {
 @pytest.mark.parametrize("logits", ["lowest", "equal"])
 def test_large_logits_over_parts_of_the_keys(op: str, logits: str, device: str) -> None:
     """Parts count by how many keys they have where a float32 log-sum-exp has no room for that number."""
-    case = problems.build(problem(op, mask=torch.float32, **LONG[op]))
+    case = problems.build(problem(op, **LONG[op]))
     value = torch.finfo(torch.float32).min if logits == "lowest" else 1e5
-    case = with_values(case, attn_mask=torch.full_like(case.clean["attn_mask"], value))
+    case = with_values(case, attn_mask=torch.full(case.visible.shape, value))
     if logits == "equal" and op != "paged_decode":  # so large without a mask
         case = problems.build(problem(op, scale=1e3, **LONG[op]))
         first_key = case.clean["key"][:, :, :1]
@@ -134,8 +94,9 @@ def test_large_logits_over_parts_of_the_keys(op: str, logits: str, device: str) 
 @pytest.mark.parametrize("op", ["prefill", "decode"])
 def test_float32_mask_beyond_the_range_of_half(op: str, device: str) -> None:
     """Differences between mask values below -65504 still count."""
-    case = problems.build(problem(op, torch.float16, mask=torch.float32))
-    mask = -1e5 - case.clean["attn_mask"].nan_to_num(neginf=0).abs().mul(64).round() / 64
+    case = problems.build(problem(op, torch.float16))
+    drawn = torch.randn(case.visible.shape, generator=torch.Generator().manual_seed(3))
+    mask = -1e5 - (drawn * 128).abs().round() / 64
     case = with_values(case, attn_mask=mask)
     out, lse = run(case, device)
     assert_close(case, out, lse)
@@ -199,11 +160,3 @@ def test_merge_of_packed_results(device: str) -> None:
     for merged in ((out, lse), reference.merge(outs, lses)):
         assert torch.allclose(merged[0].cpu().double(), whole.cpu().double(), atol=1e-6)
         assert torch.allclose(merged[1].cpu().double(), whole_lse.cpu().double(), atol=1e-5)
-
-
-def test_merge_of_nothing_is_nothing(device: str) -> None:
-    outs = torch.full((2, 1, 2, 3, 8), torch.nan)
-    outs[:] = 0
-    lses = torch.full((2, 1, 2, 3), -torch.inf)
-    out, lse = fattn.merge(outs.to(device), lses.to(device))
-    assert torch.all(out.cpu() == 0) and torch.all(lse.cpu() == -torch.inf)

@@ -25,13 +25,12 @@ from tests.helpers.operator_calls import (
     operand,
     operator_call,
     public_operators,
-    takes_formats,
     written_by,
 )
 from tests.helpers.problems import TENSORS
 from tests.helpers.public_calls import public_names
 from tests.helpers.tensors import tensors_in
-from torch_fattn import PagedKVCache, StaticKVCache, flash_attn, reference
+from torch_fattn import PagedKVCache, StaticKVCache, flash_attn
 from torch_fattn.integrations import comfyui
 from torch_fattn.integrations.diffusers import _Attention
 from torch_fattn.integrations.transformers import attend
@@ -270,17 +269,6 @@ def test_varlen_attn(size: str) -> None:
         before = {name: bits_of(t) for name, t in arguments.items() if isinstance(t, Tensor)}
         varlen_attn_out(out, **arguments)
         assert all(torch.equal(bits, bits_of(arguments[name])) for name, bits in before.items())
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_reference(kv_format: str) -> None:
-    for name in reference.__all__:
-        if name in ("quantise", "dequantise"):
-            continue
-        if kv_format == "auto" or takes_formats(name):
-            arguments = operator_call(name, SIZES["ones"], "cpu", kv_format)
-            check_kept(getattr(reference, name), arguments, written_by(name))
 
 
 # ---- the controls

@@ -1,5 +1,5 @@
-"""Prefill and decode with their options at the edges: windows, sink tokens, learned sinks, tree masks, many
-rows, chunks of keys. Random problems have all of them together."""
+"""Prefill and decode with their options at the edges: positions, numbers of heads, masks, trees of booleans,
+chunks of keys. Random problems have all of them together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_fattn
 from tests.conftest import Checked, needs_emulator
 from tests.helpers import direct_launch, problems, small_problems
 from tests.helpers.accuracy import assert_close
@@ -27,32 +26,6 @@ prefill = partial(small, "prefill", batch=1, q_heads=2, kv_heads=1, q_len=70, kv
 
 
 # ---- windows and positions
-
-
-@pytest.mark.parametrize("causality", ["none", "bottom_right"])
-@pytest.mark.parametrize("sink_tokens", [0, 1, 33, 400])
-@pytest.mark.parametrize("left", [-1, 0, 31, 32, 100])
-@pytest.mark.parametrize("right", [-1, 0, 40])
-def test_windows_of_prefill(left: int, right: int, sink_tokens: int, causality: str) -> None:
-    """Apart, touching and overlapping; sink tokens above the window; a window larger than the sequence."""
-    windows = {"window_left": left, "window_right": right, "sink_tokens": sink_tokens}
-    check(prefill(**windows, causality=causality), kernels=("fattn_prefill",))
-
-
-@pytest.mark.parametrize("op", DECODES)
-@pytest.mark.parametrize("window", [0, 1, 31, 32, 300])
-@pytest.mark.parametrize("sink_tokens", [0, 1, 33, 400])
-def test_windows_of_decode(op: str, window: int, sink_tokens: int, device: str) -> None:
-    lengths = {"q_len": 3, "seq_lens": (340, 65, 2, 0)}
-    check(small(op, **lengths, window_left=window, sink_tokens=sink_tokens), device)
-
-
-@pytest.mark.parametrize("window_right", [0, 5])
-@pytest.mark.parametrize("op", ["prefill", "decode"])
-def test_a_causal_row_has_no_window_to_its_right(op: str, window_right: int, device: str) -> None:
-    sizes = {"causality": "bottom_right", "window_left": 9}
-    plain, limited = (check(small(op, **sizes, window_right=right), device) for right in (-1, window_right))
-    assert same_bits(plain, limited)
 
 
 @pytest.mark.parametrize("offset", [-100, -70, -1, 149, 200])
@@ -99,38 +72,7 @@ def test_limits_beyond_every_key_are_ignored(far: int, device: str) -> None:
             assert offset + 40 >= far or same_bits(plain, limited)
 
 
-@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("head_dim", [64, 128, 200])
-def test_whole_steps_on_both_sides_of_the_gap(dtype: torch.dtype, head_dim: int) -> None:
-    """Sink tokens, tested steps, none at all, tested, whole, tested."""
-    sizes = {"q_heads": 1, "q_len": 50, "kv_len": 500, "head_dim": head_dim, "causality": "bottom_right"}
-    options = {"sinks": True, "alibi_slopes": True, "softcap": 5.0}
-    check(prefill(dtype=dtype, **sizes, **options, window_left=200, sink_tokens=75))
-
-
-# ---- learned sinks, and numbers of heads
-
-
-@pytest.mark.parametrize("op", ["prefill", *DECODES])
-@pytest.mark.parametrize("length", [0, 5, 100, CHUNK, 3 * CHUNK + 7])
-@pytest.mark.parametrize("logit", [-4.0, 12.0, -torch.inf])
-def test_a_sink_counts_once(op: str, length: int, logit: float, device: str) -> None:
-    """However many chunks: with equal logits lse is log(length + exp(sink)); without keys it is the sink."""
-    rows = 9 if op == "prefill" else 1
-    query, key = torch.zeros(1, 2, rows, 16), torch.randn(1, 2, -(-length // 16) * 16, 16)
-    operands = [query, key[:, :, :length], key[:, :, :length]]
-    if op != "prefill":
-        key[:, :, length:] = torch.nan
-        operands = [query, key, key, torch.tensor([length], dtype=torch.int32)]
-    if op == "paged_decode":
-        pool = key[0].transpose(0, 1).reshape(-1, 16, 2, 16)
-        table = torch.arange(pool.shape[0], dtype=torch.int32)[None]
-        operands = [query, pool, pool, table, operands[3]]
-    sinks = torch.full((2,), logit, device=device)
-    out, lse = getattr(fattn, op)(*(each.to(device) for each in operands), sinks=sinks)
-    exact = torch.log(length + torch.tensor(logit).exp())
-    assert torch.allclose(lse.cpu(), exact.expand(1, 2, rows), atol=1e-4)
-    assert length or torch.all(out.cpu() == 0)
+# ---- numbers of heads
 
 
 def operators_within(op: str, arguments: dict[str, Tensor]) -> set[str]:
@@ -164,80 +106,6 @@ def test_numbers_of_heads_are_read_in_their_own_dtype(
 # ---- masks
 
 
-@pytest.mark.parametrize(
-    ("op", "mask"),
-    [("prefill", torch.bool), ("prefill", f32), ("prefill", torch.bfloat16), ("decode", f16)],
-)
-def test_masks_with_and_without_pairs(op: str, mask: torch.dtype) -> None:
-    """Prefill reads two keys of a mask at once where they are an aligned pair: the same bits in any layout.
-    Decode does not, so that a mask that grows needs one pipeline."""
-    generator = torch.Generator().manual_seed(0)
-    rows, keys = (70, 150) if op == "prefill" else (2, 150)
-    query = torch.randn(1, 4, rows, 16, generator=generator).half().to("mps")
-    key, value = torch.randn(2, 1, 1, keys, 16, generator=generator).half().to("mps")
-    seen = torch.rand(1, 4, rows, keys, generator=generator) < 0.5
-    terms = seen if mask == torch.bool else torch.where(seen, 0.25, -torch.inf).to(mask)
-    padded = torch.zeros(1, 4, rows, keys + 3, dtype=mask)
-    layouts = {
-        "contiguous": (terms.to("mps"), op == "prefill"),
-        "shifted by 2": (padded[..., 1:].to("mps")[..., 2:], op == "prefill"),
-        "odd rows": (padded.to("mps")[..., 2:-1], False),
-        "keys before rows": (torch.empty(1, 4, keys, rows, dtype=mask, device="mps").mT, False),
-    }
-    expected = getattr(fattn, op)(query, key, value, attn_mask=terms.to("mps"))
-    for name, (layout, pairs) in layouts.items():
-        given = {"attn_mask": layout.copy_(terms)}
-        plan = torch_fattn.explain(op, query, key, value, **given)
-        attend = next(one for one in plan.passes if "mask_pairs" in one["constants"])
-        assert attend["constants"]["mask_pairs"] == pairs, name
-        assert same_bits(getattr(fattn, op)(query, key, value, **given), expected), name
-
-
-@pytest.mark.parametrize("length", [3, 35, CHUNK + 2])
-def test_a_tree_hides_the_own_token(device: str, length: int) -> None:
-    """Rows 0 and 1 do not see draft token 0, whose key is NaN; row 2 sees it: the control. Where no row sees
-    it, its value may be NaN too."""
-    query, key, value = torch.randn(1, 2, 3, 16), torch.randn(1, 1, length, 16), torch.randn(1, 1, length, 16)
-    key[0, 0, length - 3] = torch.nan
-    tree = torch.tensor([0b000, 0b010, 0b101])
-    operands = [operand.to(device) for operand in (query, key, value)]
-    out, lse = (t.cpu() for t in fattn.decode(*operands, tree_mask=tree.to(device)))
-    assert out[:, :, :2].isfinite().all() and out[:, :, 2].isnan().all()
-    assert torch.all((lse[:, :, 0] == -torch.inf) == (length == 3))
-    operands[2][0, 0, length - 3] = torch.nan
-    out, _ = fattn.decode(*operands, tree_mask=torch.tensor([0b000, 0b010, 0b100]).to(device))
-    assert out.isfinite().all()
-
-
-LARGE_TREES: dict[str, dict[str, Any]] = {
-    "17 rows": {"q_len": 17, "seq_lens": (117,), "tree": "shared"},
-    "64 rows of each": {
-        "q_len": 64, "seq_lens": (150, 64, 20), "tree": "each", "sinks": True, "window_left": 70,
-        "sink_tokens": 5, "softcap": 3.0,
-    },
-    "int8": {"q_len": 33, "seq_lens": (150,), "tree": "shared", "kv_format": "int8"},
-    "int4": {
-        "q_len": 33, "seq_lens": (150, 77), "tree": "each", "kv_format": "int4", "head_dim": 64,
-        "value_dim": 32,
-    },
-    "wide": {
-        "q_len": 40, "seq_lens": (150,), "tree": "shared", "head_dim": 192, "value_dim": 128,
-        "mask": torch.bool,
-    },
-    "wide int8": {
-        "q_len": 20, "seq_lens": (150, 90), "tree": "each", "kv_format": "int8", "head_dim": 192,
-        "value_dim": 128,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", DECODES)
-@pytest.mark.parametrize("name", LARGE_TREES)
-def test_large_trees(op: str, name: str, device: str) -> None:
-    """More rows than a decode has, up to 64: on the kernels of prefill."""
-    check(small(op, **LARGE_TREES[name]), device, kernels=("fattn_prefill" + "_wide" * ("wide" in name),))
-
-
 @pytest.mark.parametrize("rows", [3, 64])
 def test_trees_of_booleans(rows: int, device: str) -> None:
     shown = torch.rand(2, rows, rows, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -252,7 +120,7 @@ def test_trees_of_booleans(rows: int, device: str) -> None:
         assert torch.equal(out, wanted) and torch.allclose(out.double(), exact, atol=1e-5)
 
 
-# ---- rows, chunks and columns of decode
+# ---- chunks and columns of decode
 
 
 @pytest.mark.parametrize("op", DECODES)
@@ -262,14 +130,6 @@ def test_a_value_that_is_the_whole_key(op: str, kv_format: str, checked: Checked
     sizes = {"head_dim": 64, "value_dim": 64, "value_in_key": True, "kv_format": kv_format}
     with checked():
         check(small(op, q_len=1, seq_lens=(77, 32), **sizes), device, kernels=("fattn_decode_wide",))
-
-
-@pytest.mark.parametrize("dtype", problems.DTYPES, ids=problems.SHORT.get)
-@pytest.mark.parametrize("op", DECODES)
-def test_most_rows(op: str, dtype: torch.dtype, device: str) -> None:
-    """16 query rows of a group of 16: 256 packed rows, in eight threadgroups."""
-    sizes = {"q_heads": 16, "kv_heads": 1, "q_len": 16, "seq_lens": (117,)}
-    check(small(op, dtype=dtype, **sizes, tree="shared", sinks=True), device)
 
 
 @pytest.mark.parametrize("op", DECODES)

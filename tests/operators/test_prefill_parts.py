@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.conftest import counted_launches, needs_emulator
 from tests.golden.calls import plan_of
 from tests.helpers import direct_launch, problems
 from tests.helpers.accuracy import assert_close
@@ -24,27 +24,15 @@ from tests.helpers.tensors import same_bits
 f32, f16, bf16 = problems.DTYPES
 Results = tuple[Tensor, ...]
 
-# Few rows over many keys, whose keys the planner cuts into parts. test_random.py has more of them.
+# Few rows over many keys, whose keys the planner cuts into parts; test_random.py has more of them.
 ROWS = Problem(0, "prefill", f16, 1, 4, 1, 12, 1500, 80, 40, causality="bottom_right")
 MASKED = replace(ROWS, mask=torch.bool, mask_pattern="patches", causality="none")
-WIDE = replace(ROWS, q_heads=2, kv_len=700, head_dim=192, value_dim=128)
-CUT = {
-    "batch": replace(ROWS, batch=3, kv_len=1100, sinks=True),
-    "heads_of_their_own": replace(ROWS, kv_heads=4, q_len=9, kv_len=700, head_dim=128, value_dim=128),
-    "group_of_three": replace(ROWS, q_heads=6, kv_heads=2, q_len=11, softcap=2.0),
-    "two_tiles": replace(ROWS, q_len=40, kv_len=1100),
-    "window_and_many_sink_tokens": replace(ROWS, window_left=300, sink_tokens=900),
-    "window_to_the_right": replace(ROWS, causality="none", q_offset=500, window_left=300, window_right=700),
-    "mask": replace(MASKED, sinks=True),
-    "mask_map": replace(MASKED, mask_map=True, q_len=20),
-    "mask_map_and_window": replace(
-        MASKED, mask_map=True, causality="bottom_right", window_left=900, sink_tokens=70, sinks=True
-    ),
-    "no_aligned_row": replace(ROWS, layouts=("padded_rows",) * 3, kv_len=1311),
-    "wide": replace(WIDE, sinks=True),
-    "wide_mask_map": replace(
-        WIDE, mask=f16, mask_pattern="patches", mask_map=True, kv_heads=2, causality="none"
-    ),
+WIDE = replace(ROWS, q_heads=2, kv_len=700, head_dim=192, value_dim=128, sinks=True)
+CUT = (replace(ROWS, kv_len=1100, sinks=True), replace(MASKED, sinks=True), WIDE)
+MAPPED = {
+    "narrow": replace(MASKED, mask_map=True),
+    "window": replace(MASKED, mask_map=True, causality="bottom_right", window_left=900, sink_tokens=70),
+    "wide": replace(WIDE, mask=f16, mask_pattern="patches", mask_map=True, kv_heads=2, causality="none"),
 }
 
 
@@ -53,46 +41,10 @@ def run(op: str, arguments: dict[str, Any]) -> Results:
     return out.cpu(), lse.cpu()
 
 
-def prefill_kernel(problem: Problem) -> str:
-    return "fattn_prefill_wide" if max(problem.head_dim, problem.value_dim) > 128 else "fattn_prefill"
-
-
-@pytest.mark.parametrize("order", ["forward", "random"])
-@pytest.mark.parametrize("name", CUT)
-def test_parts_give_the_result(name: str, order: str, checked: Checked) -> None:
-    problem = CUT[name]
-    case = problems.build(problem)
-    arguments, _ = case.arguments("mps")
-    step, merge = torch_fattn.explain("prefill", **arguments).passes
-    assert step["params"]["parts"] > 1 and merge["kernel"] == "fattn_merge"
-    with checked(order, seed=1), counted_launches() as launches:
-        results = run("prefill", arguments)
-    assert launches == {prefill_kernel(problem): 1, "fattn_merge": 1}
-    assert_close(case, *results)
-
-
-def test_rows_without_keys(checked: Checked) -> None:
-    """Rows without keys in the whole call, and in all parts but one; with a sink and without."""
-    mask = torch.zeros(1, 1, 12, 1500, dtype=torch.bool)
-    mask[:, :, 3:7, 1300] = True
-    mask[:, :, 8:, 5] = True
-    for sinks in (None, torch.tensor([1.5, -2.0, 0.0, 9.0])):
-        arguments = problems.build(ROWS).clean | {"attn_mask": mask}
-        moved = {name: tensor.to("mps") for name, tensor in arguments.items()}
-        options = {} if sinks is None else {"sinks": sinks.to("mps")}
-        with checked():
-            out, lse = run("prefill", moved | options)
-        exact_out, exact_lse = torch_fattn.reference.prefill(**arguments, sinks=sinks)
-        assert torch.allclose(out.double(), exact_out, atol=2e-3)
-        assert torch.allclose(lse.double(), exact_lse, atol=1e-3)
-        no_key = torch.full((4,), -torch.inf) if sinks is None else sinks
-        assert not out[:, :, :3].any() and torch.equal(lse[0, :, :3], no_key[:, None].expand(4, 3))
-
-
-@pytest.mark.parametrize("name", ["mask_map", "mask_map_and_window", "wide_mask_map"])
+@pytest.mark.parametrize("name", MAPPED)
 def test_results_do_not_depend_on_a_map(name: str) -> None:
     """Nor where the keys are cut."""
-    arguments, _ = problems.build(replace(CUT[name], q_len=40)).arguments("mps")
+    arguments, _ = problems.build(replace(MAPPED[name], q_len=40)).arguments("mps")
     mapped = run("prefill", arguments)
     del arguments["mask_map"]
     assert same_bits(mapped, run("prefill", arguments))
@@ -183,26 +135,6 @@ def test_packed_parts_have_one_size() -> None:
         found.append((step["params"]["least_part"], step["macros"]["FATTN_TILE_KEYS"]))
     assert len(set(found)) == 1
     assert [step["kernel"] for step in plan_of(replace(packed, kv_len=2**22))["passes"]] == ["fattn_prefill"]
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("rows", "group", "tiles", "heads"),
-    [(9, 4, 2, 8), (16, 4, 2, 8), (24, 4, 3, 8), (48, 4, 6, 8), (9, 3, 1, 8)],
-)
-def test_rows_of_a_group_fill_a_tile(rows: int, group: int, tiles: int, heads: int) -> None:
-    problem = replace(LONG, q_heads=8 * group, kv_heads=8, q_len=rows)
-    step = plan_of(problem)["passes"][0]
-    assert step["constants"]["grouped"] and step["params"]["q_tiles"] == tiles
-    assert math.prod(step["grid"]) == tiles * heads * step["params"]["parts"]
-
-
-@pytest.mark.host_only
-def test_tiles_that_are_full_stay_by_head() -> None:
-    for rows, heads, kv_heads in ((32, 32, 8), (64, 32, 8), (512, 32, 8), (1000, 32, 8), (9, 8, 8)):
-        step = plan_of(replace(LONG, q_heads=heads, kv_heads=kv_heads, q_len=rows))["passes"][0]
-        assert not step["constants"]["grouped"]
-        assert math.prod(step["grid"]) == heads * step["params"]["q_tiles"] * step["params"]["parts"]
 
 
 # ---- parts as a test cuts them

@@ -7,7 +7,6 @@ The sweep runs 500 more for each seed: `pytest -m slow tests/operators/test_rand
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -37,12 +36,6 @@ def kernel_of(problem: problems.Problem, tensors: bool = False) -> str:
     return drawing.decode_kernel(problem, value_in_key=problem.value_in_key and not copied)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "sweep_seed" in metafunc.fixturenames:
-        first, _, last = metafunc.config.getoption("--seeds").partition("-")
-        metafunc.parametrize("sweep_seed", range(int(first), int(last or first) + 1))
-
-
 def run_and_check(problem: problems.Problem, seed: int, checked: Checked, device: str) -> None:
     case = problems.build(problem, seed)
     arguments, bases = case.arguments(device)
@@ -63,6 +56,19 @@ def run_and_check(problem: problems.Problem, seed: int, checked: Checked, device
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_problem(problem: problems.Problem, device: str, checked: Checked) -> None:
     run_and_check(problem, 0, checked, device)
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("problem", drawing.draw(60, seed=2), ids=str)
+def test_all_sequences_at_once(problem: problems.Problem) -> None:
+    """On CPU tensors, with the kernel registered for CUDA."""
+    case = problems.build(problem, seed=2)
+    arguments, bases = case.arguments("cpu")
+    before = {name: base.clone() for name, base in bases.items()}
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    out, lse = getattr(torch.ops.fattn, problem.op).default.redispatch(cuda, **arguments)
+    assert_close(case, out, lse)
+    assert same_bits(bases, before), "an operand was written"
 
 
 def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
@@ -111,18 +117,6 @@ def test_a_pair_that_does_not_meet_is_noticed() -> None:
     apart = [p for p in PROBLEMS if not (p.tree == "each" and p.softcap == 30.0)]
     missing, _ = features.missing(apart)
     assert ("decode", ("softcap", 30.0), ("tree", "each")) in missing
-
-
-@pytest.mark.host_only
-def test_a_new_cache_format_changes_only_formats(monkeypatch: pytest.MonkeyPatch) -> None:
-    def candidates() -> list[problems.Problem]:
-        return [replace(p, kv_format="float") for p in drawing._candidates(300, 0)]
-
-    before = candidates()
-    monkeypatch.setattr(drawing, "QUANTISED", (*drawing.QUANTISED, "int2"))
-    monkeypatch.setattr(features, "UNSCALED", (*features.UNSCALED, "int2_unscaled"))
-    assert any(p.kv_format.startswith("int2") for p in drawing._candidates(300, 0))
-    assert candidates() == before
 
 
 def test_the_problems_cover_every_axis() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.helpers.problems import OPTIONS, Problem, Score
@@ -166,28 +165,6 @@ def test_decode_key_by_key(seed: int, paged: bool) -> None:
     )
     packed = (out.unflatten(0, (2, q_len)).transpose(1, 2), lse.unflatten(1, (2, q_len)).transpose(0, 1))
     assert_equal(packed, expected)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_prefill_is_torch_attention(is_causal: bool) -> None:
-    query, key, value = torch.randn(3, 2, 4, 17, 16, dtype=torch.float64)
-    out, lse = reference.prefill(query, key, value, is_causal=is_causal)
-    expected = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    assert lse.shape == (2, 4, 17)
-
-
-@pytest.mark.parametrize("mask_kind", ["bool", "additive"])
-def test_masked_memory_never_affects_the_output(mask_kind: str) -> None:
-    query, key, value = torch.randn(3, 1, 2, 6, 8)
-    visible = torch.rand(6, 6) > 0.4
-    visible[:, 2] = False
-    visible[3] = False
-    mask = visible if mask_kind == "bool" else torch.zeros(6, 6).masked_fill(~visible, -INF)
-    clean = reference.prefill(query, key, value, mask)
-    key[:, :, 2], value[:, :, 2] = NAN, INF
-    assert_equal(reference.prefill(query, key, value, mask), clean)
-    assert torch.all(clean[0][:, :, 3] == 0) and torch.all(clean[1][:, :, 3] == -INF)
 
 
 @pytest.mark.parametrize("poison", [NAN, INF, -INF])

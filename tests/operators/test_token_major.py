@@ -1,57 +1,14 @@
-"""`token_major_out`: the same bits, in memory by batch, row and head. Operands that lie so cost the same."""
+"""`token_major_out`: results in memory by batch, row and head. Operands that lie so cost the same. Random
+problems have it, too."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, needs_emulator
-from tests.helpers import drawing, problems
-from tests.helpers.problems import OPTIONS, Problem
-from tests.helpers.small_problems import problem
-from torch_fattn import reference
-
-_, f16, bf16 = problems.DTYPES
-DRAWN = [p for op in OPTIONS["token_major_out"].ops for p in [p for p in drawing.draw(600) if p.op == op][:8]]
-# A merge writes the result of the latter.
-COMPILED = {
-    "prefill": problem("prefill", f16, head_dim=80, value_dim=40, q_heads=6),
-    "decode": problem("decode", bf16, head_dim=128, value_dim=64, q_len=5, seq_lens=(1100, 44)),
-}
-
-
-def run(problem: Problem, device: str) -> tuple[Tensor, Tensor]:
-    arguments, _ = problems.build(problem).arguments(device)
-    out, lse = getattr(torch_fattn, problem.op)(**arguments, return_lse=True)
-    return out, lse
-
-
-@pytest.mark.parametrize("problem", DRAWN, ids=str)
-def test_same_bits(problem: Problem, device: str, checked: Checked) -> None:
-    with checked(order="random", seed=problem.index):
-        (out, lse), (token_major, same_lse) = (
-            run(replace(problem, token_major_out=yes), device) for yes in (False, True)
-        )
-    assert out.shape == token_major.shape and out.is_contiguous() and lse.is_contiguous()
-    assert token_major.transpose(1, 2).is_contiguous()
-    assert torch.equal(out.cpu(), token_major.cpu()) and torch.equal(lse.cpu(), same_lse.cpu())
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("problem", DRAWN, ids=str)
-def test_the_reference_has_it_too(problem: Problem) -> None:
-    arguments, _ = problems.build(problem).arguments("cpu")
-    of_op = getattr(reference, problem.op)
-    (out, lse), (token_major, same_lse) = (
-        of_op(**arguments | {"token_major_out": yes}) for yes in (False, True)
-    )
-    assert torch.equal(out.nan_to_num(), token_major.nan_to_num()) and torch.equal(lse, same_lse)
-    assert token_major.transpose(1, 2).is_contiguous() and out.is_contiguous()
+from tests.conftest import needs_emulator
 
 
 @pytest.mark.parametrize("device", ["mps", "cpu", "meta"])
@@ -90,47 +47,6 @@ def test_one_row_takes_the_same_kernels(heads: int, q_len: int, same: bool, kv_l
         assert [launch["constants"]["token_major_out"] for launch in token_major] == (
             [True] if kv_len == 100 else [False, True]
         )
-
-
-@pytest.mark.host_only
-def test_prefill_needs_no_other_kernels_for_it() -> None:
-    """The strides are parameters."""
-    query = torch.empty(2, 8, 100, 64, device="meta")
-    plain, token_major = (
-        torch_fattn.explain("prefill", query, query, query, token_major_out=yes).passes[0]
-        for yes in (False, True)
-    )
-    assert plain.pop("params")["out"] == {"batch": 51200, "head": 6400, "row": 64}
-    assert token_major.pop("params")["out"] == {"batch": 51200, "head": 64, "row": 512}
-    assert plain.pop("params_bytes") != token_major.pop("params_bytes")
-    assert plain == token_major
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", COMPILED)
-def test_compile(name: str, dynamic: bool, checked: Checked) -> None:
-    """Later operations may rely on the layout: a view is traced and is one."""
-    problem = replace(COMPILED[name], token_major_out=True)
-    arguments, _ = problems.build(problem).arguments("mps")
-
-    def flat_heads(**arguments: Any) -> Tensor:
-        out, _ = getattr(torch.ops.fattn, problem.op)(**arguments)
-        return out.transpose(1, 2).view(problem.batch, problem.q_len, -1)
-
-    torch.compiler.reset()
-    compiled = torch.compile(flat_heads, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    with checked():
-        assert torch.equal(compiled(**arguments).cpu(), flat_heads(**arguments).cpu())
-    with pytest.raises(RuntimeError, match="view"):  # the control
-        torch.ops.fattn.prefill(*(torch.zeros(2, 4, 5, 16),) * 3)[0].transpose(1, 2).view(2, 5, -1)
-
-
-def test_requires_grad() -> None:
-    query = torch.randn(1, 2, 5, 16, device="mps", requires_grad=True)
-    out = torch_fattn.prefill(query, query, query, token_major_out=True)
-    assert out.requires_grad and not out._is_view()
-    with pytest.raises(RuntimeError, match="no backward"):
-        out.transpose(1, 2).flatten(2).sum().backward()
 
 
 def operands(layout: str, head_dim: int) -> list[Tensor]:
