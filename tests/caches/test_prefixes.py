@@ -1,4 +1,4 @@
-"""Prefixes of a PagedKVCache, which it finds by their tokens, and blocks behind a window, which it releases."""
+"""Prefixes of a PagedKVCache, found by their tokens, and blocks behind a window, which it releases."""
 
 from __future__ import annotations
 
