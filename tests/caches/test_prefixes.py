@@ -1,8 +1,7 @@
-"""Prefixes of a PagedKVCache that are found by their tokens."""
+"""Prefixes of a PagedKVCache, found by their tokens, and blocks behind a window, which it releases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,16 +15,16 @@ from torch_fattn import CacheFullError, CacheStep, PagedKVCache
 PROMPT = list(range(50, 63))  # three blocks of four, and a token
 
 
-def append(cache: PagedKVCache, step: CacheStep, layers: Sequence[int] = range(LAYERS)) -> CacheStep:
-    for layer in layers:
+def append(cache: PagedKVCache, step: CacheStep) -> CacheStep:
+    for layer in range(LAYERS):
         rows = [step.seq_lens.new_zeros(len(step.positions), KV_HEADS, d).float() for d in (DIM, VALUE_DIM)]
         cache.append(layer, step, *rows)
     return step
 
 
-def prompted(cache: PagedKVCache, token_ids: list[int], **options: Any) -> tuple[int, int]:
+def prompted(cache: PagedKVCache, token_ids: list[int]) -> tuple[int, int]:
     """A sequence with these tokens, and how many were found."""
-    sequence = cache.allocate(token_ids, **options)
+    sequence = cache.allocate(token_ids)
     found = cache.length(sequence)
     append(cache, cache.extend([sequence], len(token_ids) - found))
     cache.commit(sequence, token_ids)
@@ -81,6 +80,41 @@ def test_cleared_prefixes() -> None:
     cache.commit(old, PROMPT)
     prompted(cache, PROMPT[:9])
     assert cache.length(cache.allocate(PROMPT)) == 8
+
+
+@pytest.mark.host_only
+def test_released_blocks_of_a_window() -> None:
+    cache = paged("cpu", window_left=4)
+    sequence = cache.allocate()
+    for tokens in (12, 1):
+        append(cache, cache.extend([sequence], tokens))
+    assert cache.blocks(sequence)[:2] == (-1, 4 - 3) and cache.free_blocks == 12 - 3
+    with pytest.raises(ValueError, match=r"rows after 7 tokens .* keep at least 9 tokens, or none"):
+        cache.truncate(sequence, 7)
+    cache.truncate(sequence, 9)
+    cache.truncate(sequence, 0)
+    assert cache.free_blocks == 12
+    step = append(cache, cache.extend([sequence], 1))
+    query = torch.zeros(1, HEADS, 1, DIM)
+    for attend, rows in ((cache.decode, query), (cache.prefill, query[0].transpose(0, 1))):
+        for options in ({"window_left": 5}, {"sink_tokens": 1}):
+            with pytest.raises(ValueError, match=r"is not \d, for which the cache keeps blo"):
+                attend(0, step, rows, **options)
+        attend(0, step, rows, window_left=4)
+
+
+@pytest.mark.host_only
+def test_a_prefix_behind_a_window() -> None:
+    """The window needs only the last blocks of a prefix."""
+    cache = paged("cpu", window_left=5, sink_tokens=1)
+    tokens = list(range(25))
+    first = cache.allocate(tokens)
+    for count in (16, 8):
+        append(cache, cache.extend([first], count))
+        cache.commit(first, tokens)
+    second = cache.allocate(tokens)
+    assert cache.length(second) == 24
+    assert cache.blocks(second) == (cache.blocks(first)[0], -1, -1, -1, *cache.blocks(first)[4:])
 
 
 @pytest.mark.host_only

@@ -21,7 +21,7 @@ Feature = tuple[str, Any]  # axis, value
 Pair = tuple[str, Feature, Feature]  # with the op
 
 _SIZES = {"index", "op", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"}
-_SIZES |= {"shared_keys"}  # which shared_prefix_problems.py draws
+_SIZES |= {"shared_keys"}  # which test_shared_prefix.py draws
 _OF_MASK = {"mask_broadcast", "mask_layout", "mask_pattern", "mask_map"}
 # In each of these pairs, one axis restricts the other.
 _TIED = {

@@ -228,3 +228,11 @@ def test_only_what_is_asked_for(device: str) -> None:
     out = attention(**given)
     (out * torch.randn(out.shape, generator=generator).to(out)).sum().backward()
     assert torch.equal(given["query"].grad, everything["query"]) and given["key"].grad is None
+
+
+def test_second_derivatives_of_packed_sequences_are_refused(device: str) -> None:
+    given = leaves(packed(device))
+    out = varlen_attention(**given)
+    (gradient,) = torch.autograd.grad(out.square().sum(), given["query"], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative; use .*scaled_dot_product_attention"):
+        gradient.sum().backward()

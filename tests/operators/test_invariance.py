@@ -220,23 +220,6 @@ def test_run_to_run(problem: Problem, device: str) -> None:
 # ---- controls
 
 
-def test_the_same_keys_cut_at_other_places_round_differently() -> None:
-    """The control of bit equality: cut at another key and merged, the result is as accurate and differs."""
-    generator = torch.Generator().manual_seed(3)
-    query, key, value = (
-        torch.randn(1, 4, n, 64, generator=generator).to(torch.float16).to("mps") for n in (1, 300, 300)
-    )
-    whole = run("decode", {"query": query, "key": key, "value": value})
-    halves = [torch.ops.fattn.decode(query, key[:, :, cut], value[:, :, cut]) for cut in _cuts(110)]
-    outs, lses = (torch.stack(parts) for parts in zip(*halves, strict=True))
-    merged = run("merge", {"outs": outs, "lses": lses})
-    assert torch.allclose(whole[0], merged[0], atol=2e-3) and not same_bits(whole, merged)
-
-
-def _cuts(at: int) -> tuple[slice, slice]:
-    return slice(None, at), slice(at, None)
-
-
 def test_an_additional_key_is_noticed() -> None:
     """The additional slots of the larger cache are NaN, so that a read of them shows."""
     problem = Problem(0, "decode", torch.float16, 1, 2, 1, 1, 40, 64, 64, seq_lens=(40,))

@@ -169,6 +169,14 @@ def test_autocast_leaves_them_alone(op: str, device: str) -> None:
 
 
 @pytest.mark.host_only
+@pytest.mark.parametrize("cap", [-1.0, math.nan, math.inf, 1e-40, 1e39])
+@pytest.mark.parametrize("op", OPS)
+def test_caps_that_are_refused(op: str, cap: float) -> None:
+    with refusal(f"fattn.{op}", ValueError, f"{cap:g}", "positive normal number of float32"):
+        call(op, torch.ones(3, 5), cap)
+
+
+@pytest.mark.host_only
 @pytest.mark.parametrize(
     ("op", "shape", "words"),
     [

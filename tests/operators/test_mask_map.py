@@ -15,6 +15,7 @@ from tests.helpers import problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.layouts import flat
 from tests.helpers.problems import Problem
+from tests.helpers.wrong_calls import refusal
 from torch_fattn import reference
 
 fattn = torch.ops.fattn
@@ -251,6 +252,15 @@ def arguments_of(device: str = "mps") -> dict[str, Any]:
     return problems.build(replace(SHAPES["rows16"], mask_pattern="patches", mask_map=True)).arguments(device)[
         0
     ]
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("index", [(..., slice(6)), (..., slice(9), slice(None)), (slice(None), slice(3))])
+def test_maps_of_another_shape(index: tuple[Any, ...]) -> None:
+    arguments = arguments_of("cpu")
+    cells = arguments["mask_map"][index]
+    with refusal("fattn.prefill", ValueError, f"mask_map has shape {list(cells.shape)}"):
+        fattn.prefill(**arguments | {"mask_map": cells})
 
 
 def test_the_map_of_another_mask_raises_when_asked(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

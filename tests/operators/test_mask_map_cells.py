@@ -10,6 +10,7 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import problems
 from tests.helpers.problems import Problem
+from tests.helpers.wrong_calls import refusal
 from tests.mutation.trial import of_map
 from torch_fattn import reference
 
@@ -104,6 +105,14 @@ def test_dimensions(device: str) -> None:
     assert torch.equal(torch_fattn.mask_map(expanded), cells[:, :1])
     assert torch_fattn.mask_map(mask[:, :, :1].expand(2, 3, 50, 90)).shape == (2, 3, 1, 3)
     assert torch.equal(fattn.mask_map(expanded), cells[:, :1].expand(2, 8, 4, 3))
+
+
+@pytest.mark.host_only
+def test_masks_that_are_refused() -> None:
+    with refusal("fattn.mask_map", TypeError, "attn_mask is torch.int64 and must be torch.bool"):
+        fattn.mask_map(torch.zeros(3, 3, dtype=torch.int64))
+    with refusal("fattn.mask_map", ValueError, "attn_mask has 5 dimensions and must have at most 4"):
+        fattn.mask_map(torch.zeros(1, 1, 1, 3, 3))
 
 
 @needs_emulator

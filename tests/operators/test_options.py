@@ -103,7 +103,16 @@ def test_numbers_of_heads_are_read_in_their_own_dtype(
         assert "aten::contiguous" in operators_within(op, strided), "the control"
 
 
-# ---- masks
+# ---- trees
+
+
+@pytest.mark.parametrize("op", DECODES)
+@pytest.mark.parametrize(("kv_format", "dim"), [("int4", 64), ("int8", 192)])
+def test_large_trees_over_quantised_caches(op: str, kv_format: str, dim: int, device: str) -> None:
+    """More rows than a decode has: on the kernels of prefill, as few random problems are."""
+    sizes = {"q_len": 33, "seq_lens": (150, 77), "tree": "each", "head_dim": dim, "value_dim": dim}
+    kernel = "fattn_prefill_wide" if dim > 128 else "fattn_prefill"
+    check(small(op, kv_format=kv_format, **sizes), device, kernels=(kernel,))
 
 
 @pytest.mark.parametrize("rows", [3, 64])

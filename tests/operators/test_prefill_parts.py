@@ -21,7 +21,7 @@ from tests.helpers.accuracy import assert_close
 from tests.helpers.problems import Problem
 from tests.helpers.tensors import same_bits
 
-f32, f16, bf16 = problems.DTYPES
+f16 = torch.float16
 Results = tuple[Tensor, ...]
 
 # Few rows over many keys, whose keys the planner cuts into parts; test_random.py has more of them.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,33 +13,107 @@ from torch import Tensor
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches, decodes, needs_emulator
-from tests.helpers import shared_prefix_problems
+from tests.helpers import drawing, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.cache_classes import HEADS, KV_HEADS, LAYERS, paged
 from tests.helpers.kv_formats import KV_FORMATS
-from tests.helpers.problems import OPTIONS
-from tests.helpers.shared_prefix_problems import SharedProblem
+from tests.helpers.problems import OPTIONS, Case, Problem
 from torch_fattn import shared_prefix_decode, shared_prefix_paged_decode
 from torch_fattn.operators import prefix_and_suffix
 
-PROBLEMS = shared_prefix_problems.draw(69, seed=7)
+# Whether the prefix and the suffixes are dense or paged; "pool": both in one pool.
+KINDS = ("dense", "paged_suffix", "pool")
+# Few head sizes: each is compiled for the rows of a sequence, and for those of all sequences.
+DIMS = ((64, 64), (128, 64), (80, 40), (192, 128), (64, 40), (576, 512))
+
+
+@dataclass(frozen=True)
+class SharedProblem:
+    """`whole.kv_len` keys at most for each sequence, `prefix` of which are common."""
+
+    whole: Problem
+    prefix: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.prefix}-{self.whole}"
+
+    @property
+    def index(self) -> int:
+        return self.whole.index
+
+
+def draw() -> list[SharedProblem]:
+    """The decodes among the random problems that have these head sizes."""
+    drawn = (p for p in drawing.draw(600) if p.is_decode and p.q_len <= 16)
+    return [with_prefix(p) for p in drawn if (p.head_dim, p.value_dim) in DIMS]
+
+
+def with_prefix(p: Problem) -> SharedProblem:
+    """The problem with a common prefix, and suffixes that have room for its rows."""
+    rng = random.Random(p.index)
+    kind = rng.choice(KINDS[1:]) if p.block_size else "dense"
+    batch = p.batch
+    if max(p.head_dim, p.value_dim) <= 128 and rng.random() < 0.3:  # as the prefills take it: many rows
+        batch = 40 * p.kv_heads // (p.q_heads * p.q_len) + 1
+        p = replace(p, kv_format="float", mask=None, alibi_slopes=False, window_left=rng.choice((-1, 10**9)))
+    least_own, block = p.q_len if p.tree else p.q_len - 1, max(p.block_size, 1)
+    prefix = rng.choice((0, rng.randint(1, 20), rng.randint(1, 300)))
+    capacity = least_own + rng.choice((0, rng.randint(0, 40), rng.randint(0, 150)))
+    prefix, capacity = (-(-length // block) * block for length in (prefix, capacity))
+    if prefix + capacity == 0:
+        capacity = block
+    suffixes = [rng.choice((least_own, rng.randint(least_own, capacity), capacity)) for _ in range(batch)]
+    lengths = [prefix + suffix for suffix in suffixes]
+    if kind == "pool" and rng.random() < 0.3:
+        lengths[rng.randrange(batch)] = 0
+    whole = replace(
+        p,
+        batch=batch,
+        kv_len=prefix + capacity,
+        seq_lens=None if p.seq_lens is None else tuple(lengths),
+        shared_keys=prefix,
+    )
+    return SharedProblem(whole, prefix, kind)
+
+
+def build(shared: SharedProblem, device: str) -> tuple[Case, dict[str, Any]]:
+    """The case of the whole, for the float64 reference, and the arguments of the function."""
+    p, prefix = shared.whole, shared.prefix
+    case = problems.build(p)
+    arguments, _ = case.arguments(device)
+    blocks = prefix // max(p.block_size, 1)
+    if shared.kind == "pool":
+        return case, arguments | {"shared_blocks": blocks}
+    for name in ("key", "value", "key_scales", "value_scales"):
+        whole = arguments.pop(name if name in arguments else f"{name}_cache", None)
+        if whole is None:
+            continue
+        if p.block_size:
+            table = arguments["block_tables"]
+            common = whole[table[0, :blocks].long()].flatten(0, 1).transpose(0, 1)[None]
+            arguments |= {name: whole, f"prefix_{name}": common}
+        else:
+            arguments |= {name: whole[:, :, prefix:], f"prefix_{name}": whole[:1, :, :prefix]}
+    if p.value_in_key:
+        arguments["prefix_value"] = arguments["prefix_key"][..., : p.value_dim]
+    if p.block_size:
+        arguments["block_tables"] = arguments["block_tables"][:, blocks:].contiguous()
+    if p.seq_lens is not None:
+        arguments["seq_lens"] = arguments["seq_lens"] - prefix
+    if "kv_format" in arguments:
+        arguments["prefix_kv_format"] = arguments["kv_format"]
+    return case, arguments
+
+
+PROBLEMS = draw()
 SAMPLE = "the sample of random problems has changed: draw more of them"
 
 
-def run(shared: SharedProblem, arguments: dict[str, Any], device: str) -> tuple[Tensor, Tensor]:
-    moved: dict[int, Tensor] = {}
-
-    def to_device(x: Any) -> Any:
-        """Views of one storage stay views of one storage."""
-        if not isinstance(x, Tensor):
-            return x
-        base = x._base if x._base is not None else x
-        on_device = moved.setdefault(id(base), base.to(device))
-        return on_device.as_strided(x.shape, x.stride(), x.storage_offset())
-
+def run(shared: SharedProblem, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     function = shared_prefix_paged_decode if shared.kind == "pool" else shared_prefix_decode
-    out, lse = function(**{n: to_device(a) for n, a in arguments.items()}, return_lse=True)
-    return out.cpu(), lse.cpu()
+    out, lse = function(**arguments, return_lse=True)
+    return out, lse
 
 
 def takes_prefill(shared: SharedProblem, least_rows: int) -> bool:
@@ -66,12 +142,12 @@ def test_random(
     shared: SharedProblem, device: str, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of them may take the prefills, which else need more rows than a test has time for."""
-    least_rows = 1 if shared.whole.index % 2 else prefix_and_suffix.PREFILL_ROWS
+    least_rows = 1 if shared.index // 2 % 2 else prefix_and_suffix.PREFILL_ROWS
     monkeypatch.setattr(prefix_and_suffix, "PREFILL_ROWS", least_rows)
-    case, arguments = shared_prefix_problems.build(shared)
+    case, arguments = build(shared, device)
     with counted_launches() as launches, checked(order="random", seed=shared.whole.index):
-        out, lse = run(shared, arguments, device)
-    assert_close(case, out, lse)
+        out, lse = run(shared, arguments)
+    assert_close(case, out.cpu(), lse.cpu())
     counts = {
         "prefill": launches.get("fattn_prefill", 0),
         "decode": decodes(launches),
@@ -83,16 +159,16 @@ def test_random(
 def test_the_problems_have_it_all() -> None:
     """The control: the problems of the test above include prefill and every option."""
     for index in (0, 1):
-        some = [s for s in PROBLEMS if s.whole.index % 2 == index and s.prefix]
+        some = [s for s in PROBLEMS if s.index // 2 % 2 == index and s.prefix]
         assert sum(takes_prefill(s, 1) for s in some) >= 3, SAMPLE
-        for kind in shared_prefix_problems.KINDS:
-            assert sum(s.kind == kind for s in some) >= 5, SAMPLE
+        for kind in KINDS:
+            assert sum(s.kind == kind for s in some) >= 4, SAMPLE
     shared = [{"mask": s.whole.mask, **s.whole.options} for s in PROBLEMS if s.prefix]
     taken = prefix_and_suffix.POINTWISE | prefix_and_suffix.FITTED
     names = {name for name, each in OPTIONS.items() if (each.argument or name) in taken}
     for name in names - {"window_left", "window_right"} | {"mask"}:
         drawn = sum(bool(options.get(name)) for options in shared)
-        assert drawn >= 10, f"{name}: tests/helpers/shared_prefix_problems.py draws {drawn}"
+        assert drawn >= 10, f"{name}: the problems draw {drawn}"
     in_prefix = [s for s in PROBLEMS if 0 <= s.whole.window_left < s.whole.kv_len - 1 and s.prefix]
     assert len(in_prefix) >= 10, SAMPLE
     assert {s.whole.kv_format for s in PROBLEMS} == set(KV_FORMATS), SAMPLE
@@ -232,11 +308,9 @@ def test_nan_in_the_prefix_reaches_its_rows(device: str) -> None:
 def test_compiles(device: str, dynamic: bool) -> None:
     shared = next(s for s in PROBLEMS if s.kind == "dense" and s.whole.window_left >= 0 and s.whole.seq_lens)
     for some in (shared, next(s for s in PROBLEMS if s.kind == "pool" and s.prefix)):
-        _, arguments = shared_prefix_problems.build(some)
-        moved = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in arguments.items()}
-        function = shared_prefix_paged_decode if some.kind == "pool" else shared_prefix_decode
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-        for a, b in zip(compiled(**moved, return_lse=True), function(**moved, return_lse=True), strict=True):
+        _, arguments = build(some, device)
+        compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        for a, b in zip(compiled(some, arguments), run(some, arguments), strict=True):
             assert torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num())
 
 
