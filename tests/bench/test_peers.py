@@ -24,14 +24,13 @@ from bench.backends.cuda.run import Runner
 from bench.cases import buffers
 from bench.cases.arguments import WrongArgumentError
 from bench.cases.calls import Call, UnsupportedCallError
-from bench.peers import archives, fattn, llama_metal, mlx_metal, mlx_vjp, registry, torch_metal
+from bench.peers import archives, fattn, llama_metal, mlx_metal, registry, torch_metal
 from softmetal.testing.cuda import compile_pipeline
 from tests.conftest import needs_emulator
 
 pytestmark = pytest.mark.host_only
 
 LONG = 8192
-FORWARDS = [peer for peer in registry.PEERS if peer is not mlx_vjp]
 
 
 def needs(peer: ModuleType) -> None:
@@ -95,7 +94,7 @@ def error_of_every_plan(peer: ModuleType, call: Call) -> float:
 # In one pass (70 keys; for MLX on small chips 1,100, too) and in two.
 @needs_emulator
 @pytest.mark.parametrize("keys", [70, 1100])
-@pytest.mark.parametrize("peer", FORWARDS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
 def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(peer)
     for rows in (1, 2, 4, 8, 16):
@@ -156,19 +155,6 @@ def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
     assert error_of_every_plan(mlx_metal, call) < buffers.TOLERANCE[dtype]
     with pytest.raises(UnsupportedCallError):
         counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
-
-
-def test_a_folder_without_the_backward_of_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLX_VJP_FOLDER", raising=False)
-    call = Call("prefill_backward", 2, 1, 64, 64, 64)
-    with pytest.raises(UnsupportedCallError, match="mlx-vjp is not installed"):
-        registry.launch(mlx_vjp, call)
-    monkeypatch.setenv("MLX_VJP_FOLDER", str(tmp_path))
-    with pytest.raises(WrongArgumentError, match=r"does not contain steel_attention_vjp_dq\.h"):
-        registry.launch(mlx_vjp, call)
-    (tmp_path / "steel_attention_vjp_dq.h").write_text("")
-    with pytest.raises(WrongArgumentError, match="an older state of the request"):
-        registry.launch(mlx_vjp, call)
 
 
 ROWS = [
@@ -254,7 +240,7 @@ FEATURES = {
 TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
 
-@pytest.mark.parametrize("peer", FORWARDS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
 def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
     needs(peer)
     assert registry.launch(peer, Call("decode", 8, 2, 128, 1, 512, batch=2)).passes
