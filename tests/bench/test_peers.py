@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,9 +20,8 @@ from bench.backends.cuda import build
 from bench.backends.cuda.backend import CudaBackend
 from bench.backends.cuda.run import Runner
 from bench.cases import buffers
-from bench.cases.arguments import WrongArgumentError
 from bench.cases.calls import Call, UnsupportedCallError
-from bench.peers import archives, fattn, llama_metal, mlx_metal, registry, torch_metal
+from bench.peers import fattn, llama_metal, mlx_metal, registry, torch_metal
 from softmetal.testing.cuda import compile_pipeline
 from tests.conftest import needs_emulator
 
@@ -202,19 +199,6 @@ def test_another_version_of_a_peer_is_refused(
         peer.launch(Call("decode", 2, 1, 64, 1, 64))
 
 
-def test_an_invalid_archive_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(archives.tempfile, "gettempdir", lambda: str(tmp_path))
-    empty = tmp_path / "empty.tar.gz"
-    tarfile.open(empty, "w:gz").close()
-    for wrong, reason in (
-        ("/nonexistent.tar.gz", "is not a readable archive"),
-        (__file__, "is not a readable archive"),
-        (str(empty), "does not contain include"),
-    ):
-        with pytest.raises(WrongArgumentError, match=f"WHEEL='{re.escape(wrong)}' {reason}; unset it"):
-            archives.unpack("WHEEL", wrong, ("include/",), "include", "unset it")
-
-
 SMALL = [call for call in build.CORRECTNESS if call.op != "prefill" or call.latent_dim]
 
 
@@ -259,34 +243,6 @@ def test_the_build_names_peers_that_refuse_a_call() -> None:
     assert refused["torch-metal"] == "torch-metal has no kernel for a paged cache"
     found, refused = build.launches(Call("decode", 8, 2, 128, 1, 512), cores=132)
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
-
-
-STRIDES = "{0} Q_strides[3];\n  {0} K_strides[3]; // of keys\n  {0} V_strides[3];\n  {0} O_strides[3];\n"
-SIZES = (
-    "  int B; // batch size\n  int H;\n  int D;\n  int qL;\n  int kL;\n  int gqa_factor;\n  float scale;\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("fields", "format"),
-    [
-        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int')}", "6i2f12i"),
-        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t')}", "6i2f12q"),
-        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t').replace('int64_t V', 'int V')}", None),
-        (f"{SIZES}  {STRIDES.format('int64_t')}", None),
-        (f"{SIZES}  float softcapping;\n  bool causal;\n  {STRIDES.format('int64_t')}", None),
-    ],
-)
-def test_parameters_of_torch_are_read_from_its_header(
-    fields: str, format: str | None, tmp_path: Path
-) -> None:
-    header = tmp_path / "PrefillAttention.h"
-    header.write_text(f"struct PrefillAttnParams {{\n{fields}}};\n\nstruct Other {{}};\n")
-    if format:
-        assert torch_metal.params_format(header) == format
-        return
-    with pytest.raises(NotImplementedError, match="PrefillAttnParams of torch .* does not know"):
-        torch_metal.params_format(header)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
