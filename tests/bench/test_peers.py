@@ -44,39 +44,6 @@ def test_groups_that_share_keys_in_mlx(group: int, head_dim: int) -> None:
     assert mlx_metal.heads_per_read(call) == shared.get((group, head_dim))
 
 
-@needs_emulator
-@pytest.mark.parametrize(
-    ("group", "kv_len", "notes"),
-    [
-        (4, 256, ["1 pass"]),
-        (1, 8192, ["2 passes, 128 splits", "2 passes, 64 splits", "1 pass"]),
-        (4, 4096, ["2 passes, 128 splits", "2 passes, 64 splits"]),
-        (8, 65536, ["2 passes, 1024 splits", "2 passes, 512 splits", "2 passes, 64 splits"]),
-    ],
-)
-def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
-    needs(mlx_metal)
-    launch = registry.launch(mlx_metal, Call("decode", 2 * group, 2, 64, 1, kv_len))
-    plans = [launch, *launch.alternatives]
-    assert [plan.note for plan in plans] == notes
-    for plan in plans:  # over the same buffers
-        assert plan.scratch == launch.scratch
-        assert plan.buffers <= {"query", "key", "value", "out", *plan.scratch}
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    ("group", "head_dim", "reads"), [(8, 64, 1), (8, 128, 2), (12, 128, 3), (16, 128, 8)]
-)
-def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
-    needs(mlx_metal)
-    shared, error, note = counting.count_peer(mlx_metal, Call("decode", group, 1, head_dim, 1, LONG))
-    assert error < 2e-3 and note.startswith("2 passes")
-    assert shared.cache_ratio == reads
-    shorter = Call("decode", group, 1, head_dim, 1, 1024)
-    assert counting.count_peer(mlx_metal, shorter)[0].cache_ratio == group
-
-
 def error_of_every_plan(peer: ModuleType, call: Call) -> float:
     """The largest relative error of the launch and its alternatives."""
     launch = registry.launch(peer, call)
@@ -113,45 +80,6 @@ def test_torch_gets_a_mask_where_causal_rows_begin_later(
     assert "_hm0_dc1_" in square.pipeline.kernel and "seen" not in square.arguments.values()
     monkeypatch.setattr(torch_metal, "needs_mask", lambda call: False)
     assert error_of_every_plan(torch_metal, chunk) > 0.1
-
-
-SQUARE = Call("prefill", 2, 2, 256, 2048, 2048, causal=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "is_taken"),
-    [
-        ({}, True),
-        ({"dtype": "float32"}, False),
-        ({"causal": False}, False),
-        ({"q_len": 2047, "kv_len": 2047}, False),
-        ({"q_len": 72, "kv_len": 72, "whole_rows": 2048}, True),
-        ({"kv_len": 4096}, False),
-        ({"head_dim": 128, "kv_len": 1024}, False),
-        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1}, True),
-        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1, "kv_len": 1023}, False),
-        ({"op": "decode", "q_heads": 8, "head_dim": 512, "q_len": 1}, False),
-        ({"op": "decode", "head_dim": 128, "q_heads": 16, "q_len": 5}, False),
-    ],
-    ids=str,
-)
-def test_calls_with_a_fused_kernel_of_mlx(change: dict[str, Any], is_taken: bool) -> None:
-    """The choice of libmlx 0.32.4 on GPUs without matrix units."""
-    needs(mlx_metal)
-    assert (mlx_metal.launch(replace(SQUARE, **change)) is not None) == is_taken
-
-
-@needs_emulator
-@pytest.mark.parametrize(("rows", "dtype"), [(72, "float16"), (64, "bfloat16")])
-def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
-    needs(mlx_metal)
-    call = replace(SQUARE, q_len=rows, kv_len=rows, dtype=dtype, whole_rows=2048)
-    launch = registry.launch(mlx_metal, call)
-    notes = [plan.note for plan in (launch, *launch.alternatives)]
-    assert notes == [f"32 rows, {keys} keys, 8 simdgroups" for keys in (32, 16)]  # on an Ultra, and others
-    assert error_of_every_plan(mlx_metal, call) < buffers.TOLERANCE[dtype]
-    with pytest.raises(UnsupportedCallError):
-        counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
 
 
 ROWS = [
