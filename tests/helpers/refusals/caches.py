@@ -133,7 +133,7 @@ def _extended(num_blocks: int) -> None:
 def _grown(cache: Any, step: Any, *, last: bool = True) -> Tensor:
     newest = cache.extend(step.sequences, 2)
     cache.append(0, newest, heads(2, 2, 64), heads(2, 2, 64))
-    return cache.decode(0, newest if last else step, heads(1, 4, 1, 64))  # type: ignore[no-any-return]
+    return cache.decode(0, newest if last else step, heads(1, 4, 1, 64))
 
 
 def of_step(words: str, wrong: Use, right: Use | None = None, tokens: int = 4) -> Refusal:
@@ -142,7 +142,7 @@ def of_step(words: str, wrong: Use, right: Use | None = None, tokens: int = 4) -
 
 def of_sizes(words: str, wrong: Arguments, right: Arguments | None = None) -> Refusal:
     """A cache of these sizes is refused, and one of `right` is not."""
-    return Refusal(words, partial(_cache, **wrong), right and partial(_cache, **right))
+    return Refusal(words, partial(_cache, **wrong), None if right is None else partial(_cache, **right))
 
 
 with torch.inference_mode():

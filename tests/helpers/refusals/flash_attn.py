@@ -76,30 +76,6 @@ def _by_torch(function: Callable[..., Any], biased: bool = False, **options: Any
     return call
 
 
-def _gradient_by_distance(attention: Callable[..., Tensor]) -> Callable[[], Tensor]:
-    def call() -> Tensor:
-        q = DENSE["q"].clone().requires_grad_()
-        attention(q).square().sum().backward()
-        assert q.grad is not None
-        return q.grad
-
-    return call
-
-
-def _biased(q: Tensor) -> Tensor:
-    query, key, value = (t.transpose(1, 2) for t in (q, DENSE["k"], DENSE["v"]))
-    distance = (
-        torch.arange(q.shape[1])[:, None] + key.shape[2] - q.shape[1] - torch.arange(key.shape[2])
-    ).abs()
-    bias = -SLOPES[0, :, None, None] * distance
-    return F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=True).transpose(1, 2)
-
-
-def _biased_by_hand(q: Tensor) -> Tensor:
-    out = [Options(slopes=SLOPES[:1]).attend(0, q[b], DENSE["k"][b], DENSE["v"][b])[0] for b in range(len(q))]
-    return torch.stack(out)
-
-
 THREE = {"q": torch.cat((CACHE["q"], CACHE["q"][:1])), "cache_seqlens": torch.tensor([3, 5, 4]).int()}
 WITH_GRADIENT = CACHE["k_cache"].clone().requires_grad_()
 SEVEN = torch.tensor([7, 7], dtype=torch.int32)
@@ -114,10 +90,8 @@ REFUSALS: list[Refusal] = [
             dense(q=DENSE["q"][:, :, :3]), dense(q=DENSE["q"][:, :, :2])),
     Refusal("use F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
             "attn_mask that holds the ALiBi bias, or call under torch.no_grad()",
-            _gradient_by_distance(
-                lambda q: flash_attn.flash_attn_func(**DENSE | {"q": q}, alibi_slopes=SLOPES[0])
-            ),
-            _gradient_by_distance(_biased), _gradient_by_distance(_biased_by_hand)),
+            dense(q=DENSE["q"].clone().requires_grad_(), alibi_slopes=SLOPES[0]),
+            torch.no_grad()(dense(q=DENSE["q"].clone().requires_grad_(), alibi_slopes=SLOPES[0]))),
     *(
         Refusal(
             message,
