@@ -17,8 +17,6 @@ pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, whi
 
 from bench.backends import counting, metal
 from bench.backends.cuda import build
-from bench.backends.cuda.backend import CudaBackend
-from bench.backends.cuda.run import Runner
 from bench.cases import buffers
 from bench.cases.calls import Call, UnsupportedCallError
 from bench.peers import fattn, llama_metal, mlx_metal, registry, torch_metal
@@ -27,21 +25,10 @@ from tests.conftest import needs_emulator
 
 pytestmark = pytest.mark.host_only
 
-LONG = 8192
-
 
 def needs(peer: ModuleType) -> None:
     if peer.version() == "not installed":
         pytest.skip(f"{peer.IMPL} is not installed, and no archive of it is named")
-
-
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("group", [1, 2, 4, 7, 8, 12, 16, 32])
-def test_groups_that_share_keys_in_mlx(group: int, head_dim: int) -> None:
-    """The instantiations in mlx-metal 0.32.4, by the names in its metallib."""
-    shared = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
-    call = Call("decode", 2 * group, 2, head_dim, 1, LONG)
-    assert mlx_metal.heads_per_read(call) == shared.get((group, head_dim))
 
 
 def error_of_every_plan(peer: ModuleType, call: Call) -> float:
@@ -182,22 +169,3 @@ def test_the_build_names_peers_that_refuse_a_call() -> None:
 def test_torch_kernels_have_no_stack_on_nvidia(call: Call, tmp_path: Path) -> None:
     cubin = tmp_path / compile_pipeline(registry.launch(torch_metal, call).passes[0].pipeline, tmp_path)
     assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
-
-
-def test_a_call_is_found_in_the_manifest(tmp_path: Path) -> None:
-    """As JSON, which has no tuples, and whatever model it is of."""
-    call = Call("decode", 2, 1, 64, 1, 77, batch=2, lengths=(77, 3))
-    row, refused = (
-        {"call": vars(call), "impl": "fattn"},
-        {"call": vars(call), "impl": "peer", "why": "no kernel"},
-    )
-    (tmp_path / "manifest.json").write_text(json.dumps({"rows": [row], "refused": [refused]}))
-    cuda = CudaBackend.__new__(CudaBackend)  # without a GPU
-    cuda._runner = Runner(tmp_path)
-    assert cuda._find(replace(call, model="a model"), "fattn")["call"] == call
-    for impl, reason in (
-        ("peer", "^no kernel$"),
-        ("another", "no kernel of another for this call was compiled"),
-    ):
-        with pytest.raises(NotImplementedError, match=reason):
-            cuda._find(call, impl)
