@@ -1,4 +1,4 @@
-"""Errors give advice that is right: a call that follows it runs, and has the result that was asked for."""
+"""Errors give advice that is right: a call that follows it runs, and has the result of the refused one."""
 
 from __future__ import annotations
 
