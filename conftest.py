@@ -20,7 +20,7 @@ pytest_plugins = ["tests.tiers", "tests.budget"]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist, and all processes of tests, inherit the server of the first process."""
-    if config.option.collectonly or config.option.costs:  # costs are those of each process by itself
+    if config.option.collectonly:
         return
     # Where softmetal is not installed, its folder in the checkout is a namespace package, without an origin.
     found = importlib.util.find_spec("softmetal")

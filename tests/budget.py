@@ -3,8 +3,7 @@
 Compiling modules is what the suite spends most on. How many a folder needs, those in the cache included, is
 the same on every machine. tests/modules.txt has a line for each folder: its modules, then each file's.
 `check` allows 5 % more, at least 5 and at most 20: a few depend on which tests share a process. `record`
-rewrites the lines of the folders that ran. Tests marked `rotating` are not counted. Both print the processor
-seconds of each folder.
+rewrites the lines of the folders that ran. Tests marked `rotating` are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiers import file_of, processor_seconds
+from tests.tiers import file_of
 
 RECORD = Path(__file__).parent / "modules.txt"
 ROTATING = "rotating"
@@ -29,7 +28,6 @@ FOLDER, FOLDER_OF_WORKERS = pytest.StashKey[str](), "folder_of_module_logs"
 @dataclass
 class Folder:
     modules: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by file
-    seconds: float = 0.0
 
     @property
     def total(self) -> int:
@@ -41,15 +39,13 @@ class Folder:
 
 
 def read_logs(logs: Path) -> dict[str, Folder]:
-    """A file of tests has a log. A line is a module, or "-" and the seconds of a test or a compilation."""
+    """A file of tests has a log with a module in each line, or "-" and the seconds of a compilation."""
     folders: dict[str, Folder] = defaultdict(Folder)
     for log in logs.iterdir():
         *parents, file = log.name.split("+")
-        folder = folders["/".join(parents)]
-        for module, *seconds in map(str.split, log.read_text().splitlines()):
-            folder.seconds += sum(map(float, seconds))
-            if module != "-" and not file.endswith(ROTATING):
-                folder.modules[file.removesuffix(".py")].add(module)
+        modules = {line for line in log.read_text().splitlines() if not line.startswith("-")}
+        if not file.endswith(ROTATING):
+            folders["/".join(parents)].modules[file.removesuffix(".py")] |= modules
     return folders
 
 
@@ -97,13 +93,9 @@ class Budget:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        log, start = self.log_of(item), processor_seconds()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(LOG_OF_SOFTMETAL, str(log))
-            result = yield
-        with log.open("a") as file:
-            file.write(f"- {processor_seconds() - start:.3f}\n")
-        return result
+            patch.setenv(LOG_OF_SOFTMETAL, str(self.log_of(item)))
+            return (yield)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -111,7 +103,7 @@ class Budget:
             return
         folders = read_logs(self.logs)
         record = read_record(self.record) if self.record.exists() else {}
-        self.lines = [f"{folder.seconds:7.0f} s {name}" for name, folder in sorted(folders.items())]
+        self.lines = [f"{folder.total:7} {name}" for name, folder in sorted(folders.items())]
         if self.mode == "record":
             kept = {line.split()[0]: line for line in self.record.read_text().splitlines()} if record else {}
             kept |= {name: folder.line(name) for name, folder in folders.items() if folder.total}
@@ -121,7 +113,7 @@ class Budget:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.section("processor seconds and kernel modules by folder")
+        terminalreporter.section("kernel modules by folder")
         for line in self.lines:
             terminalreporter.write_line(line)
 

@@ -1,7 +1,7 @@
 """Which tests run: `--tier check`, `test` or `all`, of `make check`, `make test` and `make test-all`.
 
-tests/costs.txt has the processor seconds of the longest case of each test function, in a line for each file.
-For each function
+tests/costs.txt has the seconds of the longest case of each test function that takes more than half a second,
+in a line for each file. For each function
 
 - `check` runs the first case, if it takes at most 0.9 seconds, or the function is one of IN_CHECK;
 - `test` runs a set of cases in which every value of every parameter occurs, on each device, if they take at
@@ -21,8 +21,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import resource
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -236,9 +234,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--naming", metavar="WORDS", help="only files that have one of these words, or import one that has"
     )
-    parser.addoption(
-        "--costs", type=Path, help="write the processor seconds of each function that runs here (without -n)"
-    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -290,53 +285,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{seconds:5.1f} {name}")
 
 
-def processor_seconds() -> float:
-    """Used by this process, those that it waited for, its forks, and the ranks of tests/distributed."""
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    ranks = getattr(sys.modules.get("tests.distributed.pool"), "seconds_of_ranks", 0.0)
-    forks = getattr(sys.modules.get("tests.helpers.processes"), "seconds_of_forks", 0.0)
-    return ranks + forks + sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-class Recorder:
-    """Takes the time of the longest case of each function, with the fixtures that it shares with others."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.longest: dict[str, float] = {}
-        self.fixtures: dict[str, float] = {}
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-        start = processor_seconds()
-        result = yield
-        if fixturedef.scope != "function":
-            self.fixtures[fixturedef.argname] = processor_seconds() - start
-        return result
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        before, start = dict(self.fixtures), processor_seconds()
-        result = yield
-        earlier = sum(before.get(name, 0.0) for name in getattr(item, "fixturenames", ()))
-        seconds, name = processor_seconds() - start + earlier, function_of(item.nodeid)
-        self.longest[name] = max(self.longest.get(name, 0.0), seconds)
-        return result
-
-    def pytest_sessionfinish(self) -> None:
-        every = (costs(self.path) if self.path.exists() else {}) | self.longest
-        lines: dict[str, str] = defaultdict(str)
-        for function, seconds in sorted(every.items(), key=lambda row: (-row[1], row[0])):
-            file, _, name = function.partition("::")
-            # softmetal's tests have no sets
-            if seconds > (LONGEST["test"] if file.startswith("softmetal/") else LONGEST_OF_A_SET):
-                lines[file] += f" {name}={seconds:.1f}"
-        self.path.write_text("".join(f"{file}{lines[file]}\n" for file in sorted(lines)))
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--tier") == "host":
         os.environ.update(HOSTED_RUNNER)
         config.option.markexpr = ""  # one case of each sweep
-    if path := config.getoption("--costs"):
-        config.pluginmanager.register(Recorder(path))

@@ -24,8 +24,10 @@ if [ "$(uname -s)" = Linux ]; then
   "$python" -m pip install --quiet 'setuptools>=77'
   "$python" -m pip install --quiet --no-build-isolation -e "$root/softmetal"
 fi
-# Copy only the tests.
+# Copy only the tests, and the table that they read.
 cp -R "$root/tests" "$folder/tests"
+mkdir "$folder/docs"
+cp "$root/docs/models.md" "$folder/docs"
 cd "$folder"
 "$python" - "$minor" <<'END'
 import importlib.metadata, pathlib, sys

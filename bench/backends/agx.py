@@ -37,37 +37,11 @@ _LENGTHS = {
     "decode": (1, 8192),
     "paged_decode": (1, 8192),
 }  # rows and keys
-# Tiles around those of the tuning table, by op, dtype and head size.
-_TILES = {
-    ("prefill", "float16", 64): "r2 k16 s4, r1 k32 s4, r2 k32 s8",
-    ("prefill", "float16", 80): "r2 k32 s4, r2 k16 s4, r1 k16 s4, r1 k32 s8",
-    ("prefill", "float16", 96): "r2 k16 s4, r1 k16 s4, r1 k32 s8",
-    ("prefill", "float16", 128): "r1 k16 s4, r2 k16 s4, r1 k32 s8",
-    ("prefill", "bfloat16", 64): "r2 k32 s4, r2 k16 s4, r1 k16 s4, r1 k32 s8",
-    ("prefill", "bfloat16", 96): "r1 k16 s4, r2 k16 s4",
-    ("prefill", "bfloat16", 128): "r1 k32 s4, r1 k8 s4, r1 k16 s8",
-    ("prefill", "float32", 64): "r1 k16 s4, r1 k32 s8",
-    ("prefill", "float32", 128): "r1 k16 s4, r1 k8 s8",
-    ("backward_query", "float16", 64): "o2 w32 g4 s4",
-    ("backward_query", "float16", 128): "o1 w16 g4 s4, o1 w16 g2 s4",
-    ("backward_query", "bfloat16", 64): "o1 w32 g4 s4",
-    ("backward_query", "bfloat16", 96): "o1 w16 g4 s4, o1 w32 g4 s4",
-    ("backward_query", "float32", 64): "o1 w32 g4 s4",
-    ("backward_query", "float32", 128): "o1 w8 g2 s4",
-    ("backward_key", "float16", 64): "o1 w32 g4 s8, o2 w16 g2 s4",
-    ("backward_key", "float16", 96): "o1 w32 g4 s4, o1 w16 g2 s4",
-    ("backward_key", "float16", 128): "o1 w16 g4 s8, o1 w32 g2 s4, o1 w16 g2 s8, o2 w16 g1 s4",
-    ("backward_key", "bfloat16", 64): "o1 w32 g4 s4, o1 w16 g2 s4, o1 w32 g4 s8",
-    ("backward_key", "bfloat16", 128): "o1 w16 g2 s4, o2 w16 g1 s4",
-    ("backward_key", "float32", 64): "o1 w16 g2 s4, o1 w32 g4 s4",
-    ("backward_key", "float32", 128): "o1 w8 g2 s8, o1 w16 g2 s4",
-}
 _BACKWARDS = ("backward_query", "backward_key")
 # The macros of a tile, and their units: row fragments, keys of a step and simdgroups; of a backward the owned
 # fragments of eight, the rows or keys of a step, groups of simdgroups, and simdgroups.
 _ROWS, _KEYS, _GROUPS = "FATTN_ROW_FRAGMENTS", "FATTN_TILE_KEYS", "FATTN_ROW_GROUPS"
 _SIMDGROUPS = "FATTN_SIMDGROUPS"
-MACROS = (_ROWS, _KEYS, _SIMDGROUPS)
 _TILE = {"r": (_ROWS, 1), "k": (_KEYS, 1), "s": (_SIMDGROUPS, 1)}
 _BACKWARD_TILES = {
     "backward_query": {"o": (_ROWS, 1), "w": (_KEYS, 1), "g": (_GROUPS, 1), "s": (_SIMDGROUPS, 1)},
@@ -87,12 +61,12 @@ class Entry:
 
     impl: str
     call: str
-    shape: str  # of our tile; a candidate's differs from the table's
+    shape: str  # of our tile
     op: str
     dtype: str
     head_dim: int
     kernel: compiler.Kernel
-    part: str  # plain, option or candidate
+    part: str  # plain or option
     version: str = ""  # of a peer
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,9 +87,9 @@ class Entry:
 
 
 def entries() -> Iterator[Entry]:
-    """Our pipelines, candidates around them, and the kernels of the peers that are installed."""
+    """Our pipelines, and the kernels of the peers that are installed."""
     for call, options in _our_calls():
-        yield from _ours(call, options)
+        yield entry_of(call, plan_of(call, **options), options)
     yield from _our_backwards()
     for peer in PEERS:
         if peer.version() != "not installed":
@@ -190,7 +164,7 @@ def plan_of(call: Call, family: int = FAMILY, cores: int = CORES, **options: Any
 
 def attend_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The pass that reads the keys, as one dispatch: the kernel is the same if it is split into several."""
-    found = next(one for one in plan["passes"] if MACROS[0] in one["macros"])
+    found = next(one for one in plan["passes"] if _ROWS in one["macros"])
     return {name: value for name, value in found.items() if name != "slice"}
 
 
@@ -210,12 +184,6 @@ def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | N
     )
 
 
-def _ours(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
-    entry = entry_of(call, plan_of(call, **options), options)
-    yield entry
-    yield from _candidates(entry, _TILE)
-
-
 def _our_backwards() -> Iterator[Entry]:
     for dtype, dim in itertools.product(_DTYPES, (64, 80, 96, 128, 256)):
         yield from _backward(_call("prefill_backward", dtype, dim), {})
@@ -230,8 +198,8 @@ def _our_backwards() -> Iterator[Entry]:
 
 
 def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
-    """The passes of a backward, and candidates around a plain one. It has no float32 result of the forward,
-    so backward_query walks the keys twice."""
+    """The passes of a backward. It has no float32 result of the forward, so backward_query walks the keys
+    twice."""
     plan = plan_of(call, **options)
     is_plain = not options and call == _call(call.op, call.dtype, call.head_dim)
     for attend in plan["passes"]:
@@ -242,7 +210,7 @@ def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
         name = name_of(call, options).replace(call.op, op, 1)
         if op not in _BACKWARDS:
             name += " of sinks" if "sinks" in attend["bindings"] else " of slopes"
-        entry = Entry(
+        yield Entry(
             OURS,
             name,
             _shape(_BACKWARD_TILES[op], attend["macros"]) if op in _BACKWARDS else "",
@@ -253,24 +221,10 @@ def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
             "plain" if is_plain else "option",
             facts={"tuning": plan["tuning"], "by_hand": None},
         )
-        yield entry
-        yield from _candidates(entry, _BACKWARD_TILES.get(op, {}))
 
 
 def _shape(tile: Mapping[str, tuple[str, int]], macros: Mapping[str, str]) -> str:
     return " ".join(f"{letter}{int(macros[name]) // unit}" for letter, (name, unit) in tile.items())
-
-
-def _candidates(entry: Entry, tile: Mapping[str, tuple[str, int]]) -> Iterator[Entry]:
-    """The entry of a plain call with other tiles."""
-    shapes = _TILES.get((entry.op, entry.dtype, entry.head_dim), "") if entry.part == "plain" else ""
-    for shape in filter(None, shapes.split(", ")):
-        sizes = {word[0]: int(word[1:]) for word in shape.split()}
-        changed = {name: str(unit * sizes[letter]) for letter, (name, unit) in tile.items()}
-        kernel = replace(entry.kernel, macros={**entry.kernel.macros, **changed})
-        kernel = replace(kernel, threads=(32 * sizes["s"], 1, 1))
-        if shape != entry.shape:
-            yield replace(entry, shape=shape, kernel=kernel, part="candidate", facts={})
 
 
 def _theirs(peer: ModuleType, calls: Iterable[Call]) -> Iterator[Entry]:

@@ -103,23 +103,11 @@ def _lse(call: Call, buffers: Buffers) -> Tensor:
     """float32 [B, H, Lq]: the log-sum-exp of each row's scores."""
     result = torch.empty(buffers["query"].shape[:-1], device=buffers["query"].device)
     for batch, head in itertools.product(range(call.batch), range(call.q_heads)):
-        result[batch, head] = torch.logsumexp(_scores(call, buffers, batch, head), -1)
+        key = buffers["key"][batch, head // call.group_size].float()
+        scores = buffers["query"][batch, head].float() @ key.T * call.scale
+        scores = scores + _hidden(call, buffers, batch) if call.causal else scores
+        result[batch, head] = torch.logsumexp(scores, -1)
     return result
-
-
-def _forward_out(call: Call, buffers: Buffers) -> Tensor:
-    """The result of the forward that a backward belongs to."""
-    result = torch.empty_like(buffers["query"])
-    for batch, head in itertools.product(range(call.batch), range(call.q_heads)):
-        weights = torch.softmax(_scores(call, buffers, batch, head), -1)
-        result[batch, head] = (weights @ buffers["value"][batch, head // call.group_size].float()).to(result)
-    return result
-
-
-def _scores(call: Call, buffers: Buffers, batch: int, head: int) -> Tensor:
-    key = buffers["key"][batch, head // call.group_size].float()
-    scores = buffers["query"][batch, head].float() @ key.T * call.scale
-    return scores + _hidden(call, buffers, batch) if call.causal else scores
 
 
 def _with_spare(elements: Tensor) -> Tensor:
@@ -136,8 +124,6 @@ _DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
     "mask": _mask,
     "seen": _seen,
     "lse": _lse,
-    "lse_log2": lambda call, buffers: _lse(call, buffers) / math.log(2),
-    "forward_out": _forward_out,
 }
 
 

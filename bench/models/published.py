@@ -1,4 +1,5 @@
-"""Published measurements on Apple GPUs (published.csv), none by this project, to compare with the bounds.
+"""The fastest published measurement of each kind and chip (published.csv), none by this project, to compare
+with the bounds.
 
 The rate of a prefill counts the operations on visible pairs (half of a causal square), that of a decode the
 bytes of keys and values, once per key-value head. `products` are 8x8x8 simdgroup products, `tensor` those of

@@ -109,9 +109,9 @@ def include_folder() -> Path | None:
     return unpack("MLX_METAL_WHEEL", wheel, _PARTS, "mlx/include", _HOW)
 
 
-def instantiation(declarations: str, host_name: str, kernel: str) -> str:
-    """Returns `declarations` with one instantiation of a kernel, and the type limits from MLX's utilities,
-    the rest of which needs Apple's compiler."""
+def _instantiation(header: str, host_name: str, kernel: str) -> str:
+    """Returns the header with one instantiation of a kernel, and the type limits from MLX's utilities, the
+    rest of which needs Apple's compiler."""
     folder = include_folder()
     assert folder is not None
     utilities = (folder / KERNELS / "utils.h").read_text()
@@ -120,7 +120,7 @@ def instantiation(declarations: str, host_name: str, kernel: str) -> str:
     return (
         "#include <metal_stdlib>\nusing namespace metal;\n"
         "typedef bfloat bfloat16_t;\ntypedef half float16_t;\n"
-        f"{utilities[begin:end]}\n{declarations}\n"
+        f'{utilities[begin:end]}\n#include "{KERNELS}/{header}"\n'
         f'template [[host_name("{host_name}")]] [[kernel]] decltype({kernel}) {kernel};\n'
     )
 
@@ -132,7 +132,7 @@ def _pipeline(
 
     name = kernel.split("<")[0]
     return Pipeline(
-        source=instantiation(f'#include "{KERNELS}/{header}"', name, kernel),
+        source=_instantiation(header, name, kernel),
         name=Path(header).name,
         kernel=name,
         max_threads=threads,

@@ -1,7 +1,7 @@
 """The peers in the bench.
 
-None of them has a paged cache. vllm-metal and mistral.rs do, but their packages on PyPI contain no kernel
-source.
+None of them has a fused backward or a paged cache. vllm-metal and mistral.rs have one, but their packages on
+PyPI contain no kernel source.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from ..cases.calls import Call, UnsupportedCallError
-from . import llama_metal, mlx_metal, mlx_nax, mlx_vjp, torch_metal, torch_mpp
+from . import llama_metal, mlx_metal, mlx_nax, torch_metal, torch_mpp
 from .launch import Launch
 
-PEERS = (torch_metal, mlx_metal, llama_metal, mlx_vjp)
+PEERS = (torch_metal, mlx_metal, llama_metal)
 TENSOR_PEERS = (mlx_nax, torch_mpp)  # on tensor operations: in the set of shapes "tensor" only
 
 
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 def launch(peer: ModuleType, call: Call) -> Launch:
     """Returns the peer's launch of the call, or raises UnsupportedCallError with the reason."""
     call.refuse_score_options()
-    if call.is_backward and peer is not mlx_vjp:
+    if call.is_backward:
         raise UnsupportedCallError(f"{peer.IMPL} has no fused backward")
     chosen: Launch | None = peer.launch(call)
     if chosen is None:

@@ -17,16 +17,11 @@ from ..backends import agx
 from ..backends.agx import Row
 from ..backends.record import read, write
 from ..cases.arguments import Parser, output_file, pattern, picture_stem, positive
-from ..peers.launch import OURS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "agx.json"
 # Half registers that leave room for what Apple's compiler may do otherwise, and that do not fit.
 _FITS, _TOO_MANY = 208, 320
-_PARTS = {
-    "plain": "Plain calls",
-    "option": "Options of ours",
-    "candidate": "Shapes around the tuning table",
-}
+_PARTS = {"plain": "Plain calls", "option": "Options of ours"}
 _COLUMNS = (
     *("kernel", "call", "shape", "needed", "spills", "resident threads", "threadgroup", "code KB"),
     *("products", "issue a product", "cycles a product", "of steps"),
@@ -91,15 +86,10 @@ def _draw(rows: Sequence[Row], stem: Path, endings: tuple[str, ...]) -> None:
 def table(rows: Sequence[Row]) -> Iterator[str]:
     for part, title in _PARTS.items():
         chosen = [row for row in rows if row["part"] == part]
-        if part == "candidate":  # beside the row of the table that they differ from
-            near = {row["call"] for row in chosen}
-            chosen += [
-                row for row in rows if row["part"] == "plain" and row["impl"] == OURS and row["call"] in near
-            ]
         if not chosen:
             continue
         order = {call: place for place, call in enumerate(dict.fromkeys(row["call"] for row in chosen))}
-        chosen.sort(key=lambda row: (order[row["call"]], row["part"] == "candidate"))
+        chosen.sort(key=lambda row: order[row["call"]])
         yield f"{title}\n"
         yield from _aligned([_COLUMNS, *map(_cells, chosen)])
         yield ""

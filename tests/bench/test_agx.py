@@ -69,11 +69,6 @@ def test_a_step_of_the_backward(entries: list[agx.Entry], shape: str) -> None:
 
 def test_a_key_is_one_pipeline(entries: list[agx.Entry]) -> None:
     assert len({entry.key for entry in entries}) == len(entries)
-    tuned = {entry.call: entry.kernel for entry in entries if entry.impl == OURS and entry.part == "plain"}
-    candidates = [entry for entry in entries if entry.part == "candidate"]
-    assert {(entry.op, entry.dtype, entry.head_dim) for entry in candidates} == agx._TILES.keys()
-    for entry in candidates:
-        assert entry.kernel != tuned[entry.call]
 
 
 def test_a_digest_follows_the_text(entries: list[agx.Entry]) -> None:
@@ -141,17 +136,8 @@ def test_the_table_of_residency_is_the_compilers() -> None:
     assert {int(most): int(count) for count, most in threads} == table
 
 
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(compiler, "is_built", lambda: False)
-    stem = tmp_path / "costs"
-    words = ["--only", "fattn prefill float16 D64$", "--json", f"{stem}.json", "--picture", str(stem)]
-    assert bench.main(["agx", *words]) == 0
+    assert bench.main(["agx", "--only", "fattn prefill float16 D64$"]) == 0
     text = capsys.readouterr().out
     assert "prefill float16 D64" in text and "bfloat16" not in text
-    assert (tmp_path / "costs.png").stat().st_size > 1000
-    assert json.loads((tmp_path / "costs.json").read_text())["rows"]
-    with pytest.raises(SystemExit):
-        bench.main(["agx", "--update"])
-    assert "is not built; run `python -m softmetal build --agx`" in capsys.readouterr().err

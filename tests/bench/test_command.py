@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,10 +16,8 @@ pytest.importorskip("softmetal.testing", reason="the counts come from softmetal,
 
 from bench import __main__ as bench
 from bench.backends import counting, record, samples
-from bench.backends.counts import CountsBackend
 from bench.cases.calls import Call
-from bench.cases.shapes import SHAPES
-from bench.report import pictures, readme
+from bench.report import readme
 from bench.report import run as bench_run
 from tests.bench import cuda_problems
 from tests.conftest import needs_emulator
@@ -109,11 +106,6 @@ def test_other_commands(
     assert message in refusal_of(main, refused, capsys)
 
 
-@pytest.mark.host_only
-def test_every_command_is_in_the_help() -> None:
-    assert set(re.findall(r"^    ([a-z-]+)  ", bench.__doc__ or "", re.MULTILINE)) == set(bench.COMMANDS)
-
-
 @pytest.mark.parametrize(("module", "runs"), [("bench.report.run", True), ("torch_fattn", False)])
 def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None:
     """bench/_cuda has all that the GPU machine needs. The control imports a module that is missing there."""
@@ -122,18 +114,6 @@ def test_an_nvidia_machine_needs_no_torch_fattn(module: str, runs: bool) -> None
     assert (
         subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True).returncode == 0
     ) == runs
-
-
-def test_readme_without_its_markers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    block = dataclasses.replace(readme.BLOCKS[0], page=tmp_path / "README.md")
-    monkeypatch.setattr(readme, "BLOCKS", (block,))
-    copy, text = block.page, readme.README.read_text()
-    copy.write_text(text.replace(block.end, ""))
-    assert "put them back" in refusal_of(readme.main, "--update", capsys)
-    copy.write_text(text)
-    assert status_of(readme.main, "") == 0
 
 
 @needs_emulator
@@ -192,26 +172,6 @@ def test_lengths_of_other_kernels_are_skipped() -> None:
 
 
 @pytest.mark.host_only
-def test_legend_covers_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(pictures.plt, "close", figures.append)
-
-    def overlap(figure: Any) -> bool:
-        figure.savefig(tmp_path / "again.png", dpi=150, bbox_inches="tight")
-        title = figure._suptitle.get_window_extent()
-        return any(title.overlaps(legend.get_window_extent()) for legend in figure.legends)
-
-    measured = record.read(readme.RESULTS)
-    for rows in (measured["rows"], measured["rows"][:3]):  # wide and narrow
-        written = pictures.draw({**measured, "rows": rows}, tmp_path / "run-1.5")
-    assert [path.name for path in written] == ["run-1.5.png", "run-1.5.svg"]
-    assert len(figures) == 2 and all(path.exists() for path in written)
-    assert not any(map(overlap, figures))
-    figures[-1].legends[0].set_loc("upper left")
-    assert overlap(figures[-1]), "the control"
-
-
-@pytest.mark.host_only
 def test_a_record_has_one_row_per_line(tmp_path: Path) -> None:
     rows = [{"impl": "fattn", "ms_median": 1 / 3}, {"impl": "torch-metal", "options": {"seq_lens": [1, 2]}}]
     path = tmp_path / "record.json"
@@ -221,8 +181,3 @@ def test_a_record_has_one_row_per_line(tmp_path: Path) -> None:
     assert len(lines) == 8 and [json.loads(line.rstrip(",")) for line in lines[4:6]] == rounded
     assert record.read(path) == {"machine": "none", "ceilings": {"read": 0.6666667}, "rows": rounded}
     assert readme.RESULTS.read_text() == record.text(record.read(readme.RESULTS))
-
-
-def test_chunks_of_prompts_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="not chunks of prompts"):
-        CountsBackend().measure(SHAPES["chunked"][0], "fattn")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,66 +17,18 @@ pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, whi
 
 from bench.backends import counting, metal
 from bench.backends.cuda import build
-from bench.backends.cuda.backend import CudaBackend
-from bench.backends.cuda.run import Runner
 from bench.cases import buffers
-from bench.cases.arguments import WrongArgumentError
 from bench.cases.calls import Call, UnsupportedCallError
-from bench.peers import archives, fattn, llama_metal, mlx_metal, mlx_vjp, registry, torch_metal
+from bench.peers import fattn, llama_metal, mlx_metal, registry, torch_metal
 from softmetal.testing.cuda import compile_pipeline
 from tests.conftest import needs_emulator
 
 pytestmark = pytest.mark.host_only
 
-LONG = 8192
-FORWARDS = [peer for peer in registry.PEERS if peer is not mlx_vjp]
-
 
 def needs(peer: ModuleType) -> None:
     if peer.version() == "not installed":
         pytest.skip(f"{peer.IMPL} is not installed, and no archive of it is named")
-
-
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("group", [1, 2, 4, 7, 8, 12, 16, 32])
-def test_groups_that_share_keys_in_mlx(group: int, head_dim: int) -> None:
-    """The instantiations in mlx-metal 0.32.4, by the names in its metallib."""
-    shared = {(8, 64): 8, (8, 128): 4, (12, 128): 4, (16, 128): 2}
-    call = Call("decode", 2 * group, 2, head_dim, 1, LONG)
-    assert mlx_metal.heads_per_read(call) == shared.get((group, head_dim))
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    ("group", "kv_len", "notes"),
-    [
-        (4, 256, ["1 pass"]),
-        (1, 8192, ["2 passes, 128 splits", "2 passes, 64 splits", "1 pass"]),
-        (4, 4096, ["2 passes, 128 splits", "2 passes, 64 splits"]),
-        (8, 65536, ["2 passes, 1024 splits", "2 passes, 512 splits", "2 passes, 64 splits"]),
-    ],
-)
-def test_mlx_is_run_as_on_every_class_of_chip(group: int, kv_len: int, notes: list[str]) -> None:
-    needs(mlx_metal)
-    launch = registry.launch(mlx_metal, Call("decode", 2 * group, 2, 64, 1, kv_len))
-    plans = [launch, *launch.alternatives]
-    assert [plan.note for plan in plans] == notes
-    for plan in plans:  # over the same buffers
-        assert plan.scratch == launch.scratch
-        assert plan.buffers <= {"query", "key", "value", "out", *plan.scratch}
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    ("group", "head_dim", "reads"), [(8, 64, 1), (8, 128, 2), (12, 128, 3), (16, 128, 8)]
-)
-def test_mlx_reads_keys_so_often(group: int, head_dim: int, reads: int) -> None:
-    needs(mlx_metal)
-    shared, error, note = counting.count_peer(mlx_metal, Call("decode", group, 1, head_dim, 1, LONG))
-    assert error < 2e-3 and note.startswith("2 passes")
-    assert shared.cache_ratio == reads
-    shorter = Call("decode", group, 1, head_dim, 1, 1024)
-    assert counting.count_peer(mlx_metal, shorter)[0].cache_ratio == group
 
 
 def error_of_every_plan(peer: ModuleType, call: Call) -> float:
@@ -95,7 +45,7 @@ def error_of_every_plan(peer: ModuleType, call: Call) -> float:
 # In one pass (70 keys; for MLX on small chips 1,100, too) and in two.
 @needs_emulator
 @pytest.mark.parametrize("keys", [70, 1100])
-@pytest.mark.parametrize("peer", FORWARDS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
 def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(peer)
     for rows in (1, 2, 4, 8, 16):
@@ -117,58 +67,6 @@ def test_torch_gets_a_mask_where_causal_rows_begin_later(
     assert "_hm0_dc1_" in square.pipeline.kernel and "seen" not in square.arguments.values()
     monkeypatch.setattr(torch_metal, "needs_mask", lambda call: False)
     assert error_of_every_plan(torch_metal, chunk) > 0.1
-
-
-SQUARE = Call("prefill", 2, 2, 256, 2048, 2048, causal=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "is_taken"),
-    [
-        ({}, True),
-        ({"dtype": "float32"}, False),
-        ({"causal": False}, False),
-        ({"q_len": 2047, "kv_len": 2047}, False),
-        ({"q_len": 72, "kv_len": 72, "whole_rows": 2048}, True),
-        ({"kv_len": 4096}, False),
-        ({"head_dim": 128, "kv_len": 1024}, False),
-        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1}, True),
-        ({"op": "decode", "q_heads": 16, "head_dim": 512, "q_len": 1, "kv_len": 1023}, False),
-        ({"op": "decode", "q_heads": 8, "head_dim": 512, "q_len": 1}, False),
-        ({"op": "decode", "head_dim": 128, "q_heads": 16, "q_len": 5}, False),
-    ],
-    ids=str,
-)
-def test_calls_with_a_fused_kernel_of_mlx(change: dict[str, Any], is_taken: bool) -> None:
-    """The choice of libmlx 0.32.4 on GPUs without matrix units."""
-    needs(mlx_metal)
-    assert (mlx_metal.launch(replace(SQUARE, **change)) is not None) == is_taken
-
-
-@needs_emulator
-@pytest.mark.parametrize(("rows", "dtype"), [(72, "float16"), (64, "bfloat16")])
-def test_mlx_prefill_of_wide_heads(rows: int, dtype: str) -> None:
-    needs(mlx_metal)
-    call = replace(SQUARE, q_len=rows, kv_len=rows, dtype=dtype, whole_rows=2048)
-    launch = registry.launch(mlx_metal, call)
-    notes = [plan.note for plan in (launch, *launch.alternatives)]
-    assert notes == [f"32 rows, {keys} keys, 8 simdgroups" for keys in (32, 16)]  # on an Ultra, and others
-    assert error_of_every_plan(mlx_metal, call) < buffers.TOLERANCE[dtype]
-    with pytest.raises(UnsupportedCallError):
-        counting.count_peer(mlx_metal, Call("prefill", 2, 2, 256, rows, rows, causal=True, dtype=dtype))
-
-
-def test_a_folder_without_the_backward_of_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLX_VJP_FOLDER", raising=False)
-    call = Call("prefill_backward", 2, 1, 64, 64, 64)
-    with pytest.raises(UnsupportedCallError, match="mlx-vjp is not installed"):
-        registry.launch(mlx_vjp, call)
-    monkeypatch.setenv("MLX_VJP_FOLDER", str(tmp_path))
-    with pytest.raises(WrongArgumentError, match=r"does not contain steel_attention_vjp_dq\.h"):
-        registry.launch(mlx_vjp, call)
-    (tmp_path / "steel_attention_vjp_dq.h").write_text("")
-    with pytest.raises(WrongArgumentError, match="an older state of the request"):
-        registry.launch(mlx_vjp, call)
 
 
 ROWS = [
@@ -216,19 +114,6 @@ def test_another_version_of_a_peer_is_refused(
         peer.launch(Call("decode", 2, 1, 64, 1, 64))
 
 
-def test_an_invalid_archive_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(archives.tempfile, "gettempdir", lambda: str(tmp_path))
-    empty = tmp_path / "empty.tar.gz"
-    tarfile.open(empty, "w:gz").close()
-    for wrong, reason in (
-        ("/nonexistent.tar.gz", "is not a readable archive"),
-        (__file__, "is not a readable archive"),
-        (str(empty), "does not contain include"),
-    ):
-        with pytest.raises(WrongArgumentError, match=f"WHEEL='{re.escape(wrong)}' {reason}; unset it"):
-            archives.unpack("WHEEL", wrong, ("include/",), "include", "unset it")
-
-
 SMALL = [call for call in build.CORRECTNESS if call.op != "prefill" or call.latent_dim]
 
 
@@ -254,7 +139,7 @@ FEATURES = {
 TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
 
-@pytest.mark.parametrize("peer", FORWARDS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
 def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
     needs(peer)
     assert registry.launch(peer, Call("decode", 8, 2, 128, 1, 512, batch=2)).passes
@@ -275,34 +160,6 @@ def test_the_build_names_peers_that_refuse_a_call() -> None:
     assert {launch.impl for launch in found}.isdisjoint(refused) and len(found) >= 2
 
 
-STRIDES = "{0} Q_strides[3];\n  {0} K_strides[3]; // of keys\n  {0} V_strides[3];\n  {0} O_strides[3];\n"
-SIZES = (
-    "  int B; // batch size\n  int H;\n  int D;\n  int qL;\n  int kL;\n  int gqa_factor;\n  float scale;\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("fields", "format"),
-    [
-        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int')}", "6i2f12i"),
-        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t')}", "6i2f12q"),
-        (f"{SIZES}  float softcapping;\n  {STRIDES.format('int64_t').replace('int64_t V', 'int V')}", None),
-        (f"{SIZES}  {STRIDES.format('int64_t')}", None),
-        (f"{SIZES}  float softcapping;\n  bool causal;\n  {STRIDES.format('int64_t')}", None),
-    ],
-)
-def test_parameters_of_torch_are_read_from_its_header(
-    fields: str, format: str | None, tmp_path: Path
-) -> None:
-    header = tmp_path / "PrefillAttention.h"
-    header.write_text(f"struct PrefillAttnParams {{\n{fields}}};\n\nstruct Other {{}};\n")
-    if format:
-        assert torch_metal.params_format(header) == format
-        return
-    with pytest.raises(NotImplementedError, match="PrefillAttnParams of torch .* does not know"):
-        torch_metal.params_format(header)
-
-
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
     "call",
@@ -312,22 +169,3 @@ def test_parameters_of_torch_are_read_from_its_header(
 def test_torch_kernels_have_no_stack_on_nvidia(call: Call, tmp_path: Path) -> None:
     cubin = tmp_path / compile_pipeline(registry.launch(torch_metal, call).passes[0].pipeline, tmp_path)
     assert json.loads(cubin.with_suffix(".json").read_text())["stack_bytes"] == 0
-
-
-def test_a_call_is_found_in_the_manifest(tmp_path: Path) -> None:
-    """As JSON, which has no tuples, and whatever model it is of."""
-    call = Call("decode", 2, 1, 64, 1, 77, batch=2, lengths=(77, 3))
-    row, refused = (
-        {"call": vars(call), "impl": "fattn"},
-        {"call": vars(call), "impl": "peer", "why": "no kernel"},
-    )
-    (tmp_path / "manifest.json").write_text(json.dumps({"rows": [row], "refused": [refused]}))
-    cuda = CudaBackend.__new__(CudaBackend)  # without a GPU
-    cuda._runner = Runner(tmp_path)
-    assert cuda._find(replace(call, model="a model"), "fattn")["call"] == call
-    for impl, reason in (
-        ("peer", "^no kernel$"),
-        ("another", "no kernel of another for this call was compiled"),
-    ):
-        with pytest.raises(NotImplementedError, match=reason):
-            cuda._find(call, impl)

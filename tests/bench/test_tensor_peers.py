@@ -6,18 +6,14 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 pytest.importorskip("softmetal.testing", reason="the peers run on softmetal, which is for Linux")
 
-from bench.backends import counting
 from bench.backends.cuda import build
-from bench.cases.calls import Call, UnsupportedCallError
-from bench.peers import mlx_nax, registry
+from bench.cases.calls import Call
 from softmetal.testing.cuda import compile_pipeline
-from tests.conftest import needs_emulator
 
 pytestmark = pytest.mark.host_only
 
@@ -49,38 +45,6 @@ def test_the_build_has_decodes_and_latent_heads(op: str) -> None:
     assert refused["fattn-tensor"] == "there is one kernel on tensor operations for this"
     usual, _ = build.launches(latent, cores=132)
     assert usual[0].passes[0].pipeline.macros["FATTN_VALUE_IN_KEY"] == "true"
-
-
-@needs_emulator
-def test_drafts_of_mlx_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the layout of an M5, which its kernel assumes."""
-    from softmetal import checks
-
-    if mlx_nax.version() == "not installed":
-        pytest.skip("no wheel with the headers of mlx-nax is named")
-    drafts = Call("decode", 4, 2, 64, 16, 100)
-    with checks(tensor_layout="m5"):
-        counting.count_peer(mlx_nax, drafts)
-        monkeypatch.setattr(Call, "is_causal", False)
-        with pytest.raises(NotImplementedError, match="mlx-nax computes .* wrongly"):
-            counting.count_peer(mlx_nax, drafts)
-
-
-@pytest.mark.parametrize("peer", registry.TENSOR_PEERS, ids=lambda peer: peer.IMPL)
-def test_peers_on_tensor_operations_take_what_their_dispatch_takes(peer: ModuleType) -> None:
-    if peer.version() == "not installed":
-        pytest.skip(f"no wheel with the headers of {peer.IMPL} is named")
-    call = Call("prefill", 4, 2, 128, 128, 128, causal=True)
-    launch = registry.launch(peer, call)
-    assert launch.passes[0].grid == (2, 4, 1)
-    for other in (
-        replace(call, q_len=8),
-        replace(call, head_dim=80),
-        replace(call, dtype="float32"),
-        Call("decode", 4, 2, 128, 1, 128),
-    ):
-        with pytest.raises(UnsupportedCallError, match=f"{peer.IMPL} has no fused kernel"):
-            registry.launch(peer, other)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import resource
 import sys
 import tempfile
 import traceback
@@ -20,8 +19,6 @@ import torch
 import torch.distributed as dist
 
 PATIENCE = 120  # seconds for an answer, far more than any takes
-# Processor seconds of all ranks, which nobody waits for: tests/tiers.py adds them to those of a test.
-seconds_of_ranks = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,10 +100,7 @@ class Pool:
         try:
             if not pipe.poll(PATIENCE):
                 raise AssertionError(f"rank {rank} did not answer within {PATIENCE} seconds")
-            global seconds_of_ranks
-            result, seconds = pickle.loads(pipe.recv_bytes())
-            seconds_of_ranks += seconds
-            return result
+            return pickle.loads(pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
             return EndedError(f"rank {rank} ended")
 
@@ -130,12 +124,6 @@ def pool(ranks: int, **options: Any) -> Iterator[Pool]:
         made.close()
 
 
-def _seconds() -> float:
-    """Returns those of this process and of the compilers that it ran."""
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
 def _serve(
     pipe: Connection, rank: int, ranks: int, backend: str, device: str, store: str, timeout: float
 ) -> None:
@@ -150,9 +138,8 @@ def _serve(
             function, size, arguments = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        start = _seconds()
         try:
             result = function(World(groups[size - 1], rank, size, device), *arguments)
         except Exception as error:
             result = Failure(type(error).__name__, str(error), traceback.format_exc())
-        pipe.send_bytes(pickle.dumps((result, _seconds() - start)))
+        pipe.send_bytes(pickle.dumps(result))

@@ -39,8 +39,6 @@ def early(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not LATE.fullmatch(name)}
 
 
-# Processor seconds of forked processes, which only the server waits for.
-seconds_of_forks = 0.0
 _turn = threading.Lock()
 
 
@@ -53,7 +51,6 @@ def run_python(
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python ARGUMENTS`. Options of the interpreter other than -m and -c need a new one."""
-    global seconds_of_forks
     command = [sys.executable, *map(str, arguments)]
     env = dict(os.environ if env is None else env)
     forks = command[1] in ("-m", "-c") or not command[1].startswith("-")
@@ -65,7 +62,6 @@ def run_python(
             request = [folder, str(cwd or Path.cwd()), env, timeout or 0, command[1:]]
             print(json.dumps(request), file=server.stdin, flush=True)
             if answer := json.loads(server.stdout.readline() or "[]"):  # nothing from a server that ended
-                seconds_of_forks += answer[1]
                 out, err = (Path(folder, name).read_text() for name in ("out", "err"))
                 if timeout is not None and answer[0] == -signal.SIGALRM:
                     raise subprocess.TimeoutExpired(command, timeout, out, err)
@@ -88,8 +84,8 @@ def _server(variables: frozenset[tuple[str, str]]) -> subprocess.Popen[str] | No
 
 
 def _serve() -> list[Any]:
-    """Forks for each request, and answers with status and processor seconds, or nothing if that needs a new
-    interpreter. Returns in a child, with what it becomes, and at the end."""
+    """Forks for each request, and answers with its status, or nothing if that needs a new interpreter.
+    Returns in a child, with what it becomes, and at the end."""
     sys.path.remove(str(Path(__file__).parent))
     import torch  # noqa: F401
 
@@ -107,8 +103,8 @@ def _serve() -> list[Any]:
         if any(_hides(places, name) for name in {*sys.modules} - {"__main__"} if "." not in name):
             print([], flush=True)
         elif pid := os.fork():
-            _, status, usage = os.wait4(pid, 0)
-            print([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime], flush=True)
+            _, status = os.waitpid(pid, 0)
+            print([os.waitstatus_to_exitcode(status)], flush=True)
         else:
             return [folder, variables, timeout, places, how, rest]
     return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,19 +103,6 @@ def test_a_mac_that_cannot_build(mac: dict[str, object], message: str, instead: 
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("setup_env: ") and done.stderr.count("\n") == 1
     assert message in done.stderr and instead in done.stderr
-
-
-@pytest.mark.parametrize(("tests", "lint"), [("true", "true"), ("false", "true"), ("true", "false")])
-def test_a_target_fails_if_tests_or_lint_fail(tests: str, lint: str, tmp_path: Path) -> None:
-    for program in ("actionlint", "clang-format"):
-        script(tmp_path / "bin" / program, "#!/bin/sh\n")
-    command = ["make", "check", f"VENV={tmp_path}", "FOR_TEST=", f"PYTEST={tests}", f"PY={lint}"]
-    env = os.environ | {"MAKEFLAGS": ""}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert (done.returncode == 0) == (tests == lint == "true")
-    assert f"{lint} -m ruff check ." in done.stdout, "all that lint says"
-    passed = "exit status of the tests: 0, of lint: 0"
-    assert (passed in done.stdout) == (done.returncode == 0)
 
 
 def test_a_pull_request_does_not_run_on_our_mac() -> None:

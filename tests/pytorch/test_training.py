@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
-from tests.helpers.dense import dense_attention
 from tests.pytorch.test_sdpa import operands
 from torch_fattn.integrations import diffusers
 
@@ -83,6 +83,31 @@ def test_gradients_of_16_bits(dtype: torch.dtype) -> None:
     torch_fattn.install(training="fused")
     mine = gradients(F.scaled_dot_product_attention, tensors, is_causal=True)
     assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
+
+
+def test_gradients_under_autocast() -> None:
+    tensors = operands()
+    exact = gradients(F.scaled_dot_product_attention, [t.cpu().double() for t in tensors], is_causal=True)
+    torch_fattn.install(training="fused")
+    with torch.autocast("mps", dtype=torch.bfloat16):
+        mine = gradients(F.scaled_dot_product_attention, tensors, is_causal=True)
+    assert torch_fattn.report().routed_by["training"] == 1
+    assert_same(mine, exact, 4 * torch.finfo(torch.bfloat16).eps)
+
+
+def test_a_checkpoint() -> None:
+    """It computes the call twice, and changes no bit."""
+
+    def squared(*operands: Tensor, **options: Any) -> Tensor:
+        return F.scaled_dot_product_attention(*operands, **options).square()
+
+    def in_checkpoint(*operands: Tensor, **options: Any) -> Any:
+        return checkpoint(squared, *operands, use_reentrant=False, **options)
+
+    torch_fattn.install(training="fused")
+    mine = gradients(in_checkpoint, operands(), is_causal=True)
+    assert torch_fattn.report().routed_by["training"] == 2
+    assert all(map(torch.equal, mine, gradients(squared, operands(), is_causal=True)))
 
 
 # ---- what remains torch's
@@ -194,109 +219,3 @@ def test_the_peak_of_a_long_step(dtype: torch.dtype) -> None:
     assert of_operands < planned < 2 * of_operands <= 2 * 4 * 3 * 8 * 8192 * 64
     short, _ = planned_peak(8, 4096, dtype)
     assert planned <= 2 * short
-
-
-# ---- runs
-
-
-class DiTBlock(nn.Module):
-    """A block of a diffusion transformer: text and image attend to each other (Flux), queries and keys are
-    normalised, and the time step scales, shifts and gates."""
-
-    def __init__(self, dim: int = 32, text: int = 24, heads: int = 2) -> None:
-        super().__init__()
-        self.heads = heads
-        self.text, self.time = nn.Linear(text, dim), nn.Linear(dim, 6 * dim)
-        self.norm = nn.LayerNorm(dim, elementwise_affine=False)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.norms = nn.ModuleList(nn.RMSNorm(dim // heads) for _ in range(2))
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU("tanh"), nn.Linear(4 * dim, dim))
-
-    def forward(self, x: Tensor, text: Tensor, time: Tensor) -> Tensor:
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.time(F.silu(time))[:, None].chunk(6, -1)
-        both = torch.cat((self.text(text), x), 1)
-        parts = self.qkv(self.norm(both) * (1 + scale) + shift).unflatten(-1, (3, self.heads, -1))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(self.norms[0](query), self.norms[1](key), value)
-        both = both + gate * self.out(out.transpose(1, 2).flatten(2))
-        both = both + gate_mlp * self.mlp(self.norm(both) * (1 + scale_mlp) + shift_mlp)
-        return both[:, text.shape[1] :]
-
-
-STEPS = 50
-
-
-def losses(
-    training: Any,
-    *,
-    dtype: torch.dtype | None = None,
-    attention: Callable[..., Tensor] | None = None,
-    run: Callable[[nn.Module], Callable[..., Tensor]] = lambda model: model,
-) -> list[float]:
-    """The losses of a run on fixed data, from fixed weights. `dtype`: that of autocast."""
-    generator = torch.Generator().manual_seed(3)
-    sizes = ((2, 20, 32), (2, 7, 24), (2, 32), (2, 20, 32))
-    *inputs, target = (torch.randn(size, generator=generator).to("mps") for size in sizes)
-    torch.manual_seed(0)
-    model = DiTBlock().to("mps").train()
-    torch_fattn.install(training=training)
-    step = run(model)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        if attention is not None:
-            patch.setattr(F, "scaled_dot_product_attention", attention)
-        for _ in range(STEPS):
-            with torch.autocast("mps", dtype or torch.float16, enabled=dtype is not None):
-                loss = F.mse_loss(step(*inputs).float(), target)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            found.append(loss.item())
-    torch_fattn.uninstall()
-    return found
-
-
-def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return dense_attention(query, key, value)[0]
-
-
-def assert_same_curves(mine: list[float], theirs: list[float], tolerance: float) -> None:
-    assert mine[-1] < 0.7 * mine[0], "it learns"
-    assert all(abs(a - b) <= tolerance * b for a, b in zip(mine, theirs, strict=True))
-
-
-def test_training_runs() -> None:
-    """Fused, torch's composite and eager attention learn alike."""
-    fused = losses("fused")
-    report = torch_fattn.report()
-    assert report.routed_by["training"] == report.calls == STEPS
-    composite, by_hand = losses("off"), losses("off", attention=eager)
-    assert_same_curves(fused, composite, 1e-3)
-    assert_same_curves(by_hand, composite, 1e-3)
-
-
-def test_training_runs_under_autocast() -> None:
-    """bfloat16 has 8 bits: curves differ by its noise, fused and composite alike."""
-    exact = losses("off")
-    assert_same_curves(losses("fused", dtype=torch.bfloat16), exact, 0.05)
-    assert_same_curves(losses("off", dtype=torch.bfloat16), exact, 0.05)
-    assert torch_fattn.report().routed_by["training"] == STEPS
-
-
-def test_a_compiled_training_run() -> None:
-    torch.compiler.reset()
-    compiled = losses("fused", run=lambda model: torch.compile(model, backend="aot_eager", fullgraph=True))
-    assert torch_fattn.report().traced > 0
-    assert_same_curves(compiled, losses("fused"), 1e-5)
-
-
-def test_a_training_run_in_checkpoints() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    def in_checkpoint(model: nn.Module) -> Callable[..., Tensor]:
-        return lambda *inputs: checkpoint(model, *inputs, use_reentrant=False)
-
-    mine = losses("fused", run=in_checkpoint)
-    assert torch_fattn.report().routed_by["training"] == 2 * STEPS, "each call runs twice"
-    assert mine == losses("fused"), "bit for bit"

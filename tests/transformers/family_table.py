@@ -1,7 +1,6 @@
-"""The results of the sweep (sweep.py): families.txt, one table for all tested versions of transformers.
+"""The results of the sweep (sweep.py): the table of docs/models.md, for all tested versions of transformers.
 
-A line has a kind, the versions, a verdict, the families that have it, and the reason if there is one. Where
-two versions differ, each has its own lines. A verdict names its cases in brackets if other cases of the
+Where two versions differ, each has its own rows. A verdict names its cases in brackets if other cases of the
 family have a better one. It is "runs under sdpa" if a refused family matches under
 `register(on_unsupported="sdpa")`.
 """
@@ -9,7 +8,6 @@ family have a better one. It is "runs under sdpa" if a refused family matches un
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,9 +15,9 @@ from typing import Any, NamedTuple
 
 from torch_fattn import _versions
 
-FILE = Path(__file__).with_name("families.txt")
-HEAD = "kind | transformers | verdict | families | why"
-WIDTH = 70  # of the families of a line
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+MARK = "<!-- The rest is written by python -m tests.transformers.sweep -->"
+HEAD = "| kind | transformers | verdict | families | why |\n|---|---|---|---|---|\n"
 VERDICTS = ("matches", "refuses", "not used", "not built", "differs", "fails")
 _VERDICT = re.compile(r"([a-z ]+?)(?: \((.*)\))?(, runs under sdpa)?")
 
@@ -39,7 +37,7 @@ class Row(NamedTuple):
 
 def all_recorded() -> list[Document]:
     """The results of each version, the oldest first."""
-    return read(FILE.read_text())
+    return read(PAGE.read_text())
 
 
 def recorded(version: str) -> Document | None:
@@ -50,30 +48,26 @@ def recorded(version: str) -> Document | None:
 def record(found: Document) -> None:
     """Puts a document in place of that of its minor version; keeps the oldest and newest supported ones."""
     minors = {_versions.minor(other["transformers"]): other for other in [*all_recorded(), found]}
-    FILE.write_text(text_of(minors[minor] for minor in _versions.TRANSFORMERS if minor in minors))
+    kept = (minors[minor] for minor in _versions.TRANSFORMERS if minor in minors)
+    PAGE.write_text(PAGE.read_text().partition(MARK)[0] + text_of(kept))
 
 
-def read(text: str) -> list[Document]:
-    head, *lines = text.splitlines()
-    if head != HEAD:
-        raise ValueError(f"{FILE.name} begins with {head!r}, not with {HEAD!r}")
+def read(page: str) -> list[Document]:
     documents: dict[str, Document] = {}
-    for line in lines:
-        kind, versions, cell, families, *why = line.split(" | ", 4)
+    for line in page.partition(HEAD)[2].splitlines():
+        kind, versions, cell, families, why = (part.strip() for part in line.strip("|").split("|"))
         if not (match := _VERDICT.fullmatch(cell)):
-            raise ValueError(f"{FILE.name} has a verdict {cell!r}")
+            raise ValueError(f"{PAGE.name} has a verdict {cell!r}")
         verdict, only, under_sdpa = match.groups()
-        found = {"verdict": verdict, "only": only, "why": why[0] if why else ""}
+        found = {"verdict": verdict, "only": only, "why": why}
+        names = families.split(", ")
         for version in versions.split():
             document = documents.setdefault(
                 version, {"transformers": version, "families": {}, "under_sdpa": {}}
             )
             group = document["families"].setdefault(kind, {})
-            group |= {
-                name: {word: message for word, message in found.items() if message}
-                for name in families.split()
-            }
-            document["under_sdpa"].setdefault(kind, []).extend(families.split() if under_sdpa else [])
+            group |= {name: {word: message for word, message in found.items() if message} for name in names}
+            document["under_sdpa"].setdefault(kind, []).extend(names if under_sdpa else [])
     for document in documents.values():
         for kind, group in document["families"].items():
             document["families"][kind] = dict(sorted(group.items()))
@@ -99,16 +93,25 @@ def text_of(documents: Iterable[Document]) -> str:
         where = kinds.index(row.kind), VERDICTS.index(row.verdict), row.only, row.under_sdpa
         return *where, -len(row.versions), row.versions, min(families[row])
 
-    lines = [HEAD]
+    lines = []
     for row in sorted(families, key=place):
-        cases, under_sdpa = (
-            f" ({row.only})" if row.only else "",
-            ", runs under sdpa" if row.under_sdpa else "",
+        cases = f" ({row.only})" if row.only else ""
+        verdict = f"{row.verdict}{cases}{', runs under sdpa' if row.under_sdpa else ''}"
+        lines.append(
+            f"| {row.kind} | {row.versions} | {verdict} | {', '.join(sorted(families[row]))} | {row.why} |\n"
         )
-        for names in textwrap.wrap(" ".join(sorted(families[row])), WIDTH, break_on_hyphens=False):
-            cells = [row.kind, row.versions, f"{row.verdict}{cases}{under_sdpa}", names, row.why]
-            lines.append(" | ".join(cell for cell in cells if cell))
-    return "\n".join(lines) + "\n"
+    summaries = "".join(f"{_summary(document)}\n\n" for document in reversed(documents))
+    return f"{MARK}\n\n{summaries}{HEAD}{''.join(lines)}"
+
+
+def _summary(document: Document) -> str:
+    verdicts = [found["verdict"] for group in document["families"].values() for found in group.values()]
+    counts = ", ".join(f"{each} {verdicts.count(each)}" for each in VERDICTS if each in verdicts)
+    under_sdpa = sum(len(names) for names in document["under_sdpa"].values())
+    return (
+        f"transformers {document['transformers']}, {len(verdicts)} entries: {counts}; {under_sdpa} of those "
+        "that refuse run under sdpa."
+    )
 
 
 def _oldest_first(documents: Iterable[Document]) -> list[Document]:

@@ -1,6 +1,6 @@
 """Every model family of transformers that builds from a small generic config: `fattn` against `eager`.
 
-    python -m tests.transformers.sweep                          # all families; rewrites families.txt
+    python -m tests.transformers.sweep                          # all families; rewrites docs/models.md
     python -m tests.transformers.sweep --kind masked            # rewrites this part of it
     python -m tests.transformers.sweep --only llama bloom       # prints, writes nothing
 
@@ -15,7 +15,7 @@ Families are the entries of transformers' Auto mappings. The same weights run ea
     fails       any other exception: loud, but not a refusal
 
 and a family is what its cases are; `not built` if eager attention itself does not build or run. What is
-refused runs again under `register(on_unsupported="sdpa")`; "under_sdpa" in the file says which of them then
+refused runs again under `register(on_unsupported="sdpa")`; "runs under sdpa" says which of them then
 give what eager attention gives.
 """
 

@@ -92,17 +92,6 @@ def test_wide_heads_run_through_sdpa(
     assert "LlamaAttention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
 
 
-def test_control_a_warning_at_a_line_of_a_library(
-    sdpa_policy: None, seen: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch_fattn.runtime.warn._LIBRARIES", {"torch_fattn"})
-    ours, _ = pair(AutoModelForCausalLM, tiny("llama", head_dim=584))
-    with torch.no_grad():
-        ours(prompt()[0].to(DEVICE))
-    with pytest.raises(AssertionError, match="not at a line of a library"):
-        sentences(seen)
-
-
 def test_one_layer_of_several(sdpa_policy: None, seen: list[warnings.WarningMessage]) -> None:
     """The other layers still run through fattn."""
     ours, eager = pair(AutoModelForCausalLM, tiny("llama"))

@@ -1,4 +1,4 @@
-"""Errors with advice, the calls that follow it, and what these must equal: mostly the float64 reference."""
+"""Errors with advice, and calls that follow it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from torch_fattn import reference
 
 @dataclass(frozen=True)
 class Refusal:
-    """A wrong call, words of the advice in its error, a call that follows it, and what this must equal."""
+    """A wrong call, words of the advice in its error, and a call that follows it, if the valid calls of other
+    tests do not. Where the advice is another way to the result, it must equal `expected`."""
 
     words: str
     wrong: Callable[[], Any]
-    right: Callable[[], Any]
-    expected: Callable[[], Any]
+    right: Callable[[], Any] | None = None
+    expected: Callable[[], Any] | None = None
     checked: bool = False  # refused only with FATTN_CHECK=1
 
 
@@ -44,15 +45,16 @@ def of_op(
     words: str, op: str, wrong: Arguments, right: Arguments | None = None, checked: bool = False
 ) -> Refusal:
     """A call of the operator with `wrong` is refused; with `right` it has the result of the reference."""
-    right = right or {}
+    if right is None:
+        return Refusal(words, run(op, **wrong), checked=checked)
     return Refusal(words, run(op, **wrong), run(op, **right), exact(op, **right), checked)
 
 
 def of_write(
-    words: str, wrong: Callable[[], Any], right: Callable[[], Any], checked: bool = False
+    words: str, wrong: Callable[[], Any], right: Callable[[], Any] | None = None, checked: bool = False
 ) -> Refusal:
     """`wrong` is refused; after `right` the cache holds the tokens."""
-    return Refusal(words, wrong, right, lambda: WRITTEN["key"][[0, 2]], checked)
+    return Refusal(words, wrong, right, right and (lambda: WRITTEN["key"][[0, 2]]), checked)
 
 
 def _padded(operand: Tensor, columns: int) -> Tensor:
@@ -128,21 +130,16 @@ SLOPES, MASK = torch.tensor([0.5, 0.25, 0.125, 1.0]), heads(9, 24) > 0
 REFUSALS: list[Refusal] = [
     _pad_heads("prefill", "key"),
     _pad_heads("prefill", "key", scale=0.3),
-    _pad_heads("decode", "key"),
     _pad_heads("paged_decode", "key_cache"),
-    _pad_heads("paged_prefill", "key_cache"),
     _pad_heads("varlen_prefill", "key"),
     _pad_values("prefill", "value"),
     _pad_values("paged_decode", "value_cache"),
     of_op("at least 8", "prefill", _cut("prefill", "query", "key", columns=0),
           _cut("prefill", "query", "key", columns=8)),
-    Refusal("use F.scaled_dot_product_attention for this layer", lambda: torch_fattn.prefill(**WIDE),
-            lambda: F.scaled_dot_product_attention(**WIDE), lambda: reference.prefill(**WIDE)[0]),
-    of_op(
-        "use -1 for no limit or a number of keys >= 0", "prefill", {"window_left": -2}, {"window_left": -1}
-    ),
-    of_op("use 0 for none", "prefill", {"sink_tokens": -1}, {"sink_tokens": 0}),
-    of_op("use 0 for none", "decode", {"softcap": 1e39}, {"softcap": 0}),
+    Refusal("use F.scaled_dot_product_attention for this layer", lambda: torch_fattn.prefill(**WIDE)),
+    of_op("use -1 for no limit or a number of keys >= 0", "prefill", {"window_left": -2}),
+    of_op("use 0 for none", "prefill", {"sink_tokens": -1}),
+    of_op("use 0 for none", "decode", {"softcap": 1e39}),
     of_op("use a larger one, or 0 for none", "prefill", {"softcap": 1e-60}, {"softcap": 1.0}),
     Refusal("use one nearer to 0: beyond all keys and windows the result does not change",
             run("prefill", window_left=4, sink_tokens=2, q_offset=2**30 + 1),
@@ -155,7 +152,7 @@ REFUSALS: list[Refusal] = [
     *(of_op("pass a mask as attn_mask", "decode", {"seq_lens": mask}, {"seq_lens": None, "attn_mask": mask})
       for mask in (heads(2, 1, 2, 32) > 0, heads(2, 1, 2, 32))),
     Refusal("pass enable_gqa=True", lambda: torch_fattn.sdpa(*SHARED),
-            lambda: torch_fattn.sdpa(*SHARED, enable_gqa=True), lambda: reference.prefill(*SHARED)[0]),
+            lambda: torch_fattn.sdpa(*SHARED, enable_gqa=True)),
     of_op("leave it out for 1 / sqrt(head_dim)", "prefill", {"scale": float("nan")}),
     of_op("pass the query rows of the longest sequence", "varlen_prefill", {"max_seqlen_q": -1}),
     of_op("pass the keys of the longest sequence", "varlen_prefill", {"max_seqlen_k": -7}),
@@ -165,85 +162,63 @@ REFUSALS: list[Refusal] = [
     of_op("use blocks of 1 key or more", "paged_decode",
           {n: of("paged_decode")[n][:, :0] for n in ("key_cache", "value_cache")},
           {n: of("paged_decode")[n][:, :1] for n in ("key_cache", "value_cache")}),
-    of_write(
-        "use blocks of 1 key or more, up to that",
-        written(**{n: WRITTEN[n][:, :0] for n in ("key_cache", "value_cache")}),
-        lambda: written(
-            **{n: torch.zeros(8, 1, 2, d).half() for n, d in (("key_cache", 64), ("value_cache", 96))}
-        )(),
-    ),
+    of_write("use blocks of 1 key or more, up to that",
+             written(**{n: WRITTEN[n][:, :0] for n in ("key_cache", "value_cache")})),
     Refusal("pass at least one", run("merge", outs=of("merge")["outs"][:0], lses=of("merge")["lses"][:0]),
-            run("merge", outs=of("merge")["outs"][:1], lses=of("merge")["lses"][:1]),
-            lambda: of("merge")["outs"][0]),
+            run("merge", outs=of("merge")["outs"][:1], lses=of("merge")["lses"][:1])),
     Refusal("pass lses as [parts, heads, tokens]",
             lambda: torch_fattn.merge(of("merge")["outs"][:, 0].mT, of("merge")["lses"][:, 0].mT),
             lambda: torch_fattn.merge(of("merge")["outs"][:, 0].transpose(1, 2), of("merge")["lses"][:, 0]),
             lambda: exact("merge")()[0].transpose(0, 1)),
-    Refusal("pass the bound of the result", lambda: torch_fattn.softcap(heads(3, 8), 0.0),
-            lambda: torch_fattn.softcap(heads(3, 8), 3.0), lambda: reference.softcap(heads(3, 8), 3.0)),
+    Refusal("pass the bound of the result", lambda: torch_fattn.softcap(heads(3, 8), 0.0)),
     Refusal("leave out the dimensions in which it is expanded",
-            lambda: torch.ops.fattn.mask_map(MASK.expand(2**20, 2**14, 9, 24)),
-            lambda: torch.ops.fattn.mask_map(MASK), lambda: reference.mask_map(MASK)),
+            lambda: torch.ops.fattn.mask_map(MASK.expand(2**20, 2**14, 9, 24))),
     Refusal("leave it out, since the operands have sizes",
             lambda: torch_fattn.explain("prefill", **of("prefill"), heads=4),
-            lambda: torch_fattn.explain("prefill", **of("prefill")).passes[0]["kernel"],
-            lambda: "fattn_prefill"),
+            lambda: torch_fattn.explain("prefill", **of("prefill"))),
     Refusal("use F.scaled_dot_product_attention, or tensors on the CPU",
-            lambda: torch_fattn.explain("prefill", **of("prefill"), family=6), run("prefill"),
-            exact("prefill")),
+            lambda: torch_fattn.explain("prefill", **of("prefill"), family=6)),
     of_op('name it: "fp8_e4m3" or "int4"', "decode", FP8, {**FP8, "kv_format": "fp8_e4m3"}),
     of_write(
         "use torch.float32, torch.float16, torch.bfloat16, torch.int8, or torch.uint8 with kv_format",
-        lambda: written(key_cache=WRITTEN["key_cache"].int(), value_cache=WRITTEN["value_cache"].int())(),
-        written(),
+        written(key_cache=WRITTEN["key_cache"].int(), value_cache=WRITTEN["value_cache"].int()),
     ),
     Refusal("allocate them so, or name the format that they have",
-            run("decode", **QUANTISED, kv_format="fp8_e4m3"), run("decode", **QUANTISED, kv_format="int8"),
-            exact("decode", **QUANTISED)),
-    Refusal('use "auto", "int8", "fp8_e4m3" or "int4"', run("decode", **QUANTISED, kv_format="int3"),
-            run("decode", **QUANTISED, kv_format="int8"), exact("decode", **QUANTISED)),
+            run("decode", **QUANTISED, kv_format="fp8_e4m3"), run("decode", **QUANTISED, kv_format="int8")),
+    Refusal('use "auto", "int8", "fp8_e4m3" or "int4"', run("decode", **QUANTISED, kv_format="int3")),
     of_op('use "int8" or "fp8_e4m3"', "decode", {**HALVES, "kv_format": "int4"}, QUANTISED),
     of_op("[batch, heads, length, head_dim]", "prefill", {"key": None}),
     Refusal("move query with .to(key.device)",
-            lambda: torch_fattn.prefill(heads(1, 2, 3, 8), *heads(2, 1, 2, 5, 8).to("mps")),
-            lambda: torch_fattn.prefill(heads(1, 2, 3, 8).to("mps"), *heads(2, 1, 2, 5, 8).to("mps")).cpu(),
-            lambda: reference.prefill(heads(1, 2, 3, 8), *heads(2, 1, 2, 5, 8))[0]),
-    Refusal("convert it with .to(torch.int32)", run("decode", seq_lens=of("decode")["seq_lens"].long()),
-            run("decode", seq_lens=of("decode")["seq_lens"].long().to(torch.int32)), exact("decode")),
+            lambda: torch_fattn.prefill(heads(1, 2, 3, 8), *heads(2, 1, 2, 5, 8).to("mps"))),
+    of_op("convert it with .to(torch.int32)", "decode", {"seq_lens": of("decode")["seq_lens"].long()}),
     of_op("leave it out", "decode", {"key_scales": QUANTISED["key_scales"]}),
     of_op("pass key_scales", "decode", {"key": QUANTISED["key"], "value": QUANTISED["value"]}, QUANTISED),
     of_op('pass both, or neither with kv_format "fp8_e4m3"', "decode",
           {**FP8 | {"value_scales": None}, "kv_format": "fp8_e4m3"}, {**FP8, "kv_format": "fp8_e4m3"}),
     of_write("allocate separate memory for every element, without .expand()",
-             written(key_cache=WRITTEN["key_cache"][:1].expand(4, -1, -1, -1)),
-             written(key_cache=WRITTEN["key_cache"][:1].repeat(4, 1, 1, 1))),
+             written(key_cache=WRITTEN["key_cache"][:1].expand(4, -1, -1, -1))),
     of_write("convert the rows with .to(key_cache.dtype)",
-             written(**{n: WRITTEN[n].float() for n in ("key", "value")}),
-             written(**{n: WRITTEN[n].float().to(WRITTEN["key_cache"].dtype) for n in ("key", "value")})),
+             written(**{n: WRITTEN[n].float() for n in ("key", "value")})),
     of_write(
         "pass separate memory for each, or value, value_cache and value_scales all as the first "
         "columns of their key counterparts",
         written(value_cache=WRITTEN["key_cache"], key_cache=WRITTEN["key_cache"], value=WRITTEN["key"]),
         written(value_cache=WRITTEN["key_cache"].clone(), value=WRITTEN["key"]),
     ),
-    of_write("pass both, or neither", written(key_scales=torch.ones(4, 2, 2)), written()),
+    of_write("pass both, or neither", written(key_scales=torch.ones(4, 2, 2))),
     of_write("key_cache.detach()",
              written(key_cache=WRITTEN["key_cache"].clone().requires_grad_()),
              written(key_cache=WRITTEN["key_cache"].clone().requires_grad_().detach())),
     Refusal("pass the mask that it is the map of, too", run("prefill", mask_map=torch_fattn.mask_map(MASK)),
-            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
-            exact("prefill", attn_mask=MASK)),
-    Refusal("make it with torch_fattn.mask_map(attn_mask)",
-            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK).int()),
-            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
-            exact("prefill", attn_mask=MASK)),
+            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK))),
+    of_op("make it with torch_fattn.mask_map(attn_mask)", "prefill",
+          {"attn_mask": MASK, "mask_map": torch_fattn.mask_map(MASK).int()}),
     of_write("pass the result of its .resolve_neg()",
              written(key_cache=torch._neg_view(WRITTEN["key_cache"])),
              written(key_cache=torch._neg_view(WRITTEN["key_cache"]).resolve_neg())),
     Refusal("recreate it with torch_fattn.mask_map(attn_mask)",
             run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(torch.zeros_like(MASK))),
-            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)),
-            exact("prefill", attn_mask=MASK), checked=True),
+            run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK)), checked=True),
     of_op("pass the rows of the longest sequence", "varlen_prefill", {"max_seqlen_q": 3}, checked=True),
     of_write("give every token a different slot, or -1 to drop it",
              written(slot_mapping=torch.tensor([3, 6, 6])), written(slot_mapping=torch.tensor([3, -1, 6])),

@@ -32,7 +32,6 @@ from torch_fattn import reference
 
 GROUPED = WIDE | {"query": heads(1, 4, 3, 584)}
 FOUR = torch.tensor([4], dtype=torch.int32)
-HEADS_FIRST = {n: of("paged_decode")[n].transpose(1, 2) for n in ("key_cache", "value_cache")}
 LONGER = heads(2, 4, 65, 64)  # more rows than keys
 TREE = torch.eye(65, dtype=torch.bool) | (torch.arange(65) < 3)
 
@@ -77,10 +76,6 @@ def _gradients(**changes: Any) -> Callable[[], Tensor]:
     return lambda: torch_fattn.prefill_backward(**of("prefill_backward", **changes))[0]
 
 
-def _exact_gradients(**changes: Any) -> Callable[[], Tensor]:
-    return lambda: reference.prefill_backward(**of("prefill_backward", **changes))[0]
-
-
 HALVED = of("prefill_backward")["grad_out"].half()
 WIDE_GRADIENTS: Arguments = {n: each[..., :264] for n, each in WIDE.items()}
 WIDE_GRADIENTS |= {
@@ -91,19 +86,11 @@ WIDE_GRADIENTS |= {
 }
 
 
-def _gradients_by_torch() -> Tensor:
-    query, key, value = (WIDE_GRADIENTS[name] for name in ("query", "key", "value"))
-    out = F.scaled_dot_product_attention(query := query.clone().requires_grad_(), key, value)
-    return torch.autograd.grad(out, query, WIDE_GRADIENTS["grad_out"])[0]
-
-
 REFUSALS: list[Refusal] = [
-    Refusal("convert grad_out with .to(query.dtype)", _gradients(grad_out=HALVED),
-            _gradients(grad_out=HALVED.to(torch.float32)), _exact_gradients(grad_out=HALVED.float())),
+    Refusal("convert grad_out with .to(query.dtype)", _gradients(grad_out=HALVED)),
     Refusal("pass the out of the forward, or leave it out", _gradients(out=heads(2, 4, 9, 40).double()),
-            _gradients(out=None), _exact_gradients()),
-    Refusal("use F.scaled_dot_product_attention for this layer", _gradients(**WIDE_GRADIENTS),
-            _gradients_by_torch, lambda: reference.prefill_backward(**WIDE_GRADIENTS)[0]),
+            _gradients(out=None)),
+    Refusal("use F.scaled_dot_product_attention for this layer", _gradients(**WIDE_GRADIENTS)),
     *(
         Refusal(
             "use an attn_mask instead",
@@ -122,29 +109,19 @@ REFUSALS: list[Refusal] = [
     *(_too_wide(name) for name, each in problems.OPTIONS.items() if "decode" in each.ops),
     of_op("query and key are [batch, heads, length, head_dim]: use .transpose(1, 2)", "prefill",
           {n: of("prefill")[n].transpose(1, 2) for n in ("query", "key", "value")}),
-    Refusal("key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose",
-            run("paged_decode", **HEADS_FIRST),
-            run("paged_decode", **{n: pool.transpose(1, 2) for n, pool in HEADS_FIRST.items()}),
-            exact("paged_decode")),
-    Refusal(".expand() key to 2 sequences",
-            run("prefill", **{n: of("prefill")[n][:1] for n in ("key", "value")}),
-            run("prefill", **{n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
-            exact("prefill", **{n: of("prefill")[n][[0, 0]] for n in ("key", "value")})),
+    of_op("key_cache [num_blocks, block_size, kv_heads, head_dim]: transpose", "paged_decode",
+          {n: of("paged_decode")[n].transpose(1, 2) for n in ("key_cache", "value_cache")}),
+    of_op(".expand() key to 2 sequences", "prefill",
+          {n: of("prefill")[n][:1] for n in ("key", "value")},
+          {n: of("prefill")[n][:1].expand(2, -1, -1, -1) for n in ("key", "value")}),
     *(
-        Refusal(
-            f"convert {names[0]} and {names[1]} with .to(query.dtype)",
-            run(op, **{n: of(op)[n].double() for n in names}),
-            run(op, **{n: of(op)[n].double().to(torch.float32) for n in names}),
-            exact(op),
-        )
+        of_op(f"convert {names[0]} and {names[1]} with .to(query.dtype)", op,
+              {n: of(op)[n].double() for n in names})
         for op, names in (("prefill", ("key", "value")), ("paged_decode", ("key_cache", "value_cache")))
     ),
-    Refusal("convert it with .float()", run("prefill", query=of("prefill")["query"].double()),
-            run("prefill", query=of("prefill")["query"].double().float()), exact("prefill")),
-    of_write("convert value with .to(key.dtype)", written(value=WRITTEN["value"].float()),
-             written(value=WRITTEN["value"].float().to(WRITTEN["key"].dtype))),
-    of_write("convert it with .to(torch.int64)", written(slot_mapping=WRITTEN["slot_mapping"].short()),
-             written(slot_mapping=WRITTEN["slot_mapping"].short().to(torch.int64))),
+    of_op("convert it with .float()", "prefill", {"query": of("prefill")["query"].double()}),
+    of_write("convert value with .to(key.dtype)", written(value=WRITTEN["value"].float())),
+    of_write("convert it with .to(torch.int64)", written(slot_mapping=WRITTEN["slot_mapping"].short())),
     of_op("pass one entry more than there are sequences in both", "varlen_prefill",
           {"cu_seqlens_q": of("varlen_prefill")["cu_seqlens_q"][:2]}),
 ]  # fmt: skip
