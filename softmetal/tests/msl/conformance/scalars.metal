@@ -40,7 +40,6 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 // --- bfloat_and_half | rejected (likely) | MSL 2.1; MSL 2.18 | bfloat and half do not convert to each other implicitly.
   b[0] = h[0];  // error
   b[0] = b[1] + h[0];  // error
-
 // --- bfloat_returned_from_half | rejected (certain)
 bfloat f(half h) { return h; }  // error
 kernel void k(device bfloat* o [[buffer(0)]], device half* x [[buffer(1)]]) { o[0] = f(x[0]); }
