@@ -1,5 +1,4 @@
-"""The merge sort in torch's wheel (SortMerge.h), launched as torch does, gives correct results and passes every
-check.
+"""torch's merge sort (SortMerge.h of the wheel), launched as torch does, is right and passes every check.
 
 If any barrier is removed, the race detector reports it.
 """

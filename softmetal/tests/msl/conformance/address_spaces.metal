@@ -118,18 +118,10 @@ void f(device float& a) { a = 2; }
 void f(threadgroup float& a) { a = 3; }
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { float y; f(y); f(x[0]); f(t[0]); x[1] = y + t[0]; }
 
-// --- member_with_space | rejected (certain) | MSL 4; MLX steel/attn | A data member cannot have an address space.
-struct S {
-  device float x;  // error
-};
-kernel void k(device float* o [[buffer(0)]]) { o[0] = 1; }
-
-// --- local_device_variable | rejected (certain) | MSL 4.4 | A local variable cannot be in device memory.
-kernel void k(device float* x [[buffer(0)]]) { device float y; y=1; x[0]=y; }  // error
-
-// --- parameter_by_value | rejected (certain) | MSL 4.4 | A parameter passed by value cannot have an address space.
+// --- values | rejected (certain) | MSL 4, 4.4; MLX steel/attn | A member, a local variable and a parameter by value are not in device memory.
+struct S { device float x; };  // error
+void f(device float* x) { device float y; }  // error
 float f(device float x) { return x; }  // error
-kernel void k(device float* x [[buffer(0)]]) { x[0]=f(x[1]); }
 
 // --- setup
 void take(thread float* p) { p[0] = 1; }
