@@ -17,7 +17,7 @@ def test_literals_are_float() -> None:
             "1.0 / 3.0": np.float32(1) / np.float32(3),
             "1.5h": 1.5,
             "2.0bf": 2,
-            "2.H + 4l + 5ul + 0b101 + 'a'": 113,
+            "2.H + 4l + 5UL + 0x1eL + 0b101 + 'a'": 143,
         }
     )
 

@@ -54,15 +54,10 @@ kernel void k(device uint* x [[buffer(0)]], position p [[thread_position_in_grid
 // --- attribute_twice | rejected (policy) | MSL 5.2.3 | Two parameters cannot have one attribute.
 kernel void k(device int* x [[buffer(0)]], uint i [[thread_position_in_grid]], uint j [[thread_position_in_grid]]) { x[i]=j; }  // error
 
-// --- attribute_twice_under_two_names | rejected (certain) | m1-gpu-cpp #4 | thread_execution_width and threads_per_simdgroup are the same input.
-kernel void k(device uint* x [[buffer(0)]], uint a [[threads_per_simdgroup]],
-    uint b [[thread_execution_width]]) {  // error
-    uint b [[simdgroups_per_threadgroup]]) {  // accepted
-  x[a] = b;
-}
-
-// --- attribute_of_vertex_functions | rejected (certain) | MSL 5.2.3 | A kernel parameter cannot have the attribute [[position]].
-kernel void k(device int* x [[buffer(0)]], float4 p [[position]]) { x[0]=p.x; }  // error
+// --- inputs | rejected (certain) | MSL 5.2.3; m1-gpu-cpp #4 | thread_execution_width and threads_per_simdgroup are the same input; [[position]] is not one of a kernel.
+kernel void k(device uint* x, uint a [[threads_per_simdgroup]], uint b [[thread_execution_width]]) { x[a] = b; }  // error
+kernel void k(device int* x, float4 p [[position]]) { x[0] = p.x; }  // error
+kernel void k(device uint* x, uint a [[threads_per_simdgroup]], uint b [[simdgroups_per_threadgroup]]) { x[a] = b; }  // accepted
 
 // --- attributes_of_function_parameters | accepted (likely) | get_coord in torch | Attributes of kernel inputs have no effect on parameters of other functions.
 uint f(uint lane [[thread_index_in_simdgroup]]) { return lane; }

@@ -6,26 +6,13 @@ struct S { kernel void k(device int* x) { x[0] = 1; } };  // error
 kernel void main(device float* x) { x[0] = 1; }  // error
 kernel void k(device float* x) { return; }  // accepted
 
-// --- called_by_kernel | rejected (likely) | MSL 5.1 | No function can call a kernel.
-kernel void a(device int* x [[buffer(0)]]) { x[0]=1; }
+// --- calls_and_defaults | rejected (likely) | MSL 5.1 | No function can call a kernel, and a kernel cannot have default arguments.
+kernel void a(device int* x [[buffer(0)]]) { x[0] = 1; }
 kernel void b(device int* x [[buffer(0)]]) { a(x); }  // error
-// --- called_by_function | rejected (likely)
-kernel void a(device int* x [[buffer(0)]]) { x[0] = 1; }  // rejected
-void a(device int* x) { x[0] = 1; }  // accepted
-void f(device int* x) {
-  a(x);  // error
-  a(x);  // accepted
-}
-kernel void b(device int* x [[buffer(0)]]) { f(x); }
-
-// --- default_argument | rejected (likely) | MSL 5.1 | A kernel cannot have default arguments.
-uint f(uint i = 0) { return i; }  // accepted
-kernel void k(device uint* x [[buffer(0)]],
-    uint i [[thread_position_in_grid]] = 0) {  // error
-  x[i] = 1;  // rejected
-    uint i [[thread_position_in_grid]]) {  // accepted
-  x[i] = f();  // accepted
-}
+void f(device int* x) { a(x); }  // error
+kernel void k(device uint* x, uint i [[thread_position_in_grid]] = 0) { x[i] = 1; }  // error
+uint g(uint i = 0) { return i; }  // accepted
+kernel void k(device uint* x, uint i [[thread_position_in_grid]]) { x[i] = g(); }  // accepted
 
 // --- forward_declaration | accepted (certain) | C++ [basic.def] | A kernel can be declared before its definition.
 kernel void k(device float* x [[buffer(0)]]);
