@@ -34,15 +34,15 @@ kernel void product(device A* a [[buffer(0)]], device B* b [[buffer(1)]], device
   constexpr auto d = matmul2d_descriptor(M, N, K, TRANSPOSE_LEFT, TRANSPOSE_RIGHT, RELAXED,
                                          matmul2d_descriptor::mode::multiply_accumulate);
   matmul2d<d, execution_simdgroup> op;
-  LeftMemory left_memory(a, dextents<int, 2>(sizes.x, sizes.y), array<int, 2>{1, LEFT_STRIDE});
-  RightMemory right_memory(b, dextents<int, 2>(sizes.z, sizes.w), array<int, 2>{1, RIGHT_STRIDE});
+  LeftMemory left_memory(a, dextents<int, 2>(sizes.x, sizes.y));
+  RightMemory right_memory(b, dextents<int, 2>(sizes.z, sizes.w));
 #if LEFT_HELD
   typedef typename decltype(op)::template cooperative_tensor_left_input_t<A, B, float> Left;
   auto left = op.template get_left_input_cooperative_tensor<A, B, float>();
 #pragma clang loop unroll(full)
   for (ushort i = 0; i < left.get_capacity(); ++i) {
     const auto at = left.get_multidimensional_index(i);
-    left[i] = a[at[1] * LEFT_STRIDE + at[0]];
+    left[i] = a[at[1] * sizes.x + at[0]];
   }
 #else
   typedef LeftMemory Left;
@@ -67,8 +67,7 @@ kernel void product(device A* a [[buffer(0)]], device B* b [[buffer(1)]], device
     out[at[1] * N + at[0]] = sums[i];
   }
 #else
-  dextents<int, 2> sizes_of_sums(N, M);
-  tensor<device float, dextents<int, 2>, tensor_inline> sums(out, sizes_of_sums, array<int, 2>{1, N});
+  tensor<device float, dextents<int, 2>, tensor_inline> sums(out, dextents<int, 2>(N, M));
   op.run(left, right, sums);
 #endif
 }
@@ -76,58 +75,27 @@ kernel void product(device A* a [[buffer(0)]], device B* b [[buffer(1)]], device
 )
 
 
-def product(
-    m: int,
-    n: int,
-    k: int,
-    left: str = "half",
-    right: str = "half",
-    *,
-    transpose_left: bool = False,
-    transpose_right: bool = False,
-    relaxed: bool = False,
-    left_held: bool = False,
-    right_held: bool = False,
-    out_held: bool = True,
-    is_dynamic: bool = False,
-    aligned: bool = True,
-) -> Pipeline:
-    flags = {
-        "TRANSPOSE_LEFT": transpose_left,
-        "TRANSPOSE_RIGHT": transpose_right,
-        "RELAXED": relaxed,
-        "LEFT_HELD": left_held,
-        "RIGHT_HELD": right_held,
-        "OUT_HELD": out_held,
-    }
-    macros = {name: str(int(value)) for name, value in flags.items()}
-    macros |= {"M": str(m), "N": str(n), "A": left, "B": right}
-    macros["K"] = "dynamic_length_v<int>" if is_dynamic else str(k)
-    macros |= {
-        "LEFT_STRIDE": str(m if transpose_left else k),
-        "RIGHT_STRIDE": str(k if transpose_right else n),
-    }
-    return Pipeline(PRODUCT, "product", 32, macros=macros, std="metal4.0", aligned_runs=aligned)
-
-
-PLACES = [
-    {"transpose_right": True},
-    {"transpose_right": True, "aligned": False},
+DEFAULTS = {
+    "M": 16, "N": 32, "K": 32, "A": "float", "B": "half", "TRANSPOSE_LEFT": 0, "TRANSPOSE_RIGHT": 0,
+    "RELAXED": 1, "LEFT_HELD": 0, "RIGHT_HELD": 0, "OUT_HELD": 1,
+}  # fmt: skip
+PLACES: list[dict[str, object]] = [
     {},
-    {"transpose_left": True},
-    {"left_held": True},
-    {"left_held": True, "transpose_right": True},
-    {"right_held": True},
-    {"right_held": True, "transpose_right": True},
-    {"left_held": True, "right_held": True},
-    {"left_held": True, "right_held": True, "transpose_right": True},
-    {"out_held": False},
-    {"is_dynamic": True, "transpose_right": True},
+    {"TRANSPOSE_LEFT": 1},
+    {"TRANSPOSE_RIGHT": 1},
+    {"TRANSPOSE_RIGHT": 1, "K": "dynamic_length_v<int>"},
+    {"LEFT_HELD": 1},
+    {"LEFT_HELD": 1, "TRANSPOSE_RIGHT": 1},
+    {"RIGHT_HELD": 1},
+    {"RIGHT_HELD": 1, "TRANSPOSE_RIGHT": 1},
+    {"LEFT_HELD": 1, "RIGHT_HELD": 1},
+    {"LEFT_HELD": 1, "RIGHT_HELD": 1, "TRANSPOSE_RIGHT": 1},
+    {"OUT_HELD": 0},
 ]
-
-
-def named(options: dict[str, object]) -> str:
-    return "-".join(name for name, value in options.items() if value) or "memory"
+TYPES: list[dict[str, object]] = [
+    {"A": left, "B": right, "N": 16, "RELAXED": 0}
+    for left, right in (("half", "bfloat"), ("bfloat", "float"), ("float", "float"))
+]
 
 
 def in_memory(pipeline: Pipeline, folder: Path) -> int:
@@ -138,16 +106,12 @@ def in_memory(pipeline: Pipeline, folder: Path) -> int:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("places", PLACES, ids=named)
-def test_products_stay_in_registers(places: dict[str, bool], tmp_path: Path) -> None:
-    pipeline = product(16, 32, 32, "float", "half", relaxed=True, **places)  # type: ignore[arg-type]
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("macros", [*PLACES, *TYPES], ids=str)
+def test_products_stay_in_registers(macros: dict[str, object], aligned: bool, tmp_path: Path) -> None:
+    given = {name: str(value) for name, value in {**DEFAULTS, **macros}.items()}
+    pipeline = Pipeline(PRODUCT, "product", 32, macros=given, std="metal4.0", aligned_runs=aligned)
     assert in_memory(pipeline, tmp_path) == 0
-
-
-@needs_nvcc
-@pytest.mark.parametrize(("left", "right"), [("half", "bfloat"), ("bfloat", "float"), ("float", "float")])
-def test_products_of_every_type_stay_in_registers(left: str, right: str, tmp_path: Path) -> None:
-    assert in_memory(product(32, 16, 32, left, right), tmp_path) == 0
 
 
 REDUCTION = (

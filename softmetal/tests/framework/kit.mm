@@ -132,24 +132,11 @@ const char* const kScale = R"(
 #include <metal_stdlib>
 using namespace metal;
 constant float factor [[function_constant(0)]];
-struct Layout { long sizes[4]; long strides[4]; uint count; uint dims; };
 kernel void scale(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
-                  constant Layout& layout [[buffer(2)]], uint id [[thread_position_in_grid]]) {
-  if (id >= layout.count) return;
-  uint rest = id;
-  long offset = 0;
-  for (int d = int(layout.dims) - 1; d >= 0; --d) {
-    offset += long(rest % uint(layout.sizes[d])) * layout.strides[d];
-    rest /= uint(layout.sizes[d]);
-  }
-  y[id] = x[offset] * factor;
+                  constant uint& count [[buffer(2)]], uint id [[thread_position_in_grid]]) {
+  if (id < count) y[id] = x[id] * factor;
 }
 )";
-
-struct Layout {
-  int64_t sizes[4], strides[4];
-  uint32_t count, dims;
-};
 
 at::Tensor scale(const at::Tensor& x) {
   at::Tensor y = at::empty(x.sizes(), x.options());
@@ -164,19 +151,13 @@ at::Tensor scale(const at::Tensor& x) {
     [compiled release];
     return made;
   }();
-  Layout layout{};
-  layout.count = uint32_t(x.numel());
-  layout.dims = uint32_t(x.dim());
-  for (int64_t i = 0; i < x.dim(); ++i) {
-    layout.sizes[i] = x.size(i);
-    layout.strides[i] = x.stride(i);
-  }
+  const uint32_t count = uint32_t(x.numel());
   encode([&](id<MTLComputeCommandEncoder> encoder) {
     [encoder setComputePipelineState:state];
     [encoder setBuffer:buffer_of(x) offset:NSUInteger(x.storage_offset() * x.element_size()) atIndex:0];
     [encoder setBuffer:buffer_of(y) offset:0 atIndex:1];
-    [encoder setBytes:&layout length:sizeof layout atIndex:2];
-    [encoder dispatchThreadgroups:MTLSizeMake((layout.count + 63) / 64, 1, 1)
+    [encoder setBytes:&count length:sizeof count atIndex:2];
+    [encoder dispatchThreadgroups:MTLSizeMake((count + 63) / 64, 1, 1)
             threadsPerThreadgroup:MTLSizeMake(64, 1, 1)];
   });
   return y;

@@ -66,11 +66,9 @@ def neighbours(kit: ModuleType, *, barrier: bool) -> Any:
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "whole": lambda x: x,
-    "storage offset": lambda x: x[4:, 1:],
-    "transposed with offset": lambda x: x.transpose(0, 2)[1:],
+    "storage offset": lambda x: x[4:],
     "empty": lambda x: x[:0],
     "scalar": lambda x: x[2, 2, 2],
-    "expanded": lambda x: x[:, :1].expand(-1, 7, -1),
 }
 
 

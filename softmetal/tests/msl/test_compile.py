@@ -123,26 +123,20 @@ def test_concurrent_compiles_of_one_program(tmp_path: Path) -> None:
     assert len(set(paths)) == 1 and [p.name for p in tmp_path.iterdir()] == [paths[0].name]
 
 
-# ---- third-party programs: the sorts in the headers of torch's wheel ------------------------------------
-
-TORCH_PROLOGUE = "#include <c10/metal/common.h>\n#include <c10/metal/utils.h>\n"
-TORCH_PROGRAMS = {
-    ("SortMerge.h",): (r"^(sort_block|mb_merge)_(half|bfloat)_tptg64", 8),
-    ("SortMerge.h", "SortRadix.h"): (r"^radix_.*_float_8bit(_mb4)?$", 6),
-}
-
-
 @pytest.mark.parametrize("mode", ["fast", "checked"])
-@pytest.mark.parametrize("headers", TORCH_PROGRAMS)
-def test_torch_headers(headers: tuple[str, ...], mode: str, tmp_path: Path) -> None:
+def test_headers_of_torch(mode: str, tmp_path: Path) -> None:
+    """The radix sort; simt/test_torch_kernels.py runs the merge sort."""
     torch = importlib.util.find_spec("torch")
     assert torch is not None and torch.origin is not None
-    only, kernels = TORCH_PROGRAMS[headers]
-    source = f"#include <metal_stdlib>\nusing namespace metal;\n{TORCH_PROLOGUE}"
-    source += "".join(f"#include <ATen/native/mps/kernels/{header}>\n" for header in headers)
-    program = Program(source, include=(str(Path(torch.origin).parent / "include"),), only=only)
-    path = compile_program(program, mode, tmp_path)
-    assert len(_Loaded(path, {}).kernels) == kernels
+    headers = ("c10/metal/common.h", "c10/metal/utils.h", "ATen/native/mps/kernels/SortMerge.h",
+               "ATen/native/mps/kernels/SortRadix.h")  # fmt: skip
+    source = "#include <metal_stdlib>\nusing namespace metal;\n"
+    source += "".join(f"#include <{header}>\n" for header in headers)
+    include = (str(Path(torch.origin).parent / "include"),)
+    path = compile_program(
+        Program(source, include=include, only=r"^radix_.*_float_8bit(_mb4)?$"), mode, tmp_path
+    )
+    assert len(_Loaded(path, {}).kernels) == 6
 
 
 def test_plugins_are_the_same_in_every_folder() -> None:

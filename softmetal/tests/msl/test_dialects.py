@@ -234,23 +234,6 @@ def test_built_in_variables_at_program_scope() -> None:
     assert (out == index * 100 + index % 32).all()
 
 
-def test_shuffle_and_fill_of_wide_vectors() -> None:
-    body = """
-    kernel void k(device float4* x, device float4* up, device float4* down,
-                  ushort lane [[thread_index_in_simdgroup]]) {
-      up[lane] = simd_shuffle_and_fill_up(x[lane], -x[lane], 2);
-      down[lane] = simd_shuffle_and_fill_down(x[lane], -x[lane], 1, 8);
-    }
-    """
-    x, up, down = (np.zeros((32, 4), np.float32) for _ in range(3))
-    x[:] = np.arange(1, 129).reshape(32, 4)
-    run(body, x, up, down, threads=32)
-    lanes = np.arange(32)
-    last = lanes % 8 == 7
-    np.testing.assert_array_equal(up, np.where(lanes[:, None] < 2, -x[lanes - 2], x[lanes - 2]))
-    np.testing.assert_array_equal(down, np.where(last[:, None], -x[lanes - 7], x[(lanes + 1) % 32]))
-
-
 def test_names_that_hide_a_built_in_at_program_scope() -> None:
     body = """
     uint tid [[thread_position_in_grid]];
@@ -319,18 +302,3 @@ def test_each_instantiation_is_of_its_overload() -> None:
         x = np.zeros(2, np.float32)
         library.pipeline(name).run([x, x], grid=(1, 1, 1), threads=(1, 1, 1))
         assert x[0] == value, name
-
-
-def test_shuffle_and_fill_within_quads() -> None:
-    body = """
-    kernel void k(device int* x, ushort lane [[thread_index_in_simdgroup]]) {
-      x[32 + lane] = quad_shuffle_and_fill_up(x[lane], -x[lane], 1);
-      x[64 + lane] = quad_shuffle_and_fill_down(x[lane], -x[lane], 1, 2);
-    }
-    """
-    x = np.zeros(96, np.int32)
-    x[:32] = lanes = np.arange(1, 33)
-    run(body, x, threads=32)
-    first, last = (lanes - 1) % 4 == 0, lanes % 2 == 0
-    np.testing.assert_array_equal(x[32:64], np.where(first, -(lanes + 3), lanes - 1))
-    np.testing.assert_array_equal(x[64:], np.where(last, -(lanes - 1), lanes + 1))

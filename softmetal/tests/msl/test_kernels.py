@@ -8,24 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from softmetal.msl.compile import Program, compile_program
-from softmetal.simt.harness import Library, _Loaded
+from softmetal.simt.harness import Library, _Argument, _Loaded
 
 PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n"
-
-
-class Argument(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("kind", ctypes.c_uint32),
-        ("index", ctypes.c_uint32),
-        ("used", ctypes.c_uint32),
-    ]
 
 
 def describe(path: Path, name: str, constants: dict[int, bool | int | float] | None = None) -> dict:
     loaded = _Loaded(path, constants or {})  # unloads the module and its table when it is destroyed
     kernel = loaded.kernels[name]
-    rows = ctypes.cast(kernel.arguments, ctypes.POINTER(Argument))
+    rows = ctypes.cast(kernel.arguments, ctypes.POINTER(_Argument))
     arguments = [
         (rows[i].name.decode(), rows[i].kind, rows[i].index, rows[i].used)
         for i in range(kernel.argument_count)

@@ -1,4 +1,4 @@
-"""The parts of Apple's library that foreign kernels use: matrices, vectors of bool, packing, quadgroups."""
+"""The parts of Apple's library that foreign kernels use: matrices, vectors of bool, packing."""
 
 from __future__ import annotations
 
@@ -204,53 +204,6 @@ def test_packing_clamps_and_rounds() -> None:
             "pack_float_to_unorm565(unpack_unorm565_to_float(ushort(0x1234)))": 0x1234,
         }
     )
-
-
-# ---- quadgroups ----------------------------------------------------------------------------------
-
-QUADS: dict[str, Any] = {
-    "quad_sum(x)": lambda q: np.full(4, q.sum()),
-    "quad_product(x)": lambda q: np.full(4, q.prod()),
-    "quad_max(x)": lambda q: np.full(4, q.max()),
-    "quad_min(x)": lambda q: np.full(4, q.min()),
-    "quad_prefix_inclusive_sum(x)": np.cumsum,
-    "quad_prefix_exclusive_sum(x)": lambda q: np.cumsum(q) - q,
-    "quad_prefix_inclusive_product(x)": np.cumprod,
-    "quad_broadcast_first(x)": lambda q: np.full(4, q[0]),
-    "quad_broadcast(x, 2)": lambda q: np.full(4, q[2]),
-    "quad_shuffle(x, 3 - lane % 4)": lambda q: q[::-1],
-    "quad_shuffle_xor(x, 1)": lambda q: q[[1, 0, 3, 2]],
-    "quad_shuffle_up(x, 1)": lambda q: q[[0, 0, 1, 2]],
-    "quad_shuffle_down(x, 2)": lambda q: q[[2, 3, 2, 3]],
-    "quad_shuffle_rotate_up(x, 1)": lambda q: q[[3, 0, 1, 2]],
-    "quad_shuffle_rotate_down(x, 1)": lambda q: q[[1, 2, 3, 0]],
-    "quad_any(x > 5)": lambda q: np.full(4, (q > 5).any()),
-    "quad_all(x > 1)": lambda q: np.full(4, (q > 1).all()),
-    "ushort(quad_ballot(x > 4))": lambda q: np.full(4, ((q > 4) * (1, 2, 4, 8)).sum()),
-}
-
-
-@pytest.mark.parametrize("kind", ["float", "int", "half"])
-def test_quadgroups(kind: str) -> None:
-    values = np.random.default_rng(7).integers(1, 8, 32)
-    dtype = {"float": np.float32, "int": np.int32, "half": np.float16}[kind]
-    out = np.zeros((len(QUADS), 32), np.float32)
-    stores = "\n".join(f"out[{32 * i} + lane] = {text};" for i, text in enumerate(QUADS))
-    body = f"""kernel void k(device const {kind}* in, device float* out,
-      ushort lane [[thread_index_in_simdgroup]]) {{ {kind} x = in[lane]; {stores} }}"""
-    run(body, values.astype(dtype), out, threads=32)
-    for (text, expected), got in zip(QUADS.items(), out, strict=True):
-        quads = [expected(quad) for quad in values.reshape(8, 4)]
-        np.testing.assert_array_equal(got, np.concatenate(quads), err_msg=text)
-
-
-def test_quadgroup_operations_on_vectors_and_some_lanes() -> None:
-    out = np.zeros(32, np.float32)
-    body = """kernel void k(device float* out, ushort lane [[thread_index_in_simdgroup]]) {
-      if (lane % 4 != 1) out[lane] = quad_sum(float2(lane % 4, 10)).x + quad_sum(float2(lane % 4, 10)).y;
-    }"""
-    run(body, out, threads=32)
-    np.testing.assert_array_equal(out.reshape(8, 4), np.tile([35, 0, 35, 35], (8, 1)))
 
 
 # ---- the language --------------------------------------------------------------------------------

@@ -5,19 +5,7 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-import pytest
 from elementwise import check, run
-
-LANES = np.arange(32)
-
-
-def run_lanes(expressions: list[str], values: np.ndarray, result: str = "float") -> np.ndarray:
-    """Evaluates expressions of x (the lane's value) and lane in one simdgroup; [expression, lane]."""
-    stores = "\n".join(f"  out[{i * 32} + lane] = {text};" for i, text in enumerate(expressions))
-    parameters = f"device const {result}* in, device {result}* out, ushort lane [[thread_index_in_simdgroup]]"
-    out = np.zeros((len(expressions), 32), values.dtype)
-    run(f"kernel void k({parameters}) {{\n  {result} x = in[lane];\n{stores}\n}}\n", values, out, threads=32)
-    return out
 
 
 def test_literals_are_float() -> None:
@@ -29,7 +17,7 @@ def test_literals_are_float() -> None:
             "1.0 / 3.0": np.float32(1) / np.float32(3),
             "1.5h": 1.5,
             "2.0bf": 2,
-            "2.H + 4l + 5ul + 0b101 + 'a'": 113,
+            "2.H + 4l + 5UL + 0x1eL + 0b101 + 'a'": 143,
         }
     )
 
@@ -182,66 +170,6 @@ def test_nan_and_infinity_are_ieee() -> None:
             "numeric_limits<float>::lowest() < -1e38": 1,
         }
     )
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_simd_operations(dtype: type) -> None:
-    x: np.ndarray = (LANES % 7 + 1).astype(dtype)
-    kind = "float" if dtype is np.float32 else "int"
-    table = {
-        "simd_sum(x)": x.sum(),
-        "simd_max(x)": x.max(),
-        "simd_min(x)": x.min(),
-        "simd_product(x % 2 + 1)" if kind == "int" else "simd_product(x > 1.0 ? 1.0 : 2.0)": np.prod(
-            x % 2 + 1
-        )
-        if kind == "int"
-        else 2.0 ** (x == 1).sum(),
-        "simd_prefix_inclusive_sum(x)": x.cumsum(),
-        "simd_prefix_exclusive_sum(x)": x.cumsum() - x,
-        "simd_shuffle(x, 31 - lane)": x[31 - LANES],
-        "simd_shuffle_xor(x, 5)": x[LANES ^ 5],
-        "simd_broadcast(x, 9)": np.full(32, x[9]),
-        "simd_broadcast_first(x)": np.full(32, x[0]),
-        "simd_shuffle_up(x, 3)": np.where(LANES >= 3, np.roll(x, 3), x),
-        "simd_shuffle_down(x, 3)": np.where(LANES < 29, np.roll(x, -3), x),
-        "simd_shuffle_rotate_up(x, 3)": np.roll(x, 3),
-        "simd_shuffle_rotate_down(x, 3)": np.roll(x, -3),
-        f"simd_shuffle_and_fill_up(x, {kind}(lane), 2)": np.where(
-            LANES >= 2, np.roll(x, 2), np.roll(LANES, 2)
-        ),
-        f"simd_shuffle_and_fill_down(x, {kind}(lane), 2)": np.where(
-            LANES < 30, np.roll(x, -2), np.roll(LANES, -2)
-        ),
-        f"simd_shuffle_and_fill_down(x, {kind}(lane), 1, 8)": np.where(
-            LANES % 8 < 7, np.roll(x, -1), LANES // 8 * 8
-        ),
-        "simd_any(x == 3)": np.ones(32),
-        "simd_all(x < 7)": np.zeros(32),
-        "(ulong)simd_ballot(lane < 4)": np.full(32, 15),
-    }
-    if kind == "int":
-        table |= {
-            "simd_and(x | 8)": np.bitwise_and.reduce(x | 8),
-            "simd_or(x)": np.bitwise_or.reduce(x),
-            "simd_xor(x)": np.bitwise_xor.reduce(x),
-        }
-    got = run_lanes(list(table), x, kind)
-    for row, (text, expected) in zip(got, table.items(), strict=True):
-        np.testing.assert_array_equal(row, np.broadcast_to(expected, 32).astype(dtype), err_msg=text)
-
-
-def test_simd_operations_on_vectors() -> None:
-    x = LANES.astype(np.float32)
-    got = run_lanes(
-        [
-            "simd_sum(float4(x, 1, 2, 3)).x",
-            "simd_max(half2(half(lane), 7.0h)).x",
-            "simd_shuffle_xor(float2(x), 1).y",
-        ],
-        x,
-    )
-    np.testing.assert_array_equal(got, [np.full(32, 496), np.full(32, 31), LANES ^ 1])
 
 
 MATRIX = """

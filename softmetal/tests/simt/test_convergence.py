@@ -1,6 +1,6 @@
-"""Simdgroup operations in divergent flow: operators of a class, votes, scans, shuffles from inactive lanes.
+"""Simdgroup operations in divergent flow: operators of a class, shuffles from inactive lanes.
 
-test_random_programs.py has the control flow.
+test_random_programs.py has the other operations, and the control flow.
 """
 
 from __future__ import annotations
@@ -25,14 +25,6 @@ KERNEL(operators) {
   Adder a = {1};
   o[t] = t < 4 ? a.total() : t < 8 ? a.total() + 100 : t < 16 ? a(1) : a + 3;
 }
-KERNEL(votes) {
-  if (t % 3 == 1) {
-    ulong active = (ulong)simd_active_threads_mask(), vote = (ulong)simd_ballot(t > 15);
-    o[t] = popcount(active) * 100 + popcount(vote) + 1000 * simd_is_first();
-    o[t] += 2000 * simd_any(t == 1) + 4000 * simd_all(t > 0);
-  }
-}
-KERNEL(scans) { if (t & 1) o[t] = simd_prefix_exclusive_sum(1.0f) * 100 + simd_broadcast_first(float(t)); }
 KERNEL(shuffle_within) { if (t < 16) o[t] = simd_shuffle_xor(float(t), 1) + simd_shuffle_up(float(t), 0); }
 KERNEL(shuffle_out_of_the_simdgroup) { o[t] = simd_shuffle_down(float(t), 1) + simd_shuffle_up(float(t), 1); }
 KERNEL(shuffle_from_outside) {
@@ -72,19 +64,6 @@ ORDERS = ["forward", "reverse", "random:1", "random:2"]
 def test_calls_of_members_and_operators(library: Library, order: str, checks: str) -> None:
     expected = [4] * 4 + [104] * 4 + [16] * 8 + [48] * 16
     assert run(library, "operators", order=order, checks=checks) == expected
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("checks", ["", "race"])
-def test_votes_and_scans_are_of_the_active_lanes(library: Library, order: str, checks: str) -> None:
-    active = range(1, 32, 3)
-    votes = sum(t > 15 for t in active)
-    expected = [
-        len(active) * 100 + votes + 1000 * (t == 1) + 2000 + 4000 if t in active else 0 for t in range(32)
-    ]
-    assert run(library, "votes", order=order, checks=checks) == expected
-    expected = [t // 2 * 100 + 1 if t % 2 else 0 for t in range(32)]
-    assert run(library, "scans", order=order, checks=checks) == expected
 
 
 @pytest.mark.parametrize("checks", ["", "race"])

@@ -1,15 +1,14 @@
-"""`python -m softmetal agx FILE --kernel NAME`: prints the cost of a kernel on M1 and M2."""
+"""`python -m softmetal agx FILE --kernel NAME`: prints the cost of a kernel on M1 and M2, as JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..arguments import Parser, positive
-from .compile import HALF_REGISTERS, Cost, LoopCost, NotBuiltError, compiled, cost_of
+from .compile import NotBuiltError, compiled, cost_of
 from .translate import AgxError, Kernel
 
 Number = bool | int | float
@@ -46,7 +45,6 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--safe-math", action="store_true", help="as with -fno-fast-math")
     parser.add_argument("--loop", type=int, metavar="N", help="simulate this loop, not the hottest one")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--listing", action="store_true", help="print what Mesa prints: the machine code")
 
 
@@ -71,49 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(f"softmetal: {error}")
     if arguments.listing:
         print(text)
-    elif arguments.json:
-        print(json.dumps(cost.as_dict(), indent=1))
     else:
-        print("\n".join(describe(cost, kernel.fast_math)))
-
-
-def describe(cost: Cost, fast_math: bool) -> Iterator[str]:
-    spills = f"{cost.spills} spills, {cost.fills} fills" if cost.spills or cost.fills else "no spills"
-    math = "fast" if fast_math else "safe"
-    yield f"kernel     {cost.kernel}, {cost.threadgroup_threads} threads per threadgroup, {math} math"
-    yield f"registers  needs {cost.needed} halves, has {cost.given} of {HALF_REGISTERS}: {spills}"
-    yield (
-        f"threads    {cost.resident_threads} resident on a core ({cost.threads_by_registers} by registers; "
-        f"{cost.threadgroup_bytes} bytes of threadgroup memory)"
-    )
-    yield f"code       {cost.code_bytes} bytes, {cost.instructions} instructions: {_mix(cost.kinds)}"
-    for number, loop in enumerate(cost.loops):
-        yield from _describe_loop(number, loop)
-
-
-def _describe_loop(number: int, loop: LoopCost) -> Iterator[str]:
-    first, last = loop.blocks
-    yield (
-        f"loop {number:<5} depth {loop.depth}, blocks {first} to {last}, {loop.code_bytes} bytes, "
-        f"needs {loop.needed} halves: {_mix(loop.kinds)}"
-    )
-    yield f"           issues {loop.product_cycles} cycles of products and {loop.other_cycles} others"
-    if loop.simulated is not None:
-        likely, best, worst = (loop.simulated.likely, loop.simulated.best, loop.simulated.worst)
-        yield f"           simulated: {likely:.0f} cycles an iteration ({best:.0f} to {worst:.0f})"
-        if products := loop.kinds.get("product"):
-            numbers = f"{likely / products:.1f} ({best / products:.1f} to {worst / products:.1f})"
-            yield f"           simulated: {numbers} cycles a product"
-        for step in loop.steps:
-            yield (
-                f"           path: {step.products} products and {step.other_cycles} other cycles, "
-                f"simulated: {step.simulated.likely:.0f}"
-            )
-
-
-def _mix(kinds: Mapping[str, int]) -> str:
-    ordered = sorted(kinds.items(), key=lambda one: -one[1])
-    return ", ".join(f"{count} {kind}" for kind, count in ordered)
+        print(json.dumps(cost.as_dict(), indent=1))
 
 
 def _size(text: str) -> tuple[int, int, int]:

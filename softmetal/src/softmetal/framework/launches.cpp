@@ -5,7 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "census.h"
@@ -63,45 +63,50 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// {"slot": bytes, ...} for the accessed slots.
-std::string slots_json(const uint64_t (&bytes)[SOFTMETAL_MAX_BUFFERS]) {
+using Members = std::vector<std::pair<std::string, std::string>>;  // names, and values as JSON
+
+std::string object(const Members& members) {
   std::string json = "{";
-  for (int slot = 0; slot < SOFTMETAL_MAX_BUFFERS; ++slot)
-    if (bytes[slot])
-      json +=
-          (json.size() > 1 ? ", " : "") + quoted(std::to_string(slot)) + ": " + std::to_string(bytes[slot]);
+  for (const auto& [name, value] : members)
+    json += (json.size() > 1 ? ", " : "") + quoted(name) + ": " + value;
   return json + "}";
 }
 
+// {"slot": bytes, ...} for the accessed slots.
+std::string slots_json(const uint64_t (&bytes)[SOFTMETAL_MAX_BUFFERS]) {
+  Members slots;
+  for (int slot = 0; slot < SOFTMETAL_MAX_BUFFERS; ++slot)
+    if (bytes[slot]) slots.emplace_back(std::to_string(slot), std::to_string(bytes[slot]));
+  return object(slots);
+}
+
 std::string spaces_json(const uint64_t bytes[4]) {
-  std::ostringstream out;
-  for (int i = 0; i < 4; ++i) out << (i ? ", " : "{") << quoted(kSpaces[i]) << ": " << bytes[i];
-  return out.str() + "}";
+  Members spaces;
+  for (int i = 0; i < 4; ++i) spaces.emplace_back(kSpaces[i], std::to_string(bytes[i]));
+  return object(spaces);
 }
 
 std::string counters_json(const softmetal_counters& counters) {
-  std::ostringstream out;
-  out << "{";
-  for (const Field& field : kFields) out << quoted(field.name) << ": " << counters.*field.value << ", ";
-  out << "\"bytes_read\": " << spaces_json(counters.bytes_read)
-      << ", \"bytes_written\": " << spaces_json(counters.bytes_written) << "}";
-  return out.str();
+  Members members;
+  for (const Field& field : kFields) members.emplace_back(field.name, std::to_string(counters.*field.value));
+  members.emplace_back("bytes_read", spaces_json(counters.bytes_read));
+  members.emplace_back("bytes_written", spaces_json(counters.bytes_written));
+  return object(members);
 }
 
 std::string uint3_json(softmetal_uint3 v) {
-  std::ostringstream out;
-  out << "[" << v.x << ", " << v.y << ", " << v.z << "]";
-  return out.str();
+  return "[" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + "]";
 }
 
 std::string launch_json(const Launch& launch) {
-  return "{\"kernel\": " + quoted(launch.kernel) + ", \"grid\": " + uint3_json(launch.grid) +
-         ", \"threads\": " + uint3_json(launch.threads) +
-         ", \"threadgroup_bytes\": " + std::to_string(launch.threadgroup_bytes) +
-         ", \"counters\": " + counters_json(launch.counters) +
-         ", \"buffers_read\": " + slots_json(launch.counters.buffer_read) +
-         ", \"buffers_written\": " + slots_json(launch.counters.buffer_written) +
-         ", \"buffers_distinct\": " + slots_json(launch.counters.buffer_distinct) + "}";
+  return object({{"kernel", quoted(launch.kernel)},
+                 {"grid", uint3_json(launch.grid)},
+                 {"threads", uint3_json(launch.threads)},
+                 {"threadgroup_bytes", std::to_string(launch.threadgroup_bytes)},
+                 {"counters", counters_json(launch.counters)},
+                 {"buffers_read", slots_json(launch.counters.buffer_read)},
+                 {"buffers_written", slots_json(launch.counters.buffer_written)},
+                 {"buffers_distinct", slots_json(launch.counters.buffer_distinct)}});
 }
 
 }  // namespace
@@ -137,13 +142,9 @@ char* softmetal_stop_recording(void) {
 
 char* softmetal_totals(void) {
   std::lock_guard lock(log().mutex);
-  std::string json = "{\"launches\": {";
-  bool first = true;
-  for (const auto& [kernel, count] : log().launches) {
-    json += (first ? "" : ", ") + quoted(kernel) + ": " + std::to_string(count);
-    first = false;
-  }
-  return strdup((json + "}, \"counters\": " + counters_json(log().totals) + "}").c_str());
+  Members launches;
+  for (const auto& [kernel, count] : log().launches) launches.emplace_back(kernel, std::to_string(count));
+  return strdup(object({{"launches", object(launches)}, {"counters", counters_json(log().totals)}}).c_str());
 }
 
 void softmetal_reset_totals(void) {
@@ -156,19 +157,17 @@ size_t softmetal_allocated_bytes(void) { return softmetal::allocated_bytes(); }
 size_t softmetal_peak_bytes(void) { return softmetal::peak_bytes(); }
 void softmetal_restart_peak(void) { softmetal::restart_peak(); }
 char* softmetal_live_objects(void) {
-  std::string json = "{";
-  for (int i = 0; i < int(MetalClass::kCount); ++i) {
-    int64_t count = live_count(MetalClass(i));
-    if (count)
-      json +=
-          (json.size() > 1 ? ", " : "") + quoted(class_name(MetalClass(i))) + ": " + std::to_string(count);
-  }
-  return strdup((json + "}").c_str());
+  Members objects;
+  for (int i = 0; i < int(MetalClass::kCount); ++i)
+    if (const int64_t count = live_count(MetalClass(i)))
+      objects.emplace_back(class_name(MetalClass(i)), std::to_string(count));
+  return strdup(object(objects).c_str());
 }
 
 char* softmetal_device_facts(void) {
-  return strdup(("{\"name\": " + quoted(device_name()) + ", \"cores\": " + std::to_string(core_count()) +
-                 ", \"memory\": " + std::to_string(device_memory()) + "}")
+  return strdup(object({{"name", quoted(device_name())},
+                        {"cores", std::to_string(core_count())},
+                        {"memory", std::to_string(device_memory())}})
                     .c_str());
 }
 

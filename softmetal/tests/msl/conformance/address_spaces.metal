@@ -4,32 +4,15 @@
 kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]], device float4* v [[buffer(2)]],
               threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(3)]]) {
 
-// --- device_pointer_as_thread_parameter | rejected (certain) | MSL 4; SPIRV-Cross #2064 | A pointer does not convert to another address space.
-void f(thread float* p) { p[0] = 1; }  // rejected
-void f(device float* p) { p[0] = 1; }  // accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  f(x);  // error
-  f(x);  // accepted
-}
-// --- device_pointer_as_threadgroup_pointer | rejected
+// --- pointers | rejected (certain) | MSL 4; SPIRV-Cross #2064 | A pointer does not convert to another address space.
+  float y = 0;
+  thread float* to = &y;
   threadgroup float* p = x;  // error: cannot initialize a variable of type 'threadgroup float *'
-  device float* p = x;  // accepted
-  p[0] = 1;
-// --- threadgroup_pointer_as_thread_pointer | rejected
   thread float* p = t;  // error
-  threadgroup float* p = t;  // accepted
-  x[0] = *p;
-// --- constant_pointer_as_device_parameter | rejected
-void f(device const float* p, device float* o) { o[0] = p[0]; }
-kernel void k(device float* o [[buffer(0)]], constant float* c [[buffer(1)]]) { f(c, o); }  // error
-// --- assigned_pointer | rejected
-  float y = 0;  // rejected
-  float y = 0, z = 1;  // accepted
-  thread float* p = &y;
-  p = x;  // error
-  *p = 1;  // rejected
-  p = &z;  // accepted
-  x[0] = *p;  // accepted
+  thread auto* p = x;  // error
+  to = x;  // error
+  device auto* p = x;  // accepted
+  *to = *p + *t;  // accepted
 // --- assigned_member_pointer | rejected
 struct S { thread float* p; };  // rejected
 struct S { device float* p; };  // accepted
@@ -47,10 +30,6 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
   S s = {t};  // accepted
   x[0] = s.p[0];
 }
-// --- auto_pointer | rejected
-  thread auto* y = x;  // error
-  device auto* y = x;  // accepted
-  *y = 1;
 // --- member_of_template | rejected
 template <typename T>
 struct Loader {
@@ -65,9 +44,6 @@ kernel void k(device float* x [[buffer(0)]]) {
   loader.from = x;
   loader.go();
 }
-
-// --- pointer_to_pointer | rejected (certain) | MSL 4 | A conversion of a pointer to a pointer must preserve the address space of each level.
-kernel void k(device float* x [[buffer(0)]]) { thread float* p; device float* thread* q = &p; *q = x; }  // error
 
 // --- pointers_to_device_pointers | accepted (likely) | MSL 4; MLX, llama.cpp | A thread pointer or reference can refer to a device pointer.
 void advance(thread device float*& p, uint n) { p += n; }
@@ -87,75 +63,25 @@ kernel void k(device float* a [[buffer(0)]], device float* b [[buffer(1)]],
   p[i & 1][i] = q[0][1];
 }
 
-// --- const_dropped | rejected (certain) | MSL 4; MLX, llama.cpp | A pointer to const does not convert to a pointer to non-const.
-kernel void k(device const float* o [[buffer(0)]]) {
-  device float* p = o;  // error
-  p[0] = 1;
-}
-
-// --- c_cast | rejected (certain) | MSL 4; MLX, llama.cpp | A cast cannot change the address space.
+// --- casts | rejected (certain) | MSL 4; MLX, llama.cpp | A cast cannot change the address space.
+  float y = 0;
   threadgroup int* p = (threadgroup int*)x;  // error: a cast cannot change the address space of a pointer
-  device int* p = (device int*)x;  // accepted
-  p[0] = 1;
-// --- c_cast_of_expression | rejected
   *(threadgroup int*)(x + 1) = 0;  // error: a cast cannot change the address space of a pointer
-  *(device int*)(x + 1) = 0;  // accepted
-// --- c_cast_to_thread | rejected
   thread float* p = (thread float*)x;  // error: a cast cannot change the address space of a pointer
-  p[0] = 1;  // rejected
-  float y = 0;  // accepted
-  thread float* p = (thread float*)&y;  // accepted
-  x[0] = *p;  // accepted
-// --- reinterpret_cast | rejected
   reinterpret_cast<threadgroup int*>(x)[0] = 1;  // error: reinterpret_cast from 'device float *' to 'threadgroup int *' is not allowed
+  device int* p = (device int*)x;  // accepted
+  *(device int*)(x + 1) = *p + *(thread float*)&y;  // accepted
   reinterpret_cast<device int*>(x)[0] = 1;  // accepted
 // --- const_cast | rejected
 kernel void k(constant float* c [[buffer(0)]], device float* x [[buffer(1)]]) { device float* p = const_cast<device float*>(c); p[0]=1; x[0]=p[0]; }  // error
 
-// --- device_value_as_thread_reference | rejected (certain) | MSL 4; MLX, llama.cpp | A reference to thread memory does not bind to an object in another address space.
-void f(thread float& x) { x = 1; }  // rejected
-void f(device float& x) { x = 1; }  // accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  f(x[0]);  // error: parameter 'x' of 'f' points to thread memory
-  f(x[0]);  // accepted
-}
-// --- device_value_as_const_thread_reference | rejected
-float f(const thread float& a) { return a; }
-kernel void k(device float* o [[buffer(0)]]) { o[0] = f(o[1]); }  // error
-// --- auto_reference_to_device | rejected
-  thread auto& y = x[0];  // error
-  device auto& y = x[0];  // accepted
-  y = 1;
-// --- returned_device_reference | rejected
+// --- returned_device_reference | rejected (certain) | MSL 4; MLX, llama.cpp | A reference to thread memory does not bind to an object in another address space.
 thread float& f(device float* p) {  // rejected
   return p[1];  // error
 device float& f(device float* p) {  // accepted
   return p[1];  // accepted
 }
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { f(x) = 1; }
-
-// --- constant_value_as_const_thread_reference | rejected (certain) | MSL 4; krafix #95 | A const reference to thread memory does not bind to constant memory.
-float f(const thread float& p) { return p; }
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  x[0] = f(c);  // error
-  float l = c;  // accepted
-  x[0] = f(l);  // accepted
-}
-
-// --- exponent_of_frexp | rejected (certain) | MSL 6.5 | frexp can store the exponent to thread memory only.
-kernel void k(device float* x [[buffer(0)]], device int* e [[buffer(1)]]) {
-  x[0] = frexp(x[0], e[0]);  // error
-  int n;  // accepted
-  x[0] = frexp(x[0], n);  // accepted
-  e[0] = n;  // accepted
-}
-
-// --- temporary_as_reference | rejected (certain) | MSL 4; MLX, llama.cpp | A temporary does not bind to a reference to non-const.
-void f(thread float& a) { a = 1; }
-kernel void k(device float* o [[buffer(0)]]) {
-  f(2.0f);  // error
-  o[0] = 1;
-}
 
 // --- temporary_as_const_reference | accepted (certain) | MSL 4; MLX, llama.cpp | A temporary binds to a const reference to thread memory.
 float f(const thread float& a) { return a; }
@@ -166,22 +92,6 @@ kernel void k(device float* o [[buffer(0)]]) { o[0] = f(2.0f) + g(float4(1)); }
 float f(const thread float& a) { return a; }
 kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]]) {
   x[0] = f(n[0]) + f(x[1] + 1);
-}
-
-// --- deduced_from_pointer | rejected (certain) | MSL 4; MSL 1.5.2 | T in `thread T*` is not deduced from a pointer to another address space.
-template <typename T> void f(thread T* p) { p[0] = 1; }  // rejected
-template <typename T> void f(device T* p) { p[0] = 1; }  // accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  f(x);  // error
-  f(x);  // accepted
-}
-
-// --- deduced_from_reference | rejected (certain) | MSL 4 | T in `const thread T&` is not deduced from an object in another address space.
-template <typename T> T f(const thread T& p) { return p; }  // rejected
-template <typename T> T f(const threadgroup T& p) { return p; }  // accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) {
-  x[0] = f(t[0]);  // error
-  x[0] = f(t[0]);  // accepted
 }
 
 // --- references_to_arrays | accepted (certain) | MSL 4; MLX, llama.cpp | References and pointers to arrays can have any address space.
@@ -208,15 +118,37 @@ void f(device float& a) { a = 2; }
 void f(threadgroup float& a) { a = 3; }
 kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { float y; f(y); f(x[0]); f(t[0]); x[1] = y + t[0]; }
 
-// --- member_with_space | rejected (certain) | MSL 4; MLX steel/attn | A data member cannot have an address space.
-struct S {
-  device float x;  // error
-};
-kernel void k(device float* o [[buffer(0)]]) { o[0] = 1; }
-
-// --- local_device_variable | rejected (certain) | MSL 4.4 | A local variable cannot be in device memory.
-kernel void k(device float* x [[buffer(0)]]) { device float y; y=1; x[0]=y; }  // error
-
-// --- parameter_by_value | rejected (certain) | MSL 4.4 | A parameter passed by value cannot have an address space.
+// --- values | rejected (certain) | MSL 4, 4.4; MLX steel/attn | A member, a local variable and a parameter by value are not in device memory.
+struct S { device float x; };  // error
+void f(device float* x) { device float y; }  // error
 float f(device float x) { return x; }  // error
-kernel void k(device float* x [[buffer(0)]]) { x[0]=f(x[1]); }
+
+// --- setup
+void take(thread float* p) { p[0] = 1; }
+void set(thread float& y) { y = 1; }
+float read(const thread float& y) { return y; }
+float of_device(device const float* p) { return p[0]; }
+template <typename T> void fill(thread T* p) { p[0] = 1; }
+template <typename T> T get(const thread T& y) { return y; }
+kernel void k(device float* x, device const float* o, device int* n, threadgroup float* t [[threadgroup(0)]], constant float& c) {
+  float y = c;
+  thread float* p = &y;
+
+// --- arguments | rejected (certain) | MSL 1.5.2, 4, 6.5; SPIRV-Cross #2064; krafix #95; MLX, llama.cpp | What points to thread memory takes no other memory; const is not dropped, and a temporary does not bind to a reference to non-const.
+  take(x);  // error
+  fill(x);  // error
+  set(x[0]);  // error: parameter 'y' of 'set' points to thread memory
+  set(2.0f);  // error
+  x[0] = read(x[1]);  // error
+  x[0] = read(c);  // error
+  x[0] = get(t[0]);  // error
+  x[0] = of_device(&c);  // error
+  x[0] = frexp(x[0], n[0]);  // error
+  thread auto& r = x[0];  // error
+  device float* q = o;  // error
+  device float* thread* q = &p;  // error
+  device auto& r = x[0];  // accepted
+  take(p);  // accepted
+  fill(p);  // accepted
+  set(y);  // accepted
+  r = read(y) + get(y) + of_device(o);  // accepted

@@ -11,42 +11,29 @@ kernel void k(device int* n, device atomic_uint* a, const device atomic_int* c, 
   n[0] = a[0];  // error
   a[0] += 1;  // error
 
-// --- in_thread_memory | rejected (certain) | MSL 2.6; MSL 6.15 | An atomic object must be in device or threadgroup memory.
-kernel void k(device uint* o [[buffer(0)]]) {
-  atomic_uint a;
-  atomic_store_explicit(&a, 1u, memory_order_relaxed);  // error
-  o[0] = 1;
-}
+// --- memory | rejected (certain) | MSL 2.6; MSL 6.15 | An atomic object is in device or threadgroup memory, and an atomic<float> in device memory.
+  atomic_uint own;
+  threadgroup atomic<float> shared;
+  threadgroup atomic_uint other;
+  atomic_store_explicit(&own, 1u, memory_order_relaxed);  // error
+  atomic_store_explicit(&shared, 1.0f, memory_order_relaxed);  // error
+  atomic_store_explicit(&other, 1u, memory_order_relaxed);  // accepted
+  atomic_store_explicit(f, 1.0f, memory_order_relaxed);  // accepted
 
 // --- exchanges | rejected (certain) | MSL 2.6; MSL 6.15 | An exchange is weak, and its expected value is in thread memory.
   atomic_compare_exchange_weak_explicit(a, &o[0], 1u, memory_order_relaxed, memory_order_relaxed);  // error
   atomic_compare_exchange_strong_explicit(a, &e, 1u, memory_order_relaxed, memory_order_relaxed);  // error
 
-// --- atomic_half | rejected (certain) | MSL 2.6 | Metal has no atomic<half>.
-kernel void k(device atomic<half>* x [[buffer(0)]]) { atomic_fetch_add_explicit(x, half(1), memory_order_relaxed); }  // error
-
-// --- atomic_ushort | rejected (certain) | MSL 2.6 | Metal has no atomic<ushort>.
-kernel void k(
-    device atomic<ushort>* x [[buffer(0)]]) {  // error
-    device atomic<uint>* x [[buffer(0)]]) {  // accepted
-}
+// --- types | rejected (certain) | MSL 2.6 | Metal has neither atomic<half> nor atomic<ushort>.
+kernel void k(device atomic<half>* x) { atomic_fetch_add_explicit(x, half(1), memory_order_relaxed); }  // error
+kernel void k(device atomic<ushort>* x) {}  // error
+kernel void k(device atomic<uint>* x) {}  // accepted
 
 // --- arithmetic | rejected (certain) | MSL 6.15.4 | An atomic bool has no arithmetic, and an atomic ulong has minimum and maximum only.
   atomic_fetch_add_explicit(b, true, memory_order_relaxed);  // error
   atomic_fetch_add_explicit(l, 1, memory_order_relaxed);  // error
   atomic_exchange_explicit(b, true, memory_order_relaxed);  // accepted
   atomic_max_explicit(l, 3ul, memory_order_relaxed);  // accepted
-
-// --- atomic_float_in_threadgroup | rejected (certain) | MSL 6.15 | atomic<float> must be in device memory.
-kernel void k(device float* x [[buffer(0)]]) {  // rejected
-  threadgroup atomic<float> a;  // rejected
-  atomic_store_explicit(&a, 1.0f, memory_order_relaxed);  // error
-  x[0] = 1;  // rejected
-kernel void k(device atomic<float>* x [[buffer(0)]]) {  // accepted
-  threadgroup atomic_uint a;  // accepted
-  atomic_store_explicit(&a, 1u, memory_order_relaxed);  // accepted
-  atomic_store_explicit(x, 1.0f, memory_order_relaxed);  // accepted
-}
 
 // --- atomic_float_max | rejected (likely) | MSL 6.15.4 | atomic<float> has no maximum.
   atomic_fetch_max_explicit(f, 1.0f, memory_order_relaxed);  // error

@@ -1,33 +1,16 @@
 // Attributes of kernel inputs and functions, and unknown attributes. The format of this file: ../catalogue.py
 
-// --- position_signed | rejected (certain) | MSL 5.2.3 | A position must be ushort or uint, or a vector of them.
-kernel void k(device float* x,
-  int i [[thread_position_in_grid]]) {  // error: must be uint or ushort
-  x[i] = 1;  // rejected
-  ushort2 i [[thread_position_in_grid]]) {  // accepted
-  x[i.x] = 1;  // accepted
-}
-// --- position_signed_vector | rejected
-kernel void k(device int* x [[buffer(0)]], int3 i [[thread_position_in_grid]]) { x[i.x]=1; }  // error
-kernel void k(device float* o [[buffer(0)]], float i [[thread_position_in_grid]]) { o[0] = i; }  // error
+// --- types_of_positions | rejected (certain) | MSL 5.2.3, 5.2.3.6 | A position is ushort or uint, or a vector of up to three; the indices are scalars.
+kernel void k(device float* x, int i [[thread_position_in_grid]]) { x[i] = 1; }  // error: must be uint or ushort
+kernel void k(device int* x, int3 i [[thread_position_in_grid]]) { x[i.x] = 1; }  // error
+kernel void k(device float* x, float i [[thread_position_in_grid]]) { x[0] = i; }  // error
+kernel void k(device uint* x, ulong i [[thread_position_in_grid]]) { x[i] = 1; }  // error
+kernel void k(device float* x, uint4 i [[thread_position_in_grid]]) { x[0] = i.x; }  // error
+kernel void k(device float* x, uint2 i [[thread_index_in_simdgroup]]) { x[i.x] = 1; }  // error
+kernel void k(device int* x, uint3 i [[thread_index_in_threadgroup]]) { x[i.x] = 1; }  // error
+kernel void k(device float* x, ushort2 i [[thread_position_in_grid]]) { x[i.x] = 1; }  // accepted
 // --- position_pointer | rejected (likely)
 kernel void k(device float* o [[buffer(0)]], device uint* i [[thread_position_in_grid]]) { o[0] = i[0]; }  // error
-
-// --- position_ulong | rejected (certain) | MSL 5.2.3.6 | A position cannot have 64-bit elements.
-kernel void k(device uint* x [[buffer(0)]],
-    ulong p [[thread_position_in_grid]]) {  // error
-    ushort p [[thread_position_in_grid]]) {  // accepted
-  x[p] = 1;
-}
-
-// --- position_of_four_floats | rejected (certain) | MSL 5.2.3 | A position has at most three elements.
-kernel void k(device float* o [[buffer(0)]], uint4 i [[thread_position_in_grid]]) { o[0] = i.x; }  // error
-
-// --- lane_as_vector | rejected (certain) | MSL 5.2.3 | thread_index_in_simdgroup is a scalar.
-kernel void k(device float* o [[buffer(0)]], uint2 i [[thread_index_in_simdgroup]]) { o[i.x] = 1; }  // error
-
-// --- index_in_threadgroup_as_vector | rejected (certain) | MSL 5.2.3 | thread_index_in_threadgroup is a scalar.
-kernel void k(device int* x [[buffer(0)]], uint3 i [[thread_index_in_threadgroup]]) { x[i.x]=1; }  // error
 
 // --- mixed_scalar_and_vector | rejected (certain) | MSL 5.2.3; triton-msl #10 | The positions and sizes of a kernel must be all scalars, or all vectors of the same length.
 kernel void k(device uint* x [[buffer(0)]],
@@ -71,15 +54,10 @@ kernel void k(device uint* x [[buffer(0)]], position p [[thread_position_in_grid
 // --- attribute_twice | rejected (policy) | MSL 5.2.3 | Two parameters cannot have one attribute.
 kernel void k(device int* x [[buffer(0)]], uint i [[thread_position_in_grid]], uint j [[thread_position_in_grid]]) { x[i]=j; }  // error
 
-// --- attribute_twice_under_two_names | rejected (certain) | m1-gpu-cpp #4 | thread_execution_width and threads_per_simdgroup are the same input.
-kernel void k(device uint* x [[buffer(0)]], uint a [[threads_per_simdgroup]],
-    uint b [[thread_execution_width]]) {  // error
-    uint b [[simdgroups_per_threadgroup]]) {  // accepted
-  x[a] = b;
-}
-
-// --- attribute_of_vertex_functions | rejected (certain) | MSL 5.2.3 | A kernel parameter cannot have the attribute [[position]].
-kernel void k(device int* x [[buffer(0)]], float4 p [[position]]) { x[0]=p.x; }  // error
+// --- inputs | rejected (certain) | MSL 5.2.3; m1-gpu-cpp #4 | thread_execution_width and threads_per_simdgroup are the same input; [[position]] is not one of a kernel.
+kernel void k(device uint* x, uint a [[threads_per_simdgroup]], uint b [[thread_execution_width]]) { x[a] = b; }  // error
+kernel void k(device int* x, float4 p [[position]]) { x[0] = p.x; }  // error
+kernel void k(device uint* x, uint a [[threads_per_simdgroup]], uint b [[simdgroups_per_threadgroup]]) { x[a] = b; }  // accepted
 
 // --- attributes_of_function_parameters | accepted (likely) | get_coord in torch | Attributes of kernel inputs have no effect on parameters of other functions.
 uint f(uint lane [[thread_index_in_simdgroup]]) { return lane; }

@@ -1,31 +1,15 @@
 // Program scope and constant memory. The format of this file: ../catalogue.py
 
-// --- setup
-kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]], device float4* v [[buffer(2)]],
-              threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(3)]]) {
-
-// --- variable_int | rejected (certain) | MSL 4.2 | A variable at program scope must be in constant memory.
+// --- variables | rejected (certain) | MSL 4.2, 4.4; slang #4373 | A variable at program scope must be in constant memory, with an initialiser.
 int counter = 0;  // error: 'counter' must reside in the constant address space
-constant int counter = 0;  // accepted
-// --- variable_const | rejected
 const float scale = 2.0f;  // error
-kernel void k(device float* o [[buffer(0)]]) { o[0] = scale; }
-// --- variable_constexpr | rejected
 constexpr int n = 3;  // error: 'n' must reside in the constant address space
-constexpr constant int n = 3;  // accepted
-
-// --- static_const_array | rejected (certain) | MSL 4.2; slang #4373 | An array at program scope must be in constant memory.
 static const float table[2] = {1, 2};  // error
-constant float table[2] = {1, 2};  // accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(0)]], constant float& c [[buffer(1)]]) { x[0] = table[1]; }
-
-// --- threadgroup_variable | rejected (certain) | MSL 4.4 | A variable at program scope cannot be in threadgroup memory.
 threadgroup float x[4];  // error: 'x' must reside in the constant address space
-constant float x[4] = {1, 2, 3, 4};  // accepted
-
-// --- no_initialiser | rejected (certain) | MSL 4.2 | A constant at program scope needs an initialiser.
 constant int y;  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0]=y; }
+constant int counter = 0;  // accepted
+constexpr constant int n = 3;  // accepted
+constant float table[2] = {1, 2};  // accepted
 
 // --- runtime_initialiser | rejected (certain) | MSL 4.2 | The initialiser of a constant at program scope must be a constant expression.
 float f(float a) { return a * a; }  // rejected
@@ -38,21 +22,16 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 namespace n { constant constexpr int A = 4; template <int N> int f() { return N; } }
 kernel void k(device int* x [[buffer(0)]]) { threadgroup int t[n::A*2]; t[0]=n::f<n::A>(); int l[n::A]={}; x[0]=t[0]+l[0]; }
 
-// --- written_element | rejected (certain) | MSL 4.2 | Constant memory is read-only.
-constant float a[2] = {1, 2};
-kernel void k(device float* o [[buffer(0)]]) {
-  a[0] = 1;  // error
-  o[0] = a[0];
-}
-// --- written_pointer | rejected
-kernel void k(constant float* x [[buffer(0)]]) {  // rejected
-  x[0] = 1;  // error: read-only
-kernel void k(device float* x [[buffer(0)]]) {  // accepted
-  x[0] = 1;  // accepted
-}
-// --- written_member | rejected
+// --- setup
 struct P { float a; };
-kernel void k(constant P& p [[buffer(0)]]) { p.a = 1; }  // error
+constant float a[2] = {1, 2};
+kernel void k(device float* x, device int* n, constant float* c, constant P& p) {
+
+// --- written | rejected (certain) | MSL 4.2 | Constant memory is read-only.
+  a[0] = 1;  // error
+  c[0] = 1;  // error: read-only
+  p.a = 1;  // error
+  x[0] = a[0] + c[0] + p.a;  // accepted
 
 // --- string_literal | rejected (certain) | MSL 4.2 | A string literal is in constant memory.
   const thread char* s = "ab";  // error

@@ -1,8 +1,5 @@
 // Features of C++ that Metal has, and extensions that it accepts. The format of this file: ../catalogue.py
 
-// --- long_integer_literals | accepted (certain) | MSL 2.1 | The suffix L makes a long integer literal.
-kernel void k(device float* o [[buffer(0)]]) { o[0] = 12L + 0x1eL + 3UL; }
-
 // --- lambda_with_captures | accepted (certain, metal3.2) | MSL 3.2, 1.5.4 | MSL 3.2 has lambda expressions.
 kernel void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
   float s = 3;

@@ -1,5 +1,10 @@
 // Function constants. The format of this file: ../catalogue.py
 
+// --- setup
+template <int N> int f() { return N; }
+constant int n [[function_constant(0)]];
+kernel void k(device int* x) {
+
 // --- index_of_enumerator | accepted (certain) | MSL 5.8 | The index can be any constant expression, such as an enumerator.
 enum { kIdx = 4 };
 constant int base = 10;
@@ -30,40 +35,18 @@ constant int n [[function_constant(0)]];  // accepted
 constant int m = is_function_constant_defined(n) ? n : 3;  // accepted
 kernel void k(device int* x [[buffer(0)]]) { x[0] = m; }  // accepted
 
-// --- written | rejected (certain) | MSL 5.8 | A function constant is read-only.
-constant int kA [[function_constant(2)]];
-kernel void k(device int* o [[buffer(0)]]) {
-  kA = 2;  // error
-  o[0] = kA;
-}
+// --- uses | rejected (certain) | MSL 5.8 | A function constant is read-only, and is no constant expression.
+  n = 2;  // error
+  int a[n];  // error
+  x[0] = f<n>();  // error
+  static_assert(n > 0, "n");  // error
+  x[0] = n + f<2>();  // accepted
 
-// --- struct_type | rejected (certain) | MSL 5.8 | A function constant must be a scalar or a vector.
-struct S {
-  int a;
-};
-constant S kA [[function_constant(2)]];  // error
-kernel void k(device int* o [[buffer(0)]]) { o[0] = kA.a; }
-// --- array_type | rejected
+// --- types | rejected (certain) | MSL 5.8 | A function constant must be a scalar or a vector.
+struct S { int a; };
+constant S s [[function_constant(2)]];  // error
 constant int a[2] [[function_constant(0)]];  // error
-kernel void k(device int* x [[buffer(0)]]) { x[0]=a[1]; }
-
-// --- array_bound | rejected (certain) | MSL 5.8 | A function constant is not a constant expression.
-constant int kA [[function_constant(2)]];
-kernel void k(device int* o [[buffer(0)]]) {
-  int a[kA];  // error
-  a[0] = 1;
-  o[0] = a[0];
-}
-// --- template_argument_in_kernel | rejected
-template <int N> int f() { return N; }
-constant int n [[function_constant(0)]];
-kernel void k(device int* x [[buffer(0)]]) { x[0]=f<n>(); }  // error
-// --- static_assertion | rejected
-constant int n [[function_constant(0)]];  // rejected
-static_assert(n > 0, "n");  // error
-constant int n = 1;  // accepted
-static_assert(n > 0, "n");  // accepted
-kernel void k(device int* x [[buffer(0)]]) { x[0] = n; }
+constant int4 v [[function_constant(0)]];  // accepted
 
 // --- gate_not_bool | rejected (likely) | MSL 5.8.1 | The gate of an argument must be a bool.
 constant int g [[function_constant(0)]];

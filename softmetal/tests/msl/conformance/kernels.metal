@@ -1,38 +1,18 @@
 // Kernels: arguments, host names, instantiation. The format of this file: ../catalogue.py
 
-// --- returned_value_scalar | rejected (certain) | MSL 5.1 | A kernel must return void.
-kernel float k(device float* x [[buffer(0)]]) {  // error: must return void
-  return x[0];  // rejected
-kernel void k(device float* x [[buffer(0)]]) {  // accepted
-  return;  // accepted
-}
+// --- heads | rejected (certain) | MSL 5.1 | A kernel returns void, is no member, and is not called main.
+kernel float k(device float* x) { return x[0]; }  // error: must return void
+struct S { kernel void k(device int* x) { x[0] = 1; } };  // error
+kernel void main(device float* x) { x[0] = 1; }  // error
+kernel void k(device float* x) { return; }  // accepted
 
-// --- member | rejected (certain) | MSL 5.1 | A member function cannot be a kernel.
-struct S { kernel void k(device int* x [[buffer(0)]]) { x[0]=1; } };  // error
-
-// --- named_main | rejected (certain) | MSL 5.1 | A kernel cannot be named main.
-kernel void main(device float* x [[buffer(0)]]) { x[0]=1; }  // error
-
-// --- called_by_kernel | rejected (likely) | MSL 5.1 | No function can call a kernel.
-kernel void a(device int* x [[buffer(0)]]) { x[0]=1; }
+// --- calls_and_defaults | rejected (likely) | MSL 5.1 | No function can call a kernel, and a kernel cannot have default arguments.
+kernel void a(device int* x [[buffer(0)]]) { x[0] = 1; }
 kernel void b(device int* x [[buffer(0)]]) { a(x); }  // error
-// --- called_by_function | rejected (likely)
-kernel void a(device int* x [[buffer(0)]]) { x[0] = 1; }  // rejected
-void a(device int* x) { x[0] = 1; }  // accepted
-void f(device int* x) {
-  a(x);  // error
-  a(x);  // accepted
-}
-kernel void b(device int* x [[buffer(0)]]) { f(x); }
-
-// --- default_argument | rejected (likely) | MSL 5.1 | A kernel cannot have default arguments.
-uint f(uint i = 0) { return i; }  // accepted
-kernel void k(device uint* x [[buffer(0)]],
-    uint i [[thread_position_in_grid]] = 0) {  // error
-  x[i] = 1;  // rejected
-    uint i [[thread_position_in_grid]]) {  // accepted
-  x[i] = f();  // accepted
-}
+void f(device int* x) { a(x); }  // error
+kernel void k(device uint* x, uint i [[thread_position_in_grid]] = 0) { x[i] = 1; }  // error
+uint g(uint i = 0) { return i; }  // accepted
+kernel void k(device uint* x, uint i [[thread_position_in_grid]]) { x[i] = g(); }  // accepted
 
 // --- forward_declaration | accepted (certain) | C++ [basic.def] | A kernel can be declared before its definition.
 kernel void k(device float* x [[buffer(0)]]);
@@ -41,46 +21,22 @@ kernel void k(device float* x [[buffer(0)]]) { x[0] = 1; }
 template <typename T> [[kernel]] void f(device T* x [[buffer(0)]]) { x[0] = 1; }
 template [[host_name("f1")]] [[kernel]] void f<int>(device int*);
 
-// --- value_argument | rejected (certain) | MSL 5.1; MSL 5.2.1 | A kernel parameter without an attribute must be a pointer or a reference.
-kernel void k(device float* x [[buffer(0)]],
-  uint i) {  // error: parameter 'i' of kernel 'k' (uint i) is neither a pointer nor a reference
-  uint i [[thread_position_in_grid]]) {  // accepted
-  x[i] = 1;
-}
-// --- vector_argument | rejected
-kernel void k(device float* x,
-  float4 v) {  // error: parameter 'v' of kernel 'k'
-  constant float4& v) {  // accepted
-  x[0] = v.x;
-}
-// --- value_argument_behind_alias | rejected
+// --- parameters | rejected (certain) | MSL 4, 5.1, 5.2.1 | A kernel parameter without an attribute points to device or constant memory, without further pointers.
 typedef float Floats;
-kernel void k(device float* o [[buffer(1)]], Floats s [[buffer(0)]]) { o[0] = s; }  // error
+struct S { device float* p; };
+kernel void k(device float* x, uint i) { x[i] = 1; }  // error: parameter 'i' of kernel 'k' (uint i) is neither a pointer nor a reference
+kernel void k(device float* x, float4 v) { x[0] = v.x; }  // error: parameter 'v' of kernel 'k'
+kernel void k(device float* x, Floats s [[buffer(1)]]) { x[0] = s; }  // error
+kernel void k(float* x [[buffer(0)]]) { x[0] = 1; }  // error: needs an address space
+kernel void k(thread int* x [[buffer(0)]]) { x[0] = 1; }  // error
+kernel void k(device int* device* x [[buffer(0)]]) { x[0][0] = 1; }  // error
+kernel void k(constant float* device* x [[buffer(0)]]) { x[0] = x[1]; }  // error
+kernel void k(device S* x [[buffer(0)]], constant float4& v, uint i [[thread_position_in_grid]]) { x[i].p[0] = v.x; }  // accepted
 
 // --- buffers_behind_aliases | accepted (certain) | MSL 5.1; MSL 5.2.1 | The type of a buffer can be an alias.
 typedef device float* Floats;
 using Scale = constant float&;
 kernel void k(Floats o [[buffer(0)]], Scale s [[buffer(1)]], uint i [[thread_position_in_grid]]) { o[i] = s; }
-
-// --- pointer_without_space | rejected (certain) | MSL 4; MSL 5.2.1 | A pointer parameter of a kernel needs an address space.
-kernel void k(float* x [[buffer(0)]]) {  // error: needs an address space
-kernel void k(device float* x [[buffer(0)]]) {  // accepted
-  x[0] = 1;
-}
-
-// --- thread_pointer | rejected (certain) | MSL 5.1; MSL 5.2.1 | A kernel parameter cannot point to thread memory.
-kernel void k(thread int* x [[buffer(0)]]) { x[0]=1; }  // error
-
-// --- pointer_to_pointer | rejected (certain) | MSL 5.2.1 | A buffer can hold pointers only in a struct.
-kernel void k(device int* device* x [[buffer(0)]]) { x[0][0]=1; }  // error
-// --- pointer_to_constant_pointer | rejected
-struct S { device float* p; };  // accepted
-kernel void k(
-    constant float* device* x [[buffer(0)]]) {  // error
-  x[0] = x[1];  // rejected
-    device S* x [[buffer(0)]]) {  // accepted
-  x[0].p[0] = 1;  // accepted
-}
 
 // --- struct_with_pointers | accepted (certain) | MSL 5.2.1, Metal 3 | A struct in a buffer can hold device pointers.
 struct Args {
@@ -98,36 +54,17 @@ kernel void k(device int* x [[buffer(0)]], constant int (&a)[4] [[buffer(1)]]) {
 // --- order_of_qualifiers | accepted (certain) | MSL 5.2.1 | const can precede or follow the address space.
 kernel void k(device const float* a [[buffer(0)]], const device float* b [[buffer(1)]], device float* c [[buffer(2)]], const constant int& n [[buffer(3)]]) { c[0]=a[0]+b[n]; }
 
-// --- buffer_index_31 | rejected (certain) | MSL 5.1; MSL 5.2.1 | A buffer index is at most 30.
-kernel void k(device float* x [[buffer(31)]]) {  // error: above 30
-kernel void k(device float* x [[buffer(30)]]) {  // accepted
-  x[0] = 1;
-}
+// --- indices | rejected (certain) | MSL 5.1, 5.2.1 | A buffer has an index from 0 to 30 of its own; [[threadgroup]] is for threadgroup pointers, and only they have it.
+kernel void k(device float* x [[buffer(31)]]) { x[0] = 1; }  // error: above 30
+kernel void k(device int* x [[buffer(-1)]]) { x[0] = 1; }  // error
+kernel void k(device float* x [[buffer(1)]], device float* y [[buffer(1)]]) { x[0] = y[0]; }  // error: 'x' and 'y' of kernel 'k' have the same buffer index
+kernel void k(threadgroup int* t [[buffer(0)]], device int* x [[buffer(1)]]) { x[0] = t[0]; }  // error
+kernel void k(device uint* x [[threadgroup(0)]]) { x[0] = 1; }  // error
+kernel void k(device float* x [[buffer(30)]], device float* y [[buffer(2)]], threadgroup float* t [[threadgroup(0)]]) { x[0] = y[0] + t[0]; }  // accepted
 // --- buffers_32 | rejected
 kernel void k(device float* x0, device float* x1, device float* x2, device float* x3, device float* x4, device float* x5, device float* x6, device float* x7, device float* x8, device float* x9, device float* x10, device float* x11, device float* x12, device float* x13, device float* x14, device float* x15, device float* x16, device float* x17, device float* x18, device float* x19, device float* x20, device float* x21, device float* x22, device float* x23, device float* x24, device float* x25, device float* x26, device float* x27, device float* x28, device float* x29, device float* x30, device float* x31) {  // error: above 30
 kernel void k(device float* x0, device float* x1, device float* x2, device float* x3, device float* x4, device float* x5, device float* x6, device float* x7, device float* x8, device float* x9, device float* x10, device float* x11, device float* x12, device float* x13, device float* x14, device float* x15, device float* x16, device float* x17, device float* x18, device float* x19, device float* x20, device float* x21, device float* x22, device float* x23, device float* x24, device float* x25, device float* x26, device float* x27, device float* x28, device float* x29, device float* x30) {  // accepted
   x0[0] = 1;
-}
-
-// --- buffer_index_negative | rejected (certain) | MSL 5.2.1 | A buffer index cannot be negative.
-kernel void k(device int* x [[buffer(-1)]]) { x[0]=1; }  // error
-
-// --- buffer_index_twice | rejected (certain) | MSL 5.1; MSL 5.2.1 | Two buffers cannot have one index.
-kernel void k(device float* x [[buffer(1)]], device float* y [[buffer(1)]]) {  // error: 'x' and 'y' of kernel 'k' have the same buffer index
-kernel void k(device float* x [[buffer(1)]], device float* y [[buffer(2)]]) {  // accepted
-  x[0] = y[0];
-}
-
-// --- buffer_attribute_on_threadgroup_pointer | rejected (certain) | MSL 5.2.1 | A threadgroup pointer cannot have the attribute [[buffer]].
-kernel void k(threadgroup int* t [[buffer(0)]], device int* x [[buffer(1)]]) { x[0]=t[0]; }  // error
-
-// --- threadgroup_attribute_on_device_pointer | rejected (certain) | MSL 5.2.1 | Only a threadgroup pointer can have the attribute [[threadgroup]].
-kernel void k(  // rejected
-    device uint* x [[threadgroup(0)]]) {  // error
-  x[0] = 1;  // rejected
-kernel void k(device uint* x [[buffer(0)]],  // accepted
-    threadgroup uint* t [[threadgroup(0)]]) {  // accepted
-  x[0] = t[0];  // accepted
 }
 
 // --- threadgroup_index_31 | rejected (likely) | MSL 5.1; MSL 5.2.1 | A threadgroup index is at most 30.

@@ -1,51 +1,26 @@
 // Member functions qualified with an address space. The format of this file: ../catalogue.py
 
-// --- unqualified_on_device | rejected (certain) | MSL 4; -Wmetal-addr-spaces, MLX PR 3963 | A member function without a qualifier can be called on thread objects only.
-struct S { float a; float get() const { return a; } };  // rejected
-struct S { float a; float get() const device { return a; } };  // accepted
-kernel void k(device S* s [[buffer(0)]], device float* x [[buffer(1)]]) {
-  x[0] = s->get();  // error
-  x[0] = s->get();  // accepted
-}
-
-// --- unqualified_on_constant_argument | rejected (certain) | MSL 4; ogre-next #323 | A member function without `constant` cannot be called on an object in constant memory.
-struct S { float a; float get() const { return a; } };
-kernel void k(constant S& s [[buffer(0)]], device float* x [[buffer(1)]]) {
-  x[0] = s.get();  // error
-  S l = s;  // accepted
-  x[0] = l.get();  // accepted
-}
-
-// --- unqualified_on_program_constant | rejected (certain) | MSL 4; MLX steel/attn | A member function without `constant` cannot be called on a constant at program scope.
-struct P {
+// --- setup
+struct S {
   float a;
-  float get() const { return a; }  // rejected
-  float get() const constant { return a; }  // accepted
+  float get() const { return a; }
+  float operator()(float b) const { return a * b; }
+  float of_device() const device { return a; }
 };
-constant P p = {1.0f};
-kernel void k(device float* o [[buffer(0)]]) { o[0] = p.get(); }  // error
-kernel void k(device float* o [[buffer(0)]]) { o[0] = p.get(); }  // accepted
+constant S program = {1.0f};
+kernel void k(device S* d, constant S& c, threadgroup S& t [[threadgroup(0)]], device float* x) {
+  S own = {2.0f};
 
-// --- unqualified_operator_on_threadgroup | rejected (certain) | MSL 4 | A call operator without `threadgroup` cannot be called on an object in threadgroup memory.
-struct S { float a; float operator()(float b) const { return a * b; } };  // rejected
-struct S { float a; float operator()(float b) const threadgroup { return a * b; } };  // accepted
-kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {
-  x[0] = s(2.0f);  // error
-  x[0] = s(2.0f);  // accepted
-}
-
-// --- device_member_on_threadgroup | rejected (certain) | MSL 4 | A member function qualified `device` cannot be called on an object in threadgroup memory.
-struct S { float a; float get() const device { return a; } };  // rejected
-kernel void k(device float* x [[buffer(0)]], threadgroup S& s [[threadgroup(0)]]) {  // rejected
-  x[0] = s.get();  // error
-struct S { float a; float get() const device { return a; } float get() const threadgroup { return a; } };  // accepted
-kernel void k(device float* x [[buffer(0)]], device S* d [[buffer(1)]], threadgroup S& s [[threadgroup(0)]]) {  // accepted
-  x[0] = s.get() + d->get();  // accepted
-}
+// --- calls | rejected (certain) | MSL 4; -Wmetal-addr-spaces, MLX PR 3963, MLX steel/attn, ogre-next #323 | A member function can be called on objects in its own address space only.
+  x[0] = d->get();  // error
+  x[0] = c.get();  // error
+  x[0] = program.get();  // error
+  x[0] = t(2.0f);  // error
+  x[0] = t.of_device();  // error
+  x[0] = d->of_device() + own.get() + own(2.0f);  // accepted
 
 // --- device_member_on_thread | rejected (likely) | MSL 4 | A member function qualified `device` cannot be called on a thread object.
-struct S { float a; float get() const device { return a; } };
-kernel void k(device float* x [[buffer(0)]]) { S s; s.a = 1; x[0] = s.get(); }  // error
+  x[0] = own.of_device();  // error
 
 // --- device_member_returns_thread_reference | rejected (certain) | MSL 4; MLX steel/attn | `this` in a member function qualified `device` points to device memory.
 struct View {

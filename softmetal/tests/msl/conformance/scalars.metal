@@ -2,7 +2,8 @@
 
 // --- setup
 float f(bfloat a) { return a; }
-kernel void k(device bfloat* b, device float* x, device half* h) {
+struct S { int a; };
+kernel void k(device bfloat* b, device float* x, device half* h, device int* n, device uint* u, device float4* w) {
 
 // --- bfloat_from_float | rejected (likely) | MSL 2.1 | A float does not convert to bfloat implicitly.
   b[0] = x[0];  // error
@@ -40,40 +41,24 @@ kernel void k(device float* x [[buffer(0)]], threadgroup float* t [[threadgroup(
 // --- bfloat_and_half | rejected (likely) | MSL 2.1; MSL 2.18 | bfloat and half do not convert to each other implicitly.
   b[0] = h[0];  // error
   b[0] = b[1] + h[0];  // error
-
 // --- bfloat_returned_from_half | rejected (certain)
 bfloat f(half h) { return h; }  // error
 kernel void k(device bfloat* o [[buffer(0)]], device half* x [[buffer(1)]]) { o[0] = f(x[0]); }
 
-// --- narrowing_to_uint | rejected (certain) | C++14 [dcl.init.list] | A braced initialiser cannot narrow.
-kernel void k(device int* x [[buffer(0)]]) {
-  uint y{x[0]};  // error
-  uint y{uint(x[0])};  // accepted
-  x[1] = y;
-}
-// --- narrowing_to_member | rejected
-struct S { int a; };
-kernel void k(device uint* x [[buffer(0)]]) {
-  S s = {x[0]};  // error
-  S s = {int(x[0])};  // accepted
-  x[1] = s.a;
-}
+// --- narrowing | rejected (certain) | C++14 [dcl.init.list] | A braced initialiser cannot narrow.
+  uint y{n[0]};  // error
+  S s = {u[0]};  // error
+  uint y{uint(n[0])};  // accepted
+  S s = {int(u[0])};  // accepted
 
-// --- as_type_sizes | rejected (certain) | MSL 2.18 | as_type cannot change the size.
-kernel void k(device float4* x [[buffer(0)]], device uint2* y [[buffer(1)]]) {
-  y[0] = as_type<uint2>(x[0]);  // error
-  y[0] = as_type<uint2>(x[0].xy);  // accepted
-}
-
-// --- as_type_pointer | rejected (certain) | MSL 2.18 | as_type does not take pointers.
-kernel void k(device float* x [[buffer(0)]]) { device int* p = as_type<device int*>(x); p[0]=1; }  // error
+// --- bits | rejected (certain) | MSL 2.18, 3.1 | as_type changes no size and takes no pointer; the bitwise operators take no floats.
+  u[0] = as_type<uint>(w[0]);  // error
+  device int* p = as_type<device int*>(x);  // error
+  x[0] = x[0] & 1.0f;  // error
+  u[0] = as_type<uint>(w[0].x) & 1;  // accepted
 
 // --- as_type_struct | rejected (policy) | MSL 2.18 | as_type does not take structs.
-struct S { int a; };
-kernel void k(device int* x [[buffer(0)]]) { S s; s.a=1; x[0]=as_type<int>(s); }  // error
-
-// --- float_bits | rejected (certain) | MSL 3.1 | The bitwise operators do not take floats.
-kernel void k(device float* x [[buffer(0)]]) { x[0]=x[0]&1.0f; }  // error
+  n[0] = as_type<int>(S{1});  // error
 
 // --- limits | accepted (certain) | metal_limits | The library has numeric_limits and named constants.
 kernel void k(device float* x [[buffer(0)]]) { x[0]=numeric_limits<float>::infinity()+numeric_limits<half>::max()+FLT_MAX-INFINITY+numeric_limits<int>::lowest(); x[1]=NAN; x[2]=isinf(x[0])||isnan(x[1])||isfinite(x[0])||signbit(x[0]); }

@@ -40,21 +40,16 @@ kernel void k(device float* c) { c[0] = 1; }
   };
   go(1.0f);
 
-// --- const_elements | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | The elements of an operand are not const.
+// --- elements_and_space | rejected (certain, metal4.0) | MSL 4; MPPTensorOpsMatMul2d.h | The elements of an operand are not const, and are in the tensor's address space.
   tensor<device const half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // error
+  tensor<threadgroup half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // error
   tensor<device half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // accepted
-  op.run(left, B, C);
 
 // --- const_operand | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | run takes its operands as lvalues that are not const.
   const auto left = A;  // rejected
   auto left = A;  // accepted
   op.run(left, B, C);  // error: const
   op.run(left, B, C);  // accepted
-
-// --- space_of_a_tensor | rejected (certain, metal4.0) | MSL 4 | A tensor is over memory of its address space.
-  tensor<threadgroup half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // error
-  tensor<device half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // accepted
-  op.run(left, B, C);
 
 // --- copy_of_a_cooperative_tensor | rejected (likely, metal4.0) | MPPTensorOpsMatMul2d.h | A copy constructor copies the wrong way round, so no kernel may copy.
   auto sums = op.get_destination_cooperative_tensor<decltype(A), decltype(B), float>();
@@ -75,27 +70,11 @@ kernel void k(device float* c) { c[0] = 1; }
   op.run(left, B, out);  // error: unsupported data type
   op.run(left, B, out);  // accepted
 
-// --- input_of_dynamic_k | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | A cooperative input needs a static K.
-  constexpr auto of = matmul2d_descriptor(16, 32);  // rejected
-  constexpr auto of = matmul2d_descriptor(16, 32, 16);  // accepted
-  matmul2d<of, execution_simdgroup> other;
-  auto left = other.get_left_input_cooperative_tensor<half, half, float>();  // error: Inner dimension cannot be dynamic
-  auto left = other.get_left_input_cooperative_tensor<half, half, float>();  // accepted
-  left[0] = a[0];
-
-// --- rows_of_an_input | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | A left input has 16 or 32 rows.
-  matmul2d<matmul2d_descriptor(64, 32, 16), execution_simdgroup> other;  // rejected
-  matmul2d<matmul2d_descriptor(32, 32, 16), execution_simdgroup> other;  // accepted
-  auto left = other.get_left_input_cooperative_tensor<half, half, float>();  // error: M must be 16 or 32
-  auto left = other.get_left_input_cooperative_tensor<half, half, float>();  // accepted
-  left[0] = a[0];
-
-// --- input_of_several_simdgroups | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | Cooperative inputs belong to one simdgroup.
-  matmul2d<matmul2d_descriptor(32, 32, 16), execution_simdgroups<2>> other;  // rejected
-  matmul2d<matmul2d_descriptor(32, 32, 16), execution_simdgroup> other;  // accepted
-  auto left = other.get_left_input_cooperative_tensor<half, half, float>();  // error: single SIMD group
-  auto left = other.get_left_input_cooperative_tensor<half, half, float>();  // accepted
-  left[0] = a[0];
+// --- inputs | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | A cooperative input belongs to one simdgroup, with a static K and 16 or 32 rows.
+  matmul2d<matmul2d_descriptor(16, 32), execution_simdgroup>().get_left_input_cooperative_tensor<half, half, float>();  // error: Inner dimension cannot be dynamic
+  matmul2d<matmul2d_descriptor(64, 32, 16), execution_simdgroup>().get_left_input_cooperative_tensor<half, half, float>();  // error: M must be 16 or 32
+  matmul2d<matmul2d_descriptor(32, 32, 16), execution_simdgroups<2>>().get_left_input_cooperative_tensor<half, half, float>();  // error: single SIMD group
+  matmul2d<matmul2d_descriptor(32, 32, 16), execution_simdgroup>().get_left_input_cooperative_tensor<half, half, float>();  // accepted
 
 // --- two_cooperative_inputs | rejected (certain, metal4.0) | MPPTensorOpsMatMul2d.h | With two cooperative inputs M, N or K is 32.
   matmul2d<matmul2d_descriptor(16, 16, 16), execution_simdgroup> other;  // rejected

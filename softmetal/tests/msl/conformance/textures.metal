@@ -1,27 +1,18 @@
 // Textures, samplers, argument buffers and other stages. The format of this file: ../catalogue.py
 
-// --- texture_without_value | rejected (likely) | MSL 2.9 | A texture needs a value.
-kernel void k(device float4* o [[buffer(0)]]) {
-  texture2d<float> t;  // error
-  o[0] = t.read(uint2(0)); }
-// --- texture_member_without_value | rejected
-struct S { depth2d<float> t; int x; };
-kernel void k(device float4* o [[buffer(0)]]) {
-  S s;  // error
-  o[0] = s.x; }
-// --- texture_temporary | rejected
+// --- setup
+struct M { depth2d<float> t; int x; };
 float4 f(texture2d<float> t) { return t.read(uint2(0)); }
-kernel void k(device float4* o [[buffer(0)]]) {
-  o[0] = f(texture2d<float>()); }  // error
+kernel void k(texture2d<float> t [[texture(0)]], device float4* o) {
+  o[1] = f(t);
 
-// --- sampler_not_constexpr | rejected (likely) | MSL 2.10 | A sampler must be constexpr or a parameter.
-kernel void k(texture2d<float> t [[texture(0)]], device float4* o [[buffer(0)]]) {
+// --- values | rejected (likely) | MSL 2.9, 2.10 | A texture needs a value, and a sampler must be constexpr or a parameter.
+  texture2d<float> u;  // error
+  M m;  // error
+  o[0] = f(texture2d<float>());  // error
   sampler s(filter::linear);  // error
   sampler s;  // error
-  o[0] = t.sample(s, float2(0)); }
-// --- sampler_temporary | rejected
-kernel void k(texture2d<float> t [[texture(0)]], device float4* o [[buffer(0)]]) {
-  o[0] = t.sample(sampler(filter::linear), float2(0)); }  // error
+  o[0] = t.sample(sampler(filter::linear), float2(0));  // error
 
 // --- samplers | accepted (certain) | MSL 2.10 | A sampler can be constexpr, local or at program scope, or a parameter.
 constexpr sampler linear(coord::normalized, filter::linear);

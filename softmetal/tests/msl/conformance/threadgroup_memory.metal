@@ -1,5 +1,12 @@
 // Threadgroup variables. The format of this file: ../catalogue.py
 
+// --- setup
+struct C { float a; C() : a(1) {} };
+struct I { float a = 1; };
+struct M { float4x4 m; };
+struct V { float4 m[4]; };
+kernel void k(device float* x) {
+
 // --- in_function | rejected (certain) | MSL 4.4 | A threadgroup variable must be declared in a kernel.
 void f(device float* x) {  // rejected
   threadgroup float y[4];  // error: must be declared in a kernel function
@@ -15,17 +22,10 @@ struct S { void f(device float* x) { threadgroup float t[4]; t[0]=x[0]; x[1]=t[0
 kernel void k(device float* x [[buffer(0)]]) { S s; s.f(x); }
 
 // --- initialised_by_int | rejected (certain) | MSL 4.4 | A threadgroup variable cannot have an initialiser.
-kernel void k(device float* x [[buffer(0)]]) {
   threadgroup float y = 1;  // error: cannot have an initialiser
-  threadgroup float y;  // accepted
-  y = 1;  // accepted
-  x[0] = y;
-}
 
 // --- initialised_by_nonzero | rejected (likely) | MSL 4.4 | A threadgroup variable cannot have an initialiser other than zero.
-kernel void k(device float* o [[buffer(0)]]) {
   threadgroup float a = 0, b = 2;  // error
-  o[0] = a + b; }
 
 // --- initialised_by_zero | accepted (likely) | public sources; the memory is still undefined | A threadgroup variable can be initialised with zero.
 template <typename T>
@@ -43,31 +43,16 @@ kernel void k(device T* o [[buffer(0)]], ushort i [[thread_index_in_threadgroup]
 }
 template [[host_name("k_float")]] kernel void k<float>(device float*, ushort);
 
-// --- constructor | rejected (likely) | MSL 4.4 | Threadgroup memory runs no constructor.
-struct S { float a; S() : a(1) {} };
-kernel void k(device float* x [[buffer(0)]]) { threadgroup S s; x[0]=s.a; }  // error
+// --- constructors | rejected (likely) | MSL 4.4 | Threadgroup memory runs no constructor and no member initialiser.
+  threadgroup C s;  // error
+  threadgroup I s[2];  // error
 
 // --- threadgroup_constructor | accepted (certain) | MLX complex.h | A default constructor qualified `threadgroup` can initialise objects in threadgroup memory.
 struct S { float a; S() : a(0) {} S() threadgroup {} };
 kernel void k(device float* x [[buffer(0)]]) { threadgroup S s[2]; s[0].a = x[0]; x[1] = s[0].a; }
 
-// --- member_initialiser | rejected (likely) | MSL 4.4 | Threadgroup memory runs no member initialiser.
-struct S { float a = 1; };  // rejected
-struct S { float a; };  // accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup S s[2];  // error
-  threadgroup S s[2];  // accepted
-  s[0].a = 1;  // accepted
-  x[0] = s[0].a;
-}
-
-// --- matrix | rejected (certain) | llama.cpp #26646 | A matrix in threadgroup memory has no default constructor.
-kernel void k(device float* x [[buffer(0)]]) { threadgroup half4x4 t[2]; t[0][0]=half4(1); x[0]=t[0][0][0]; }  // error
-// --- matrix_member | rejected
-struct S { float4x4 m; };  // rejected
-struct S { float4 m[4]; };  // accepted
-kernel void k(device float* x [[buffer(0)]]) {
-  threadgroup S s;  // error
-  threadgroup S s;  // accepted
-  x[0] = s.m[0][0];
-}
+// --- matrices | rejected (certain) | llama.cpp #26646 | A matrix in threadgroup memory has no default constructor.
+  threadgroup half4x4 t[2];  // error
+  threadgroup M s;  // error
+  threadgroup V s;  // accepted
+  s.m[0] = x[0];  // accepted

@@ -2,7 +2,7 @@
 
 // --- setup
 float f(float4 v) { return v.x; }
-kernel void k(device float4* x, device half4* h, device int4* n, device uint4* u, constant float& t,
+kernel void k(device float4* x, device half4* h, device int4* n, device uint4* u, device float2* t2, constant float& t,
               uint3 g [[thread_position_in_grid]]) {
 
 // --- number_of_elements | rejected (certain) | MSL 2.2 | A vector constructor needs as many elements as the vector has.
@@ -28,20 +28,13 @@ kernel void k(device float4* x, device half4* h, device int4* n, device uint4* u
 // --- condition | rejected (certain) | MSL 2.2 | A vector of bool is not a condition.
   if (x[0] < x[1]) x[0] = 1;  // error
 
-// --- swizzle_of_two_sets | rejected (certain) | MSL 2.2 | A swizzle cannot mix xyzw with rgba.
-kernel void k(device float4* x [[buffer(0)]]) { x[0].xy=x[0].xg; }  // error
-
-// --- swizzle_out_of_range | rejected (certain) | MSL 2.2 | A swizzle can name only elements that the vector has.
-kernel void k(device float2* o [[buffer(0)]]) { o[0].z = 1; }  // error
-
-// --- swizzle_repeated | rejected (certain) | MSL 2.2 | An assigned swizzle cannot repeat an element.
-kernel void k(device float4* o [[buffer(0)]]) { o[0].xx = float2(1); }  // error
-
-// --- swizzle_address | rejected (certain) | MSL 2.2 | A swizzle has no address.
-kernel void k(device float4* x [[buffer(0)]]) { device float* p=&x[0].y; p[0]=1; }  // error
-// --- swizzle_address_of_two | rejected
-void f(device float2* p) { *p = 1; }
-kernel void k(device float4* o [[buffer(0)]]) { f(&o[0].xy); }  // error
+// --- swizzles | rejected (certain) | MSL 2.2 | A swizzle names elements of one set that the vector has; an assigned one repeats none, and none has an address.
+  x[0].xy = x[0].xg;  // error
+  t2[0].z = 1;  // error
+  x[0].xx = float2(1);  // error
+  device float* p = &x[0].y;  // error
+  device float2* p = &x[0].xy;  // error
+  t2[0].yx = x[0].rg;  // accepted
 
 // --- deduced_size | accepted (certain) | MSL 2.2 | Templates can deduce the length of a vector.
 template <int N> uint f(vec<uint,N> v) { return v[N-1]; }
