@@ -24,10 +24,6 @@ Plan plan_mask_map(const MaskMapProblem& problem);
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroups);
 // The same for the parts of a call whose keys are split, and their scratch. `span` cut them, in a decode.
 Pass& add_merge_of_parts(Plan& plan, const Problem& p, int64_t parts, int simdgroups, const CausalSpan& span);
-// Whether `out` is token-major where that differs. Packed rows always are; lse and the parts never are.
-inline bool is_token_major(const Problem& p) {
-  return (p.packed || p.token_major_out) && !p.part && p.q_len > 1 && p.q_heads > 1;
-}
 
 // Shared by prefill and its backward: the parameters that do not depend on tiles, and the size of SavedTile
 // (prefill_rows.h) for simdgroups of `own_rows` rows. window_right is ignored for causal rows.
