@@ -51,7 +51,7 @@ NOT_OURS = re.compile(
 )
 # Forms in csrc that softmetal takes, and Apple's system may not.
 UNSURE = {
-    re.compile(r"\bUTF8String\]"): "call utf8() of csrc/metal/text.h, since the text may be nil",
+    re.compile(r"\bUTF8String\]"): "call utf8() of csrc/metal/foundation.h, since the text may be nil",
     re.compile(r"\bconst constant\b"): "write `constant`, since a function takes `constant T&`",
 }
 # Tests and tools use only softmetal's public modules.
@@ -106,7 +106,7 @@ def violations(path: Path) -> Iterator[str]:
             yield f"{path}:{number}: an unfinished mark"
         if path.parts[0] in PRODUCT_FOLDERS and EMULATOR.search(line):
             yield f"{path}:{number}: the product must not know of softmetal"
-        if path.parts[0] == "csrc" and path.name != "text.h":
+        if path.parts[0] == "csrc" and path.name != "foundation.h":
             yield from (f"{path}:{number}: {advice}" for form, advice in UNSURE.items() if form.search(line))
         if path.parts[0] == "softmetal" and ATTENTION.search(NOT_OURS.sub("", line)):
             yield f"{path}:{number}: softmetal must not know of attention"

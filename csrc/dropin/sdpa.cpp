@@ -24,7 +24,6 @@
 #include "../ops/gpu.h"
 #include "../selftest/verdicts.h"
 #include "../ops/torch_errors.h"
-#include "../plan/check.h"
 #include "../plan/route.h"
 #include "../plan/supported.h"
 #include "../describe/arguments.h"
@@ -284,7 +283,7 @@ std::string megabytes(int64_t bytes) {
 
 std::string text_of(const Route& route, const TrainingCall& call, const DeviceFacts& facts) {
   return "torch keeps " + megabytes(bytes_kept_by_torch(call)) + ", the limit is " +
-         megabytes(facts.working_set_bytes / kTrainingShare) + "; " + route.provenance;
+         megabytes(facts.working_set_bytes / kTrainingFraction) + "; " + route.provenance;
 }
 
 // Whether a plain call of these shapes runs in torch, and why: on the GPU that holds them, or with this

@@ -108,8 +108,8 @@ void add_rows(const Rows& all, const Keys& keys, const Received& all_received, i
 
   Tensor grad_products = grad_scores.mul(problem.scale);
   if (options.softcap > 0.0) {
-    const Tensor share = logits.products.mul(problem.scale / options.softcap).tanh();
-    const Tensor slope = at::where(logits.visible, share.square().neg().add(1.0), 0.0);
+    const Tensor saturation = logits.products.mul(problem.scale / options.softcap).tanh();
+    const Tensor slope = at::where(logits.visible, saturation.square().neg().add(1.0), 0.0);
     grad_products = grad_products.mul(slope.to(at::kFloat));
   }
   const Tensor folded = fold(grad_products);

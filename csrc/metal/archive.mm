@@ -1,7 +1,7 @@
 // A file name is <hash of its description>-<hash of its bytes>.metalarchive, in a folder named by GPU, system
 // and sources, so that truncated or changed files are detected before Metal reads them. Each process writes a
 // temporary file and renames it, so several may write the same archive.
-#include "archive.h"
+#include "pipelines.h"
 
 #include <unistd.h>
 
@@ -14,10 +14,10 @@
 #include <string_view>
 #include <system_error>
 
-#include "autorelease_pool.h"
+#include "executor.h"
+#include "foundation.h"
 #include "hash.h"
 #include "mps_bridge.h"
-#include "text.h"
 
 namespace fattn::metal {
 namespace {

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "../plan/compiled.h"
 #include "../plan/plan.h"
@@ -44,6 +46,9 @@ std::vector<Resources> resources_without_limit(const std::vector<int64_t>& numbe
 
 // Where compiled pipelines are kept between runs; empty: nowhere.
 void set_archive_folder(const std::string& folder);
+
+// The build of macOS, such as "25C56", which includes Metal's compiler; "" on other systems.
+std::string system_build();
 
 // Digest of kernels and planner. Measurements with another digest are ignored.
 const char* source_digest();

@@ -1,14 +1,15 @@
 // Encodes plans on the shared encoder of torch's MPS stream.
 #include "executor.h"
 
+#include <sys/sysctl.h>
+
 #include <algorithm>
 
 #include <c10/util/Exception.h>
 
-#include "autorelease_pool.h"
+#include "foundation.h"
 #include "mps_bridge.h"
 #include "pipelines.h"
-#include "text.h"
 
 namespace fattn::metal {
 namespace {
@@ -111,6 +112,12 @@ void execute(const Plan& plan, const Bindings& bindings) {
 
 void prepare(const Plan& plan) {
   for (uint32_t i = 0; i < plan.pass_count; ++i) prepare_pass(plan.passes[i]);
+}
+
+std::string system_build() {
+  char text[64];
+  size_t size = sizeof text;
+  return sysctlbyname("kern.osversion", text, &size, nullptr, 0) == 0 ? text : "";
 }
 
 }  // namespace fattn::metal

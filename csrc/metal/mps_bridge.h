@@ -8,7 +8,7 @@
 
 #include <exception>
 
-#include "autorelease_pool.h"
+#include "foundation.h"
 
 namespace fattn::metal {
 

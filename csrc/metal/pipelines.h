@@ -16,4 +16,12 @@ struct Pipeline {
 // Thread-safe. Raises a RuntimeError with the Metal compiler's text if the kernel does not compile.
 const Pipeline& pipeline_for(const KernelSpec& spec);
 
+// archive.mm keeps compiled pipelines between runs, one per binary archive. An archive is used only if it is
+// intact and was made for this GPU, this system and these sources; otherwise it is made again. Errors there
+// never fail a call. Returns the pipeline of the descriptor, or nil if no archive has it; `what` identifies
+// it.
+id<MTLComputePipelineState> new_archived_pipeline(MTLComputePipelineDescriptor* descriptor,
+                                                  const std::string& what) noexcept;
+void keep_pipeline(MTLComputePipelineDescriptor* descriptor, const std::string& what) noexcept;
+
 }  // namespace fattn::metal

@@ -11,12 +11,10 @@
 
 #include <c10/util/Exception.h>
 
-#include "archive.h"
-#include "autorelease_pool.h"
+#include "foundation.h"
 #include "executor.h"
 #include "mps_bridge.h"
 #include "once_map.h"
-#include "text.h"
 
 namespace fattn::metal {
 namespace {

@@ -114,7 +114,7 @@ std::vector<TunedRow> rows_of(const Rows& named) {
   for (const Row row : named) {
     check_names(row,
                 {"kernel", "dtype", "min_dim", "max_dim", "max_length", "row_fragments", "row_groups",
-                 "tile_keys", "simdgroups", "early_loads", "least_chunk", "threadgroups_per_core", "macos"});
+                 "tile_keys", "simdgroups", "early_loads", "min_chunk", "threadgroups_per_core", "macos"});
     const auto size = [&](const char* name, int64_t most) { return uint16_t(whole(row, name, most)); };
     rows.push_back({.kernel = one_of(kKernels, row, "kernel"),
                     .dtype = one_of(kDTypes, row, "dtype"),
@@ -126,7 +126,7 @@ std::vector<TunedRow> rows_of(const Rows& named) {
                     .tile_keys = size("tile_keys", 64),
                     .simdgroups = size("simdgroups", 64),
                     .early_loads = size("early_loads", 1),
-                    .least_chunk = size("least_chunk", 4096),
+                    .min_chunk = size("min_chunk", 4096),
                     .threadgroups_per_core = size("threadgroups_per_core", 64),
                     .macos = int(whole(row, "macos", kMaxVersion))});
   }

@@ -71,10 +71,6 @@ Tile tile_of(bool walks_keys, const Problem& p, const DeviceFacts& device) {
           row.provenance};
 }
 
-int64_t padded_columns(int64_t dim, int64_t shares) {
-  return ceil_div(dim / kFragment, shares) * shares * kFragment;
-}
-
 // Both operands of the own rows, and one of a step. Without registers also the gradients of a step.
 int64_t bytes_of_units(const Problem& p, const Tile& tile) {
   const int64_t operand_bytes = (2 * tile.rows() + tile.walked) * units_size(p)->dim * size_of(p.dtype);
@@ -86,12 +82,12 @@ int64_t bytes_of_units(const Problem& p, const Tile& tile) {
 // The staged rows, and the blocks that the simdgroups of a group exchange.
 int64_t bytes_of(const Problem& p, const Tile& tile) {
   if (uses_units(tile.kernel)) return bytes_of_units(p, tile);
-  const int64_t bytes = size_of(p.dtype), shares = tile.shares();
-  const int64_t key_bytes = padded_columns(p.head_dim, shares) * bytes + kKeyPadBytes;
-  const int64_t value_bytes = padded_columns(p.value_dim, shares) * bytes + kValuePadBytes;
+  const auto bytes = int(size_of(p.dtype)), shares = int(tile.shares());
+  const int pitches =
+      key_pitch(int(p.head_dim), shares, bytes) + value_pitch(int(p.value_dim), shares, bytes);
   const int64_t blocks =
       shares == 1 ? 1 : tile.groups * tile.walked / kFragment * shares * tile.owned * 2 * kSimdWidth;
-  return tile.walked * (key_bytes + value_bytes) + blocks * kPairBytes;
+  return tile.walked * pitches * bytes + blocks * kPairBytes;
 }
 
 // Row state in threadgroup memory: SavedStepRow in step_rows.h (on matrix units of two steps) or SavedTile in

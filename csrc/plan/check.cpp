@@ -1,6 +1,4 @@
 // Refusals. Each is one sentence that names the op, the value, the limit, and what to do instead.
-#include "check.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -23,7 +23,7 @@ struct Shape {
   int64_t tile_keys;
   int64_t simdgroups;
   int64_t chunk_unit;
-  int64_t least_chunk;  // grows with the rows, like the partial result
+  int64_t min_chunk;  // grows with the rows, like the partial result
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
   int64_t few_chunks;
@@ -70,7 +70,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
           .tile_keys = row.tile_keys,
           .simdgroups = row.simdgroups,
           .chunk_unit = row.tile_keys * row.simdgroups,
-          .least_chunk = std::max<int64_t>(row.least_chunk, row.tile_keys * row.simdgroups) * row_groups,
+          .min_chunk = std::max<int64_t>(row.min_chunk, row.tile_keys * row.simdgroups) * row_groups,
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + saved_bytes, 16) * 16,
           .few_chunks = kFewChunks,
@@ -101,7 +101,7 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       .tile_keys = tile_keys,
       .simdgroups = simdgroups,
       .chunk_unit = tile_keys,
-      .least_chunk = row.least_chunk * row_groups,
+      .min_chunk = row.min_chunk * row_groups,
       .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
       .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
       .few_chunks = kFewChunks,
@@ -130,7 +130,7 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
           .tile_keys = tile_keys,
           .simdgroups = row.simdgroups,
           .chunk_unit = tile_keys * row.simdgroups,
-          .least_chunk = std::max<int64_t>(row.least_chunk, tile_keys * row.simdgroups),
+          .min_chunk = std::max<int64_t>(row.min_chunk, tile_keys * row.simdgroups),
           .threadgroups_per_core = row.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(state_bytes + weight_bytes + saved_bytes, 16) * 16,
           .few_chunks = packed_rows == 1 ? kFewChunksOfOneRow : kFewChunks,
@@ -162,19 +162,18 @@ int64_t products_per_key(const Problem& p, const Shape& shape) {
 // Upper bound of the chunks of a sequence: chunks_of in kernels/common/schedule.h. Both ranges of a window
 // may begin and end within a chunk.
 int64_t parts_of(const Problem& p, const CausalSpan& span) {
-  const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.least_chunk), 1);
+  const int64_t all = std::max<int64_t>(ceil_div(p.kv_len, span.min_chunk), 1);
   const int64_t large = std::max<int64_t>(span.few_chunks, ceil_div(max_visible_keys(p), kLargeChunk));
-  const int64_t most = std::max<int64_t>(std::min<int64_t>(span.most_chunks, large),
+  const int64_t most = std::max<int64_t>(std::min<int64_t>(span.max_chunks, large),
                                          ceil_div(max_visible_keys(p), span.largest_chunk));
   if (p.options.window_left < 0) return std::min(all, most);
   const int64_t window_keys = std::min(p.options.window_left, p.kv_len) + p.q_len;
   const int64_t sink_keys = std::min(p.options.sink_tokens, p.kv_len);
-  const int64_t of_window =
-      ceil_div(window_keys, span.least_chunk) + ceil_div(sink_keys, span.least_chunk) + 1;
+  const int64_t of_window = ceil_div(window_keys, span.min_chunk) + ceil_div(sink_keys, span.min_chunk) + 1;
   return std::min({all, of_window, most + 3});
 }
 
-CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double max_products_of_group) {
+CausalSpan span_of(const Problem& p, const Shape& shape, int64_t max_chunks, double max_products_of_group) {
   CausalSpan span{};
   span.q_len = int32_t(p.q_len);
   span.window_left =
@@ -182,12 +181,12 @@ CausalSpan span_of(const Problem& p, const Shape& shape, int64_t workers, double
   span.sink_tokens = int32_t(std::min<int64_t>(p.options.sink_tokens, kNoWindow));
   span.capacity = int32_t(p.kv_len);
   span.chunk_unit = int32_t(shape.chunk_unit);
-  span.least_chunk = int32_t(shape.least_chunk);
-  span.most_chunks = int32_t(workers);
+  span.min_chunk = int32_t(shape.min_chunk);
+  span.max_chunks = int32_t(max_chunks);
   span.few_chunks = int32_t(shape.few_chunks);
   const double keys = std::min(max_products_of_group / double(products_per_key(p, shape)), double(kNoWindow));
   span.largest_chunk =
-      int32_t(std::max(int64_t(keys) / shape.chunk_unit * shape.chunk_unit, shape.least_chunk));
+      int32_t(std::max(int64_t(keys) / shape.chunk_unit * shape.chunk_unit, shape.min_chunk));
   span.seq_lens_stride = p.seq_lens_stride;
   return span;
 }
@@ -198,9 +197,9 @@ constexpr int64_t kMaxChunkThreads = 512;  // leaves 208 half registers per lane
 constexpr int64_t kMaxShortKeys = 1024;    // threads then differ by only a few steps
 // Threadgroups per core. Their last steps do not overlap, and with more of them a launch is relatively cheap.
 constexpr int64_t kShortGroupsPerCore = 2;
-// Bytes that a core may read beyond its share: 16 per cycle for 4,000 cycles, the time of a launch. By lanes
-// for 10,000 cycles: there merging the chunks is also faster than a second launch (H200: 32/8 heads of 256
-// keys take 8.6 us in one launch and 8.1 in two; 32/16 heads 6.2 and 7.4).
+// Bytes that a core may read beyond an even part: 16 per cycle for 4,000 cycles, the time of a launch. By
+// lanes for 10,000 cycles: there merging the chunks is also faster than a second launch (H200: 32/8 heads of
+// 256 keys take 8.6 us in one launch and 8.1 in two; 32/16 heads 6.2 and 7.4).
 constexpr int64_t kLaunchBytes = 64 * 1024;
 constexpr int64_t kLaunchBytesByLanes = 160 * 1024;
 
@@ -278,21 +277,19 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * shape.group_rows);
   const int64_t columns = p.kv_heads * row_blocks;                      // of the grid
   const int64_t held = cores_of(device) * shape.threadgroups_per_core;  // resident threadgroups
-  const int64_t workers = std::max<int64_t>(held / columns, 1);
+  const int64_t filling = std::max<int64_t>(held / columns, 1);         // workers that fill the GPU
   const double max_products_of_group = max_products(device) / double(held);
-  const CausalSpan span = span_of(p, shape, workers, max_products_of_group);
+  const CausalSpan span = span_of(p, shape, filling, max_products_of_group);
   const AtOnce at_once = chunks_at_once(p, device, shape, parts_of(p, span), columns);
   plan.launches = at_once.launches;
   const bool together = at_once.chunks > 1;
   if (together) shape = shape_of(p, device, packed_rows, at_once);
   const int64_t parts = together ? 1 : parts_of(p, span);  // partial results
-  // With one row or one head both layouts are identical.
-  const bool token_major_out = p.token_major_out && !p.part && p.q_len > 1 && p.q_heads > 1;
   // Products of one column of the grid.
   const double products = double(p.batch) * double(max_visible_keys(p)) * double(products_per_key(p, shape));
   const bool sliced = products * double(columns) > max_products(device);
-  const int64_t wanted = sliced ? int64_t(std::ceil(products / max_products_of_group)) : workers;
-  const int64_t shares = together ? p.batch : std::min(std::max(wanted, workers), p.batch * parts);
+  const int64_t wanted = sliced ? int64_t(std::ceil(products / max_products_of_group)) : filling;
+  const int64_t workers = together ? p.batch : std::min(std::max(wanted, filling), p.batch * parts);
 
   Pass& pass = plan.add_pass();
   pass.spec = attention_spec(shape.kernel, p, device);
@@ -304,9 +301,9 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   pass.spec.chunks = uint16_t(at_once.chunks);
   pass.spec.chunk_rounds = uint16_t(at_once.rounds);
   pass.spec.split = parts > 1 || p.part;
-  pass.spec.token_major_out = token_major_out && parts == 1;
+  pass.spec.token_major_out = is_token_major(p) && parts == 1;
   pass.spec.window = p.options.window_left >= 0;
-  pass.grid = {uint32_t(shares), uint32_t(columns), 1};
+  pass.grid = {uint32_t(workers), uint32_t(columns), 1};
   limit_groups(pass, double(sliced ? held : kMaxAlong));
   pass.threads = {uint32_t(at_once.chunks * shape.simdgroups * kSimdWidth), 1, 1};
   pass.threadgroup_bytes = uint32_t(shape.threadgroup_bytes);
@@ -317,7 +314,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   set_attention_params(params, p);
   params.span = span;
   params.row_blocks = int32_t(row_blocks);
-  params.shares = int32_t(shares);
+  params.workers = int32_t(workers);
   pass.set_params(params);
 
   if (parts == 1) {
@@ -327,24 +324,11 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   }
   pass.bind(kSlotPartialOut);
   pass.bind(kSlotPartialSum);
-  const int64_t rows = p.batch * p.q_heads * p.q_len;
-  plan.scratch_out_floats = parts * rows * p.value_dim;
-  plan.scratch_sum_floats = parts * rows * kSumFloats;
   // The number of simdgroups determines the summation order, so it must not depend on the capacity.
-  Pass& merge =
-      add_merge_pass(plan, parts_of_call(p, parts, rows), uint16_t(merge_simdgroups(span.most_chunks)));
-  merge.spec.token_major_out = token_major_out;
+  Pass& merge = add_merge_of_parts(plan, p, parts, merge_simdgroups(span.max_chunks), span);
   merge.spec.has_seq_lens = p.has_seq_lens;
-  merge.spec.window = pass.spec.window;
+  merge.spec.window = p.options.window_left >= 0;
   if (p.has_seq_lens) merge.bind(kSlotSeqLens);
-  MergeParams merge_params{};
-  merge_params.rows = rows;
-  merge_params.parts = int32_t(parts);
-  merge_params.head_dim = int32_t(p.value_dim);
-  merge_params.rows_per_sequence = p.q_heads * p.q_len;
-  merge_params.span = params.span;
-  merge_params.puts_part = p.part;
-  merge.set_params(merge_params);
   return plan;
 }
 

@@ -14,6 +14,18 @@
 namespace fattn {
 namespace {
 
+// The structs of parameters, each with its list of fields.
+#define FATTN_PARAMS(X)                           \
+  X(PrefillParams, FATTN_PREFILL_PARAMS)          \
+  X(DecodeParams, FATTN_DECODE_PARAMS)            \
+  X(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS) \
+  X(MergeParams, FATTN_MERGE_PARAMS)              \
+  X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS)   \
+  X(LogitsParams, FATTN_LOGITS_PARAMS)            \
+  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)         \
+  X(BackwardParams, FATTN_BACKWARD_PARAMS)        \
+  X(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS)
+
 // Writes values in order, with commas and quotes.
 class JsonWriter {
  public:
@@ -82,21 +94,17 @@ class JsonWriter {
     close('}');
   }
 
-  void value(const CausalSpan& span) {
-    open('{');
-#define FATTN_WRITE(type, name) field(#name, span.name);
-    FATTN_CAUSAL_SPAN(FATTN_WRITE)
-#undef FATTN_WRITE
-    close('}');
-  }
-
-  void value(const PrefillParams& params) {
-    open('{');
 #define FATTN_WRITE(type, name) field(#name, params.name);
-    FATTN_PREFILL_PARAMS(FATTN_WRITE)
-#undef FATTN_WRITE
-    close('}');
+#define FATTN_VALUE(Params, LIST)    \
+  void value(const Params& params) { \
+    open('{');                       \
+    LIST(FATTN_WRITE)                \
+    close('}');                      \
   }
+  FATTN_VALUE(CausalSpan, FATTN_CAUSAL_SPAN)
+  FATTN_PARAMS(FATTN_VALUE)
+#undef FATTN_VALUE
+#undef FATTN_WRITE
 
   template <typename T>
   void field(std::string_view name, const T& content) {
@@ -120,25 +128,6 @@ class JsonWriter {
   bool first_ = true;
 };
 
-// The structs of parameters, each with its list of fields.
-#define FATTN_PARAMS(X)                           \
-  X(PrefillParams, FATTN_PREFILL_PARAMS)          \
-  X(DecodeParams, FATTN_DECODE_PARAMS)            \
-  X(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS) \
-  X(MergeParams, FATTN_MERGE_PARAMS)              \
-  X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS)   \
-  X(LogitsParams, FATTN_LOGITS_PARAMS)            \
-  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)         \
-  X(BackwardParams, FATTN_BACKWARD_PARAMS)        \
-  X(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS)
-
-#define FATTN_WRITE(type, name) json.field(#name, params.name);
-#define FATTN_WRITER(Params, LIST) \
-  void write(JsonWriter& json, const Params& params) { LIST(FATTN_WRITE) }
-FATTN_PARAMS(FATTN_WRITER)
-#undef FATTN_WRITER
-#undef FATTN_WRITE
-
 template <typename Params>
 Params params_of(const Pass& pass) {
   Params params;
@@ -149,7 +138,7 @@ Params params_of(const Pass& pass) {
 void write_params(JsonWriter& json, const Pass& pass) {
 #define FATTN_CASE(kernel, name, source, Params) \
   case Kernel::k##kernel:                        \
-    return write(json, params_of<Params>(pass));
+    return json.field("params", params_of<Params>(pass));
   switch (pass.spec.kernel) { FATTN_KERNELS(FATTN_CASE) }
 #undef FATTN_CASE
 }
@@ -227,10 +216,7 @@ void write(JsonWriter& json, const Plan& plan, const Pass& pass) {
   if (pass.spec.sliced) json.field("slice", static_cast<uint32_t>(kSlotSlice));
   json.close('}');
 
-  json.key("params");
-  json.open('{');
   write_params(json, pass);
-  json.close('}');
   json.field("params_bytes", hex_of(pass));
   json.close('}');
 }

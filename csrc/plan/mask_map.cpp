@@ -13,8 +13,8 @@ constexpr int64_t kMaxElements = int64_t(1) << 28;
 // Products per byte of memory traffic: an M1 core makes 128 per cycle at 1.28 GHz and has an eighth of 68
 // GB/s. The ratio of an M3 Max is nearly the same.
 constexpr double kProductsPerByte = 20.0;
-// Largest cost of a map, as a share of the products' time if the mask hides nothing.
-constexpr double kMaxShare = 1.0 / 16;
+// Largest cost of a map, as a fraction of the products' time if the mask hides nothing.
+constexpr double kMaxFraction = 1.0 / 16;
 // Fewest products per core that pay for another pass: a tenth of a millisecond on M1, where a dispatch that
 // waits for another takes some microseconds.
 constexpr double kMinProductsPerCore = 1e7;
@@ -86,7 +86,8 @@ bool pays_for_map(const Problem& p, const DeviceFacts& device) {
   const double products = pairs * double(p.head_dim + p.value_dim);
   const double bytes = elements(mask) * size_of(p.mask_dtype);
   return p.kv_len > kMinKeys && products >= kMinProductsPerCore * double(cores_of(device)) &&
-         bytes * kProductsPerByte <= products * kMaxShare && shape_of(mask).groups <= double(kMaxMapGroups);
+         bytes * kProductsPerByte <= products * kMaxFraction &&
+         shape_of(mask).groups <= double(kMaxMapGroups);
 }
 
 void add_mask_map(Plan& plan, Problem& p) {

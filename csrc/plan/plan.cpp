@@ -1,5 +1,4 @@
 // Problem + DeviceFacts -> Plan or Refusal.
-#include "check.h"
 #include "planners.h"
 
 namespace fattn {
@@ -23,6 +22,26 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& p, uint16_t simdgroups) {
   params.rows = p.rows;
   params.parts = int32_t(p.parts);
   params.head_dim = int32_t(p.head_dim);
+  pass.set_params(params);
+  return pass;
+}
+
+Pass& add_merge_of_parts(Plan& plan, const Problem& p, int64_t parts, int simdgroups,
+                         const CausalSpan& span) {
+  const int64_t rows = (p.packed ? 1 : p.batch) * p.q_heads * p.q_len;
+  plan.scratch_out_floats = parts * rows * p.value_dim;
+  plan.scratch_sum_floats = parts * rows * kSumFloats;
+  const MergeProblem merged{
+      .out_dtype = out_dtype(p), .sums = true, .parts = parts, .rows = rows, .head_dim = p.value_dim};
+  Pass& pass = add_merge_pass(plan, merged, uint16_t(simdgroups));
+  pass.spec.token_major_out = is_token_major(p);
+  MergeParams params{};
+  params.rows = rows;
+  params.parts = int32_t(parts);
+  params.head_dim = int32_t(p.value_dim);
+  params.rows_per_sequence = p.q_heads * p.q_len;
+  params.span = span;
+  params.puts_part = p.part;
   pass.set_params(params);
   return pass;
 }

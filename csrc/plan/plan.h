@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -181,6 +182,14 @@ struct Refusal {
   Kind kind;
   std::string message;  // one sentence: op, value, limit, what to do instead
 };
+
+// Refuse problems that the kernels do not support, and GPUs that cannot run them.
+std::optional<Refusal> check(const Problem& problem);
+std::optional<Refusal> check(const MergeProblem& problem);
+std::optional<Refusal> check(const CacheWriteProblem& problem);
+std::optional<Refusal> check(const LogitsProblem& problem);
+std::optional<Refusal> check(const MaskMapProblem& problem);
+std::optional<Refusal> check(const DeviceFacts& device, Op op);
 
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);

@@ -22,10 +22,8 @@ Plan plan_mask_map(const MaskMapProblem& problem);
 // Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and
 // kSlotLse.
 Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroups);
-// The merge of a call whose keys are split.
-inline MergeProblem parts_of_call(const Problem& p, int64_t parts, int64_t rows) {
-  return {.out_dtype = out_dtype(p), .sums = true, .parts = parts, .rows = rows, .head_dim = p.value_dim};
-}
+// The same for the parts of a call whose keys are split, and their scratch. `span` cut them, in a decode.
+Pass& add_merge_of_parts(Plan& plan, const Problem& p, int64_t parts, int simdgroups, const CausalSpan& span);
 
 // Shared by prefill and its backward: the parameters that do not depend on tiles, and the size of SavedTile
 // (prefill_rows.h) for simdgroups of `own_rows` rows. window_right is ignored for causal rows.

@@ -17,8 +17,8 @@ constexpr int64_t kMinKeysPerRow = 8;
 constexpr int64_t kMinPartKeys = 256;
 // Waves of threadgroups beyond which a partly filled last wave does not matter.
 constexpr int64_t kManyWaves = 16;
-// Fewest simdgroups that share a staged tile.
-constexpr int64_t kFewestSimdgroups = 4;
+// Simdgroups that share a staged tile, at least.
+constexpr int64_t kMinSimdgroups = 4;
 
 // Packed rows are (row, head) pairs, and every sequence begins a new tile. This is an upper bound, since
 // cu_seqlens is on the GPU; rows before and after the sequences have tiles too. At most batch + 1 tiles are
@@ -78,16 +78,19 @@ Tile tile_of(const Problem& p, const DeviceFacts& device) {
             registers};
   }
   const int64_t dim = std::max(p.head_dim, p.value_dim);
-  if (dim > kMaxRowDim) {
-    const PrefillWideRow& built_in = tuning_row(kPrefillWideTuning, device, p.dtype, dim);
-    const PrefillWideRow row = tuned_or(built_in, device, p);
-    return {Kernel::kPrefillWide, row.row_fragments, row.row_groups, row.tile_keys,
-            row.simdgroups,       row.early_loads,   row.provenance, row.provenance != built_in.provenance};
-  }
-  const PrefillRow& built_in = tuning_row(kPrefillTuning, device, tile_dtype(p, device), dim);
-  const PrefillRow row = tuned_or(built_in, device, p);
-  return {Kernel::kPrefill, row.row_fragments, row.simdgroups, row.tile_keys,
-          row.simdgroups,   row.early_loads,   row.provenance, row.provenance != built_in.provenance};
+  const bool wide = dim > kMaxRowDim;
+  const Kernel kernel = wide ? Kernel::kPrefillWide : Kernel::kPrefill;
+  const PrefillRow& built_in = wide ? tuning_row(kPrefillWideTuning, device, p.dtype, dim)
+                                    : tuning_row(kPrefillTuning, device, tile_dtype(p, device), dim);
+  const PrefillRow row = tuned_or(built_in, kernel, device, p);
+  return {kernel,
+          row.row_fragments,
+          wide ? row.row_groups : row.simdgroups,
+          row.tile_keys,
+          row.simdgroups,
+          row.early_loads,
+          row.provenance,
+          row.provenance != built_in.provenance};
 }
 
 int64_t scale_bytes(const Problem& p, int64_t keys) {
@@ -100,24 +103,20 @@ int64_t saved_bytes(const Tile& tile) {
 
 // The K tile, the V tile, and the scales of their rows.
 int64_t bytes_of_rows(const Problem& p, const Tile& tile) {
-  const int64_t element_bytes = size_of(tile_element(p));
-  const int64_t key_bytes = p.head_dim * element_bytes + kKeyPadBytes;
-  const int64_t value_bytes = p.value_dim * element_bytes + kValuePadBytes;
-  return tile.tile_keys * (key_bytes + value_bytes) + scale_bytes(p, tile.tile_keys) + saved_bytes(tile);
+  const auto bytes = int(size_of(tile_element(p)));
+  const int pitches = key_pitch(int(p.head_dim), 1, bytes) + value_pitch(int(p.value_dim), 1, bytes);
+  return tile.tile_keys * pitches * bytes + scale_bytes(p, tile.tile_keys) + saved_bytes(tile);
 }
 
 // The query in 16-byte pieces, and the products and scales of two steps.
 int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
   const int64_t fragments = tile.row_groups * tile.row_fragments;
-  // If a group has more simdgroups than key fragments, each sums a share of the columns.
-  const int64_t sum_shares =
-      std::max<int64_t>(tile.simdgroups / tile.row_groups * kFragment / tile.tile_keys, 1);
+  const int64_t shares = sum_shares(int(tile.simdgroups / tile.row_groups), int(tile.tile_keys / kFragment));
   const int64_t pair_bytes = 2 * size_of(p.dtype);
-  const int64_t share_columns = ceil_div(p.head_dim / kFragment, sum_shares);
+  const int64_t share_fragments = ceil_div(p.head_dim / kFragment, shares);
   const int64_t query_bytes =
-      fragments * sum_shares * ceil_div(share_columns * pair_bytes, 16) * 16 * kSimdWidth;
-  const int64_t product_bytes =
-      2 * fragments * sum_shares * kFragment * tile.tile_keys * int64_t(sizeof(float));
+      fragments * shares * ceil_div(share_fragments * pair_bytes, 16) * 16 * kSimdWidth;
+  const int64_t product_bytes = 2 * fragments * shares * kFragment * tile.tile_keys * int64_t(sizeof(float));
   return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
 }
 
@@ -188,12 +187,12 @@ struct Parts {
 // best.
 int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
   int64_t fullest = 1;
-  double share = 0.0;
-  for (int64_t parts = std::min(held / tiles, most); parts <= most && share < 7.0 / 8; ++parts) {
+  double fullness = 0.0;
+  for (int64_t parts = std::min(held / tiles, most); parts <= most && fullness < 7.0 / 8; ++parts) {
     const double waves = double(ceil_div(tiles * parts, held));
     const double filled = double(tiles * parts) / (waves * double(held));
-    if (filled > share) fullest = parts;
-    share = std::max(share, filled);
+    if (filled > fullness) fullest = parts;
+    fullness = std::max(fullness, filled);
   }
   return fullest;
 }
@@ -208,7 +207,7 @@ int64_t held_by(const DeviceFacts& device, const Tile& tile) {
 // keys more often.
 bool halve(Tile& tile) {
   if (uses_units(tile.kernel)) return false;  // the self-test covers no other pipelines
-  if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kFewestSimdgroups) {
+  if (tile.kernel == Kernel::kPrefill && tile.simdgroups > kMinSimdgroups) {
     tile.simdgroups /= 2;
     tile.row_groups = tile.simdgroups;
     return true;
@@ -258,28 +257,6 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   const int64_t wanted = tiles < held ? parts_that_fill(tiles, held, std::max<int64_t>(steps / least, 1)) : 1;
   const int64_t parts = std::max(wanted, needed);
   return {parts, parts, least, kNoLimit};
-}
-
-// The pass that merges the parts.
-void add_merge(Plan& plan, const Problem& p, const Parts& cut) {
-  const int64_t parts = cut.count;
-  const int64_t rows = (p.packed ? 1 : p.batch) * p.q_heads * p.q_len;
-  plan.scratch_out_floats = parts * rows * p.value_dim;
-  plan.scratch_sum_floats = parts * rows * kSumFloats;
-  // The number of simdgroups determines the summation order. The number of packed parts depends on the
-  // capacity, as does the number in the grid of a decode.
-  const auto simdgroups = uint16_t(p.packed ? 1 : merge_simdgroups(cut.most));
-  Pass& pass = add_merge_pass(plan, parts_of_call(p, parts, rows), simdgroups);
-  MergeParams params{};
-  params.rows = rows;
-  params.parts = int32_t(parts);
-  params.head_dim = int32_t(p.value_dim);
-  // Packed rows are always token-major; lse and the parts never are.
-  pass.spec.token_major_out = (p.packed || p.token_major_out) && !p.part && p.q_len > 1 && p.q_heads > 1;
-  params.rows_per_sequence = p.q_heads * p.q_len;
-  params.span.q_len = int32_t(p.q_len);
-  params.puts_part = p.part;
-  pass.set_params(params);
 }
 
 int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::min<int64_t>(keys, kNoLimit)); }
@@ -392,12 +369,16 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   PrefillParams params = prefill_params(p, out_strides(p));
   params.q_tiles = int32_t(q_tiles);
   params.parts = int32_t(parts.count);
-  params.most_parts = int32_t(parts.most);
-  params.least_part = int32_t(parts.least);
+  params.max_parts = int32_t(parts.most);
+  params.min_part = int32_t(parts.least);
   params.largest_part = int32_t(parts.largest);
   params.heads_first = heads_first;
   pass.set_params(params);
-  if (merged) add_merge(plan, p, parts);
+  if (!merged) return plan;
+  // The number of simdgroups determines the summation order. The number of packed parts depends on the
+  // capacity, as does the number in the grid of a decode.
+  const int simdgroups = p.packed ? 1 : merge_simdgroups(parts.most);
+  add_merge_of_parts(plan, p, parts.count, simdgroups, {.q_len = int32_t(p.q_len)});
   return plan;
 }
 

@@ -176,6 +176,10 @@ inline Strides3 out_strides(const Problem& p) {
   strides.row = token_major ? heads * p.value_dim : p.value_dim;
   return strides;
 }
+// Whether `out` is token-major where that differs. Packed rows always are; lse and the parts never are.
+inline bool is_token_major(const Problem& p) {
+  return (p.packed || p.token_major_out) && !p.part && p.q_len > 1 && p.q_heads > 1;
+}
 
 // Partial results over disjoint keys, contiguous: outs [parts, ..., head_dim] of `dtype`, lses [parts, ...]
 // of float32. With `sums`, sums of weights (kSumFloats) replace lses.

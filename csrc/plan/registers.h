@@ -19,7 +19,7 @@ struct Registers {
   int64_t state = 0;     // maximum and sum of each row
   int64_t scores = 0;    // of a step
   int64_t operands = 0;  // keys or values on their way to a product
-  int64_t staged = 0;    // a thread's share of the next K and V, on the way to threadgroup memory
+  int64_t staged = 0;    // a thread's part of the next K and V, on the way to threadgroup memory
   int64_t rest = 0;      // addresses, counters, limits, temporaries: fitted to Mesa's counts
   bool early_loads = false;
 
@@ -41,7 +41,7 @@ constexpr int64_t fragment_halves(int64_t rows, int64_t columns, int64_t halves)
   return rows * columns / kSimdWidth * halves;
 }
 
-// A thread's share of a staged tile (staging.h): one chunk (16 bytes, or up to 16 quantised elements) per
+// A thread's part of a staged tile (staging.h): one chunk (16 bytes, or up to 16 quantised elements) per
 // round. A round covers as many rows, or pairs of rows, as the threads have chunks for.
 constexpr int64_t staged_halves(int64_t keys, int64_t row_bytes, int64_t row_chunks, int64_t threads,
                                 int64_t rows_together) {

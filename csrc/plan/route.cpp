@@ -109,7 +109,7 @@ int64_t bytes_kept(const TrainingCall& call) {
 Route training_route(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy) {
   if (policy == TrainingPolicy::kFused) return {false, "training=\"fused\""};
   if (policy == TrainingPolicy::kOff) return {true, "training=\"off\""};
-  if (bytes_kept_by_torch(call) >= device.working_set_bytes / kTrainingShare)
+  if (bytes_kept_by_torch(call) >= device.working_set_bytes / kTrainingFraction)
     return {false, "torch would keep a large matrix"};
   if (const TunedRoute* tuned = find(call, device))
     return {tuned->to_torch, device.tuned->provenance.c_str()};

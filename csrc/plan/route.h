@@ -145,7 +145,7 @@ struct Route {
 // and 1.3 to 2.8 times as long in others. Memory is checked first, then speed: if the weights take at least
 // this fraction of the working set, our kernels run. Below it 32 layers keep less than an eighth, and the
 // faster one runs: by a tuned route, else torch's.
-inline constexpr int64_t kTrainingShare = 256;
+inline constexpr int64_t kTrainingFraction = 256;
 Route training_route(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy);
 
 TorchWay torch_way(const PlainCall& call, const DeviceFacts& device);

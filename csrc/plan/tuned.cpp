@@ -55,7 +55,7 @@ const char* fault_of_sizes(const TunedRow& row) {
         row.kernel == Kernel::kPrefillWide ? is_one_of(row.row_groups, {1, 2}) : row.row_groups == 0;
     if (!groups) return "row_groups is not 1 or 2 (prefill_wide) or 0 (prefill)";
     if (row.early_loads > 1) return "early_loads is not 0 or 1";
-    if (row.least_chunk != 0 || row.threadgroups_per_core != 0) return "a prefill has no chunks";
+    if (row.min_chunk != 0 || row.threadgroups_per_core != 0) return "a prefill has no chunks";
     return nullptr;
   }
   if (row.row_fragments != 0 || row.row_groups != 0 || row.early_loads != 0) {
@@ -64,8 +64,8 @@ const char* fault_of_sizes(const TunedRow& row) {
   if (row.max_length != kAnyLength) return "decode sizes cannot depend on the length";
   if (row.kernel == Kernel::kDecodeVector && row.tile_keys != kSimdWidth) return "tile_keys is not 32";
   const int64_t unit = row.kernel == Kernel::kDecodeWide ? row.tile_keys : row.tile_keys * row.simdgroups;
-  if (row.least_chunk == 0 || row.least_chunk % unit != 0 || row.least_chunk > kLargeChunk) {
-    return "least_chunk is not a multiple of the keys of a step, up to 512";
+  if (row.min_chunk == 0 || row.min_chunk % unit != 0 || row.min_chunk > kLargeChunk) {
+    return "min_chunk is not a multiple of the keys of a step, up to 512";
   }
   if (row.threadgroups_per_core < 1 || row.threadgroups_per_core > 16) {
     return "threadgroups_per_core is not between 1 and 16";
@@ -133,10 +133,8 @@ const char* fault_of_memory(const TunedRow& row) {
 
 // Identifies a prefill's summation order: keys per step, and simdgroups that divide a product's columns.
 int64_t order_of(const TunedRow& row) {
-  const int64_t groups = std::max<int64_t>(row.row_groups, 1);
-  const int64_t shares = row.kernel == Kernel::kPrefillWide
-                             ? std::max<int64_t>(row.simdgroups / groups * kFragment / row.tile_keys, 1)
-                             : 1;
+  const bool divides = row.kernel == Kernel::kPrefillWide;
+  const int shares = divides ? sum_shares(row.simdgroups / row.row_groups, row.tile_keys / kFragment) : 1;
   return row.tile_keys * 1000 + shares;
 }
 
@@ -194,21 +192,9 @@ bool are_units_faster(UnitsSize size, const DeviceFacts& device) {
   });
 }
 
-PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p) {
+PrefillRow tuned_or(const PrefillRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p) {
   PrefillRow chosen = row;
-  if (const TunedRow* tuned = find(device, Kernel::kPrefill, p)) {
-    chosen.row_fragments = tuned->row_fragments;
-    chosen.tile_keys = tuned->tile_keys;
-    chosen.simdgroups = tuned->simdgroups;
-    chosen.early_loads = tuned->early_loads != 0;
-    chosen.provenance = device.tuned->provenance.c_str();
-  }
-  return chosen;
-}
-
-PrefillWideRow tuned_or(const PrefillWideRow& row, const DeviceFacts& device, const Problem& p) {
-  PrefillWideRow chosen = row;
-  if (const TunedRow* tuned = find(device, Kernel::kPrefillWide, p)) {
+  if (const TunedRow* tuned = find(device, kernel, p)) {
     chosen.row_fragments = tuned->row_fragments;
     chosen.row_groups = tuned->row_groups;
     chosen.tile_keys = tuned->tile_keys;
@@ -224,7 +210,7 @@ DecodeRow tuned_or(const DecodeRow& row, Kernel kernel, const DeviceFacts& devic
   if (const TunedRow* tuned = find(device, kernel, p)) {
     chosen.tile_keys = tuned->tile_keys;
     chosen.simdgroups = tuned->simdgroups;
-    chosen.least_chunk = tuned->least_chunk;
+    chosen.min_chunk = tuned->min_chunk;
     chosen.threadgroups_per_core = tuned->threadgroups_per_core;
     chosen.provenance = device.tuned->provenance.c_str();
   }

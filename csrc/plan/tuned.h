@@ -34,7 +34,7 @@ struct TunedRow {
   uint16_t tile_keys = 0;
   uint16_t simdgroups = 0;
   uint16_t early_loads = 0;
-  uint16_t least_chunk = 0;
+  uint16_t min_chunk = 0;
   uint16_t threadgroups_per_core = 0;
   int macos = 0;  // of prefill_tensor: 26.2 as 2602
 
@@ -58,8 +58,7 @@ std::string fault_of(const std::vector<TunedRoute>& routes);
 bool are_units_faster(UnitsSize size, const DeviceFacts& device);
 
 // `row` of the built-in table, or the sizes that were timed for such a call on this GPU.
-PrefillRow tuned_or(const PrefillRow& row, const DeviceFacts& device, const Problem& p);
-PrefillWideRow tuned_or(const PrefillWideRow& row, const DeviceFacts& device, const Problem& p);
+PrefillRow tuned_or(const PrefillRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p);
 DecodeRow tuned_or(const DecodeRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p);
 
 }  // namespace fattn

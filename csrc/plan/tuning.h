@@ -23,11 +23,12 @@ inline constexpr uint8_t kAnyDType = 0xff;
 struct PrefillRow {
   int min_family;  // Apple GPU family, kAnyFamily: all
   uint8_t dtypes;
-  uint16_t max_dim;  // the larger of head_dim and value_dim
-  uint16_t row_fragments;
+  uint16_t max_dim;        // the larger of head_dim and value_dim
+  uint16_t row_fragments;  // of a row group
+  uint16_t row_groups;     // per threadgroup; its simdgroups divide the columns. 0: each is a row group
   uint16_t tile_keys;
   uint16_t simdgroups;
-  bool early_loads;
+  bool early_loads;  // prefill_wide: of V only
   const char* provenance;
 };
 
@@ -37,44 +38,32 @@ struct PrefillRow {
 // four simdgroups share a tile, so that three threadgroups fit on a core. Newer GPUs allocate registers
 // dynamically; their rows are the fastest on an NVIDIA H200. Nothing here was measured on an Apple GPU.
 inline constexpr std::array<PrefillRow, 10> kPrefillTuning{{
-    {9, k16Bit, 64, 2, 32, 4, true,
+    {9, k16Bit, 64, 2, 0, 32, 4, true,
      "16-bit, D <= 64: 16 rows per simdgroup, 32 keys per step, loads far ahead (H200)"},
-    {9, k16Bit, kAnyDim, 2, 32, 8, true,
+    {9, k16Bit, kAnyDim, 2, 0, 32, 8, true,
      "16-bit: 16 rows per simdgroup, 8 simdgroups share 32 keys per step, loads far ahead (H200)"},
-    {9, kFloat32s, 64, 1, 32, 4, true, "float32, D <= 64: 32 keys per step, loads far ahead (H200)"},
-    {9, kAnyDType, kAnyDim, 1, 16, 4, true, "16 keys per step, loads far ahead (H200)"},
-    {kAnyFamily, kFloat16s, 80, 2, 32, 4, false,
+    {9, kFloat32s, 64, 1, 0, 32, 4, true, "float32, D <= 64: 32 keys per step, loads far ahead (H200)"},
+    {9, kAnyDType, kAnyDim, 1, 0, 16, 4, true, "16 keys per step, loads far ahead (H200)"},
+    {kAnyFamily, kFloat16s, 80, 2, 0, 32, 4, false,
      "float16, D <= 80: 16 rows per simdgroup, 32 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kFloat16s, 128, 1, 32, 4, false,
+    {kAnyFamily, kFloat16s, 128, 1, 0, 32, 4, false,
      "float16, D <= 128: 32 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kAnyDType, 64, 1, 32, 4, false,
+    {kAnyFamily, kAnyDType, 64, 1, 0, 32, 4, false,
      "D <= 64: 32 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kBFloat16s, 80, 2, 16, 4, false,
+    {kAnyFamily, kBFloat16s, 80, 2, 0, 16, 4, false,
      "bfloat16, D <= 80: 16 rows per simdgroup, 16 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kBFloat16s, 96, 1, 32, 4, false,
+    {kAnyFamily, kBFloat16s, 96, 1, 0, 32, 4, false,
      "bfloat16, D <= 96: 32 keys per step (registers of M1/M2 as Mesa counts)"},
-    {kAnyFamily, kAnyDType, kAnyDim, 1, 16, 4, false,
+    {kAnyFamily, kAnyDType, kAnyDim, 1, 0, 16, 4, false,
      "baseline: 16 keys per step (registers of M1/M2 as Mesa counts)"},
 }};
-
-struct PrefillWideRow {
-  int min_family;
-  uint8_t dtypes;
-  uint16_t max_dim;
-  uint16_t row_fragments;  // of a row group
-  uint16_t row_groups;     // per threadgroup; its simdgroups divide the columns of each
-  uint16_t tile_keys;
-  uint16_t simdgroups;
-  bool early_loads;  // of V only
-  const char* provenance;
-};
 
 // Heads above kMaxRowDim use prefill_wide.metal, whose simdgroups divide the columns. In 16 bits the output
 // of a simdgroup, 16 rows, takes 64 half registers per lane: a step without hidden keys then needs at most
 // 229 of the 256 of M1 and M2 by Mesa's count, without spills. Early loads of values need 34 more. The query
 // in threadgroup memory leaves room for fewer rows in float32. Sizes that fit were chosen by timing on an
 // NVIDIA H200 (bench/NOTES.md); nothing was measured on an Apple GPU.
-inline constexpr std::array<PrefillWideRow, 5> kPrefillWideTuning{{
+inline constexpr std::array<PrefillRow, 5> kPrefillWideTuning{{
     {kAnyFamily, k16Bit, 256, 2, 1, 32, 4, false,
      "16-bit, D <= 256: 16 rows, columns over 4 simdgroups (registers of M1/M2 as Mesa counts; H200)"},
     {9, k16Bit, kAnyDim, 2, 1, 32, 8, true,
@@ -209,7 +198,7 @@ struct DecodeRow {
   uint16_t max_dim;
   uint16_t tile_keys;
   uint16_t simdgroups;
-  uint16_t least_chunk;  // keys, for up to eight packed rows; at least a step of every simdgroup
+  uint16_t min_chunk;  // keys, for up to eight packed rows; at least a step of every simdgroup
   uint16_t threadgroups_per_core;
   const char* provenance;
 };

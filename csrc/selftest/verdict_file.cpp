@@ -11,7 +11,6 @@
 
 #include "../metal/executor.h"
 #include "../metal/hash.h"
-#include "../metal/system.h"
 
 namespace fattn {
 namespace {

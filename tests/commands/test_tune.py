@@ -64,7 +64,7 @@ def test_choice(name: str) -> None:
 @pytest.mark.host_only
 def test_decode_has_one_row_for_all_lengths() -> None:
     sizes = [
-        (("tile_keys", n), ("simdgroups", 4), ("least_chunk", 128), ("threadgroups_per_core", 3))
+        (("tile_keys", n), ("simdgroups", 4), ("min_chunk", 128), ("threadgroups_per_core", 3))
         for n in (8, 16)
     ]
     times = {sizes[0]: {0: 0.5, 1: 0.99}, sizes[1]: {0: 0.99, 1: 0.4}}

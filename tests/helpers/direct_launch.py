@@ -212,11 +212,11 @@ def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
     cut_into_slices(decode, size)
 
 
-def cut_prefill(plan: dict[str, Any], parts: int, least_part: int, simdgroups: int = 4) -> None:
+def cut_prefill(plan: dict[str, Any], parts: int, min_part: int, simdgroups: int = 4) -> None:
     """Gives the plan of a prefill that many parts, of that many steps at least, and the pass that merges
     them, as it has them where keys are too many to be tried here."""
     (step,) = plan["passes"]
-    set_params(step, {"parts": parts, "most_parts": parts, "least_part": least_part})
+    set_params(step, {"parts": parts, "max_parts": parts, "min_part": min_part})
     step["grid"][step["params"]["heads_first"]] = step["params"]["q_tiles"] * parts
     step["constants"]["split"] = True
     del step["bindings"]["out"], step["bindings"]["lse"]

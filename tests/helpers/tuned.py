@@ -21,9 +21,9 @@ PROVENANCE = "tuned by a test"
 BUILT_IN = {
     "prefill": {"row_fragments": 1, "tile_keys": 16, "simdgroups": 4, "early_loads": 0},
     "prefill_wide": {"row_fragments": 1, "row_groups": 1, "tile_keys": 32, "simdgroups": 8, "early_loads": 0},
-    "decode": {"tile_keys": 16, "simdgroups": 4, "least_chunk": 128, "threadgroups_per_core": 3},
-    "decode_wide": {"tile_keys": 16, "simdgroups": 8, "least_chunk": 128, "threadgroups_per_core": 2},
-    "decode_vector": {"tile_keys": 32, "simdgroups": 4, "least_chunk": 256, "threadgroups_per_core": 4},
+    "decode": {"tile_keys": 16, "simdgroups": 4, "min_chunk": 128, "threadgroups_per_core": 3},
+    "decode_wide": {"tile_keys": 16, "simdgroups": 8, "min_chunk": 128, "threadgroups_per_core": 2},
+    "decode_vector": {"tile_keys": 32, "simdgroups": 4, "min_chunk": 256, "threadgroups_per_core": 4},
 }
 
 

@@ -9,5 +9,5 @@ by a crash. One that survives is a hole in the trials, or computes the same: one
 
     python -m tests.mutation                      all mutants; goes on where the last run ended
     python -m tests.mutation --sample 200 --seed 1
-    python -m tests.mutation --file steps.h --survivors
+    python -m tests.mutation --file steps.h
 """

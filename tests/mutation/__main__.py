@@ -64,17 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, help="how many mutants, drawn at random (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--file", nargs="+", help="mutants of these files only")
-    parser.add_argument("--survivors", action="store_true", help="those that survived the last run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
 
     path, chosen = results_file(), all_mutants()
     if options.file:
         chosen = [mutant for mutant in chosen if mutant.key.file in options.file]
-    if options.survivors:
-        last = max(OUT.iterdir(), key=lambda file: file.stat().st_mtime, default=path)
-        survived = report(read_results(last))[0]
-        chosen = [mutant for mutant in chosen if f"survived: {mutant.key}\n" in survived]
     chosen = sample(chosen, options.sample, options.seed)
     if (broken := judge(None)).killed:
         print(f"The kernels as they are fail {broken.trial}, by {broken.by}: {broken.words}")

@@ -161,7 +161,7 @@ def _cut(plan: Plan, rng: random.Random) -> None:
             direct_launch.cut(plan, rng.choice((64, 128, 256)), rng.choice((2, 3, 5)))
     elif first["source"].startswith("prefill") and rng.random() < 0.6:
         if others:
-            direct_launch.set_params(first, {"most_parts": 2, "least_part": 1, "largest_part": 8})
+            direct_launch.set_params(first, {"max_parts": 2, "min_part": 1, "largest_part": 8})
         else:
             direct_launch.cut_prefill(plan, 4, 2)
     else:

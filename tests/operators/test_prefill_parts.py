@@ -132,7 +132,7 @@ def test_packed_parts_have_one_size() -> None:
         step, merge = plan_of(problem)["passes"]
         assert merge["threads"] == [32, 1, 1] and merge["params"]["parts"] == step["params"]["parts"] > 1
         assert merge["constants"]["token_major_out"]
-        found.append((step["params"]["least_part"], step["macros"]["FATTN_TILE_KEYS"]))
+        found.append((step["params"]["min_part"], step["macros"]["FATTN_TILE_KEYS"]))
     assert len(set(found)) == 1
     assert [step["kernel"] for step in plan_of(replace(packed, kv_len=2**22))["passes"]] == ["fattn_prefill"]
 
@@ -212,7 +212,7 @@ def test_parts_after_the_last_key_do_not_change_the_result() -> None:
 @needs_emulator
 def test_parts_by_the_capacity_are_noticed() -> None:
     """The control: sizes of parts that the capacity decides give results within tolerance, in other bits."""
-    old, new = "clamp(equal, params.least_part", "clamp(equal, 1"
+    old, new = "clamp(equal, params.min_part", "clamp(equal, 1"
     assert old in direct_launch.kernel_text("prefill.metal")
     found = [packed_in_parts(parts, 4, lambda text: text.replace(old, new)) for parts in (3, 40)]
     assert not same_bits(found[0], found[1])

@@ -160,7 +160,7 @@ def decode_with_room(
 def by_the_capacity(plan: dict[str, Any]) -> None:
     """Parts of equal size for the whole cache, as those of a prefill."""
     step = plan["passes"][0]
-    direct_launch.set_params(step, {"most_parts": 1 << 20, "least_part": step["params"]["parts"] // 2 + 1})
+    direct_launch.set_params(step, {"max_parts": 1 << 20, "min_part": step["params"]["parts"] // 2 + 1})
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -183,7 +183,7 @@ def test_the_largest_part() -> None:
     for largest in (1 << 20, 3):
         plan = tensor_kernels.plan_of("decode", arguments, "registers")
         direct_launch.cut_prefill(plan, 5, 1)
-        direct_launch.set_params(plan["passes"][0], {"most_parts": 2, "largest_part": largest})
+        direct_launch.set_params(plan["passes"][0], {"max_parts": 2, "largest_part": largest})
         results.append(direct_launch.run(case, plan=plan))
         assert_close(case, *results[-1])
     assert not torch.equal(results[0][0], results[1][0])

@@ -52,7 +52,7 @@ def check_prefill(p: Problem, plan: dict[str, Any]) -> None:
         assert grouped <= (group > 1 and p.mask is None)
         # A sequence is not cut if its tiles fill the GPU or a part would have few keys.
         held = plan["device"]["cores"] * max(1, 16 // int(macros["FATTN_SIMDGROUPS"]))
-        least = params["least_part"] * int(macros["FATTN_TILE_KEYS"])
+        least = params["min_part"] * int(macros["FATTN_TILE_KEYS"])
         assert least >= 8 * tile_rows and (parts - 1) * least < p.kv_len + 2 * int(macros["FATTN_TILE_KEYS"])
         assert parts == 1 or (tiles * heads < held and tiles * heads * (parts - 1) < 8 * held)
     else:  # a tile holds rows of one sequence only
@@ -75,7 +75,7 @@ def chunks_of(p: Problem, span: dict[str, int], length: int) -> int:
     sinks = range(min(p.sink_tokens, begin))  # none without a window
     units = -(-(length - begin + len(sinks)) // span["chunk_unit"])
     few = min(-(-units // span["few_chunks"]), 512 // span["chunk_unit"])
-    keys = max(max(-(-units // span["most_chunks"]), few) * span["chunk_unit"], span["least_chunk"])
+    keys = max(max(-(-units // span["max_chunks"]), few) * span["chunk_unit"], span["min_chunk"])
     return max(1, len({key // keys for keys_of in (sinks, range(begin, length)) for key in keys_of}))
 
 
@@ -88,7 +88,7 @@ def most_visible_keys(p: Problem) -> int:
 def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     launch = plan["passes"][0]
     macros, params = launch["macros"], launch["params"]
-    shares, heads, depth = launch["grid"]
+    workers, heads, depth = launch["grid"]
     span = params["span"]
     rows = p.batch * p.q_heads * p.q_len
     # Chunks of a sequence in a threadgroup.
@@ -107,15 +107,15 @@ def check_decode(p: Problem, plan: dict[str, Any]) -> None:
     if kernel == "fattn_decode_vector":
         assert row_groups == rows_per_kv_head == 32 // int(macros["FATTN_TILE_KEYS"])
     assert row_groups == 1 or packed_rows // 2 < rows_per_kv_head, "no simdgroup without rows"
-    assert shares == params["shares"] <= parts * p.batch == parts * params["batch"] and depth == 1
-    assert at_once == 1 or (shares == p.batch and not is_split and kernel != "fattn_decode_wide")
+    assert workers == params["workers"] <= parts * p.batch == parts * params["batch"] and depth == 1
+    assert at_once == 1 or (workers == p.batch and not is_split and kernel != "fattn_decode_wide")
     assert heads == p.kv_heads * params["row_blocks"]
     assert (params["row_blocks"] - 1) * packed_rows < rows_per_kv_head <= params["row_blocks"] * packed_rows
     assert span["capacity"] == p.kv_len and span["chunk_unit"] % int(macros["FATTN_TILE_KEYS"]) == 0
-    assert span["least_chunk"] % span["chunk_unit"] == 0
+    assert span["min_chunk"] % span["chunk_unit"] == 0
     most = max(chunks_of(p, span, length) for length in range(p.kv_len + 1))
     assert most <= parts and (at_once == 1 or most_visible_keys(p) <= 1024)
-    assert at_once > 1 or parts <= max(1, min(-(-p.kv_len // span["least_chunk"]), span["most_chunks"] + 3))
+    assert at_once > 1 or parts <= max(1, min(-(-p.kv_len // span["min_chunk"]), span["max_chunks"] + 3))
     assert launch["constants"]["split"] == is_split == plan["launches"].startswith("two: ")
     assert is_split or parts == at_once
     assert plan["scratch_bytes"] == (parts * rows * (p.value_dim + 4) * 4 if is_split else 0)

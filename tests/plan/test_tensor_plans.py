@@ -101,7 +101,7 @@ def test_parts_of_a_decode() -> None:
     for keys in (256, 300, 2000, 100_000):
         explained = plan(*decode_of(6, keys=keys), op="decode")
         params = explained.passes[0]["params"]
-        cuts.add(tuple(params[name] for name in ("most_parts", "least_part", "largest_part")))
+        cuts.add(tuple(params[name] for name in ("max_parts", "min_part", "largest_part")))
         launches.append((len(explained.passes), params["parts"], explained.data["launches"][:3]))
     assert len(cuts) == 1
     assert launches == [(1, 1, "one"), (2, 2, "two"), (2, 8, "two"), (2, 20, "two")]

@@ -73,11 +73,11 @@ def test_decode_sizes_reach_the_plan(install: Install) -> None:
     def span(**sizes: int) -> tuple[int, int, int]:
         install(row("decode", **sizes))
         found = plan_of("decode", 1, 65536, 64).passes[0]["params"]["span"]
-        return found["chunk_unit"], found["least_chunk"], found["most_chunks"]
+        return found["chunk_unit"], found["min_chunk"], found["max_chunks"]
 
     unit, least, most = span()
     assert (unit, least) == (64, 128)
-    assert span(least_chunk=256) == (64, 256, most)
+    assert span(min_chunk=256) == (64, 256, most)
     assert span(tile_keys=32) == (128, 128, most)
     assert span(threadgroups_per_core=6) == (64, 128, 2 * most)
 

@@ -29,7 +29,7 @@ def violations(path: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPat
 SOFTMETAL = "softmetal/src/softmetal/a.py"
 KNOWS = "softmetal must not know of attention"
 INSIDE = "only `softmetal` and `softmetal.testing` are public"
-NIL = "call utf8() of csrc/metal/text.h, since the text may be nil"
+NIL = "call utf8() of csrc/metal/foundation.h, since the text may be nil"
 CONST = "write `constant`, since a function takes `constant T&`"
 SUBJECT = "write 'begin with the subject'"
 
@@ -52,7 +52,7 @@ SUBJECT = "write 'begin with the subject'"
         ("softmetal/tests/test_a.py", "from softmetal.simt.harness import Library", None),
         ("csrc/a.h", "// softmetal does", "the product must not know of softmetal"),
         ("csrc/metal/a.mm", "std::string name = [[device name] UTF8String];", NIL),
-        ("csrc/metal/text.h", "const char* bytes = [text UTF8String];", None),
+        ("csrc/metal/foundation.h", "const char* bytes = [text UTF8String];", None),
         ("csrc/kernels/a.h", "  const constant Params* params;", CONST),
         ("csrc/kernels/a.h", "  constant Params* params;", None),
         ("tests/test_a.py", "# " + "TO" + "DO", "an unfinished mark"),

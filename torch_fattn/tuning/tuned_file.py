@@ -24,9 +24,9 @@ FORMAT = 4
 SIZES = {
     "prefill": ("row_fragments", "tile_keys", "simdgroups", "early_loads"),
     "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
-    "decode": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
-    "decode_wide": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
-    "decode_vector": ("tile_keys", "simdgroups", "least_chunk", "threadgroups_per_core"),
+    "decode": ("tile_keys", "simdgroups", "min_chunk", "threadgroups_per_core"),
+    "decode_wide": ("tile_keys", "simdgroups", "min_chunk", "threadgroups_per_core"),
+    "decode_vector": ("tile_keys", "simdgroups", "min_chunk", "threadgroups_per_core"),
 }
 # The kernel of a row that enables Metal 4's tensor operations on a GPU before M5. It has one tile.
 TENSORS = "prefill_tensor"

@@ -271,7 +271,7 @@ using namespace fattn;
   shared.group = simdgroup_index / kColumnShares;
   shared.share = rows.share;
 
-  StepShare staged;
+  StepLoads staged;
 #pragma clang loop unroll(disable)
   for (int walk = fc_saved_out ? 1 : 0; walk < 2; walk++) {
     QueryStep step;

@@ -171,8 +171,8 @@ struct GridSlice {
   X(fattn_i32, last_rows_meet) /* packed keys: the last row is at the last key, instead of q_offset */ \
   FATTN_SCORE_PARAMS(X)                                                                                \
   X(fattn_i32, parts)        /* per tile, in the grid */                                               \
-  X(fattn_i32, most_parts)   /* per tile, unless largest_part makes them more */                       \
-  X(fattn_i32, least_part)   /* steps */                                                               \
+  X(fattn_i32, max_parts)    /* per tile, unless largest_part makes them more */                       \
+  X(fattn_i32, min_part)     /* steps */                                                               \
   X(fattn_i32, largest_part) /* steps */                                                               \
   X(fattn_i32, heads_first)  /* heads are neighbours in the grid, not the tiles of a head */
 struct PrefillParams {
@@ -210,8 +210,8 @@ struct BackwardHeadParams {
   X(fattn_i32, sink_tokens)                                                                 \
   X(fattn_i32, capacity)      /* most keys of a sequence: Lk, or max_blocks * block_size */ \
   X(fattn_i32, chunk_unit)    /* keys; a chunk is a multiple of it */                       \
-  X(fattn_i32, least_chunk)   /* keys */                                                    \
-  X(fattn_i32, most_chunks)   /* per sequence, unless largest_chunk makes them more */      \
+  X(fattn_i32, min_chunk)     /* keys */                                                    \
+  X(fattn_i32, max_chunks)    /* per sequence, unless largest_chunk makes them more */      \
   X(fattn_i32, few_chunks)    /* a power of two: most chunks of less than kLargeChunk */    \
   X(fattn_i32, largest_chunk) /* keys */                                                    \
   X(fattn_i64, seq_lens_stride)
@@ -231,7 +231,7 @@ struct CausalSpan {
   X(fattn_i32, num_blocks)                                                                    \
   X(fattn_i32, row_blocks) /* threadgroups that share the query rows of one key-value head */ \
   FATTN_SCORE_PARAMS(X)                                                                       \
-  X(fattn_i32, shares) /* threadgroups per key-value head and row block, which share all chunks */
+  X(fattn_i32, workers) /* threadgroups per key-value head and row block, which divide all chunks */
 struct DecodeParams {
   FATTN_DECODE_PARAMS(FATTN_FIELD)
 };

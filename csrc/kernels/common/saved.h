@@ -54,12 +54,12 @@ struct SavedWork {
   fattn_i32 kv_head;
   fattn_i32 block_row;
   fattn_i32 part;
-  // Share (schedule.h); the chunk is of its sequence
-  fattn_i32 share_index;
-  fattn_i32 share_batch;
-  fattn_i32 share_part;
-  fattn_i32 share_left;
-  fattn_i32 share_dealt;
+  // Worker (schedule.h); the chunk is of its sequence
+  fattn_i32 worker_index;
+  fattn_i32 worker_batch;
+  fattn_i32 worker_part;
+  fattn_i32 worker_left;
+  fattn_i32 worker_dealt;
   fattn_i32 known_length;
   fattn_i32 known_keys;
   fattn_i32 known_count;

@@ -39,8 +39,8 @@ inline Chunks chunks_of(KeyRanges ranges, constant CausalSpan& span) {
   // keys, where ending a chunk costs little, a sequence has at most few_chunks.
   const int few = min(ceil_shift(units, span.few_chunks), units_of(kLargeChunk, span));
   Chunks chunks;
-  chunks.keys = max(ceil_div(units, span.most_chunks), few) * span.chunk_unit;
-  chunks.keys = clamp(chunks.keys, span.least_chunk, span.largest_chunk);
+  chunks.keys = max(ceil_div(units, span.max_chunks), few) * span.chunk_unit;
+  chunks.keys = clamp(chunks.keys, span.min_chunk, span.largest_chunk);
   chunks.visits = visits_of(ranges, 0, ranges.end, chunks.keys);
   return chunks;
 }
@@ -107,8 +107,8 @@ struct KnownSequence {
   }
 };
 
-// The chunks of a threadgroup, share number `index`: first its run, then those dealt to it.
-struct Share {
+// The chunks of a threadgroup, worker number `index`: first its run, then those dealt to it.
+struct Worker {
   int index;
   int batch;
   int part;   // the next chunk; when dealing it is counted from the start of `batch`, and may lie beyond it
@@ -133,52 +133,52 @@ inline int next_dealt(const device int* seq_lens, constant CausalSpan& span, int
   return next;
 }
 
-// Sets the run of a share in a line of `total` units. Returns the run's first unit.
-inline int take_run(thread Share& share, int total, int shares) {
-  const int size = total / shares;
-  const int larger = total % shares;
-  share.left = size + int(share.index < larger);
-  return share.index * size + min(share.index, larger);
+// Sets the run of a worker in a line of `total` units. Returns the run's first unit.
+inline int take_run(thread Worker& worker, int total, int workers) {
+  const int size = total / workers;
+  const int larger = total % workers;
+  worker.left = size + int(worker.index < larger);
+  return worker.index * size + min(worker.index, larger);
 }
 
-// A share positioned at its first chunk, the first one that begins in its run. If the sequence has none,
+// A worker positioned at its first chunk, the first one that begins in its run. If the sequence has none,
 // take_chunk continues with the next sequence.
-inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int batch_size, int shares,
-                      int index, ushort lane) {
-  Share share;
-  share.index = index;
+inline Worker worker_at(const device int* seq_lens, constant CausalSpan& span, int batch_size, int workers,
+                        int index, ushort lane) {
+  Worker worker;
+  worker.index = index;
   if (!fc_has_seq_lens || batch_size == 1) {
     // All sequences have one length: no search is needed.
     const CutSequence sequence = cut_sequence(seq_lens, span, 0);
     const int units = sequence.units_of_runs(span);
     const int chunk = units_of(sequence.chunks.keys, span);
-    const int begin = take_run(share, units * batch_size, shares);
-    share.known.set(sequence);
-    share.dealt = sequence.is_dealt() ? 0 : batch_size;
-    share.batch = begin / max(units, 1);
-    share.part = ceil_div(begin - share.batch * units, chunk);
-    share.left -= share.batch * units + share.part * chunk - begin;
-    return share;
+    const int begin = take_run(worker, units * batch_size, workers);
+    worker.known.set(sequence);
+    worker.dealt = sequence.is_dealt() ? 0 : batch_size;
+    worker.batch = begin / max(units, 1);
+    worker.part = ceil_div(begin - worker.batch * units, chunk);
+    worker.left -= worker.batch * units + worker.part * chunk - begin;
+    return worker;
   }
 
   // The lanes examine 32 sequences at a time.
   CutSequence sequence;
   int total = 0;
-  share.dealt = batch_size;
+  worker.dealt = batch_size;
   for (int first = 0; first < batch_size; first += kSimdWidth) {
     const int batch = first + int(lane);
     sequence = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
     total += simd_sum(batch < batch_size ? sequence.units_of_runs(span) : 0);
-    share.dealt = min(share.dealt, simd_min(sequence.is_dealt() ? batch : batch_size));
+    worker.dealt = min(worker.dealt, simd_min(sequence.is_dealt() ? batch : batch_size));
   }
-  const int begin = take_run(share, total, shares);
-  share.batch = batch_size;
-  share.part = 0;
-  share.known.length = 0;
-  share.known.keys = 0;
-  share.known.count = 0;
+  const int begin = take_run(worker, total, workers);
+  worker.batch = batch_size;
+  worker.part = 0;
+  worker.known.length = 0;
+  worker.known.keys = 0;
+  worker.known.count = 0;
   int before = 0;
-  for (int first = 0; first < batch_size && share.batch == batch_size; first += kSimdWidth) {
+  for (int first = 0; first < batch_size && worker.batch == batch_size; first += kSimdWidth) {
     const int batch = first + int(lane);
     if (batch_size > kSimdWidth) {
       sequence = cut_sequence(seq_lens, span, min(batch, batch_size - 1));
@@ -190,13 +190,13 @@ inline Share share_of(const device int* seq_lens, constant CausalSpan& span, int
       const int chunk = units_of(sequence.chunks.keys, span);
       const int skipped = begin - (through - units);
       const int part = ceil_div(skipped, chunk);
-      share.batch = first + passed;
-      share.part = simd_shuffle(part, ushort(passed));
-      share.left -= simd_shuffle(part * chunk - skipped, ushort(passed));
+      worker.batch = first + passed;
+      worker.part = simd_shuffle(part, ushort(passed));
+      worker.left -= simd_shuffle(part * chunk - skipped, ushort(passed));
     }
     before = simd_shuffle(through, ushort(kSimdWidth - 1));
   }
-  return share;
+  return worker;
 }
 
 // Cuts sequence `batch` unless it is known and kKeeps is set.
@@ -210,48 +210,48 @@ inline void look_up(thread KnownSequence& known, const device int* seq_lens, con
 }
 
 struct ChunkIndex {
-  int batch;  // of the share; -1: no chunk is left
+  int batch;  // of the worker; -1: no chunk is left
   int part;
 };
 
-// Takes the next chunk of a share. A single exit and selects save registers: a return inside the loops takes
+// Takes the next chunk of a worker. A single exit and selects save registers: a return inside the loops takes
 // 40 half registers more, also during the steps. Branches take 10 more, and decode_wide with a window then
-// runs 256 threads instead of 512 (float16, D = 256; Mesa's count for M1 and M2). kKeeps: the share keeps its
-// cut sequence, in registers or saved.
+// runs 256 threads instead of 512 (float16, D = 256; Mesa's count for M1 and M2). kKeeps: the worker keeps
+// its cut sequence, in registers or saved.
 template <bool kKeeps>
-inline ChunkIndex take_chunk(thread Share& share, const device int* seq_lens, constant CausalSpan& span,
-                             int batch_size, int shares, ushort lane) {
+inline ChunkIndex take_chunk(thread Worker& worker, const device int* seq_lens, constant CausalSpan& span,
+                             int batch_size, int workers, ushort lane) {
   ChunkIndex taken;
   taken.batch = -1;
   taken.part = 0;
-  while (taken.batch < 0 && !share.dealing() && share.left > 0 && share.batch < batch_size) {
-    look_up<kKeeps>(share.known, seq_lens, span, share.batch);
-    const bool found = !share.known.is_dealt() && share.part < share.known.count;
-    taken.batch = found ? share.batch : -1;
-    taken.part = share.part;
-    share.left -= found ? units_of(share.known.keys, span) : 0;
-    share.part = found ? share.part + 1 : 0;
+  while (taken.batch < 0 && !worker.dealing() && worker.left > 0 && worker.batch < batch_size) {
+    look_up<kKeeps>(worker.known, seq_lens, span, worker.batch);
+    const bool found = !worker.known.is_dealt() && worker.part < worker.known.count;
+    taken.batch = found ? worker.batch : -1;
+    taken.part = worker.part;
+    worker.left -= found ? units_of(worker.known.keys, span) : 0;
+    worker.part = found ? worker.part + 1 : 0;
     if (!found) {
-      share.batch++;
-      share.known.forget();
+      worker.batch++;
+      worker.known.forget();
     }
   }
-  if (taken.batch < 0 && !share.dealing()) {
-    share.batch = share.dealt;
-    share.part = share.index;
-    share.dealt = -1;
-    share.known.forget();
+  if (taken.batch < 0 && !worker.dealing()) {
+    worker.batch = worker.dealt;
+    worker.part = worker.index;
+    worker.dealt = -1;
+    worker.known.forget();
   }
-  while (taken.batch < 0 && share.batch < batch_size) {
-    look_up<kKeeps>(share.known, seq_lens, span, share.batch);
-    if (share.part < share.known.count) {
-      taken.batch = share.batch;
-      taken.part = share.part;
-      share.part += shares;
+  while (taken.batch < 0 && worker.batch < batch_size) {
+    look_up<kKeeps>(worker.known, seq_lens, span, worker.batch);
+    if (worker.part < worker.known.count) {
+      taken.batch = worker.batch;
+      taken.part = worker.part;
+      worker.part += workers;
     } else {
-      share.part -= share.known.count;
-      share.known.forget();
-      share.batch = next_dealt(seq_lens, span, batch_size, share.batch + 1, lane);
+      worker.part -= worker.known.count;
+      worker.known.forget();
+      worker.batch = next_dealt(seq_lens, span, batch_size, worker.batch + 1, lane);
     }
   }
   return taken;

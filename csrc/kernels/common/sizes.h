@@ -100,6 +100,20 @@ FATTN_CONSTEXPR int kLatentValueShares = 2;
 // eight rows of K together, and 64 bytes of rows of V (tile.h).
 FATTN_CONSTEXPR int kKeyPadBytes = 16;
 FATTN_CONSTEXPR int kValuePadBytes = 64;
+// The elements from row to row: columns that `shares` simdgroups divide evenly, and the padding.
+constexpr int padded_columns(int dim, int shares) {
+  return (dim / kFragment + shares - 1) / shares * shares * kFragment;
+}
+constexpr int key_pitch(int dim, int shares, int element_bytes) {
+  return padded_columns(dim, shares) + kKeyPadBytes / element_bytes;
+}
+constexpr int value_pitch(int dim, int shares, int element_bytes) {
+  return padded_columns(dim, shares) + kValuePadBytes / element_bytes;
+}
+// prefill_wide: simdgroups that divide the columns of a key fragment, if they outnumber the fragments.
+constexpr int sum_shares(int column_shares, int key_fragments) {
+  return column_shares < key_fragments ? 1 : column_shares / key_fragments;
+}
 // The same for the rows of scores that prefill_tensor passes through threadgroup memory.
 FATTN_CONSTEXPR int kScorePadFloats = 4;
 

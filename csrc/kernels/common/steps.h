@@ -170,8 +170,8 @@ inline Visits visits_of(KeyRanges ranges, int from, int to, int unit) {
 // sequence may have more keys than max_seqlen_k.
 inline int take_part(thread KeyRanges& ranges, constant PrefillParams& params, int part, int unit) {
   const Visits steps = visits_of(ranges, 0, ranges.end, unit);
-  const int equal = (steps.count + params.most_parts - 1) / params.most_parts;
-  const int size = clamp(equal, params.least_part, params.largest_part);
+  const int equal = (steps.count + params.max_parts - 1) / params.max_parts;
+  const int size = clamp(equal, params.min_part, params.largest_part);
   const int first = part * size;
   if (first >= steps.count) {
     return ranges.end;

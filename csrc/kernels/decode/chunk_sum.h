@@ -4,7 +4,6 @@
 #pragma once
 
 #include "decode_state.h"
-#include "state_weights.h"
 #include "../common/part_sum.h"
 
 namespace fattn {
@@ -19,6 +18,30 @@ FATTN_CONSTEXPR int kChunkSumFloats = chunk_sum_floats(kAllChunks, kPackedRows);
 // Chunks of all rounds but the last, whose values are kept until then.
 FATTN_CONSTEXPR int kKeptChunks = kAllChunks - kChunks;
 FATTN_CONSTEXPR int kKeptFloats = waiting_floats(kChunks, kChunkRounds, kPackedRows, kValueDim);
+
+// The weights of the states of one row in N simdgroups.
+template <int N>
+struct StateWeights {
+  float weights[N];
+  float largest;
+  float sum;
+
+  // Maximum and sum of each state are `stride` floats apart.
+  void set(const threadgroup float* row_max, const threadgroup float* row_sum, int stride) thread {
+    largest = -INFINITY;
+#pragma clang loop unroll(full)
+    for (int g = 0; g < N; g++) {
+      largest = fmax(largest, row_max[g * stride]);
+    }
+    const float origin = largest == -INFINITY ? 0.0f : largest;
+    sum = 0.0f;
+#pragma clang loop unroll(full)
+    for (int g = 0; g < N; g++) {
+      weights[g] = weight_of(row_max[g * stride] - origin);
+      sum += weights[g] * row_sum[g * stride];
+    }
+  }
+};
 
 // kGroups simdgroups of a chunk have the same row and different keys. `States` has kRoundColumns columns of
 // every state: value(state, i) belongs to column column(i, first) of the result.
@@ -35,13 +58,13 @@ struct ChunkSum {
   bool in_first;            // whether merge's first sum covers all chunks
 
   // `sums`: a float per state, kChunkSumFloats and kKeptFloats.
-  void set(threadgroup float* maxima, threadgroup float* sums, int states, int most_chunks) thread {
+  void set(threadgroup float* maxima, threadgroup float* sums, int states, int max_chunks) thread {
     row_max = maxima;
     row_sum = sums;
     weights = sums + states;
     rows = weights + 3 * kChunkRows;
     kept = weights + kChunkSumFloats;
-    in_first = merge_simdgroups(most_chunks) == 1;
+    in_first = merge_simdgroups(max_chunks) == 1;
   }
 
   // Sets the weights of a round's states, and after the last round the weights of all chunks. A simdgroup

@@ -199,7 +199,7 @@ using namespace fattn;
     }
     ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
     ChunkSum<kKeyGroups> sum;
-    sum.set(shared_max, shared_sum, kSharedRows, params.span.most_chunks);
+    sum.set(shared_max, shared_sum, kSharedRows, params.span.max_chunks);
 #pragma clang loop unroll(full)
     for (int first = 0; first < kRunElements; first += kRoundElements) {
       if (first > 0) {
@@ -216,11 +216,11 @@ using namespace fattn;
     return;
   }
 
-  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  Worker worker = worker_at(operands.seq_lens, params.span, params.batch, params.workers, int(group.x), lane);
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk<true>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<true>(worker, operands.seq_lens, params.span, params.batch, params.workers, lane);
     if (next.batch < 0) {
       return;
     }
@@ -230,14 +230,14 @@ using namespace fattn;
     }
     // The query has been staged, and the previous chunk stored.
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    state.put_work(block, next, share, lane);
+    state.put_work(block, next, worker, lane);
 
     OnlineAttention attention;
     attend_chunk(attention, query_rows, scales, state, operands, params, block, packed, key_group, lane, at);
 
     block = state.block();
     query_batch = state.batch();
-    share = state.share();
+    worker = state.worker();
     ResultRows results;
     results.operands = operands;
     results.params = &params;

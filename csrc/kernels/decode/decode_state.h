@@ -27,9 +27,9 @@ struct DecodeState {
   threadgroup SavedWork* saved;  // of this simdgroup
 
   // Saves state for the end of the chunk and for the next chunk.
-  void put_work(RowBlock block, ChunkIndex chunk, thread const Share& share, ushort lane) const thread {
+  void put_work(RowBlock block, ChunkIndex chunk, thread const Worker& worker, ushort lane) const thread {
     if (lane == 0) {
-      save_work(block, chunk, share);
+      save_work(block, chunk, worker);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -38,7 +38,7 @@ struct DecodeState {
                  ushort lane) const thread {
     const CutSequence cut = cut_sequence(operands.seq_lens, params.span, batch);
     if (lane == 0) {
-      saved->share_batch = batch;
+      saved->worker_batch = batch;
       saved->part = part;
       saved->known_keys = cut.chunks.keys;
       saved->known_length = cut.length;
@@ -65,18 +65,18 @@ struct DecodeState {
   }
 
   // Called by one lane, as are the functions below that save no rows.
-  void save_work(RowBlock block, ChunkIndex chunk, thread const Share& share) const thread {
+  void save_work(RowBlock block, ChunkIndex chunk, thread const Worker& worker) const thread {
     saved->kv_head = block.kv_head;
     saved->block_row = block.first_row;
     saved->part = chunk.part;
-    saved->share_index = share.index;
-    saved->share_batch = share.batch;
-    saved->share_part = share.part;
-    saved->share_left = share.left;
-    saved->share_dealt = share.dealt;
-    saved->known_keys = share.known.keys;
-    saved->known_count = share.known.count;
-    saved->known_length = share.known.length;
+    saved->worker_index = worker.index;
+    saved->worker_batch = worker.batch;
+    saved->worker_part = worker.part;
+    saved->worker_left = worker.left;
+    saved->worker_dealt = worker.dealt;
+    saved->known_keys = worker.known.keys;
+    saved->known_count = worker.known.count;
+    saved->known_length = worker.known.length;
   }
   RowBlock block() const thread {
     RowBlock block;
@@ -84,7 +84,7 @@ struct DecodeState {
     block.first_row = saved->block_row;
     return block;
   }
-  int batch() const thread { return saved->share_batch; }
+  int batch() const thread { return saved->worker_batch; }
   KnownSequence known() const thread {
     KnownSequence known;
     known.length = saved->known_length;
@@ -99,15 +99,15 @@ struct DecodeState {
     sequence.keys = saved->known_keys;
     return sequence.item(batch(), saved->part, span);
   }
-  Share share() const thread {
-    Share share;
-    share.index = saved->share_index;
-    share.batch = saved->share_batch;
-    share.part = saved->share_part;
-    share.left = saved->share_left;
-    share.dealt = saved->share_dealt;
-    share.known = known();
-    return share;
+  Worker worker() const thread {
+    Worker worker;
+    worker.index = saved->worker_index;
+    worker.batch = saved->worker_batch;
+    worker.part = saved->worker_part;
+    worker.left = saved->worker_left;
+    worker.dealt = saved->worker_dealt;
+    worker.known = known();
+    return worker;
   }
 
   void put_results(ChunkResults results) const thread {
@@ -166,7 +166,7 @@ struct DecodeState {
   // The batch and head whose scales the steps read.
   void take_head(thread Sequence& sequence) const thread {
     if (kSavedSequence) {
-      sequence.key.batch = sequence.value.batch = uint(saved->share_batch);
+      sequence.key.batch = sequence.value.batch = uint(saved->worker_batch);
       sequence.key.head = sequence.value.head = uint(saved->kv_head);
     }
   }

@@ -8,7 +8,7 @@
 namespace fattn {
 
 // Shares the scales of a step with all lanes of the simdgroup; each lane passes the scales of its key.
-inline void share_scales(thread const SharedScales& scales, ushort lane, float key_scale, float value_scale) {
+inline void put_scales(thread const SharedScales& scales, ushort lane, float key_scale, float value_scale) {
   simdgroup_barrier(mem_flags::mem_threadgroup);  // the previous scales have been read
   if (lane < kTileKeys) {
     scales.put_key(lane, key_scale);
@@ -193,7 +193,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     present = stored.read<kWhole>(sequence, step, params, lane, at);
   }
   if (kRowScales && fc_scales) {
-    share_scales(scales, lane, stored.key_scale, stored.value_scale);
+    put_scales(scales, lane, stored.key_scale, stored.value_scale);
   }
   attention.clear_scores();
 #pragma clang loop unroll(full)

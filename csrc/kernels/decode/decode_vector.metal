@@ -146,7 +146,7 @@ using namespace fattn;
     const int batch = int(group.x);
     rows.load(operands, params, block, batch, at);
     ChunkSum<kSimdgroups> sum;
-    sum.set(shared_max, shared_sum, kStates, params.span.most_chunks);
+    sum.set(shared_max, shared_sum, kStates, params.span.max_chunks);
     for (int round = 0; round < kChunkRounds; round++) {
       const int chunk = round * kChunks + simdgroup_index / kSimdgroups;
       VectorAttention attention;
@@ -171,11 +171,11 @@ using namespace fattn;
     return;
   }
 
-  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  Worker worker = worker_at(operands.seq_lens, params.span, params.batch, params.workers, int(group.x), lane);
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk<true>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<true>(worker, operands.seq_lens, params.span, params.batch, params.workers, lane);
     if (next.batch < 0) {
       return;
     }
@@ -183,7 +183,7 @@ using namespace fattn;
     if (next.batch != query_batch) {
       rows.load(operands, params, block, next.batch, at);
     }
-    state.put_work(block, next, share, lane);
+    state.put_work(block, next, worker, lane);
 
     VectorAttention attention;
     attend_chunk(attention, rows, weights, scales, state, operands, params, block, packed, simdgroup_index,
@@ -191,7 +191,7 @@ using namespace fattn;
 
     block = state.block();
     query_batch = state.batch();
-    share = state.share();
+    worker = state.worker();
     ResultRows results;
     results.operands = operands;
     results.params = &params;

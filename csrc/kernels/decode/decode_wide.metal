@@ -43,11 +43,11 @@ using namespace fattn;
   results.block = block;
   results.own_row = at.row;
 
-  Share share = share_of(operands.seq_lens, params.span, params.batch, params.shares, int(group.x), lane);
+  Worker worker = worker_at(operands.seq_lens, params.span, params.batch, params.workers, int(group.x), lane);
   int query_batch = -1;
   for (;;) {
     const ChunkIndex next =
-        take_chunk<false>(share, operands.seq_lens, params.span, params.batch, params.shares, lane);
+        take_chunk<false>(worker, operands.seq_lens, params.span, params.batch, params.workers, lane);
     if (next.batch < 0) {
       return;
     }

@@ -41,7 +41,7 @@ FATTN_CONSTEXPR int kKeysAbreast = kSimdWidth / kKeyLanes;
 FATTN_CONSTEXPR int kLaneKeys = kTileKeys / kKeysAbreast;  // per lane and step
 static_assert(kTileKeys * kPackedRows == kSimdWidth, "a lane has one score of a step");
 
-// The share of a lane in a simdgroup's keys, rows and scores.
+// The part of a lane in a simdgroup's keys, rows and scores.
 struct VectorLane {
   ushort lane;
   LanePosition saved;  // for row state (decode_state.h): `pair` is 0 in one lane of each row

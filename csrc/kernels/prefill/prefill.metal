@@ -4,7 +4,7 @@
 // A threadgroup has kSimdgroups * kRowFragments * 8 query rows of one head, or of the heads that share a
 // key-value head (packed.h), and visits the keys in steps of kTileKeys. K and V of a step are staged once in
 // threadgroup memory; query, scores, weights and output stay in registers. With early loads, each thread
-// loads its share of the next step into registers before a step is computed.
+// loads its part of the next step into registers before a step is computed.
 //
 // Only steps on the diagonal, at the edges of a window, at the ragged end, in missing blocks or under an
 // attn_mask test visibility. Steps that are hidden from every row, by position or by a mask map
@@ -129,7 +129,7 @@ inline void prefill_step(thread OnlineAttention& attention, thread const QueryRe
 // A step that every row of the tile sees whole.
 inline void whole_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const ScoreModifiers& modifiers, thread const StepTiles& tiles,
-                       thread StepShare& next, thread PrefillTile& tile, int first_key, ushort thread_index) {
+                       thread StepLoads& next, thread PrefillTile& tile, int first_key, ushort thread_index) {
   next.stage<true>(first_key, tiles, tile, thread_index);
   if (fc_alternating) {
     next.prefetch_after(first_key, tile, thread_index);
@@ -178,7 +178,7 @@ using namespace fattn;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the rows have been saved
 
-  StepShare next;  // of K and V
+  StepLoads next;  // of K and V
   int first_key = tile.first_step();
   next.prefetch<true>(first_key, tile, thread_index);
   // Steps that every row of the tile sees whole.

@@ -1,5 +1,5 @@
 // Copies K and V of a step from the cache to threadgroup memory, where all simdgroups of a threadgroup read
-// them. Each thread loads its whole share of a step at once and holds it in registers, in the stored format:
+// them. Each thread loads its whole part of a step at once and holds it in registers, in the stored format:
 // early, while the previous step is computed, or late, when this simdgroup has finished that step.
 #pragma once
 
@@ -8,12 +8,7 @@
 
 namespace fattn {
 
-// The columns of a row, padded to whole shares.
-constexpr int padded_columns(int dim) {
-  return (dim / 8 + kColumnShares - 1) / kColumnShares * kColumnShares * 8;
-}
-
-FATTN_CONSTEXPR int kKeyPitch = padded_columns(kHeadDim) + kKeyPadBytes / int(sizeof(TileElement));
+FATTN_CONSTEXPR int kKeyPitch = key_pitch(kHeadDim, kColumnShares, sizeof(TileElement));
 // Whether keys 2p and 2p + 1 are interleaved, element by element, in two rows of the tile, so that the
 // elements that a lane multiplies together are neighbours. A thread stages both keys. Not for quantised
 // caches, where the few chunks would leave threads idle, nor for early loads, which take enough registers
@@ -22,7 +17,7 @@ FATTN_CONSTEXPR int kKeyPitch = padded_columns(kHeadDim) + kKeyPadBytes / int(si
 #define FATTN_PAIRED_KEYS true
 #endif
 FATTN_CONSTEXPR bool kPairedKeys = FATTN_PAIRED_KEYS && !kEarlyLoads && kKvFormat == kKvFloat;
-FATTN_CONSTEXPR int kValuePitch = padded_columns(kValueDim) + kValuePadBytes / int(sizeof(TileElement));
+FATTN_CONSTEXPR int kValuePitch = value_pitch(kValueDim, kColumnShares, sizeof(TileElement));
 
 inline uint tile_word(float first, float, float) { return as_type<uint>(first); }
 inline uint tile_word(float first, float second, half) { return as_type<uint>(half2(first, second)); }
@@ -114,10 +109,10 @@ struct StagedRows {
   }
 };
 
-// One thread's share of kTileKeys rows of N elements: some columns of rows that are kRoundRows apart. If N
+// One thread's part of kTileKeys rows of N elements: some columns of rows that are kRoundRows apart. If N
 // does not divide the threads, the last ones have none. kPaired: two rows each, interleaved in the tile.
 template <int N, bool kPaired>
-struct TileShare {
+struct TileLoads {
   typedef typename StagedChunkOf<N, kKvFormat>::type Chunk;
   static constant constexpr int kRowChunks = N / Chunk::kColumns;
   static constant constexpr int kRowsTogether = kPaired ? 2 : 1;
@@ -204,10 +199,10 @@ struct StepTiles {
   SharedScales scales;
 };
 
-// A thread's share of a step; with early loads, of the next step.
-struct StepShare {
-  TileShare<kHeadDim, kPairedKeys> keys;
-  TileShare<kValueDim, false> values;
+// A thread's part of a step; with early loads, of the next step.
+struct StepLoads {
+  TileLoads<kHeadDim, kPairedKeys> keys;
+  TileLoads<kValueDim, false> values;
   StepKeys step;  // if keys are looked up
   uint exist;
   float key_scale;  // of this thread's key

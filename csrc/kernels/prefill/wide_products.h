@@ -11,7 +11,7 @@ namespace fattn {
 // Key fragments per simdgroup. If simdgroups outnumber the fragments, several share a fragment and divide its
 // columns.
 FATTN_CONSTEXPR int kOwnFragments = kColumnShares < kKeyFragments ? kKeyFragments / kColumnShares : 1;
-FATTN_CONSTEXPR int kSumShares = kOwnFragments * kColumnShares / kKeyFragments;
+FATTN_CONSTEXPR int kSumShares = sum_shares(kColumnShares, kKeyFragments);
 static_assert(kSumShares * kKeyFragments == kOwnFragments * kColumnShares, "every key has the same shares");
 
 typedef ColumnShare<0, kHeadDim, kSumShares> KeyColumns;
