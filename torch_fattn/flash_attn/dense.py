@@ -90,7 +90,7 @@ def _dense(
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
     check_sizes(op, "batch size", q=q.shape[0], k=k.shape[0], v=v.shape[0])
     check_sizes(op, "length", k=k.shape[1], v=v.shape[1])
-    check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
+    check_heads(op, q, k, v)
     check_slopes(op, alibi_slopes, q, q.shape[0])
     refuse_dropout(op, dropout_p)
     scale = scale_of(op, softmax_scale)

@@ -135,7 +135,7 @@ def _packed(
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
         check_sizes(op, what, k=k.shape[dim], v=v.shape[dim])
-    check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
+    check_heads(op, q, k, v)
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
     most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
