@@ -56,7 +56,7 @@ def _run(arguments: list[str]) -> int:
             return tune.run(options)
         from .commands import demo
 
-        return demo.main(options.model, options.dtype, options.new_tokens, options.verbose)
+        return demo.main(options.model, options.dtype, options.new_tokens)
     except ArgumentError as refusal:
         commands[options.command].refuse(str(refusal))
 
@@ -82,7 +82,6 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     )
     demo.add_argument("--dtype", choices=DTYPES, default="float32")
     demo.add_argument("--new-tokens", type=whole(1, MOST_TOKENS), default=48, metavar="N")
-    demo.add_argument("--verbose", action="store_true", help="print every distinct plan whole")
 
     plan = commands.add_parser("explain", help="how a call of these shapes would run on a GPU")
     explain.add_arguments(plan)

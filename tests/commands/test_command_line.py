@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import counted_launches
-from tests.helpers.command_line import refusal_of, save_checkpoint, status_of
+from tests.helpers.command_line import refusal_of, status_of
 from tests.helpers.processes import run_python
 from torch_fattn import __main__ as command_line
 from torch_fattn import explain
@@ -222,17 +222,6 @@ def test_demo(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("[1]")
     assert message in refusal_of(command_line.main, arguments, capsys)
-
-
-def test_demo_respects_the_positions_of_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torch_fattn.commands.demo.advice_about_device", list)
-    save_checkpoint(tmp_path / "model", positions=128)
-    assert status_of(command_line.main, "demo --model model --new-tokens 29") == 2
-    message = capsys.readouterr().err.splitlines()[-1]  # after transformers' progress bar
-    assert "passes the 128 positions of this model; give at most 28" in message
 
 
 def test_demo_finds_out_first_that_it_cannot_write(

@@ -59,6 +59,9 @@ def odd(k_cache: Tensor, v_cache: Tensor) -> Arguments:
 ANGLES = {"rotary_cos": (12, 4), "rotary_sin": (12, 4)}
 # What tests/refusals has no call for; the caches must be unchanged.
 REFUSED = [
+    unsupported("wide heads",
+                lambda _: dict.fromkeys(("q", "k", "v", "k_cache", "v_cache"), zeros(2, 3, 2, 584)),
+                "key head_dim 584 is above 576"),
     fault("an odd one expanded",
           lambda _: odd(zeros(2, 12, 2, 15), zeros(1, 12, 2, 15).expand(2, -1, -1, -1)), "v_cache has shape",
           "and strides [0, 30, 15, 1]"),

@@ -18,6 +18,7 @@ from tests.helpers.problems import Problem
 from tests.helpers.tensors import same_bits
 from tests.helpers.tuned import PROVENANCE, Install, install, plan_of, row, this_chip
 from torch_fattn.tuning import candidates as tuning
+from torch_fattn.tuning import tuned_file
 from torch_fattn.tuning.tuned_file import TunedRow, fault_of
 
 __all__ = ["install"]
@@ -183,7 +184,7 @@ def test_bits_do_go_by_the_keys_of_a_step(install: Install) -> None:
 @pytest.mark.parametrize("field", ["tile_key", "dim"])
 def test_a_field_that_a_row_has_not(field: str) -> None:
     """Fields cross to the planner by name, and a wrong one is not ignored."""
-    named = row("decode").named()
+    (named,) = tuned_file.named([row("decode")])
     assert torch.ops.fattn._tuning_fault([named], []) == "", "the control"
     with pytest.raises(ValueError, match=f"a tuned row has no field '{field}'"):
         torch.ops.fattn._tuning_fault([named | {field: "16"}], [])

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,12 +33,11 @@ except ImportError as error:
     ) from error
 
 from ..inspection.compiled import compile_summary
-from ..inspection.planning import Recorder
-from ..inspection.plans import Explanation, launch_counts, reset_launch_counts
+from ..inspection.plans import launch_counts, reset_launch_counts
 from ..integrations.transformers import NAME, register
 from ..runtime.versions import VERSION
 from .arguments import ArgumentError
-from .doctor import advice_about_device
+from .doctor import advice_about_device, this_gpu
 
 DEVICE = "mps"
 
@@ -89,7 +88,7 @@ class StepRecorder(transformers.LogitsProcessor):
         return scores
 
 
-def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool = False) -> int:
+def main(model_path: str | None, dtype_name: str, new_tokens: int) -> int:
     """Runs the demo, writes out/demo.json and out/demo.png and returns the exit status."""
     if model_path is not None and not (model_path and Path(model_path, "config.json").is_file()):
         raise ArgumentError(f"--model {model_path!r} has no config.json; give the folder of a checkpoint")
@@ -99,7 +98,6 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         return 1
     register()
     model, description = load_model(model_path, getattr(torch, dtype_name))
-    check_length(model, new_tokens)
     tokenizer = load_tokenizer(model_path)
     inputs = make_prompt(model, tokenizer)
     model.to(DEVICE)
@@ -113,18 +111,16 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         model.set_attn_implementation(implementation)
         return generate(model, inputs, new_tokens)
 
-    with Recorder() as recorder:
-        try:
-            ours = run(NAME)
-        except NotImplementedError as refusal:
-            print(f"\nFAILED: this model does not run through fattn: {first_line(refusal)}")
-            return 1
+    try:
+        ours = run(NAME)
+    except NotImplementedError as refusal:
+        print(f"\nFAILED: this model does not run through fattn: {first_line(refusal)}")
+        return 1
     compiled = compile_summary()  # before another implementation adds to it
     theirs = run("eager")
-    plans = [Explanation(call.op, [call]) for call in recorder.planned]
     differences, margins, problems = compare(ours, theirs)
     report: dict[str, Any] = {
-        "device": plans[0].data["device"] if plans else {"name": "no GPU"},
+        "device": this_gpu(),
         "model": f"{description}, {dtype_name}",
         "versions": {
             "torch_fattn": VERSION,
@@ -132,7 +128,7 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
             "transformers": transformers.__version__,
         },
         "prompt_length": PROMPT_LENGTH,
-        "problems": problems + launch_problems(ours, plans),
+        "problems": problems + launch_problems(ours),
         "tokens": {"fattn": ours.tokens, "eager": theirs.tokens},
         "logit_difference_per_step": differences,
         "margin_per_step": margins,
@@ -140,7 +136,6 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
         "launches_per_step": ours.launches,
         "seconds_per_step": {"fattn": ours.seconds, "eager": theirs.seconds},
         "tokens_per_second": tokens_per_second(lambda name: run(name).seconds, len(ours.tokens)),
-        "plans": [{"calls": calls, "first": plan.data} for plan, calls in distinct(plans)],
     }
     print_tokens(report, tokenizer)
     launches = (f"{count} x {kernel}" for kernel, count in report["launches"].items())
@@ -154,11 +149,9 @@ def main(model_path: str | None, dtype_name: str, new_tokens: int, verbose: bool
     print(f"first run    {sum(ours.seconds):.1f} s; its first step took {ours.seconds[0]:.1f} s")
     print(f"compiled     {compiled}; only the first run waits for this")
     print(f"tokens/s     {', '.join(speed) or 'not timed: it takes a Mac and two tokens'}")
-    for plan, calls in distinct(plans):
-        print(f"\n{plan.details if verbose else plan}\n  calls        {calls}")
     (OUTPUT / "demo.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     draw(report, OUTPUT / "demo.png")
-    print(f"\nwritten      {OUTPUT / 'demo.json'}, {OUTPUT / 'demo.png'}")
+    print(f"written      {OUTPUT / 'demo.json'}, {OUTPUT / 'demo.png'}")
     return 1 if report["problems"] else 0
 
 
@@ -173,16 +166,6 @@ def make_output_folder() -> None:
             f"results cannot be written to {OUTPUT.absolute()} ({error.strerror}); run the demo in a folder "
             "that you may write to"
         ) from error
-
-
-def check_length(model: PreTrainedModel, new_tokens: int) -> None:
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and PROMPT_LENGTH + new_tokens > positions:
-        most = positions - PROMPT_LENGTH
-        raise ArgumentError(
-            f"--new-tokens {new_tokens} after a prompt of {PROMPT_LENGTH} passes the {positions} positions "
-            + (f"of this model; give at most {most}" if most > 0 else "of this model; give another --model")
-        )
 
 
 def load_model(path: str | None, dtype: torch.dtype) -> tuple[Any, str]:
@@ -318,29 +301,11 @@ def tokens_per_second(generate: Callable[[str], list[float]], batch: int) -> dic
     return {name: batch / median(steps) for name, steps in rounds.items()}
 
 
-def launch_problems(ours: Run, plans: Sequence[Explanation]) -> list[str]:
-    """Checks that every planned pass was launched, and that prefill (the prompt) and decode (later tokens)
-    both ran."""
-    launched = ours.all_launches
-    planned = Counter(launch["kernel"] for plan in plans for launch in plan.passes)
+def launch_problems(ours: Run) -> list[str]:
+    """Checks that prefill (the prompt) and decode (later tokens) both ran."""
     expected = ["fattn_prefill"] + ["fattn_decode"] * (len(ours.launches) > 1)
-    problems = [
-        f"{kernel} was planned {count} times and launched {launched.get(kernel, 0)} times"
-        for kernel, count in planned.items()
-        if launched.get(kernel, 0) != count
-    ]
-    missing = [name for name in expected if not any(kernel.startswith(name) for kernel in launched)]
-    return problems + [f"{name} did not run" for name in missing]
-
-
-def distinct(plans: Sequence[Explanation]) -> list[tuple[Explanation, int]]:
-    """The plans that differ in kernels, macros or constants, with their numbers of calls. Grids are ignored:
-    they depend on lengths, which change with each step."""
-    found: dict[str, list[Explanation]] = {}
-    for plan in plans:
-        kind = [(launch["kernel"], launch["macros"], launch["constants"]) for launch in plan.passes]
-        found.setdefault(str(kind), []).append(plan)
-    return [(alike[0], len(alike)) for alike in found.values()]
+    missing = [name for name in expected if not any(kernel.startswith(name) for kernel in ours.all_launches)]
+    return [f"{name} did not run" for name in missing]
 
 
 def print_tokens(report: dict[str, Any], tokenizer: Any) -> None:

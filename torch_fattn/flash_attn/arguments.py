@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..operators import DTYPES
-from ..operators.head_padding import MAX_HEAD_DIM
 from ..runtime.signatures import check_tensor, is_checked
 
 Result = Tensor | tuple[Tensor, Tensor, Tensor]
@@ -79,10 +78,7 @@ def check_sizes(op: str, what: str, **sizes: int) -> None:
             )
 
 
-def check_heads(
-    op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v", *, softcap: Any,
-    alibi_slopes: Any,
-) -> None:  # fmt: skip
+def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
     check_sizes(op, "head size", **{"q": q.shape[-1], k_name: k.shape[-1]})
     check_sizes(op, "head count", **{k_name: k.shape[-2], v_name: v.shape[-2]})
     heads, kv_heads = q.shape[-2], k.shape[-2]
@@ -91,22 +87,9 @@ def check_heads(
             f"{name_of(op)}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of "
             "them, and transpose q and the keys if yours have the heads before the length"
         )
-    # torch's function has no soft cap, and no bias except as a mask.
-    function, gqa = "F.scaled_dot_product_attention", ", and enable_gqa=True" if heads != kv_heads else ""
-    if softcap:
-        function, gqa = "torch_fattn.reference.prefill", ""
-    mask = "of the keys that each row sees"
-    if alibi_slopes is not None:
-        mask = "that holds the ALiBi bias of the keys that each row sees, and -inf for the others"
     for what, size in (("q", q.shape[-1]), (v_name, v.shape[-1])):
         if size == 0:
             raise ValueError(f"{name_of(op)}: {what} has head size 0; pass heads of at least one column")
-        if size > MAX_HEAD_DIM:
-            raise NotImplementedError(
-                f"{name_of(op)}: {what} has head size {size}, which is above {MAX_HEAD_DIM}; use "
-                f"{function} of the transposed [batch, heads, length, head_dim], with an attn_mask "
-                f"{mask}{gqa}"
-            )
 
 
 def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:

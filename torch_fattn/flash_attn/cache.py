@@ -103,7 +103,7 @@ def flash_attn_with_kvcache(
         ("batch size", "capacity") if block_table is None else ("num_blocks", "block_size")
     ):
         check_sizes(op, what, **{name: cache.shape[dim] for name, cache in caches.items()})
-    check_heads(op, q, k_cache, v_cache, *caches, softcap=softcap, alibi_slopes=alibi_slopes)
+    check_heads(op, q, k_cache, v_cache, *caches)
     check_slopes(op, alibi_slopes, q, q.shape[0])
     scale = scale_of(op, softmax_scale)
     batch, q_len = q.shape[:2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -74,23 +73,13 @@ def flash_attn_func(
     dropout. Differentiable for head dims up to 256, also in alibi_slopes if causal. `deterministic` has no
     effect. learnable_sink (s_aux) `[Hq]` are softmax logits without a value. `out`, if given, gets a copy of
     the result."""
-    return _dense(
-        "flash_attn_func", q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        return_attn_probs, newer,
-    )  # fmt: skip
-
-
-def _dense(
-    op: str, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
-    window_size: Window, softcap: float, alibi_slopes: Tensor | None, return_attn_probs: bool,
-    newer: Mapping[str, Any],
-) -> Result:  # fmt: skip
+    op = "flash_attn_func"
     check_newer(op, newer, q=q, k=k, v=v)
     check_shape(op, "q", q, ROWS)
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
     check_sizes(op, "batch size", q=q.shape[0], k=k.shape[0], v=v.shape[0])
     check_sizes(op, "length", k=k.shape[1], v=v.shape[1])
-    check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
+    check_heads(op, q, k, v)
     check_slopes(op, alibi_slopes, q, q.shape[0])
     refuse_dropout(op, dropout_p)
     scale = scale_of(op, softmax_scale)
@@ -132,12 +121,11 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of qkv `[B, L, 3, H, D]`, without a copy."""
-    op = "flash_attn_qkvpacked_func"
-    check_shape(op, "qkv", qkv, _PACKED_QKV)
+    check_shape("flash_attn_qkvpacked_func", "qkv", qkv, _PACKED_QKV)
     q, k, v = qkv.unbind(2)
-    return _dense(
-        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs,
-        {},
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
     )  # fmt: skip
 
 
@@ -148,10 +136,9 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, without a copy."""
-    op = "flash_attn_kvpacked_func"
-    check_shape(op, "kv", kv, _PACKED_KV)
+    check_shape("flash_attn_kvpacked_func", "kv", kv, _PACKED_KV)
     k, v = kv.unbind(2)
-    return _dense(
-        op, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs,
-        {},
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -49,7 +48,7 @@ _QKV |= dict.fromkeys("qkv", "qkv")
 @overload
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *,
@@ -58,7 +57,7 @@ def flash_attn_varlen_func(
 @overload
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ...,
@@ -67,7 +66,7 @@ def flash_attn_varlen_func(
 @overload
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: Literal[True],
@@ -76,7 +75,7 @@ def flash_attn_varlen_func(
 @overload
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ..., dropout_p: float = ...,
+    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
     softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
     alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: bool = ...,
@@ -105,21 +104,7 @@ def flash_attn_varlen_func(
     results are batch-invariant, bit for bit."""
     op = "flash_attn_varlen_func"
     check_newer(op, newer, q=q, k=k, v=v)
-    out, lse = _packed(
-        op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes,
-        one_of(op, block_table=block_table, page_table=newer.get("page_table")), seqused_k, num_splits, newer,
-    )  # fmt: skip
-    return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
-
-
-def _packed(
-    op: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | Tensor | None, max_seqlen_k: int | Tensor | None, dropout_p: float,
-    softmax_scale: float | None, causal: bool, window_size: Window, softcap: float,
-    alibi_slopes: Tensor | None, block_table: Tensor | None, seqused_k: Tensor | None, num_splits: int,
-    newer: Mapping[str, Any],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    block_table = one_of(op, block_table=block_table, page_table=newer.get("page_table"))
     check_shape(op, "q", q, _ROWS)
     check_integers(op, "cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q)
     batch = cu_seqlens_q.shape[0] - 1
@@ -135,7 +120,7 @@ def _packed(
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
         check_sizes(op, what, k=k.shape[dim], v=v.shape[dim])
-    check_heads(op, q, k, v, softcap=softcap, alibi_slopes=alibi_slopes)
+    check_heads(op, q, k, v)
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
     most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
@@ -154,7 +139,8 @@ def _packed(
             q, k, v, cu_seqlens_q, cu_seqlens_k, most_q, most_k,
             is_causal=causal, alibi_slopes=alibi_slopes, **options,
         )  # fmt: skip
-        return into(target, without_padding(out, value_dim)), lse
+        out = into(target, without_padding(out, value_dim))
+        return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
 
     decodes = False
     if block_table is None:
@@ -176,11 +162,11 @@ def _packed(
 
     def attend(before: int, part: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
         keys = (lens - before).clamp(min=0) if before else lens
-        result: tuple[Tensor, Tensor]
+        results: tuple[Tensor, Tensor]
         if block_table is not None:
             op = torch.ops.fattn.paged_prefill.part if part else torch.ops.fattn.paged_prefill
-            result = op(q, k, v, block_table, keys, cu_seqlens_q, most_q, **options)
-            return result
+            results = op(q, k, v, block_table, keys, cu_seqlens_q, most_q, **options)
+            return results
         # After each sequence, add one without rows that takes its unused keys.
         assert cu_seqlens_k is not None
         starts = torch.stack((cu_seqlens_k[:-1], cu_seqlens_k[:-1] + keys), 1).flatten()
@@ -188,8 +174,8 @@ def _packed(
         if (slopes := options["alibi_slopes"]) is not None and slopes.dim() == 2:
             options["alibi_slopes"] = slopes.repeat_interleave(2, 0)
         op = torch.ops.fattn.varlen_prefill.part if part else torch.ops.fattn.varlen_prefill
-        result = op(q, k, v, of_rows, of_keys, most_q, most_k, **options)
-        return result
+        results = op(q, k, v, of_rows, of_keys, most_q, most_k, **options)
+        return results
 
     if decodes and num_splits != 1:
         check_between(op, "cu_seqlens_q.diff()", cu_seqlens_q.diff(), most_q)
@@ -202,7 +188,8 @@ def _packed(
         out, lse = attend_by_distance(attend, alibi_slopes, of_rows, result_dtype(q), options)
     else:
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
-    return into(target, without_padding(out, value_dim)), lse
+    out = into(target, without_padding(out, value_dim))
+    return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
 
 
 def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
@@ -255,14 +242,12 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, without a copy."""
-    op = "flash_attn_varlen_qkvpacked_func"
-    check_shape(op, "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
+    check_shape("flash_attn_varlen_qkvpacked_func", "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
     q, k, v = qkv.unbind(1)
-    out, lse = _packed(
-        op, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, None, None, 0, {},
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-    return result(out, lse, return_attn_probs)
 
 
 @public("torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
@@ -273,11 +258,9 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, without a copy."""
-    op = "flash_attn_varlen_kvpacked_func"
-    check_shape(op, "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
+    check_shape("flash_attn_varlen_kvpacked_func", "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
     k, v = kv.unbind(1)
-    out, lse = _packed(
-        op, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, None, None, 0, {},
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-    return result(out, lse, return_attn_probs)

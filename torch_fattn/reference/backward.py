@@ -31,11 +31,7 @@ def prefill_backward(
 ) -> Gradients:
     """The gradients of query, key, value, sinks and alibi_slopes; None for the last two if absent. `out` and
     `lse` are recomputed."""
-
-    def forward(query: Tensor, key: Tensor, value: Tensor, own: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        return differentiable_prefill(query, key, value, attn_mask, **{**options, **own})
-
-    return _gradients(forward, (query, key, value), options, grad_out, grad_lse)
+    return _gradients(differentiable_prefill, (query, key, value), (attn_mask,), options, grad_out, grad_lse)
 
 
 @public(
@@ -58,18 +54,14 @@ def varlen_prefill_backward(
     **options: Unpack[VarlenPrefillOptions],
 ) -> Gradients:
     """`prefill_backward` of packed sequences. Rows and keys of no sequence have gradient 0."""
-
-    def forward(query: Tensor, key: Tensor, value: Tensor, own: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        return differentiable_varlen_prefill(
-            query, key, value, cu_seqlens_q, cu_seqlens_k, **{**options, **own}
-        )
-
-    return _gradients(forward, (query, key, value), options, grad_out, grad_lse)
+    forward, packing = differentiable_varlen_prefill, (cu_seqlens_q, cu_seqlens_k)
+    return _gradients(forward, (query, key, value), packing, options, grad_out, grad_lse)
 
 
 def _gradients(
     forward: Callable[..., tuple[Tensor, Tensor]],
     operands: tuple[Tensor, ...],
+    others: tuple[Tensor | None, ...],
     options: Any,
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -78,9 +70,9 @@ def _gradients(
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [_leaf(operand) for operand in operands]
         own = {name: _leaf(parameter) for name, parameter in parameters.items()}
-        results = forward(*leaves, own)
+        results = forward(*leaves, *others, **{**options, **own})
     received = (grad_out, torch.zeros_like(results[1]) if grad_lse is None else grad_lse)
-    query, key, value, *others = torch.autograd.grad(
+    query, key, value, *of_parameters = torch.autograd.grad(
         [result for result in results if result.requires_grad],
         [*leaves, *own.values()],
         [
@@ -91,7 +83,7 @@ def _gradients(
         allow_unused=True,
         materialize_grads=True,
     )
-    named = dict(zip(own, others, strict=True))
+    named = dict(zip(own, of_parameters, strict=True))
     return query, key, value, named.get("sinks"), named.get("alibi_slopes")
 
 

@@ -73,15 +73,6 @@ class TunedRow:
     gain: float = 1.0  # speedup over the choice without this row, when timed
     macos: str | None = None  # of a row of TENSORS
 
-    def named(self) -> Named:
-        numbers = {
-            "min_dim": self.min_dim,
-            "max_dim": self.max_dim,
-            "max_length": self.max_length or 0,
-            "macos": 0 if self.macos is None else version_number(self.macos),
-        }
-        return {"kernel": self.kernel, "dtype": self.dtype} | _texts(numbers | self.sizes)
-
 
 @dataclass(frozen=True)
 class TunedRoute:
@@ -97,20 +88,6 @@ class TunedRoute:
     macos: str
     torch: str
     gain: float = 1.0  # speedup over the other route, when timed
-
-    def named(self) -> Named:
-        numbers = {
-            "dim": self.dim,
-            "min_length": self.min_length,
-            "max_length": self.max_length or 0,
-            "macos": version_number(self.macos),
-            "torch": version_number(self.torch),
-        }
-        return {"op": self.op, "dtype": self.dtype, "to": self.to} | _texts(numbers)
-
-
-def _texts(numbers: dict[str, int]) -> Named:
-    return {name: str(number) for name, number in numbers.items()}
 
 
 @dataclass(frozen=True)
@@ -142,7 +119,7 @@ def path_of(chip: Chip) -> Path:
 def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> str:
     """Why the kernels cannot run with these rows; "" if they can. csrc/plan/tuned.cpp has the rules."""
     try:
-        fault: str = torch.ops.fattn._tuning_fault(_named(rows), _named(routes or []))
+        fault: str = torch.ops.fattn._tuning_fault(named(rows), named(routes or []))
     except ValueError as error:
         return str(error).splitlines()[0]
     return fault
@@ -152,13 +129,22 @@ def install(
     chip: Chip, rows: list[TunedRow], provenance: str, routes: list[TunedRoute] | None = None
 ) -> None:
     """Gives the rows to the planner for this GPU. An empty list restores the built-in table."""
-    named = _named(rows), _named(routes or [])
-    torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, *named, provenance)
+    entries = named(rows), named(routes or [])
+    torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, *entries, provenance)
     forget()
 
 
-def _named(rows: Sequence[TunedRow | TunedRoute]) -> list[Named]:
-    return [row.named() for row in rows]
+def named(rows: Sequence[TunedRow | TunedRoute]) -> list[Named]:
+    def fields_of(row: TunedRow | TunedRoute) -> Named:
+        fields = asdict(row)
+        fields |= fields.pop("sizes", {})
+        del fields["gain"]
+        for name in fields.keys() & {"macos", "torch"}:
+            fields[name] = version_number(fields[name]) if fields[name] is not None else 0
+        fields["max_length"] = fields["max_length"] or 0
+        return {name: str(value) for name, value in fields.items()}
+
+    return [fields_of(row) for row in rows]
 
 
 def source_digest() -> str:

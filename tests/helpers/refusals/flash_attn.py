@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.helpers.flash_attn_oracle import Options, rotated
-from tests.helpers.public_calls import VALID, heads
+from tests.helpers.public_calls import VALID
 from tests.helpers.refusals import Refusal
 from tests.helpers.wrong_calls import Arguments
-from torch_fattn import flash_attn, reference
+from torch_fattn import flash_attn
 
 DENSE, PACKED, CACHE = (
     VALID[f"torch_fattn.flash_attn.flash_attn_{name}"]() for name in ("func", "varlen_func", "with_kvcache")
@@ -22,7 +21,6 @@ ROTARY = {name: CACHE[name] for name in ("rotary_cos", "rotary_sin")}
 FILLED = {name: CACHE[name] for name in ("q", "k_cache", "v_cache", "cache_seqlens")}
 APPENDED = {name: CACHE[name] for name in ("k", "v")}
 SLOPES = torch.tensor([[0.5, 0.25, 0.125, 1.0], [0.1, 0.2, 0.3, 0.4]])
-WIDE = {"q": heads(1, 3, 4, 584), "k": heads(1, 5, 2, 584, seed=1), "v": heads(1, 5, 2, 584, seed=2)}
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 FLOAT8 = DENSE["k"].to(torch.float8_e4m3fn)
 JOINED = {"q": torch.cat((DENSE["q"], DENSE["q"]), -1), "k": torch.cat((DENSE["k"], DENSE["v"]), -1)}
@@ -64,18 +62,6 @@ def turned(x: Tensor) -> Tensor:
     return torch.stack([rotated(row, lens[b : b + 1], *ROTARY.values(), True) for b, row in enumerate(x)])
 
 
-def _by_torch(function: Callable[..., Any], biased: bool = False, **options: Any) -> Callable[[], Tensor]:
-    def call() -> Tensor:
-        mask = torch.ones(3, 5, dtype=torch.bool).tril(2)
-        if biased:
-            distance = (torch.arange(3)[:, None] + 2 - torch.arange(5)).abs()
-            mask = (-SLOPES[:1, :, None, None] * distance).masked_fill(~mask, -torch.inf)
-        out = function(*(t.transpose(1, 2) for t in WIDE.values()), mask, **options)
-        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
-
-    return call
-
-
 THREE = {"q": torch.cat((CACHE["q"], CACHE["q"][:1])), "cache_seqlens": torch.tensor([3, 5, 4]).int()}
 WITH_GRADIENT = CACHE["k_cache"].clone().requires_grad_()
 SEVEN = torch.tensor([7, 7], dtype=torch.int32)
@@ -92,34 +78,6 @@ REFUSALS: list[Refusal] = [
             "attn_mask that holds the ALiBi bias, or call under torch.no_grad()",
             dense(q=DENSE["q"].clone().requires_grad_(), alibi_slopes=SLOPES[0]),
             torch.no_grad()(dense(q=DENSE["q"].clone().requires_grad_(), alibi_slopes=SLOPES[0]))),
-    *(
-        Refusal(
-            message,
-            dense(**WIDE, causal=True, softcap=softcap, alibi_slopes=slopes),
-            followed,
-            exact_dense(Options(causal=True, softcap=softcap, slopes=slopes), **WIDE),
-        )
-        for message, softcap, slopes, followed in (
-            (
-                "of the keys that each row sees, and enable_gqa=True",
-                0.0,
-                None,
-                _by_torch(F.scaled_dot_product_attention, enable_gqa=True),
-            ),
-            (
-                "use torch_fattn.reference.prefill of the transposed",
-                2.0,
-                None,
-                _by_torch(reference.prefill, softcap=2.0),
-            ),
-            (
-                "that holds the ALiBi bias of the keys that each row sees, and -inf for the others",
-                0.0,
-                SLOPES[:1],
-                _by_torch(F.scaled_dot_product_attention, biased=True, enable_gqa=True),
-            ),
-        )
-    ),
     Refusal("[4], or also for each sequence, [2, 4]", dense(alibi_slopes=SLOPES[0, :3]),
             dense(alibi_slopes=SLOPES)),
     Refusal("convert it with .float()", dense(alibi_slopes=SLOPES.double())),
