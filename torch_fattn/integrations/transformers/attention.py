@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ...runtime.signatures import public
 from .call import Call
-from .fallback import run_fallback
 from .operators import compute, compute_packed
 from .packing import lengths_of, refuse_mixing, restarts_of
 from .paged import attend_over_cache
@@ -25,6 +24,7 @@ from .unsupported import (
     refuse_keywords,
     refuse_meaning,
     refuse_training,
+    run_fallback,
 )
 from .visibility import Lengths, Visibility, is_packed, is_pattern, read
 

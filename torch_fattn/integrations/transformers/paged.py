@@ -25,7 +25,6 @@ from ...operators.head_padding import HEAD_STEP, pad_heads, without_padding
 from ...runtime.signatures import public
 from .call import Call
 from .compat import paged_layer, update_paged
-from .fallback import run_fallback
 from .support import USE_PAGED_EAGER
 from .unsupported import (
     falls_back,
@@ -34,6 +33,7 @@ from .unsupported import (
     refuse,
     refuse_keywords,
     refuse_training,
+    run_fallback,
 )
 from .visibility import Lengths
 
