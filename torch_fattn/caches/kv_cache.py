@@ -92,11 +92,7 @@ class KVCache:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step, with
         its options and result. Rows are causal, as in `decode`, unless is_causal is False."""
-        self._check_step("prefill", layer, step)
-        step._check_appended(f"{self._name}.prefill", layer)
-        step._check_packed(f"{self._name}.prefill", query)
-        self._layers.check_kind(f"{self._name}.prefill", "query", query)
-        self._check_written("prefill", layer, step)
+        self._check_read("prefill", layer, step, query)
         self._add_options("prefill", layer, options)
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
         return paged_prefill(
@@ -174,13 +170,16 @@ class KVCache:
             empty += own.cut(length, self._block_size)
         return empty
 
-    def _check_decode(self, layer: int, step: CacheStep, query: Tensor) -> None:
-        name = f"{self._name}.decode"
-        self._check_step("decode", layer, step)
+    def _check_read(self, method: str, layer: int, step: CacheStep, query: Tensor) -> None:
+        name = f"{self._name}.{method}"
+        self._check_step(method, layer, step)
         step._check_appended(name, layer)
-        step._check_query(name, query)
+        if method == "decode":
+            step._check_query(name, query)
+        else:
+            step._check_packed(name, query)
         self._layers.check_kind(name, "query", query)
-        self._check_written("decode", layer, step)
+        self._check_written(method, layer, step)
 
     def _decode_packed(
         self,

@@ -84,7 +84,8 @@ class PagedAttention(KVCache):
         if query.dim() == 3:
             packed = {**options, "shared_prefix": shared_prefix}
             return self._decode_packed(self.decode, layer, step, query, return_lse, packed)
-        self._check_decode(layer, step, query)
+        self._check_read("decode", layer, step, query)
+        self._check_window(step, query)
         self._add_options("decode", layer, options)
         key, value = self._layers.operands(layer)
         tables, seq_lens = step.block_tables, step.seq_lens
@@ -103,8 +104,7 @@ class PagedAttention(KVCache):
             out = in_order(outs, groups)
         return (out, in_order(lses, groups)) if return_lse else out
 
-    def _check_decode(self, layer: int, step: CacheStep, query: Tensor) -> None:
-        super()._check_decode(layer, step, query)
+    def _check_window(self, step: CacheStep, query: Tensor) -> None:
         fewest = min(step._counts, default=0)
         if self._window.left >= 0 and query.shape[2] > max(fewest, 1):
             raise ValueError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..runtime.signatures import check_tensor
 from .groups import Group
 from .memory import Layers
 
@@ -64,7 +63,6 @@ class CacheStep:
             )
 
     def _check_query(self, method: str, query: Tensor) -> None:
-        check_tensor(method, "query", query, "[batch, heads, rows, head_dim]")
         if query.dim() != 4:
             raise ValueError(
                 f"{method}: query has {query.dim()} dimensions; its shape must be [batch, heads, rows, "
@@ -98,7 +96,6 @@ class CacheStep:
         return query.unflatten(0, (batch, rows)).transpose(1, 2)
 
     def _check_packed(self, method: str, query: Tensor) -> None:
-        check_tensor(method, "query", query, "[tokens, heads, head_dim]")
         tokens = self.slot_mapping.shape[0]
         if query.dim() != 3:
             raise ValueError(
