@@ -78,7 +78,7 @@ def attend(
     call, selected = take_selection(call)
     if selected is not None:
         if restarts is not None:
-            refuse_mixing(call, restarts.begins)
+            refuse_mixing(call, restarts.cu_seqlens_q)
         whole = whole_mask(call)
         sparse = attend_selected(call, whole, selected)
         if sparse is not None:
