@@ -11,7 +11,6 @@ from torch import Tensor
 from ..operators.attention import paged_prefill
 from ..operators.options import CachePrefillOptions
 from ..runtime.signatures import is_checked, public
-from .indices import counts_of
 from .memory import Layers
 from .sequences import CachedSequence
 from .step import CacheStep
@@ -111,7 +110,14 @@ class KVCache:
         growing = [self._get(method, sequence) for sequence in sequences]
         if len(set(sequences)) != len(sequences):
             raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
-        counts = counts_of(name, tokens, len(sequences))
+        counts = [int(n) for n in (tokens if isinstance(tokens, Sequence) else [tokens] * len(sequences))]
+        if len(counts) != len(sequences):
+            raise ValueError(
+                f"{name}: {len(counts)} numbers of new tokens were given for {len(sequences)} sequences; "
+                "give one for each"
+            )
+        if any(count < 0 for count in counts):
+            raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")
         for sequence, own in zip(sequences, growing, strict=True):
             self._check_filled(method, sequence, self._layers.written, own.length)
         return growing, counts

@@ -14,12 +14,11 @@ from ..operators.attention import paged_decode
 from ..operators.options import CacheDecodeOptions
 from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import public, shown
-from .blocks import GONE, BlockPool
+from .blocks import GONE, BlockPool, block_keys, check_token_ids, first_difference
 from .groups import Group, common_beginning, find_groups, in_order
 from .kv_cache import CACHE, KVCache
 from .memory import Layers
-from .prefixes import block_keys, check_token_ids, first_difference, longest_prefix
-from .sequences import CachedSequence, Growth, Window, plan_growth
+from .sequences import CachedSequence, Growth, Window, longest_prefix, plan_growth
 from .step import CacheFullError, CacheStep
 from .tables import Tables
 

@@ -207,3 +207,18 @@ class Acceptance:
             source = target if target < self.begin else self.begin + self.accepted[target - self.begin]
             old, new = self.sequence.blocks[source // block_size], blocks[target // block_size]
             yield old * block_size + source % block_size, new * block_size + target % block_size
+
+
+def longest_prefix(blocks: Sequence[int | None], window: Window, block_size: int) -> list[int]:
+    """The longest prefix whose visible blocks were all found (None: not found). Blocks that later rows do not
+    see are `GONE`."""
+    first_missing = next((n for n, block in enumerate(blocks) if block is None), len(blocks))
+    longest, run = 0, 0  # run: consecutive blocks found, ending here
+    for end, block in enumerate(blocks, 1):
+        run = 0 if block is None else run + 1
+        begin_hidden, end_hidden = window.hidden(end * block_size, block_size)
+        if run >= end - end_hidden and first_missing >= begin_hidden:
+            longest = end
+    begin_hidden, end_hidden = window.hidden(longest * block_size, block_size)
+    seen = [None if begin_hidden <= n < end_hidden else block for n, block in enumerate(blocks[:longest])]
+    return [GONE if block is None else block for block in seen]
