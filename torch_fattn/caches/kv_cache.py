@@ -206,10 +206,17 @@ class KVCache:
         """Raises for a step of another cache, or one whose sequences have changed since."""
         name = f"{self._name}.{method}"
         self._layers.check(name, layer)
-        step._check_cache(name, self._layers)
-        if step._change != self._change:
-            for sequence in step.sequences:
-                step._check_unchanged(name, sequence, self._get(method, sequence).changed)
+        if step._layers is not self._layers:
+            raise ValueError(
+                f"{name}: this step belongs to another cache; use the one that extend() of this cache "
+                "returned"
+            )
+        for sequence in step.sequences if step._change != self._change else ():
+            if self._get(method, sequence).changed > step._change:
+                raise ValueError(
+                    f"{name}: sequence {sequence} has changed since this step; use the step of a later "
+                    "extend()"
+                )
         if layer in step._lacking:
             for sequence, length, count in zip(step.sequences, step.lengths, step._counts, strict=True):
                 self._check_filled(method, sequence, {layer}, length - count)

@@ -184,7 +184,9 @@ class Layers:
 
     def restore(self, slots: Sequence[int], rows: Sequence[Tensor]) -> None:
         """Writes what `read` returned to these slots."""
-        self._put(self._index(slots), [each.to(self.device) for each in rows])
+        index = self._index(slots)
+        for memory, own in zip(self.tensors(), rows, strict=True):
+            memory[index] = own.to(self.device)
 
     def _index(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         numbers = on_device(slots, self.device)
@@ -193,17 +195,18 @@ class Layers:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies rows from slots to slots, in every layer. An error leaves all unchanged."""
         source_index, target_index = self._index(sources), self._index(targets)
-        new = [memory[source_index] for memory in self.tensors()]
-        old = [memory[target_index] for memory in self.tensors()]
-        try:
-            self._put(target_index, new)
-        except BaseException:
-            self._put(target_index, old)
-            raise
+        self._put(self.tensors(), target_index, [memory[source_index] for memory in self.tensors()])
 
-    def _put(self, index: tuple[Tensor, Tensor], rows: Sequence[Tensor]) -> None:
-        for memory, own in zip(self.tensors(), rows, strict=True):
-            memory[index] = own
+    def _put(self, memory: Sequence[Tensor], index: tuple[Tensor, Tensor], rows: Sequence[Any]) -> None:
+        """Writes rows of each tensor. An error leaves all unchanged."""
+        old = [each[index] for each in memory]
+        try:
+            for each, own in zip(memory, rows, strict=True):
+                each[index] = own
+        except BaseException:
+            for each, own in zip(memory, old, strict=True):
+                each[index] = own
+            raise
 
     def new_rows(self, method: str, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys and values of new tokens."""
@@ -243,14 +246,7 @@ class Layers:
         """Marks the keys of these slots as unwritten in every layer; after an error, in none."""
         index = slots // self.shape.shape[2], slots % self.shape.shape[2]
         keys = [key.view(torch.uint8) for key, _value in self._operands]
-        old = [key[index] for key in keys]
-        try:
-            for key in keys:
-                key[index] = _ERASED
-        except BaseException:
-            for key, rows in zip(keys, old, strict=True):
-                key[index] = rows
-            raise
+        self._put(keys, index, [_ERASED] * len(keys))
 
     def is_written(self, layer: int, slots: Sequence[int]) -> list[bool]:
         """Whether each of these slots was written after `erase`. Waits for the device."""

@@ -42,20 +42,6 @@ class CacheStep:
             f"max_seqlen_q={self.max_seqlen_q}, shared_blocks={self.shared_blocks})"
         )
 
-    def _check_cache(self, method: str, layers: Layers) -> None:
-        if self._layers is not layers:
-            raise ValueError(
-                f"{method}: this step belongs to another cache; use the one that extend() of "
-                "this cache returned"
-            )
-
-    def _check_unchanged(self, method: str, sequence: int, changed: int) -> None:
-        """Raises if the sequence's last change, number `changed`, came after this step."""
-        if changed > self._change:
-            raise ValueError(
-                f"{method}: sequence {sequence} has changed since this step; use the step of a later extend()"
-            )
-
     def _check_appended(self, method: str, layer: int) -> None:
         if layer not in self._appended and self.slot_mapping.numel() > 0:
             raise ValueError(
