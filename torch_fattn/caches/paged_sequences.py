@@ -3,8 +3,7 @@ with groups of sequences that share a prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -18,7 +17,7 @@ from .blocks import GONE, BlockPool, block_keys, check_token_ids, first_differen
 from .groups import Group, common_beginning, find_groups, in_order
 from .kv_cache import CACHE, KVCache
 from .memory import Layers
-from .sequences import CachedSequence, Growth, Window, longest_prefix, plan_growth
+from .sequences import CachedSequence, Tail, Window, longest_prefix, plan_copies
 from .step import CacheFullError, CacheStep
 from .tables import Tables
 
@@ -182,7 +181,7 @@ class PagedSequences(KVCache):
     def blocks_needed(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> int:
         """The number of free blocks that `extend` would take, copies of shared blocks included: it succeeds
         if `free_blocks` is at least this. ValueError: as in `extend`."""
-        return sum(growth.blocks for growth in self._plan("blocks_needed", sequences, tokens))
+        return sum(map(self._new_blocks, self._plan("blocks_needed", sequences, tokens)))
 
     @public("PagedKVCache.extend")
     def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
@@ -193,15 +192,32 @@ class PagedSequences(KVCache):
         without any token of any sequence does not count).
         """
         plan = self._plan("extend", sequences, tokens)
-        taken = self._take("extend", sum(growth.blocks for growth in plan))
-        try:
-            return self._extend(sequences, plan, taken)
+        taken = self._take("extend", sum(map(self._new_blocks, plan)))
+        grown, counts = [tail.sequence for tail in plan], [tail.length - tail.begin for tail in plan]
+        try:  # everything that can fail precedes the first change on the host
+            after = self._write(plan, taken)
+            shared = common_beginning(after) if self._window.left < 0 else 0
+            step = self._new_step(sequences, grown, counts, max(map(len, after), default=0), shared)
         except BaseException:
             self._pool.release(taken)
             raise
+        for tail, own, count, blocks in zip(plan, grown, counts, after, strict=True):
+            self._release_copied(tail)
+            hidden = self._window.hidden(own.length, self._block_size)
+            self._grow(step, own, count, blocks)
+            if count > 0:
+                self._pool.release(own.hide(*hidden))
+        self._tables.done(grown)
+        return step
 
-    def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Growth]:
-        return plan_growth(self._pool, self._block_size, *self._growing(method, sequences, tokens))
+    def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Tail]:
+        pairs = zip(*self._growing(method, sequences, tokens), strict=True)
+        plan = [Tail(own, own.length, (), own.length + count) for own, count in pairs]
+        plan_copies(self._pool, self._block_size, plan)
+        return plan
+
+    def _new_blocks(self, tail: Tail) -> int:
+        return tail.new_blocks(self._block_size)
 
     def _take(self, method: str, needed: int) -> list[int]:
         if needed > self._pool.available:
@@ -212,40 +228,31 @@ class PagedSequences(KVCache):
             )
         return self._pool.take(needed)
 
-    def _extend(self, numbers: Sequence[int], plan: list[Growth], taken: list[int]) -> CacheStep:
-        """Everything that can fail precedes the first change on the host."""
-        grown, counts = [growth.sequence for growth in plan], [growth.tokens for growth in plan]
+    def _write(self, plan: Sequence[Tail], taken: list[int]) -> list[list[int]]:
+        """Writes blocks to the tables and moves tokens. Returns the blocks of each sequence, which the host
+        does not have yet."""
         fresh = iter(taken)
-        after = [self._grown_blocks(growth, fresh) for growth in plan]
-        self._tables.begin(grown)
-        moves = []
-        for growth, blocks in zip(plan, after, strict=True):
-            first = len(growth.sequence.blocks) - growth.copies_end
-            if growth.copies_end:
-                old, new = (block * self._block_size for block in (growth.sequence.blocks[-1], blocks[first]))
-                moves += [(old + n, new + n) for n in range(growth.sequence.length % self._block_size)]
-            self._tables.write(growth.sequence.row, first, blocks[first:])
+        after = [tail.blocks(fresh, self._block_size) for tail in plan]
+        self._tables.begin([tail.sequence for tail in plan])
+        moves: list[tuple[int, int]] = []
+        for tail, blocks in zip(plan, after, strict=True):
+            for n in tail.copied:
+                self._tables.write(tail.sequence.row, n, blocks[n : n + 1])
+            end = len(tail.sequence.blocks)
+            self._tables.write(tail.sequence.row, end, blocks[end:])
+            moves += tail.moves(blocks, self._block_size)
         if moves:
             self._layers.move(*zip(*moves, strict=True))
-        shared = common_beginning(after) if self._window.left < 0 else 0
-        step = self._new_step(numbers, grown, counts, max(map(len, after), default=0), shared)
-        for growth, blocks in zip(plan, after, strict=True):
-            own = growth.sequence
-            if growth.copies_end:
-                self._pool.release(own.blocks[-1:])
-            elif growth.tokens > 0 and own.length % self._block_size != 0:
-                self._pool.forget(own.blocks[-1])
-            hidden = self._window.hidden(own.length, self._block_size)
-            self._grow(step, own, growth.tokens, blocks)
-            if growth.tokens > 0:
-                self._pool.release(own.hide(*hidden))
-        self._tables.done(grown)
-        return step
+        return after
 
-    def _grown_blocks(self, growth: Growth, fresh: Iterator[int]) -> list[int]:
-        kept = growth.sequence.blocks
-        kept = kept[:-1] if growth.copies_end else kept
-        return [*kept, *islice(fresh, growth.blocks)]
+    def _release_copied(self, tail: Tail) -> None:
+        """Releases the blocks that were copied, and removes the keys of those that were written."""
+        for n in tail.written(self._block_size):
+            block = tail.sequence.blocks[n]
+            if n in tail.copied:
+                self._pool.release([block])
+            else:
+                self._pool.forget(block)
 
     def _get(self, method: str, sequence: int, *, swapped: bool = False) -> CachedSequence:
         if sequence not in self._sequences:
