@@ -19,9 +19,8 @@ from ...runtime.signatures import public
 try:
     from transformers import PreTrainedModel
 
-    from .attention import attend
+    from .attention import attend, attend_paged
     from .masks import make_mask
-    from .paged import attend_paged
     from .paged_cache import PagedCache
     from .registration import register, unregister
     from .sharded import SHARDED_NAME, ShardedCache, attend_sharded, make_sharded_mask

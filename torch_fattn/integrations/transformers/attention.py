@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -101,6 +102,16 @@ def attend(
         if out is None:
             raise
         return out
+
+
+@public("torch_fattn.integrations.transformers.attend_paged", ahead=False)
+@functools.wraps(attend, assigned=(), updated=())  # its signature
+def attend_paged(module: nn.Module, *arguments: Any, **keywords: Any) -> tuple[Tensor, None]:
+    """`attend` of continuous batching only: query `[1,Hq,T,D]`, key and value `[1,Hkv,T,..]` of the new
+    tokens. Returns `([1,T,Hq,Dv], None)`."""
+    if keywords.get("cache") is None and "write_index" not in keywords:
+        refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
+    return attend(module, *arguments, **keywords)
 
 
 def _attend(call: Call, lengths: Lengths | None) -> Tensor:
