@@ -1,8 +1,15 @@
-"""`BlockPool`: reference counts of a paged cache's blocks, and the keys that find them. Host numbers only."""
+"""`BlockPool`: reference counts of a paged cache's blocks, and the keys that find them. Host numbers only.
+
+The key of a block hashes its tokens and the key of the block before, so it identifies all tokens up to its
+end, as in vLLM's automatic prefix caching (Kwon et al. 2023) and the paths of SGLang's radix tree (Zheng et
+al. 2024). SHA-256 collisions are infeasible, so tokens are not compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 
 GONE = -1  # instead of a block that a sequence has released
 
@@ -96,3 +103,31 @@ class BlockPool:
         self.forget(block)
         self.evictions += 1
         return block
+
+
+def block_keys(
+    token_ids: Sequence[int], block_size: int, salt: str, before: Sequence[bytes] = ()
+) -> Iterator[bytes]:
+    """The keys of the whole blocks after `before`."""
+    key = (
+        before[-1]
+        if before
+        else hashlib.sha256(b"torch_fattn" + salt.encode(errors="surrogatepass")).digest()
+    )
+    for first in range(len(before) * block_size, len(token_ids) - block_size + 1, block_size):
+        tokens = array("q", token_ids[first : first + block_size])
+        key = hashlib.sha256(key + tokens.tobytes()).digest()
+        yield key
+
+
+def check_token_ids(name: str, token_ids: Sequence[int]) -> None:
+    if token_ids and not (-(2**63) <= min(token_ids) and max(token_ids) < 2**63):
+        raise ValueError(f"{name}: token_ids has a number of more than 63 bits; pass ids of tokens")
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """The first index at which two lists differ, up to the length of the shorter."""
+    both = min(len(a), len(b))
+    if list(a[:both]) == list(b[:both]):
+        return None
+    return next(n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .blocks import block_keys
 from .memory import Layers
-from .prefixes import block_keys
 from .sequences import CachedSequence, Window
 
 FORMAT, VERSION = "torch_fattn.PagedKVCache", 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .indices import on_device
+from .tables import on_device
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import Tensor
 from ..operators.attention import paged_prefill
 from ..operators.options import CachePrefillOptions
 from ..runtime.signatures import is_checked, public
-from .indices import counts_of
 from .memory import Layers
 from .sequences import CachedSequence
 from .step import CacheStep
@@ -92,11 +91,7 @@ class KVCache:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`torch_fattn.paged_prefill` of query `[tokens, heads, head_dim]`, all new tokens of the step, with
         its options and result. Rows are causal, as in `decode`, unless is_causal is False."""
-        self._check_step("prefill", layer, step)
-        step._check_appended(f"{self._name}.prefill", layer)
-        step._check_packed(f"{self._name}.prefill", query)
-        self._layers.check_kind(f"{self._name}.prefill", "query", query)
-        self._check_written("prefill", layer, step)
+        self._check_read("prefill", layer, step, query)
         self._add_options("prefill", layer, options)
         operands = (*self._layers.operands(layer), step.block_tables, step.seq_lens, step.cu_seqlens_q)
         return paged_prefill(
@@ -115,7 +110,14 @@ class KVCache:
         growing = [self._get(method, sequence) for sequence in sequences]
         if len(set(sequences)) != len(sequences):
             raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
-        counts = counts_of(name, tokens, len(sequences))
+        counts = [int(n) for n in (tokens if isinstance(tokens, Sequence) else [tokens] * len(sequences))]
+        if len(counts) != len(sequences):
+            raise ValueError(
+                f"{name}: {len(counts)} numbers of new tokens were given for {len(sequences)} sequences; "
+                "give one for each"
+            )
+        if any(count < 0 for count in counts):
+            raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")
         for sequence, own in zip(sequences, growing, strict=True):
             self._check_filled(method, sequence, self._layers.written, own.length)
         return growing, counts
@@ -174,13 +176,16 @@ class KVCache:
             empty += own.cut(length, self._block_size)
         return empty
 
-    def _check_decode(self, layer: int, step: CacheStep, query: Tensor) -> None:
-        name = f"{self._name}.decode"
-        self._check_step("decode", layer, step)
+    def _check_read(self, method: str, layer: int, step: CacheStep, query: Tensor) -> None:
+        name = f"{self._name}.{method}"
+        self._check_step(method, layer, step)
         step._check_appended(name, layer)
-        step._check_query(name, query)
+        if method == "decode":
+            step._check_query(name, query)
+        else:
+            step._check_packed(name, query)
         self._layers.check_kind(name, "query", query)
-        self._check_written("decode", layer, step)
+        self._check_written(method, layer, step)
 
     def _decode_packed(
         self,
@@ -201,10 +206,17 @@ class KVCache:
         """Raises for a step of another cache, or one whose sequences have changed since."""
         name = f"{self._name}.{method}"
         self._layers.check(name, layer)
-        step._check_cache(name, self._layers)
-        if step._change != self._change:
-            for sequence in step.sequences:
-                step._check_unchanged(name, sequence, self._get(method, sequence).changed)
+        if step._layers is not self._layers:
+            raise ValueError(
+                f"{name}: this step belongs to another cache; use the one that extend() of this cache "
+                "returned"
+            )
+        for sequence in step.sequences if step._change != self._change else ():
+            if self._get(method, sequence).changed > step._change:
+                raise ValueError(
+                    f"{name}: sequence {sequence} has changed since this step; use the step of a later "
+                    "extend()"
+                )
         if layer in step._lacking:
             for sequence, length, count in zip(step.sequences, step.lengths, step._counts, strict=True):
                 self._check_filled(method, sequence, {layer}, length - count)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..operators import DTYPES
 from ..operators.cache_write import cache_write
 from ..operators.kv_formats import KV_FORMATS, check_format
-from .indices import on_device
+from .tables import on_device
 
 SIZES = {  # names of the constructors' arguments in the errors of `cache_write`
     "key head_dim": "head_dim",
@@ -138,7 +138,7 @@ class Layers:
         shape.check(name)
         self._operands: list[tuple[Tensor, Tensor]] = []
         self._options: list[dict[str, Any]] = []
-        self._shape = shape
+        self.shape = shape
         self._memory: list[Tensor] = []
         self.every = frozenset(range(shape.num_layers))
         self.written: set[int] = set()  # layers that have been written
@@ -174,10 +174,6 @@ class Layers:
         return self._memory[0].device
 
     @property
-    def shape(self) -> CacheShape:
-        return self._shape
-
-    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
 
@@ -188,37 +184,40 @@ class Layers:
 
     def restore(self, slots: Sequence[int], rows: Sequence[Tensor]) -> None:
         """Writes what `read` returned to these slots."""
-        self._put(self._index(slots), [each.to(self.device) for each in rows])
+        index = self._index(slots)
+        for memory, own in zip(self.tensors(), rows, strict=True):
+            memory[index] = own.to(self.device)
 
     def _index(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         numbers = on_device(slots, self.device)
-        return numbers // self._shape.shape[2], numbers % self._shape.shape[2]
+        return numbers // self.shape.shape[2], numbers % self.shape.shape[2]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies rows from slots to slots, in every layer. An error leaves all unchanged."""
         source_index, target_index = self._index(sources), self._index(targets)
-        new = [memory[source_index] for memory in self.tensors()]
-        old = [memory[target_index] for memory in self.tensors()]
-        try:
-            self._put(target_index, new)
-        except BaseException:
-            self._put(target_index, old)
-            raise
+        self._put(self.tensors(), target_index, [memory[source_index] for memory in self.tensors()])
 
-    def _put(self, index: tuple[Tensor, Tensor], rows: Sequence[Tensor]) -> None:
-        for memory, own in zip(self.tensors(), rows, strict=True):
-            memory[index] = own
+    def _put(self, memory: Sequence[Tensor], index: tuple[Tensor, Tensor], rows: Sequence[Any]) -> None:
+        """Writes rows of each tensor. An error leaves all unchanged."""
+        old = [each[index] for each in memory]
+        try:
+            for each, own in zip(memory, rows, strict=True):
+                each[index] = own
+        except BaseException:
+            for each, own in zip(memory, old, strict=True):
+                each[index] = own
+            raise
 
     def new_rows(self, method: str, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys and values of new tokens."""
-        if self._shape.is_latent and value is not None:
+        if self.shape.is_latent and value is not None:
             raise ValueError(f"{method}: value is given, and a latent cache takes it from key; leave it out")
-        if value is None and not self._shape.is_latent:
+        if value is None and not self.shape.is_latent:
             raise TypeError(f"{method}: value is None; pass a tensor, or make the cache with latent=True")
         for what, rows in (("key", key), ("value", value)):
             if rows is not None:
                 self.check_kind(method, what, rows)
-        return key, key[..., : self._shape.value_dim] if value is None else value
+        return key, key[..., : self.shape.value_dim] if value is None else value
 
     def check_kind(self, method: str, what: str, rows: Tensor) -> None:
         """Checks device and dtype: the operator's own errors advise to convert the cache. A quantised cache
@@ -231,8 +230,8 @@ class Layers:
                 f"{method}: {what} is on {rows.device} and the cache on {device}; move it with "
                 f'.to("{device}"), the cache\'s device'
             )
-        dtype = self._shape.dtype
-        if rows.dtype != dtype and (self._shape.kv_format == "auto" or rows.dtype not in DTYPES.values()):
+        dtype = self.shape.dtype
+        if rows.dtype != dtype and (self.shape.kv_format == "auto" or rows.dtype not in DTYPES.values()):
             raise TypeError(
                 f"{method}: {what} is {rows.dtype} and the cache {dtype}; convert it with .to({dtype}), the "
                 "cache's dtype"
@@ -245,16 +244,9 @@ class Layers:
 
     def erase(self, slots: Tensor) -> None:
         """Marks the keys of these slots as unwritten in every layer; after an error, in none."""
-        index = slots // self._shape.shape[2], slots % self._shape.shape[2]
+        index = slots // self.shape.shape[2], slots % self.shape.shape[2]
         keys = [key.view(torch.uint8) for key, _value in self._operands]
-        old = [key[index] for key in keys]
-        try:
-            for key in keys:
-                key[index] = _ERASED
-        except BaseException:
-            for key, rows in zip(keys, old, strict=True):
-                key[index] = rows
-            raise
+        self._put(keys, index, [_ERASED] * len(keys))
 
     def is_written(self, layer: int, slots: Sequence[int]) -> list[bool]:
         """Whether each of these slots was written after `erase`. Waits for the device."""

@@ -15,7 +15,7 @@ from .blocks import GONE
 from .files import Saved, SavedSequence, read, write
 from .memory import SIZES, CacheShape, Layers, check_bytes, check_sizes
 from .paged_sequences import PagedSequences
-from .sequences import Acceptance, CachedSequence, Swapped, Window
+from .sequences import CachedSequence, Swapped, Tail, Window, plan_copies
 from .step import CacheStep
 
 
@@ -123,45 +123,26 @@ class PagedKVCache(PagedSequences):
         CacheFullError: a kept token moves to a shared block, and no block is free for the copy.
         ValueError: invalid indices, or the step is not the last one.
         """
-        plan, size = self._plan_accept(step, accepted), self._block_size
-        old = [each.sequence.blocks for each in plan]
-        copied = [
-            [n for n in each.written(size) if self._pool.users(blocks[n]) > 1]
-            for each, blocks in zip(plan, old, strict=True)
-        ]
-        taken = self._take("accept", sum(map(len, copied)))
+        plan = self._plan_accept(step, accepted)
+        changed = [tail.sequence for tail in plan]
+        taken = self._take("accept", sum(map(self._new_blocks, plan)))
         try:
-            fresh = iter(taken)
-            after = [
-                [next(fresh) if n in shared else block for n, block in enumerate(blocks)]
-                for blocks, shared in zip(old, copied, strict=True)
-            ]
-            self._tables.begin([each.sequence for each in plan])
-            for each, blocks, shared in zip(plan, after, copied, strict=True):
-                for n in shared:
-                    self._tables.write(each.sequence.row, n, blocks[n : n + 1])
-                self._tables.set_length(each.sequence.row, each.length)
-            pairs = zip(plan, after, strict=True)
-            moves = [move for each, blocks in pairs for move in each.moves(blocks, size)]
-            if moves:
-                self._layers.move(*zip(*moves, strict=True))
+            after = self._write(plan, taken)
+            for tail in plan:
+                self._tables.set_length(tail.sequence.row, tail.length)
         except BaseException:
             self._pool.release(taken)
             raise
         self._change += 1
-        for each, blocks, shared in zip(plan, after, copied, strict=True):
-            own = each.sequence
-            for n in each.written(size):
-                if n not in shared:
-                    self._pool.forget(blocks[n])
-            own.drop_keys(each.first, size)
-            released = [own.blocks[n] for n in shared]
+        for tail, own, blocks in zip(plan, changed, after, strict=True):
+            self._release_copied(tail)
+            own.drop_keys(tail.first, self._block_size)
             own.changed, own.blocks = self._change, blocks
-            self._pool.release(released + own.cut(each.length, size))
-        self._tables.done([each.sequence for each in plan])
+            self._pool.release(own.cut(tail.length, self._block_size))
+        self._tables.done(changed)
 
-    def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Acceptance]:
-        """Those that drop tokens."""
+    def _plan_accept(self, step: CacheStep, accepted: Sequence[Sequence[int]]) -> list[Tail]:
+        """Those of sequences that drop tokens."""
         name = "PagedKVCache.accept"
         for layer in sorted(self._layers.written) or [0]:
             self._check_step("accept", layer, step)
@@ -180,7 +161,9 @@ class PagedKVCache(PagedSequences):
                 )
             own = self._sequences[number]
             if len(kept) < count:
-                plan.append(Acceptance(own, own.length - count, kept))
+                begin = own.length - count
+                plan.append(Tail(own, begin, kept, begin + len(kept)))
+        plan_copies(self._pool, self._block_size, plan)
         return plan
 
     @public("PagedKVCache.swap_out")

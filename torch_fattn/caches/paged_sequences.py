@@ -1,23 +1,34 @@
-"""`PagedSequences`: allocation, growth, sharing and release of a paged cache's sequences."""
+"""`PagedSequences`: allocation, growth, sharing and release of a paged cache's sequences, and their `decode`,
+with groups of sequences that share a prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+import torch
+from torch import Tensor
+
+from ..operators.attention import paged_decode
+from ..operators.options import CacheDecodeOptions
+from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import public, shown
-from .blocks import BlockPool
-from .groups import common_beginning
+from .blocks import GONE, BlockPool, block_keys, check_token_ids, first_difference
+from .groups import Group, common_beginning, find_groups, in_order
+from .kv_cache import CACHE, KVCache
 from .memory import Layers
-from .paged_attention import PagedAttention
-from .prefixes import block_keys, check_token_ids, first_difference, longest_prefix
-from .sequences import CachedSequence, Growth, Window, plan_growth
+from .sequences import CachedSequence, Tail, Window, longest_prefix, plan_copies
 from .step import CacheFullError, CacheStep
 from .tables import Tables
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class PagedSequences(PagedAttention):
+
+class PagedSequences(KVCache):
     """Methods of `PagedKVCache`, which documents them as its own."""
+
+    _name = "PagedKVCache"
 
     def __init__(self, layers: Layers, max_sequences: int, window: Window) -> None:
         num_blocks, _, block_size = layers.shape.shape
@@ -170,7 +181,7 @@ class PagedSequences(PagedAttention):
     def blocks_needed(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> int:
         """The number of free blocks that `extend` would take, copies of shared blocks included: it succeeds
         if `free_blocks` is at least this. ValueError: as in `extend`."""
-        return sum(growth.blocks for growth in self._plan("blocks_needed", sequences, tokens))
+        return sum(map(self._new_blocks, self._plan("blocks_needed", sequences, tokens)))
 
     @public("PagedKVCache.extend")
     def extend(self, sequences: Sequence[int], tokens: int | Sequence[int] = 1) -> CacheStep:
@@ -181,15 +192,32 @@ class PagedSequences(PagedAttention):
         without any token of any sequence does not count).
         """
         plan = self._plan("extend", sequences, tokens)
-        taken = self._take("extend", sum(growth.blocks for growth in plan))
-        try:
-            return self._extend(sequences, plan, taken)
+        taken = self._take("extend", sum(map(self._new_blocks, plan)))
+        grown, counts = [tail.sequence for tail in plan], [tail.length - tail.begin for tail in plan]
+        try:  # everything that can fail precedes the first change on the host
+            after = self._write(plan, taken)
+            shared = common_beginning(after) if self._window.left < 0 else 0
+            step = self._new_step(sequences, grown, counts, max(map(len, after), default=0), shared)
         except BaseException:
             self._pool.release(taken)
             raise
+        for tail, own, count, blocks in zip(plan, grown, counts, after, strict=True):
+            self._release_copied(tail)
+            hidden = self._window.hidden(own.length, self._block_size)
+            self._grow(step, own, count, blocks)
+            if count > 0:
+                self._pool.release(own.hide(*hidden))
+        self._tables.done(grown)
+        return step
 
-    def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Growth]:
-        return plan_growth(self._pool, self._block_size, *self._growing(method, sequences, tokens))
+    def _plan(self, method: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[Tail]:
+        pairs = zip(*self._growing(method, sequences, tokens), strict=True)
+        plan = [Tail(own, own.length, (), own.length + count) for own, count in pairs]
+        plan_copies(self._pool, self._block_size, plan)
+        return plan
+
+    def _new_blocks(self, tail: Tail) -> int:
+        return tail.new_blocks(self._block_size)
 
     def _take(self, method: str, needed: int) -> list[int]:
         if needed > self._pool.available:
@@ -200,40 +228,31 @@ class PagedSequences(PagedAttention):
             )
         return self._pool.take(needed)
 
-    def _extend(self, numbers: Sequence[int], plan: list[Growth], taken: list[int]) -> CacheStep:
-        """Everything that can fail precedes the first change on the host."""
-        grown, counts = [growth.sequence for growth in plan], [growth.tokens for growth in plan]
+    def _write(self, plan: Sequence[Tail], taken: list[int]) -> list[list[int]]:
+        """Writes blocks to the tables and moves tokens. Returns the blocks of each sequence, which the host
+        does not have yet."""
         fresh = iter(taken)
-        after = [self._grown_blocks(growth, fresh) for growth in plan]
-        self._tables.begin(grown)
-        moves = []
-        for growth, blocks in zip(plan, after, strict=True):
-            first = len(growth.sequence.blocks) - growth.copies_end
-            if growth.copies_end:
-                old, new = (block * self._block_size for block in (growth.sequence.blocks[-1], blocks[first]))
-                moves += [(old + n, new + n) for n in range(growth.sequence.length % self._block_size)]
-            self._tables.write(growth.sequence.row, first, blocks[first:])
+        after = [tail.blocks(fresh, self._block_size) for tail in plan]
+        self._tables.begin([tail.sequence for tail in plan])
+        moves: list[tuple[int, int]] = []
+        for tail, blocks in zip(plan, after, strict=True):
+            for n in tail.copied:
+                self._tables.write(tail.sequence.row, n, blocks[n : n + 1])
+            end = len(tail.sequence.blocks)
+            self._tables.write(tail.sequence.row, end, blocks[end:])
+            moves += tail.moves(blocks, self._block_size)
         if moves:
             self._layers.move(*zip(*moves, strict=True))
-        shared = common_beginning(after) if self._window.left < 0 else 0
-        step = self._new_step(numbers, grown, counts, max(map(len, after), default=0), shared)
-        for growth, blocks in zip(plan, after, strict=True):
-            own = growth.sequence
-            if growth.copies_end:
-                self._pool.release(own.blocks[-1:])
-            elif growth.tokens > 0 and own.length % self._block_size != 0:
-                self._pool.forget(own.blocks[-1])
-            hidden = self._window.hidden(own.length, self._block_size)
-            self._grow(step, own, growth.tokens, blocks)
-            if growth.tokens > 0:
-                self._pool.release(own.hide(*hidden))
-        self._tables.done(grown)
-        return step
+        return after
 
-    def _grown_blocks(self, growth: Growth, fresh: Iterator[int]) -> list[int]:
-        kept = growth.sequence.blocks
-        kept = kept[:-1] if growth.copies_end else kept
-        return [*kept, *islice(fresh, growth.blocks)]
+    def _release_copied(self, tail: Tail) -> None:
+        """Releases the blocks that were copied, and removes the keys of those that were written."""
+        for n in tail.written(self._block_size):
+            block = tail.sequence.blocks[n]
+            if n in tail.copied:
+                self._pool.release([block])
+            else:
+                self._pool.forget(block)
 
     def _get(self, method: str, sequence: int, *, swapped: bool = False) -> CachedSequence:
         if sequence not in self._sequences:
@@ -273,3 +292,124 @@ class PagedSequences(PagedAttention):
         self._sequences[self._next] = sequence
         self._next += 1
         return self._next - 1
+
+    @overload
+    def decode(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        shared_prefix: bool = ...,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[CacheDecodeOptions],
+    ) -> Tensor: ...
+    @overload
+    def decode(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        shared_prefix: bool = ...,
+        return_lse: Literal[True],
+        **options: Unpack[CacheDecodeOptions],
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def decode(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        shared_prefix: bool = ...,
+        return_lse: bool,
+        **options: Unpack[CacheDecodeOptions],
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @public("PagedKVCache.decode", options="paged_decode", names=CACHE)
+    def decode(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        *,
+        shared_prefix: bool = False,
+        return_lse: bool = False,
+        **options: Unpack[CacheDecodeOptions],
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`torch_fattn.paged_decode` of query `[batch, heads, rows, head_dim]`, the newest tokens of the
+        step's sequences, with its options and result. Packed rows `[tokens, heads, head_dim]`, the same
+        number for each sequence, give packed results.
+
+        With `shared_prefix`, sequences that begin with the same blocks form groups, and each group reads its
+        common blocks once (`torch_fattn.shared_prefix_paged_decode`). A result may then depend, in its last
+        bits, on sequences with the same first block. Use it for long common prompts: a group adds a second
+        decode and a merge.
+        """
+        if query.dim() == 3:
+            packed = {**options, "shared_prefix": shared_prefix}
+            return self._decode_packed(self.decode, layer, step, query, return_lse, packed)
+        self._check_read("decode", layer, step, query)
+        self._check_window(step, query)
+        self._add_options("decode", layer, options)
+        key, value = self._layers.operands(layer)
+        tables, seq_lens = step.block_tables, step.seq_lens
+        groups = self._find_groups(step, query.shape[2]) if shared_prefix else []
+        if not any(group.blocks for group in groups):
+            return paged_decode(query, key, value, tables, seq_lens, return_lse=return_lse, **options)
+        results = []
+        for group in groups:
+            operands = (group.of(query), key, value, group.of(tables), group.of(seq_lens), group.blocks)
+            own: Any = {**options, **_of_sequences(group, options)}
+            results.append(shared_prefix_paged_decode(*operands, return_lse=True, **own))
+        outs, lses = zip(*results, strict=True)
+        if options.get("token_major_out"):
+            out = in_order([each.transpose(1, 2) for each in outs], groups).transpose(1, 2)
+        else:
+            out = in_order(outs, groups)
+        return (out, in_order(lses, groups)) if return_lse else out
+
+    def _check_window(self, step: CacheStep, query: Tensor) -> None:
+        fewest = min(step._counts, default=0)
+        if self._window.left >= 0 and query.shape[2] > max(fewest, 1):
+            raise ValueError(
+                f"{self._name}.decode: query has {query.shape[2]} rows of each sequence and one has {fewest} "
+                "new tokens, before which its window has released keys; pass all new tokens of the step to "
+                f"{self._name}.prefill, packed as its keys are"
+            )
+
+    def _find_groups(self, step: CacheStep, rows: int) -> list[Group]:
+        """Groups by whole visible blocks before the first row."""
+        if rows not in step._groups:
+            tables = []
+            for sequence in map(self._sequences.__getitem__, step.sequences):
+                whole = max(sequence.length - rows, 0) // self._block_size
+                blocks = sequence.blocks[:whole]
+                tables.append(blocks[: blocks.index(GONE)] if sequence.hidden and GONE in blocks else blocks)
+            step._groups[rows] = find_groups(tables)
+        return step._groups[rows]
+
+    def _add_options(self, method: str, layer: int, options: Any) -> None:
+        """Adds the cache's window too, since older blocks are gone."""
+        super()._add_options(method, layer, options)
+        if self._window.left < 0:
+            return
+        for name, own in (("window_left", self._window.left), ("sink_tokens", self._window.sink_tokens)):
+            if options.setdefault(name, own) != own:
+                raise ValueError(
+                    f"PagedKVCache.{method}: {name} {options[name]} is not {own}, for which the cache keeps "
+                    "blocks; leave it out"
+                )
+
+
+def _of_sequences(group: Group, options: Any) -> dict[str, Tensor]:
+    """The per-sequence options of the group's members."""
+    tree = options.get("tree_mask")
+    of_tree = 3 if tree is not None and tree.dtype == torch.bool else 2
+    dims = {"attn_mask": 4, "tree_mask": of_tree, "alibi_slopes": 2}
+    given = ((name, options.get(name), dim) for name, dim in dims.items())
+    return {
+        name: group.of(option)
+        for name, option, dim in given
+        if isinstance(option, Tensor) and option.dim() == dim and option.shape[0] > 1
+    }

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from torch import Tensor
 
@@ -142,68 +143,69 @@ class CachedSequence:
         return released
 
 
-@dataclass(frozen=True)
-class Growth:
-    """The blocks that a sequence needs for its new tokens."""
-
-    sequence: CachedSequence
-    tokens: int
-    copies_end: bool  # the last block is partly filled and shared
-    new: int  # blocks after it
-
-    @property
-    def blocks(self) -> int:
-        return self.new + self.copies_end
-
-    @property
-    def length(self) -> int:
-        return self.sequence.length + self.tokens
-
-
-def plan_growth(
-    pool: BlockPool, block_size: int, sequences: Sequence[CachedSequence], counts: Sequence[int]
-) -> list[Growth]:
-    """A shared, partly filled block is copied for every sequence but the last, which keeps it."""
-    plan, copied = [], Counter[int]()
-    for sequence, count in zip(sequences, counts, strict=True):
-        new, copies_end = 0, False
-        if count > 0:
-            new = -(-(sequence.length + count) // block_size) - len(sequence.blocks)
-            if sequence.length % block_size != 0:
-                end = sequence.blocks[-1]
-                copies_end = pool.users(end) - copied[end] > 1
-                copied[end] += copies_end
-        plan.append(Growth(sequence, count, copies_end, new))
-    return plan
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Which of a sequence's new tokens, from position `begin` on, are kept. Those behind a dropped one move,
-    and the tokens before them in their first block are written again, in case the block is copied."""
+@dataclass
+class Tail:
+    """A change of a sequence's tokens from position `begin` on: it keeps some of them, which move together,
+    and gets room for new ones, up to `length`."""
 
     sequence: CachedSequence
     begin: int
-    accepted: Sequence[int]  # indices of new tokens
-
-    @property
-    def length(self) -> int:
-        return self.begin + len(self.accepted)
+    kept: Sequence[int]  # counted from `begin`
+    length: int
+    copied: list[int] = field(default_factory=list)  # shared blocks to write, as indices in the table
 
     @property
     def first(self) -> int:
         """The first position whose token changes, or the end."""
-        moved = (self.begin + i for i, j in enumerate(self.accepted) if i != j)
-        return next(moved, self.length)
+        moved = (self.begin + i for i, j in enumerate(self.kept) if i != j)
+        return next(moved, self.begin + len(self.kept))
 
     def written(self, block_size: int) -> range:
-        """The blocks to which tokens move, as indices in the table."""
-        end = -(-self.length // block_size)
-        return range(self.first // block_size if self.first < self.length else end, end)
+        """The blocks of the sequence to which tokens are written, as indices in the table."""
+        end = -(-self.length // block_size) if self.first < self.length else 0
+        return range(self.first // block_size, min(end, len(self.sequence.blocks)))
+
+    def new_blocks(self, block_size: int) -> int:
+        """How many blocks it needs, copies included."""
+        return max(-(-self.length // block_size) - len(self.sequence.blocks), 0) + len(self.copied)
+
+    def blocks(self, fresh: Iterator[int], block_size: int) -> list[int]:
+        """The blocks of the sequence then."""
+        blocks = [*self.sequence.blocks]
+        for n in self.copied:
+            blocks[n] = next(fresh)
+        return blocks + list(islice(fresh, self.new_blocks(block_size) - len(self.copied)))
 
     def moves(self, blocks: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
-        """Old and new slot of each token in the written blocks; `blocks` are those of the sequence then."""
-        for target in range(self.written(block_size).start * block_size, self.length):
-            source = target if target < self.begin else self.begin + self.accepted[target - self.begin]
-            old, new = self.sequence.blocks[source // block_size], blocks[target // block_size]
-            yield old * block_size + source % block_size, new * block_size + target % block_size
+        """Old and new slot of each token that moves or precedes one in a copied block."""
+        for to in range(self.first // block_size * block_size, self.begin + len(self.kept)):
+            if to >= self.first or to // block_size in self.copied:
+                source = to if to < self.begin else self.begin + self.kept[to - self.begin]
+                old, new = self.sequence.blocks[source // block_size], blocks[to // block_size]
+                yield old * block_size + source % block_size, new * block_size + to % block_size
+
+
+def plan_copies(pool: BlockPool, block_size: int, tails: Sequence[Tail]) -> None:
+    """A shared block to write is copied for every sequence but the last, which keeps it."""
+    copies = Counter[int]()
+    for tail in tails:
+        for n in tail.written(block_size):
+            block = tail.sequence.blocks[n]
+            if pool.users(block) - copies[block] > 1:
+                copies[block] += 1
+                tail.copied.append(n)
+
+
+def longest_prefix(blocks: Sequence[int | None], window: Window, block_size: int) -> list[int]:
+    """The longest prefix whose visible blocks were all found (None: not found). Blocks that later rows do not
+    see are `GONE`."""
+    first_missing = next((n for n, block in enumerate(blocks) if block is None), len(blocks))
+    longest, run = 0, 0  # run: consecutive blocks found, ending here
+    for end, block in enumerate(blocks, 1):
+        run = 0 if block is None else run + 1
+        begin_hidden, end_hidden = window.hidden(end * block_size, block_size)
+        if run >= end - end_hidden and first_missing >= begin_hidden:
+            longest = end
+    begin_hidden, end_hidden = window.hidden(longest * block_size, block_size)
+    seen = [None if begin_hidden <= n < end_hidden else block for n, block in enumerate(blocks[:longest])]
+    return [GONE if block is None else block for block in seen]

@@ -150,7 +150,7 @@ class StaticKVCache(KVCache):
         results."""
         if query.dim() == 3:
             return self._decode_packed(self.decode, layer, step, query, return_lse, options)
-        self._check_decode(layer, step, query)
+        self._check_read("decode", layer, step, query)
         if step.sequences != tuple(range(len(self._sequences))):
             self._add_options("decode", layer, options)
             pool = self._layers.operands(layer)

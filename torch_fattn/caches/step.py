@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..runtime.signatures import check_tensor
 from .groups import Group
 from .memory import Layers
 
@@ -43,20 +42,6 @@ class CacheStep:
             f"max_seqlen_q={self.max_seqlen_q}, shared_blocks={self.shared_blocks})"
         )
 
-    def _check_cache(self, method: str, layers: Layers) -> None:
-        if self._layers is not layers:
-            raise ValueError(
-                f"{method}: this step belongs to another cache; use the one that extend() of "
-                "this cache returned"
-            )
-
-    def _check_unchanged(self, method: str, sequence: int, changed: int) -> None:
-        """Raises if the sequence's last change, number `changed`, came after this step."""
-        if changed > self._change:
-            raise ValueError(
-                f"{method}: sequence {sequence} has changed since this step; use the step of a later extend()"
-            )
-
     def _check_appended(self, method: str, layer: int) -> None:
         if layer not in self._appended and self.slot_mapping.numel() > 0:
             raise ValueError(
@@ -64,7 +49,6 @@ class CacheStep:
             )
 
     def _check_query(self, method: str, query: Tensor) -> None:
-        check_tensor(method, "query", query, "[batch, heads, rows, head_dim]")
         if query.dim() != 4:
             raise ValueError(
                 f"{method}: query has {query.dim()} dimensions; its shape must be [batch, heads, rows, "
@@ -98,7 +82,6 @@ class CacheStep:
         return query.unflatten(0, (batch, rows)).transpose(1, 2)
 
     def _check_packed(self, method: str, query: Tensor) -> None:
-        check_tensor(method, "query", query, "[tokens, heads, head_dim]")
         tokens = self.slot_mapping.shape[0]
         if query.dim() != 3:
             raise ValueError(

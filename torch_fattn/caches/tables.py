@@ -1,4 +1,5 @@
-"""`Tables`: block tables and lengths of the sequences of a paged cache, on the device."""
+"""`Tables`: block tables and lengths of a cache's sequences, on the device. Indices are built there from runs
+of consecutive numbers: copying them from the host would wait for the GPU."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
-from .indices import fill, new_tokens, on_device
 from .sequences import CachedSequence
 
 FIRST_ROWS = 256  # of new tables
@@ -82,10 +84,10 @@ class Tables:
         rows = on_device([sequence.row for sequence in sequences], self.device)
         tables = self.blocks[:, :blocks][rows]
         before = self.lengths[rows]
-        new = new_tokens(counts, self.device)
-        positions = before[new.sequence] + new.offset
-        slot_blocks = tables[new.sequence, positions // block_size].long()
-        after = (before + new.counts).int()
+        new, sequence, offset, starts = _new_tokens(counts, self.device)
+        positions = before[sequence] + offset
+        slot_blocks = tables[sequence, positions // block_size].long()
+        after = (before + new).int()
         slots = slot_blocks * block_size + positions % block_size
         self.lengths[rows] = after
         return {
@@ -93,7 +95,7 @@ class Tables:
             "positions": positions,
             "slot_mapping": slots,
             "block_tables": tables,
-            "cu_seqlens_q": new.starts,
+            "cu_seqlens_q": starts,
         }
 
     @torch.inference_mode(False)  # rows outlive inference mode
@@ -110,3 +112,36 @@ class Tables:
         rows, columns = self.blocks.shape
         more = self.blocks.new_full((rows, max(least - columns, columns)), -1)
         self.blocks = torch.cat((self.blocks, more), 1)
+
+
+def fill(out: Tensor, numbers: Sequence[int]) -> None:
+    """Writes the numbers into a tensor on the device."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            run = out[start:end]
+            torch.arange(numbers[start], numbers[end - 1] + 1, out=run, device=run.device)
+            start = end
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """The numbers as int64 on the device."""
+    out = torch.empty(len(numbers), dtype=torch.int64, device=device)
+    fill(out, numbers)
+    return out
+
+
+def _new_tokens(counts: Sequence[int], device: torch.device) -> tuple[Tensor | int, Tensor, Tensor, Tensor]:
+    """Packed tokens of several sequences: their counts (an int if all are equal), the index in the batch of
+    each token's sequence, the token's index among the new ones of its sequence, and the first token of each
+    sequence, and the end, int32."""
+    token = torch.arange(sum(counts), device=device)
+    if len(set(counts)) <= 1:
+        each = counts[0] if counts else 0
+        starts = torch.arange(len(counts) + 1, dtype=torch.int32, device=device) * each
+        return each, token // max(each, 1), token % max(each, 1), starts
+    numbers = on_device(counts, device)
+    batch = torch.arange(len(counts), device=device)
+    sequence = torch.repeat_interleave(batch, numbers, output_size=len(token))
+    starts = pad(numbers.cumsum(0), (1, 0))
+    return numbers, sequence, token - starts[sequence], starts.int()

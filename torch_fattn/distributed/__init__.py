@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .context import context_parallel, unshard
 from .decode import decode, paged_decode
-from .explain import Explanation, explain
+from .planner import Explanation, explain
 from .prefill import prefill, varlen_prefill
 from .shards import Shards
 

@@ -7,16 +7,6 @@ misread the mask. It refuses in the first forward, when the model requests a mas
 `from_pretrained` has only names. A model that never requests a mask or calls the attention function runs as
 under "eager".
 
-A layer that cannot run raises. With `register(on_unsupported="sdpa")`, transformers' sdpa attention runs it
-instead, with one warning for each kind of layer and reason. Models can be trained, with gradient
-checkpointing, packed sequences and adapters. Layers that the kernels cannot train (with dropout, or a learned
-position bias) run sdpa attention. Arguments that sdpa would silently ignore are always refused.
-
-`model.generate_batch` (continuous batching) runs under this name too.
-
-Causal layers pass windows, soft caps, sinks and the filled length of static caches to the operators without a
-mask.
-
 A row whose bool mask hides every key is 0 here and the mean of all values in eager attention. Such rows are
 left padding, which the output of most models does not use. Recurrent models do use them and get eager's mask.
 """
@@ -29,9 +19,8 @@ from ...runtime.signatures import public
 try:
     from transformers import PreTrainedModel
 
-    from .attention import attend
+    from .attention import attend, attend_paged
     from .masks import make_mask
-    from .paged import attend_paged
     from .paged_cache import PagedCache
     from .registration import register, unregister
     from .sharded import SHARDED_NAME, ShardedCache, attend_sharded, make_sharded_mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 
 from ...runtime.signatures import public
 from .call import Call
-from .fallback import run_fallback
 from .operators import compute, compute_packed
 from .packing import lengths_of, refuse_mixing, restarts_of
 from .paged import attend_over_cache
@@ -25,6 +25,7 @@ from .unsupported import (
     refuse_keywords,
     refuse_meaning,
     refuse_training,
+    run_fallback,
 )
 from .visibility import Lengths, Visibility, is_packed, is_pattern, read
 
@@ -78,7 +79,7 @@ def attend(
     call, selected = take_selection(call)
     if selected is not None:
         if restarts is not None:
-            refuse_mixing(call, restarts.begins)
+            refuse_mixing(call, restarts.cu_seqlens_q)
         whole = whole_mask(call)
         sparse = attend_selected(call, whole, selected)
         if sparse is not None:
@@ -101,6 +102,16 @@ def attend(
         if out is None:
             raise
         return out
+
+
+@public("torch_fattn.integrations.transformers.attend_paged", ahead=False)
+@functools.wraps(attend, assigned=(), updated=())  # its signature
+def attend_paged(module: nn.Module, *arguments: Any, **keywords: Any) -> tuple[Tensor, None]:
+    """`attend` of continuous batching only: query `[1,Hq,T,D]`, key and value `[1,Hkv,T,..]` of the new
+    tokens. Returns `([1,T,Hq,Dv], None)`."""
+    if keywords.get("cache") is None and "write_index" not in keywords:
+        refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
+    return attend(module, *arguments, **keywords)
 
 
 def _attend(call: Call, lengths: Lengths | None) -> Tensor:

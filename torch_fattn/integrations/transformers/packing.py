@@ -6,7 +6,7 @@ attention function reads the positions.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,6 @@ _forward = 0
 _restarts_of: Any = WeakTensorKeyDictionary()
 
 
-class Restarts(NamedTuple):
-    begins: Tensor  # bool [B, L]: where a sequence begins
-    lengths: Lengths
-
-
 def start_forward() -> None:
     """The mask function calls this at least once per forward, since positions may have changed in place."""
     global _forward
@@ -33,7 +28,7 @@ def start_forward() -> None:
         _forward += 1
 
 
-def restarts_of(position_ids: Any, query: Tensor, keys: int) -> Restarts | None:
+def restarts_of(position_ids: Any, query: Tensor, keys: int) -> Lengths | None:
     """Finds packed sequences. None if every row of the batch is one sequence, or if there are keys other than
     the query's. The check waits for the device once per forward; tracing cannot check."""
     batch, _heads, rows, _dim = query.shape
@@ -46,21 +41,21 @@ def restarts_of(position_ids: Any, query: Tensor, keys: int) -> Restarts | None:
     known = _restarts_of.get(position_ids)
     if known is None or known[0] != asked:
         known = _restarts_of[position_ids] = asked, _find(position_ids.to(query.device), batch)
-    found: Restarts | None = known[1]
+    found: Lengths | None = known[1]
     return found
 
 
-def _find(position_ids: Tensor, batch: int) -> Restarts | None:
+def _find(position_ids: Tensor, batch: int) -> Lengths | None:
     before, after = position_ids[:, :-1], position_ids[:, 1:]
     restarts = (after < before) | (after == 0)
     if not bool(restarts.any()):
         return None
     begins = torch.nn.functional.pad(restarts, (1, 0), value=True).expand(batch, -1)
     ends, longest = lengths_between(begins)
-    return Restarts(begins, Lengths(ends, ends, longest, longest))
+    return Lengths(ends, ends, longest, longest)
 
 
-def lengths_of(call: Call, restarts: Restarts | None) -> Lengths | None:
+def lengths_of(call: Call, restarts: Lengths | None) -> Lengths | None:
     """The lengths of packed sequences, if they can replace the mask: there is no bias, and the mask hides
     nothing or is only causal, with or without a window. Refuses sequences that would see each other."""
     mask = call.mask
@@ -69,21 +64,21 @@ def lengths_of(call: Call, restarts: Restarts | None) -> Lengths | None:
     if call.position_bias is None and is_open:
         lengths = _given_lengths(call)
         if lengths is None and restarts is not None and not call.keywords.get("use_cache"):
-            lengths = restarts.lengths
+            lengths = restarts
     if lengths is None:
-        begins = _given_begins(call) if restarts is None else restarts.begins
-        if begins is not None:
-            refuse_mixing(call, begins)
+        starts = call.keywords.get("cu_seq_lens_q") if restarts is None else restarts.cu_seqlens_q
+        if starts is not None and not is_tracing(starts):
+            refuse_mixing(call, starts)
     return lengths
 
 
-def refuse_mixing(call: Call, begins: Tensor) -> None:
-    """Refuses packed sequences that the mask lets see each other."""
+def refuse_mixing(call: Call, starts: Tensor) -> None:
+    """Refuses packed sequences, with these cumulative lengths, that the mask lets see each other."""
     mask = call.mask
     if mask is None:
         return
     if not mask.is_causal:
-        if not _see_one_another(mask.whole, begins):
+        if not _see_one_another(call, mask.whole, starts):
             return
         advice = "pass a 4D attention_mask that separates them"
     elif mask.is_only_order and (mask.window_left is None or _is_of_these_rows(mask)):
@@ -98,27 +93,19 @@ def _is_of_these_rows(mask: Visibility) -> bool:
     return (mask.seq_lens is not None or mask.filled == mask.rows) and (mask.window_left or 0) < mask.rows
 
 
-def _see_one_another(mask: Tensor | None, begins: Tensor) -> bool:
+def _see_one_another(call: Call, mask: Tensor | None, starts: Tensor) -> bool:
     """Whether a whole mask `[B, H, L or 1, L]`, bool or additive, lets the first token of a sequence, unless
     it is padding, see the token before. Assumed if there are not as many keys as rows. Waits for the
     device."""
-    rows = begins.shape[1]
+    batch, rows = call.query.shape[0], call.rows
+    begins = torch.zeros(batch * rows + 1, dtype=torch.bool, device=call.query.device)
+    begins = begins.index_fill_(0, starts.to(begins.device).long(), True)[:-1].unflatten(0, (batch, rows))
     later = begins[:, 1:]
     if mask is not None and mask.shape[3] == rows:
         shown = mask[:, 0] if mask.dtype is torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
         shown = shown.expand(-1, rows, -1)
         later = later & shown.diagonal(0, 1, 2)[:, 1:] & shown.diagonal(-1, 1, 2)
     return bool(later.any())
-
-
-def _given_begins(call: Call) -> Tensor | None:
-    """bool `[B, Lq]`: where sequences begin, from FlashAttention's keywords; None if they are absent."""
-    cu_q: Tensor | None = call.keywords.get("cu_seq_lens_q")
-    if cu_q is None or is_tracing(cu_q):
-        return None
-    batch, _heads, rows, _dim = call.query.shape
-    begins = torch.zeros(batch * rows + 1, dtype=torch.bool, device=call.query.device)
-    return begins.index_fill_(0, cu_q.to(begins.device).long(), True)[:-1].unflatten(0, (batch, rows))
 
 
 def _given_lengths(call: Call) -> Lengths | None:

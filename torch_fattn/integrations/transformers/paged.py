@@ -16,16 +16,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import HEAD_STEP, pad_heads, without_padding
-from ...runtime.signatures import public
 from .call import Call
 from .compat import paged_layer, update_paged
-from .fallback import run_fallback
 from .support import USE_PAGED_EAGER
 from .unsupported import (
     falls_back,
@@ -34,6 +32,7 @@ from .unsupported import (
     refuse,
     refuse_keywords,
     refuse_training,
+    run_fallback,
 )
 from .visibility import Lengths
 
@@ -57,41 +56,15 @@ _OF_THE_BATCH = frozenset(
 _tables_of: Any = WeakTensorKeyDictionary()
 
 
-@public("torch_fattn.integrations.transformers.attend_paged", ahead=False)
-def attend_paged(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    is_causal: bool | None = None,
-    cache: Any = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention of query `[1,Hq,T,D]`; writes key and value `[1,Hkv,T,..]` of the new tokens to `cache`. From
-    5.24 on, the model has already done so: `cache` is absent, and key and value are complete. Returns
-    `([1,T,Hq,Dv], None)`. Rows are causal for any `is_causal`. Unsupported layers fall back as without the
-    cache."""
-    of_layer = dropout, scaling, sliding_window, softcap, s_aux, is_causal
-    bias = kwargs.pop("position_bias", None)
-    call = Call(module, query, key, value, None, *of_layer, position_bias=bias, keywords=kwargs)
-    return attend_over_cache(call, attention_mask, cache)
-
-
 def attend_over_cache(call: Call, attention_mask: Any, cache: Any) -> tuple[Tensor, None]:
-    """`attend_paged` of these arguments."""
+    """Attention of query `[1,Hq,T,D]`; writes key and value `[1,Hkv,T,..]` of the new tokens to `cache`. From
+    5.24 on, the model has already done so: `cache` is None, and key and value are complete. Rows are causal
+    for any `is_causal`. Unsupported layers fall back as without the cache."""
     module, kwargs = call.module, call.keywords
     if module.training and needs_gradient(call.query, call.key, call.value):
         refuse_training(module, "continuous batching with gradients enabled has no backward")
     if why := call.why_not_trained():
         refuse_training(module, why)
-    if cache is None and "write_index" not in kwargs:
-        refuse(module, "there is no cache of continuous batching", 'use attn_implementation="fattn"')
     if attention_mask is not None and not hasattr(cache, "layer_to_allocator"):
         refuse(module, "a mask came with continuous batching", USE_PAGED_EAGER)
     if kwargs.get("block_table") is not None:

@@ -19,10 +19,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ...runtime import versions
 from ...runtime.signatures import public
 from ...runtime.warn import warn
-from .attention import attend
+from .attention import attend, attend_paged
 from .compat import entry, let_generate_make, let_models_update, restore, switch_batching
 from .masks import make_mask
-from .paged import attend_paged, update_in_place
+from .paged import update_in_place
 from .paged_cache import CACHE_NAME, cache_of
 from .sharded import SHARDED_NAME, attend_sharded, make_sharded_mask
 from .support import FLASH_NAME, NAME, PAGED_NAME, USE_ANOTHER

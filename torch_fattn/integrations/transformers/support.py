@@ -43,13 +43,13 @@ def mask_form(config: PreTrainedConfig) -> MaskForm:
     interface."""
     form, refusal = _form_or_refusal(type(config))
     if refusal:
-        raise NotImplementedError(refusal)
+        raise NotImplementedError(f"fattn attention: {refusal}; {USE_EAGER}")
     return MaskForm(form)
 
 
 def refusal_of_model(config: PreTrainedConfig) -> str:
     """Why `mask_form` refuses the models of this config, without advice; empty if it accepts them."""
-    return _form_or_refusal(type(config))[1].removeprefix("fattn attention: ").rpartition("; ")[0]
+    return _form_or_refusal(type(config))[1]
 
 
 def is_recurrent(config: PreTrainedConfig) -> bool:
@@ -69,14 +69,14 @@ def _form_or_refusal(config_class: type[PreTrainedConfig]) -> tuple[str, str]:
     classes = _base_classes(config_class)
     if not classes:
         return "", (
-            f"fattn attention: no loaded model class has the config {config_class.__name__}, so "
-            f"nothing shows whether it uses transformers' attention interface; {USE_EAGER}"
+            f"no loaded model class has the config {config_class.__name__}, so nothing shows whether it uses "
+            "transformers' attention interface"
         )
     for model_class in classes:
         if not _goes_through_interface(model_class):
             return "", (
-                f"fattn attention: {model_class.__name__} does not declare that it uses transformers' "
-                f"attention interface, and would misread the mask; {USE_EAGER}"
+                f"{model_class.__name__} does not declare that it uses transformers' attention interface, "
+                "and would misread the mask"
             )
     if all(model_class._supports_flash_attn for model_class in classes):
         return MaskForm.PADDING.value, ""
