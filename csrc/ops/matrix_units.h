@@ -1,4 +1,4 @@
-// Plans calls on a GPU with matrix units, after the self-test. Compiled only with Metal.
+// Plans every attention call on "mps"; with matrix units, after the self-test. Compiled only with Metal.
 #pragma once
 
 #include "../plan/plan.h"

@@ -100,7 +100,7 @@ def random_options(rng: random.Random, heads: int, q_len: int, kv_len: int) -> d
 def test_every_option_is_drawn() -> None:
     drawn = {name for seed in range(30) for name in random_options(random.Random(seed), 2, 1, 1)}
     missing = {*ScoreOptions.__annotations__} - drawn
-    assert not missing, f"tests/helpers/problems.py has no rule for {missing}"
+    assert not missing, f"{missing}: neither random_options nor tests/helpers/problems.py has a rule"
 
 
 def assert_equal(result: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
