@@ -35,7 +35,7 @@ constant int n [[function_constant(0)]];  // accepted
 constant int m = is_function_constant_defined(n) ? n : 3;  // accepted
 kernel void k(device int* x [[buffer(0)]]) { x[0] = m; }  // accepted
 
-// --- uses | rejected (certain) | MSL 5.8 | A function constant is read-only, and is no constant expression.
+// --- uses | rejected (certain) | MSL 5.8 | A function constant is read-only, and is not a constant expression.
   n = 2;  // error
   int a[n];  // error
   x[0] = f<n>();  // error

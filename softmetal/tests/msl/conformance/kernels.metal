@@ -1,6 +1,6 @@
 // Kernels: arguments, host names, instantiation. The format of this file: ../catalogue.py
 
-// --- heads | rejected (certain) | MSL 5.1 | A kernel returns void, is no member, and is not called main.
+// --- heads | rejected (certain) | MSL 5.1 | A kernel returns void, is not a member, and is not called main.
 kernel float k(device float* x) { return x[0]; }  // error: must return void
 struct S { kernel void k(device int* x) { x[0] = 1; } };  // error
 kernel void main(device float* x) { x[0] = 1; }  // error
