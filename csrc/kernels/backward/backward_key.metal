@@ -47,7 +47,7 @@ struct KeyGradients {
   void clear() thread {
     clear_sums(keys);
     clear_sums(values);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
       weight_sum[k] = 0.0f;
     }
@@ -78,14 +78,14 @@ struct KeyStep {
               constant PrefillParams& params, int first_position, LanePosition at) const thread {
     const bool unknown = fc_mask_map ? cell != kCellWhole : fc_has_mask;
     simdgroup_float8x8 weights[kKeyFragments];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < 2; e++) {
       const int row = n * 8 + at.pair * 2 + e;
       const threadgroup SavedStepRow& saved = rows[row];
       const ScoreModifiers modifiers = modifiers_of_row(first_position + first_row + row, slope, params);
       const Visibility visible =
           visibility_of(saved, mask_head + (first_row + row) * params.mask.row, params);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int k = 0; k < kKeyFragments; k++) {
         const KeyScore score = key_score(blocks.products[k].thread_elements()[e], modifiers, visible, mask, 0,
                                          first_key + k * 8, !all_seen || unknown);
@@ -149,7 +149,7 @@ using namespace fattn;
 
   OwnedRows<kHeadDim, kKeyFragments> keys;
   OwnedRows<kValueDim, kKeyFragments> values;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     const int own = step.first_key + k * 8;
     const bool exists = own < tile.stored;
@@ -231,7 +231,7 @@ using namespace fattn;
     }
   }
 
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     const int own = step.first_key + k * 8;
     const bool seen = row_sum_of(sums.weight_sum[k]) != 0.0f;

@@ -34,7 +34,7 @@ struct QueryGradient {
   QueryGradient() thread {}
 
   void clear_row_sums() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
       weight_sum[r] = 0.0f;
       other_sum[r] = 0.0f;
@@ -49,7 +49,7 @@ struct QueryGradient {
     lse[r] = largest;
     weight_sum[r] *= shrink;
     other_sum[r] *= shrink;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < 2; e++) {
       const float weight = weight_of(keys[e].score - origin);
       weight_sum[r] += weight;
@@ -63,10 +63,10 @@ struct QueryGradient {
                   thread const Visibility& visible, const device uchar* mask, int first_key, bool edge,
                   bool sums_only, LanePosition at) thread {
     uint seen = 0;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
       KeyScore keys[2];
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < 2; e++) {
         keys[e] = key_score(blocks.products[r].thread_elements()[e], modifiers, visible, mask, r,
                             first_key + at.pair * 2 + e, edge);
@@ -78,7 +78,7 @@ struct QueryGradient {
         add_keys(r, keys, weight_grads);
         continue;
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < 2; e++) {
         const ScoreGradient gradient = score_gradient(keys[e], weight_grads[e], lse[r], delta[r], modifiers);
         weight_sum[r] += gradient.weight;
@@ -113,7 +113,7 @@ struct QueryRows {
   // Reads the state of the rows before the first step. The tile must be saved.
   void begin(thread QueryGradient& state, thread const RowGradients& gradients,
              constant BackwardParams& params) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
       const QueryRow own = row(r);
       state.lse[r] = -INFINITY;
@@ -135,7 +135,7 @@ struct QueryRows {
   // After the first walk: the row's maximum score becomes the origin of weights. If the sink's weight is then
   // infinite, the weights of all keys are 0.
   void finish_sums(thread QueryGradient& state, thread const RowGradients& gradients) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
       const float of_lane = state.lse[r];
       const float largest = row_max_of(of_lane);
@@ -252,7 +252,7 @@ using namespace fattn;
   ScoreModifiers modifiers;
   OwnedRows<kHeadDim, kRowFragments> query_rows;
   OwnedRows<kValueDim, kRowFragments> grad_rows;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRowFragments; r++) {
     query_rows.load(r, rows.tile.query_row(r * 8 + at.row), rows.share, at);
     grad_rows.load(r, rows.grad_row(r, params, grad_out), rows.share, at);
@@ -311,7 +311,7 @@ using namespace fattn;
     }
   }
 
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRowFragments; r++) {
     const float inverse = rows.inverse(state, r);
     const float slope_grad = row_sum_of(state.other_sum[r]) * inverse;

@@ -19,13 +19,13 @@ struct ProductBlocks {
                 thread const OwnedRows<kValueDim, kCount>& grad_like, const threadgroup TileElement* key_like,
                 int key_pitch, const threadgroup TileElement* value_like, int value_pitch, LanePosition at)
       thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kCount; r++) {
       set_elements(products[r], 0.0f, 0.0f);
       set_elements(weight_grads[r], 0.0f, 0.0f);
     }
     constexpr int kMax = KeyShare::kChunks < ValueShare::kChunks ? ValueShare::kChunks : KeyShare::kChunks;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kMax; c++) {
       if (c < KeyShare::kChunks) {
         query_like.multiply(key_like, key_pitch, min(c, KeyShare::kChunks - 1), at, products);
@@ -51,7 +51,7 @@ struct SharedBlocks {
 
   void write(int n, thread const ProductBlocks<kCount>& blocks, LanePosition at) const thread {
     threadgroup float2* to = pairs + place(n, share, at);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kCount; r++) {
       to[2 * r * kSimdWidth] =
           float2(blocks.products[r].thread_elements()[0], blocks.products[r].thread_elements()[1]);
@@ -61,11 +61,11 @@ struct SharedBlocks {
   }
 
   void read(int n, thread ProductBlocks<kCount>& blocks, LanePosition at) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kCount; r++) {
       float2 product = float2(0.0f);
       float2 weight_grad = float2(0.0f);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int s = 0; s < kColumnShares; s++) {
         const threadgroup float2* from = pairs + place(n, s, at);
         product += from[2 * r * kSimdWidth];

@@ -45,7 +45,7 @@ struct OwnedRows {
 
   // `row`: this lane's row of fragment r, or null.
   void load(int r, const device Element* row, ushort share, LanePosition at) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < Share::kChunks; c++) {
       const int column = share * Share::kColumns + (8 * c + 2 * at.pair) * Share::kChunk;
       Operand run[2 * Share::kChunk];
@@ -54,7 +54,7 @@ struct OwnedRows {
       } else {
         fill_run(run, 0.0f);
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < Share::kChunk; i++) {
         set_elements(fragments[r][c * Share::kChunk + i], run[i], run[Share::kChunk + i]);
       }
@@ -71,20 +71,20 @@ struct OwnedRows {
     read_chunks<Share::kChunk>(from, 0, 0, true, first);
     read_chunks<Share::kChunk>(from + pitch, 0, 0, true, second);
     simdgroup_float8x8 sums[kCount];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kCount; r++) {
       begin_sum(sums[r], products[r]);
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < Share::kChunk; i++) {
       OperandFragment right;
       set_elements(right, first[i], second[i]);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kCount; r++) {
         simdgroup_multiply_accumulate(sums[r], fragments[r][c * Share::kChunk + i], right, sums[r]);
       }
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kCount; r++) {
       end_sum(sums[r], products[r]);
     }
@@ -104,15 +104,15 @@ inline void accumulate(thread simdgroup_float8x8 (&sums)[kCount][HeadShare<kDim>
                        LanePosition at) {
   typedef HeadShare<kDim> Share;
   constexpr int kElements = RunOfShare<kDim>::kElements;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int i = 0; i < Share::kRun; i += kElements) {
     Operand run[kElements];
     read_chunks<Share::kRunChunk>(row + at.pair * Share::kRunChunk, 4 * i, 4 * Share::kRunChunk, true, run);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int f = 0; f < kElements / 2; f++) {
       OperandFragment right;
       set_elements(right, run[2 * f], run[2 * f + 1]);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kCount; r++) {
         simdgroup_multiply_accumulate(sums[r][i / 2 + f], blocks[r], right, sums[r][i / 2 + f]);
       }
@@ -122,9 +122,9 @@ inline void accumulate(thread simdgroup_float8x8 (&sums)[kCount][HeadShare<kDim>
 
 template <int kCount, int kFragments>
 inline void clear_sums(thread simdgroup_float8x8 (&sums)[kCount][kFragments]) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kCount; r++) {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int f = 0; f < kFragments; f++) {
       set_elements(sums[r][f], 0.0f, 0.0f);
     }
@@ -136,7 +136,7 @@ template <int kDim, int kCount>
 inline void store_gradient(thread const simdgroup_float8x8 (&sums)[kCount][HeadShare<kDim>::kFragments],
                            int r, device Element* row, float scale, ushort share, LanePosition at) {
   typedef HeadShare<kDim> Share;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int i = 0; i < Share::kRun; i++) {
     const int column = share * Share::kColumns + Share::column_of(i, at.pair);
     if (Share::has(column)) {

@@ -49,18 +49,18 @@ struct FloatRun {
 
   void clear() thread { fill_run(elements, 0.0f); }
   void read(thread const StoredRow& row, ushort simdgroup, LanePosition at) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < Columns::kWide; i += Columns::kMax) {
       read_elements<Columns::kMax>(row.floats() + Columns::column_of(i, at.pair, simdgroup), fc_vector_loads,
                                    elements, i);
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = Columns::kWide; i < Columns::kAll; i += Columns::kNarrowChunk) {
       const int column = Columns::column_of(i, at.pair, simdgroup);
       if (column >= 0) {
         read_elements<Columns::kNarrowChunk>(row.floats() + column, fc_vector_loads, elements, i);
       } else {
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < Columns::kNarrowChunk; e++) {
           elements[i + e] = Operand(0.0f);
         }
@@ -68,7 +68,7 @@ struct FloatRun {
     }
   }
   void unpack(thread Operand (&run)[kElements]) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < Columns::kAll; i++) {
       run[i] = elements[i];
     }
@@ -87,21 +87,21 @@ struct StoredRun {
   StoredChunk<Columns::kNarrowChunk> narrow[at_least_one(kNarrowChunks)];
 
   void clear() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kWideChunks; c++) {
       wide[c].clear();
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kNarrowChunks; c++) {
       narrow[c].clear();
     }
   }
   void read(thread const StoredRow& row, ushort simdgroup, LanePosition at) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kWideChunks; c++) {
       wide[c].read(row, Columns::column_of(c * Columns::kMax, at.pair, simdgroup), 0, fc_vector_loads);
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kNarrowChunks; c++) {
       const int column = Columns::column_of(Columns::kWide + c * Columns::kNarrowChunk, at.pair, simdgroup);
       if (column >= 0) {
@@ -112,11 +112,11 @@ struct StoredRun {
     }
   }
   void unpack(thread Operand (&run)[kElements]) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kWideChunks; c++) {
       wide[c].unpack_to(run, c * Columns::kMax);
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kNarrowChunks; c++) {
       narrow[c].unpack_to(run, Columns::kWide + c * Columns::kNarrowChunk);
     }

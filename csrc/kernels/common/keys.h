@@ -78,7 +78,7 @@ struct StepKeys {
       own = table.block_of(key + lane % kTileKeys);
       return;
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
       const bool in_block_before = k > 0 && (fc_block_size % kTileKeys == 0 ||
                                              (kTileKeys % fc_block_size == 0 && k * 8 % fc_block_size != 0));
@@ -95,7 +95,7 @@ struct StepKeys {
     if (!fc_fragment_blocks) {
       return simd_all(own >= 0);
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
       all = all && blocks[k] >= 0;
     }
@@ -142,7 +142,7 @@ struct StepKeys {
  private:
   int block_of_fragment(int index) const thread {
     int block = blocks[0];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 1; k < kKeyFragments; k++) {  // select: dynamic indexing would spill
       block = index == k ? blocks[k] : block;
     }
@@ -153,7 +153,7 @@ struct StepKeys {
 // The bits of exist() for the keys whose scores this lane holds, in the order of hide_scores().
 inline uint present_keys(uint exist, ushort pair) {
   uint bits = 0;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     bits |= ((exist >> (k * 8 + pair * 2)) & 3) << (2 * k);
   }
@@ -232,7 +232,7 @@ inline float2 stored_values(uint word, int k, half2 group) {
 template <int N>
 inline void unpack_stored(uint word, half2 group, thread Operand (&run)[N]) {
   constexpr int kHalf = kStoredWordElements / 2;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kHalf && k < N; k++) {
     const float2 pair = stored_values(word, k, group);
     run[k] = Operand(pair[0]);

@@ -25,7 +25,7 @@ struct QueryRegisters {
   void load(int r, const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];
     read_query_or_zeros(row, at, run);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int f = 0; f < kHeadDim / 8; f++) {
       set_elements(fragments[r][f], run[query_element(f)], run[query_element(f) + kKeyChunk]);
     }
@@ -51,7 +51,7 @@ struct SharedQuery {
   void stage(const device Element* row, LanePosition at) thread {
     Operand run[kHeadDim / 4];
     read_query_or_zeros(row, at, run);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int f = 0; f < kHeadDim / 8; f++) {
       write_pair(pairs + f * (kPairWords * kSimdWidth), run[query_element(f)],
                  run[query_element(f) + kKeyChunk]);

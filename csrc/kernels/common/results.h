@@ -74,14 +74,14 @@ struct WholeRow {
 template <typename Columns, int kRows, int kKeys, int kColumns, typename Rows, typename Sinks>
 inline void store_rows(thread const AttentionState<kRows, kKeys, kColumns>& attention,
                        thread const Rows& rows, thread const Sinks& sinks, ushort share, LanePosition at) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRows; r++) {
     const long place = rows.place(r);
     if (place < 0) {
       continue;
     }
     const float scale = result_scale(attention.row_sum[r]);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < Columns::kAll; i++) {
       const int column = Columns::column_of(i, at.pair, share);
       if (column >= 0) {

@@ -29,7 +29,7 @@ inline void scale_products(thread Attention& attention, thread const SharedScale
   if (!kRowScales || !fc_scales) {
     return;
   }
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     const float2 pair = scales.of_keys(k, at);
     attention.scale_products(k, pair[0], pair[1]);

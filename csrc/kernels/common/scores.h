@@ -115,11 +115,11 @@ inline bool sees_key(thread float& score, thread const Visibility& visible, cons
 template <typename Attention>
 inline void modify_scores(thread Attention& attention, thread const ScoreModifiers& modifiers, int first_key,
                           LanePosition at) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRowFragments; r++) {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < 2; e++) {
         const int key = first_key + k * 8 + at.pair * 2 + e;
         const float product = attention.score[r][k].thread_elements()[e];
@@ -160,19 +160,19 @@ inline void hide_scores(thread Attention& attention, thread const Visibility& vi
   float2 terms[kRowFragments][kKeyFragments];
   MaskKeys keys;
   keys.set(visible, first_key + at.pair * 2);
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRowFragments; r++) {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
       terms[r][k] = fc_has_mask ? keys.terms(mask, visible.mask_row[r], k * 8) : float2(0.0f);
     }
   }
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRowFragments; r++) {
     const NearKeys near = visible.near(r, first_key + at.pair * 2);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < 2; e++) {
         const bool exists = (present >> (2 * k + e)) & 1;
         const float term = terms[r][k][e];

@@ -7,6 +7,7 @@ typedef long fattn_i64;
 typedef int fattn_i32;
 typedef float fattn_f32;
 #define FATTN_CONSTEXPR constant constexpr
+#define FATTN_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #include <cstdint>
 typedef int64_t fattn_i64;

@@ -98,11 +98,11 @@ struct AttentionState {
   AttentionState() thread {}
 
   void clear() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
       row_max[r] = -INFINITY;
       row_sum[r] = 0.0f;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int f = 0; f < kColumns; f++) {
         set_elements(out[r][f], 0.0f, 0.0f);
       }
@@ -118,9 +118,9 @@ struct AttentionState {
   }
 
   void clear_scores() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int k = 0; k < kKeys; k++) {
         set_elements(score[r][k], 0.0f, 0.0f);
       }
@@ -135,28 +135,28 @@ struct AttentionState {
                           thread const Operand (&first)[G][kKeyChunk],
                           thread const Operand (&second)[G][kKeyChunk]) thread {
     simdgroup_float8x8 sums[kRows][G];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int g = 0; g < G; g++) {
         begin_sum(sums[r][g], score[r][first_key_fragment + g]);
       }
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < kKeyChunk; i++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int g = 0; g < G; g++) {
         OperandFragment key;
         set_elements(key, first[g][i], second[g][i]);
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int r = 0; r < kRows; r++) {
           simdgroup_multiply_accumulate(sums[r][g], query.rows(r, c * kKeyChunk + i), key, sums[r][g]);
         }
       }
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int g = 0; g < G; g++) {
         end_sum(sums[r][g], score[r][first_key_fragment + g]);
       }
@@ -167,11 +167,11 @@ struct AttentionState {
   template <int N, typename Query>
   void multiply_key_fragment(thread const Query& query, int first_fragment, int k,
                              thread const Operand (&first)[N], thread const Operand (&second)[N]) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
       simdgroup_float8x8 sum;
       begin_sum(sum, score[r][k]);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < N; i++) {
         OperandFragment key;
         set_elements(key, first[i], second[i]);
@@ -183,7 +183,7 @@ struct AttentionState {
 
   // Multiplies the products with key fragment k by the scales of keys 2 * pair and 2 * pair + 1.
   void scale_products(int k, float first, float second) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
       set_elements(score[r][k], scaled_product(score[r][k].thread_elements()[0], first),
                    scaled_product(score[r][k].thread_elements()[1], second));
@@ -194,7 +194,7 @@ struct AttentionState {
   void scale_weights(int k, float first, float second, SeenKeys seen) thread {
     const float first_scale = (seen.scored >> (2 * k)) & 1 ? first : 0.0f;
     const float second_scale = (seen.scored >> (2 * k + 1)) & 1 ? second : 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
       set_elements(score[r][k], score[r][k].thread_elements()[0] * first_scale,
                    score[r][k].thread_elements()[1] * second_scale);
@@ -209,12 +209,12 @@ struct AttentionState {
     }
     SeenKeys seen;
     seen.scored = 0;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeys; k++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < 2; e++) {
         bool some = false;
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int r = 0; r < kRows; r++) {
           some |= score[r][k].thread_elements()[e] != -INFINITY;
         }
@@ -229,10 +229,10 @@ struct AttentionState {
 
   // Turns the scores of a step into weights and rescales the state to the new maximum, as above.
   void to_weights() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
       float step_max = -INFINITY;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int k = 0; k < kKeys; k++) {
         step_max = fmax(step_max, fmax(score[r][k].thread_elements()[0], score[r][k].thread_elements()[1]));
       }
@@ -245,7 +245,7 @@ struct AttentionState {
       const float shrunk = weight_of(row_max[r] - origin);
       const float shrink = row_max[r] == new_max ? 1.0f : shrunk;
       float sum = row_sum[r] * shrink;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int k = 0; k < kKeys; k++) {
         const float first = weight_of(score[r][k].thread_elements()[0] - origin);
         const float second = weight_of(score[r][k].thread_elements()[1] - origin);
@@ -254,7 +254,7 @@ struct AttentionState {
       }
       row_max[r] = new_max;
       row_sum[r] = sum;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int f = 0; f < kColumns; f++) {
         out[r][f].thread_elements()[0] *= shrink;
         out[r][f].thread_elements()[1] *= shrink;
@@ -266,12 +266,12 @@ struct AttentionState {
   // Dv / 8 from `first_fragment` on.
   template <int N>
   void multiply_values(int k, thread const Operand (&run)[N], int first_fragment = 0) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < N / 2; i++) {
       const int f = first_fragment + i;
       OperandFragment value;
       set_elements(value, run[2 * i], run[2 * i + 1]);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kRows; r++) {
         simdgroup_multiply_accumulate(out[r][f], score[r][k], value, out[r][f]);
       }
@@ -280,7 +280,7 @@ struct AttentionState {
 
   // After the last step: sums row_sum over the lanes of each row.
   void finish() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRows; r++) {
       row_sum[r] = row_sum_of(row_sum[r]);
     }

@@ -145,11 +145,13 @@ inline void unpack(uint word, thread Operand (&run)[N], int at, T) {
     typedef typename WordVector<kWords == 0 ? 1 : kWords>::type Words;                            \
     if (aligned && kWords > 0) {                                                                  \
       const Words words = *reinterpret_cast<const SPACE Words*>(from);                            \
-      _Pragma("clang loop unroll(full)") for (int w = 0; w < kWords; w++) {                       \
+      FATTN_UNROLL                                                                                \
+      for (int w = 0; w < kWords; w++) {                                                          \
         unpack(word_of(words, w), run, at + w * (4 / int(sizeof(T))), T(0.0f));                   \
       }                                                                                           \
     } else {                                                                                      \
-      _Pragma("clang loop unroll(full)") for (int e = 0; e < kElements; e++) {                    \
+      FATTN_UNROLL                                                                                \
+      for (int e = 0; e < kElements; e++) {                                                       \
         run[at + e] = Operand(from[e]);                                                           \
       }                                                                                           \
     }                                                                                             \
@@ -163,7 +165,7 @@ template <int C, typename Pointer, int N>
 inline void read_chunks(Pointer row, int first, int stride, bool aligned, thread Operand (&run)[N]) {
   constexpr int kSize = sizeof(*row);
   constexpr int kElements = C * kSize < 4 ? 1 : C * kSize < 16 ? C : 16 / kSize;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int i = 0; i < N; i += kElements) {
     read_elements<kElements>(row + first + i / C * stride + i % C, aligned, run, i);
   }
@@ -190,7 +192,7 @@ inline void read_value(Pointer row, bool aligned, LanePosition at, thread Operan
 
 template <int N>
 inline void fill_run(thread Operand (&run)[N], float value) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int i = 0; i < N; i++) {
     run[i] = Operand(value);
   }
@@ -237,10 +239,10 @@ struct StoredChunk {
       words = *reinterpret_cast<const device Words*>(from);
       return;
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int w = 0; w < C / kPieceElements; w++) {
       uint word = 0;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int b = 0; b < kPieceBytes; b++) {
         word |= uint(from[w * 4 + b]) << (8 * b);
       }
@@ -253,11 +255,11 @@ struct StoredChunk {
   // Decodes all of them to run[at] and on.
   template <int N>
   void unpack_to(thread Operand (&run)[N], int at) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int piece = 0; piece < C / kPieceElements; piece++) {
       Operand elements[kPieceElements];
       unpack(piece, elements);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < kPieceElements; i++) {
         run[at + piece * kPieceElements + i] = elements[i];
       }

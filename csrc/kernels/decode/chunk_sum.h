@@ -29,13 +29,13 @@ struct StateWeights {
   // Maximum and sum of each state are `stride` floats apart.
   void set(const threadgroup float* row_max, const threadgroup float* row_sum, int stride) thread {
     largest = -INFINITY;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int g = 0; g < N; g++) {
       largest = fmax(largest, row_max[g * stride]);
     }
     const float origin = largest == -INFINITY ? 0.0f : largest;
     sum = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int g = 0; g < N; g++) {
       weights[g] = weight_of(row_max[g * stride] - origin);
       sum += weights[g] * row_sum[g * stride];
@@ -80,7 +80,7 @@ struct ChunkSum {
       const int state = state_of(lane, 0, row);
       StateWeights<kGroups> states;
       states.set(row_max + state, row_sum + state, kPackedRows);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int g = 0; g < kGroups; g++) {
         row_max[state + g * kPackedRows] = states.weights[g];
       }
@@ -100,7 +100,7 @@ struct ChunkSum {
   template <typename States>
   void keep(thread const States& states, int round, ushort thread_index) const thread {
     for (int i = thread_index; i < kPackedRows * kValueDim; i += kThreads) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < kChunks; c++) {
         kept[(round * kChunks + c) * kPackedRows * kValueDim + i] =
             value_of(states, c, i / kValueDim, i % kValueDim);
@@ -122,7 +122,7 @@ struct ChunkSum {
       }
       float of_sums = 0.0f;
       float sum = 0.0f;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < kAllChunks; c++) {
         const float values = c < kKeptChunks ? kept[(c * kPackedRows + row) * kValueDim + column]
                                              : value_of(states, c - kKeptChunks, row, of_round);
@@ -151,7 +151,7 @@ struct ChunkSum {
   template <typename States>
   float value_of(thread const States& states, int chunk, int row, int of_round) const thread {
     float value = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int g = 0; g < kGroups; g++) {
       const int state = state_of(chunk, g, row);
       value += row_max[state] * states.value(state, of_round);

@@ -38,7 +38,7 @@ struct SharedStates {
   void write(thread const OnlineAttention& attention, int first, ushort simdgroup_index,
              LanePosition at) const thread {
     const int row = simdgroup_index * 8 + at.row;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < kRoundElements && first + i < kRunElements; i++) {
       const int place = (i / kRoundChunk * 4 + at.pair) * kRoundChunk + i % kRoundChunk;
       out[row * kOutPitch + place] = attention.out[0][(first + i) / 2].thread_elements()[i & 1];
@@ -59,7 +59,7 @@ struct SharedStates {
     states.set(row_max + row, row_sum + row, kPackedRows);
     const float scale = result_scale(states.sum);
     const long place = results.place(0);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int from = 0; from < kRoundColumns; from += kRowThreads * 4) {
       const int of_round = from + thread_of_row * 4;
       const int column = SharedStates::column(of_round, first);
@@ -67,7 +67,7 @@ struct SharedStates {
         continue;
       }
       float4 values = 0.0f;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int g = 0; g < kKeyGroups; g++) {
         const threadgroup float* from = out + (g * kPackedRows + row) * kOutPitch + of_round;
         values += states.weights[g] * *reinterpret_cast<const threadgroup float4*>(from);
@@ -103,7 +103,7 @@ inline void store_chunk(thread const OnlineAttention& attention, thread ResultRo
   }
   const ushort thread_index = thread_in_group(simdgroup_index, at.lane);
   results.own_row = sinks.own_row = thread_index / kRowThreads;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int first = 0; first < kRunElements; first += kRoundElements) {
     if (first > 0) {
       threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been stored
@@ -200,7 +200,7 @@ using namespace fattn;
     ResultRows results = results_of_sequence(operands, params, row_block(params, int(group.y)), batch);
     ChunkSum<kKeyGroups> sum;
     sum.set(shared_max, shared_sum, kSharedRows, params.span.max_chunks);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int first = 0; first < kRunElements; first += kRoundElements) {
       if (first > 0) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // the round before has been stored

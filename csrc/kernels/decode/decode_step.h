@@ -23,7 +23,7 @@ template <bool kWhole>
 inline uint key_rows(thread const Sequence& sequence, thread const StepKeys& step,
                      constant DecodeParams& params, int k, LanePosition at, thread StoredRow (&rows)[2]) {
   uint present = 0;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int e = 0; e < 2; e++) {
     const KeyPlace place = step.find(sequence.table, k, at.pair * 2 + e);
     present |= uint(kWhole || place.exists) << e;
@@ -60,14 +60,14 @@ struct QuantisedStep {
       value_scale = sequence.value.row_scale(place, params.value_scales, read);
     }
     uint present = 0;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow rows[2];
       const uint both = key_rows<kWhole>(sequence, step, params, k, at, rows);
       present |= both << (2 * k);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < kKeyChunks; c++) {
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < 2; e++) {
           if (kWhole || (both >> e) & 1) {
             keys[k][c][e].read(rows[e], at.row * kKeyChunk, c * 8 * kKeyChunk, fc_vector_loads);
@@ -77,11 +77,11 @@ struct QuantisedStep {
         }
       }
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
       StoredRow row;
       const bool there = value_row<kWhole>(sequence, step, params, k, at, row);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < kValueChunks; c++) {
         if (kWhole || there) {
           values[k][c].read(row, at.pair * kValueChunk, c * 4 * kValueChunk, fc_vector_loads);
@@ -96,9 +96,9 @@ struct QuantisedStep {
   // Decodes elements in pieces to save registers.
   void multiply_keys(thread OnlineAttention& attention, thread const SharedQuery& query, int k) const thread {
     constexpr int kPiece = KeyChunk::kPieceElements;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < kKeyChunks; c++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int piece = 0; piece < kKeyChunk / kPiece; piece++) {
         Operand pieces[2][kPiece];
         keys[k][c][0].unpack(piece, pieces[0]);
@@ -114,12 +114,12 @@ struct QuantisedStep {
     constexpr int kPieces = kValueDim / 4 / kPiece;
     constexpr int kChunkPieces = kPieces / kValueChunks;
     if (!kWhole && !seen) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < kValueChunks; c++) {
         values[k][c].clear();
       }
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int p = 0; p < kPieces; p++) {
       Operand piece[kPiece];
       values[k][p / kChunkPieces].unpack(p % kChunkPieces, piece);
@@ -135,10 +135,10 @@ inline void multiply_keys(thread OnlineAttention& attention, thread const Shared
                           thread const StoredRow (&rows)[2], int k, uint present, LanePosition at) {
   constexpr int kPiece =
       !kWhole && sizeof(Element) < sizeof(Operand) && kKeyChunk > 1 ? kKeyChunk / 2 : kKeyChunk;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int i = 0; i < kHeadDim / 8; i += kPiece) {
     Operand keys[2][kPiece];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < 2; e++) {
       if (kWhole || (present >> e) & 1) {
         read_key(rows[e].floats(), i, fc_vector_loads, at, keys[e]);
@@ -196,7 +196,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
     put_scales(scales, lane, stored.key_scale, stored.value_scale);
   }
   attention.clear_scores();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     if (kKvFormat == kKvFloat) {
       StoredRow rows[2];
@@ -219,7 +219,7 @@ inline void decode_step(thread OnlineAttention& attention, thread const SharedQu
   if (kKvFormat == kKvFloat) {
     state.take_value_start(sequence);
   }
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     scale_weights(attention, scales, k, seen, at);
     if (kKvFormat == kKvFloat) {

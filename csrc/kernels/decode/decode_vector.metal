@@ -23,9 +23,9 @@ struct VectorStates {
   threadgroup float* row_sum;
 
   void write(thread const VectorAttention& attention, ushort simdgroup_index, VectorLane at) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kPackedRows; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < VectorAttention::kOwnColumns; i++) {
         const int column = VectorAttention::own_column(i, at);
         if (column < kValueDim) {
@@ -52,14 +52,14 @@ struct VectorStates {
     const float scale = result_scale(states.sum);
     results.own_row = sinks.own_row = row;
     const long place = results.place(0);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int first = 0; first < kValueDim; first += kRowThreads) {
       const int column = first + thread_of_row;
       if (column >= kValueDim) {
         continue;
       }
       float value = 0.0f;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int g = 0; g < kSimdgroups; g++) {
         value += states.weights[g] * out[(g * kPackedRows + row) * kValueDim + column];
       }

@@ -65,7 +65,7 @@ using namespace fattn;
     ColumnAttention attention;
     attention.clear();
     if (fc_sinks && item.part == 0) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kRowGroups; r++) {
         if (results.exists(r)) {
           attention.add_sink(r, sink_score(results.sink(r)), at.pair == 0);

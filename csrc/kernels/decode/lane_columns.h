@@ -104,24 +104,24 @@ struct FloatColumns {
   uint4 chunks[Columns::kChunks];
 
   void clear() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < Columns::kChunks; c++) {
       chunks[c] = uint4(0);
     }
   }
   void read(thread const StoredRow& row, VectorLane at) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < Columns::kChunks; c++) {
       chunks[c] = wide_chunk(row.floats() + Columns::from_first(c, at));
     }
   }
   void unpack(int chunk, thread float (&elements)[Columns::kChunk]) const thread {
     Operand run[Columns::kChunk];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int w = 0; w < 4; w++) {
       fattn::unpack(chunks[chunk][w], run, w * kWordElements, Element(0.0f));
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < Columns::kChunk; e++) {
       elements[e] = float(run[e]);
     }
@@ -136,14 +136,14 @@ struct QuantisedColumns {
   StoredChunk<Columns::kChunk> chunks[Columns::kChunks];
 
   void clear() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < Columns::kChunks; c++) {
       chunks[c].clear();
     }
   }
   void read(thread const StoredRow& row, VectorLane at) thread {
     static_assert(!kGroups || Columns::kChunks == 1, "a lane reads a part of one group");
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < Columns::kChunks; c++) {
       chunks[c].read(row, Columns::from_first(c, at), 0, fc_vector_loads);
     }
@@ -151,10 +151,10 @@ struct QuantisedColumns {
   // Unscaled; int4: minus kMiddleCode.
   void unpack(int chunk, thread float (&numbers)[Columns::kChunk]) const thread {
     constexpr int kHalf = kStoredWordElements / 2;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int first = 0; first < Columns::kChunk; first += 2 * kHalf) {
       const uint word = word_of(chunks[chunk].words, first / (2 * kHalf));
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int k = 0; k < kHalf; k++) {
         const half2 pair = kGroups ? int4_pair(word, k, kMiddleCode) : stored_pair(word, k);
         numbers[first + k] = float(pair[0]);
@@ -193,11 +193,11 @@ template <int kLanes, int kStride, int N>
 inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
   static_assert(N % kLanes == 0, "every lane keeps as many");
   constexpr int kStages = log2_of(kLanes);
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int stage = 1; stage <= kStages; stage++) {
     const ushort distance = (kLanes >> stage) * kStride;
     const bool upper = (lane & distance) != 0;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < N / 2; i++) {  // the same length in all stages, so that the loop unrolls
       if (i < N >> stage) {
         const float low = numbers[i];
@@ -210,7 +210,7 @@ inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
 
 // Maximum and sum over the lanes with scores of one row.
 inline float max_of_row(float x) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int bit = 1; bit < kSimdWidth; bit *= 2) {
     if (kPackedRows == 1 || bit != kLaneKeys) {
       x = fmax(x, simd_shuffle_xor(x, ushort(bit)));
@@ -219,7 +219,7 @@ inline float max_of_row(float x) {
   return x;
 }
 inline float sum_of_row(float x) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int bit = 1; bit < kSimdWidth; bit *= 2) {
     if (kPackedRows == 1 || bit != kLaneKeys) {
       x += simd_shuffle_xor(x, ushort(bit));

@@ -39,20 +39,20 @@ struct VectorQuery {
   void load(thread const Operands& operands, constant DecodeParams& params, RowBlock block, int batch,
             VectorLane at) thread {
     constexpr int kRead = KeyColumns::kChunk < kWideChunk ? KeyColumns::kChunk : kWideChunk;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kPackedRows; r++) {
       const PackedRow packed = packed_row(params, block, r);
       const device Element* row = packed.of_query(operands.query, params, batch);
       Operand run[KeyColumns::kAll];
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < KeyColumns::kAll; i += kRead) {
         const int column = KeyColumns::first(i / KeyColumns::kChunk, at) + i % KeyColumns::kChunk;
         read_elements<kRead>(row + column, fc_vector_loads, run, i);
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < KeyColumns::kChunks; c++) {
         sums[r][c] = 0.0f;
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int i = c * KeyColumns::kChunk; i < (c + 1) * KeyColumns::kChunk; i++) {
           elements[r][i] = HeldElement(run[i]);
           sums[r][c] += float(run[i]);
@@ -64,20 +64,20 @@ struct VectorQuery {
   // This lane's part of the product of each row with a key.
   void multiply(thread const LaneKey& key, VectorLane at, thread float (&products)[kPackedRows]) const
       thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kPackedRows; r++) {
       products[r] = 0.0f;
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < KeyColumns::kChunks; c++) {
       float run[KeyColumns::kChunk];
       key.unpack(c, run);
       const LaneGroup group = key.group(c);
       const bool exists = c < KeyColumns::kWhole || KeyColumns::exists(c, at);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kPackedRows; r++) {
         float sum = kGroups ? 0.0f : products[r];
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < KeyColumns::kChunk; e++) {
           sum = fma(float(elements[r][c * KeyColumns::kChunk + e]), run[e], sum);
         }
@@ -100,13 +100,13 @@ struct VectorAttention {
   void clear() thread {
     row_max = -INFINITY;
     row_sum = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kPackedRows; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < ValueColumns::kAll; i++) {
         out[r][i] = 0.0f;
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < ValueColumns::kChunks; c++) {
         middles[r][c] = 0.0f;
       }
@@ -129,14 +129,14 @@ struct VectorAttention {
     const float weight = weight_of(score - origin);
     row_max = new_max;
     row_sum = row_sum * shrink + weight;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kPackedRows; r++) {
       const float row_shrink = kPackedRows == 1 ? shrink : simd_shuffle(shrink, VectorLane::of_row(r));
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < ValueColumns::kAll; i++) {
         out[r][i] *= row_shrink;
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < ValueColumns::kChunks; c++) {
         middles[r][c] *= row_shrink;
       }
@@ -145,18 +145,18 @@ struct VectorAttention {
   }
 
   void add_value(thread const LaneValue& value, thread const float (&weights)[kPackedRows]) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int c = 0; c < ValueColumns::kChunks; c++) {
       float run[ValueColumns::kChunk];
       value.unpack(c, run);
       const LaneGroup group = value.group(c);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kPackedRows; r++) {
         const float weight = kGroups ? weights[r] * group.scale : weights[r];
         if (kGroups) {
           middles[r][c] = fma(weights[r], group.middle, middles[r][c]);
         }
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < ValueColumns::kChunk; e++) {
           const int i = c * ValueColumns::kChunk + e;
           out[r][i] = fma(weight, run[e], out[r][i]);
@@ -168,10 +168,10 @@ struct VectorAttention {
   // After the last step: sums over all lanes. Each lane keeps the first kOwnColumns of `out`.
   void finish(VectorLane at) thread {
     row_sum = sum_of_row(row_sum);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kPackedRows; r++) {
       if (kGroups) {
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int i = 0; i < ValueColumns::kAll; i++) {
           out[r][i] += middles[r][i / ValueColumns::kChunk];
         }
@@ -257,10 +257,10 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
                           float key_scale, thread uint& seen) {
   float products[kPackedRows * kLaneKeys];
   LaneRows<KeyColumns> rows;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int first = 0; first < kLaneKeys; first += kKeysAtOnce) {
     LaneKey keys[kKeysAtOnce];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int n = 0; n < kKeysAtOnce; n++) {
       rows.find(first + n, stored, params.key, params.key_scales, sequence, step, at);
       if (kWhole || find_key(sequence, step, first + n, at).exists) {
@@ -269,11 +269,11 @@ inline float vector_score(thread const VectorQuery& query, thread const Sequence
         keys[n].clear();
       }
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int n = 0; n < kKeysAtOnce; n++) {
       float of_rows[kPackedRows];
       query.multiply(keys[n], at, of_rows);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kPackedRows; r++) {
         products[r * kLaneKeys + first + n] = of_rows[r];
       }
@@ -309,10 +309,10 @@ struct SharedWeights {
   void read(thread float (&weights)[N], int row, int first, VectorLane at) const thread {
     const int from = at.first() + row * kLaneKeys + first;
     constexpr int kLoad = N % 4 == 0 ? 4 : 1;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int n = 0; n < N; n += kLoad) {
       const float4 four = lanes[(from + n) / 4];
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < kLoad; i++) {
         weights[n + i] = kLoad == 4 ? four[i] : reinterpret_cast<const threadgroup float*>(lanes)[from + n];
       }
@@ -347,10 +347,10 @@ inline void vector_step(thread VectorAttention& attention, thread const VectorQu
   const StoredOperand stored = scales.value(sequence);
   LaneRows<ValueColumns> rows;
   const uint seen_here = seen >> at.first();  // bit row * kLaneKeys + i: this lane's key i
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int first = 0; first < kLaneKeys; first += kValuesAtOnce) {
     LaneValue values[kValuesAtOnce];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int n = 0; n < kValuesAtOnce; n++) {
       rows.find(first + n, stored, params.value, params.value_scales, sequence, step, at);
       // A hidden value may be NaN, and 0 * NaN is NaN: skip it.
@@ -362,14 +362,14 @@ inline void vector_step(thread VectorAttention& attention, thread const VectorQu
       }
     }
     float of_rows[kPackedRows][kValuesAtOnce];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kPackedRows; r++) {
       weights.read(of_rows[r], r, first, at);
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int n = 0; n < kValuesAtOnce; n++) {
       float of_value[kPackedRows];
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kPackedRows; r++) {
         of_value[r] = of_rows[r][n];
       }

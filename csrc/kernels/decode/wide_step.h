@@ -31,7 +31,7 @@ struct QueryColumns {
   // Loads the two rows that this lane has in each group.
   void load(thread const Operands& operands, constant DecodeParams& params, RowBlock block, int batch,
             ushort simdgroup, LanePosition at) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowGroups; r++) {
       const int pair = r * 8 + at.pair * 2;
       const PackedRow first = packed_row(params, block, pair);
@@ -45,7 +45,7 @@ struct QueryColumns {
   // `first`, `second`: null if the row does not exist.
   void load_pair(int r, const device Element* first, const device Element* second, ushort simdgroup,
                  LanePosition at) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int f = 0; f < kQueryFragments; f++) {
       const int i = 2 * f + (at.row & 1);
       const int column = i < SharedColumns::kAll
@@ -61,11 +61,11 @@ struct QueryColumns {
 template <int N>
 inline void multiply_keys(thread ColumnAttention& attention, thread const QueryColumns& query, int k,
                           int first, int fragments, thread const Operand (&run)[N]) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int f = 0; f < fragments; f++) {
     OperandFragment key;
     set_elements(key, run[2 * f], run[2 * f + 1]);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowGroups; r++) {
       simdgroup_multiply_accumulate(attention.score[r][k], key, query.fragments[r][first + f],
                                     attention.score[r][k]);
@@ -82,12 +82,12 @@ struct SharedScores {
 
   void store_products(thread const ColumnAttention& attention, ushort simdgroup, LanePosition at) const
       thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kRowGroups; r++) {
         threadgroup float* block = products + simdgroup * kStepScores + (k * kRowGroups + r) * 64;
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < 2; e++) {
           block[at.row * 8 + at.pair * 2 + e] = attention.score[r][k].thread_elements()[e];
         }
@@ -96,11 +96,11 @@ struct SharedScores {
   }
 
   void take_scores(thread ColumnAttention& attention, LanePosition at) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowGroups; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int k = 0; k < kKeyFragments; k++) {
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < 2; e++) {
           attention.score[r][k].thread_elements()[e] = scores[index_of(r, k, e, at)];
         }
@@ -136,14 +136,14 @@ template <bool kWhole>
 inline void finish_scores(thread const SharedScores& shared, thread const SharedScales& scales,
                           thread const Sequence& sequence, int first_key, ushort thread_index) {
   static_assert(kThreads % (64 * kRowGroups) == 0, "a thread has one row");
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int n = 0; n < kStepScores; n += kThreads) {
     const int i = n + thread_index;
     if (i >= kStepScores) {
       continue;
     }
     float product = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int s = 0; s < kSimdgroups; s++) {
       product += shared.products[s * kStepScores + i];
     }
@@ -180,7 +180,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   }
   ValueRun values[kKeyFragments];
   attention.clear_scores();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     const KeyPlace place = step.find(sequence.table, k, at.row);
     const bool read = kWhole || place.exists;
@@ -216,7 +216,7 @@ inline void wide_step(thread ColumnAttention& attention, thread const QueryColum
   shared.take_scores(attention, at);
   const SeenKeys seen = kWhole ? all_seen() : attention.seen_keys(at);
   attention.to_weights();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     scale_weights(attention, scales, k, seen, at);
     if (!kWhole && !seen.value(k)) {

@@ -35,10 +35,10 @@ struct LaneRow {
   float x[(kDim + kPassColumns - 1) / kPassColumns][kLaneColumns];
 
   void load(const device Element* source, ushort lane) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int pass = 0; pass * kPassColumns < kDim; pass++) {
       const int column = pass * kPassColumns + lane * kLaneColumns;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
         x[pass][e] = 0.0f;
       }
@@ -48,12 +48,12 @@ struct LaneRow {
       if (fc_vector_loads) {
         const vec<Element, kLaneColumns> columns =
             *(const device vec<Element, kLaneColumns>*)(source + column);
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < kLaneColumns; e++) {
           x[pass][e] = flushed(float(columns[e]));
         }
       } else {
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < kLaneColumns; e++) {
           x[pass][e] = flushed(float(source[column + e]));
         }
@@ -65,13 +65,13 @@ struct LaneRow {
 inline void store_bytes(device Stored* target, int column, thread const int (&codes)[kLaneColumns]) {
   if (fc_vector_loads) {
     vec<Stored, kLaneColumns> columns;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
       columns[e] = Stored(codes[e]);
     }
     *(device vec<Stored, kLaneColumns>*)(target + column) = columns;
   } else {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
       target[column + e] = Stored(codes[e]);
     }
@@ -86,7 +86,7 @@ inline void copy_row(const device Element* source, device Stored* target, ushort
       *(device vec<Element, kLaneColumns>*)(target + column) =
           *(const device vec<Element, kLaneColumns>*)(source + column);
     } else {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
         target[column + e] = Stored(source[column + e]);
       }
@@ -112,9 +112,9 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
   if (fc_scales) {
     float largest = 0.0f;
     bool finite = true;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int pass = 0; pass * kPassColumns < kDim; pass++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
         largest = fmax(largest, fabs(row.x[pass][e]));
         finite = finite && isfinite(row.x[pass][e]);
@@ -127,11 +127,11 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
       *row_scale = Scale(scale);
     }
   }
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
     int codes[kLaneColumns];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
       float q = row.x[pass][e];
       if (fc_scales) {
@@ -150,19 +150,19 @@ inline void write_scaled_row(thread LaneRow<kDim>& row, device Stored* target, d
 template <int kDim>
 inline void write_grouped_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* scales,
                               ushort lane) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
     float low = kHalfMax, high = -kHalfMax;
     ushort bad = 0;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
       bad |= ushort(!isfinite(row.x[pass][e]));
       row.x[pass][e] = clamp(row.x[pass][e], -kHalfMax, kHalfMax);
       low = fmin(low, row.x[pass][e]);
       high = fmax(high, row.x[pass][e]);
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort step = 1; step < kGroupLanes; step *= 2) {
       low = fmin(low, simd_shuffle_xor(low, step));
       high = fmax(high, simd_shuffle_xor(high, step));
@@ -171,7 +171,7 @@ inline void write_grouped_row(thread LaneRow<kDim>& row, device Stored* target, 
     const half minimum = rounded_down(low);
     const half scale = rounded_up(flushed((high - float(minimum)) / kInt4Max));
     uint codes[kLaneColumns];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
       const float q = (row.x[pass][e] - float(minimum)) / float(scale);
       codes[e] = bad == 0 && float(scale) > 0.0f ? uint(rint(q)) : 0;

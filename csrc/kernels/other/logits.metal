@@ -59,18 +59,18 @@ struct RowBlock {
   float x[kVectors][kLogitsVector];
 
   void load(const device Element* row, int first, int thread_in_row, constant LogitsParams& params) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int v = 0; v < kVectors; v++) {
       const int column = first + (v * kRowThreads + thread_in_row) * kLogitsVector;
       if (fc_vector_loads && column < params.columns) {
         const ElementVector columns = *(const device ElementVector*)(row + column);
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < kLogitsVector; e++) {
           x[v][e] = softmax_logit(columns[e], params.cap);
         }
         continue;
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLogitsVector; e++) {
         x[v][e] = -INFINITY;
         if (column + e < params.columns) {
@@ -82,9 +82,9 @@ struct RowBlock {
 
   float largest() const thread {
     float result = -INFINITY;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int v = 0; v < kVectors; v++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLogitsVector; e++) {
         result = fmax(result, x[v][e]);
       }
@@ -95,9 +95,9 @@ struct RowBlock {
   // Turns the logits into weights and returns their sum.
   float to_weights(float origin) thread {
     float total = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int v = 0; v < kVectors; v++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLogitsVector; e++) {
         x[v][e] = precise::exp(x[v][e] - origin);
         total += x[v][e];
@@ -108,19 +108,19 @@ struct RowBlock {
 
   void store(device Element* row, int first, int thread_in_row, float factor,
              constant LogitsParams& params) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int v = 0; v < kVectors; v++) {
       const int column = first + (v * kRowThreads + thread_in_row) * kLogitsVector;
       if (fc_vector_loads && column < params.columns) {
         ElementVector columns;
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int e = 0; e < kLogitsVector; e++) {
           columns[e] = Element(x[v][e] * factor);
         }
         *(device ElementVector*)(row + column) = columns;
         continue;
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLogitsVector; e++) {
         if (column + e < params.columns) {
           row[column + e] = Element(x[v][e] * factor);
@@ -217,7 +217,7 @@ using namespace fattn;
   if (fc_vector_loads && first + kLogitsVector <= count) {
     const device ElementVector* source = (const device ElementVector*)(x + element_offset(first, params));
     ElementVector elements = *source;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLogitsVector; e++) {
       elements[e] = Element(softcapped(float(elements[e]) / params.cap, params.cap));
     }

@@ -36,7 +36,7 @@ using namespace fattn;
                      first_row * params.mask.row + key * params.mask.key;
   bool hidden = true;
   bool whole = true;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kCellRows; r++) {
     if (first_row + r < params.rows && key < params.keys) {
       const float added = mask_value(mask, first + r * params.mask.row);

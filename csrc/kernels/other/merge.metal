@@ -58,7 +58,7 @@ struct Parts {
   float4 values(int part) const thread {
     const device Partial* from = out + part * out_stride;
     float4 values = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < 4; i++) {
       if (i < columns) {
         values[i] = float(from[i]);
@@ -143,7 +143,7 @@ using namespace fattn;
       weighted += weight * shared_weighted[s * kSimdWidth + lane];
     }
     const float scale = params.puts_part ? 1.0f : keys.sum == 0.0f ? 0.0f : 1.0f / keys.sum;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < 4; i++) {  // a constant bound: dynamic indexing would spill
       if (i < parts.columns) {
         out[out_begin + column + i] = Result(weighted[i] * scale);

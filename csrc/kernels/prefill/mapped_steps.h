@@ -100,7 +100,7 @@ struct TileSteps {
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
       bool hidden = true;
       bool whole = true;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < kTileCells; i++) {
         const uint byte = cell_of(mask_map[state.saved->map_rows[i] + column * params.mask_map.key]);
         hidden = hidden && byte == kHiddenCell;

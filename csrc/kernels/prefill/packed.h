@@ -81,7 +81,7 @@ inline QueryTile dense_tile(constant PrefillParams& params, GridPlace place) {
 
 // The maximum over this and lower lanes.
 inline int prefix_max(int x, ushort lane) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (ushort distance = 1; distance < kSimdWidth; distance *= 2) {
     const int below = simd_shuffle_up(x, distance);
     x = lane >= distance ? max(x, below) : x;

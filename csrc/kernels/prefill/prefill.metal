@@ -37,7 +37,7 @@ inline void read_two_keys(const threadgroup TileElement* row, int c, LanePositio
   }
   Operand both[2 * kKeyChunk];
   read_chunks<2 * kKeyChunk>(row + at.row * (2 * kKeyChunk), c * 16 * kKeyChunk, 0, true, both);
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int i = 0; i < kKeyChunk; i++) {
     first[i] = both[2 * i];
     second[i] = both[2 * i + 1];
@@ -47,11 +47,11 @@ inline void read_two_keys(const threadgroup TileElement* row, int c, LanePositio
 // Adds the products with kKeysTogether key fragments of a staged step, from fragment k on.
 inline void score_fragments(thread OnlineAttention& attention, thread const QueryRegisters& query,
                             thread const StepTiles& tiles, int k, LanePosition at) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int c = 0; c < kKeyChunks; c++) {
     Operand first[kKeysTogether][kKeyChunk];
     Operand second[kKeysTogether][kKeyChunk];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < kKeysTogether; i++) {
       const threadgroup TileElement* row = tiles.keys + ((k + i) * 8 + at.pair * 2) * kKeyPitch;
       read_two_keys(row, c, at, first[i], second[i]);
@@ -64,12 +64,12 @@ inline void score_fragments(thread OnlineAttention& attention, thread const Quer
 inline void score_step(thread OnlineAttention& attention, thread const QueryRegisters& query,
                        thread const StepTiles& tiles, StepFragments fragments, LanePosition at) {
   attention.clear_scores();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k += kSkippedTogether) {
     if (!fragments.has_some(k, kSkippedTogether)) {
       continue;
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < kSkippedTogether; i += kKeysTogether) {
       score_fragments(attention, query, tiles, k + i, at);
     }
@@ -83,7 +83,7 @@ inline void value_fragment(thread OnlineAttention& attention, thread const StepT
                            const threadgroup TileElement* other) {
   // Read a visible value instead of a hidden one: its weights are 0, but 0 * NaN is NaN.
   const threadgroup TileElement* row = !fc_hides_any || seen.value(k) ? own + k * 8 * kValuePitch : other;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int i = 0; i < kValueDim / 4; i += kValueRun) {
     Operand run[kValueRun];
     read_chunks<kValueChunk>(row, i * 4, 4 * kValueChunk, true, run);
@@ -96,12 +96,12 @@ inline void value_step(thread OnlineAttention& attention, thread const StepTiles
   // Lane-dependent part of the address.
   const threadgroup TileElement* own = tiles.values + (at.row * kValuePitch + at.pair * kValueChunk);
   const int other = fc_hides_any ? seen.some_key() : 0;
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k += kSkippedTogether) {
     if (fc_hides_any ? !seen.some(k, kSkippedTogether) : !fragments.has_some(k, kSkippedTogether)) {
       continue;
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < kSkippedTogether; i++) {
       scale_weights(attention, tiles.scales, k + i, seen, at);
       value_fragment(attention, tiles, k + i, seen, own,
@@ -171,7 +171,7 @@ using namespace fattn;
   ScoreModifiers modifiers;
   QueryRegisters query_rows;
   attention.clear();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRowFragments; r++) {
     query_rows.load(r, tile.query_row(r * 8 + at.row), at);
     tile.begin_row(r, attention, modifiers, at.pair == 0);

@@ -103,12 +103,12 @@ struct RowPart {
     const int first_key = step.keys.first_key + key;
     const int place = row * kScorePitch + key;
     float4 own = float4(0.0f);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int share = 0; share < kSumShares; share++) {
       own += *reinterpret_cast<const threadgroup float4*>(products + share * kShareScores + place);
     }
     uint seen = kAllKeys;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLaneScores; e++) {
       own[e] = modified_score(own[e], modifiers, 0, first_key + e);
     }
@@ -120,7 +120,7 @@ struct RowPart {
         visible.drafts[0] = drafts;
       }
       seen = 0;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kLaneScores; e++) {
         float score = own[e];
         const bool exists = (step.exist >> (key + e)) & 1;
@@ -131,18 +131,18 @@ struct RowPart {
       seen = fc_hides_any ? simd_or(seen) : kAllKeys;
     }
     float largest = fmax(fmax(own[0], own[1]), fmax(own[2], own[3]));
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort distance = 1; distance < kRowLanes; distance *= 2) {
       largest = fmax(largest, simd_shuffle_xor(largest, distance));
     }
     const float factor = state.grow(largest);
     float sum = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int e = 0; e < kLaneScores; e++) {
       own[e] = weight_of(own[e] - state.origin());
       sum += own[e];
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort distance = 1; distance < kRowLanes; distance *= 2) {
       sum += simd_shuffle_xor(sum, distance);
     }
@@ -221,7 +221,7 @@ using namespace fattn;
     }
     if (step.has(own_product) && step.in_place(tile, own_product)) {
       const KeyPlace own_keys = step.first(tile, own_product);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int column = sum_column; column < kTensorDim; column += kKeyColumns) {
         SharedTensor queries = staged_tensor(query_storage, column, kProductDim, kTensorRows);
         CacheTensor keys = tensor_in_place(tile.source.keys(), params.key, own_keys, column, kProductDim);
@@ -249,7 +249,7 @@ using namespace fattn;
       seen |= seen_by[i];
     }
     FATTN_EACH_ELEMENT(i, output) { output[i] *= factors[output.get_multidimensional_index(i)[1]]; }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int p = 0; p < kStepProducts; p++) {
       if (!step.has(p)) {
         continue;

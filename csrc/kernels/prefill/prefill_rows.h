@@ -102,7 +102,7 @@ struct TileState {
 
   Visibility visible(constant PrefillParams& params) const thread {
     Visibility visible;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
       const threadgroup SavedLimits& limits = saved->limits[row + r * 8];
       visible.limit[r] = limits.limit;

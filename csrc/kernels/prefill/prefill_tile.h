@@ -125,7 +125,7 @@ struct PrefillTile {
     Visibility visible = state.visible(*params);
     if (fc_tree) {
       visible.first_draft = rows.first_position;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kRowFragments; r++) {
         const QueryRow row = own_row(r * 8 + at.row);
         visible.drafts[r] = row.exists ? drafts_of(row) : 0;

@@ -42,7 +42,7 @@ struct StepValues {
     }
   }
   void read_all(thread const PrefillTile& tile, thread const StepKeys& step, ushort share) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kKeyFragments; k++) {
       read<true>(k, tile, step, all_seen(), share);
     }
@@ -54,7 +54,7 @@ template <bool kWhole>
 inline void add_values(thread WideAttention& attention, thread StepValues& values,
                        thread const SharedScales& scales, thread const PrefillTile& tile,
                        thread const StepKeys& step, StepFragments fragments, SeenKeys seen, ushort share) {
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int k = 0; k < kKeyFragments; k++) {
     if (!kWhole && !fragments.has(k)) {
       continue;
@@ -133,7 +133,7 @@ using namespace fattn;
   query_rows.pieces = reinterpret_cast<threadgroup Element*>(shared_query) +
                       row_group * (kGroupPieces * kSimdWidth * kPieceElements);
   attention.clear();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int r = 0; r < kRowFragments; r++) {
     tile.begin_row(r, attention, modifiers, share == 0 && at.pair == 0);
     const int pair = r * 8 + at.pair * 2;

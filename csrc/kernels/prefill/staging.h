@@ -36,7 +36,7 @@ struct StagedElements {
     Operand run[C];
     stored.unpack_to(run, 0);
     uint4 words;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int w = 0; w < 4; w++) {
       const int at = first + w * kTileChunk / 4;
       words[w] = tile_word(float(run[at]), float(run[min(at + 1, C - 1)]), TileElement(0.0f));
@@ -59,7 +59,7 @@ struct StagedWords {
 // 16 bytes of each of two rows, interleaved.
 inline void put_interleaved(uint4 first, uint4 second, threadgroup uint4* to) {
   uint words[8];
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int w = 0; w < 4; w++) {
     if (sizeof(TileElement) == 4) {
       words[2 * w] = first[w];
@@ -133,10 +133,10 @@ struct TileLoads {
     const int column = column_of(thread_index);
     const int first_row = min(row_of(thread_index), kTileKeys - kRowsTogether);
     const int own_key = rows.first_key + first_row;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < kRounds; i++) {
       const bool has = kEven || i + 1 < kRounds || first_row + i * kRoundRows < kTileKeys;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kRowsTogether; e++) {
         const int below = (has ? i * kRoundRows : 0) + e;
         if (fc_looks_up) {
@@ -153,7 +153,7 @@ struct TileLoads {
   void write(threadgroup TileElement* tile, int pitch, ushort thread_index) const thread {
     const int first_row = row_of(thread_index);
     threadgroup TileElement* first = tile + (first_row * pitch + kRowsTogether * column_of(thread_index));
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < kRounds; i++) {
       const bool has = first_row + i * kRoundRows < kTileKeys && thread_index < kActiveThreads;
       if (kEven || has) {
@@ -168,7 +168,7 @@ struct TileLoads {
   static int column_of(ushort thread_index) { return thread_index % kRowChunks * Chunk::kColumns; }
 
   static void write_rows(thread const Chunk (&rows)[kRowsTogether], threadgroup TileElement* to) {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < Chunk::kColumns; i += kTileChunk) {
       threadgroup uint4* words = reinterpret_cast<threadgroup uint4*>(to + kRowsTogether * i);
       if (kPaired) {

@@ -99,6 +99,7 @@ inline SharedTensor staged_tensor(threadgroup uint4* rows, int column, int colum
 #endif
 
 // The elements of a cooperative tensor that this lane holds.
-#define FATTN_EACH_ELEMENT(i, held)                                                \
-  _Pragma("clang loop unroll(full)") for (ushort i = 0; i < (held).get_capacity(); \
-                                          i++) if ((held).is_valid_element(i))
+#define FATTN_EACH_ELEMENT(i, held)                  \
+  FATTN_UNROLL                                       \
+  for (ushort i = 0; i < (held).get_capacity(); i++) \
+    if ((held).is_valid_element(i))

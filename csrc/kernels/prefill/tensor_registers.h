@@ -18,18 +18,18 @@ struct TensorRows {
     // Set each element to the index of its row; the maximum is this index.
     FATTN_EACH_ELEMENT(i, scores) { scores[i] = scores.get_multidimensional_index(i)[1]; }
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort j = 0; j < kMaxReducedRows; j++) {
       states[j] = first_state(tile, has_row(reduced, j) ? int(reduced[j]) : 0);
       factors[j] = 1.0f;
     }
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort j = 0; j < reduced.get_capacity(); j++) {
       reduced[j] = j;
     }
     rows_of_scores = 0;
     auto score = scores.begin();
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort i = 0; i < scores.get_capacity(); i++, ++score) {
       if (scores.is_valid_element(i)) {
         rows_of_scores |= uint(*reduced.map_iterator(score) == 1.0f) << i;
@@ -37,7 +37,7 @@ struct TensorRows {
     }
     rows_of_output = 0;
     auto element = output.begin();
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort i = 0; i < output.get_capacity(); i++, ++element) {
       if (output.is_valid_element(i)) {
         rows_of_output |= ulong(*reduced.map_iterator(element) == 1.0f) << i;
@@ -49,7 +49,7 @@ struct TensorRows {
   template <class Scores, class Reduced, class Output>
   void to_weights(thread Scores& scores, thread Reduced& reduced, thread Output& output) thread {
     reduce_rows(scores, reduced, reduction_operation::max, -INFINITY);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort j = 0; j < kMaxReducedRows; j++) {
       if (has_row(reduced, j)) {
         factors[j] = states[j].grow(reduced[j]);
@@ -60,7 +60,7 @@ struct TensorRows {
       scores[i] = weight_of(scores[i] - (is_second_of_scores(i) ? second_origin : first_origin));
     }
     reduce_rows(scores, reduced, reduction_operation::sum, 0.0f);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort j = 0; j < kMaxReducedRows; j++) {
       if (has_row(reduced, j)) {
         states[j].sum += reduced[j];
@@ -85,7 +85,7 @@ struct TensorRows {
 
   // Converts the factors to the results' scale factors.
   void finish() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (ushort j = 0; j < kMaxReducedRows; j++) {
       factors[j] = result_scale(states[j].sum);
     }

@@ -69,7 +69,7 @@ inline void stage_piece(threadgroup uint4* to, StoredOperand operand, constant S
   constexpr int kChunks = kColumns / kChunk;
   constexpr int kRounds = kProductKeys * kChunks / kThreads;
   static_assert(kRounds * kThreads == kProductKeys * kChunks, "all lanes look up keys together");
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int round = 0; round < kRounds; round++) {
     const int c = round * kThreads + thread_index;
     const int key = first + c / kChunks;

@@ -33,13 +33,13 @@ struct TensorRows {
     simdgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float* own = scores_of_rows + row * kScorePitch + half_row * kLaneScores;
     float largest = own[0];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 1; k < kLaneScores; k++) {
       largest = fmax(largest, own[k]);
     }
     const float factor = state.grow(fmax(largest, simd_shuffle_xor(largest, ushort(1))));
     float sum = 0.0f;
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int k = 0; k < kLaneScores; k++) {
       own[k] = weight_of(own[k] - state.origin());
       sum += own[k];

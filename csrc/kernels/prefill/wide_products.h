@@ -32,7 +32,7 @@ struct GroupQuery {
              LanePosition at) const thread {
     for (int piece = share; piece < kFragmentPieces; piece += kColumnShares) {
       threadgroup Element* to = pieces + ((r * kFragmentPieces + piece) * kSimdWidth + lane) * kPieceElements;
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < kPieceElements; i += 2) {
         const int element = piece % kSharePieces * kPieceElements + i + (at.row & 1);
         const int column = element < KeyColumns::kAll
@@ -65,9 +65,9 @@ struct BlockProducts {
   BlockProducts() thread {}
 
   void clear() thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < kChains; c++) {
         set_elements(sums[r][c], 0.0f, 0.0f);
       }
@@ -77,18 +77,18 @@ struct BlockProducts {
   // `run` is this lane's part of the columns that begin at query piece `piece`.
   template <int N>
   void add(thread const GroupQuery& query, int piece, thread const Operand (&run)[N], ushort lane) thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int begin = 0; begin < N; begin += kPieceElements) {
       Operand rows[kRowFragments][kPieceElements];
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int r = 0; r < kRowFragments; r++) {
         query.read(r, piece + begin / kPieceElements, lane, rows[r]);
       }
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int i = 0; i < kPieceElements && begin + i < N; i += 2) {
         OperandFragment key;
         set_elements(key, run[begin + i], run[begin + i + 1]);
-#pragma clang loop unroll(full)
+        FATTN_UNROLL
         for (int r = 0; r < kRowFragments; r++) {
           OperandFragment row;
           set_elements(row, rows[r][i], rows[r][i + 1]);
@@ -99,9 +99,9 @@ struct BlockProducts {
   }
 
   void add_to(thread float2 (&totals)[kRowFragments]) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int c = 0; c < kChains; c++) {
         totals[r] += float2(sums[r][c].thread_elements()[0], sums[r][c].thread_elements()[1]);
       }
@@ -135,7 +135,7 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
   const int first_piece = share * kSharePieces;
   BlockProducts block;
   block.clear();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int c = 0; c < kKeyWideChunks; c++) {
     if (c > 0 && c % kBlockChunks == 0) {
       block.add_to(totals);
@@ -148,12 +148,12 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
   if (KeyColumns::kNarrow > 0) {
     constexpr int kChunk = KeyColumns::kNarrowChunk;
     Operand run[at_least_one(KeyColumns::kNarrow)];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int i = 0; i < KeyColumns::kNarrow; i += kChunk) {
       const int column = KeyColumns::column_of(KeyColumns::kWide + i, at.pair, share);
       Operand chunk[kChunk];
       read_columns(key, max(column, 0), there && column >= 0, chunk);
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int e = 0; e < kChunk; e++) {
         run[i + e] = chunk[e];
       }
@@ -178,14 +178,14 @@ struct GroupScores {
   // Reads the products of these key fragments as scores.
   template <typename Attention>
   void read(thread Attention& attention, StepFragments fragments, LanePosition at) const thread {
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
-#pragma clang loop unroll(full)
+      FATTN_UNROLL
       for (int k = 0; k < kKeyFragments; k++) {
         float2 sum = float2(0.0f);
         if (fragments.has(k)) {
           sum = pair(0, r, k, at);
-#pragma clang loop unroll(full)
+          FATTN_UNROLL
           for (int share = 1; share < kSumShares; share++) {
             sum += pair(share, r, k, at);
           }
@@ -210,7 +210,7 @@ inline void store_products(thread const GroupScores& scores, thread const GroupQ
                            StepFragments fragments, ushort share) {
   const LanePosition at = tile.at;
   const StoredOperand stored = tile.source.keys();
-#pragma clang loop unroll(full)
+  FATTN_UNROLL
   for (int own = 0; own < kOwnFragments; own++) {
     const int k = share / kSumShares * kOwnFragments + own;
     if (!kWhole && !fragments.has(k)) {
@@ -220,12 +220,12 @@ inline void store_products(thread const GroupScores& scores, thread const GroupQ
     const bool there = kWhole || place.exists;
     const StoredRow row = stored.row_at(place, tile.params->key, tile.params->key_scales);
     float2 totals[kRowFragments];
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
       totals[r] = float2(0.0f);
     }
     multiply_key(query, row, there, share % kSumShares, at, totals);
-#pragma clang loop unroll(full)
+    FATTN_UNROLL
     for (int r = 0; r < kRowFragments; r++) {
       scores.write(r, k, share % kSumShares, totals[r], at);
     }

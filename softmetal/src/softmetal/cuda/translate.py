@@ -32,6 +32,7 @@ _PRAGMAS = (
         re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll\((?:full|enable)\).*$", re.M),
         "#pragma unroll",
     ),
+    (re.compile(r'_Pragma\("clang loop unroll\((?:full|enable)\)"\)'), '_Pragma("unroll")'),
     (
         re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll_count\((\d+)\).*$", re.M),
         r"#pragma unroll \1",
