@@ -141,3 +141,17 @@ def test_repr() -> None:
         "StaticKVCache(2 layers of 2 key-value heads, keys of 32 and values of 64 columns, "
         "torch.float32 on cpu, 3 sequences of up to 20 tokens; 3 tokens)"
     )
+
+
+@pytest.mark.host_only
+def test_a_fork_between_two_layers() -> None:
+    """What the second layer then appends to the source is not in the copy."""
+    cache = static("cpu")
+    step = cache.extend([0], tokens=2)
+    key, value = (torch.zeros(2, KV_HEADS, dim) for dim in (DIM, VALUE_DIM))
+    cache.append(0, step, key, value)
+    cache.fork(0, 1)
+    cache.append(1, step, key, value)
+    cache.extend([0], tokens=1)
+    with pytest.raises(ValueError, match=r"layer 1 does not .* sequence 1 from position 0 on"):
+        cache.extend([1], tokens=1)
