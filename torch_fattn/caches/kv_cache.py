@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from ..operators.attention import paged_prefill
 from ..operators.options import CachePrefillOptions
+from ..operators.return_lse import method_with_lse
 from ..runtime.signatures import is_checked, public
 from .memory import Layers
 from .sequences import CachedSequence
@@ -45,39 +46,7 @@ class KVCache:
         self._layers.write(layer, step.slot_mapping, *rows)
         step._appended.add(layer)
 
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        is_causal: bool = ...,
-        return_lse: Literal[False] = ...,
-        **options: Unpack[CachePrefillOptions],
-    ) -> Tensor: ...
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        is_causal: bool = ...,
-        return_lse: Literal[True],
-        **options: Unpack[CachePrefillOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def prefill(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        is_causal: bool = ...,
-        return_lse: bool,
-        **options: Unpack[CachePrefillOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @method_with_lse
     @public("KVCache.prefill", options="paged_prefill", inherited=True, names=CACHE)
     def prefill(
         self,

@@ -4,13 +4,14 @@ with groups of sequences that share a prefix."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..operators.attention import paged_decode
 from ..operators.options import CacheDecodeOptions
+from ..operators.return_lse import method_with_lse
 from ..operators.shared_prefix import shared_prefix_paged_decode
 from ..runtime.signatures import public, shown
 from .blocks import GONE, BlockPool, block_keys, check_token_ids, first_difference
@@ -293,39 +294,7 @@ class PagedSequences(KVCache):
         self._next += 1
         return self._next - 1
 
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        shared_prefix: bool = ...,
-        return_lse: Literal[False] = ...,
-        **options: Unpack[CacheDecodeOptions],
-    ) -> Tensor: ...
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        shared_prefix: bool = ...,
-        return_lse: Literal[True],
-        **options: Unpack[CacheDecodeOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        shared_prefix: bool = ...,
-        return_lse: bool,
-        **options: Unpack[CacheDecodeOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @method_with_lse
     @public("PagedKVCache.decode", options="paged_decode", names=CACHE)
     def decode(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..operators.attention import decode, paged_decode
 from ..operators.options import CacheDecodeOptions
+from ..operators.return_lse import method_with_lse
 from ..runtime.signatures import public
 from .kv_cache import CACHE, KVCache
 from .memory import SIZES, CacheShape, Layers, check_sizes
@@ -105,36 +106,7 @@ class StaticKVCache(KVCache):
         self._tables.done(growing)
         return step
 
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: Literal[False] = ...,
-        **options: Unpack[CacheDecodeOptions],
-    ) -> Tensor: ...
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: Literal[True],
-        **options: Unpack[CacheDecodeOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def decode(
-        self,
-        layer: int,
-        step: CacheStep,
-        query: Tensor,
-        *,
-        return_lse: bool,
-        **options: Unpack[CacheDecodeOptions],
-    ) -> Tensor | tuple[Tensor, Tensor]: ...
+    @method_with_lse
     @public("StaticKVCache.decode", options="decode", names={**CACHE, "key has": "the cache has"})
     def decode(
         self,

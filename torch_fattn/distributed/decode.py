@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..operators.options import DecodeOptions
 from ..operators.parts import result_dtype, token_major
 from ..operators.prefix_and_suffix import Keys
+from ..operators.return_lse import with_lse
 from ..runtime.signatures import public
 from .call import check_ranks
 from .exchange import Exchange, Facts, facts_of, refuse_dtensors, refuse_gradients
@@ -20,30 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@overload
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    group: Any = ...,
-    shards: Shards | None = ...,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[DecodeOptions],
-) -> Tensor: ...
-@overload
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seq_lens: Tensor | None = ...,
-    *,
-    group: Any = ...,
-    shards: Shards | None = ...,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
-) -> tuple[Tensor, Tensor]: ...
+@with_lse
 @public("torch_fattn.distributed.decode", options="decode")
 def decode(
     query: Tensor,
@@ -89,32 +67,7 @@ def decode(
     return _run("torch_fattn.distributed.decode", query, keys, seq_lens, group, shards, return_lse, options)
 
 
-@overload
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    *,
-    group: Any = ...,
-    shards: Shards | None = ...,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[DecodeOptions],
-) -> Tensor: ...
-@overload
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    *,
-    group: Any = ...,
-    shards: Shards | None = ...,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
-) -> tuple[Tensor, Tensor]: ...
+@with_lse
 @public("torch_fattn.distributed.paged_decode", options="paged_decode")
 def paged_decode(
     query: Tensor,

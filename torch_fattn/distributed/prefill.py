@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..operators.options import PrefillOptions, VarlenPrefillOptions
 from ..operators.parts import merge_parts, result_dtype, token_major
+from ..operators.return_lse import with_lse
 from ..runtime.options import with_defaults
 from ..runtime.signatures import public
 from .call import PrefillCall, placed, prefill_call
@@ -27,34 +28,7 @@ NAME = "torch_fattn.distributed.prefill"
 VARLEN_NAME = "torch_fattn.distributed.varlen_prefill"
 
 
-@overload
-def prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    group: Any = ...,
-    shards: Shards | None = ...,
-    query_shards: Shards | Literal["keys", "replicated"] = ...,
-    method: Method = ...,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[PrefillOptions],
-) -> Tensor: ...
-@overload
-def prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = ...,
-    *,
-    group: Any = ...,
-    shards: Shards | None = ...,
-    query_shards: Shards | Literal["keys", "replicated"] = ...,
-    method: Method = ...,
-    return_lse: Literal[True],
-    **options: Unpack[PrefillOptions],
-) -> tuple[Tensor, Tensor]: ...
+@with_lse
 @public(NAME, options="prefill")
 def prefill(
     query: Tensor,
@@ -161,30 +135,7 @@ def prefill(
     return (out, lse) if return_lse else out
 
 
-@overload
-def varlen_prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    shards: Sequence[Shards],
-    query_shards: Sequence[Shards] | None = ...,
-    *,
-    group: Any = ...,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[VarlenPrefillOptions],
-) -> Tensor: ...
-@overload
-def varlen_prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    shards: Sequence[Shards],
-    query_shards: Sequence[Shards] | None = ...,
-    *,
-    group: Any = ...,
-    return_lse: Literal[True],
-    **options: Unpack[VarlenPrefillOptions],
-) -> tuple[Tensor, Tensor]: ...
+@with_lse
 @public(VARLEN_NAME, options="varlen_prefill")
 def varlen_prefill(
     query: Tensor,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, Protocol, cast, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, cast, overload
 
 from torch import Tensor
 
-__all__ = ["with_lse"]
+__all__ = ["method_with_lse", "with_lse"]
 
 _Arguments = ParamSpec("_Arguments")
 _Both = tuple[Tensor, Tensor]
@@ -33,3 +33,13 @@ class WithLse(Protocol[_Arguments]):
 
 def with_lse(function: Callable[_Arguments, Tensor | _Both]) -> WithLse[_Arguments]:
     return cast("WithLse[_Arguments]", function)
+
+
+class MethodWithLse(Protocol[_Arguments]):
+    def __get__(self, instance: Any, owner: Any = None, /) -> WithLse[_Arguments]: ...
+
+
+def method_with_lse(
+    method: Callable[Concatenate[Any, _Arguments], Tensor | _Both],
+) -> MethodWithLse[_Arguments]:
+    return cast("MethodWithLse[_Arguments]", method)
