@@ -30,6 +30,7 @@ try:
     from transformers import PreTrainedModel
 
     from .attention import attend
+    from .fusion.report import Report, report
     from .masks import make_mask
     from .paged import attend_paged
     from .paged_cache import PagedCache
@@ -48,6 +49,7 @@ __all__ = [
     "PAGED_NAME",
     "SHARDED_NAME",
     "PagedCache",
+    "Report",
     "ShardedCache",
     "attend",
     "attend_paged",
@@ -55,6 +57,7 @@ __all__ = [
     "make_mask",
     "make_sharded_mask",
     "register",
+    "report",
     "unregister",
     "use_packed",
 ]
