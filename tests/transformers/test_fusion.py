@@ -20,6 +20,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from tests.helpers.synchronisations import Synchronisations
 from tests.transformers.tiny_models import COMMON, DEVICE, prompt, tiny
 from torch_fattn.integrations.transformers import register, report, unregister
+from torch_fattn.integrations.transformers.compat import CACHE
 from torch_fattn.integrations.transformers.fusion import norms
 
 SIZE = 48
@@ -229,10 +230,10 @@ def test_report_counts_the_kernels_of_a_step(family: str, before: int, after: in
 def test_a_step_does_not_wait_for_the_gpu() -> None:
     model = model_of()
     ids, mask = (tensor.to(DEVICE) for tensor in prompt(8))
-    one: Any = torch.ones_like(mask[:, :1])
-    past = DynamicCache(config=model.config)
+    one = torch.ones_like(mask[:, :1])
+    past: dict[str, Any] = {CACHE: DynamicCache(config=model.config)}
     with torch.no_grad():
-        model(ids, attention_mask=mask, past_key_values=past)
+        model(ids, attention_mask=mask, **past)
         with Synchronisations() as found:
-            model(ids[:, :1], attention_mask=torch.cat((mask, one), 1), past_key_values=past)
+            model(ids[:, :1], attention_mask=torch.cat((mask, one), 1), **past)
     assert found.ops == []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from ....runtime.signatures import public
+from ..compat import CACHE
 from . import models, norms
 from .launches import BESIDES, Launches
 
@@ -53,14 +55,14 @@ def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
     if not model.can_generate():
         return {}
     ids = torch.arange(1, 1 + _PROMPT, device=model.device)[None]
-    cache = DynamicCache(config=model.config)
+    with_cache: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
     launches = Launches(model)
     enabled = norms.enable(fused)
     try:
         with torch.no_grad():
-            model(ids, past_key_values=cache, use_cache=True)
+            model(ids, **with_cache)
             with launches.count():
-                model(ids[:, :1], past_key_values=cache, use_cache=True)
+                model(ids[:, :1], **with_cache)
     finally:
         norms.enable(enabled)
     layers = max(launches.layers, 1)
