@@ -20,6 +20,7 @@ try:
     from transformers import PreTrainedModel
 
     from .attention import attend, attend_paged
+    from .fusion.report import Report, report
     from .masks import make_mask
     from .paged_cache import PagedCache
     from .registration import register, unregister
@@ -37,6 +38,7 @@ __all__ = [
     "PAGED_NAME",
     "SHARDED_NAME",
     "PagedCache",
+    "Report",
     "ShardedCache",
     "attend",
     "attend_paged",
@@ -44,6 +46,7 @@ __all__ = [
     "make_mask",
     "make_sharded_mask",
     "register",
+    "report",
     "unregister",
     "use_packed",
 ]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from transformers import masking_utils
+from torch import Tensor, nn
+from transformers import PreTrainedModel, masking_utils
 from transformers.generation import configuration_utils
 from transformers.generation import utils as generation_utils
 from transformers.generation.continuous_batching import continuous_api
@@ -107,14 +107,30 @@ def update_paged(
 
 def _replace(owner: Any, name: str, method: Any) -> Callable[[], None]:
     """Replaces a method. Returns a function that undoes this, unless the method was replaced again."""
-    before = getattr(owner, name)
+    before = vars(owner).get(name)
     setattr(owner, name, method)
 
     def undo() -> None:
-        if getattr(owner, name) is method:
+        if getattr(owner, name) is not method:
+            return
+        if before is None:
+            delattr(owner, name)  # inherited again
+        else:
             setattr(owner, name, before)
 
     return undo
+
+
+def before_each_call(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], None]:
+    """Calls `prepare` with a model before each of its forwards, except in graphs of torch.compile. Returns a
+    function that undoes this."""
+
+    def call(self: PreTrainedModel, *arguments: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            prepare(self)
+        return nn.Module.__call__(self, *arguments, **options)
+
+    return _replace(PreTrainedModel, "__call__", call)
 
 
 def let_models_update(name: str, update: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], None]:

@@ -83,7 +83,7 @@ def make_mask(
         # mask do not declare flash attention.
         wanted = allow_is_causal_skip or q_length == 1
         if window is not None and wanted and form is MaskForm.PADDING:
-            padding = _padding_or_none(attention_mask, kv_offset, filled)
+            padding = _padding_or_none(attention_mask, kv_offset, filled, may_wait=q_length > 1)
             aligned = not isinstance(filled, Tensor) and filled == kv_length
             if aligned and window >= kv_length and allow_is_causal_skip:
                 return nothing_hidden(device, batch_size, kv_length) if padding is None else padding
@@ -118,11 +118,16 @@ def _covers(padding: Tensor, kv_offset: int, kv_length: int, filled: int | Tenso
     return known == kv_length or filled <= known < kv_length
 
 
-def _padding_or_none(padding: Tensor | None, kv_offset: int, filled: int | Tensor) -> Tensor | None:
-    """The padding of the filled keys, or None if it hides nothing. The check waits for the device once per
-    forward; tracing cannot check and keeps the mask."""
+def _padding_or_none(
+    padding: Tensor | None, kv_offset: int, filled: int | Tensor, may_wait: bool = True
+) -> Tensor | None:
+    """The padding of the filled keys, or None if it hides nothing. The check waits for the device, so a step
+    of one token, where waiting costs more than reading a byte per key, keeps the mask. So does tracing."""
     if padding is None:
         return None
+    if not may_wait:
+        end = None if isinstance(filled, Tensor) else kv_offset + filled
+        return padding[:, kv_offset:end]
     if isinstance(filled, Tensor):
         padding = padding[:, kv_offset:]
         hides_nothing = padding.all() & (filled <= padding.shape[-1])

@@ -20,7 +20,8 @@ from ...runtime import versions
 from ...runtime.signatures import public
 from ...runtime.warn import warn
 from .attention import attend, attend_paged
-from .compat import entry, let_generate_make, let_models_update, restore, switch_batching
+from .compat import before_each_call, entry, let_generate_make, let_models_update, restore, switch_batching
+from .fusion.models import prepare, want
 from .masks import make_mask
 from .paged import update_in_place
 from .paged_cache import CACHE_NAME, cache_of
@@ -55,8 +56,8 @@ _undo: list[Callable[[], None]] = []
 
 
 @public("torch_fattn.integrations.transformers.register")
-def register(on_unsupported: OnUnsupported = "error") -> None:
-    """Registers `attn_implementation="fattn"` with transformers. May be called again, to change the policy.
+def register(on_unsupported: OnUnsupported = "error", *, fuse: bool = True) -> None:
+    """Registers `attn_implementation="fattn"` with transformers. May be called again, to change an argument.
 
     Args:
         on_unsupported: the policy for layers that the kernels cannot run, and for models whose attention does
@@ -64,6 +65,8 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
             with transformers' sdpa attention (with its model's eager attention if it has a soft cap or
             learned sinks, which sdpa ignores), run the model with its own attention, and warn once with the
             reason.
+        fuse: whether models with this implementation also run their RMSNorm modules as one kernel each, where
+            torch has one; `report` shows where. Results may differ in a rounding.
 
     Raises ImportError if transformers is too old, and warns if it is newer than the supported versions.
     """
@@ -73,7 +76,9 @@ def register(on_unsupported: OnUnsupported = "error") -> None:
             raise ImportError(fault)
         warn(fault)
     choose(on_unsupported)
+    want(fuse)
     if not _undo:
+        _undo.append(before_each_call(prepare))
         for interface, name, _function in _ENTRIES:
             before = entry(interface, name)
             _undo.append(lambda i=interface, n=name, b=before: restore(i, n, b))  # type: ignore[misc]
@@ -93,6 +98,7 @@ def unregister() -> None:
     while _undo:
         _undo.pop()()
     choose("error")
+    want(False)
 
 
 def _tables() -> Iterator[dict[str, Any]]:

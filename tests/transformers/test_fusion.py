@@ -1,0 +1,239 @@
+"""Norms that run as one kernel: which modules have the form, what they compute, and where their own forward
+runs. Every test of generation in this folder runs with them too."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Qwen3Config
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from tests.helpers.synchronisations import Synchronisations
+from tests.transformers.tiny_models import COMMON, DEVICE, prompt, tiny
+from torch_fattn.integrations.transformers import register, report, unregister
+from torch_fattn.integrations.transformers.compat import CACHE
+from torch_fattn.integrations.transformers.fusion import norms
+
+SIZE = 48
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def norm_of(
+    kind: type[nn.Module] = LlamaRMSNorm, dtype: torch.dtype = torch.bfloat16, eps: float = 1e-6
+) -> nn.Module:
+    norm: nn.Module = kind(SIZE, eps)
+    with torch.no_grad():
+        norm.weight.normal_()
+    return norm.to(dtype).to(DEVICE).requires_grad_(False)
+
+
+class OfMean(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states - hidden_states.mean(-1, keepdim=True))
+
+
+class OfSum(LlamaRMSNorm):
+    """One that differs only where eps matters."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        wide = hidden_states.float()
+        norm = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).clamp(min=self.variance_epsilon))
+        return (norm * self.weight.float()).to(hidden_states.dtype)
+
+
+class OfHalf(LlamaRMSNorm):
+    """One whose first half alone counts, as in partial norms."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        half = SIZE // 2
+        scale = hidden_states[..., :half].float().square().mean(-1, keepdim=True) + self.variance_epsilon
+        return (hidden_states.float() * torch.rsqrt(scale) * self.weight.float()).to(hidden_states.dtype)
+
+
+class Rounded(LlamaRMSNorm):
+    """Three roundings."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        scale = hidden_states.float().square().mean(-1, keepdim=True) + self.variance_epsilon
+        return hidden_states * torch.rsqrt(scale).to(hidden_states.dtype) * (self.weight * 1.004)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Olmo2RMSNorm, T5LayerNorm])
+def test_norms_of_the_form(kind: type[nn.Module], dtype: torch.dtype) -> None:
+    norm = norm_of(kind, dtype)
+    scales = torch.tensor([1e-3, 1.0, 20.0]).view(3, 1, 1)
+    x = (torch.randn(3, 5, SIZE) * scales).to(DEVICE, dtype)
+    own = norm(x)
+    assert norms.fuse(norm) == "" and norms.is_fused(norm)
+    for fused in (norm(x), norm(x.transpose(0, 1)).transpose(0, 1)):
+        assert fused.dtype is dtype
+        rounding = torch.finfo(dtype)
+        assert torch.allclose(
+            fused.float(), own.float(), rtol=2.1 * rounding.eps, atol=rounding.smallest_normal
+        )
+    norms.restore(norm)
+    assert "forward" not in vars(norm)
+
+
+@pytest.mark.parametrize("kind", [Gemma3RMSNorm, OfMean, OfSum, OfHalf, Rounded])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_norms_are_left(kind: type[nn.Module], dtype: torch.dtype) -> None:
+    norm = norm_of(kind, dtype)
+    assert "computes something else" in norms.fuse(norm) and not norms.is_fused(norm)
+
+
+def with_bias(norm: nn.Module) -> None:
+    norm.bias = nn.Parameter(torch.zeros(SIZE))
+
+
+def hooked(norm: nn.Module) -> None:
+    norm.forward = norm.forward
+
+
+def on_meta(norm: nn.Module) -> None:
+    norm.weight = nn.Parameter(norm.weight.to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(with_bias, "more than a weight"), (hooked, "replaced"), (on_meta, "not a vector in memory")],
+)
+def test_changed_norms_are_left(change: Callable[[nn.Module], None], why: str) -> None:
+    norm = norm_of()
+    change(norm)
+    assert why in norms.fuse(norm)
+
+
+def test_own_forward_runs_where_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, x = norm_of(), torch.randn(2, SIZE, device=DEVICE).bfloat16()
+    norms.fuse(norm)
+    own = 0
+
+    def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
+        nonlocal own
+        own += 1
+        return hidden_states
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+    norm(x)
+    assert own == 0
+    for number, call in enumerate(
+        (
+            lambda: norm(x.float()),
+            lambda: norm(x.clone().requires_grad_()),
+            lambda: norm.requires_grad_()(x),
+            lambda: norm(nn.Parameter(x, requires_grad=False)),
+        ),
+        start=1,
+    ):
+        call()
+        assert own == number
+    with torch.autocast(DEVICE, torch.bfloat16):
+        norm(x)
+    assert own == 5
+
+
+def model_of(implementation: str = "fattn", dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    config = Qwen3Config(**COMMON)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype)
+    return model.eval().to(DEVICE)
+
+
+def fused_norms(model: nn.Module) -> int:
+    return sum(norms.is_fused(module) for module in model.modules())
+
+
+def step(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(prompt(8)[0].to(DEVICE)).logits
+    return logits
+
+
+def test_only_models_of_this_attention() -> None:
+    ours, other = model_of(), model_of("sdpa")
+    for model in (ours, other):
+        step(model)
+    assert (fused_norms(ours), fused_norms(other)) == (9, 0)
+    ours.set_attn_implementation("sdpa")
+    step(ours)
+    assert fused_norms(ours) == 0
+    ours.set_attn_implementation("fattn")
+    step(ours)
+    copied = copy.deepcopy(ours)
+    assert fused_norms(copied) == fused_norms(ours) == 9
+    register(fuse=False)
+    assert fused_norms(ours) == 0
+    step(ours)
+    assert fused_norms(ours) == 0
+    register()
+    step(ours)
+    unregister()
+    assert fused_norms(ours) == 0 and "__call__" not in vars(PreTrainedModel)
+    for norm in (module for module in copied.modules() if norms.is_fused(module)):
+        assert norm(torch.ones(1, norm.weight.shape[0]).bfloat16().to(DEVICE)).isfinite().all()
+
+
+def test_saved_and_loaded() -> None:
+    model = model_of()
+    logits = step(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(step(torch.load(file, weights_only=False)), logits)
+
+
+def test_compiled_models_keep_their_own_norms() -> None:
+    model = model_of(dtype=torch.float32)
+    logits = step(model)
+    compiled = torch.compile(model, backend="eager")
+    assert (step(compiled) - logits).abs().max() < 1e-5
+
+
+def test_gradients_are_those_of_the_own_norms() -> None:
+    model = model_of(dtype=torch.float32)
+    step(model)
+    gradients = []
+    for fuse in (True, False):
+        register(fuse=fuse)
+        model.zero_grad()
+        model(prompt(8)[0].to(DEVICE)).logits.square().sum().backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "after"), [("llama", 40, 26), ("qwen3", 56, 28), ("gemma3", 84, 84)]
+)
+def test_report_counts_the_kernels_of_a_step(family: str, before: int, after: int) -> None:
+    config = Qwen3Config(**COMMON) if family == "qwen3" else tiny(family)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="fattn", dtype=torch.bfloat16)
+    found = report(model.eval().to(DEVICE))
+
+    def of_layer(parts: dict[str, float]) -> float:
+        return sum(count for part, count in parts.items() if part != "besides the layers")
+
+    assert (of_layer(found.before), of_layer(found.after)) == (before, after)
+    assert bool(found.left) == (family == "gemma3")
+    assert str(found).splitlines()[0] == f"fused: {len(found.fused)} norms"
+
+
+def test_a_step_does_not_wait_for_the_gpu() -> None:
+    model = model_of()
+    ids, mask = (tensor.to(DEVICE) for tensor in prompt(8))
+    one = torch.ones_like(mask[:, :1])
+    past: dict[str, Any] = {CACHE: DynamicCache(config=model.config)}
+    with torch.no_grad():
+        model(ids, attention_mask=mask, **past)
+        with Synchronisations() as found:
+            model(ids[:, :1], attention_mask=torch.cat((mask, one), 1), **past)
+    assert found.ops == []

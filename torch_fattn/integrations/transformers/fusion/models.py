@@ -1,0 +1,82 @@
+"""Which modules of a model are fused: decided before its first forward with one of this package's attention
+implementations, and undone before one with another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..support import FLASH_NAME, NAME, PAGED_NAME
+from . import norms
+
+_OURS = (NAME, FLASH_NAME, PAGED_NAME)
+
+
+class Fused(NamedTuple):
+    """The modules of a model, by name. A model inside it, such as a vision tower, has its own."""
+
+    fused: tuple[str, ...]
+    left: Mapping[str, str]  # and why they were not fused
+
+
+_NOTHING = Fused((), MappingProxyType({}))
+_models: WeakKeyDictionary[PreTrainedModel, Fused] = WeakKeyDictionary()
+_wanted = False
+
+
+def want(fuse: bool) -> None:
+    """Whether models are fused. Without, the models that were are restored."""
+    global _wanted
+    _wanted = fuse
+    if not fuse:
+        for model in list(_models):
+            _restore(model)
+
+
+def prepare(model: PreTrainedModel) -> None:
+    """Fuses a model or restores it, if either is due."""
+    wanted = _wanted and model.config._attn_implementation in _OURS
+    if wanted == (model in _models):
+        return
+    if wanted:
+        _models[model] = _fuse(model)
+    else:
+        _restore(model)
+
+
+def fused_in(model: PreTrainedModel) -> Fused:
+    """All that was fused in a model and in the models inside it."""
+    fused: list[str] = []
+    left: dict[str, str] = {}
+    for path, inner in model.named_modules():
+        found = _models.get(inner, _NOTHING) if isinstance(inner, PreTrainedModel) else _NOTHING
+        prefix = f"{path}." if path else ""
+        fused += (prefix + name for name in found.fused)
+        left |= {prefix + name: why for name, why in found.left.items()}
+    return Fused(tuple(fused), left)
+
+
+def _fuse(model: PreTrainedModel) -> Fused:
+    why = {name: norms.fuse(module) for name, module in _own_norms(model)}
+    return Fused(tuple(name for name in why if not why[name]), {name: why[name] for name in why if why[name]})
+
+
+def _restore(model: PreTrainedModel) -> None:
+    for _name, norm in _own_norms(model):
+        norms.restore(norm)
+    _models.pop(model, None)
+
+
+def _own_norms(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The norms of a model, without those of models inside it."""
+    for name, child in module.named_children():
+        if isinstance(child, PreTrainedModel):
+            continue
+        if norms.is_norm(child):
+            yield prefix + name, child
+        yield from _own_norms(child, f"{prefix}{name}.")

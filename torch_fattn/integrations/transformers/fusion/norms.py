@@ -1,0 +1,116 @@
+"""RMSNorm modules that call torch's fused `rms_norm`: one kernel on mps where most models launch eight.
+
+Random numbers show whether a module computes `x / rms(x) * weight`, rounded to the dtype of x. Modules with
+`1 + weight` (Gemma), a float32 weight or a gate compute something else, and are left as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
+_ROWS = 4
+_enabled = True
+
+
+def enable(enabled: bool) -> bool:
+    """Whether fused modules run torch's `rms_norm` or their own forward. Returns what it was before."""
+    global _enabled
+    before, _enabled = _enabled, enabled
+    return before
+
+
+def fuse(norm: nn.Module) -> str:
+    """Fuses a norm if it has the form. Returns why not, or an empty string."""
+    if why := _fault(norm):
+        return why
+    norm.forward = MethodType(forward, norm)
+    return ""
+
+
+def restore(norm: nn.Module) -> None:
+    if is_fused(norm):
+        del norm.forward
+
+
+def is_fused(norm: nn.Module) -> bool:
+    return getattr(vars(norm).get("forward"), "__func__", None) is forward
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether `fuse` should look at it. torch's own norms are fused already."""
+    return "norm" in type(module).__name__.lower() and not type(module).__module__.startswith("torch.")
+
+
+def forward(norm: nn.Module, hidden_states: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """The forward of a fused norm. Runs the module's own where torch's `rms_norm` would be several kernels or
+    round differently: with gradients, under autocast or torch.compile, for other dtypes, tensor-parallel
+    shards and other arguments."""
+    weight: Any = norm.weight
+    if (
+        not _enabled
+        or arguments
+        or options
+        or torch.compiler.is_compiling()
+        or type(hidden_states) is not Tensor
+        or type(weight) is not nn.Parameter
+        or weight.dtype is not hidden_states.dtype
+        or (torch.is_grad_enabled() and (weight.requires_grad or hidden_states.requires_grad))
+        or torch.is_autocast_enabled(hidden_states.device.type)
+    ):
+        own: Tensor = type(norm).forward(norm, hidden_states, *arguments, **options)
+        return own
+    return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, getattr(norm, _eps_name(norm)))
+
+
+def _eps_name(norm: nn.Module) -> str:
+    return next((name for name in _EPS_NAMES if isinstance(vars(norm).get(name), float)), "")
+
+
+def _fault(norm: nn.Module) -> str:
+    weight = norm._parameters.get("weight")
+    if "forward" in vars(norm):
+        return "its forward is replaced"
+    if weight is None or len(norm._parameters) > 1 or norm._buffers or norm._modules:
+        return "it is more than a weight"
+    if type(weight) is not nn.Parameter or weight.ndim != 1 or weight.is_meta:
+        return "its weight is a shard, or not a vector in memory"
+    if not weight.is_floating_point() or weight.dtype is torch.float64:
+        return f"torch's rms_norm is not one kernel in {weight.dtype}"
+    if not _eps_name(norm):
+        return "it has no eps"
+    if not _has_form(norm, weight):
+        return "it computes something else than x / rms(x) * weight"
+    return ""
+
+
+def _has_form(norm: nn.Module, weight: Tensor) -> bool:
+    """Whether a copy with random weights computes the form, with two roundings at most, on rows that include
+    one as small as eps."""
+    dtype, eps = weight.dtype, getattr(norm, _eps_name(norm))
+    numbers = torch.Generator().manual_seed(0)
+    probed, random = copy.copy(norm), _random(numbers, weight.shape[0]).to(dtype)
+    probed._parameters = {"weight": nn.Parameter(random, requires_grad=False)}
+    scales = torch.tensor([[max(eps, 1e-6) ** 0.5], [0.3], [1.0], [30.0]])
+    x = (_random(numbers, _ROWS, weight.shape[0]) * scales).to(dtype)
+    try:
+        with torch.no_grad():
+            found = type(norm).forward(probed, x)
+    except Exception:  # another signature, or code that needs its device
+        return False
+    if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype is not dtype:
+        return False
+    exact = x.double()
+    exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps) * random.double()
+    roundings = 1.01 if dtype.itemsize < 4 else 4  # of half an ulp each, relative to a power of two
+    bound = roundings * torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).smallest_normal
+    return bool(((found - exact).abs() <= bound).all())
+
+
+def _random(numbers: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=numbers, device="cpu")
