@@ -6,22 +6,35 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    CLIPVisionConfig,
+    DynamicCache,
+    LlamaForCausalLM,
+    LlavaConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    T5Config,
+)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama4.modeling_llama4 import Llama4TextRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from tests.helpers.synchronisations import Synchronisations
-from tests.transformers.tiny_models import COMMON, DEVICE, prompt, tiny
+from tests.transformers.tiny_models import COMMON, DEVICE, ENCODER, LAYERS, prompt, tiny
 from torch_fattn.integrations.transformers import register, report, unregister
 from torch_fattn.integrations.transformers.compat import CACHE
-from torch_fattn.integrations.transformers.fusion import norms
+from torch_fattn.integrations.transformers.fusion import models, norms
 
 SIZE = 48
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -97,7 +110,11 @@ def with_bias(norm: nn.Module) -> None:
 
 
 def hooked(norm: nn.Module) -> None:
-    norm.forward = norm.forward
+    norm.forward = partial(norm.forward)
+
+
+def of_another(norm: nn.Module) -> None:
+    norm.forward = norm_of().forward
 
 
 def on_meta(norm: nn.Module) -> None:
@@ -106,7 +123,12 @@ def on_meta(norm: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [(with_bias, "more than a weight"), (hooked, "replaced"), (on_meta, "not a vector in memory")],
+    [
+        (with_bias, "more than a weight"),
+        (hooked, "replaced"),
+        (of_another, "replaced"),
+        (on_meta, "not a vector in memory"),
+    ],
 )
 def test_changed_norms_are_left(change: Callable[[nn.Module], None], why: str) -> None:
     norm = norm_of()
@@ -143,6 +165,15 @@ def test_own_forward_runs_where_it_must(monkeypatch: pytest.MonkeyPatch) -> None
     assert own == 5
 
 
+def test_other_arguments() -> None:
+    norm, x = norm_of(Llama4TextRMSNorm), torch.randn(2, SIZE, device=DEVICE).bfloat16()
+    own = norm(x)
+    assert norms.fuse(norm) == ""
+    assert torch.equal(norm(x=x), own)
+    norm.weight = nn.Parameter(torch.ones_like(norm.weight[:1]), requires_grad=False)
+    assert norm(x).shape == x.shape
+
+
 def model_of(implementation: str = "fattn", dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     config = Qwen3Config(**COMMON)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype)
@@ -157,6 +188,112 @@ def step(model: PreTrainedModel) -> Tensor:
     with torch.no_grad():
         logits: Tensor = model(prompt(8)[0].to(DEVICE)).logits
     return logits
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[PreTrainedModel], int]:
+    """The number of fused norms that a forward of a model runs."""
+    ran = 0
+    rms_norm = torch.rms_norm
+
+    def run(*arguments: Any) -> Tensor:
+        nonlocal ran
+        ran += 1
+        return rms_norm(*arguments)
+
+    def count(model: PreTrainedModel) -> int:
+        nonlocal ran
+        ran = 0
+        step(model)
+        return ran
+
+    monkeypatch.setattr(torch, "rms_norm", run)
+    return count
+
+
+def test_a_copy_has_its_own_implementation(kernels: Callable[[PreTrainedModel], int]) -> None:
+    model = model_of()
+    step(model)
+    copied, kept = copy.deepcopy(model), copy.deepcopy(model)
+    copied.set_attn_implementation("sdpa")
+    assert (kernels(model), kernels(copied), kernels(kept)) == (9, 0, 9)
+    never_run = copy.deepcopy(model)
+    unregister()
+    never_run.set_attn_implementation("sdpa")
+    assert kernels(never_run) == 0
+
+
+@pytest.mark.parametrize("wrapped_first", [False, True])
+def test_wrapped_norms(wrapped_first: bool, kernels: Callable[[PreTrainedModel], int]) -> None:
+    """Hooks of accelerate keep the forward that they find, and put it back when they are removed."""
+    model = model_of()
+    norm = model.model.norm
+    if not wrapped_first:
+        step(model)
+    found = norm.forward
+    norm.forward = partial(lambda norm, *arguments: found(*arguments), norm)
+    assert kernels(model) == 9 - wrapped_first
+    model.set_attn_implementation("sdpa")
+    assert kernels(model) == 0
+    norm.forward = found
+    assert kernels(model) == 0
+    model.set_attn_implementation("fattn")
+    assert kernels(model) == 9
+
+
+def test_a_norm_used_twice() -> None:
+    model = model_of()
+    first, second = model.model.layers
+    second.input_layernorm = first.input_layernorm
+    step(model)
+    found = models.fused_in(model)
+    assert (len(found.fused), dict(found.left)) == (9, {})
+
+
+def test_under_a_default_device(kernels: Callable[[PreTrainedModel], int]) -> None:
+    model = model_of()
+    with torch.device(DEVICE):
+        assert kernels(model) == 9
+
+
+def test_models_are_not_decided_in_a_transform(kernels: Callable[[PreTrainedModel], int]) -> None:
+    model = model_of(dtype=torch.float32)
+    ids = prompt(8)[0].to(DEVICE)
+    with torch.no_grad():
+        torch.func.vmap(lambda row: model(row[None], use_cache=False).logits)(ids)
+    assert fused_norms(model) == 0
+    assert kernels(model) == 9
+
+
+class Mixin(nn.Module):
+    calls = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        return super().__call__(*arguments, **options)
+
+
+class Mixed(LlamaForCausalLM, Mixin):  # type: ignore[misc]
+    pass
+
+
+def test_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Mixed._from_config(tiny("llama"), attn_implementation="fattn").to(DEVICE)
+    step(model)
+    assert model.calls == 1
+    unregister()
+    called: list[nn.Module] = []
+
+    def call(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        called.append(self)
+        return nn.Module.__call__(self, *arguments, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "__call__", call, raising=False)
+    register()
+    step(model)
+    assert called == [model, model.model]
+    unregister()
+    assert vars(PreTrainedModel)["__call__"] is call
 
 
 def test_only_models_of_this_attention() -> None:
@@ -189,7 +326,9 @@ def test_saved_and_loaded() -> None:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    assert torch.equal(step(torch.load(file, weights_only=False)), logits)
+    loaded = torch.load(file, weights_only=False)
+    assert torch.equal(step(loaded), logits)
+    assert fused_norms(loaded) == 9
 
 
 def test_compiled_models_keep_their_own_norms() -> None:
@@ -225,6 +364,26 @@ def test_report_counts_the_kernels_of_a_step(family: str, before: int, after: in
     assert (of_layer(found.before), of_layer(found.after)) == (before, after)
     assert bool(found.left) == (family == "gemma3")
     assert str(found).splitlines()[0] == f"fused: {len(found.fused)} norms"
+
+
+def test_report_of_a_model_with_a_vision_tower() -> None:
+    """The mean is over the layers that ran."""
+    text = AutoModelForCausalLM.from_config(tiny("llama"), attn_implementation="fattn").eval()
+    config = LlavaConfig(
+        text_config=tiny("llama"),
+        vision_config=CLIPVisionConfig(**ENCODER | {"image_size": 32, "patch_size": 16}),
+        image_token_index=5,
+    )
+    whole = AutoModelForImageTextToText.from_config(config, attn_implementation="fattn").eval()
+    assert report(whole).after == report(text).after
+
+
+def test_report_of_an_encoder_decoder() -> None:
+    """It fuses modules that have not run."""
+    config = T5Config(vocab_size=64, d_model=64, d_kv=16, d_ff=64, num_layers=LAYERS, num_heads=4)
+    found = report(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="fattn").eval())
+    assert len(found.fused) == 2 * LAYERS + 3 * LAYERS + 2
+    assert found.before == found.after == {}
 
 
 def test_a_step_does_not_wait_for_the_gpu() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, masking_utils
 from transformers.generation import configuration_utils
 from transformers.generation import utils as generation_utils
@@ -125,10 +125,14 @@ def before_each_call(prepare: Callable[[PreTrainedModel], None]) -> Callable[[],
     """Calls `prepare` with a model before each of its forwards, except in graphs of torch.compile. Returns a
     function that undoes this."""
 
+    before = vars(PreTrainedModel).get("__call__")
+
     def call(self: PreTrainedModel, *arguments: Any, **options: Any) -> Any:
         if not torch.compiler.is_compiling():
             prepare(self)
-        return nn.Module.__call__(self, *arguments, **options)
+        if before is not None:
+            return before(self, *arguments, **options)
+        return super(PreTrainedModel, self).__call__(*arguments, **options)  # of a mixin, or of nn.Module
 
     return _replace(PreTrainedModel, "__call__", call)
 

@@ -27,7 +27,7 @@ _NO_KERNEL = re.compile(
 )
 _PARTS = (  # the first that matches a module's path in a layer and its class
     ("head norms", r"(?i)(attn|attention)\..*norm"),
-    ("projections", r"(?i)(attn|attention)\..*Linear$"),
+    ("projections", r"(?i)(attn|attention)\..*(Linear|Conv1D)"),
     ("norms", r"(?i)norm"),
     ("rotary embedding, cache and attention", r"(?i)(attn|attention)"),
     ("MLP", r"(?i)(mlp|feed_forward|experts|moe)"),
@@ -36,7 +36,7 @@ OTHER, BESIDES = "residuals and others", "besides the layers"
 
 
 class Launches:
-    """Numbers of kernels by part. `layers` is the number of layers that their sum is about."""
+    """Numbers of kernels by part. `layers` is the number of layers that ran, which their sum is about."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parts: Counter[str] = Counter()
@@ -68,13 +68,16 @@ class Launches:
         if in_layer is None:
             return ""
         if in_layer[1] is None:
-            self.layers += 1
             return OTHER
         path = f"{in_layer[1]}:{type(module).__name__}"
         return next((part for part, pattern in _PARTS if re.search(pattern, path)), "")
 
     def _enter(self, part: str) -> Callable[..., None]:
-        return lambda *_arguments: self._inside.append(part)
+        def enter(*_arguments: Any) -> None:
+            self._inside.append(part)
+            self.layers += part == OTHER
+
+        return enter
 
     def _leave(self, *_arguments: Any) -> None:
         self._inside.pop()

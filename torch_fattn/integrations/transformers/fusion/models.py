@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,6 +26,7 @@ class Fused(NamedTuple):
 
 
 _NOTHING = Fused((), MappingProxyType({}))
+_MARK = "_fattn_fused"  # in a fused model, so that its copies are known too
 _models: WeakKeyDictionary[PreTrainedModel, Fused] = WeakKeyDictionary()
 _wanted = False
 
@@ -33,6 +35,7 @@ def want(fuse: bool) -> None:
     """Whether models are fused. Without, the models that were are restored."""
     global _wanted
     _wanted = fuse
+    norms.enable(fuse)
     if not fuse:
         for model in list(_models):
             _restore(model)
@@ -41,12 +44,25 @@ def want(fuse: bool) -> None:
 def prepare(model: PreTrainedModel) -> None:
     """Fuses a model or restores it, if either is due."""
     wanted = _wanted and model.config._attn_implementation in _OURS
-    if wanted == (model in _models):
-        return
-    if wanted:
-        _models[model] = _fuse(model)
-    else:
+    if wanted and model not in _models:
+        if not _is_traced():
+            _models[model] = _fuse(model)
+            vars(model)[_MARK] = True
+    elif not wanted and _MARK in vars(model):
         _restore(model)
+
+
+def prepare_all(model: PreTrainedModel) -> None:
+    """Prepares a model and the models inside it, whether or not a forward of the model calls them."""
+    for inner in model.modules():
+        if isinstance(inner, PreTrainedModel):
+            prepare(inner)
+
+
+def _is_traced() -> bool:
+    """Whether random numbers cannot show now what a module computes."""
+    in_transform: bool = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_transform or torch.jit.is_tracing() or torch._guards.detect_fake_mode() is not None
 
 
 def fused_in(model: PreTrainedModel) -> Fused:
@@ -69,6 +85,7 @@ def _fuse(model: PreTrainedModel) -> Fused:
 def _restore(model: PreTrainedModel) -> None:
     for _name, norm in _own_norms(model):
         norms.restore(norm)
+    vars(model).pop(_MARK, None)
     _models.pop(model, None)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
+_MARK = "_fattn_fused"  # in a fused module, so that a hook that kept the fused forward follows `restore`
 _ROWS = 4
 _enabled = True
 
@@ -27,19 +28,32 @@ def enable(enabled: bool) -> bool:
 
 def fuse(norm: nn.Module) -> str:
     """Fuses a norm if it has the form. Returns why not, or an empty string."""
+    if is_fused(norm):  # a copy's, or one that the model has twice
+        return ""
     if why := _fault(norm):
         return why
     norm.forward = MethodType(forward, norm)
+    vars(norm)[_MARK] = True
     return ""
 
 
 def restore(norm: nn.Module) -> None:
-    if is_fused(norm):
+    vars(norm).pop(_MARK, None)
+    if _replaced_by(norm) is forward:
         del norm.forward
 
 
 def is_fused(norm: nn.Module) -> bool:
-    return getattr(vars(norm).get("forward"), "__func__", None) is forward
+    return _MARK in vars(norm) and _replaced_by(norm) is forward
+
+
+def _replaced_by(norm: nn.Module) -> Any:
+    """The function that runs in place of the forward of a norm's class. Unpickled norms, and those whose
+    hooks were removed, have that forward themselves, which is none."""
+    method: Any = vars(norm).get("forward")
+    if isinstance(method, MethodType) and method.__self__ is norm:
+        return None if method.__func__ is type(norm).forward else method.__func__
+    return method
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -47,23 +61,26 @@ def is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and not type(module).__module__.startswith("torch.")
 
 
-def forward(norm: nn.Module, hidden_states: Tensor, *arguments: Any, **options: Any) -> Tensor:
+def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
     """The forward of a fused norm. Runs the module's own where torch's `rms_norm` would be several kernels or
     round differently: with gradients, under autocast or torch.compile, for other dtypes, tensor-parallel
     shards and other arguments."""
     weight: Any = norm.weight
+    hidden_states: Any = arguments[0] if arguments else None
     if (
         not _enabled
-        or arguments
+        or _MARK not in vars(norm)
+        or len(arguments) != 1
         or options
         or torch.compiler.is_compiling()
         or type(hidden_states) is not Tensor
         or type(weight) is not nn.Parameter
         or weight.dtype is not hidden_states.dtype
+        or weight.shape != hidden_states.shape[-1:]
         or (torch.is_grad_enabled() and (weight.requires_grad or hidden_states.requires_grad))
         or torch.is_autocast_enabled(hidden_states.device.type)
     ):
-        own: Tensor = type(norm).forward(norm, hidden_states, *arguments, **options)
+        own: Tensor = type(norm).forward(norm, *arguments, **options)
         return own
     return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, getattr(norm, _eps_name(norm)))
 
@@ -74,8 +91,10 @@ def _eps_name(norm: nn.Module) -> str:
 
 def _fault(norm: nn.Module) -> str:
     weight = norm._parameters.get("weight")
-    if "forward" in vars(norm):
+    if _replaced_by(norm) not in (None, forward):
         return "its forward is replaced"
+    if weight is None and not norm._buffers and not norm._modules:
+        return "it has no weight"
     if weight is None or len(norm._parameters) > 1 or norm._buffers or norm._modules:
         return "it is more than a weight"
     if type(weight) is not nn.Parameter or weight.ndim != 1 or weight.is_meta:
@@ -96,10 +115,10 @@ def _has_form(norm: nn.Module, weight: Tensor) -> bool:
     numbers = torch.Generator().manual_seed(0)
     probed, random = copy.copy(norm), _random(numbers, weight.shape[0]).to(dtype)
     probed._parameters = {"weight": nn.Parameter(random, requires_grad=False)}
-    scales = torch.tensor([[max(eps, 1e-6) ** 0.5], [0.3], [1.0], [30.0]])
+    scales = torch.tensor([[max(eps, 1e-6) ** 0.5], [0.3], [1.0], [30.0]], device="cpu")
     x = (_random(numbers, _ROWS, weight.shape[0]) * scales).to(dtype)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("cpu"):
             found = type(norm).forward(probed, x)
     except Exception:  # another signature, or code that needs its device
         return False

@@ -21,7 +21,7 @@ _PROMPT = 4
 class Report:
     """`fused` are names of modules, `left` those that were not fused, and why. `before` and `after` are the
     kernels of a decode step without and with fusion, by part; parts of layers count those of one layer, the
-    mean of all. They are empty for a model that cannot take such a step."""
+    mean of those that ran. They are empty for encoders and encoder-decoders."""
 
     fused: tuple[str, ...]
     left: dict[str, str]
@@ -46,13 +46,14 @@ def report(model: PreTrainedModel) -> Report:
 
     Operators that write memory are counted, on any device: a model on the CPU shows what mps would launch.
     """
+    models.prepare_all(model)
     before, after = _kernels_of_step(model, fused=False), _kernels_of_step(model, fused=True)
     found = models.fused_in(model)
     return Report(found.fused, dict(found.left), before, after)
 
 
 def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
-    if not model.can_generate():
+    if not model.can_generate() or model.config.is_encoder_decoder:
         return {}
     ids = torch.arange(1, 1 + _PROMPT, device=model.device)[None]
     with_cache: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
