@@ -39,13 +39,13 @@ class Folder:
 
 
 def read_logs(logs: Path) -> dict[str, Folder]:
-    """A file of tests has a log with a module in each line, or "-" and the seconds of a compilation."""
+    """A file of tests has a log with a module in each line."""
     folders: dict[str, Folder] = defaultdict(Folder)
     for log in logs.iterdir():
         *parents, file = log.name.split("+")
-        modules = {line for line in log.read_text().splitlines() if not line.startswith("-")}
         if not file.endswith(ROTATING):
-            folders["/".join(parents)].modules[file.removesuffix(".py")] |= modules
+            modules = log.read_text().splitlines()
+            folders["/".join(parents)].modules[file.removesuffix(".py")].update(modules)
     return folders
 
 

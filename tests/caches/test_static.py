@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from tests.helpers.cache_classes import DIM, HEADS, LATENT_DIM, LAYERS, Dense, static
+from tests.helpers.cache_classes import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LATENT_DIM,
+    LAYERS,
+    VALUE_DIM,
+    Dense,
+    static,
+)
 from tests.helpers.faults import with_faults
 from tests.helpers.kv_formats import QUANTISED
 from torch_fattn import CacheFullError, CacheStep, StaticKVCache, reference

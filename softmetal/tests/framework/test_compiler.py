@@ -116,9 +116,8 @@ def test_a_server_compiles_like_a_process(
         with pytest.raises(RuntimeError, match="Not a directory: '/dev/null"):
             value_of("6")
     assert value_of("7") == 7
-    # The module's name, and the seconds of every compilation.
     requests = (folder / "requests").read_text()
-    assert re.fullmatch(r"- [\d.]+\n\w{40}\.so\n(- [\d.]+\n){3}", requests), requests
+    assert re.fullmatch(r"\w{40}\.so\n", requests), requests
 
 
 def test_a_server_compiles_for_the_translator_that_it_imported(

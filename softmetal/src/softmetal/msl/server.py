@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -57,16 +56,13 @@ def _answer(connection: socket.socket, compile_: Callable[[list[str]], int], imp
     for name in [name for name in os.environ if f"{name}=".startswith(VARIABLES)]:
         del os.environ[name]
     os.environ.update(dict(variable.split("=", 1) for variable in variables))
-    requests = os.environ.pop("SOFTMETAL_REQUESTS", None)  # the client names the module
+    os.environ.pop("SOFTMETAL_REQUESTS", None)  # the client names the module
     status, out, err = 1, io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = compile_(arguments)
         except BaseException as error:  # the client gets every fault
             print(repr(error), file=err)
-    if requests:
-        with open(requests, "a") as log:
-            log.write(f"- {_processor_seconds():.3f}\n")
     connection.sendall(f"{status}{err.getvalue() if status else out.getvalue()}".encode())
 
 
@@ -86,8 +82,3 @@ def _request(connection: socket.socket) -> tuple[list[str], list[str]]:
         else:
             lists.append([])
     return lists[0], lists[1]
-
-
-def _processor_seconds() -> float:
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
