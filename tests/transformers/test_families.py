@@ -91,7 +91,7 @@ def test_the_oldest_and_the_newest_transformers_were_swept() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_control_lost_padding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "_padding_or_none", lambda *_: None)
+    monkeypatch.setattr(masks, "_padding_or_none", lambda *_, **_options: None)
     assert sweep_family("causal", name, "cpu", ["left"])["left"].verdict == "differs"
 
 
