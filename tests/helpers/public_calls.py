@@ -361,7 +361,8 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
     "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},
     "torch_fattn.integrations.transformers.attend": _transformers,
-    "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error"},
+    "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error", "fuse": True},
+    "torch_fattn.integrations.transformers.report": lambda: {"model": _model()},
     "torch_fattn.integrations.transformers.use_packed": lambda: {"model": _model()},
 }
 # Functions without such a call, and why: they change the process, take no arguments, or are internal.
