@@ -126,7 +126,7 @@ struct Sequence {
     table.sink_end = limits.sink_end;
   }
 
-  // The score modifiers of a row of this sequence. `limit` as in Visibility.
+  // The score modifiers of a row of this sequence. `limit`: its position + 1, or 0 if it does not exist.
   ScoreModifiers modifiers_of(constant DecodeParams& params, int limit, float slope) const thread {
     ScoreModifiers modifiers;
     set_uniform(modifiers, params);
@@ -144,7 +144,7 @@ inline bool is_whole_step(thread const StepKeys& step, thread const KeyRanges& r
   return step.have_blocks() & seen;
 }
 
-// Derives the other members from the row's limit.
+// Derives the other members from the row's limit, which is its position + 1.
 inline void set_visible(thread Visibility& visible, constant DecodeParams& params, KeyLimits limits) {
   visible.window_begin[0] = visible.limit[0] - 1 - limits.window_left;
   visible.sink_end[0] = min(limits.sink_tokens, visible.limit[0]);
