@@ -16,7 +16,7 @@ from tests.conftest import Checked, counted_launches, decodes, needs_emulator
 from tests.helpers import drawing, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.cache_classes import HEADS, KV_HEADS, LAYERS, paged
-from tests.helpers.kv_formats import KV_FORMATS
+from tests.helpers.kv_formats import KV_FORMATS, columns
 from tests.helpers.problems import OPTIONS, Case, Problem
 from torch_fattn import shared_prefix_decode, shared_prefix_paged_decode
 from torch_fattn.operators import prefix_and_suffix
@@ -96,7 +96,7 @@ def build(shared: SharedProblem, device: str) -> tuple[Case, dict[str, Any]]:
         else:
             arguments |= {name: whole[:, :, prefix:], f"prefix_{name}": whole[:1, :, :prefix]}
     if p.value_in_key:
-        arguments["prefix_value"] = arguments["prefix_key"][..., : p.value_dim]
+        arguments["prefix_value"] = arguments["prefix_key"][..., : columns(p.kv_format, p.value_dim)]
     if p.block_size:
         arguments["block_tables"] = arguments["block_tables"][:, blocks:].contiguous()
     if p.seq_lens is not None:
