@@ -179,18 +179,3 @@ def test_doctor_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: False)
     assert doctor.main() == 1
     assert "arm64 wheel" in capsys.readouterr().out
-
-
-def test_explain_refuses_as_the_op_does() -> None:
-    query = torch.empty(1, 5, 3, 64, device="meta")
-    key = torch.empty(1, 2, 9, 64, device="meta")
-    with pytest.raises(ValueError) as of_plan:
-        torch_fattn.explain("prefill", query, key, key)
-    with pytest.raises(ValueError) as of_op:
-        torch_fattn.prefill(
-            query.new_empty(query.shape, device="mps"), *(key.new_empty(key.shape, device="mps"),) * 2
-        )
-    assert str(of_plan.value) == str(of_op.value)
-    assert "5 query heads cannot share 2 key-value heads" in str(of_op.value)
-    with pytest.raises(ValueError, match="not an operator"):
-        torch_fattn.explain("softmin", query)
