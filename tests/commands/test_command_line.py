@@ -51,6 +51,7 @@ decode --value-dim 60 | zeros to 64 | decode --value-dim 64
 prefill --dtype int8 | --dtype: invalid choice: 'int8' | prefill --dtype float32
 prefill --dtype | --dtype: expected one argument | prefill --dtype float32
 decode --causal | decode has no option 'is_causal' | prefill --causal
+decode --mask bool | mask 'bool' is of prefill, attention, sdpa, | prefill --mask bool
 paged_decode --causal | paged_decode has no option 'is_causal' | paged_decode
 varlen_prefill --block-size 8 | varlen_prefill takes no --block | varlen_prefill --causal
 merge --kv-heads 4 | merge takes no --kv-heads | merge --heads 4
@@ -119,27 +120,6 @@ def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["passes"][0]["kernel"] in text
     assert status_of(command_line.main, ["explain", op]) == 0
     assert f"fattn.{op} on Apple M1 (Apple family 7, 8 cores)" in capsys.readouterr().out
-
-
-def test_the_plan_of_a_masked_call(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        status_of(command_line.main, ["explain", "prefill", "--mask", "bool", "--causal", "--verbose"]) == 0
-    )
-    message = capsys.readouterr().out
-    assert (
-        "pass 1       fattn_mask_map from mask_map.metal" in message
-        and "pass 2       fattn_prefill" in message
-    )
-    assert (
-        status_of(command_line.main, ["explain", "prefill", "--kv-len=64", "--mask=float32", "--verbose"])
-        == 0
-    )
-    message = capsys.readouterr().out
-    assert "fattn_mask_map" not in message and "mask=2" in message
-    assert (
-        "mask 'bool' is of prefill, attention, sdpa, prefill_backward, mask_map, and decode takes none"
-        in refusal_of(command_line.main, ["explain", "decode", "--mask", "bool"], capsys)
-    )
 
 
 @pytest.mark.parametrize("op", ["prefill_backward", "varlen_prefill_backward"])

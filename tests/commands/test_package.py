@@ -129,20 +129,13 @@ def test_planned_kernels_are_launched(op: str) -> None:
     assert not planning
 
 
-def test_doctor_notices_a_wrong_result(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("factor", "message"), [(1.01, "a wrong result"), (1.0, "no launch of the kernel")])
+def test_doctor_notices_another_result(
+    factor: float, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor.Case, "run", lambda case, _: tuple(1.01 * x for x in case.exact()))
+    monkeypatch.setattr(doctor.Case, "run", lambda case, _: tuple(factor * x for x in case.exact()))
     assert doctor.main() == 1
-    assert "-> a wrong result in prefill float32" in capsys.readouterr().out
-
-
-def test_doctor_notices_that_nothing_ran(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor.Case, "run", lambda case, _: case.exact())
-    assert doctor.main() == 1
-    assert "-> no launch of the kernel in prefill float32" in capsys.readouterr().out
+    assert f"-> {message} in prefill float32" in capsys.readouterr().out
 
 
 def test_doctor_notices_that_a_kernel_was_given_up(
