@@ -184,21 +184,6 @@ def test_a_broken_file_of_another_gpu_is_its_own_affair(
     assert not load()
 
 
-def test_a_gpu_is_looked_for_only_for_a_broken_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    this_gpu = torch.ops.fattn._this_gpu
-
-    def ask() -> Any:
-        asked.append(True)
-        return this_gpu()
-
-    monkeypatch.setattr(torch.ops.fattn, "_this_gpu", ask)
-    path = tuned_file.write(file_of([row("prefill")]))
-    assert not load() and not asked
-    path.write_text("{")
-    assert load() and asked
-
-
 def test_the_file_of_another_gpu_waits_for_it(folder: Path, install: Install) -> None:
     mine = file_of([row("prefill")])
     for difference in ({"name": "Apple M9"}, {"family": 19}, {"cores": 77}):

@@ -140,12 +140,6 @@ def test_explain_shows_what_would_run() -> None:
     assert shown.json == torch_fattn.explain("prefill", *(t.half() for t in mixed)).json
 
 
-def test_integers_are_refused_all_the_same() -> None:
-    query, key, value = operands("mps", *[torch.float32] * 3)
-    with torch.autocast("mps", dtype=torch.float16), pytest.raises(TypeError, match=r"fattn\.prefill: query"):
-        fattn.prefill(query.int(), key, value)
-
-
 def test_compiled() -> None:
     query, key, value = operands("mps", torch.float32, torch.float16, torch.float32)
 

@@ -342,27 +342,3 @@ def test_score_mods_that_are_refused(mod: Mod, sentence: str) -> None:
     with pytest.raises(NotImplementedError, match=f"flex_attention: score_mod .*{sentence}") as refusal:
         flex_attention(query, query, query, mod)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.host_only
-def test_calls_that_are_refused() -> None:
-    query = torch.randn(2, 4, 40, 16)
-    causal = create_block_mask(lambda b, h, q, k: q >= k, None, None, 40, 48, device="cpu", BLOCK_SIZE=16)
-    with pytest.raises(
-        ValueError, match=r"block_mask is for \[1, 1, 40, 48\] and the call for \[2, 4, 40, 40\]"
-    ):
-        flex_attention(query, query, query, block_mask=causal)
-    with pytest.raises(ValueError, match="4 query heads and 2 key-value heads.*enable_gqa=True"):
-        flex_attention(query, query[:, :2], query[:, :2])
-    rows = causal[:, :, 1:2]
-    with pytest.raises(
-        ValueError,
-        match="block_mask has 1 rows of blocks of 16.*set seq_lengths, and in a slice also mask_mod",
-    ):
-        mask_of(rows)
-    rows.seq_lengths = (16, 48)
-    with pytest.raises(ValueError, match="in a slice also mask_mod"):
-        mask_of(rows)
-    on_meta = causal.to("meta")
-    with pytest.raises(ValueError, match=r"block_mask is on meta.*\.to\(\"cpu\"\)"):
-        flex_attention(query, *[query[:, :, :1].expand(-1, -1, 48, -1)] * 2, block_mask=on_meta)

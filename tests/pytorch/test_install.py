@@ -372,21 +372,6 @@ def test_cpu_tensors_are_not_seen() -> None:
     assert torch_fattn.report().calls == 0
 
 
-def test_a_torch_function_mode_sees_the_call() -> None:
-    class Mode(torch.overrides.TorchFunctionMode):
-        seen: list[Any] = []
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    query, key, value = operands()
-    with torch_fattn.installed(), Mode() as mode, torch.device("mps"):
-        F.scaled_dot_product_attention(query, key, value)
-        torch_fattn.sdpa(query, key, value)
-    assert F.scaled_dot_product_attention in mode.seen and torch_fattn.report().routed == 2
-
-
 def test_the_report_reads_well() -> None:
     with torch_fattn.installed():
         for _ in range(3):

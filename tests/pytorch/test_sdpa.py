@@ -105,13 +105,6 @@ def test_nothing_is_broadcast_to_nothing(lengths: tuple[int, int]) -> None:
     assert torch_fattn.report().routed == 1, "the control"
 
 
-def test_a_negative_scale() -> None:
-    query, key, value = operands()
-    ours = torch_fattn.sdpa(query, key, value, is_causal=True, scale=-0.5)
-    theirs = F.scaled_dot_product_attention(-query.cpu(), key.cpu(), value.cpu(), is_causal=True, scale=0.5)
-    assert torch.allclose(ours.cpu(), theirs, atol=1e-6)
-
-
 def test_one_row_of_all_keys_is_decodes() -> None:
     query, key, value = operands((1, 4, 1, 64), (1, 2, 300, 64), (1, 2, 300, 64))
     torch_fattn.sdpa(query, key, value, enable_gqa=True)

@@ -100,17 +100,3 @@ def test_work_is_encoded_on_the_stream_of_the_thread() -> None:
         torch_fattn.prefill(query, query, query)
     assert [launch["kernel"] for launch in launched] == ["fattn_prefill"]
     assert torch.accelerator.current_stream().stream_id == 0
-
-
-@pytest.mark.skipif(not hasattr(torch.mps, "Stream"), reason="torch.mps.Stream came with torch 2.15")
-def test_streams_of_torch_mps() -> None:
-    query = torch.randn(1, 1, 16, 64)
-    stream = torch.mps.Stream()
-    with torch.mps.stream(stream):
-        assert torch.mps.current_stream() == stream != torch.mps.default_stream()
-        on_device = query.to("mps")
-        out = torch_fattn.prefill(on_device, on_device, on_device)
-        stream.synchronize()
-    assert torch.mps.current_stream() == torch.mps.default_stream()
-    expected = torch.nn.functional.scaled_dot_product_attention(*(query.double(),) * 3)
-    torch.testing.assert_close(out.cpu().double(), expected, atol=1e-5, rtol=1e-5)

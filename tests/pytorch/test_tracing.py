@@ -30,16 +30,6 @@ def test_import_is_light() -> None:
     assert not [name for name in imported if not name.startswith("torch_fattn")]
 
 
-def test_the_mark_is_torchs() -> None:
-    def ours() -> int:
-        return 1
-
-    def torchs() -> int:
-        return 1
-
-    assert vars(constant_in_graphs(ours)) == vars(torch._dynamo.assume_constant_result(torchs)) != {}
-
-
 def test_a_marked_function_is_a_constant_of_a_graph() -> None:
     calls = []
 

@@ -85,16 +85,6 @@ def test_gradients_of_16_bits(dtype: torch.dtype) -> None:
     assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
 
 
-def test_gradients_under_autocast() -> None:
-    tensors = operands()
-    exact = gradients(F.scaled_dot_product_attention, [t.cpu().double() for t in tensors], is_causal=True)
-    torch_fattn.install(training="fused")
-    with torch.autocast("mps", dtype=torch.bfloat16):
-        mine = gradients(F.scaled_dot_product_attention, tensors, is_causal=True)
-    assert torch_fattn.report().routed_by["training"] == 1
-    assert_same(mine, exact, 4 * torch.finfo(torch.bfloat16).eps)
-
-
 def test_a_checkpoint() -> None:
     """It computes the call twice, and changes no bit."""
 
@@ -111,21 +101,6 @@ def test_a_checkpoint() -> None:
 
 
 # ---- what remains torch's
-
-
-def test_calls_that_stay_with_torch() -> None:
-    """Dropout, wide heads, learned masks and torch's own switch."""
-    torch_fattn.install(training="fused")
-    tensors = leaves(operands())
-    F.scaled_dot_product_attention(*tensors, dropout_p=0.5)
-    F.scaled_dot_product_attention(*leaves(operands(*[(1, 1, 3, 264)] * 3)))
-    F.scaled_dot_product_attention(*tensors, attn_mask=torch.zeros(9, 9, device="mps", requires_grad=True))
-    with sdpa_kernel(SDPBackend.MATH):
-        F.scaled_dot_product_attention(*tensors)
-    reasons = ("dropout", "head_dim_gradient", "mask_gradient", "math_asked")
-    assert torch_fattn.report().fallbacks_by_reason() == dict.fromkeys(reasons, 1)
-    F.scaled_dot_product_attention(*tensors)
-    assert torch_fattn.report().routed == 1, "the control"
 
 
 def test_a_second_derivative_is_refused_with_a_way_out() -> None:
@@ -209,13 +184,3 @@ def test_the_peak_of_a_step(dtype: torch.dtype) -> None:
             tensor.grad = None
     assert planned <= peaks[0] <= planned + 64 < 2 * of_operands
     assert peaks[1] > 2 * matrix, "the control"
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_peak_of_a_long_step(dtype: torch.dtype) -> None:
-    """It grows with the length: torch's matrix of this call is 2.1 GB."""
-    planned, of_operands = planned_peak(8, 8192, dtype)
-    assert of_operands < planned < 2 * of_operands <= 2 * 4 * 3 * 8 * 8192 * 64
-    short, _ = planned_peak(8, 4096, dtype)
-    assert planned <= 2 * short

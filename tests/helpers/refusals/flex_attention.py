@@ -55,6 +55,7 @@ REFUSALS = [
         lambda: mask_of(_slice(mask_mod=lambda b, h, q, k: q + 16 >= k, seq_lengths=(24, 48))),
         lambda: (ROW[16:] >= KEY)[None, None],
     ),
+    Refusal("in a slice also mask_mod", lambda: mask_of(_slice(seq_lengths=(24, 48)))),
     Refusal(
         "pass scale=, multiplied by it",
         flex(lambda s, b, h, q, k: 2 * s, scale=0.3),
