@@ -145,7 +145,7 @@ $(STAMPS)/mode: FORCE
 	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(MODE)" ] && [ -f $@ ] || echo "$(MODE)" > $@; }
 
 $(STAMPS)/product: $(STAMPS)/python $(STAMPS)/mode $(PRODUCT_SOURCES) $(if $(LINUX),$(SOFTMETAL_HEADERS)) | $(SOFTMETAL_STAMP)
-	$(BUILD_ENV) $(PRECOMPILE) $(MODE) $(PY) -m pip install --no-build-isolation -e .
+	$(BUILD_ENV) $(PRECOMPILE) $(MODE) $(PY) tools/show_progress.py $(PY) -m pip install --verbose --no-build-isolation -e .
 	@touch $@
 
 # The product is installed: pip reads the extra's names from it, and rebuilds nothing.
