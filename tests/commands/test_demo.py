@@ -52,7 +52,7 @@ def test_a_checkpoint() -> None:
 
 
 def test_lost_padding_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(masks, "_padding_or_none", lambda *_: None)
+    monkeypatch.setattr(masks, "_padding_or_none", lambda *_, **_options: None)
     monkeypatch.setattr(attention, "restarts_of", lambda *_: None)  # by positions it would be refused
     assert run()[0] == 1
     assert "FAILED: tokens differ" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +54,14 @@ class Server:
             port=port,
             non_blocking=True,
         )
+        end = time.monotonic() + PATIENCE
+        while True:  # its thread may not listen yet
+            try:
+                socket.create_connection(("localhost", port)).close()
+                return
+            except ConnectionRefusedError:
+                assert time.monotonic() < end, "the server does not listen"
+                time.sleep(0.01)
 
     @property
     def batches(self) -> Any:
