@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
-_MARK = "_fattn_fused"  # in a fused module, so that a hook that kept the fused forward follows `restore`
+# The name of eps, in a fused module. A hook that kept the fused forward follows `restore` by it.
+_MARK = "_fattn_fused"
 _ROWS = 4
 _enabled = True
 
@@ -33,7 +34,7 @@ def fuse(norm: nn.Module) -> str:
     if why := _fault(norm):
         return why
     norm.forward = MethodType(forward, norm)
-    vars(norm)[_MARK] = True
+    vars(norm)[_MARK] = _eps_name(norm)
     return ""
 
 
@@ -66,10 +67,11 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
     round differently: with gradients, under autocast or torch.compile, for other dtypes, tensor-parallel
     shards and other arguments."""
     weight: Any = norm.weight
+    eps_name = vars(norm).get(_MARK)
     hidden_states: Any = arguments[0] if arguments else None
     if (
         not _enabled
-        or _MARK not in vars(norm)
+        or eps_name is None
         or len(arguments) != 1
         or options
         or torch.compiler.is_compiling()
@@ -82,7 +84,7 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
     ):
         own: Tensor = type(norm).forward(norm, *arguments, **options)
         return own
-    return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, getattr(norm, _eps_name(norm)))
+    return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, getattr(norm, eps_name))
 
 
 def _eps_name(norm: nn.Module) -> str:
