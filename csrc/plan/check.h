@@ -10,6 +10,7 @@ namespace fattn {
 std::optional<Refusal> check(const Problem& problem);
 std::optional<Refusal> check(const MergeProblem& problem);
 std::optional<Refusal> check(const CacheWriteProblem& problem);
+std::optional<Refusal> check(const RotaryProblem& problem);
 std::optional<Refusal> check(const LogitsProblem& problem);
 std::optional<Refusal> check(const MaskMapProblem& problem);
 std::optional<Refusal> check(const DeviceFacts& device, Op op);

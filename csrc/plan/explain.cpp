@@ -73,6 +73,13 @@ class JsonWriter {
     field("row", strides.row);
     close('}');
   }
+  void value(const TableStrides& strides) {
+    open('{');
+    field("batch", strides.batch);
+    field("row", strides.row);
+    field("column", strides.column);
+    close('}');
+  }
   void value(const Strides4& strides) {
     open('{');
     field("batch", strides.batch);
@@ -127,6 +134,7 @@ class JsonWriter {
   X(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS) \
   X(MergeParams, FATTN_MERGE_PARAMS)              \
   X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS)   \
+  X(RotaryParams, FATTN_ROTARY_PARAMS)            \
   X(LogitsParams, FATTN_LOGITS_PARAMS)            \
   X(MaskMapParams, FATTN_MASK_MAP_PARAMS)         \
   X(BackwardParams, FATTN_BACKWARD_PARAMS)        \

@@ -30,6 +30,7 @@ namespace fattn {
   X(DecodeVector, decode_vector, decode_vector, DecodeParams)                         \
   X(Merge, merge, merge, MergeParams)                                                 \
   X(CacheWrite, cache_write, cache, CacheWriteParams)                                 \
+  X(Rotary, rotary, rotary, RotaryParams)                                             \
   FATTN_LOGITS_OPS(X)                                                                 \
   X(MaskMap, mask_map, mask_map, MaskMapParams)                                       \
   FATTN_BACKWARD_KERNELS(X)
@@ -101,7 +102,14 @@ struct KernelSpec : Features {
   uint16_t vectors = 1;         // softmax: per thread
 
   KvFormat kv_format = kKvFloat;
-  bool long_slots = false;  // cache_write: slot_mapping is int64
+  bool long_slots = false;  // cache_write, rotary: slot_mapping or starts is int64
+
+  uint16_t rotary_dim = 0;
+  uint16_t rotary_offset = 0;
+  RotaryStyle rotary_style = kStyleHalves;
+  RotaryNorm rotary_norm = kNormRounded;
+  DType table_dtype = DType::kFloat32;   // rotary: of cos and sin
+  DType weight_dtype = DType::kFloat32;  // rotary: of the norms
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -185,6 +193,7 @@ struct Refusal {
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
 

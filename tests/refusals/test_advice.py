@@ -21,6 +21,7 @@ from tests.helpers.refusals import (
     flash_attn,
     flex_attention,
     plans,
+    rotary,
     shapes,
     sources,
     sparse,
@@ -34,6 +35,7 @@ REFUSALS = [
     *flash_attn.REFUSALS,
     *flex_attention.REFUSALS,
     *plans.REFUSALS,
+    *rotary.REFUSALS,
     *shapes.REFUSALS,
     *sparse.REFUSALS,
 ]
@@ -92,6 +94,7 @@ NOT_FOLLOWED = {
     "split the rows, each part with its q_offset": HUGE,
     "merge in pieces": HUGE,
     "write them in pieces": HUGE,
+    "pass them in pieces": HUGE,
     "split the rows and join the parts by their sums": HUGE,
     "split the tensor": HUGE,
     "split the mask": HUGE,
