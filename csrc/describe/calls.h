@@ -130,8 +130,8 @@ MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
 // `softcap`: also the cap of an element op.
 LogitsCall describe_logits(Op op, const at::Tensor& logits, double softcap);
 
-// Uninitialised rows of the shape of `rows`, contiguous or token-major (row_strides).
-at::Tensor empty_rows(const at::Tensor& rows, bool token_major);
+// Memory for the rotated `rows`.
+at::Tensor empty_rows(const RotaryCall& call, const at::Tensor& rows);
 // Returns the rows, or a contiguous copy if the call needs one.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 

@@ -40,7 +40,7 @@ TableStrides table_strides(const char* op, const char* name, const Tensor& table
   TORCH_CHECK_VALUE((table.size(0) == 1 || table.size(0) == query.size(0)) && table.size(1) == query.size(2),
                     op, ": ", name, " has shape ", table.sizes(), " and must be [", query.size(0), " or 1, ",
                     query.size(2), ", columns]; pass the rows of the tables at the positions of the tokens");
-  return {table.size(0) == 1 ? 0 : table.stride(0), table.stride(1), table.stride(2)};
+  return {table.size(0) == 1 ? 0 : table.stride(0), table.stride(1), table.stride(2), 0};
 }
 
 void add_tables(RotaryCall& call, const Arguments& arguments) {
@@ -223,8 +223,9 @@ RotaryCall describe_rotary_write(const Arguments& arguments) {
   return call;
 }
 
-Tensor empty_rows(const Tensor& rows, bool token_major) {
-  const Strides3 strides = row_strides(rows.size(1), rows.size(2), rows.size(3), token_major);
+Tensor empty_rows(const RotaryCall& call, const Tensor& rows) {
+  const Strides3 strides =
+      row_strides(rows.size(1), rows.size(2), rows.size(3), call.problem.token_major_out);
   return at::empty_strided(rows.sizes(), {strides.batch, strides.head, strides.row, 1}, rows.options());
 }
 

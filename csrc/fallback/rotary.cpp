@@ -70,7 +70,7 @@ Tensor as_tokens(const Tensor& rows) { return rows.transpose(1, 2).flatten(0, 1)
 std::vector<Tensor> run_in_torch(const RotaryCall& call) {
   const auto rotate = [&](const Tensor& rows, const Tensor& norm) {
     const Tensor turned = rotated(normed(rows, norm, call.problem), call);
-    return empty_rows(rows, call.problem.token_major_out).copy_(turned);
+    return empty_rows(call, rows).copy_(turned);
   };
   const Tensor out = rotate(call.query, call.query_norm), key = rotate(call.key, call.key_norm);
   if (call.problem.op == Op::kRotary) return {out, key};

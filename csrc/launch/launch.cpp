@@ -179,8 +179,8 @@ std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
 
 std::vector<Tensor> launch(const RotaryCall& call, const Plan& plan) {
   const bool writes = call.problem.op == Op::kRotaryWrite;
-  std::vector<Tensor> results = {empty_rows(call.query, call.problem.token_major_out)};
-  if (!writes) results.push_back(empty_rows(call.key, call.problem.token_major_out));
+  std::vector<Tensor> results = {empty_rows(call, call.query)};
+  if (!writes) results.push_back(empty_rows(call, call.key));
   if (plan.pass_count == 0) return results;
   const Tensor query = rows_to_read(call.query, call.copy_query);
   const Tensor key = rows_to_read(call.key, call.copy_key);

@@ -311,7 +311,8 @@ std::string cache_write_arguments(bool writes) {
 
 const std::string kRotaryOptions =
     "SymInt? rotary_dim=None, SymInt rotary_offset=0, str style=\"halves\", Tensor? query_norm=None, "
-    "Tensor? key_norm=None, float eps=1e-6, str norm=\"rounded\", bool token_major_out=False";
+    "Tensor? key_norm=None, float eps=1e-6, str norm=\"rounded\"" +
+    flags(true);
 const std::string kRotaryArguments = "Tensor query, Tensor key, Tensor cos, Tensor sin, *, " + kRotaryOptions;
 std::string rotary_write_arguments(bool writes) {
   const auto tensor = [&](char alias) { return writes ? std::string("Tensor(") + alias + "!)" : "Tensor"; };

@@ -78,6 +78,7 @@ class JsonWriter {
     field("batch", strides.batch);
     field("row", strides.row);
     field("column", strides.column);
+    field("second", strides.second);
     close('}');
   }
   void value(const Strides4& strides) {

@@ -75,7 +75,9 @@ Plan plan_rotary(const RotaryProblem& p) {
   params.q_heads = int32_t(p.q_heads);
   params.kv_heads = int32_t(write.kv_heads);
   params.block_size = int32_t(write.block_size);
-  params.second_column = p.table_columns == p.rotary_dim ? int32_t(p.rotary_dim / 2) : 0;
+  const int64_t second = p.table_columns == p.rotary_dim ? p.rotary_dim / 2 : 0;
+  params.cos.second = params.cos.column * second;
+  params.sin.second = params.sin.column * second;
   params.eps = float(p.eps);
   pass.set_params(params);
   return plan;

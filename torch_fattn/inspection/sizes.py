@@ -81,7 +81,7 @@ def operands_of(
     if op == "cache_write" or op in ROTARY:
         tokens = (batch * q_len, kv_heads) if op == "cache_write" else (batch, kv_heads, q_len)
         written = [_tensor("rows", query.dtype, *tokens, dim) for dim in (head_dim, value_dim)]
-        slots = _tensor("slots", torch.int64, batch * q_len)
+        slots = _tensor("slots", torch.int64, *((batch, q_len) if op in ROTARY else (batch * q_len,)))
         tables = [_tensor("table", query.dtype, 1, q_len, head_dim)] * 2
         if op == "rotary":
             return [query, written[0], *tables], {}

@@ -40,8 +40,9 @@ def rotary(
 
     Raises:
         TypeError: dtypes.
-        ValueError: shapes, devices, unknown names; NotImplementedError: D above 576.
-        RuntimeError: in a backward, which there is none of.
+        ValueError: shapes, devices, unknown names.
+        NotImplementedError: D above 576.
+        RuntimeError: gradients, in the backward.
     """
     return torch.ops.fattn.rotary(query, key, cos, sin, **options)
 

@@ -89,7 +89,7 @@ def _rotated(rows: Tensor, dtype: torch.dtype, cos: Tensor, sin: Tensor, options
         products = (number * table[..., columns] for number, table in zip((x, y), tables, strict=True))
         if cos.dtype == dtype:
             products = (each.to(dtype).double() for each in products)
-        return sum(products, torch.zeros(())).to(dtype).double()
+        return sum(products, torch.zeros((), device="cpu")).to(dtype).double()
 
     both = turned(x, -y, slice(half)), turned(y, x, slice(-half, None))
     joined = torch.stack(both, -1).flatten(-2) if options["style"] == "pairs" else torch.cat(both, -1)

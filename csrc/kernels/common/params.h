@@ -139,6 +139,7 @@ struct TableStrides {
   fattn_i64 batch;
   fattn_i64 row;
   fattn_i64 column;
+  fattn_i64 second;  // from the column of the first number of a pair to that of the second
 };
 
 // One of the dispatches of a sliced grid: consecutive threadgroups, along x.
@@ -323,7 +324,6 @@ enum RotaryNorm { kNormRounded = 0, kNormPlusOne = 1, kNormFloat = 2 };
   X(fattn_i32, q_heads)                                                                             \
   X(fattn_i32, kv_heads)                                                                            \
   X(fattn_i32, block_size)                                                                          \
-  X(fattn_i32, second_column) /* of the tables, for the second number of pair 0 */                  \
   X(fattn_f32, eps)
 struct RotaryParams {
   FATTN_ROTARY_PARAMS(FATTN_FIELD)

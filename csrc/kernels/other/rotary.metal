@@ -97,17 +97,16 @@ inline float normed(float x, float scale, float weight) {
 struct Angles {
   const device Table* cosines;
   const device Table* sines;
-  long cosine_step;
-  long sine_step;
-  int second;  // the table's column for the second number of pair 0: half of its columns, or 0
+  TableStrides cos;
+  TableStrides sin;
 
   // The rotated number at `column` of the result.
   float turned(int column, float own, float other) const thread {
-    const bool is_second_one = is_second(column);
-    const int c = pair_of(column) + (is_second_one ? second : 0);
-    const float cosine = float(cosines[c * cosine_step]);
-    const float sine = float(sines[c * sine_step]);
-    return rounded(rounded_product(own, cosine) + rounded_product(is_second_one ? other : -other, sine));
+    const bool second = is_second(column);
+    const int pair = pair_of(column);
+    const float cosine = float(cosines[pair * cos.column + (second ? cos.second : 0)]);
+    const float sine = float(sines[pair * sin.column + (second ? sin.second : 0)]);
+    return rounded(rounded_product(own, cosine) + rounded_product(second ? other : -other, sine));
   }
 };
 
@@ -204,9 +203,8 @@ using namespace fattn;
   Angles angles;
   angles.cosines = cosines + batch * params.cos.batch + position * params.cos.row;
   angles.sines = sines + batch * params.sin.batch + position * params.sin.row;
-  angles.cosine_step = params.cos.column;
-  angles.sine_step = params.sin.column;
-  angles.second = params.second_column;
+  angles.cos = params.cos;
+  angles.sin = params.sin;
   const device Weight* weight = nullptr;
   LaneRow<kHeadDim> row;
   if (head < params.q_heads) {
