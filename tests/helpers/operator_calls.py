@@ -75,7 +75,8 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
     if name in numbers:
         return numbers[name].to(torch.int32).to(device)
     if name == "slot_mapping":
-        return (torch.arange(s.batch * s.rows) * s.block).to(device)
+        slots = torch.arange(s.batch * s.rows) * s.block
+        return (slots.view(s.batch, s.rows) if op in ROTARY else slots).to(device)
     if name == "tree_mask":
         return torch.full((s.batch, s.rows), -1, device=device)
     if (option := OPTIONS.get(name)) and option.tensor:

@@ -14,6 +14,8 @@ from tests.helpers.cache_problems import POOL_LAYOUTS, Arguments, poisoned
 from tests.helpers.kv_formats import GROUPED, KV_FORMATS, UNSCALED, columns, name_of
 from tests.helpers.layouts import Operand, lay_out, spread, strided
 from tests.helpers.problems import DTYPES, SHORT
+from tests.helpers.tensors import same_bits
+from torch_fattn import reference
 from torch_fattn.operators.kv_formats import KV_FORMATS as TABLE
 
 # Head dims of key and value, rotated columns, and the first of them.
@@ -23,25 +25,28 @@ DIMS = (
 )
 GROUPED_DIMS = ((64, 64, 64, 0), (96, 160, 48, 0), (192, 128, 64, 128), (576, 64, 10, 6))
 EVEN = (False, True)
-CHOICES: dict[str, tuple[Any, ...]] = {
+# Another choice of these is another kernel module.
+COMPILED: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
     "kv_format": KV_FORMATS,
+    "dims": DIMS,
+    "style": ("halves", "pairs", "pairs_to_halves"),
+    "norm": ("none", "rounded", "plus_one", "float"),
+    "float_tables": EVEN,
+    "float_weights": EVEN,
+    "long_slots": EVEN,
+}
+CHOICES = COMPILED | {
     "batch": (1, 2, 3),
     "length": (1, 1, 2, 3, 5, 17),
     "heads": (1, 3, 4, 4, 4, 4, 4, 0),
     "kv_heads": (1, 2),
-    "dims": DIMS,
-    "style": ("halves", "pairs", "pairs_to_halves"),
     "narrow": EVEN,
-    "float_tables": EVEN,
     "one_table": EVEN,
     "table_layout": ("contiguous", "transposed", "padded"),
     "row_layout": ("packed", "contiguous", "token_major", "offset", "every_other"),
-    "norm": ("none", "rounded", "plus_one", "float"),
     "normed": ("both", "query", "key"),
-    "float_weights": EVEN,
     "place": ("start", "starts", "start_of_all", "slots"),
-    "long_slots": EVEN,
     "pool_layout": POOL_LAYOUTS,
     "token_major_out": EVEN,
 }
@@ -83,12 +88,14 @@ class RotaryProblem:
 
 
 def draw(count: int, seed: int = 0) -> list[RotaryProblem]:
-    """Every choice comes about equally often."""
-    rng = random.Random(seed)
-    decks = {name: rng.sample([v[i % len(v)] for i in range(count)], count) for name, v in CHOICES.items()}
+    """Every choice comes about equally often. Three problems share a module, as far as they can."""
+    rng, decks = random.Random(seed), dict[str, list[Any]]()
+    for name, values in CHOICES.items():
+        cards = [values[i % len(values)] for i in range(count // 3 if name in COMPILED else count)]
+        decks[name] = rng.sample(cards, len(cards)) * (count // len(cards))
     for i, kv_format in enumerate(decks["kv_format"]):
         if kv_format in GROUPED:
-            decks["dims"][i] = GROUPED_DIMS[i % len(GROUPED_DIMS)]
+            decks["dims"][i] = GROUPED_DIMS[i % (count // 3) % len(GROUPED_DIMS)]
     return [RotaryProblem(i, **{name: deck[i] for name, deck in decks.items()}) for i in range(count)]
 
 
@@ -178,6 +185,40 @@ def _add_caches(
     places = first[:, None].long() + 2 + torch.arange(p.length)
     slots = torch.arange(p.batch)[:, None] * block + places
     return slots.masked_fill((first[:, None] < 0) | (places >= block), -1).flatten()
+
+
+def is_exact(p: RotaryProblem, normed: bool) -> bool:
+    """Whether every rounding is one to 16 bits of a number that float32 holds as float64 does."""
+    return not normed and p.dtype != torch.float32 and not p.float_tables
+
+
+def assert_close(mine: Tensor, exact: Tensor, p: RotaryProblem, normed: bool) -> None:
+    """Bit for bit, or each rounding of a norm (2), of products and of the sum may fall differently, once."""
+    assert mine.dtype == p.dtype and mine.shape == exact.shape
+    assert (mine.transpose(1, 2) if p.token_major_out else mine).is_contiguous()
+    if is_exact(p, normed):
+        assert torch.equal(mine.double(), exact)
+    elif exact.numel():
+        largest = exact.abs().amax(-1, keepdim=True)
+        assert ((mine.double() - exact).abs() <= 6 * torch.finfo(p.dtype).eps / 2 * largest).all()
+
+
+def written(case: RotaryCase, key: Tensor) -> dict[str, Tensor]:
+    """All memory after `cache_write` of this rotated key, by the reference."""
+    arguments, bases = case.arguments("cpu")
+    rows = (x.transpose(1, 2).flatten(0, 1) for x in (key, arguments["value"]))
+    stored = {n: arguments[n] for n in ("key_scales", "value_scales", "kv_format") if n in arguments}
+    reference.cache_write(*rows, arguments["key_cache"], arguments["value_cache"], case.slots, **stored)
+    return bases
+
+
+def assert_same_memory(mine: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    """All NaNs of scales are equal."""
+    for name, expected in exact.items():
+        pair = [mine[name].cpu(), expected]
+        if name.endswith("scales"):
+            pair = [x.masked_fill(x.isnan(), -1234.0) for x in pair]
+        assert same_bits(*pair), name
 
 
 def valid(op: str = "rotary_write", device: str = "mps") -> Arguments:

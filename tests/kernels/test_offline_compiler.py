@@ -102,7 +102,7 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         yield from _cache_plans(dtype)
         return
     if kernel == "rotary":
-        for problem in rotary_problems.draw(64):
+        for problem in rotary_problems.draw(192)[:64]:
             arguments, _ = rotary_problems.build(replace(problem, dtype=dtype)).arguments("meta")
             yield torch_fattn.explain("rotary_write", **arguments, family=7, cores=8)
         return

@@ -13,14 +13,20 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import rotary_problems
-from tests.helpers.rotary_problems import RotaryCase, RotaryProblem, of_rotary, valid
+from tests.helpers.rotary_problems import (
+    RotaryProblem,
+    assert_close,
+    assert_same_memory,
+    of_rotary,
+    valid,
+    written,
+)
 from tests.helpers.tensors import same_bits, tensors_in
 from tests.helpers.wrong_calls import refusal
 from torch_fattn import reference
 
 PROBLEMS = rotary_problems.draw(60)
 ORDERS = ("forward", "reverse", "random")  # of the threads
-BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def run_in_poison(function: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
@@ -29,39 +35,6 @@ def run_in_poison(function: Callable[..., Any], arguments: dict[str, Any]) -> li
         each.fill_(torch.nan)
     del each
     return [each.cpu() for each in tensors_in(function(**arguments))]
-
-
-def assert_close(mine: Tensor, exact: Tensor, p: RotaryProblem, normed: bool) -> None:
-    """Bit for bit where every rounding is one to 16 bits of a number that float32 holds as float64 does. Else
-    each rounding of a norm (2), of products and of the sum may fall differently, once."""
-    assert mine.dtype == p.dtype and mine.shape == exact.shape
-    assert (mine.transpose(1, 2) if p.token_major_out else mine).is_contiguous()
-    if not normed and p.dtype != torch.float32 and not p.float_tables:
-        assert torch.equal(mine.double(), exact)
-    elif exact.numel():
-        largest = exact.abs().amax(-1, keepdim=True)
-        assert ((mine.double() - exact).abs() <= 6 * 2.0 ** -BITS[p.dtype] * largest).all()
-
-
-def written(case: RotaryCase, key: Tensor) -> dict[str, Tensor]:
-    """All memory after `cache_write` of this rotated key, by the reference."""
-    arguments, bases = case.arguments("cpu")
-    rows = (x.transpose(1, 2).flatten(0, 1) for x in (key, arguments["value"]))
-    stored = {n: arguments[n] for n in ("key_scales", "value_scales", "kv_format") if n in arguments}
-    reference.cache_write(*rows, arguments["key_cache"], arguments["value_cache"], case.slots, **stored)
-    return bases
-
-
-def assert_same_memory(mine: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
-    """All NaNs of scales are equal."""
-    for name, expected in exact.items():
-        pair = mine[name].cpu(), expected
-        if name.endswith("scales"):
-            pair = (
-                pair[0].masked_fill(pair[0].isnan(), -1234.0),
-                expected.masked_fill(expected.isnan(), -1234.0),
-            )
-        assert same_bits(*pair), name
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -187,6 +160,23 @@ def test_nan_stays_in_its_head(number: float, device: str) -> None:
     assert out[1, 2, 0].isnan().any()
     out[1, 2, 0] = clean[1, 2, 0]
     assert same_bits(out, clean)
+
+
+def test_subnormal_numbers_count_as_0_in_a_quantised_cache(device: str) -> None:
+    key = torch.full((1, 2, 3, 64), -(2.0**-130), device=device)
+    tables = torch.stack((torch.ones(1, 3, 64), torch.zeros(1, 3, 64))).to(device)
+    written = []
+    for fused in (True, False):
+        caches = torch.zeros(2, 1, 3, 2, 32, dtype=torch.uint8, device=device)
+        scales = torch.ones(2, 1, 3, 2, 2, 2, dtype=torch.float16, device=device)
+        options = {"key_scales": scales[0], "value_scales": scales[1], "kv_format": "int4"}
+        if fused:
+            torch_fattn.rotary_write(key, key, key, *tables, *caches, **options)
+        else:
+            rows = key[0].transpose(0, 1)
+            torch_fattn.cache_write(rows, rows, *caches, torch.arange(3, device=device), **options)
+        written.append([caches, scales])
+    assert same_bits(*written) and not written[0][1].any()
 
 
 def test_rows_that_lie_in_the_cache(device: str) -> None:
