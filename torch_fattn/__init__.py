@@ -50,6 +50,7 @@ from .operators.differentiable import attention, varlen_attention
 from .operators.logits import softcap as softcap
 from .operators.logits import softmax as softmax
 from .operators.mask_map import mask_map
+from .operators.rotary import rotary, rotary_write
 from .operators.shared_prefix import shared_prefix_decode as shared_prefix_decode
 from .operators.shared_prefix import shared_prefix_paged_decode as shared_prefix_paged_decode
 from .operators.sparse import sparse_decode as sparse_decode
@@ -93,6 +94,8 @@ __all__ = [
     "prefill",
     "reference",
     "report",
+    "rotary",
+    "rotary_write",
     "sdpa",
     "uninstall",
     "varlen_attention",

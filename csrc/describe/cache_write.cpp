@@ -1,4 +1,4 @@
-// Tensors -> CacheWriteProblem, with the checks that protect the caller's memory.
+// Tensors -> CacheWriteProblem, with the checks that protect the caller's memory. rotary.cpp shares them.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "tensor_checks.h"
+#include "written_caches.h"
 
 namespace fattn {
 namespace {
@@ -15,13 +15,10 @@ using at::Tensor;
 
 constexpr std::string_view kRows = "[tokens, kv_heads, head_dim]";
 constexpr std::string_view kPool = "[num_blocks, block_size, kv_heads, head_dim]";
-constexpr int64_t kVector = 4;  // columns per load and store
-
-const char* const kOp = name_of(Op::kCacheWrite);
 
 // Raises if two elements of a written tensor share memory. In the order of strides, each dimension must step
 // over the extent of the smaller ones.
-void check_no_overlap(const char* name, const Tensor& tensor) {
+void check_no_overlap(const char* op, const char* name, const Tensor& tensor) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     if (tensor.size(dim) == 0) return;
@@ -31,17 +28,17 @@ void check_no_overlap(const char* name, const Tensor& tensor) {
   int64_t reach = 0;
   for (const auto& [stride, size] : dims) {
     TORCH_CHECK_VALUE(
-        stride > reach, kOp, ": ", name, " has shape ", tensor.sizes(), " and strides ", tensor.strides(),
+        stride > reach, op, ": ", name, " has shape ", tensor.sizes(), " and strides ", tensor.strides(),
         ", so that elements share memory; allocate separate memory for every element, without .expand()");
     reach += stride * (size - 1);
   }
 }
 
-void check_written(const char* name, const Tensor& tensor, const Tensor& key) {
-  check_device(kOp, name, tensor, key, "key");
-  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, kOp, ": the last dimension of ", name,
+void check_written(const char* op, const char* name, const Tensor& tensor, const Tensor& key) {
+  check_device(op, name, tensor, key, "key");
+  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, op, ": the last dimension of ", name,
                     " has stride ", tensor.stride(-1), " and is written in place; it must be contiguous");
-  check_no_overlap(name, tensor);
+  check_no_overlap(op, name, tensor);
 }
 
 // The range of storage elements that a tensor covers.
@@ -60,6 +57,11 @@ bool may_share(const Tensor& a, const Tensor& b) {
   return a_begin < b_end && b_begin < a_end;
 }
 
+// Whether two tensors begin at one address.
+bool begin_together(const Tensor& a, const Tensor& b) {
+  return a.defined() && a.numel() > 0 && a.is_alias_of(b) && a.storage_offset() == b.storage_offset();
+}
+
 // Whether b is the first columns of a: the same memory by the same strides.
 bool is_start_of(const Tensor& b, const Tensor& a) {
   if (!b.is_alias_of(a) || b.storage_offset() != a.storage_offset() || b.scalar_type() != a.scalar_type()) {
@@ -74,122 +76,149 @@ bool is_start_of(const Tensor& b, const Tensor& a) {
 // Whether the value is stored in the key, as in multi-head latent attention. Other pairs of caches that begin
 // at one address would overwrite each other.
 bool value_lies_in_key(const CacheWriteCall& call) {
-  const auto begin_together = [](const Tensor& a, const Tensor& b) {
-    return a.defined() && a.numel() > 0 && a.is_alias_of(b) && a.storage_offset() == b.storage_offset();
-  };
   const bool caches = begin_together(call.key_cache, call.value_cache);
   const bool scales = begin_together(call.key_scales, call.value_scales);
   if (!caches && !scales) return false;
   const bool in_key = is_start_of(call.value_cache, call.key_cache) && is_start_of(call.value, call.key) &&
                       (!call.key_scales.defined() || is_start_of(call.value_scales, call.key_scales));
-  TORCH_CHECK_VALUE(in_key, kOp, ": key_cache and value_cache (or their scales) begin at the same address; ",
+  TORCH_CHECK_VALUE(in_key, name_of(Op::kCacheWrite),
+                    ": key_cache and value_cache (or their scales) begin at the same address; ",
                     "pass separate memory for each, or value, value_cache and value_scales all as the first ",
                     "columns of their key counterparts");
   return true;
 }
 
-void check_rows(const char* rows_name, const Tensor& rows, const char* cache_name, const Tensor& cache,
-                KvFormat format) {
-  check_same_size(kOp, "head count", rows_name, rows.size(1), cache_name, cache.size(2));
-  check_head_dim(kOp, rows_name, rows.size(2), cache_name, cache, format);
+void check_rows(const char* op, const char* rows_name, const Tensor& rows, const char* cache_name,
+                const Tensor& cache, KvFormat format) {
+  check_same_size(op, "head count", rows_name, rows.size(1), cache_name, cache.size(2));
+  check_head_dim(op, rows_name, rows.size(-1), cache_name, cache, format);
 }
 
 Strides3 pool_strides(const Tensor& pool) { return {pool.stride(0), pool.stride(2), pool.stride(1)}; }
 
-// The layout of rows after rows_to_read().
-CacheSide side_of(const Tensor& rows, bool copied, const Tensor& cache, const Tensor& scales) {
-  CacheSide side;
+// Adds the layout of rows after rows_to_read().
+void add_rows(CacheSide& side, const Tensor& rows, bool copied) {
   side.head_dim = rows.size(2);
   side.token_stride = copied ? rows.size(1) * rows.size(2) : rows.stride(0);
   side.head_stride = copied ? rows.size(2) : rows.stride(1);
-  side.cache = pool_strides(cache);
-  if (scales.defined()) side.scales = pool_strides(scales);
-  return side;
 }
 
-bool is_multiple(const Tensor& tensor, int64_t vector) {
-  bool multiple = tensor.storage_offset() % vector == 0;
+}  // namespace
+
+bool share_elements(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return false;
+  const auto has_no_gaps = [](const Tensor& tensor) {
+    const auto [begin, end] = range_of(tensor);
+    return end - begin == tensor.numel() * int64_t(tensor.element_size());
+  };
+  return begin_together(a, b) || (may_share(a, b) && has_no_gaps(a) && has_no_gaps(b));
+}
+
+bool needs_copy(const Tensor& rows, const Tensor& key_cache, const Tensor& value_cache) {
+  return rows.stride(-1) != 1 || may_share(rows, key_cache) || may_share(rows, value_cache);
+}
+
+void check_slot_dtype(const char* op, const char* name, const Tensor& slots) {
+  const at::ScalarType type = slots.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, op, ": ", name, " is ", dtype_name(slots),
+                   " and must be torch.int32 or torch.int64; convert it with .to(torch.int64)");
+}
+
+void add_caches(CacheWriteProblem& problem, const WrittenCaches& caches, const Tensor& key_cache,
+                const Tensor& value_cache) {
+  problem.format = caches.format;
+  problem.has_scales = caches.key_scales.defined();
+  problem.num_blocks = key_cache.size(0);
+  problem.block_size = key_cache.size(1);
+  problem.key.cache = pool_strides(key_cache);
+  problem.value.cache = pool_strides(value_cache);
+  if (!problem.has_scales) return;
+  problem.key.scales = pool_strides(caches.key_scales);
+  problem.value.scales = pool_strides(caches.value_scales);
+}
+
+bool is_multiple(const Tensor& tensor) {
+  constexpr int64_t kVector = 4;
+  bool multiple = tensor.storage_offset() % kVector == 0;
   for (int64_t dim = 0; dim + 1 < tensor.dim(); ++dim) {
-    multiple = multiple && (tensor.size(dim) <= 1 || tensor.stride(dim) % vector == 0);
+    multiple = multiple && (tensor.size(dim) <= 1 || tensor.stride(dim) % kVector == 0);
   }
   return multiple;
 }
 
-}  // namespace
+WrittenCaches check_written_caches(const char* op, const Tensor& key, const Tensor& value,
+                                   const Tensor& key_cache, const Tensor& value_cache,
+                                   const OptionalTensor& key_scales, const OptionalTensor& value_scales,
+                                   std::string_view kv_format) {
+  check_rank(op, "key_cache", key_cache, 4, kPool);
+  check_rank(op, "value_cache", value_cache, 4, kPool);
+  check_float(op, "key", key);
+  TORCH_CHECK_TYPE(value.scalar_type() == key.scalar_type(), op, ": key is ", dtype_name(key), " and value ",
+                   dtype_name(value), "; convert value with .to(key.dtype)");
+  WrittenCaches caches{.format = check_kv_format(op, kv_format, key_cache, value_cache)};
+  TORCH_CHECK_TYPE(caches.format != kKvFloat || key_cache.scalar_type() == key.scalar_type(), op, ": key is ",
+                   dtype_name(key), " and key_cache ", dtype_name(key_cache),
+                   "; convert the rows with .to(key_cache.dtype)");
+  check_same_size(op, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
+  check_same_size(op, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
+  check_rows(op, "key", key, "key_cache", key_cache, caches.format);
+  check_rows(op, "value", value, "value_cache", value_cache, caches.format);
+  check_written(op, "key_cache", key_cache, key);
+  check_written(op, "value_cache", value_cache, key);
+  TORCH_CHECK_VALUE(key_scales.has_value() == value_scales.has_value(), op, ": ",
+                    key_scales.has_value() ? "key_scales" : "value_scales",
+                    " comes without the other; pass both, or neither");
+  if (key_scales.has_value()) {
+    check_device(op, "key_scales", *key_scales, key, "key");
+    check_device(op, "value_scales", *value_scales, key, "key");
+  }
+  if (check_scales(op, "key_scales", key_scales, "key_cache", key_cache, caches.format)) {
+    check_scales(op, "value_scales", value_scales, "value_cache", value_cache, caches.format);
+    check_no_overlap(op, "key_scales", *key_scales);
+    check_no_overlap(op, "value_scales", *value_scales);
+    caches.key_scales = *key_scales;
+    caches.value_scales = *value_scales;
+  }
+  return caches;
+}
 
 CacheWriteCall describe_cache_write(const Tensor& key, const Tensor& value, const Tensor& key_cache,
                                     const Tensor& value_cache, const Tensor& slot_mapping,
                                     const OptionalTensor& key_scales, const OptionalTensor& value_scales,
                                     std::string_view kv_format) {
-  check_rank(kOp, "key", key, 3, kRows);
-  check_rank(kOp, "value", value, 3, kRows);
-  check_rank(kOp, "key_cache", key_cache, 4, kPool);
-  check_rank(kOp, "value_cache", value_cache, 4, kPool);
-  check_rank(kOp, "slot_mapping", slot_mapping, 1, "[tokens]");
-  check_device(kOp, "value", value, key, "key");
-  check_device(kOp, "slot_mapping", slot_mapping, key, "key");
-  const DType dtype = dtype_of(key.scalar_type());
-  check_float(kOp, "key", key);
-  TORCH_CHECK_TYPE(value.scalar_type() == key.scalar_type(), kOp, ": key is ", dtype_name(key), " and value ",
-                   dtype_name(value), "; convert value with .to(key.dtype)");
-  const KvFormat format = check_kv_format(kOp, kv_format, key_cache, value_cache);
-  TORCH_CHECK_TYPE(format != kKvFloat || key_cache.scalar_type() == key.scalar_type(), kOp, ": key is ",
-                   dtype_name(key), " and key_cache ", dtype_name(key_cache),
-                   "; convert the rows with .to(key_cache.dtype)");
-  const at::ScalarType slot_type = slot_mapping.scalar_type();
-  TORCH_CHECK_TYPE(slot_type == at::kInt || slot_type == at::kLong, kOp, ": slot_mapping is ",
-                   dtype_name(slot_mapping),
-                   " and must be torch.int32 or torch.int64; convert it with .to(torch.int64)");
-  check_same_size(kOp, "token count", "key", key.size(0), "value", value.size(0));
-  check_same_size(kOp, "token count", "key", key.size(0), "slot_mapping", slot_mapping.size(0));
-  check_same_size(kOp, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
-  check_same_size(kOp, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
-  check_rows("key", key, "key_cache", key_cache, format);
-  check_rows("value", value, "value_cache", value_cache, format);
-  check_written("key_cache", key_cache, key);
-  check_written("value_cache", value_cache, key);
-
+  const char* op = name_of(Op::kCacheWrite);
+  check_rank(op, "key", key, 3, kRows);
+  check_rank(op, "value", value, 3, kRows);
+  check_rank(op, "slot_mapping", slot_mapping, 1, "[tokens]");
+  check_device(op, "value", value, key, "key");
+  check_device(op, "slot_mapping", slot_mapping, key, "key");
+  check_slot_dtype(op, "slot_mapping", slot_mapping);
+  check_same_size(op, "token count", "key", key.size(0), "value", value.size(0));
+  check_same_size(op, "token count", "key", key.size(0), "slot_mapping", slot_mapping.size(0));
+  const WrittenCaches caches =
+      check_written_caches(op, key, value, key_cache, value_cache, key_scales, value_scales, kv_format);
   CacheWriteCall call{.key = key,
                       .value = value,
                       .key_cache = key_cache,
                       .value_cache = value_cache,
-                      .slot_mapping = slot_mapping};
-  TORCH_CHECK_VALUE(key_scales.has_value() == value_scales.has_value(), kOp, ": ",
-                    key_scales.has_value() ? "key_scales" : "value_scales",
-                    " comes without the other; pass both, or neither");
-  if (key_scales.has_value()) {
-    check_device(kOp, "key_scales", *key_scales, key, "key");
-    check_device(kOp, "value_scales", *value_scales, key, "key");
-  }
-  if (check_scales(kOp, "key_scales", key_scales, "key_cache", key_cache, format)) {
-    check_scales(kOp, "value_scales", value_scales, "value_cache", value_cache, format);
-    check_no_overlap("key_scales", *key_scales);
-    check_no_overlap("value_scales", *value_scales);
-    call.key_scales = *key_scales;
-    call.value_scales = *value_scales;
-  }
-  const auto needs_copy = [&](const Tensor& rows) {
-    return rows.stride(-1) != 1 || may_share(rows, key_cache) || may_share(rows, value_cache);
-  };
-  call.copy_key = needs_copy(key);
-  call.copy_value = needs_copy(value);
+                      .slot_mapping = slot_mapping,
+                      .key_scales = caches.key_scales,
+                      .value_scales = caches.value_scales};
+  call.copy_key = needs_copy(key, key_cache, value_cache);
+  call.copy_value = needs_copy(value, key_cache, value_cache);
 
   CacheWriteProblem& problem = call.problem;
-  problem.dtype = dtype;
-  problem.format = format;
-  problem.has_scales = call.key_scales.defined();
-  problem.long_slots = slot_type == at::kLong;
+  problem.dtype = dtype_of(key.scalar_type());
+  problem.long_slots = slot_mapping.scalar_type() == at::kLong;
   problem.slot_stride = slot_mapping.stride(0);
   problem.tokens = key.size(0);
   problem.kv_heads = key.size(1);
-  problem.num_blocks = key_cache.size(0);
-  problem.block_size = key_cache.size(1);
-  problem.key = side_of(key, call.copy_key, key_cache, call.key_scales);
-  problem.value = side_of(value, call.copy_value, value_cache, call.value_scales);
+  add_caches(problem, caches, key_cache, value_cache);
+  add_rows(problem.key, key, call.copy_key);
+  add_rows(problem.value, value, call.copy_value);
   problem.value_in_key = value_lies_in_key(call);
-  problem.vector_aligned = (call.copy_key || is_multiple(key, kVector)) &&
-                           (call.copy_value || is_multiple(value, kVector)) &&
-                           is_multiple(key_cache, kVector) && is_multiple(value_cache, kVector);
+  problem.vector_aligned = (call.copy_key || is_multiple(key)) && (call.copy_value || is_multiple(value)) &&
+                           is_multiple(key_cache) && is_multiple(value_cache);
   return call;
 }
 

@@ -66,6 +66,29 @@ struct CacheWriteCall {
   at::Device device() const { return key.device(); }
 };
 
+// Rows to rotate, and of rotary_write also the operands that may be undefined: values and where to write.
+struct RotaryCall {
+  RotaryProblem problem{};
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value{};
+  at::Tensor cos{};
+  at::Tensor sin{};
+  at::Tensor query_norm{};
+  at::Tensor key_norm{};
+  at::Tensor key_cache{};
+  at::Tensor value_cache{};
+  at::Tensor slot_mapping{};
+  at::Tensor starts{};
+  at::Tensor key_scales{};
+  at::Tensor value_scales{};
+  bool copy_query = false;  // as in CacheWriteCall
+  bool copy_key = false;
+  bool copy_value = false;
+
+  at::Device device() const { return query.device(); }
+};
+
 // An operator on logits.
 struct LogitsCall {
   LogitsProblem problem;
@@ -91,6 +114,8 @@ Call describe_decode(const Arguments& arguments);
 Call describe_paged_decode(const Arguments& arguments);
 Call describe_paged_prefill(const Arguments& arguments);
 Call describe_varlen_prefill(const Arguments& arguments);
+RotaryCall describe_rotary(const Arguments& arguments);
+RotaryCall describe_rotary_write(const Arguments& arguments);
 BackwardCall describe_prefill_backward(const Arguments& arguments);
 BackwardCall describe_varlen_prefill_backward(const Arguments& arguments);
 // These have the signatures of their ops.
@@ -105,6 +130,8 @@ MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
 // `softcap`: also the cap of an element op.
 LogitsCall describe_logits(Op op, const at::Tensor& logits, double softcap);
 
+// Memory for the rotated `rows`.
+at::Tensor empty_rows(const RotaryCall& call, const at::Tensor& rows);
 // Returns the rows, or a contiguous copy if the call needs one.
 at::Tensor rows_to_read(const at::Tensor& rows, bool copy);
 

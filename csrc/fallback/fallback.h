@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tuple>
+#include <vector>
 
 #include "../describe/calls.h"
 
@@ -14,6 +15,7 @@ Gradients run_in_torch(const BackwardCall& call, bool may_wait);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);
 at::Tensor run_in_torch(const MaskMapCall& call);
+std::vector<at::Tensor> run_in_torch(const RotaryCall& call);
 // Writes the caches; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
 

@@ -177,6 +177,37 @@ std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
   return {};
 }
 
+std::vector<Tensor> launch(const RotaryCall& call, const Plan& plan) {
+  const bool writes = call.problem.op == Op::kRotaryWrite;
+  std::vector<Tensor> results = {empty_rows(call, call.query)};
+  if (!writes) results.push_back(empty_rows(call, call.key));
+  if (plan.pass_count == 0) return results;
+  const Tensor query = rows_to_read(call.query, call.copy_query);
+  const Tensor key = rows_to_read(call.key, call.copy_key);
+  const Tensor value = rows_to_read(call.value, call.copy_value);
+  Bindings bindings;
+  const auto bind = [&](Slot slot, const Tensor& tensor, bool is_written = false) {
+    if (!tensor.defined()) return;
+    bindings[slot] = is_written && tensor.numel() > 0 ? writable_view_of(tensor) : view_of(tensor, call.cos);
+  };
+  bind(kSlotQuery, query);
+  bind(kSlotKey, key);
+  bind(kSlotValue, value);
+  bind(kSlotCos, call.cos);
+  bind(kSlotSin, call.sin);
+  bind(kSlotQueryNorm, call.query_norm);
+  bind(kSlotKeyNorm, call.key_norm);
+  bind(kSlotSlotMapping, call.slot_mapping);
+  bind(kSlotStarts, call.starts);
+  bind(kSlotOut, results[0]);
+  bind(kSlotKeyCache, writes ? call.key_cache : results[1], writes);
+  bind(kSlotValueCache, call.value_cache, true);
+  bind(kSlotKeyScales, call.key_scales, true);
+  bind(kSlotValueScales, call.value_scales, true);
+  metal::execute(plan, bindings);
+  return results;
+}
+
 Tensor launch(const MaskMapCall& call, const Plan& plan) {
   const Tensor map = at::empty(map_sizes(call.problem), call.mask.options().dtype(at::kByte));
   if (plan.pass_count == 0) return map;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tuple>
+#include <vector>
 
 #include "../describe/calls.h"
 
@@ -16,6 +17,7 @@ void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gr
 Gradients launch(const BackwardCall& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
+std::vector<at::Tensor> launch(const RotaryCall& call, const Plan& plan);
 at::Tensor launch(const LogitsCall& call, const Plan& plan);
 at::Tensor launch(const MaskMapCall& call, const Plan& plan);
 

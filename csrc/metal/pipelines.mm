@@ -77,7 +77,8 @@ struct SpecHash {
     add(static_cast<uint64_t>(spec.head_dim) | static_cast<uint64_t>(spec.value_dim) << 16 |
         static_cast<uint64_t>(spec.row_fragments) << 32 | static_cast<uint64_t>(spec.tile_keys) << 48);
     add(static_cast<uint64_t>(spec.simdgroups) << 4 | spec.causal << 3 | spec.vector_loads << 2 |
-        spec.split << 1 | static_cast<uint64_t>(spec.has_seq_lens));
+        spec.split << 1 | static_cast<uint64_t>(spec.has_seq_lens) |
+        static_cast<uint64_t>(spec.rotary_dim) << 24 | static_cast<uint64_t>(spec.kv_format) << 40);
     return hash;
   }
 };

@@ -98,23 +98,6 @@ variable_list inputs_that_require_grad(const torch::jit::Stack& stack, size_t ar
 
 namespace {
 
-// The autograd kernel of an op, whatever its signature.
-template <const char* const& refusal>
-void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  refuse_tangents(op, *stack);
-  const variable_list inputs = inputs_that_require_grad(*stack, op.schema().arguments().size());
-  {
-    at::AutoDispatchBelowAutograd below_autograd;
-    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
-  }
-  if (inputs.empty()) return;
-  const c10::intrusive_ptr<torch::autograd::Node> node =
-      c10::make_intrusive<RefuseBackward>(refusal, public_name(op), inputs);
-  for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
-    torch::autograd::set_history(result.toTensor(), node);
-  }
-}
-
 // Calls `function` for each operand that the schema marks as written.
 template <typename Function>
 void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Function function) {
@@ -128,23 +111,45 @@ void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& st
   }
 }
 
+// Written tensors must not be part of a graph.
+void refuse_written_in_graph(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for_each_written(op, stack, [&](const std::string& name, const Tensor& written) {
+    TORCH_CHECK(!(at::GradMode::is_enabled() && written.requires_grad()), public_name(op), ": ", name,
+                " requires grad, and caches do not support gradients; pass ", name,
+                ".detach(), or call under torch.no_grad()");
+  });
+}
+
+// The autograd kernel of an op, whatever its signature.
+template <const char* const& refusal>
+void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  refuse_tangents(op, *stack);
+  refuse_written_in_graph(op, *stack);
+  const variable_list inputs = inputs_that_require_grad(*stack, op.schema().arguments().size());
+  {
+    at::AutoDispatchBelowAutograd below_autograd;
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+  if (inputs.empty()) return;
+  const c10::intrusive_ptr<torch::autograd::Node> node =
+      c10::make_intrusive<RefuseBackward>(refusal, public_name(op), inputs);
+  for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
+    torch::autograd::set_history(result.toTensor(), node);
+  }
+}
+
 void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  for_each_written(op, stack, [](const std::string& name, const Tensor& written) {
-    TORCH_CHECK(!written.is_inference(), "fattn.cache_write: ", name,
+  for_each_written(op, stack, [&](const std::string& name, const Tensor& written) {
+    TORCH_CHECK(!written.is_inference(), public_name(op), ": ", name,
                 " is an inference tensor, which can be written in inference mode only; call under "
                 "torch.inference_mode(), or allocate it outside of the mode");
   });
 }
 
-// The autograd kernel of an op that writes. The written tensors must not be part of a graph. The rows may
-// require a gradient but receive none.
+// The autograd kernel of an op that only writes. The rows may require a gradient but receive none.
 void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                             torch::jit::Stack* stack) {
-  for_each_written(op, *stack, [&](const std::string& name, const Tensor& written) {
-    TORCH_CHECK(!(at::GradMode::is_enabled() && written.requires_grad()), "fattn.cache_write: ", name,
-                " requires grad, and caches do not support gradients; pass ", name,
-                ".detach(), or call under torch.no_grad()");
-  });
+  refuse_written_in_graph(op, *stack);
   at::AutoDispatchBelowAutograd below_autograd;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
@@ -164,8 +169,8 @@ void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
 
 // Writing a lazily negated view (.imag of a conjugate) would write a copy.
 void refuse_negated(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  for_each_written(op, *stack, [](const std::string& name, const Tensor& written) {
-    TORCH_CHECK_VALUE(!written.is_neg(), "fattn.cache_write: ", name,
+  for_each_written(op, *stack, [&](const std::string& name, const Tensor& written) {
+    TORCH_CHECK_VALUE(!written.is_neg(), public_name(op), ": ", name,
                       " is a negated view and is written in place; pass the result of its .resolve_neg()");
   });
   const size_t count = op.schema().arguments().size();
@@ -179,11 +184,15 @@ void refuse_negated(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::j
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
-  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&bump_versions>());
+  for (const char* name : {"cache_write", "rotary_write"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&bump_versions>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(fattn, Negative, library) {
-  library.impl("cache_write", torch::CppFunction::makeFromBoxedFunction<&refuse_negated>());
+  for (const char* name : {"cache_write", "rotary_write"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_negated>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
@@ -191,7 +200,8 @@ TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
 #define FATTN_NAME(op, name, ...) #name,
 #define FATTN_NAMES(op, name, ...) #name, #name ".part",
   for (const char* name :
-       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) "merge", "merge.parts"}) {
+       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) FATTN_ROTARY_OPS(FATTN_NAME) "merge",
+        "merge.parts"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient<kNoBackward>>());
   }
   for (const char* name : {FATTN_BACKWARD_OPS(FATTN_NAME)}) {

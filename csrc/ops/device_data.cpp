@@ -83,6 +83,22 @@ void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* s
                     " and ", of.rows_name, " has ", of.rows, " rows; its last entry must not be above that");
 }
 
+// Slots of a cache of `count` slots, of tokens in the order of `slots`.
+void check_slots(const char* op, const at::Tensor& slots, int64_t count) {
+  const at::Tensor mapping = on_host(slots.to(at::kLong));
+  const int64_t* slot_of = mapping.const_data_ptr<int64_t>();
+  std::unordered_map<int64_t, int64_t> token_of;
+  for (int64_t token = 0; token < mapping.numel(); ++token) {
+    const int64_t slot = slot_of[token];
+    if (slot < 0) continue;
+    TORCH_CHECK_VALUE(slot < count, op, ": slot_mapping[", token, "] is ", slot,
+                      " and must be below num_blocks * block_size = ", count, ", or -1 to drop the token");
+    const auto [other, is_new] = token_of.try_emplace(slot, token);
+    TORCH_CHECK_VALUE(is_new, op, ": slot_mapping[", other->second, "] and [", token, "] are both ", slot,
+                      "; give every token a different slot, or -1 to drop it");
+  }
+}
+
 }  // namespace
 
 void check_device_data_if_enabled(const Call& call) {
@@ -107,19 +123,25 @@ void check_device_data_if_enabled(const Call& call) {
 
 void check_device_data_if_enabled(const CacheWriteCall& call) {
   const CacheWriteProblem& problem = call.problem;
-  if (problem.tokens == 0 || !is_enabled()) return;
-  const at::Tensor mapping = on_host(call.slot_mapping.to(at::kLong));
-  const int64_t* slots = mapping.const_data_ptr<int64_t>();
-  const int64_t count = problem.num_blocks * problem.block_size;
-  std::unordered_map<int64_t, int64_t> token_of;
-  for (int64_t token = 0; token < problem.tokens; ++token) {
-    if (slots[token] < 0) continue;
-    TORCH_CHECK_VALUE(slots[token] < count, name_of(Op::kCacheWrite), ": slot_mapping[", token, "] is ",
-                      slots[token], " and must be below num_blocks * block_size = ", count,
-                      ", or -1 to drop the token");
-    const auto [other, is_new] = token_of.try_emplace(slots[token], token);
-    TORCH_CHECK_VALUE(is_new, name_of(Op::kCacheWrite), ": slot_mapping[", other->second, "] and [", token,
-                      "] are both ", slots[token], "; give every token a different slot, or -1 to drop it");
+  if (!is_enabled()) return;
+  check_slots(name_of(Op::kCacheWrite), call.slot_mapping, problem.num_blocks * problem.block_size);
+}
+
+void check_device_data_if_enabled(const RotaryCall& call) {
+  const RotaryProblem& problem = call.problem;
+  if (!is_enabled()) return;
+  const int64_t capacity = problem.write.block_size;
+  if (problem.has_slots) {
+    check_slots(name_of(problem.op), call.slot_mapping.reshape(-1), problem.write.num_blocks * capacity);
+  }
+  if (!problem.has_starts) return;
+  const at::Tensor starts = on_host(call.starts.to(at::kLong)).reshape(-1);
+  const int64_t most = capacity - problem.params.start - problem.q_len;
+  for (int64_t batch = 0; batch < starts.numel(); ++batch) {
+    const int64_t start = starts.const_data_ptr<int64_t>()[batch];
+    TORCH_CHECK_VALUE(start >= 0 && start <= most, name_of(problem.op), ": starts[", batch, "] is ", start,
+                      " and must be between 0 and ", most, " for ", problem.q_len,
+                      " tokens and a capacity of ", capacity, "; pass larger caches");
   }
 }
 

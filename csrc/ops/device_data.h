@@ -10,5 +10,6 @@ namespace fattn {
 // read nor write outside the cache.
 void check_device_data_if_enabled(const Call& call);
 void check_device_data_if_enabled(const CacheWriteCall& call);
+void check_device_data_if_enabled(const RotaryCall& call);
 
 }  // namespace fattn

@@ -148,9 +148,9 @@ struct OpOf<describe> {
   }
 };
 
-// The same for attention: boxed kernels, which read the many arguments by name.
+// The same for ops with many arguments: boxed kernels, which read them by name.
 template <auto describe>
-struct AttentionOf {
+struct BoxedOf {
   template <bool may_wait>
   static void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return_results(op, stack, fattn::run(described(Arguments(op, *stack)), may_wait));
@@ -185,6 +185,11 @@ struct AttentionOf {
     return call;
   }
 
+  static void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                             std::vector<Tensor> results) {
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    for (Tensor& result : results) torch::jit::push(*stack, std::move(result));
+  }
   template <typename Results>
   static void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, Results results) {
     torch::jit::drop(*stack, op.schema().arguments().size());
@@ -209,6 +214,11 @@ Tensor refuse_backward(const Tensor&, std::string_view op) {
   TORCH_CHECK(op != "fattn." #name, op, \
               " has no backward; use torch.softmax or torch.tanh where one is needed");
   FATTN_LOGITS_OPS(FATTN_REFUSE)
+#undef FATTN_REFUSE
+#define FATTN_REFUSE(id, name, ...)     \
+  TORCH_CHECK(op != "fattn." #name, op, \
+              " has no backward; use the model's own rotary embedding and norms where one is needed");
+  FATTN_ROTARY_OPS(FATTN_REFUSE)
 #undef FATTN_REFUSE
   TORCH_CHECK(false, op,
               " has no backward; use torch_fattn.attention, torch_fattn.varlen_attention or "
@@ -299,6 +309,19 @@ std::string cache_write_arguments(bool writes) {
          "? value_scales=None, str kv_format=\"auto\"";
 }
 
+const std::string kRotaryOptions =
+    "SymInt? rotary_dim=None, SymInt rotary_offset=0, str style=\"halves\", Tensor? query_norm=None, "
+    "Tensor? key_norm=None, float eps=1e-6, str norm=\"rounded\"" +
+    flags(true);
+const std::string kRotaryArguments = "Tensor query, Tensor key, Tensor cos, Tensor sin, *, " + kRotaryOptions;
+std::string rotary_write_arguments(bool writes) {
+  const auto tensor = [&](char alias) { return writes ? std::string("Tensor(") + alias + "!)" : "Tensor"; };
+  return "Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, " + tensor('a') + " key_cache, " +
+         tensor('b') + " value_cache, Tensor? slot_mapping=None, *, SymInt start=0, Tensor? starts=None, " +
+         kRotaryOptions + ", " + tensor('c') + "? key_scales=None, " + tensor('d') +
+         "? value_scales=None, str kv_format=\"auto\"";
+}
+
 template <auto kernel>
 torch::CppFunction boxed() {
   return torch::CppFunction::makeFromBoxedFunction<kernel>();
@@ -306,20 +329,22 @@ torch::CppFunction boxed() {
 
 template <bool may_wait>
 void register_ops(torch::Library& library) {
-#define FATTN_IMPL(op, name, ...)                                            \
-  library.impl(#name, boxed<AttentionOf<describe_##name>::run<may_wait>>()); \
-  library.impl(#name ".part", boxed<AttentionOf<describe_##name>::run_part<may_wait>>());
+#define FATTN_IMPL(op, name, ...)                                        \
+  library.impl(#name, boxed<BoxedOf<describe_##name>::run<may_wait>>()); \
+  library.impl(#name ".part", boxed<BoxedOf<describe_##name>::run_part<may_wait>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
-#define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<AttentionOf<describe_##name>::run<may_wait>>());
+#define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<BoxedOf<describe_##name>::run<may_wait>>());
   FATTN_BACKWARD_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
   // differentiable.cpp registers their autograd kernels.
-  library.impl("attention", boxed<AttentionOf<describe_prefill>::run<may_wait>>());
-  library.impl("varlen_attention", boxed<AttentionOf<describe_varlen_prefill>::run<may_wait>>());
+  library.impl("attention", boxed<BoxedOf<describe_prefill>::run<may_wait>>());
+  library.impl("varlen_attention", boxed<BoxedOf<describe_varlen_prefill>::run<may_wait>>());
   library.impl("merge", Merge::run<may_wait>);
   library.impl("merge.parts", MergeParts::run<may_wait>);
   library.impl("cache_write", CacheWrite::run<may_wait>);
+  library.impl("rotary", boxed<BoxedOf<describe_rotary>::run<may_wait>>());
+  library.impl("rotary_write", boxed<BoxedOf<describe_rotary_write>::run<may_wait>>());
   library.impl("mask_map", MaskMap::run<may_wait>);
 #define FATTN_IMPL(op, name, ...) library.impl(#name, LogitsOf<Op::k##op>::template run<may_wait>);
   FATTN_LOGITS_OPS(FATTN_IMPL)
@@ -353,6 +378,8 @@ TORCH_LIBRARY(fattn, library) {
   define("merge(" + kMergeArguments + ")" + kResults);
   define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
+  define("rotary(" + kRotaryArguments + ") -> (Tensor out, Tensor key)");
+  define("rotary_write(" + rotary_write_arguments(true) + ") -> Tensor");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad, str op) -> Tensor");
   define("_refuse_second_derivative(Tensor grad, str op) -> Tensor");
@@ -361,6 +388,8 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_merge.parts(Tensor outs, Tensor sums, ScalarType dtype, *, " + kDeviceArguments + ") -> str");
   define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
+  define("_plan_rotary(" + kRotaryArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_rotary_write(" + rotary_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 #define FATTN_DEFINE(op, name, ...)                    \
   define(#name "(" + kRowOpArguments + ") -> Tensor"); \
   define("_plan_" #name "(" + kRowOpArguments + ", " + kDeviceArguments + ") -> str");
@@ -387,17 +416,19 @@ TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
 #define FATTN_IMPL(op, name, ...) \
-  library.impl("_plan_" #name, boxed<AttentionOf<describe_##name>::explain<false>>());
+  library.impl("_plan_" #name, boxed<BoxedOf<describe_##name>::explain<false>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
   FATTN_BACKWARD_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
 #define FATTN_IMPL(op, name, ...) \
-  library.impl("_plan_" #name ".part", boxed<AttentionOf<describe_##name>::explain<true>>());
+  library.impl("_plan_" #name ".part", boxed<BoxedOf<describe_##name>::explain<true>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
   library.impl("_plan_merge.parts", MergeParts::explain);
   library.impl("_plan_merge", Merge::explain);
   library.impl("_plan_cache_write", CacheWrite::explain);
+  library.impl("_plan_rotary", boxed<BoxedOf<describe_rotary>::explain<false>>());
+  library.impl("_plan_rotary_write", boxed<BoxedOf<describe_rotary_write>::explain<false>>());
   library.impl("_plan_mask_map", MaskMap::explain);
 #define FATTN_IMPL(op, name, ...) library.impl("_plan_" #name, LogitsOf<Op::k##op>::explain);
   FATTN_LOGITS_OPS(FATTN_IMPL)

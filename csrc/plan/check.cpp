@@ -230,6 +230,54 @@ std::optional<Refusal> check(const CacheWriteProblem& p) {
   return std::nullopt;
 }
 
+std::optional<Refusal> check(const RotaryProblem& p) {
+  const char* op = name_of(p.op);
+  const CacheWriteProblem& write = p.write;
+  const bool writes = p.op == Op::kRotaryWrite;
+  const int64_t head_dim = write.key.head_dim, dims[] = {head_dim, writes ? write.value.head_dim : head_dim};
+  const char* const names[] = {"query/key", "value"};
+  for (int side = 0; side < 2; ++side) {
+    if (dims[side] <= 0 || dims[side] > kMaxHeadDim || dims[side] % kRotaryMultiple != 0) {
+      return refuse(dims[side] > kMaxHeadDim ? Kind::kNotImplemented : Kind::kValue, op, names[side],
+                    " head_dim ", dims[side], " is not a positive multiple of ", kRotaryMultiple, " up to ",
+                    kMaxHeadDim, "; use the model's own functions for this layer");
+    }
+    if (auto refusal = check_format_dim(op, names[side], write.format, dims[side])) return refusal;
+  }
+  if (p.rotary_dim < 2 || p.rotary_dim % 2 != 0) {
+    return refuse(Kind::kValue, op, "rotary_dim ", p.rotary_dim,
+                  " is not a positive even number; pass the columns that are rotated");
+  }
+  if (p.rotary_offset < 0 || p.rotary_offset > head_dim - p.rotary_dim) {
+    return refuse(Kind::kValue, op, "rotary_offset ", p.rotary_offset, " and ", p.rotary_dim,
+                  " rotated columns do not fit in head_dim ", head_dim, "; pass one from 0 to ",
+                  std::max<int64_t>(head_dim - p.rotary_dim, 0), ", or tables of fewer columns");
+  }
+  if (!(std::isfinite(static_cast<float>(p.eps)) && p.eps >= 0.0)) {
+    return refuse(Kind::kValue, op, "eps ", p.eps,
+                  " is not a finite number >= 0 in float32; pass that of the model's norms");
+  }
+  const int64_t capacity = write.block_size, start = p.params.start;
+  if (writes && (capacity < 1 || capacity > kMaxLength)) {
+    return refuse(Kind::kValue, op, "block_size ", capacity, " of key_cache is not between 1 and ",
+                  kMaxLength, "; use blocks of 1 key or more, up to that");
+  }
+  if (start < 0) {
+    return refuse(Kind::kValue, op, "start ", start,
+                  " is negative; pass the number of tokens that the cache holds");
+  }
+  if (!p.has_slots && !p.has_starts && start > capacity - p.q_len && write.tokens > 0) {
+    return refuse(Kind::kValue, op, p.q_len, " tokens from start ", start, " on exceed the capacity of ",
+                  capacity, "; pass larger caches");
+  }
+  const int64_t heads = p.q_heads + 2 * write.kv_heads;
+  if (write.tokens > kMaxLength || heads > kMaxLength || write.tokens * heads > kMaxLength) {
+    return refuse(Kind::kValue, op, write.tokens, " tokens of ", heads, " heads are more than ", kMaxLength,
+                  " rows; pass them in pieces");
+  }
+  return std::nullopt;
+}
+
 std::optional<Refusal> check(const LogitsProblem& p) {
   const char* op = name_of(p.op);
   const bool by_row = is_row_op(p.op);

@@ -85,6 +85,14 @@ class JsonWriter {
     field("row", strides.row);
     close('}');
   }
+  void value(const TableStrides& strides) {
+    open('{');
+    field("batch", strides.batch);
+    field("row", strides.row);
+    field("column", strides.column);
+    field("second", strides.second);
+    close('}');
+  }
   void value(const Strides4& strides) {
     open('{');
     field("batch", strides.batch);

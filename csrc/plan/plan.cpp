@@ -70,6 +70,12 @@ std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceF
   return plan_cache_write(problem);
 }
 
+std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts& device) {
+  if (auto refusal = check(problem)) return *std::move(refusal);
+  if (auto refusal = check(device, problem.op)) return *std::move(refusal);
+  return plan_rotary(problem);
+}
+
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device) {
   if (auto refusal = check(problem)) return *std::move(refusal);
   if (auto refusal = check(device, problem.op)) return *std::move(refusal);

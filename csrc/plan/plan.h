@@ -31,6 +31,7 @@ namespace fattn {
   X(DecodeVector, decode_vector, decode_vector, DecodeParams)                         \
   X(Merge, merge, merge, MergeParams)                                                 \
   X(CacheWrite, cache_write, cache, CacheWriteParams)                                 \
+  X(Rotary, rotary, rotary, RotaryParams)                                             \
   FATTN_LOGITS_OPS(X)                                                                 \
   X(MaskMap, mask_map, mask_map, MaskMapParams)                                       \
   FATTN_BACKWARD_KERNELS(X)
@@ -102,7 +103,14 @@ struct KernelSpec : Features {
   uint16_t vectors = 1;         // softmax: per thread
 
   KvFormat kv_format = kKvFloat;
-  bool long_slots = false;  // cache_write: slot_mapping is int64
+  bool long_slots = false;  // cache_write, rotary: slot_mapping or starts is int64
+
+  uint16_t rotary_dim = 0;
+  uint16_t rotary_offset = 0;
+  RotaryStyle rotary_style = kStyleHalves;
+  RotaryNorm rotary_norm = kNormRounded;
+  DType table_dtype = DType::kFloat32;   // rotary: of cos and sin
+  DType weight_dtype = DType::kFloat32;  // rotary: of the norms
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -187,6 +195,7 @@ struct Refusal {
 std::optional<Refusal> check(const Problem& problem);
 std::optional<Refusal> check(const MergeProblem& problem);
 std::optional<Refusal> check(const CacheWriteProblem& problem);
+std::optional<Refusal> check(const RotaryProblem& problem);
 std::optional<Refusal> check(const LogitsProblem& problem);
 std::optional<Refusal> check(const MaskMapProblem& problem);
 std::optional<Refusal> check(const DeviceFacts& device, Op op);
@@ -194,6 +203,7 @@ std::optional<Refusal> check(const DeviceFacts& device, Op op);
 std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
 

@@ -17,6 +17,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device);
 Plan plan_decode(const Problem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFacts& device);
 Plan plan_cache_write(const CacheWriteProblem& problem);
+Plan plan_rotary(const RotaryProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
 // Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and

@@ -16,6 +16,7 @@ namespace fattn {
   FATTN_BACKWARD_OPS(X)      \
   X(Merge, merge)            \
   X(CacheWrite, cache_write) \
+  FATTN_ROTARY_OPS(X)        \
   FATTN_LOGITS_OPS(X)        \
   X(MaskMap, mask_map)
 
@@ -25,6 +26,11 @@ namespace fattn {
   X(PagedDecode, paged_decode)   \
   X(PagedPrefill, paged_prefill) \
   X(VarlenPrefill, varlen_prefill)
+
+// They share a kernel: X(op, name).
+#define FATTN_ROTARY_OPS(X) \
+  X(Rotary, rotary)         \
+  X(RotaryWrite, rotary_write)
 
 // Backward operators: X(op, name, the forward operator).
 #define FATTN_BACKWARD_OPS(X)                   \
@@ -218,6 +224,42 @@ struct CacheWriteProblem {
   bool value_in_key = false;    // the value is the first columns of the key, stored once
   bool vector_aligned = false;  // four columns of a row can be read and written with one access
 };
+
+// Rotates query [batch, q_heads, q_len, head_dim] and key [batch, kv_heads, q_len, head_dim], and writes key
+// and value. Without slots or starts, the tokens of a sequence are written side by side, from `start` on,
+// into the block of its number.
+struct RotaryProblem {
+  Op op = Op::kRotary;
+  bool token_major_out = false;
+  RotaryStyle style = kStyleHalves;
+  RotaryNorm norm = kNormRounded;
+  int64_t rotary_dim = 0;
+  int64_t rotary_offset = 0;
+  int64_t table_columns = 0;  // rotary_dim, or half of it
+  DType table_dtype = DType::kFloat32;
+  DType weight_dtype = DType::kFloat32;
+  double eps = 0.0;
+  bool has_query_norm = false;
+  bool has_key_norm = false;
+  bool has_slots = false;
+  bool has_starts = false;
+  int64_t q_len = 0;
+  int64_t q_heads = 0;
+  // Strides of rows, tables, slots and starts, and `start`. The planner sets the others.
+  RotaryParams params{};
+  // Rows and caches; its strides of rows and slots are not used. kRotary: the cache is the rotated key, and
+  // there is no value.
+  CacheWriteProblem write;
+};
+
+// The strides of contiguous rows [batch, heads, length, columns], or of a transposed view of [batch, length,
+// heads, columns]. A size of 0 counts as 1.
+inline Strides3 row_strides(int64_t heads, int64_t length, int64_t columns, bool token_major) {
+  heads = std::max<int64_t>(heads, 1), length = std::max<int64_t>(length, 1);
+  return {.batch = heads * length * columns,
+          .head = token_major ? columns : length * columns,
+          .row = token_major ? heads * columns : columns};
+}
 
 // The map of a mask [batch, heads, rows, keys], with size 1 where it is broadcast. The map is contiguous.
 struct MaskMapProblem {

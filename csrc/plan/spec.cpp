@@ -83,7 +83,15 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   if (uses_units(spec.kernel)) macros.emplace_back("FATTN_REGISTERS", spec.registers ? "1" : "0");
   macros.emplace_back("FATTN_HEAD_DIM", std::to_string(spec.head_dim));
   macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
-  if (spec.kernel == Kernel::kCacheWrite) {
+  if (spec.kernel == Kernel::kRotary) {
+    macros.emplace_back("FATTN_ROTARY_DIM", std::to_string(spec.rotary_dim));
+    macros.emplace_back("FATTN_ROTARY_OFFSET", std::to_string(spec.rotary_offset));
+    macros.emplace_back("FATTN_ROTARY_STYLE", std::to_string(spec.rotary_style));
+    macros.emplace_back("FATTN_ROTARY_NORM", std::to_string(spec.rotary_norm));
+    macros.emplace_back("FATTN_TABLE_T", metal_type(spec.table_dtype));
+    macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));
+  }
+  if (spec.kernel == Kernel::kCacheWrite || spec.kernel == Kernel::kRotary) {
     macros.emplace_back("FATTN_KV_FORMAT", std::to_string(spec.kv_format));
     macros.emplace_back("FATTN_STORED_T", metal_type(storage_dtype(spec.kv_format, spec.dtype)));
     macros.emplace_back("FATTN_SCALE_T", metal_type(scale_dtype(spec.kv_format)));
@@ -121,6 +129,10 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   };
   if (spec.kernel == Kernel::kTensorProbe) return {};
   if (spec.kernel == Kernel::kCacheWrite) return only({kConst_vector_loads, kConst_scales});
+  if (spec.kernel == Kernel::kRotary) {
+    return only({kConst_vector_loads, kConst_scales, kConst_query_norm, kConst_key_norm, kConst_slots,
+                 kConst_starts, kConst_values});
+  }
   if (is_logits(spec.kernel)) return only({kConst_vector_loads, kConst_softcap, kConst_sliced});
   return {std::begin(all), std::end(all)};
 }

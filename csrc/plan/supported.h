@@ -9,6 +9,8 @@ namespace fattn {
 inline constexpr int kMinFamily = 7;
 inline constexpr int64_t kHeadDimMultiple = 8;
 inline constexpr int64_t kMaxHeadDim = 576;
+// Columns that a lane of rotary takes.
+inline constexpr int64_t kRotaryMultiple = 4;
 inline constexpr int64_t kMaxBackwardHeadDim = 256;
 // With a larger cap, the quotient of a score and the cap could be subnormal in float32.
 inline constexpr double kMaxSoftcap = 1e30;

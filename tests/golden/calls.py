@@ -187,6 +187,33 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             "kv_format": "int4",
         },
     ),
+    "rotary_bf16": (
+        "rotary",
+        {
+            "query": _empty(bf16, 2, 9, 4, 64).transpose(1, 2),
+            "key": _empty(bf16, 2, 9, 2, 64).transpose(1, 2),
+            **dict.fromkeys(("cos", "sin"), _empty(f32, 1, 16, 9).mT),
+            "rotary_dim": 32,
+            "style": "pairs",
+            "token_major_out": True,
+        },
+    ),
+    "rotary_write_int8": (
+        "rotary_write",
+        {
+            "query": _empty(f16, 4, 8, 1, 128),
+            "key": _empty(f16, 4, 2, 1, 128),
+            "value": _empty(f16, 4, 2, 1, 64),
+            **dict.fromkeys(("cos", "sin"), _empty(f16, 4, 1, 128)),
+            **{
+                f"{n}_cache": _empty(torch.int8, 4, 2, 300, d).transpose(1, 2)
+                for n, d in (("key", 128), ("value", 64))
+            },
+            **{f"{n}_scales": _empty(f32, 4, 2, 300).transpose(1, 2) for n in ("key", "value")},
+            **{f"{n}_norm": _empty(f16, 128) for n in ("query", "key")},
+            "starts": _empty(torch.int32, 4),
+        },
+    ),
     "softmax_f16": ("softmax", {"scores": _empty(f16, 2, 8, 77, 1500).transpose(1, 2)}),
     "softmax_short_f32": ("softmax", {"scores": _empty(f32, 4000, 60, 2)[..., 0], "softcap": 30.0}),
     "softcap_bf16": ("softcap", {"x": _empty(bf16, 6, 40, 100)[:, :, :60], "cap": 30.0}),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.helpers.kv_formats import QUANTISED, columns
 from tests.helpers.problems import OPTIONS, Problem
+from torch_fattn.operators import ROTARY
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,17 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
         "x": (s.batch, s.rows, s.keys),
     }
     shapes |= {"out": shapes["query"], "grad_out": shapes["query"], "grad_lse": shapes["lse"]}
+    writes = op in ("cache_write", *ROTARY)
     if op.startswith("varlen_"):
         shapes["key"] = (s.batch * s.keys, s.heads, DIM)
-    elif op == "cache_write":
-        shapes["key"] = (s.batch * s.rows, s.heads, DIM)
+    elif writes:
+        of_tokens = (s.batch * s.rows, s.heads, DIM)
+        shapes["key"] = of_tokens if op == "cache_write" else shapes["query"]
         shapes["key_cache"] = (s.batch * s.rows, s.block, s.heads, stored)
+        shapes |= dict.fromkeys(("cos", "sin"), (s.batch, s.rows, DIM))
+        shapes |= dict.fromkeys(("query_norm", "key_norm"), (DIM,))
     if name in ("key_scales", "value_scales"):
-        cache = shapes["key_cache" if op.startswith("paged") or op == "cache_write" else "key"][:-1]
+        cache = shapes["key_cache" if op.startswith("paged") or writes else "key"][:-1]
         if kv_format == "int4":
             return torch.rand(*cache, DIM // 32, 2, device=device, dtype=torch.float16)
         return torch.rand(cache, device=device)
@@ -70,7 +75,8 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
     if name in numbers:
         return numbers[name].to(torch.int32).to(device)
     if name == "slot_mapping":
-        return (torch.arange(s.batch * s.rows) * s.block).to(device)
+        slots = torch.arange(s.batch * s.rows) * s.block
+        return (slots.view(s.batch, s.rows) if op in ROTARY else slots).to(device)
     if name == "tree_mask":
         return torch.full((s.batch, s.rows), -1, device=device)
     if (option := OPTIONS.get(name)) and option.tensor:
@@ -80,7 +86,7 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
         return torch.ops.fattn.mask_map(operand("attn_mask", op, s, device, kv_format))
     shape = shapes[name.replace("value", "key")]
     stored = "key" in name or "value" in name
-    if stored and kv_format != "auto" and not (op == "cache_write" and name in ("key", "value")):
+    if stored and kv_format != "auto" and not (writes and not name.endswith("_cache")):
         dtype = torch.int8 if kv_format == "int8" else torch.uint8
         return torch.randint(0, 100, shape, device=device).to(dtype)
     return torch.randn(shape, device=device)
@@ -109,6 +115,8 @@ def operator_call(op: str, s: Sizes, device: str, kv_format: str) -> dict[str, A
             arguments[argument.name] = NUMBERS[argument.name](s)
         elif argument.name == "kv_format":
             arguments["kv_format"] = kv_format
+        elif argument.name == "starts":
+            pass  # not with slot_mapping
         elif "Tensor" in str(argument.type) and not (kv_format == "auto" and "_scales" in argument.name):
             arguments[argument.name] = operand(argument.name, op, s, device, kv_format)
     return arguments

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
-from tests.helpers import cache_problems, wrong_calls
+from tests.helpers import cache_problems, rotary_problems, wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
 from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
-from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS
+from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS, ROTARY
 
 Arguments = dict[str, Any]
 _Thing = TypeVar("_Thing")
@@ -257,6 +257,11 @@ VALID: dict[str, Callable[[], Arguments]] = {
     },
     "fattn.cache_write": lambda: cache_problems.valid("float", "cpu"),
     "torch_fattn.reference.cache_write": lambda: cache_problems.valid("float", "cpu"),
+    **{
+        f"{room}.{op}": lambda op=op: rotary_problems.valid(op, "cpu")  # type: ignore[misc]
+        for op in ROTARY
+        for room in ("fattn", "torch_fattn.reference")
+    },
     "fattn.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
     "torch_fattn.reference.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
     **{

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tests.conftest import counted_launches
-from tests.helpers import cache_problems
+from tests.helpers import cache_problems, rotary_problems
 from tests.helpers.problems import OPTIONS
 from torch_fattn import reference
+from torch_fattn.operators import ROTARY
 
 Arguments = dict[str, Any]
 Change = Callable[[Arguments], Arguments]
@@ -50,6 +51,8 @@ unsupported = partial(fault, error=NotImplementedError)
 
 def valid(op: str, device: str = "mps") -> Arguments:
     """Arguments of a call that works; cache_write may be followed by a format."""
+    if op in ROTARY:
+        return rotary_problems.valid(op, device)
     if op.startswith("cache_write"):
         return cache_problems.valid(op.partition(" ")[2] or "float", device)
     generator = torch.Generator().manual_seed(0)
@@ -210,6 +213,20 @@ WRONG: dict[str, list[Fault]] = {
         fault("scales of a larger head",
               lambda a: {"value": a["value"][..., :64], "value_cache": a["value_cache"][..., :32]},
               "[4, 2, 2, 3, 2]", "[4, 2, 2, 2, 2]"),
+    ],
+    "rotary": [
+        fault("tables of two widths", sliced("sin", ..., slice(32)), "64", "32"),
+        fault("a short norm", zeros_for("key_norm", 63), "key_norm", "63"),
+        fault("norms on the CPU", zeros_for("query_norm", 64, device="cpu"), "query_norm", "cpu"),
+        unsupported("D of 580", head_dim(580, "query", "key"), "580", "576"),
+    ],
+    "rotary_write": [
+        fault("Dv of 6", lambda a: {n: a[n][..., :6] for n in ("value", "value_cache")}, "value head_dim 6"),
+        fault("a cache that overlaps itself", changed("key_cache", lambda x: x[:1].expand(4, -1, -1, -1)),
+              "key_cache", "share memory"),
+        mistyped("slots of int16", cast("slot_mapping", torch.int16), "slot_mapping", "int16"),
+        fault("slots and starts", zeros_for("starts", 2, dtype=torch.int64), "slot_mapping and starts"),
+        fault("scales", scales_of_halves, "key_scales", "float32", "leave it out"),
     ],
 }  # fmt: skip
 for _name, _option in OPTIONS.items():

@@ -23,7 +23,7 @@ import torch
 
 import torch_fattn
 from tests.golden.calls import on_meta
-from tests.helpers import cache_problems, problems, tensor_kernels
+from tests.helpers import cache_problems, problems, rotary_problems, tensor_kernels
 from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.direct_launch import INTERFACE, kernel_text
 from tests.helpers.problems import Problem
@@ -37,7 +37,7 @@ LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
 KERNELS = (
     *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
-    *("merge", "cache", "logits", "mask_map"),
+    *("merge", "cache", "rotary", "logits", "mask_map"),
     *("backward_query", "backward_key", "backward_head"),
     *("prefill_tensor", "prefill_latent_tensor", "backward_tensor"),
 )
@@ -100,6 +100,11 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         return
     if kernel == "cache":
         yield from _cache_plans(dtype)
+        return
+    if kernel == "rotary":
+        for problem in rotary_problems.draw(192)[:64]:
+            arguments, _ = rotary_problems.build(replace(problem, dtype=dtype)).arguments("meta")
+            yield torch_fattn.explain("rotary_write", **arguments, family=7, cores=8)
         return
     if "tensor" in kernel:
         if dtype in tensor_kernels.DTYPES:

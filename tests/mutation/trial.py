@@ -27,6 +27,7 @@ from tests.helpers import (
     features,
     logits_problems,
     problems,
+    rotary_problems,
     tensor_kernels,
 )
 from tests.helpers.accuracy import assert_close
@@ -35,6 +36,7 @@ from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
+from tests.helpers.rotary_problems import RotaryProblem
 
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
@@ -281,6 +283,30 @@ def of_write(problem: WriteProblem) -> Trial:
 
     plan = direct_launch.plan_of("cache_write", case.arguments("cpu")[0])
     return Trial(f"write: {problem}", plan, prepare, (("rows", problem.special),))
+
+
+def of_rotary(problem: RotaryProblem) -> Trial:
+    case = rotary_problems.build(problem)
+
+    def prepare() -> Prepared:
+        arguments, memory = case.arguments("cpu")
+        exact, key = reference.rotary(**rotary_problems.of_rotary(arguments))
+        out = torch.full_like(exact, torch.nan, dtype=problem.dtype)
+
+        def check() -> None:
+            rotary_problems.assert_close(out, exact, problem, "query_norm" in arguments)
+            if rotary_problems.is_exact(problem, "key_norm" in arguments):
+                expected = rotary_problems.written(case, key.to(problem.dtype))
+                rotary_problems.assert_same_memory(memory, expected)
+
+        copied = {
+            n: arguments[n] for n in ("query", "key", "value", "query_norm", "key_norm") if n in arguments
+        }
+        copied = {n: each.contiguous() for n, each in copied.items() if each.stride(-1) != 1}
+        return {**arguments, **copied, "out": out}, check
+
+    plan = direct_launch.plan_of("rotary_write", case.arguments("cpu")[0])
+    return Trial(f"rotary: {problem}", plan, prepare, (("place", problem.place), ("norm", problem.norm)))
 
 
 def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> Trial:

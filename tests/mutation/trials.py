@@ -17,6 +17,7 @@ from tests.helpers import (
     drawing,
     logits_problems,
     problems,
+    rotary_problems,
     tensor_kernels,
 )
 from tests.helpers.backward_problems import BackwardProblem
@@ -41,6 +42,7 @@ from .trial import (
     of_merge,
     of_probe,
     of_problem,
+    of_rotary,
     of_write,
 )
 
@@ -108,6 +110,10 @@ def _writes() -> Iterator[Trial]:
     yield from map(of_write, cache_problems.draw(40, SEED))
 
 
+def _rotaries() -> Iterator[Trial]:
+    yield from map(of_rotary, rotary_problems.draw(60))
+
+
 def _logits() -> Iterator[Trial]:
     for problem in logits_problems.draw(40, SEED):
         problem = replace(problem, shape=problem.shape[-7:])  # of more dimensions, the operators make a copy
@@ -123,7 +129,7 @@ def _maps() -> Iterator[Trial]:
 
 def _candidates() -> Iterator[Trial]:
     """One of each kind in turn. Most have few pipelines, because compiling takes longer than running."""
-    others = (_probes(), _merges(), _writes(), _logits(), _maps())
+    others = (_probes(), _merges(), _writes(), _rotaries(), _logits(), _maps())
     for trials in itertools.zip_longest(*_of_one_head(), *_on_tensors(), *_of_all_heads(), *others):
         yield from filter(None, trials)
 

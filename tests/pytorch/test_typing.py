@@ -67,6 +67,8 @@ def of(some: bool, static: StaticKVCache, paged: PagedKVCache, step: CacheStep) 
     assert_type(torch_fattn.softmax(t), One)
     assert_type(torch_fattn.softcap(t, 5.0), One)
     assert_type(torch_fattn.mask_map(t), One)
+    assert_type(torch_fattn.rotary(t, t, t, t, style="pairs"), Both)
+    assert_type(torch_fattn.rotary_write(t, t, t, t, t, t, t, start=1), One)
     assert_type(static.decode(0, step, t), One)
     assert_type(static.decode(0, step, t, return_lse=True), Both)
     assert_type(paged.decode(0, step, t, shared_prefix=True), One)
@@ -150,6 +152,8 @@ OPTIONS = {
     "paged_prefill": options.PagedPrefillOptions,
     "varlen_prefill": options.VarlenPrefillOptions,
     "cache_write": options.StorageOptions,
+    "rotary": options.RotaryOptions,
+    "rotary_write": options.RotaryWriteOptions,
     "prefill_backward": options.PrefillOptions,
     "varlen_prefill_backward": options.VarlenPrefillOptions,
 }

@@ -20,6 +20,7 @@ from tests.helpers.refusals import (
     flash_attn,
     flex_attention,
     plans,
+    rotary,
     shapes,
     sparse,
 )
@@ -32,6 +33,7 @@ REFUSALS = [
     *flash_attn.REFUSALS,
     *flex_attention.REFUSALS,
     *plans.REFUSALS,
+    *rotary.REFUSALS,
     *shapes.REFUSALS,
     *sparse.REFUSALS,
 ]

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torch_fattn
 from tests.conftest import counted_launches
 from tests.helpers.accuracy import assert_lse_close
-from tests.helpers.tensors import same_bits
+from tests.helpers.tensors import same_bits, tensors_in
 from tests.helpers.wrong_calls import WRONG, Arguments, Fault, refusal, valid
 from torch_fattn.flash_attn import flash_attn_func
 from torch_fattn.operators import OPERATORS
@@ -46,7 +46,7 @@ def test_the_control_works(case: str) -> None:
     results = getattr(torch.ops.fattn, op)(**arguments)
     with FakeTensorMode() as mode:
         fakes = getattr(torch.ops.fattn, op)(**fake(arguments, mode))
-    for one, real in zip(fakes or (), results or (), strict=True):
+    for one, real in zip(tensors_in(fakes), tensors_in(results), strict=True):
         assert (one.shape, one.dtype, one.device) == (real.shape, real.dtype, real.device)
 
 

@@ -75,11 +75,13 @@ class Case:
         return max(error if error == error else float("inf") for error in errors)
 
     def _results(self, function: Callable[..., Any], device: str, **more: Any) -> tuple[Tensor, ...]:
-        """Out and lse, the caches that are written, or the gradients of query, key and value."""
+        """Results; the caches that are written; or the gradients of query, key and value."""
         operands = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in self.operands]
         results = function(*operands, **self.options, **more)
         if self.op == "cache_write":
             return operands[2], operands[3]
+        if self.op == "rotary_write":
+            return results, operands[5], operands[6]
         if self.op in BACKWARDS:
             results = results[:3]
         return results if isinstance(results, tuple) else (results,)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import LOGITS_OPERATORS
+from ..operators import LOGITS_OPERATORS, ROTARY
 from ..operators.kv_formats import head_dim
 from ..operators.visibility import Visibility
 from .chips import Chip
@@ -55,11 +55,14 @@ def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
         return Cost(operands + maps * math.ceil(rows / 16) * math.ceil(keys / 32))
     if op == "merge":
         return Cost(operands + operands // max(len(call["outs"]), 1))
-    if op == "cache_write":
-        read = sum(_bytes(call[name]) for name in ("key", "value", "slot_mapping"))
-        caches = (call.get(name) for name in ("key_cache", "value_cache", "key_scales", "value_scales"))
-        slot = sum(each[:1, :1].numel() * each.itemsize for each in caches if each is not None)
-        return Cost(read + call["slot_mapping"].numel() * slot)
+    if op == "cache_write" or op in ROTARY:
+        caches = [call.get(name) for name in ("key_cache", "value_cache", "key_scales", "value_scales")]
+        written = [each for each in caches if each is not None]
+        read = sum(_bytes(each) for each in tensors if all(each is not one for one in written))
+        slot = sum(each[:1, :1].numel() * each.itemsize for each in written)
+        tokens = call["key"].shape[0] if op == "cache_write" else call["key"].shape[0] * call["key"].shape[2]
+        results = {"cache_write": (), "rotary": ("query", "key"), "rotary_write": ("query",)}[op]
+        return Cost(read + tokens * slot + sum(call[name].numel() * call[name].itemsize for name in results))
     return _attention(op.removesuffix("_backward"), op.endswith("_backward"), call, tensors)
 
 

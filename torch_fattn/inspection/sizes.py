@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LOGITS_OPERATORS
+from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LOGITS_OPERATORS, ROTARY
 from ..operators.kv_formats import KV_FORMATS
 from ..runtime.options import hint
 from ..runtime.signatures import shown
@@ -78,14 +78,16 @@ def operands_of(
     if kv_format:
         dtype = KV_FORMATS[kv_format].dtype
         columns = [KV_FORMATS[kv_format].columns(dim) for dim in columns]
-    if op == "cache_write":
-        written = [
-            _tensor("rows", query.dtype, batch * q_len, kv_heads, dim) for dim in (head_dim, value_dim)
-        ]
-        slots = _tensor("slots", torch.int64, batch * q_len)
+    if op == "cache_write" or op in ROTARY:
+        tokens = (batch * q_len, kv_heads) if op == "cache_write" else (batch, kv_heads, q_len)
+        written = [_tensor("rows", query.dtype, *tokens, dim) for dim in (head_dim, value_dim)]
+        slots = _tensor("slots", torch.int64, *((batch, q_len) if op in ROTARY else (batch * q_len,)))
+        tables = [_tensor("table", query.dtype, 1, q_len, head_dim)] * 2
+        if op == "rotary":
+            return [query, written[0], *tables], {}
     lengths = _tensor("sequence lengths", torch.int32, batch)
     starts = _tensor("starts of the sequences", torch.int32, batch + 1)
-    if op.startswith(("paged", "cache")):
+    if op.startswith(("paged", "cache", "rotary")):
         blocks = -(-(kv_len + (prefix_len if op != function else 0)) // block_size)
         pool = (batch * blocks, block_size, kv_heads)
         key, value = (
@@ -98,6 +100,8 @@ def operands_of(
             keywords["is_causal"] = True
         if op == "cache_write":
             operands = [*written, key, value, slots]
+        if op == "rotary_write":
+            operands = [query, *written, *tables, key, value, slots]
     else:
         cache = (batch * kv_len, kv_heads) if op == "varlen_prefill" else (batch, kv_heads, kv_len)
         key, value = _tensor("key", dtype, *cache, columns[0]), _tensor("value", dtype, *cache, columns[1])

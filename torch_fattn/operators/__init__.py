@@ -11,6 +11,7 @@ OPERATORS = (*ATTENTION, "merge")  # (out, lse)
 DIFFERENTIABLE = {"attention": "prefill", "varlen_attention": "varlen_prefill"}  # and what each computes
 BACKWARDS = ("prefill_backward", "varlen_prefill_backward")  # gradients
 LOGITS_OPERATORS = tuple(logits.__all__)  # one tensor like their first
-PLANNED = (*OPERATORS, *BACKWARDS, *LOGITS_OPERATORS, "mask_map", "cache_write")
+ROTARY = ("rotary", "rotary_write")
+PLANNED = (*OPERATORS, *BACKWARDS, *LOGITS_OPERATORS, "mask_map", "cache_write", *ROTARY)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}  # of query

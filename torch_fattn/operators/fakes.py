@@ -25,6 +25,8 @@ def register() -> None:
         "merge": lambda outs, lses: (outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])),
         "mask_map": _map_of,
         "cache_write": lambda *_, **__: None,
+        "rotary": lambda query, key, *_, **options: (_rotated(query, **options), _rotated(key, **options)),
+        "rotary_write": lambda query, *_, **options: _rotated(query, **options),
     }
     for op, result_of in results.items():
         torch.library.register_fake(f"fattn::{op}", _fake(op, result_of))
@@ -99,6 +101,12 @@ def _gradients(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
         query.new_empty(0, dtype=torch.float32) if each is None else each.new_empty(each.shape)
         for each in (*arguments[2:5], *parameters)
     )
+
+
+def _rotated(rows: Tensor, token_major_out: bool = False, **_: Any) -> Tensor:
+    if token_major_out:
+        return rows.new_empty(rows.transpose(1, 2).shape).transpose(1, 2)
+    return rows.new_empty(rows.shape)
 
 
 def _map_of(attn_mask: Tensor) -> Tensor:

@@ -93,6 +93,39 @@ class LayoutOptions(TypedDict, total=False):
     input of an output projection, does not copy."""
 
 
+class RotaryOptions(LayoutOptions, total=False):
+    """The options of `torch_fattn.rotary`."""
+
+    rotary_dim: int | None
+    """R, the number of columns that are rotated; the others are kept. Default: the columns of cos."""
+    rotary_offset: int
+    """the first of them."""
+    style: str
+    """"halves" pairs column p with p + R / 2 (Llama). "pairs" pairs 2p with 2p + 1 and rotates in place
+    (GLM). "pairs_to_halves" does the same, and puts the results in columns p and p + R / 2 (DeepSeek)."""
+    query_norm: Tensor | None
+    """weight `[D]` of an RMS norm of each query head before the rotation, in the dtype of query or
+    float32."""
+    key_norm: Tensor | None
+    """the same for key, in the dtype of query_norm."""
+    eps: float
+    """of the norms, `x * rsqrt(mean(x ** 2) + eps) * weight`."""
+    norm: str
+    """what the norms round to the dtype of query. "rounded": the normalised x, and its product with the
+    weight (Llama, Qwen3). "float": the product alone (OLMo-2). "plus_one": the product with 1 + weight
+    (Gemma)."""
+
+
+class RotaryWriteOptions(RotaryOptions, StorageOptions, total=False):
+    """The options of `torch_fattn.rotary_write`."""
+
+    start: int
+    """without slot_mapping: the slot of each sequence's first token, in the block of its number."""
+    starts: Tensor | None
+    """the same on the device, int32 or int64 `[B]`, or `[]` for all sequences; start is added. Tokens beyond
+    the block, and a sequence with a negative start, are dropped, or raise ValueError with FATTN_CHECK=1."""
+
+
 class PrefillOptions(CausalOptions, OffsetOptions, LengthOptions, ScoreOptions, LayoutOptions, total=False):
     """The options of `torch_fattn.prefill`."""
 

@@ -29,6 +29,7 @@ from .attention import (
 )
 from .backward import prefill_backward, varlen_prefill_backward
 from .kv_formats import dequantise, quantise
+from .rotary import rotary, rotary_write
 from .scores import mask_map, softcap, softmax
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "prefill",
     "prefill_backward",
     "quantise",
+    "rotary",
+    "rotary_write",
     "softcap",
     "softmax",
     "varlen_prefill",

@@ -47,7 +47,12 @@ namespace fattn {
   OTHER(GradQuery, device Element*, grad_query) /* written to the slot of out */                 \
   OTHER(GradSinks, device Element*, grad_sinks) /* likewise */                                   \
   OTHER(GradAlibi, device Element*, grad_alibi) /* likewise */                                   \
-  OTHER(TensorFacts, device int*, tensor_facts) /* of tensor_probe; likewise */
+  OTHER(TensorFacts, device int*, tensor_facts) /* of tensor_probe; likewise */                  \
+  OTHER(Cos, const device Table*, cos)          /* from here on of rotary, in RotaryBuffer */    \
+  OTHER(Sin, const device Table*, sin)                                                           \
+  OTHER(Starts, const device SlotNumber*, starts)                                                \
+  OTHER(QueryNorm, const device Weight*, query_norm)                                             \
+  OTHER(KeyNorm, const device Weight*, key_norm)
 
 #define FATTN_ENUMERATOR(slot, ...) kSlot##slot,
 enum Slot {
@@ -57,6 +62,14 @@ enum Slot {
 // Operands from this one on share slots: Metal has 31.
 FATTN_CONSTEXPR int kBufferSlots = kSlotGradQuery;
 static_assert(kBufferSlots <= 31, "Metal has no more buffers");
+// The slots of rotary's own operands, which it takes from the backward.
+enum RotaryBuffer {
+  kBufferCos = kSlotGradOut,
+  kBufferSin = kSlotGradLse,
+  kBufferStarts = kSlotSavedOut,
+  kBufferQueryNorm = kSlotRowStates,
+  kBufferKeyNorm = kSlotGradKey,
+};
 
 // Function constants: features that are switched per pipeline. X(type, name): fc_<name> in the kernels,
 // KernelSpec::<name> on the host. The position in the list is the index of the constant.
@@ -83,7 +96,12 @@ static_assert(kBufferSlots <= 31, "Metal has no more buffers");
   X(uint, sinks_kind)      /* FloatKind of sinks */                                                     \
   X(uint, slopes_kind)     /* FloatKind of alibi_slopes */                                              \
   X(bool, grad_lse)        /* backward: lse has a gradient */                                           \
-  X(bool, saved_out)       /* backward: the result of the forward is given in float32 */
+  X(bool, saved_out)       /* backward: the result of the forward is given in float32 */                \
+  X(bool, query_norm)      /* from here on of rotary: the heads of the query are normalised */          \
+  X(bool, key_norm)                                                                                     \
+  X(bool, slots)  /* each token has a slot; else positions are adjacent */                              \
+  X(bool, starts) /* the slots of the first positions are on the device */                              \
+  X(bool, values) /* values are written too */
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };
@@ -115,6 +133,13 @@ struct Strides4 {
   fattn_i64 head;
   fattn_i64 row;
   fattn_i64 key;
+};
+
+struct TableStrides {
+  fattn_i64 batch;
+  fattn_i64 row;
+  fattn_i64 column;
+  fattn_i64 second;  // from the column of the first number of a pair to that of the second
 };
 
 // One of the dispatches of a sliced grid: consecutive threadgroups, along x.
@@ -271,6 +296,39 @@ struct CacheWriteParams {
   FATTN_CACHE_WRITE_PARAMS(FATTN_FIELD)
 };
 
+// How rotary pairs the columns of a head: those of the two halves, or neighbours, whose results stay in place
+// or move to the halves.
+enum RotaryStyle { kStyleHalves = 0, kStylePairs = 1, kStylePairsToHalves = 2 };
+// Where rotary rounds a normalised number: round(round(x) * weight), round(x * (1 + weight)), round(x *
+// weight).
+enum RotaryNorm { kNormRounded = 0, kNormPlusOne = 1, kNormFloat = 2 };
+
+#define FATTN_ROTARY_PARAMS(X)                                                                      \
+  X(Strides3, query)                                                                                \
+  X(Strides3, key)                                                                                  \
+  X(Strides3, value)                                                                                \
+  X(Strides3, out)                                                                                  \
+  X(Strides3, key_cache) /* block, head, slot; rotary: of the rotated key: batch, head, position */ \
+  X(Strides3, value_cache)                                                                          \
+  X(Strides3, key_scales)                                                                           \
+  X(Strides3, value_scales)                                                                         \
+  X(TableStrides, cos)                                                                              \
+  X(TableStrides, sin)                                                                              \
+  X(fattn_i64, slots)      /* in the cache; a token with another slot is dropped */                 \
+  X(fattn_i64, slot_batch) /* of slot_mapping; without one, slots of a sequence */                  \
+  X(fattn_i64, slot_row)                                                                            \
+  X(fattn_i64, start)        /* slot of position 0, in its sequence */                              \
+  X(fattn_i64, starts_batch) /* of starts, which are added */                                       \
+  X(fattn_i32, rows)         /* of queries, keys and values */                                      \
+  X(fattn_i32, q_len)                                                                               \
+  X(fattn_i32, q_heads)                                                                             \
+  X(fattn_i32, kv_heads)                                                                            \
+  X(fattn_i32, block_size)                                                                          \
+  X(fattn_f32, eps)
+struct RotaryParams {
+  FATTN_ROTARY_PARAMS(FATTN_FIELD)
+};
+
 // A mask, and its contiguous map [batch, heads, row_cells, key_cells]. Dimensions in which the mask is
 // broadcast have size 1.
 #define FATTN_MASK_MAP_PARAMS(X) \
@@ -317,6 +375,7 @@ FATTN_CHECK_PARAMS(DecodeParams, FATTN_DECODE_PARAMS);
 FATTN_CHECK_PARAMS(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS);
 FATTN_CHECK_PARAMS(MergeParams, FATTN_MERGE_PARAMS);
 FATTN_CHECK_PARAMS(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS);
+FATTN_CHECK_PARAMS(RotaryParams, FATTN_ROTARY_PARAMS);
 FATTN_CHECK_PARAMS(MaskMapParams, FATTN_MASK_MAP_PARAMS);
 FATTN_CHECK_PARAMS(LogitsParams, FATTN_LOGITS_PARAMS);
 

@@ -1,0 +1,232 @@
+// Tensors -> RotaryProblem. The planner checks everything that follows from the problem alone.
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/Exception.h>
+
+#include "layout.h"
+#include "written_caches.h"
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+
+// Cos, sin and weights are in the dtype of query or in float32.
+void check_factor_dtype(const char* op, const char* name, const Tensor& factor, const Tensor& query) {
+  TORCH_CHECK_TYPE(factor.scalar_type() == query.scalar_type() || factor.scalar_type() == at::kFloat, op,
+                   ": ", name, " is ", dtype_name(factor), " and query ", dtype_name(query), "; convert ",
+                   name, " with .to(query.dtype), or with .float()");
+}
+
+void check_same_dtype(const char* op, const char* left_name, const Tensor& left, const char* right_name,
+                      const Tensor& right) {
+  TORCH_CHECK_TYPE(left.scalar_type() == right.scalar_type(), op, ": ", left_name, " is ", dtype_name(left),
+                   " and ", right_name, " ", dtype_name(right), "; convert ", right_name, " with .to(",
+                   left_name, ".dtype)");
+}
+
+// The index of a name among three.
+int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[3]) {
+  for (int i = 0; i < 3; ++i) {
+    if (given == names[i]) return i;
+  }
+  TORCH_CHECK_VALUE(false, op, ": ", what, " \"", given, "\" is not known; pass \"", names[0], "\", \"",
+                    names[1], "\" or \"", names[2], "\"");
+}
+
+TableStrides table_strides(const char* op, const char* name, const Tensor& table, const Tensor& query) {
+  check_rank(op, name, table, 3, "[batch or 1, length, columns]");
+  check_device(op, name, table, query);
+  check_factor_dtype(op, name, table, query);
+  TORCH_CHECK_VALUE((table.size(0) == 1 || table.size(0) == query.size(0)) && table.size(1) == query.size(2),
+                    op, ": ", name, " has shape ", table.sizes(), " and must be [", query.size(0), " or 1, ",
+                    query.size(2), ", columns]; pass the rows of the tables at the positions of the tokens");
+  return {table.size(0) == 1 ? 0 : table.stride(0), table.stride(1), table.stride(2), 0};
+}
+
+void add_tables(RotaryCall& call, const Arguments& arguments) {
+  RotaryProblem& problem = call.problem;
+  const char* op = name_of(problem.op);
+  problem.params.cos = table_strides(op, "cos", call.cos, call.query);
+  problem.params.sin = table_strides(op, "sin", call.sin, call.query);
+  check_same_dtype(op, "cos", call.cos, "sin", call.sin);
+  check_same_size(op, "columns", "cos", call.cos.size(2), "sin", call.sin.size(2));
+  problem.table_dtype = dtype_of(call.cos.scalar_type());
+  const int64_t columns = problem.table_columns = call.cos.size(2);
+  problem.rotary_dim = arguments.get<std::optional<int64_t>>("rotary_dim").value_or(columns);
+  TORCH_CHECK_VALUE(columns == problem.rotary_dim || columns * 2 == problem.rotary_dim, op, ": cos has ",
+                    columns, " columns and rotary_dim is ", problem.rotary_dim,
+                    "; pass a table of that many columns, or of half as many");
+  problem.rotary_offset = arguments.get<int64_t>("rotary_offset");
+  problem.style =
+      RotaryStyle(choice_of(op, "style", arguments.text("style"), {"halves", "pairs", "pairs_to_halves"}));
+}
+
+// Returns the weight, undefined if there is none.
+Tensor norm_of(RotaryCall& call, const char* name, const Arguments& arguments) {
+  const OptionalTensor weight = arguments.optional_tensor(name);
+  if (!weight.has_value()) return {};
+  const char* op = name_of(call.problem.op);
+  check_rank(op, name, *weight, 1, "[head_dim]");
+  check_device(op, name, *weight, call.query);
+  check_factor_dtype(op, name, *weight, call.query);
+  check_same_size(op, "head_dim", "query", call.query.size(3), name, weight->size(0));
+  call.problem.weight_dtype = dtype_of(weight->scalar_type());
+  return weight->contiguous();
+}
+
+void add_norms(RotaryCall& call, const Arguments& arguments) {
+  RotaryProblem& problem = call.problem;
+  const char* op = name_of(problem.op);
+  call.query_norm = norm_of(call, "query_norm", arguments);
+  call.key_norm = norm_of(call, "key_norm", arguments);
+  problem.has_query_norm = call.query_norm.defined();
+  problem.has_key_norm = call.key_norm.defined();
+  if (problem.has_query_norm && problem.has_key_norm) {
+    check_same_dtype(op, "query_norm", call.query_norm, "key_norm", call.key_norm);
+  }
+  problem.norm = RotaryNorm(choice_of(op, "norm", arguments.text("norm"), {"rounded", "plus_one", "float"}));
+  problem.eps = arguments.get<double>("eps");
+}
+
+// What both ops have. They add the layout of rows after they know what is copied.
+void describe_rows(RotaryCall& call, Op op, const Arguments& arguments) {
+  const Tensor& query = call.query = arguments.tensor("query");
+  const Tensor& key = call.key = arguments.tensor("key");
+  call.cos = arguments.tensor("cos");
+  call.sin = arguments.tensor("sin");
+  const char* name = name_of(op);
+  check_rank(name, "query", query, 4, kHeadsFirst);
+  check_rank(name, "key", key, 4, kHeadsFirst);
+  check_device(name, "key", key, query);
+  check_float(name, "query", query);
+  check_same_dtype(name, "query", query, "key", key);
+  check_same_size(name, "batch size", "query", query.size(0), "key", key.size(0));
+  check_same_size(name, "length", "query", query.size(2), "key", key.size(2));
+  check_same_size(name, "head_dim", "query", query.size(3), "key", key.size(3));
+  RotaryProblem& problem = call.problem;
+  problem.op = op;
+  problem.q_heads = query.size(1);
+  problem.q_len = query.size(2);
+  problem.token_major_out = arguments.get<bool>("token_major_out");
+  problem.write.dtype = dtype_of(query.scalar_type());
+  problem.write.tokens = query.size(0) * query.size(2);
+  problem.write.kv_heads = key.size(1);
+  problem.write.num_blocks = query.size(0);
+  problem.write.block_size = query.size(2);
+  problem.write.key.head_dim = key.size(3);
+  add_tables(call, arguments);
+  add_norms(call, arguments);
+}
+
+// The strides of rows or of their contiguous copy. Clears `aligned` unless four columns can be read at once.
+Strides3 strides_of(const Tensor& rows, bool copied, bool& aligned) {
+  if (copied) return row_strides(rows.size(1), rows.size(2), rows.size(3), false);
+  aligned = aligned && is_multiple(rows);
+  return {rows.stride(0), rows.stride(1), rows.stride(2)};
+}
+
+void add_layout(RotaryCall& call) {
+  RotaryProblem& problem = call.problem;
+  bool aligned = true;
+  problem.params.query = strides_of(call.query, call.copy_query, aligned);
+  problem.params.key = strides_of(call.key, call.copy_key, aligned);
+  for (const Tensor& weight : {call.query_norm, call.key_norm}) {
+    aligned = aligned && (!weight.defined() || is_multiple(weight));
+  }
+  problem.write.vector_aligned = aligned;
+}
+
+// Which slots the tokens are written to.
+void add_slots(RotaryCall& call, const Arguments& arguments) {
+  RotaryProblem& problem = call.problem;
+  const char* op = name_of(problem.op);
+  const int64_t batch = call.query.size(0);
+  problem.params.start = arguments.get<int64_t>("start");
+  const OptionalTensor slots = arguments.optional_tensor("slot_mapping"),
+                       starts = arguments.optional_tensor("starts");
+  TORCH_CHECK_VALUE(!slots.has_value() || (!starts.has_value() && problem.params.start == 0), op,
+                    ": slot_mapping and ", starts.has_value() ? "starts" : "start",
+                    " both say where the tokens go; pass one of them");
+  const char* name = slots.has_value() ? "slot_mapping" : "starts";
+  const OptionalTensor& given = slots.has_value() ? slots : starts;
+  if (given.has_value()) {
+    check_device(op, name, *given, call.query);
+    check_slot_dtype(op, name, *given);
+    problem.write.long_slots = given->scalar_type() == at::kLong;
+  }
+  if (slots.has_value()) {
+    TORCH_CHECK_VALUE(slots->sizes() == at::IntArrayRef({batch, problem.q_len}), op,
+                      ": slot_mapping has shape ", slots->sizes(), " and must be [batch, length] = [", batch,
+                      ", ", problem.q_len, "]; pass a slot for each token");
+    problem.has_slots = true;
+    problem.params.slot_batch = slots->stride(0);
+    problem.params.slot_row = slots->stride(1);
+    call.slot_mapping = *slots;
+    return;
+  }
+  TORCH_CHECK_VALUE(problem.write.num_blocks == batch, op, ": key_cache has ", problem.write.num_blocks,
+                    " blocks and query ", batch,
+                    " sequences, and there is no slot_mapping; pass one, or a cache of a block per sequence");
+  if (!starts.has_value()) return;
+  TORCH_CHECK_VALUE(starts->dim() == 0 || starts->sizes() == at::IntArrayRef({batch}), op,
+                    ": starts has shape ", starts->sizes(), " and must be [] or [batch] = [", batch,
+                    "]; pass the number of tokens that each sequence holds");
+  problem.has_starts = true;
+  problem.params.starts_batch = starts->dim() == 0 ? 0 : starts->stride(0);
+  call.starts = *starts;
+}
+
+}  // namespace
+
+RotaryCall describe_rotary(const Arguments& arguments) {
+  RotaryCall call;
+  describe_rows(call, Op::kRotary, arguments);
+  call.copy_query = !has_contiguous_rows(call.query);
+  call.copy_key = !has_contiguous_rows(call.key);
+  add_layout(call);
+  call.problem.write.key.cache =
+      row_strides(call.key.size(1), call.key.size(2), call.key.size(3), call.problem.token_major_out);
+  return call;
+}
+
+RotaryCall describe_rotary_write(const Arguments& arguments) {
+  RotaryCall call;
+  describe_rows(call, Op::kRotaryWrite, arguments);
+  const Tensor& value = call.value = arguments.tensor("value");
+  const Tensor& key_cache = call.key_cache = arguments.tensor("key_cache");
+  const Tensor& value_cache = call.value_cache = arguments.tensor("value_cache");
+  RotaryProblem& problem = call.problem;
+  const char* op = name_of(problem.op);
+  check_rank(op, "value", value, 4, kHeadsFirst);
+  check_device(op, "value", value, call.query);
+  check_same_size(op, "batch size", "query", call.query.size(0), "value", value.size(0));
+  check_same_size(op, "length", "query", problem.q_len, "value", value.size(2));
+  const WrittenCaches caches = check_written_caches(
+      op, call.key, value, key_cache, value_cache, arguments.optional_tensor("key_scales"),
+      arguments.optional_tensor("value_scales"), arguments.text("kv_format"));
+  TORCH_CHECK_VALUE(
+      !share_elements(key_cache, value_cache) && !share_elements(caches.key_scales, caches.value_scales), op,
+      ": key_cache and value_cache (or their scales) share memory; pass separate memory for each, or use "
+      "torch_fattn.rotary and torch_fattn.cache_write");
+  call.key_scales = caches.key_scales;
+  call.value_scales = caches.value_scales;
+  call.copy_query = needs_copy(call.query, key_cache, value_cache);
+  call.copy_key = needs_copy(call.key, key_cache, value_cache);
+  call.copy_value = needs_copy(value, key_cache, value_cache);
+  add_layout(call);
+  CacheWriteProblem& write = problem.write;
+  problem.params.value = strides_of(value, call.copy_value, write.vector_aligned);
+  write.vector_aligned = write.vector_aligned && is_multiple(key_cache) && is_multiple(value_cache);
+  write.value.head_dim = value.size(3);
+  add_caches(write, caches, key_cache, value_cache);
+  add_slots(call, arguments);
+  return call;
+}
+
+Tensor empty_rows(const RotaryCall& call, const Tensor& rows) {
+  const Strides3 strides =
+      row_strides(rows.size(1), rows.size(2), rows.size(3), call.problem.token_major_out);
+  return at::empty_strided(rows.sizes(), {strides.batch, strides.head, strides.row, 1}, rows.options());
+}
+
+}  // namespace fattn

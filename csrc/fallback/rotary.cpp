@@ -1,0 +1,88 @@
+// rotary and rotary_write in plain PyTorch, with the roundings of the kernel.
+#include "fallback.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/stack.h>
+
+namespace fattn {
+namespace {
+
+using at::Tensor;
+
+Tensor normed(const Tensor& rows, const Tensor& weight, const RotaryProblem& p) {
+  if (!weight.defined()) return rows;
+  const at::ScalarType dtype = rows.scalar_type();
+  const Tensor x = rows.to(at::kFloat), w = weight.to(at::kFloat);
+  Tensor normal = x.mul(at::rsqrt(x.square().mean(-1, /*keepdim=*/true).add(p.eps)));
+  if (p.norm == kNormRounded) normal = normal.to(dtype).to(at::kFloat);
+  return normal.mul(p.norm == kNormPlusOne ? w.add(1.0) : w).to(dtype);
+}
+
+Tensor rotated(const Tensor& rows, const RotaryCall& call) {
+  const RotaryProblem& p = call.problem;
+  const at::ScalarType dtype = rows.scalar_type();
+  const int64_t pairs = p.rotary_dim / 2, end = p.rotary_offset + p.rotary_dim;
+  const bool narrow = p.table_columns == pairs;
+  const bool rounds = p.table_dtype == p.write.dtype;
+  const Tensor part = rows.slice(-1, p.rotary_offset, end);
+  const bool halves = p.style == kStyleHalves;
+  const Tensor x = halves ? part.slice(-1, 0, pairs) : part.slice(-1, 0, p.rotary_dim, 2);
+  const Tensor y = halves ? part.slice(-1, pairs) : part.slice(-1, 1, p.rotary_dim, 2);
+  const auto column = [&](const Tensor& table, bool second) {
+    const int64_t from = second && !narrow ? pairs : 0;
+    return table.slice(-1, from, from + pairs).unsqueeze(1).to(at::kFloat);
+  };
+  const auto product = [&](const Tensor& number, const Tensor& factor) {
+    const Tensor exact = number.to(at::kFloat).mul(factor);
+    return rounds ? exact.to(dtype).to(at::kFloat) : exact;
+  };
+  const Tensor first = product(x, column(call.cos, false)).add(product(y.neg(), column(call.sin, false)));
+  const Tensor second = product(y, column(call.cos, true)).add(product(x, column(call.sin, true)));
+  const Tensor turned =
+      p.style == kStylePairs ? at::stack({first, second}, -1).flatten(-2) : at::cat({first, second}, -1);
+  return at::cat({rows.slice(-1, 0, p.rotary_offset), turned.to(dtype), rows.slice(-1, end)}, -1);
+}
+
+// The slot of each token; -1 drops it.
+Tensor slots_of(const RotaryCall& call) {
+  const RotaryProblem& p = call.problem;
+  if (p.has_slots) return call.slot_mapping.reshape(-1);
+  const auto options = call.query.options().dtype(at::kLong);
+  const int64_t capacity = p.write.block_size;
+  const Tensor position = at::arange(p.q_len, options).add(p.params.start);
+  const int64_t batch = call.query.size(0);
+  const Tensor first = at::arange(batch, options).mul(capacity).unsqueeze(1);
+  Tensor slots = first.add(position);
+  if (p.has_starts) {
+    const Tensor starts = call.starts.to(at::kLong).expand({batch}).unsqueeze(1);
+    const Tensor kept = starts.ge(0).logical_and(starts.lt(position.neg().add(capacity)));
+    slots = slots.add(starts).masked_fill(kept.logical_not(), -1);
+  }
+  return slots.reshape(-1);
+}
+
+Tensor as_tokens(const Tensor& rows) { return rows.transpose(1, 2).flatten(0, 1); }
+
+}  // namespace
+
+std::vector<Tensor> run_in_torch(const RotaryCall& call) {
+  const auto rotate = [&](const Tensor& rows, const Tensor& norm) {
+    const Tensor turned = rotated(normed(rows, norm, call.problem), call);
+    return empty_rows(call, rows).copy_(turned);
+  };
+  const Tensor out = rotate(call.query, call.query_norm), key = rotate(call.key, call.key_norm);
+  if (call.problem.op == Op::kRotary) return {out, key};
+  run_in_torch(CacheWriteCall{.problem = call.problem.write,
+                              .key = as_tokens(key),
+                              .value = as_tokens(rows_to_read(call.value, call.copy_value)),
+                              .key_cache = call.key_cache,
+                              .value_cache = call.value_cache,
+                              .slot_mapping = slots_of(call),
+                              .key_scales = call.key_scales,
+                              .value_scales = call.value_scales});
+  return {out};
+}
+
+}  // namespace fattn
