@@ -1,4 +1,4 @@
-"""Argument checks and results that flash-attn's functions share. Checks raise before any launch or write."""
+"""Argument checks that flash-attn's functions share. They raise before any launch or write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from ..operators import DTYPES
 from ..runtime.signatures import check_tensor, is_checked
 
-Result = Tensor | tuple[Tensor, Tensor, Tensor]
 Window = tuple[int | None, int | None] | None
 
 # The name of each dimension, or its size.
@@ -25,10 +24,6 @@ NO_LIMIT = 2**31  # larger than any window
 
 def name_of(op: str) -> str:
     return f"torch_fattn.flash_attn.{op}"
-
-
-def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
-    return (out, lse, out.new_empty(0)) if with_lse else out
 
 
 def check_shape(op: str, what: str, tensor: Any, shape: Shape) -> None:

@@ -4,7 +4,7 @@ a pool with one block per sequence."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from .arguments import (
 )
 from .cache_arguments import check_new_keys, lengths, table_of
 from .newer import DEFAULTS, CacheArguments, check_newer, check_out, into, one_of, sinks_of
+from .results import Result, with_lse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,38 +39,7 @@ if TYPE_CHECKING:
 _DENSE_CACHE = ("batch_of_cache", "capacity", "kv_heads", "head_dim")
 
 
-# fmt: off
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
-    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
-    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
-    alibi_slopes: Tensor | None = ..., num_splits: int = ..., return_softmax_lse: Literal[False] = ...,
-    **newer: Unpack[CacheArguments],
-) -> Tensor: ...
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
-    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
-    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
-    alibi_slopes: Tensor | None = ..., num_splits: int = ..., *, return_softmax_lse: Literal[True],
-    **newer: Unpack[CacheArguments],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
-    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
-    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
-    alibi_slopes: Tensor | None = ..., num_splits: int = ..., return_softmax_lse: bool = ...,
-    **newer: Unpack[CacheArguments],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-# fmt: on
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_with_kvcache", options=DEFAULTS)
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
@@ -79,7 +49,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: bool = False, **newer: Unpack[CacheArguments],
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+) -> Result:  # fmt: skip
     """Attention over a cache. First appends k and v `[B, Lnew, Hkv, D]` in place at cache_seqlens; with
     rotary_cos and rotary_sin `[positions, rotary_dim / 2]`, k and q are rotated.
 

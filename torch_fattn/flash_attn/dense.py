@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     ROWS,
-    Result,
     Window,
     check_heads,
     check_operands,
@@ -24,12 +23,12 @@ from .arguments import (
     check_slopes,
     refuse_dropout,
     refuse_gradient_by_distance,
-    result,
     scale_of,
     softcap_of,
     window,
 )
 from .newer import DEFAULTS, DenseArguments, check_newer, check_out, into, sinks_of
+from .results import Result, result, with_lse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,29 +37,7 @@ _PACKED_QKV = ("batch", "length", 3, "heads", "head_dim")
 _PACKED_KV = ("batch", "length", 2, "kv_heads", "head_dim")
 
 
-# fmt: off
-@overload
-def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: Literal[False] = ..., *, num_splits: int = ...,
-    **newer: Unpack[DenseArguments],
-) -> Tensor: ...
-@overload
-def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., *, return_attn_probs: Literal[True], num_splits: int = ...,
-    **newer: Unpack[DenseArguments],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: bool = ..., *, num_splits: int = ...,
-    **newer: Unpack[DenseArguments],
-) -> Result: ...
-# fmt: on
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_func", options=DEFAULTS)
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -114,12 +91,13 @@ def flash_attn_func(
     return result(into(target, without_padding(out, value_dim)), lse, return_attn_probs)
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_qkvpacked_func", names=dict.fromkeys("qkv", "qkv"))
 def flash_attn_qkvpacked_func(
     qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_func` of qkv `[B, L, 3, H, D]`, without a copy."""
     check_shape("flash_attn_qkvpacked_func", "qkv", qkv, _PACKED_QKV)
     q, k, v = qkv.unbind(2)
@@ -129,12 +107,13 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_kvpacked_func(
     q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, without a copy."""
     check_shape("flash_attn_kvpacked_func", "kv", kv, _PACKED_KV)
     k, v = kv.unbind(2)

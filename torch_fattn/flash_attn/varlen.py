@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from ..runtime.signatures import public
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     POOL,
-    Result,
     Window,
     check_between,
     check_blocks,
@@ -27,13 +26,13 @@ from .arguments import (
     name_of,
     refuse_dropout,
     refuse_gradient_by_distance,
-    result,
     scale_of,
     softcap_of,
     whole,
     window,
 )
 from .newer import DEFAULTS, PackedArguments, check_newer, check_out, into, one_of, sinks_of
+from .results import Result, result, with_lse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,44 +43,7 @@ _QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in 
 _QKV |= dict.fromkeys("qkv", "qkv")
 
 
-# fmt: off
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> Tensor: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ...,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: Literal[True],
-    num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: bool = ...,
-    num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> Result | tuple[Tensor, Tensor]: ...
-# fmt: on
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_varlen_func", options=DEFAULTS)
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
@@ -91,7 +53,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
     seqused_k: Tensor | None = None, *, return_softmax_lse: bool = False, num_splits: int = 0,
     **newer: Unpack[PackedArguments],
-) -> Result | tuple[Tensor, Tensor]:  # fmt: skip
+) -> Result:  # fmt: skip
     """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
     blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the
     log-sum-exp `[Hq, Tq]`. seqused_k `[B]` is the number of keys in use of each sequence, as in vLLM; with it
@@ -140,7 +102,7 @@ def flash_attn_varlen_func(
             is_causal=causal, alibi_slopes=alibi_slopes, **options,
         )  # fmt: skip
         out = into(target, without_padding(out, value_dim))
-        return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
+        return result(out, lse, return_attn_probs, return_softmax_lse)
 
     decodes = False
     if block_table is None:
@@ -189,7 +151,7 @@ def flash_attn_varlen_func(
     else:
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     out = into(target, without_padding(out, value_dim))
-    return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
+    return result(out, lse, return_attn_probs, return_softmax_lse)
 
 
 def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
@@ -234,13 +196,14 @@ def _sequences_of_rows(cu_seqlens_q: Tensor, rows: int) -> tuple[Tensor, Tensor]
     return row, torch.searchsorted(cu_seqlens_q.contiguous(), row, right=True) - 1
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_varlen_qkvpacked_func", names=_QKV)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, without a copy."""
     check_shape("flash_attn_varlen_qkvpacked_func", "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
     q, k, v = qkv.unbind(1)
@@ -250,13 +213,14 @@ def flash_attn_varlen_qkvpacked_func(
     )  # fmt: skip
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, without a copy."""
     check_shape("flash_attn_varlen_kvpacked_func", "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
     k, v = kv.unbind(1)
