@@ -4,10 +4,11 @@ bytes, and `explain`, which needs no process group."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.kv_formats import head_dim
 from ..operators.options import PrefillOptions
@@ -17,9 +18,6 @@ from .call import PrefillCall, check_ranks, prefill_call
 from .exchange import HEADER_BYTES, Exchange
 from .local import SUMS
 from .shards import Shards
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")

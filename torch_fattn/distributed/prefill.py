@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.options import PrefillOptions, VarlenPrefillOptions
 from ..operators.parts import merge_parts, result_dtype, token_major
@@ -20,9 +21,6 @@ from .local import merge_ranks
 from .methods import attend_to, exchange_heads, gather_rows, ring
 from .planner import Method, chosen_method, plan_of
 from .shards import Shards
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 NAME = "torch_fattn.distributed.prefill"
 VARLEN_NAME = "torch_fattn.distributed.varlen_prefill"

@@ -4,10 +4,11 @@ a pool with one block per sequence."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
@@ -32,9 +33,6 @@ from .arguments import (
 from .cache_arguments import check_new_keys, lengths, table_of
 from .newer import DEFAULTS, CacheArguments, check_newer, check_out, into, one_of, sinks_of
 from .results import Result, with_lse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _DENSE_CACHE = ("batch_of_cache", "capacity", "kv_heads", "head_dim")
 

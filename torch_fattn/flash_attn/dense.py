@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..integrations.pytorch.routing import is_plain, torchs
 from ..operators.differentiable import needs_gradient
@@ -29,9 +30,6 @@ from .arguments import (
 )
 from .newer import DEFAULTS, DenseArguments, check_newer, check_out, into, sinks_of
 from .results import Result, result, with_lse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _PACKED_QKV = ("batch", "length", 3, "heads", "head_dim")
 _PACKED_KV = ("batch", "length", 2, "kv_heads", "head_dim")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
@@ -33,9 +34,6 @@ from .arguments import (
 )
 from .newer import DEFAULTS, PackedArguments, check_newer, check_out, into, one_of, sinks_of
 from .results import Result, result, with_lse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 FEW_ROWS = 16  # per sequence; with more, always a prefill, for which packed rows need no copy
 _ROWS = ("tokens", "heads", "head_dim")

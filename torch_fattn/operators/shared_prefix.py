@@ -5,10 +5,11 @@ et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the sam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..runtime.signatures import check_tensor, is_checked, public
 from .attention import paged_decode
@@ -17,9 +18,6 @@ from .options import DecodeOptions, StorageOptions
 from .parts import token_major
 from .prefix_and_suffix import Keys, Rows, attend
 from .return_lse import with_lse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["shared_prefix_decode", "shared_prefix_paged_decode"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.options import (
     DecodeOptions,
@@ -22,9 +23,6 @@ from ..operators.visibility import Visibility, tree_sees
 from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .kv_formats import dequantise, quantise
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _INF = float("inf")
 
