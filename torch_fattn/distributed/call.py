@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.signatures import shown
+from ..runtime.tensor_checks import check_shape
 from .exchange import Exchange, is_dtensor
 from .local import Scores, sees
 from .shards import Run, Shards
@@ -90,11 +91,7 @@ def prefill_call(
     """Checks a call. `options`: those of `prefill` without token_major_out."""
     name, rank, ranks = exchange.name, exchange.rank, exchange.ranks
     for what, operand in (("query", query), ("key", key), ("value", value)):
-        if operand.dim() != 4:
-            raise ValueError(
-                f"{name}: {what} of shape {list(operand.shape)} must have 4 dimensions [batch, heads, "
-                "length, head_dim]"
-            )
+        check_shape(name, what, operand, ("batch", "heads", "length", "head_dim"))
     if options.pop("seq_lens", None) is not None:
         raise NotImplementedError(f"{name}: seq_lens is not supported; pass an attn_mask of the filled keys")
     placed = shards or Shards.sizes([key.shape[2]] * ranks)

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_integers, check_shape
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     POOL,
@@ -21,9 +22,7 @@ from .arguments import (
     check_between,
     check_blocks,
     check_heads,
-    check_integers,
     check_operands,
-    check_shape,
     check_sizes,
     check_slopes,
     scale_of,
@@ -60,7 +59,7 @@ def flash_attn_with_kvcache(
     ValueError. rotary_cos and rotary_sin need at least as many positions as the cache has slots; a query row
     at a later position is NaN.
     """
-    op = "flash_attn_with_kvcache"
+    op = "torch_fattn.flash_attn.flash_attn_with_kvcache"
     check_newer(op, newer, q=q, k_cache=k_cache, v_cache=v_cache)
     block_table = one_of(op, block_table=block_table, page_table=newer.get("page_table"))
     check_shape(op, "q", q, ROWS)
@@ -85,7 +84,7 @@ def flash_attn_with_kvcache(
     check_new_keys(op, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, capacity)
     lens = lengths(op, cache_seqlens, q, k, capacity)
     if cache_leftpad is not None:
-        check_integers(op, "cache_leftpad", cache_leftpad, (batch,), q, or_int64=True)
+        check_integers(op, "cache_leftpad", cache_leftpad, (batch,), q, "q", or_int64=True)
         check_between(op, "cache_leftpad", cache_leftpad, lens)
     new = 0 if k is None else k.shape[1]
     table_name = "cache_batch_idx" if block_table is None else "block_table"

@@ -13,13 +13,13 @@ from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_shape
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     ROWS,
     Window,
     check_heads,
     check_operands,
-    check_shape,
     check_sizes,
     check_slopes,
     refuse_dropout,
@@ -48,7 +48,7 @@ def flash_attn_func(
     dropout. Differentiable for head dims up to 256, also in alibi_slopes if causal. `deterministic` has no
     effect. learnable_sink (s_aux) `[Hq]` are softmax logits without a value. `out`, if given, gets a copy of
     the result."""
-    op = "flash_attn_func"
+    op = "torch_fattn.flash_attn.flash_attn_func"
     check_newer(op, newer, q=q, k=k, v=v)
     check_shape(op, "q", q, ROWS)
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
@@ -97,7 +97,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """`flash_attn_func` of qkv `[B, L, 3, H, D]`, without a copy."""
-    check_shape("flash_attn_qkvpacked_func", "qkv", qkv, _PACKED_QKV)
+    check_shape("torch_fattn.flash_attn.flash_attn_qkvpacked_func", "qkv", qkv, _PACKED_QKV)
     q, k, v = qkv.unbind(2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
@@ -113,7 +113,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, without a copy."""
-    check_shape("flash_attn_kvpacked_func", "kv", kv, _PACKED_KV)
+    check_shape("torch_fattn.flash_attn.flash_attn_kvpacked_func", "kv", kv, _PACKED_KV)
     k, v = kv.unbind(2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,

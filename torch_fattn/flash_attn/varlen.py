@@ -12,6 +12,7 @@ from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_integers, check_shape
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     POOL,
@@ -19,12 +20,9 @@ from .arguments import (
     check_between,
     check_blocks,
     check_heads,
-    check_integers,
     check_operands,
-    check_shape,
     check_sizes,
     check_slopes,
-    name_of,
     refuse_dropout,
     refuse_gradient_by_distance,
     scale_of,
@@ -62,20 +60,20 @@ def flash_attn_varlen_func(
     `paged_decode`, otherwise `paged_prefill`. Rows of a sequence beyond max_seqlen_q are right or NaN; with
     FATTN_CHECK=1 in the environment they raise ValueError. num_splits=1 always calls `paged_prefill`, whose
     results are batch-invariant, bit for bit."""
-    op = "flash_attn_varlen_func"
+    op = "torch_fattn.flash_attn.flash_attn_varlen_func"
     check_newer(op, newer, q=q, k=k, v=v)
     block_table = one_of(op, block_table=block_table, page_table=newer.get("page_table"))
     check_shape(op, "q", q, _ROWS)
-    check_integers(op, "cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q)
+    check_integers(op, "cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q, "q")
     batch = cu_seqlens_q.shape[0] - 1
     if batch < 0:
-        raise ValueError(f"{name_of(op)}: cu_seqlens_q is empty; it begins with 0")
+        raise ValueError(f"{op}: cu_seqlens_q is empty; it begins with 0")
     if block_table is not None:
-        check_integers(op, "block_table", block_table, (batch, "blocks"), q)
+        check_integers(op, "block_table", block_table, (batch, "blocks"), q, "q")
     if seqused_k is not None:
-        check_integers(op, "seqused_k", seqused_k, (batch,), q)
+        check_integers(op, "seqused_k", seqused_k, (batch,), q, "q")
     if cu_seqlens_k is not None or block_table is None or seqused_k is None:
-        check_integers(op, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), q)
+        check_integers(op, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), q, "q")
     shape = _ROWS if block_table is None else POOL
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
@@ -203,7 +201,8 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, without a copy."""
-    check_shape("flash_attn_varlen_qkvpacked_func", "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
+    op = "torch_fattn.flash_attn.flash_attn_varlen_qkvpacked_func"
+    check_shape(op, "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
@@ -220,7 +219,8 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, without a copy."""
-    check_shape("flash_attn_varlen_kvpacked_func", "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
+    op = "torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func"
+    check_shape(op, "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,

@@ -31,7 +31,6 @@ POINTWISE = frozenset(PointwiseOptions.__annotations__)
 FITTED = {"attn_mask", "tree_mask", "window_left", "window_right", "sink_tokens", "sinks", "alibi_slopes"}
 # Arguments of `decode`, by their names in its errors.
 _OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
-_OF_POOLS = re.compile(r"\b(key|value)_cache\b")
 
 
 @dataclass
@@ -45,7 +44,6 @@ class Keys:
     block_tables: Tensor | None = None
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
     is_separate_prefix: bool = False  # arguments are named prefix_key etc.
-    is_named_key: bool = False  # a pool passed to `shared_prefix_decode`
 
     def decode(self, query: Tensor, *, part: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
         """Returns out and sums for `merge_parts`; without `part`, out and lse."""
@@ -53,12 +51,9 @@ class Keys:
         try:
             return self._decode(query, part, options)
         except (NotImplementedError, TypeError, ValueError) as refusal:
-            if not (self.is_separate_prefix or self.is_named_key):
+            if not self.is_separate_prefix:
                 raise
-            words = str(refusal)
-            if self.is_named_key:
-                raise type(refusal)(_OF_POOLS.sub(r"\1", words)) from None
-            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", words)) from None
+            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", str(refusal))) from None
 
     def _decode(self, query: Tensor, part: bool, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         op = torch.ops.fattn.decode if self.block_tables is None else torch.ops.fattn.paged_decode
