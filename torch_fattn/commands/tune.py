@@ -23,19 +23,19 @@ from ..tuning.timing import TOLERANCES, TORCH, OutOfTimeError, Stopwatch
 from ..tuning.tuned_file import (
     TENSORS,
     BadFileError,
-    Chip,
+    Gpu,
     TunedFile,
     TunedRoute,
     TunedRow,
     fault_of,
-    install,
     path_of,
     read,
+    set_tuning,
     source_digest,
     write,
 )
 from .arguments import ArgumentError, Parser, whole
-from .doctor import advice_about_device, this_gpu
+from .doctor import advice_about_device
 
 DEFAULT_SECONDS = 170
 ACTIONS = ("reset", "show", "dry_run")
@@ -92,27 +92,27 @@ def run(options: argparse.Namespace) -> int:
     if obstacles := advice_about_device():
         print(f"torch_fattn tune needs a GPU: {obstacles[0]}", file=sys.stderr)
         return 1
-    chip = Chip(**this_gpu())
+    gpu = Gpu.this()
     if options.reset:
-        return reset(chip)
+        return reset(gpu)
     if options.show:
-        return show(chip)
+        return show(gpu)
     if not options.dry_run:
         _make_folder()
     chosen = _subjects(options)
     start = time.monotonic()
-    stopwatch = Stopwatch(chip, start + (options.seconds or DEFAULT_SECONDS), tiny=sys.platform != "darwin")
-    print(f"device       {chip}")
+    stopwatch = Stopwatch(gpu, start + (options.seconds or DEFAULT_SECONDS), tiny=sys.platform != "darwin")
+    print(f"device       {gpu}")
     outcome = time_all(stopwatch, chosen)
     print_outcome(outcome, stopwatch, time.monotonic() - start)
-    before = _kept(chip, list(outcome.rows))
+    before = _kept(gpu, list(outcome.rows))
     rows, routes = outcome.all_rows + before.rows, outcome.all_routes + before.routes
-    file = TunedFile(VERSION, source_digest(), chip, datetime.date.today().isoformat(), rows, routes)
-    install(chip, file.rows, file.provenance, file.routes)
+    file = TunedFile(VERSION, source_digest(), gpu, datetime.date.today().isoformat(), rows, routes)
+    set_tuning(gpu, file.rows, file.provenance, file.routes)
     if options.dry_run:
         print("written      nothing (--dry-run)")
     elif not rows and not routes:
-        _remove(path_of(chip))
+        _remove(path_of(gpu))
         print(f"written      nothing: {_why_nothing(outcome)}")
     else:
         print(f"written      {write(file)}; `python -m torch_fattn tune --reset` removes it")
@@ -296,12 +296,12 @@ def _route_described(route: TunedRoute) -> str:
     )
 
 
-def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
+def _kept(gpu: Gpu, timed: list[Subject]) -> TunedFile:
     """Rows of the existing file for calls that this run did not time."""
     try:
-        before = read(path_of(chip), VERSION)
+        before = read(path_of(gpu), VERSION)
     except BadFileError:
-        return TunedFile(VERSION, source_digest(), chip, "")
+        return TunedFile(VERSION, source_digest(), gpu, "")
     return replace(
         before,
         rows=[row for row in before.rows if not any(subject.is_of(row) for subject in timed)],
@@ -309,10 +309,10 @@ def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
     )
 
 
-def show(chip: Chip) -> int:
-    path = path_of(chip)
+def show(gpu: Gpu) -> int:
+    path = path_of(gpu)
     if not path.exists():
-        print(f"{chip} has no tuned sizes: there is no {path}")
+        print(f"{gpu} has no tuned sizes: there is no {path}")
         return 0
     try:
         file = read(path, VERSION)
@@ -327,14 +327,14 @@ def show(chip: Chip) -> int:
     return 0
 
 
-def reset(chip: Chip) -> int:
-    path = path_of(chip)
+def reset(gpu: Gpu) -> int:
+    path = path_of(gpu)
     try:
         removed = _remove(path)
     except OSError as error:
         raise ArgumentError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from error
-    print(f"removed {path}" if removed else f"{chip} has no tuned sizes: there is no {path}")
-    install(chip, [], "")
+    print(f"removed {path}" if removed else f"{gpu} has no tuned sizes: there is no {path}")
+    set_tuning(gpu, [], "")
     return 0
 
 

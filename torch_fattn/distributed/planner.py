@@ -104,7 +104,7 @@ def _costs(call: PrefillCall) -> dict[str, Costs]:
 
 def work_of(call: PrefillCall) -> tuple[float, ...]:
     """Each rank's share of the scores that are not hidden by position."""
-    pairs = call.scores.seen.pairs
+    pairs = call.scores.visibility.pairs
     every = ((0, call.shards.length),)
     scores = [
         sum(

@@ -82,7 +82,7 @@ def refuse_gradient_by_distance(op: str, trains: bool) -> None:
         )
 
 
-def whole(op: str, what: str, number: int | Tensor | None, meaning: str) -> int:
+def integer(op: str, what: str, number: int | Tensor | None, meaning: str) -> int:
     """Checks an integer; like flash-attn, accepts a one-element tensor."""
     if number is None:
         raise TypeError(f"{op}: {what} is None; pass {meaning}")

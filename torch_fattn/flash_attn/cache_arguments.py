@@ -12,7 +12,7 @@ from .arguments import (
     check_between,
     check_operands,
     check_sizes,
-    whole,
+    integer,
 )
 
 _ANGLES = ("positions", "rotary_dim / 2")
@@ -113,7 +113,9 @@ def lengths(op: str, given: int | Tensor | None, q: Tensor, k: Tensor | None, ca
             raise ValueError(f"{op}: k and v are appended at cache_seqlens, which is None; pass it")
         given = capacity
     if not isinstance(given, Tensor):
-        given = whole(op, "cache_seqlens", given, "a number of keys, or an int32 tensor of one per sequence")
+        given = integer(
+            op, "cache_seqlens", given, "a number of keys, or an int32 tensor of one per sequence"
+        )
         new = 0 if k is None else k.shape[1]
         if given + new > capacity:
             more = f" and {new} new keys are" if new else " is"

@@ -23,11 +23,11 @@ from .arguments import (
     check_operands,
     check_sizes,
     check_slopes,
+    integer,
     refuse_dropout,
     refuse_gradient_by_distance,
     scale_of,
     softcap_of,
-    whole,
     window,
 )
 from .newer import DEFAULTS, PackedArguments, check_newer, check_out, into, one_of, sinks_of
@@ -81,8 +81,8 @@ def flash_attn_varlen_func(
     check_heads(op, q, k, v)
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
-    most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
-    most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the keys of the longest sequence")
+    most_q = integer(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
+    most_k = integer(op, "max_seqlen_k", max_seqlen_k, "the keys of the longest sequence")
     scale = scale_of(op, softmax_scale)
     options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
     options |= sinks_of(op, newer, q)

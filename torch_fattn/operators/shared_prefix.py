@@ -17,7 +17,7 @@ from .attention import paged_decode
 from .kv_formats import head_dim
 from .options import DecodeOptions, StorageOptions
 from .parts import token_major
-from .prefix_and_suffix import Keys, Rows, attend
+from .prefix_and_suffix import Keys, Rows, attend_both
 from .return_lse import with_lse
 
 __all__ = ["shared_prefix_decode", "shared_prefix_paged_decode"]
@@ -100,7 +100,7 @@ def shared_prefix_decode(
     check_shape(name, "prefix_value", prefix_value, (1, kv_heads, prefix_key.shape[2], "Dv"))
     for what, prefix_part in (("prefix_key", prefix_key), ("prefix_value", prefix_value)):
         check_device(name, what, prefix_part, query)
-    value_dims = _columns(prefix_value, prefix_kv_format), _columns(value, options.get("kv_format"))
+    value_dims = _value_dim(prefix_value, prefix_kv_format), _value_dim(value, options.get("kv_format"))
     if value_dims[0] != value_dims[1]:
         raise ValueError(
             f"{name}: prefix_value has head_dim {value_dims[0]} and value {value_dims[1]}; they must be equal"
@@ -119,7 +119,7 @@ def shared_prefix_decode(
     if seq_lens is not None and prefix.length > 0:
         _check_lengths(name, seq_lens, _least_own(query, options))
     token_major_out = rest.pop("token_major_out", False)
-    out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, rest)
+    out, lse = attend_both(name, Rows(query, kv_heads), prefix, suffix, None, rest)
     if token_major_out:
         out = token_major(out)
     return (out, lse) if return_lse else out
@@ -195,7 +195,7 @@ def shared_prefix_paged_decode(
         stored,
     )
     token_major_out = rest.pop("token_major_out", False)
-    out, lse = attend(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, rest)
+    out, lse = attend_both(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, rest)
     if token_major_out:
         out = token_major(out)
     return (out, lse) if return_lse else out
@@ -212,7 +212,7 @@ def _least_own(query: Tensor, options: DecodeOptions) -> int:
     return query.shape[2] - (options.get("tree_mask") is None)
 
 
-def _columns(stored: Tensor, kv_format: str | None) -> int:
+def _value_dim(stored: Tensor, kv_format: str | None) -> int:
     return head_dim(stored.shape[3], kv_format if stored.dtype == torch.uint8 else None)
 
 
