@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,15 +19,15 @@ from ..inspection.compiled import compile_summary
 from ..inspection.planning import FUNCTIONS, signature_of
 from ..inspection.plans import Explanation, explain, launch_counts
 from ..inspection.sizes import WRITES, call_of_sizes
-from ..operators import BACKWARDS, DIFFERENTIABLE
+from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES
 from ..runtime import extension, tensor_units, versions
 from ..runtime.cache_folder import archives_are_on
 from ..runtime.signatures import shown
+from ..tuning.timing import TOLERANCES
+from ..tuning.tuned_file import Gpu
 from . import report
 
 OK = "ok"
-# Largest difference from the float64 reference for operands of about 1.
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SWITCHES = ("FATTN_ARCHIVE", "FATTN_CHECK", "FATTN_TUNING")
 RAISES_FAULTS = (2, 15)
 SILENT_FAULTS = (
@@ -219,8 +219,7 @@ def report_tensors(test_all: bool) -> list[str]:
 
 def this_gpu() -> dict[str, Any]:
     """The GPU's name, family and number of cores."""
-    device = _plan_for_this_gpu().data["device"]
-    return {name: device[name] for name in ("name", "family", "cores")}
+    return asdict(Gpu.this())
 
 
 def _plan_for_this_gpu() -> Explanation:
@@ -235,9 +234,9 @@ def self_test(device: str) -> list[str]:
     width = max(map(len, FUNCTIONS)) + len(" bfloat16  ")
     for op in FUNCTIONS:
         for dtype, tolerance in TOLERANCES.items() if (op, device) != ("sdpa", "cpu") else ():
-            name = f"{op} {str(dtype).removeprefix('torch.')}"
+            name = f"{op} {dtype}"
             try:
-                verdict, line = judge(case_of(op, dtype), device, tolerance)
+                verdict, line = judge(case_of(op, DTYPES[dtype]), device, tolerance)
             except RuntimeError as error:
                 text = str(error).splitlines()
                 verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ..integrations.pytorch.routing import system_and_torch
 from ..operators import DTYPES
@@ -38,7 +37,6 @@ from .arguments import ArgumentError, Parser, whole
 from .doctor import advice_about_device
 
 DEFAULT_SECONDS = 170
-ACTIONS = ("reset", "show", "dry_run")
 CALLS = {
     "prefill": "plain calls",
     "decode": "plain calls",
@@ -58,9 +56,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--head-dim", type=whole(1, MAX_HEAD_DIM), help="only the range of head sizes that contains this one"
     )
-    parser.add_argument("--dry-run", action="store_true", help="time and print, but write nothing")
-    parser.add_argument("--show", action="store_true", help="print the file of this GPU; nothing is timed")
-    parser.add_argument("--reset", action="store_true", help="remove the file of this GPU; nothing is timed")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--dry-run", action="store_true", help="time and print, but write nothing")
+    action.add_argument("--show", action="store_true", help="print the file of this GPU; nothing is timed")
+    action.add_argument("--reset", action="store_true", help="remove the file of this GPU; nothing is timed")
     parser.add_argument(
         "--anyway",
         action="store_true",
@@ -112,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         print("written      nothing (--dry-run)")
     elif not rows and not routes:
-        _remove(path_of(gpu))
+        path_of(gpu).unlink(missing_ok=True)
         print(f"written      nothing: {_why_nothing(outcome)}")
     else:
         print(f"written      {write(file)}; `python -m torch_fattn tune --reset` removes it")
@@ -126,18 +125,16 @@ def _why_nothing(outcome: Outcome) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    actions = [f"--{name.replace('_', '-')}" for name in ACTIONS if getattr(options, name)]
-    if len(actions) > 1:
-        raise ArgumentError(f"{' and '.join(actions)} cannot be combined; give one of them")
+    timed = not (options.reset or options.show)
     timing = ("seconds", "op", "dtype", "head_dim", "anyway")
     given = [f"--{name.replace('_', '-')}" for name in timing if getattr(options, name)]
-    if given and (options.reset or options.show):
-        raise ArgumentError(f"{actions[0]} times nothing and takes no {given[0]}; leave it out")
-    if tuning_is_off() and not (options.reset or options.show or options.dry_run):
+    if given and not timed:
+        action = "--reset" if options.reset else "--show"
+        raise ArgumentError(f"{action} times nothing and takes no {given[0]}; leave it out")
+    if tuning_is_off() and timed and not options.dry_run:
         raise ArgumentError(
             "FATTN_TUNING=0 keeps the planner from reading what tune would write; unset it, or give --dry-run"
         )
-    timed = not (options.reset or options.show)
     if timed and sys.platform != "darwin" and not options.anyway:
         raise ArgumentError(
             f"Metal is software on {sys.platform}, whose times say nothing about a GPU; run it on a Mac, or "
@@ -329,17 +326,11 @@ def show(gpu: Gpu) -> int:
 
 def reset(gpu: Gpu) -> int:
     path = path_of(gpu)
+    was_there = path.exists()
     try:
-        removed = _remove(path)
+        path.unlink(missing_ok=True)
     except OSError as error:
         raise ArgumentError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from error
-    print(f"removed {path}" if removed else f"{gpu} has no tuned sizes: there is no {path}")
+    print(f"removed {path}" if was_there else f"{gpu} has no tuned sizes: there is no {path}")
     set_tuning(gpu, [], "")
     return 0
-
-
-def _remove(path: Path) -> bool:
-    there = path.exists()
-    if there:
-        path.unlink(missing_ok=True)
-    return there
