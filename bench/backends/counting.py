@@ -156,20 +156,19 @@ def tile_of_prefill(query: Tensor, key: Tensor, value: Tensor) -> Iterator[None]
     """Inside this context, every prefill of that dtype and head size uses the tile of this one, even if it
     has few rows."""
     import torch_fattn
-    from torch_fattn.commands import doctor
     from torch_fattn.tuning import candidates, tuned_file
 
-    chip = tuned_file.Chip(**doctor.this_gpu())
-    plan = torch_fattn.explain("prefill", query, key, value, family=chip.family, cores=chip.cores)
+    gpu = tuned_file.Gpu.this()
+    plan = torch_fattn.explain("prefill", query, key, value, family=gpu.family, cores=gpu.cores)
     kernel = plan.passes[0]["kernel"].removeprefix("fattn_")
     dim = max(query.shape[-1], value.shape[-1])
     sizes = dict(candidates.sizes_of_plan(kernel, plan))
     row = tuned_file.TunedRow(kernel, str(query.dtype).removeprefix("torch."), dim, dim, sizes)
-    tuned_file.install(chip, [row], "the tile of a larger call")
+    tuned_file.set_tuning(gpu, [row], "the tile of a larger call")
     try:
         yield
     finally:
-        tuned_file.install(chip, [], "")
+        tuned_file.set_tuning(gpu, [], "")
 
 
 @contextlib.contextmanager

@@ -118,9 +118,8 @@ def test_kernels_without_a_launch_are_not_listed() -> None:
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_planned_kernels_are_launched(op: str) -> None:
     case = doctor.case_of(op, torch.float32)
-    operands = [each.to("mps") if isinstance(each, torch.Tensor) else each for each in case.operands]
     with counted_launches() as planning:
-        plan = torch_fattn.explain(op, *operands, **case.options)
+        plan = torch_fattn.explain(op, **case.on("mps"))
     with counted_launches() as launches:
         case.run("mps")
     on_mps = torch.ones(1, 1, 1, 1, 8, device="mps")

@@ -13,9 +13,8 @@ import torch_fattn
 from bench.backends import counting
 from tests.conftest import why_no_gpu
 from tests.helpers.problems import Problem
-from torch_fattn.commands import doctor
 from torch_fattn.tuning import tuned_file
-from torch_fattn.tuning.tuned_file import TENSORS, Chip, TunedFile, TunedRoute, TunedRow
+from torch_fattn.tuning.tuned_file import TENSORS, Gpu, TunedFile, TunedRoute, TunedRow
 
 PROVENANCE = "tuned by a test"
 BUILT_IN = {
@@ -37,8 +36,8 @@ def tensor_row(macos: str = "26.2") -> TunedRow:
     return TunedRow(TENSORS, "float16", 64, 64, {}, macos=macos)
 
 
-def this_chip() -> Chip:
-    return Chip(**doctor.this_gpu())
+def this_chip() -> Gpu:
+    return Gpu.this()
 
 
 def file_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> TunedFile:
@@ -54,7 +53,7 @@ def install() -> Iterator[Install]:
     """Installs rows for this GPU until the test ends."""
 
     def use(*rows: TunedRow) -> None:
-        tuned_file.install(this_chip(), list(rows), PROVENANCE)
+        tuned_file.set_tuning(this_chip(), list(rows), PROVENANCE)
 
     yield use
     if why_no_gpu() is None:

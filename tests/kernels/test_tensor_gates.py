@@ -77,9 +77,9 @@ def test_a_variant_by_hand_that_does_not_compile(machines: Machines, tmp_path: P
 M4 = {"SOFTMETAL_GPU_FAMILY": "9", "SOFTMETAL_TENSOR_LAYOUT": "blocks8"}
 TUNED = """
 from tests.helpers.tuned import PROVENANCE, tensor_row, this_chip
-from torch_fattn.tuning.tuned_file import install
+from torch_fattn.tuning.tuned_file import set_tuning
 
-install(this_chip(), [tensor_row({macos!r})], PROVENANCE)
+set_tuning(this_chip(), [tensor_row({macos!r})], PROVENANCE)
 for dim in (64, 128):
     query = torch.empty(1, 4, 70, dim, device="mps", dtype=torch.float16)
     found[str(dim)] = torch_fattn.explain("prefill", query, query, query).data.get("tensor")

@@ -349,8 +349,8 @@ def test_an_option_that_the_parts_do_not_know_is_refused() -> None:
     query, key = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 4, 16)
     parts = [prefix_and_suffix.Keys(key, key, 4) for _ in range(2)]
     rows = prefix_and_suffix.Rows(query, 2)
-    prefix_and_suffix.attend("fattn.x", rows, *parts, None, {"softcap": 3.0})
+    prefix_and_suffix.attend_both("fattn.x", rows, *parts, None, {"softcap": 3.0})
     with pytest.raises(
         NotImplementedError, match=r"^fattn\.x: of_positions is not implemented for shared prefixes"
     ):
-        prefix_and_suffix.attend("fattn.x", rows, *parts, None, {"of_positions": 3.0})
+        prefix_and_suffix.attend_both("fattn.x", rows, *parts, None, {"of_positions": 3.0})

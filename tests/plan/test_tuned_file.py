@@ -93,7 +93,7 @@ def test_a_renamed_file_and_illegal_sizes_are_ignored(folder: Path) -> None:
     path = tuned_file.write(file_of([row("prefill", tile_keys=12)]))
     assert "its sizes are not legal: " in load()[0] and "tuned" not in tuning()
     other = replace(this_chip(), cores=99)
-    tuned_file.write(replace(file_of([row("prefill")]), chip=other)).rename(path)
+    tuned_file.write(replace(file_of([row("prefill")]), gpu=other)).rename(path)
     assert "its name does not match its GPU" in load()[0] and "tuned" not in tuning()
 
 
@@ -187,7 +187,7 @@ def test_a_broken_file_of_another_gpu_is_its_own_affair(
 def test_the_file_of_another_gpu_waits_for_it(folder: Path, install: Install) -> None:
     mine = file_of([row("prefill")])
     for difference in ({"name": "Apple M9"}, {"family": 19}, {"cores": 77}):
-        other = tuned_file.Chip(**(mine.chip.__dict__ | difference))
+        other = tuned_file.Gpu(**(mine.gpu.__dict__ | difference))
         tuned_file.write(tuned_file.TunedFile(mine.torch_fattn, mine.sources, other, mine.date, mine.rows))
     assert len(list(folder.iterdir())) == 3
     assert not load() and "tuned" not in tuning()

@@ -244,7 +244,7 @@ TORCHS = TunedRoute("prefill", "float32", 16, 1, None, "torch", *routing.system_
 @pytest.fixture
 def tuned() -> Iterator[Callable[..., None]]:
     def use(*routes: TunedRoute) -> None:
-        tuned_file.install(this_chip(), [], PROVENANCE, list(routes))
+        tuned_file.set_tuning(this_chip(), [], PROVENANCE, list(routes))
 
     use(TORCHS)
     torch_fattn.reset_report()
@@ -345,11 +345,11 @@ def test_a_timed_route_may_be_ours() -> None:
     call = (query[:, :, :1], key, value, None, False, False)
     assert torch.ops.fattn._route(*call)[0]
     ours = TunedRoute("decode", "float32", 60, 1, None, "fattn", *versions)
-    tuned_file.install(this_chip(), [], PROVENANCE, [ours])
+    tuned_file.set_tuning(this_chip(), [], PROVENANCE, [ours])
     try:
         assert torch.ops.fattn._route(*call) == (False, PROVENANCE)
     finally:
-        tuned_file.install(this_chip(), [], "")
+        tuned_file.set_tuning(this_chip(), [], "")
 
 
 def test_a_compiled_graph(tuned: Callable[..., None]) -> None:

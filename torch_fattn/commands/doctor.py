@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,16 +18,16 @@ from ..inspection.chips import newer_than_tiles
 from ..inspection.compiled import compile_summary
 from ..inspection.planning import FUNCTIONS, signature_of
 from ..inspection.plans import Explanation, explain, launch_counts
-from ..inspection.sizes import operands_of
-from ..operators import BACKWARDS, DIFFERENTIABLE
+from ..inspection.sizes import WRITES, call_of_sizes
+from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES
 from ..runtime import extension, tensor_units, versions
 from ..runtime.cache_folder import archives_are_on
 from ..runtime.signatures import shown
+from ..tuning.timing import TOLERANCES
+from ..tuning.tuned_file import Gpu
 from . import report
 
 OK = "ok"
-# Largest difference from the float64 reference for operands of about 1.
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SWITCHES = ("FATTN_ARCHIVE", "FATTN_CHECK", "FATTN_TUNING")
 RAISES_FAULTS = (2, 15)
 SILENT_FAULTS = (
@@ -47,8 +47,7 @@ class Case:
     """One function on one small problem."""
 
     op: str
-    operands: list[Any]
-    options: dict[str, Any]
+    call: dict[str, Any]  # by argument name
     same: Case | None = None  # the reference operator with the same results
 
     def run(self, device: str) -> tuple[Tensor, ...]:
@@ -62,8 +61,7 @@ class Case:
 
     def kernels(self) -> set[str]:
         """The kernels that the plan launches, if it does not leave the call to torch."""
-        operands = (x.to("mps") if isinstance(x, Tensor) else x for x in self.operands)
-        return {launch["kernel"] for launch in explain(self.op, *operands, **self.options).passes}
+        return {launch["kernel"] for launch in explain(self.op, **self.on("mps")).passes}
 
     def error(self, results: tuple[Tensor, ...]) -> float:
         """The largest difference from the reference, for gradients relative to the largest gradient; inf for
@@ -76,15 +74,20 @@ class Case:
 
     def _results(self, function: Callable[..., Any], device: str, **more: Any) -> tuple[Tensor, ...]:
         """Results; the caches that are written; or the gradients of query, key and value."""
-        operands = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in self.operands]
-        results = function(*operands, **self.options, **more)
-        if self.op == "cache_write":
-            return operands[2], operands[3]
-        if self.op == "rotary_write":
-            return results, operands[5], operands[6]
+        call = self.on(device)
+        results = function(**call, **more)
         if self.op in BACKWARDS:
-            results = results[:3]
-        return results if isinstance(results, tuple) else (results,)
+            return results[:3]
+        results = results if isinstance(results, tuple) else (results,)
+        written = (call[name] for name in ("key_cache", "value_cache") if self.op in WRITES and name in call)
+        return tuple(each for each in (*results, *written) if each is not None)
+
+    def on(self, device: str) -> dict[str, Any]:
+        """The call with its tensors copied to this device."""
+        return {
+            name: value.to(device, copy=True) if isinstance(value, Tensor) else value
+            for name, value in self.call.items()
+        }
 
 
 def copied_and_cleared(*results: Tensor) -> tuple[Tensor, ...]:
@@ -216,8 +219,7 @@ def report_tensors(test_all: bool) -> list[str]:
 
 def this_gpu() -> dict[str, Any]:
     """The GPU's name, family and number of cores."""
-    device = _plan_for_this_gpu().data["device"]
-    return {name: device[name] for name in ("name", "family", "cores")}
+    return asdict(Gpu.this())
 
 
 def _plan_for_this_gpu() -> Explanation:
@@ -232,9 +234,9 @@ def self_test(device: str) -> list[str]:
     width = max(map(len, FUNCTIONS)) + len(" bfloat16  ")
     for op in FUNCTIONS:
         for dtype, tolerance in TOLERANCES.items() if (op, device) != ("sdpa", "cpu") else ():
-            name = f"{op} {str(dtype).removeprefix('torch.')}"
+            name = f"{op} {dtype}"
             try:
-                verdict, line = judge(case_of(op, dtype), device, tolerance)
+                verdict, line = judge(case_of(op, DTYPES[dtype]), device, tolerance)
             except RuntimeError as error:
                 text = str(error).splitlines()
                 verdict, line = "an error", " ... ".join(dict.fromkeys((text[0], text[-1])))
@@ -270,32 +272,39 @@ def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
 def case_of(op: str, dtype: torch.dtype) -> Case:
     sizes = DECODE_SIZES if op.endswith("decode") else SIZES
     mask = dtype if op == "mask_map" else None
-    like, options = operands_of(op, dtype=dtype, mask=mask, **sizes)
-    names = signature_of(op).names
-    operands: list[Any] = [
-        each if each is None else _filled(name, each, sizes) for name, each in zip(names, like, strict=False)
-    ]
-    if "is_causal" in names and op != "sparse_decode":
-        options["is_causal"] = True
+    call = call_of_sizes(op, dtype=dtype, mask=mask, **sizes)
+    call = {
+        name: _filled(name, value, sizes) if isinstance(value, Tensor) else value
+        for name, value in call.items()
+    }
+    if "is_causal" in signature_of(op).names and op != "sparse_decode":
+        call["is_causal"] = True
     if op in BACKWARDS:
-        forward = getattr(reference, op.removesuffix("_backward"))
-        out, lse = forward(*operands[2:5], *operands[7:], **options)
-        operands[5:7] = None if operands[5] is None else out.float(), lse.float()
+        forward = {name: call[name] for name in call if name not in ("grad_out", "grad_lse", "out", "lse")}
+        out, lse = getattr(reference, op.removesuffix("_backward"))(**forward)
+        call |= {"out": None if call["out"] is None else out.float(), "lse": lse.float()}
+
+    def operands(*names: str) -> dict[str, Any]:
+        return {name: call[name] for name in names}
+
+    same = None
     if op in DIFFERENTIABLE:
-        return Case(op, operands, options, Case(DIFFERENTIABLE[op], operands, options))
+        same = Case(DIFFERENTIABLE[op], call)
     if op == "sdpa":
-        return Case(op, operands, options, Case("prefill", operands, {"is_causal": True, "q_offset": 0}))
+        same = Case("prefill", operands("query", "key", "value", "is_causal") | {"q_offset": 0})
     if op == "sparse_decode":
-        return Case(op, operands, options, Case("decode", [*operands[:3], operands[4]], {}))
+        same = Case("decode", operands("query", "key", "value", "seq_lens"))
     if op == "shared_prefix_decode":
-        query, *prefix, key, value, lengths = operands
-        pairs = zip(prefix, (key, value), strict=True)
-        whole = [torch.cat((one.expand(2, -1, -1, -1), other), 2) for one, other in pairs]
-        return Case(op, operands, options, Case("decode", [query, *whole, lengths + prefix[0].shape[2]], {}))
+        whole = operands("query", "key", "value", "seq_lens")
+        for name in ("key", "value"):
+            whole[name] = torch.cat((call[f"prefix_{name}"].expand(2, -1, -1, -1), call[name]), 2)
+        whole["seq_lens"] = call["seq_lens"] + sizes["prefix_len"]
+        same = Case("decode", whole)
     if op == "shared_prefix_paged_decode":
-        operands[3][1, : options["shared_blocks"]] = operands[3][0, : options["shared_blocks"]]
-        return Case(op, operands, options, Case("paged_decode", operands, {}))
-    return Case(op, operands, options)
+        tables, shared = call["block_tables"], call["shared_blocks"]
+        tables[1, :shared] = tables[0, :shared]
+        same = Case("paged_decode", {name: call[name] for name in call if name != "shared_blocks"})
+    return Case(op, call, same)
 
 
 def _filled(name: str, like: Tensor, sizes: dict[str, Any]) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from ..inspection.chips import NAMES
 from ..inspection.planning import FUNCTIONS
 from ..inspection.plans import FAMILIES, MOST_CORES, explain
-from ..inspection.sizes import SIZES, operands_of
+from ..inspection.sizes import SIZES, call_of_sizes
 from ..operators import DTYPES
 from ..operators.kv_formats import KV_FORMATS
 from .arguments import Parser, whole
@@ -55,10 +55,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(parser: Parser, options: argparse.Namespace) -> int:
     """Prints the plan. A call that the planner refuses is an argument error."""
-    every = str(operands_of(options.op))
+    every = str(call_of_sizes(options.op))
     for name in _OF_SOME:
         other: dict[str, Any] = {name: 1}
-        if getattr(options, name) is not None and str(operands_of(options.op, **other)) == every:
+        if getattr(options, name) is not None and str(call_of_sizes(options.op, **other)) == every:
             parser.refuse(f"{options.op} takes no --{name.replace('_', '-')}; leave it out")
     given = {name: getattr(options, name, None) for name in (*SIZES, *_MACHINE)}
     given["torch_version"] = options.torch

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ..integrations.pytorch.routing import system_and_torch
 from ..operators import DTYPES
@@ -23,22 +22,21 @@ from ..tuning.timing import TOLERANCES, TORCH, OutOfTimeError, Stopwatch
 from ..tuning.tuned_file import (
     TENSORS,
     BadFileError,
-    Chip,
+    Gpu,
     TunedFile,
     TunedRoute,
     TunedRow,
     fault_of,
-    install,
     path_of,
     read,
+    set_tuning,
     source_digest,
     write,
 )
 from .arguments import ArgumentError, Parser, whole
-from .doctor import advice_about_device, this_gpu
+from .doctor import advice_about_device
 
 DEFAULT_SECONDS = 170
-ACTIONS = ("reset", "show", "dry_run")
 CALLS = {
     "prefill": "plain calls",
     "decode": "plain calls",
@@ -58,9 +56,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--head-dim", type=whole(1, MAX_HEAD_DIM), help="only the range of head sizes that contains this one"
     )
-    parser.add_argument("--dry-run", action="store_true", help="time and print, but write nothing")
-    parser.add_argument("--show", action="store_true", help="print the file of this GPU; nothing is timed")
-    parser.add_argument("--reset", action="store_true", help="remove the file of this GPU; nothing is timed")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--dry-run", action="store_true", help="time and print, but write nothing")
+    action.add_argument("--show", action="store_true", help="print the file of this GPU; nothing is timed")
+    action.add_argument("--reset", action="store_true", help="remove the file of this GPU; nothing is timed")
     parser.add_argument(
         "--anyway",
         action="store_true",
@@ -92,27 +91,27 @@ def run(options: argparse.Namespace) -> int:
     if obstacles := advice_about_device():
         print(f"torch_fattn tune needs a GPU: {obstacles[0]}", file=sys.stderr)
         return 1
-    chip = Chip(**this_gpu())
+    gpu = Gpu.this()
     if options.reset:
-        return reset(chip)
+        return reset(gpu)
     if options.show:
-        return show(chip)
+        return show(gpu)
     if not options.dry_run:
         _make_folder()
     chosen = _subjects(options)
     start = time.monotonic()
-    stopwatch = Stopwatch(chip, start + (options.seconds or DEFAULT_SECONDS), tiny=sys.platform != "darwin")
-    print(f"device       {chip}")
+    stopwatch = Stopwatch(gpu, start + (options.seconds or DEFAULT_SECONDS), tiny=sys.platform != "darwin")
+    print(f"device       {gpu}")
     outcome = time_all(stopwatch, chosen)
     print_outcome(outcome, stopwatch, time.monotonic() - start)
-    before = _kept(chip, list(outcome.rows))
+    before = _kept(gpu, list(outcome.rows))
     rows, routes = outcome.all_rows + before.rows, outcome.all_routes + before.routes
-    file = TunedFile(VERSION, source_digest(), chip, datetime.date.today().isoformat(), rows, routes)
-    install(chip, file.rows, file.provenance, file.routes)
+    file = TunedFile(VERSION, source_digest(), gpu, datetime.date.today().isoformat(), rows, routes)
+    set_tuning(gpu, file.rows, file.provenance, file.routes)
     if options.dry_run:
         print("written      nothing (--dry-run)")
     elif not rows and not routes:
-        _remove(path_of(chip))
+        path_of(gpu).unlink(missing_ok=True)
         print(f"written      nothing: {_why_nothing(outcome)}")
     else:
         print(f"written      {write(file)}; `python -m torch_fattn tune --reset` removes it")
@@ -126,18 +125,16 @@ def _why_nothing(outcome: Outcome) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    actions = [f"--{name.replace('_', '-')}" for name in ACTIONS if getattr(options, name)]
-    if len(actions) > 1:
-        raise ArgumentError(f"{' and '.join(actions)} cannot be combined; give one of them")
+    timed = not (options.reset or options.show)
     timing = ("seconds", "op", "dtype", "head_dim", "anyway")
     given = [f"--{name.replace('_', '-')}" for name in timing if getattr(options, name)]
-    if given and (options.reset or options.show):
-        raise ArgumentError(f"{actions[0]} times nothing and takes no {given[0]}; leave it out")
-    if tuning_is_off() and not (options.reset or options.show or options.dry_run):
+    if given and not timed:
+        action = "--reset" if options.reset else "--show"
+        raise ArgumentError(f"{action} times nothing and takes no {given[0]}; leave it out")
+    if tuning_is_off() and timed and not options.dry_run:
         raise ArgumentError(
             "FATTN_TUNING=0 keeps the planner from reading what tune would write; unset it, or give --dry-run"
         )
-    timed = not (options.reset or options.show)
     if timed and sys.platform != "darwin" and not options.anyway:
         raise ArgumentError(
             f"Metal is software on {sys.platform}, whose times say nothing about a GPU; run it on a Mac, or "
@@ -296,12 +293,12 @@ def _route_described(route: TunedRoute) -> str:
     )
 
 
-def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
+def _kept(gpu: Gpu, timed: list[Subject]) -> TunedFile:
     """Rows of the existing file for calls that this run did not time."""
     try:
-        before = read(path_of(chip), VERSION)
+        before = read(path_of(gpu), VERSION)
     except BadFileError:
-        return TunedFile(VERSION, source_digest(), chip, "")
+        return TunedFile(VERSION, source_digest(), gpu, "")
     return replace(
         before,
         rows=[row for row in before.rows if not any(subject.is_of(row) for subject in timed)],
@@ -309,10 +306,10 @@ def _kept(chip: Chip, timed: list[Subject]) -> TunedFile:
     )
 
 
-def show(chip: Chip) -> int:
-    path = path_of(chip)
+def show(gpu: Gpu) -> int:
+    path = path_of(gpu)
     if not path.exists():
-        print(f"{chip} has no tuned sizes: there is no {path}")
+        print(f"{gpu} has no tuned sizes: there is no {path}")
         return 0
     try:
         file = read(path, VERSION)
@@ -327,19 +324,13 @@ def show(chip: Chip) -> int:
     return 0
 
 
-def reset(chip: Chip) -> int:
-    path = path_of(chip)
+def reset(gpu: Gpu) -> int:
+    path = path_of(gpu)
+    was_there = path.exists()
     try:
-        removed = _remove(path)
+        path.unlink(missing_ok=True)
     except OSError as error:
         raise ArgumentError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from error
-    print(f"removed {path}" if removed else f"{chip} has no tuned sizes: there is no {path}")
-    install(chip, [], "")
+    print(f"removed {path}" if was_there else f"{gpu} has no tuned sizes: there is no {path}")
+    set_tuning(gpu, [], "")
     return 0
-
-
-def _remove(path: Path) -> bool:
-    there = path.exists()
-    if there:
-        path.unlink(missing_ok=True)
-    return there

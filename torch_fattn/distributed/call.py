@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..runtime.signatures import shown
+from ..runtime.tensor_checks import check_shape
 from .exchange import Exchange, is_dtensor
-from .local import Scores, sees
+from .local import Scores, any_visible
 from .shards import Run, Shards
 
 SEQUENCE = 2  # the dimension of the positions
@@ -63,8 +64,8 @@ class PrefillCall:
 
     def needs(self, rank: int, source: int) -> bool:
         """Whether a row of `rank` sees a key of `source`."""
-        seen, keys = self.scores.seen, self.shards.runs[source]
-        return any(sees(row, run, seen) for row in self.row_runs[rank] for run in keys)
+        visibility, keys = self.scores.visibility, self.shards.runs[source]
+        return any(any_visible(row, run, visibility) for row in self.row_runs[rank] for run in keys)
 
     @cached_property
     def hops(self) -> tuple[int, ...]:
@@ -90,11 +91,7 @@ def prefill_call(
     """Checks a call. `options`: those of `prefill` without token_major_out."""
     name, rank, ranks = exchange.name, exchange.rank, exchange.ranks
     for what, operand in (("query", query), ("key", key), ("value", value)):
-        if operand.dim() != 4:
-            raise ValueError(
-                f"{name}: {what} of shape {list(operand.shape)} must have 4 dimensions [batch, heads, "
-                "length, head_dim]"
-            )
+        check_shape(name, what, operand, ("batch", "heads", "length", "head_dim"))
     if options.pop("seq_lens", None) is not None:
         raise NotImplementedError(f"{name}: seq_lens is not supported; pass an attn_mask of the filled keys")
     placed = shards or Shards.sizes([key.shape[2]] * ranks)
@@ -157,7 +154,7 @@ def _check_with_operator(
 
 
 @dataclass(frozen=True)
-class Placed:
+class LocalOperands:
     """The local operands of DTensors, and their shards."""
 
     operands: tuple[Tensor, Tensor, Tensor]
@@ -181,7 +178,7 @@ class Placed:
         return as_dtensor(out), as_dtensor(lse)
 
 
-def placed(name: str, query: Any, key: Any, value: Any, mask: Tensor | None) -> Placed:
+def local_operands(name: str, query: Any, key: Any, value: Any, mask: Tensor | None) -> LocalOperands:
     """Unpacks DTensors. Raises unless query, key and value are on one mesh of one dimension, with key and
     value sharded over positions, and query sharded likewise or replicated."""
     from torch.distributed.tensor import Replicate, Shard
@@ -209,7 +206,7 @@ def placed(name: str, query: Any, key: Any, value: Any, mask: Tensor | None) -> 
     is_sharded = query.placements[0] == Shard(SEQUENCE)
     rows: Any = _chunks(query.shape[SEQUENCE], mesh.size()) if is_sharded else "replicated"
     local = (query.to_local(), key.to_local(), value.to_local())
-    return Placed(local, mesh, shards, rows, query)
+    return LocalOperands(local, mesh, shards, rows, query)
 
 
 def _chunks(length: int, ranks: int) -> Shards:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..operators.head_padding import pad_heads, without_padding
 from ..runtime.signatures import public, shown
+from ..runtime.tensor_checks import check_shape
 from .call import check_ranks
 from .exchange import Exchange, Facts, is_dtensor, refuse_dtensors
 from .prefill import prefill
@@ -201,10 +202,8 @@ def _attend(
 def _check(query: Tensor, key: Tensor, dropout_p: float, enable_gqa: bool) -> None:
     if dropout_p > 0:
         raise NotImplementedError(f"{NAME}: there is no dropout across ranks; pass dropout_p=0.0")
-    if query.dim() != 4 or key.dim() != 4:
-        raise ValueError(
-            f"{NAME}: query of shape {list(query.shape)} must have 4 dimensions [batch, heads, length, dim]"
-        )
+    for what, operand in (("query", query), ("key", key)):
+        check_shape(NAME, what, operand, ("batch", "heads", "length", "head_dim"))
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
             f"{NAME}: query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.options import DecodeOptions
 from ..operators.parts import result_dtype, token_major
@@ -16,9 +17,6 @@ from .call import check_ranks
 from .exchange import Exchange, Facts, facts_of, refuse_dtensors, refuse_gradients
 from .local import Part, attend_newest, merge_ranks
 from .shards import Shards
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @with_lse

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..operators.parts import added_parts, merge_parts, shifted, with_sinks
 from ..operators.prefix_and_suffix import Keys
-from ..operators.visibility import Visibility, biased, limited, tree_sees
+from ..operators.visibility import Visibility, biased, masked, tree_visible
 from ..runtime.options import with_defaults
 from .exchange import Exchange
 from .shards import Run, Shards, positions_in, positions_of
@@ -28,7 +28,7 @@ MOST_ENTRIES = 2**26
 class Scores:
     """The options of `prefill` that hide keys or change scores."""
 
-    seen: Visibility
+    visibility: Visibility
     sinks: Tensor | None
     alibi_slopes: Tensor | None
     pointwise: dict[str, Any]  # softcap and scale
@@ -38,7 +38,7 @@ class Scores:
     def of(options: dict[str, Any], rows: Sequence[Sequence[Run]], keys: Sequence[Sequence[Run]]) -> Scores:
         """`rows` and `keys`: the runs of every rank."""
         return Scores(
-            seen=Visibility.of(options),
+            visibility=Visibility.of(options),
             sinks=options["sinks"],
             alibi_slopes=options["alibi_slopes"],
             pointwise={name: options[name] for name in ("softcap", "scale")},
@@ -46,14 +46,14 @@ class Scores:
         )
 
 
-def sees(rows: Run, keys: Run, seen: Visibility) -> bool:
+def any_visible(rows: Run, keys: Run, visibility: Visibility) -> bool:
     """Whether any of the rows sees any of the keys."""
     (first_row, n_rows), (first_key, n_keys) = rows, keys
     if not n_rows or not n_keys:
         return False
     last_row = first_row + n_rows - 1
-    begin, end = seen.window(first_row)[0], seen.window(last_row)[1]
-    return first_key < seen.sinks(last_row) or begin - n_keys < first_key < end
+    begin, end = visibility.window(first_row)[0], visibility.window(last_row)[1]
+    return first_key < visibility.sinks(last_row) or begin - n_keys < first_key < end
 
 
 def attend(
@@ -71,19 +71,19 @@ def attend(
     these rows and columns. `with_sinks`: whether to count the sinks here."""
     sinks = scores.sinks if with_sinks else None
     done: list[Part] = []
-    for own, row in _places(rows):
+    for own, row in _slices(rows):
         query_part, mask_part = query[:, :, own], _cut(mask, -2, own)
         if scores.by_mask:
             done += _under_mask(query_part, row, key, value, keys, mask_part, scores, sinks)
             continue
-        seen = [(places, run) for places, run in _places(keys) if sees(row, run, scores.seen)]
+        seen = [(places, run) for places, run in _slices(keys) if any_visible(row, run, scores.visibility)]
         seen = seen or [(slice(0, 0), (0, 0))]  # for the sinks, and the sums of rows without keys
         parts = []
         for n, (places, run) in enumerate(seen):
             options = {
-                **scores.seen._asdict(),
+                **scores.visibility._asdict(),
                 "q_offset": row[0] - run[0],
-                "sink_tokens": max(scores.seen.sink_tokens - run[0], 0),
+                "sink_tokens": max(scores.visibility.sink_tokens - run[0], 0),
                 "alibi_slopes": scores.alibi_slopes,
                 "sinks": sinks if n == 0 else None,
                 **scores.pointwise,
@@ -118,7 +118,7 @@ def _under_mask(
         whole = _cut(mask, -2, some)
         if scores.alibi_slopes is not None:
             whole = biased(whole, scores.alibi_slopes.float()[..., None, None] * (position - row_at))
-        whole = limited(whole, scores.seen.sees(row_at, position))
+        whole = masked(whole, scores.visibility.mask(row_at, position))
         options = {"sinks": sinks, "is_causal": False, "q_offset": 0, **scores.pointwise}
         yield _part(query[:, :, some], key, value, whole, options)
 
@@ -127,7 +127,7 @@ def _part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, option
     return torch.ops.fattn.prefill.part(query, key, value, mask, **options)
 
 
-def _places(runs: Sequence[Run]) -> Iterator[tuple[slice, Run]]:
+def _slices(runs: Sequence[Run]) -> Iterator[tuple[slice, Run]]:
     """Each run, and its slice of the joined tensor."""
     begin = 0
     for run in runs:
@@ -174,10 +174,10 @@ def attend_newest(
             mask = biased(mask, bias)
             slopes = None
     if rows > 1 or every["window_left"] >= 0 or tree_mask is not None:
-        visible = Visibility.of(every).sees(row_at[..., None], positions)
+        visible = Visibility.of(every).mask(row_at[..., None], positions)
         if tree_mask is not None:
-            visible = visible & tree_sees(tree_mask, positions - (lengths[:, None] - rows))
-        mask = limited(mask, visible[:, None])
+            visible = visible & tree_visible(tree_mask, positions - (lengths[:, None] - rows))
+        mask = masked(mask, visible[:, None])
     sinks = every.pop("sinks") if rank == 0 else None  # a sink counts once
     every |= {"sinks": None, "tree_mask": None, "window_left": -1, "window_right": -1, "sink_tokens": 0}
 

@@ -103,7 +103,7 @@ def exchange_heads(call: PrefillCall, return_lse: bool) -> tuple[Tensor, Tensor]
         q_offset=call.q_offset,
         sinks=None if scores.sinks is None else scores.sinks[own],
         alibi_slopes=None if scores.alibi_slopes is None else scores.alibi_slopes[..., own],
-        **scores.seen._asdict(),
+        **scores.visibility._asdict(),
         **scores.pointwise,
     )
     return _own_rows(call, out), _own_rows(call, lse) if return_lse else lse[:, :, :0]

@@ -4,10 +4,11 @@ bytes, and `explain`, which needs no process group."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.kv_formats import head_dim
 from ..operators.options import PrefillOptions
@@ -17,9 +18,6 @@ from .call import PrefillCall, check_ranks, prefill_call
 from .exchange import HEADER_BYTES, Exchange
 from .local import SUMS
 from .shards import Shards
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Method = Literal["auto", "ring", "rows", "heads"]
 METHODS = ("auto", "ring", "rows", "heads")
@@ -41,12 +39,7 @@ class Plan:
 
 
 def plan_of(call: PrefillCall) -> Plan:
-    if call.is_replicated:
-        ways = {"parts": _parts(call)}
-        why_not = dict.fromkeys(METHODS[1:], "every rank has all rows")
-    else:
-        ways = {"ring": _ring(call), "rows": _rows(call), "heads": _heads(call)}
-        why_not = _refusals(call)
+    ways, why_not = _costs(call), _refusals(call)
     header = HEADER_BYTES * (call.ranks - 1)
     sent = {name: tuple(header + each for each, _ in costs) for name, costs in ways.items()}
     memory = {name: tuple(each for _, each in costs) for name, costs in ways.items()}
@@ -66,6 +59,8 @@ def chosen_method(name: str, plan: Plan, method: str) -> str:
 
 
 def _refusals(call: PrefillCall) -> dict[str, str]:
+    if call.is_replicated:
+        return dict.fromkeys(METHODS[1:], "every rank has all rows")
     refusals = {}
     for heads, kind in ((call.key.shape[1], "key-value heads"), (call.query.shape[1], "query heads")):
         if heads % call.ranks:
@@ -80,72 +75,36 @@ def _refusals(call: PrefillCall) -> dict[str, str]:
 Costs = list[tuple[int, int]]  # per rank: bytes sent, and bytes of memory without operands
 
 
-def _row_bytes(call: PrefillCall) -> int:
-    """Bytes of a query row, all heads."""
-    return call.query.shape[:2].numel() * call.query.shape[3] * call.query.element_size()
-
-
-def _out_bytes(call: PrefillCall) -> int:
-    """Bytes of a row of the result."""
-    return call.query.shape[:2].numel() * call.value.shape[3] * call.query.element_size()
-
-
-def _part_bytes(call: PrefillCall) -> int:
-    """Bytes of a row of a partial result: out and the softmax sums, in float32."""
-    return call.query.shape[:2].numel() * (call.value.shape[3] + SUMS) * FLOAT
-
-
-def _key_bytes(call: PrefillCall) -> int:
-    """Bytes of a position of key and value."""
-    columns = call.query.shape[3] + call.value.shape[3]
-    return call.key.shape[:2].numel() * columns * call.query.element_size()
-
-
-def _parts(call: PrefillCall) -> Costs:
-    part = call.row_count(0) * _part_bytes(call)
-    return [((call.ranks - 1) * part, (call.ranks + 1) * part)] * call.ranks
-
-
-def _ring(call: PrefillCall) -> Costs:
-    ranks, hops = call.ranks, call.hops
-    costs = []
-    for rank in range(ranks):
-        shards = [call.shards.counts[(rank - step) % ranks] * _key_bytes(call) for step in range(ranks)]
-        passed = [shard for step, shard in enumerate(shards) if hops[(rank - step) % ranks] > step]
-        part = call.row_count(rank) * _part_bytes(call)
-        most = max(shards)  # one leaves while the other arrives
-        costs.append((sum(passed), 2 * most + 4 * part))
-    return costs
-
-
-def _rows(call: PrefillCall) -> Costs:
-    ranks = call.ranks
+def _costs(call: PrefillCall) -> dict[str, Costs]:
+    """The costs of each method."""
+    ranks, item = call.ranks, call.query.element_size()
+    heads, dim, value_dim = call.query.shape[:2].numel(), call.query.shape[3], call.value.shape[3]
+    # Bytes of a row or position, all heads.
+    row, out, lse = heads * dim * item, heads * value_dim * item, heads * FLOAT if call.return_lse else 0
+    part = heads * (value_dim + SUMS) * FLOAT
+    key = call.key.shape[:2].numel() * (dim + value_dim) * item
     counts = [call.row_count(rank) for rank in range(ranks)]
-    gathered = max(counts) * _row_bytes(call)
-    costs = []
-    for count in counts:
-        returned = (sum(counts) - count) * _part_bytes(call)
-        memory = (ranks + 1) * gathered + 2 * (sum(counts) + ranks * count) * _part_bytes(call)
-        costs.append(((ranks - 1) * gathered + returned, memory))
-    return costs
-
-
-def _heads(call: PrefillCall) -> Costs:
-    ranks, all_rows, all_keys = call.ranks, call.rows.length, call.shards.length
-    lse_bytes = call.query.shape[:2].numel() * FLOAT if call.return_lse else 0
-    costs = []
-    for rank in range(ranks):
-        rows, keys = call.row_count(rank), call.shards.counts[rank]
-        operands = (rows * _row_bytes(call) + keys * _key_bytes(call)) * (ranks - 1) // ranks
-        results = (all_rows - rows) * (_out_bytes(call) + lse_bytes) // ranks
-        whole = (all_rows * (_row_bytes(call) + _out_bytes(call)) + all_keys * _key_bytes(call)) // ranks
-        costs.append((operands + results, 2 * whole))
+    if call.is_replicated:
+        parts = counts[0] * part
+        return {"parts": [((ranks - 1) * parts, (ranks + 1) * parts)] * ranks}
+    shards = [count * key for count in call.shards.counts]
+    gathered, total = max(counts) * row, sum(counts)
+    whole = (total * (row + out) + sum(shards)) // ranks
+    costs: dict[str, Costs] = {"ring": [], "rows": [], "heads": []}
+    for rank, count in enumerate(counts):
+        passed = [shards[n] for n, hops in enumerate(call.hops) if hops > (rank - n) % ranks]
+        costs["ring"].append((sum(passed), 2 * max(shards) + 4 * count * part))  # one leaves, one arrives
+        sent = (ranks - 1) * gathered + (total - count) * part
+        costs["rows"].append((sent, (ranks + 1) * gathered + 2 * (total + ranks * count) * part))
+        operands = (count * row + shards[rank]) * (ranks - 1) // ranks
+        results = (total - count) * (out + lse) // ranks
+        costs["heads"].append((operands + results, 2 * whole))
     return costs
 
 
 def work_of(call: PrefillCall) -> tuple[float, ...]:
     """Each rank's share of the scores that are not hidden by position."""
-    pairs = call.scores.seen.pairs
+    pairs = call.scores.visibility.pairs
     every = ((0, call.shards.length),)
     scores = [
         sum(

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.options import PrefillOptions, VarlenPrefillOptions
 from ..operators.parts import merge_parts, result_dtype, token_major
 from ..operators.return_lse import with_lse
 from ..runtime.options import with_defaults
 from ..runtime.signatures import public
-from .call import PrefillCall, placed, prefill_call
+from .call import PrefillCall, local_operands, prefill_call
 from .exchange import Exchange, Facts, facts_of, is_dtensor, refuse_dtensors, refuse_gradients
 from .local import merge_ranks
 from .methods import attend_to, exchange_heads, gather_rows, ring
 from .planner import Method, chosen_method, plan_of
 from .shards import Shards
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 NAME = "torch_fattn.distributed.prefill"
 VARLEN_NAME = "torch_fattn.distributed.varlen_prefill"
@@ -91,7 +89,7 @@ def prefill(
             raise ValueError(
                 f"{NAME}: group, shards or query_shards are given for DTensors; their placements say it"
             )
-        local = placed(NAME, query, key, value, attn_mask)
+        local = local_operands(NAME, query, key, value, attn_mask)
         over = {"group": local.mesh, "shards": local.shards, "query_shards": local.query_shards}
         results = prefill(*local.operands, attn_mask, method=method, return_lse=True, **over, **options)
         out, lse = local.whole(*results)

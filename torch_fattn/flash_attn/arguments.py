@@ -1,4 +1,4 @@
-"""Argument checks and results that flash-attn's functions share. Checks raise before any launch or write."""
+"""Argument checks that flash-attn's functions share. They raise before any launch or write."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from ..operators import DTYPES
-from ..runtime.signatures import check_tensor, is_checked
+from ..runtime.signatures import is_checked
+from ..runtime.tensor_checks import Shape, check_device, check_shape
 
-Result = Tensor | tuple[Tensor, Tensor, Tensor]
 Window = tuple[int | None, int | None] | None
 
-# The name of each dimension, or its size.
-Shape = tuple[str | int, ...]
 ROWS: Shape = ("batch", "length", "heads", "head_dim")
 POOL: Shape = ("num_blocks", "block_size", "kv_heads", "head_dim")
 MAX_SOFTCAP = 1e30
@@ -23,48 +21,16 @@ MAX_SCALE = 1e38  # stays finite in float32 after the kernels' factors
 NO_LIMIT = 2**31  # larger than any window
 
 
-def name_of(op: str) -> str:
-    return f"torch_fattn.flash_attn.{op}"
-
-
-def result(out: Tensor, lse: Tensor, with_lse: bool) -> Result:
-    return (out, lse, out.new_empty(0)) if with_lse else out
-
-
-def check_shape(op: str, what: str, tensor: Any, shape: Shape) -> None:
-    if not isinstance(tensor, Tensor):
-        check_tensor(name_of(op), what, tensor, _text(shape))
-    # Formatting symbolic sizes specialises the graph to them, so only errors do it.
-    fits = tensor.dim() == len(shape) and all(
-        isinstance(wanted, str) or wanted == size for wanted, size in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(f"{name_of(op)}: {what} has shape {list(tensor.shape)}; pass {_text(shape)}")
-
-
-def _text(shape: Shape) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def check_device(op: str, what: str, tensor: Tensor, q: Tensor) -> None:
-    if tensor.device != q.device:
-        # Advise to move the CPU tensor of the two.
-        moved, to = ("q", tensor.device) if q.device.type == "cpu" else (what, q.device)
-        raise ValueError(
-            f"{name_of(op)}: {what} is on {tensor.device} and q on {q.device}; move {moved} with .to('{to}')"
-        )
-
-
 def check_operands(op: str, q: Tensor, **others: tuple[Any, Shape]) -> None:
     """Checks that `others` have these shapes, and the dtype and device of q."""
     if q.dtype not in DTYPES.values():
-        raise TypeError(f"{name_of(op)}: q is {q.dtype}; pass torch.float32, torch.float16 or torch.bfloat16")
+        raise TypeError(f"{op}: q is {q.dtype}; pass torch.float32, torch.float16 or torch.bfloat16")
     for what, (tensor, shape) in others.items():
         check_shape(op, what, tensor, shape)
-        check_device(op, what, tensor, q)
+        check_device(op, what, tensor, q, "q")
         if tensor.dtype != q.dtype:
             raise TypeError(
-                f"{name_of(op)}: {what} is {tensor.dtype} and q {q.dtype}; pass one dtype for all"
+                f"{op}: {what} is {tensor.dtype} and q {q.dtype}; pass one dtype for all"
                 f"{': convert with .to(q.dtype)' if tensor.is_floating_point() else ''}"
             )
 
@@ -73,9 +39,7 @@ def check_sizes(op: str, what: str, **sizes: int) -> None:
     (first, size), *others = sizes.items()
     for other, its_size in others:
         if its_size != size:
-            raise ValueError(
-                f"{name_of(op)}: {first} has {what} {size} and {other} {its_size}; they must be equal"
-            )
+            raise ValueError(f"{op}: {first} has {what} {size} and {other} {its_size}; they must be equal")
 
 
 def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
@@ -84,12 +48,12 @@ def check_heads(op: str, q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_n
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if heads % kv_heads if kv_heads else heads:
         raise ValueError(
-            f"{name_of(op)}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of "
+            f"{op}: {heads} heads of q cannot share {kv_heads} of {k_name}; pass a multiple of "
             "them, and transpose q and the keys if yours have the heads before the length"
         )
     for what, size in (("q", q.shape[-1]), (v_name, v.shape[-1])):
         if size == 0:
-            raise ValueError(f"{name_of(op)}: {what} has head size 0; pass heads of at least one column")
+            raise ValueError(f"{op}: {what} has head size 0; pass heads of at least one column")
 
 
 def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
@@ -100,44 +64,33 @@ def check_slopes(op: str, slopes: Tensor | None, q: Tensor, batch: int) -> None:
     of_heads = slopes.dim() in (1, 2) and slopes.shape[-1] == heads
     if not of_heads or (slopes.dim() == 2 and slopes.shape[0] != batch):
         raise ValueError(
-            f"{name_of(op)}: alibi_slopes has shape {list(slopes.shape)}; pass one slope for each head, "
+            f"{op}: alibi_slopes has shape {list(slopes.shape)}; pass one slope for each head, "
             f"[{heads}], or also for each sequence, [{batch}, {heads}]"
         )
     if slopes.dtype not in DTYPES.values():
-        raise TypeError(f"{name_of(op)}: alibi_slopes is {slopes.dtype}; convert it with .float()")
-    check_device(op, "alibi_slopes", slopes, q)
-
-
-def check_integers(
-    op: str, what: str, numbers: Any, shape: Shape, q: Tensor, *, or_int64: bool = False
-) -> None:
-    check_shape(op, what, numbers, shape)
-    if numbers.dtype != torch.int32 and not (or_int64 and numbers.dtype == torch.int64):
-        raise TypeError(f"{name_of(op)}: {what} is {numbers.dtype}; convert it with .to(torch.int32)")
-    check_device(op, what, numbers, q)
+        raise TypeError(f"{op}: alibi_slopes is {slopes.dtype}; convert it with .float()")
+    check_device(op, "alibi_slopes", slopes, q, "q")
 
 
 def refuse_gradient_by_distance(op: str, trains: bool) -> None:
     """Refuses gradients of ALiBi by distance: its two passes are not differentiable."""
     if trains:
         raise NotImplementedError(
-            f"{name_of(op)}: alibi_slopes without causal=True have no backward; use "
+            f"{op}: alibi_slopes without causal=True have no backward; use "
             "F.scaled_dot_product_attention of the transposed [batch, heads, length, head_dim], with an "
             "attn_mask that holds the ALiBi bias, or call under torch.no_grad()"
         )
 
 
-def whole(op: str, what: str, number: int | Tensor | None, meaning: str) -> int:
+def integer(op: str, what: str, number: int | Tensor | None, meaning: str) -> int:
     """Checks an integer; like flash-attn, accepts a one-element tensor."""
     if number is None:
-        raise TypeError(f"{name_of(op)}: {what} is None; pass {meaning}")
+        raise TypeError(f"{op}: {what} is None; pass {meaning}")
     if isinstance(number, Tensor) and (number.dim() or number.dtype not in (torch.int32, torch.int64)):
-        raise TypeError(
-            f"{name_of(op)}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}"
-        )
+        raise TypeError(f"{op}: {what} is {number.dtype} of shape {list(number.shape)}; pass {meaning}")
     size = number if isinstance(number, int) else operator.index(number)  # a symbol stays symbolic
     if size < 0:
-        raise ValueError(f"{name_of(op)}: {what} {size} is negative; pass {meaning}")
+        raise ValueError(f"{op}: {what} {size} is negative; pass {meaning}")
     return size
 
 
@@ -145,7 +98,7 @@ def softcap_of(op: str, softcap: float, scale: float | None) -> float:
     cap = float(softcap)
     if not 0.0 <= cap <= MAX_SOFTCAP or (cap and abs(1.0 if scale is None else scale) / cap > MAX_SCALE):
         raise ValueError(
-            f"{name_of(op)}: softcap {cap} is negative, not finite or out of range; pass a number up to "
+            f"{op}: softcap {cap} is negative, not finite or out of range; pass a number up to "
             f"{MAX_SOFTCAP:.0e}, or 0.0 for none"
         )
     return cap
@@ -157,7 +110,7 @@ def scale_of(op: str, softmax_scale: float | None) -> float | None:
     scale = float(softmax_scale)
     if not abs(scale) <= MAX_SCALE:
         raise ValueError(
-            f"{name_of(op)}: softmax_scale {scale} is not finite in float32; pass None for the default, "
+            f"{op}: softmax_scale {scale} is not finite in float32; pass None for the default, "
             "1 / sqrt(head size)"
         )
     return scale
@@ -166,7 +119,7 @@ def scale_of(op: str, softmax_scale: float | None) -> float | None:
 def refuse_dropout(op: str, dropout_p: float) -> None:
     if dropout_p != 0.0:
         raise NotImplementedError(
-            f"{name_of(op)}: dropout_p {dropout_p} is not 0 and there is no dropout; use "
+            f"{op}: dropout_p {dropout_p} is not 0 and there is no dropout; use "
             "F.scaled_dot_product_attention for training"
         )
 
@@ -186,9 +139,7 @@ def check_between(op: str, what: str, numbers: Tensor, most: int | Tensor) -> No
     limits = most.tolist() if isinstance(most, Tensor) else [most] * numbers.shape[0]
     for b, (number, limit) in enumerate(zip(numbers.tolist(), limits, strict=True)):
         if not 0 <= number <= limit:
-            raise ValueError(
-                f"{name_of(op)}: {what}[{b}] is {number} and must be between 0 and {max(limit, 0)}"
-            )
+            raise ValueError(f"{op}: {what}[{b}] is {number} and must be between 0 and {max(limit, 0)}")
 
 
 def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool: Tensor) -> None:
@@ -201,7 +152,7 @@ def check_blocks(op: str, what: str, table: Tensor, lens: Tensor, new: int, pool
             if not 0 <= block < num_blocks:
                 place = f"{b}, {entry}" if what == "block_table" else f"{b}"
                 raise ValueError(
-                    f"{name_of(op)}: {what}[{place}] is {block} and must be between 0 and {num_blocks - 1}"
+                    f"{op}: {what}[{place}] is {block} and must be between 0 and {num_blocks - 1}"
                 )
     _check_apart(op, what, table.tolist(), lens.tolist(), new, block_size)
 
@@ -216,7 +167,7 @@ def _check_apart(
             place = row[position // block_size], position % block_size
             if place in owner:
                 raise ValueError(
-                    f"{name_of(op)}: new keys of sequences {owner[place]} and {b} have the same place; "
+                    f"{op}: new keys of sequences {owner[place]} and {b} have the same place; "
                     f"give each sequence different entries in {what}"
                 )
             owner[place] = b

@@ -4,14 +4,16 @@ a pool with one block per sequence."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_integers, check_shape
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     POOL,
@@ -20,9 +22,7 @@ from .arguments import (
     check_between,
     check_blocks,
     check_heads,
-    check_integers,
     check_operands,
-    check_shape,
     check_sizes,
     check_slopes,
     scale_of,
@@ -31,45 +31,12 @@ from .arguments import (
 )
 from .cache_arguments import check_new_keys, lengths, table_of
 from .newer import DEFAULTS, CacheArguments, check_newer, check_out, into, one_of, sinks_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .results import Result, with_lse
 
 _DENSE_CACHE = ("batch_of_cache", "capacity", "kv_heads", "head_dim")
 
 
-# fmt: off
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
-    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
-    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
-    alibi_slopes: Tensor | None = ..., num_splits: int = ..., return_softmax_lse: Literal[False] = ...,
-    **newer: Unpack[CacheArguments],
-) -> Tensor: ...
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
-    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
-    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
-    alibi_slopes: Tensor | None = ..., num_splits: int = ..., *, return_softmax_lse: Literal[True],
-    **newer: Unpack[CacheArguments],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = ..., v: Tensor | None = ...,
-    rotary_cos: Tensor | None = ..., rotary_sin: Tensor | None = ...,
-    cache_seqlens: int | Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-    cache_leftpad: Tensor | None = ..., block_table: Tensor | None = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., rotary_interleaved: bool = ...,
-    alibi_slopes: Tensor | None = ..., num_splits: int = ..., return_softmax_lse: bool = ...,
-    **newer: Unpack[CacheArguments],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-# fmt: on
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_with_kvcache", options=DEFAULTS)
 def flash_attn_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
@@ -79,7 +46,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
     num_splits: int = 0, return_softmax_lse: bool = False, **newer: Unpack[CacheArguments],
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+) -> Result:  # fmt: skip
     """Attention over a cache. First appends k and v `[B, Lnew, Hkv, D]` in place at cache_seqlens; with
     rotary_cos and rotary_sin `[positions, rotary_dim / 2]`, k and q are rotated.
 
@@ -92,7 +59,7 @@ def flash_attn_with_kvcache(
     ValueError. rotary_cos and rotary_sin need at least as many positions as the cache has slots; a query row
     at a later position is NaN.
     """
-    op = "flash_attn_with_kvcache"
+    op = "torch_fattn.flash_attn.flash_attn_with_kvcache"
     check_newer(op, newer, q=q, k_cache=k_cache, v_cache=v_cache)
     block_table = one_of(op, block_table=block_table, page_table=newer.get("page_table"))
     check_shape(op, "q", q, ROWS)
@@ -117,7 +84,7 @@ def flash_attn_with_kvcache(
     check_new_keys(op, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, capacity)
     lens = lengths(op, cache_seqlens, q, k, capacity)
     if cache_leftpad is not None:
-        check_integers(op, "cache_leftpad", cache_leftpad, (batch,), q, or_int64=True)
+        check_integers(op, "cache_leftpad", cache_leftpad, (batch,), q, "q", or_int64=True)
         check_between(op, "cache_leftpad", cache_leftpad, lens)
     new = 0 if k is None else k.shape[1]
     table_name = "cache_batch_idx" if block_table is None else "block_table"

@@ -6,16 +6,13 @@ import torch
 from torch import Tensor
 
 from ..runtime.signatures import check_writable
+from ..runtime.tensor_checks import check_device, check_integers, check_shape
 from .arguments import (
     ROWS,
     check_between,
-    check_device,
-    check_integers,
     check_operands,
-    check_shape,
     check_sizes,
-    name_of,
-    whole,
+    integer,
 )
 
 _ANGLES = ("positions", "rotary_dim / 2")
@@ -27,19 +24,18 @@ def table_of(
     """The block table, int32 `[B, blocks]`. Every sequence of a dense cache is one block."""
     batch = q.shape[0]
     if block_table is not None:
-        check_integers(op, "block_table", block_table, (batch, "blocks"), q)
+        check_integers(op, "block_table", block_table, (batch, "blocks"), q, "q")
         if cache_batch_idx is not None:
             raise ValueError(
-                f"{name_of(op)}: block_table already says where the keys of a sequence are; leave out "
-                "cache_batch_idx"
+                f"{op}: block_table already says where the keys of a sequence are; leave out cache_batch_idx"
             )
         return block_table
     if cache_batch_idx is not None:
-        check_integers(op, "cache_batch_idx", cache_batch_idx, (batch,), q, or_int64=True)
+        check_integers(op, "cache_batch_idx", cache_batch_idx, (batch,), q, "q", or_int64=True)
         return cache_batch_idx.clamp(-1, k_cache.shape[0]).to(torch.int32)[:, None]
     if k_cache.shape[0] < batch:
         raise ValueError(
-            f"{name_of(op)}: q has batch size {batch} and k_cache {k_cache.shape[0]}; pass a cache of as "
+            f"{op}: q has batch size {batch} and k_cache {k_cache.shape[0]}; pass a cache of as "
             "many sequences, or cache_batch_idx"
         )
     return torch.arange(batch, device=q.device, dtype=torch.int32)[:, None]
@@ -50,11 +46,9 @@ def check_new_keys(
     cos: Tensor | None, sin: Tensor | None, capacity: int,
 ) -> None:  # fmt: skip
     if (k is None) != (v is None):
-        raise ValueError(f"{name_of(op)}: one of k and v is None; pass both or neither")
+        raise ValueError(f"{op}: one of k and v is None; pass both or neither")
     if (cos is None) != (sin is None) or (cos is not None and k is None):
-        raise ValueError(
-            f"{name_of(op)}: rotary_cos needs rotary_sin, and both need k and v to rotate; pass all four"
-        )
+        raise ValueError(f"{op}: rotary_cos needs rotary_sin, and both need k and v to rotate; pass all four")
     if k is None or v is None:
         return
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
@@ -66,29 +60,29 @@ def check_new_keys(
     check_written(op, k_cache=k_cache, v_cache=v_cache)
     if _begin_together(k_cache, v_cache) and (cos is not None or not _begin_together(k, v)):
         raise ValueError(
-            f"{name_of(op)}: k_cache and v_cache begin at the same address, to which both k and v would be "
+            f"{op}: k_cache and v_cache begin at the same address, to which both k and v would be "
             "written; pass separate memory for each"
         )
     if cos is None or sin is None:
         return
     for what, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         check_shape(op, what, table, _ANGLES)
-        check_device(op, what, table, q)
+        check_device(op, what, table, q, "q")
         if not table.is_floating_point():
-            raise TypeError(f"{name_of(op)}: {what} is {table.dtype}; convert it with .to(q.dtype)")
+            raise TypeError(f"{op}: {what} is {table.dtype}; convert it with .to(q.dtype)")
     if cos.shape != sin.shape:
         raise ValueError(
-            f"{name_of(op)}: rotary_cos has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}; they "
+            f"{op}: rotary_cos has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}; they "
             "must be equal"
         )
     if 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
-            f"{name_of(op)}: rotary_cos of {cos.shape[1]} columns rotates {2 * cos.shape[1]} of the "
+            f"{op}: rotary_cos of {cos.shape[1]} columns rotates {2 * cos.shape[1]} of the "
             f"{q.shape[-1]} columns of a head; pass at most {q.shape[-1] // 2}"
         )
     if cos.shape[0] < capacity:
         raise ValueError(
-            f"{name_of(op)}: rotary_cos has {cos.shape[0]} positions and the cache has room for {capacity} "
+            f"{op}: rotary_cos has {cos.shape[0]} positions and the cache has room for {capacity} "
             f"keys; pass a table of at least {capacity}"
         )
 
@@ -101,12 +95,12 @@ def _begin_together(a: Tensor, b: Tensor) -> bool:
 
 
 def check_written(op: str, **caches: Tensor) -> None:
-    check_writable(name_of(op), **caches)
+    check_writable(op, **caches)
     for what, cache in caches.items():
         steps = zip(cache.shape, cache.stride(), strict=True)
         if cache.numel() and any(size > 1 and step == 0 for size, step in steps):
             raise ValueError(
-                f"{name_of(op)}: {what} has shape {list(cache.shape)} and strides {list(cache.stride())}, so "
+                f"{op}: {what} has shape {list(cache.shape)} and strides {list(cache.stride())}, so "
                 "that elements share memory; allocate separate memory for every element, without .expand()"
             )
 
@@ -116,18 +110,20 @@ def lengths(op: str, given: int | Tensor | None, q: Tensor, k: Tensor | None, ca
     batch = q.shape[0]
     if given is None:
         if k is not None:
-            raise ValueError(f"{name_of(op)}: k and v are appended at cache_seqlens, which is None; pass it")
+            raise ValueError(f"{op}: k and v are appended at cache_seqlens, which is None; pass it")
         given = capacity
     if not isinstance(given, Tensor):
-        given = whole(op, "cache_seqlens", given, "a number of keys, or an int32 tensor of one per sequence")
+        given = integer(
+            op, "cache_seqlens", given, "a number of keys, or an int32 tensor of one per sequence"
+        )
         new = 0 if k is None else k.shape[1]
         if given + new > capacity:
             more = f" and {new} new keys are" if new else " is"
             raise ValueError(
-                f"{name_of(op)}: cache_seqlens {given}{more} above the capacity {capacity} of the cache; "
+                f"{op}: cache_seqlens {given}{more} above the capacity {capacity} of the cache; "
                 f"pass {f'at most {capacity - new}' if new <= capacity else 'a larger cache'}"
             )
         return torch.full((batch,), given, dtype=torch.int32, device=q.device)
-    check_integers(op, "cache_seqlens", given, (batch,), q, or_int64=True)
+    check_integers(op, "cache_seqlens", given, (batch,), q, "q", or_int64=True)
     check_between(op, "cache_seqlens", given, capacity - (0 if k is None else k.shape[1]))
     return given if given.dtype == torch.int32 else given.clamp(-1, capacity).to(torch.int32)

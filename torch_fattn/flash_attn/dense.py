@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..integrations.pytorch.routing import is_plain, torchs
 from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_shape
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     ROWS,
-    Result,
     Window,
     check_heads,
     check_operands,
-    check_shape,
     check_sizes,
     check_slopes,
     refuse_dropout,
     refuse_gradient_by_distance,
-    result,
     scale_of,
     softcap_of,
     window,
 )
 from .newer import DEFAULTS, DenseArguments, check_newer, check_out, into, sinks_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .results import Result, result, with_lse
 
 _PACKED_QKV = ("batch", "length", 3, "heads", "head_dim")
 _PACKED_KV = ("batch", "length", 2, "kv_heads", "head_dim")
 
 
-# fmt: off
-@overload
-def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: Literal[False] = ..., *, num_splits: int = ...,
-    **newer: Unpack[DenseArguments],
-) -> Tensor: ...
-@overload
-def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., *, return_attn_probs: Literal[True], num_splits: int = ...,
-    **newer: Unpack[DenseArguments],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
-    causal: bool = ..., window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ..., return_attn_probs: bool = ..., *, num_splits: int = ...,
-    **newer: Unpack[DenseArguments],
-) -> Result: ...
-# fmt: on
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_func", options=DEFAULTS)
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -73,7 +48,7 @@ def flash_attn_func(
     dropout. Differentiable for head dims up to 256, also in alibi_slopes if causal. `deterministic` has no
     effect. learnable_sink (s_aux) `[Hq]` are softmax logits without a value. `out`, if given, gets a copy of
     the result."""
-    op = "flash_attn_func"
+    op = "torch_fattn.flash_attn.flash_attn_func"
     check_newer(op, newer, q=q, k=k, v=v)
     check_shape(op, "q", q, ROWS)
     check_operands(op, q, k=(k, ROWS), v=(v, ROWS))
@@ -114,14 +89,15 @@ def flash_attn_func(
     return result(into(target, without_padding(out, value_dim)), lse, return_attn_probs)
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_qkvpacked_func", names=dict.fromkeys("qkv", "qkv"))
 def flash_attn_qkvpacked_func(
     qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_func` of qkv `[B, L, 3, H, D]`, without a copy."""
-    check_shape("flash_attn_qkvpacked_func", "qkv", qkv, _PACKED_QKV)
+    check_shape("torch_fattn.flash_attn.flash_attn_qkvpacked_func", "qkv", qkv, _PACKED_QKV)
     q, k, v = qkv.unbind(2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
@@ -129,14 +105,15 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_kvpacked_func(
     q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_func` of kv `[B, Lk, 2, Hkv, D]`, without a copy."""
-    check_shape("flash_attn_kvpacked_func", "kv", kv, _PACKED_KV)
+    check_shape("torch_fattn.flash_attn.flash_attn_kvpacked_func", "kv", kv, _PACKED_KV)
     k, v = kv.unbind(2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,

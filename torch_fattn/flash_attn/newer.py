@@ -9,7 +9,8 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from ..operators import DTYPES
-from .arguments import ROWS, check_device, check_operands, check_shape, name_of
+from ..runtime.tensor_checks import check_device, check_shape
+from .arguments import ROWS, check_operands
 from .cache_arguments import check_written
 
 
@@ -73,14 +74,14 @@ def check_newer(op: str, given: Mapping[str, Any], **operands: Any) -> None:
     """Refuses the arguments of `_NOT_BUILT`, and scales of float8 operands."""
     for name, value in given.items():
         if name not in DEFAULTS:  # torch.compile does not check names
-            raise TypeError(f"{name_of(op)}: there is no argument {name!r}; leave it out")
+            raise TypeError(f"{op}: there is no argument {name!r}; leave it out")
         if name in _NOT_BUILT and (isinstance(value, Tensor) or value != DEFAULTS[name]):
-            raise NotImplementedError(f"{name_of(op)}: {name} is not implemented; {_NOT_BUILT[name]}")
+            raise NotImplementedError(f"{op}: {name} is not implemented; {_NOT_BUILT[name]}")
     for name, operand in operands.items():
         scale = f"{name[0]}_descale"
         if given.get(scale) is not None and isinstance(operand, Tensor) and operand.dtype.itemsize == 1:
             raise NotImplementedError(
-                f"{name_of(op)}: {name} is {operand.dtype} with {scale}; pass their product in torch.float16 "
+                f"{op}: {name} is {operand.dtype} with {scale}; pass their product in torch.float16 "
                 "or torch.bfloat16"
             )
 
@@ -89,7 +90,7 @@ def one_of(op: str, **tensors: Tensor | None) -> Tensor | None:
     """The one argument that has these names; raises if several are given."""
     given = [name for name, tensor in tensors.items() if tensor is not None]
     if len(given) > 1:
-        raise ValueError(f"{name_of(op)}: {' and '.join(given)} are the same argument; pass one of them")
+        raise ValueError(f"{op}: {' and '.join(given)} are the same argument; pass one of them")
     return tensors[given[0]] if given else None
 
 
@@ -102,8 +103,8 @@ def sinks_of(op: str, given: Mapping[str, Any], q: Tensor) -> dict[str, Tensor]:
     (what,) = (name for name, tensor in named.items() if tensor is not None)
     check_shape(op, what, sinks, (q.shape[-2],))
     if sinks.dtype not in DTYPES.values():
-        raise TypeError(f"{name_of(op)}: {what} is {sinks.dtype}; convert it with .float()")
-    check_device(op, what, sinks, q)
+        raise TypeError(f"{op}: {what} is {sinks.dtype}; convert it with .float()")
+    check_device(op, what, sinks, q, "q")
     return {"sinks": sinks}
 
 
@@ -112,7 +113,7 @@ def check_out(op: str, out: Tensor | None, q: Tensor, value_dim: int) -> None:
         check_operands(op, q, out=(out, ROWS if q.dim() == 4 else ("tokens", "heads", "head_dim")))
         if out.shape[:-1] != q.shape[:-1] or out.shape[-1] != value_dim:
             shape = [*q.shape[:-1], value_dim]
-            raise ValueError(f"{name_of(op)}: out has shape {list(out.shape)}; pass {shape}")
+            raise ValueError(f"{op}: out has shape {list(out.shape)}; pass {shape}")
         check_written(op, out=out)
 
 

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.differentiable import needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..operators.parts import result_dtype
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_integers, check_shape
 from .alibi import attend_by_distance, sees_no_later_key
 from .arguments import (
     POOL,
-    Result,
     Window,
     check_between,
     check_blocks,
     check_heads,
-    check_integers,
     check_operands,
-    check_shape,
     check_sizes,
     check_slopes,
-    name_of,
+    integer,
     refuse_dropout,
     refuse_gradient_by_distance,
-    result,
     scale_of,
     softcap_of,
-    whole,
     window,
 )
 from .newer import DEFAULTS, PackedArguments, check_newer, check_out, into, one_of, sinks_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .results import Result, result, with_lse
 
 FEW_ROWS = 16  # per sequence; with more, always a prefill, for which packed rows need no copy
 _ROWS = ("tokens", "heads", "head_dim")
@@ -44,44 +39,7 @@ _QKV = {f"{what}_{of}": what for what in ("cu_seqlens", "max_seqlen") for of in 
 _QKV |= dict.fromkeys("qkv", "qkv")
 
 
-# fmt: off
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> Tensor: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ...,
-    return_softmax_lse: Literal[False] = ..., num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: Literal[True],
-    num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = ...,
-    max_seqlen_q: int | Tensor | None = ..., max_seqlen_k: int | Tensor | None = ..., dropout_p: float = ...,
-    softmax_scale: float | None = ..., causal: bool = ..., window_size: Window = ..., softcap: float = ...,
-    alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
-    block_table: Tensor | None = ..., seqused_k: Tensor | None = ..., *, return_softmax_lse: bool = ...,
-    num_splits: int = ..., **newer: Unpack[PackedArguments],
-) -> Result | tuple[Tensor, Tensor]: ...
-# fmt: on
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_varlen_func", options=DEFAULTS)
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
@@ -91,7 +49,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
     seqused_k: Tensor | None = None, *, return_softmax_lse: bool = False, num_splits: int = 0,
     **newer: Unpack[PackedArguments],
-) -> Result | tuple[Tensor, Tensor]:  # fmt: skip
+) -> Result:  # fmt: skip
     """Attention of packed sequences: q `[Tq, Hq, D]`; k and v `[Tk, Hkv, D]`, or with a block_table `[B,
     blocks]` pools `[num_blocks, block_size, Hkv, D]`. Returns out, shaped like q, and on request the
     log-sum-exp `[Hq, Tq]`. seqused_k `[B]` is the number of keys in use of each sequence, as in vLLM; with it
@@ -102,20 +60,20 @@ def flash_attn_varlen_func(
     `paged_decode`, otherwise `paged_prefill`. Rows of a sequence beyond max_seqlen_q are right or NaN; with
     FATTN_CHECK=1 in the environment they raise ValueError. num_splits=1 always calls `paged_prefill`, whose
     results are batch-invariant, bit for bit."""
-    op = "flash_attn_varlen_func"
+    op = "torch_fattn.flash_attn.flash_attn_varlen_func"
     check_newer(op, newer, q=q, k=k, v=v)
     block_table = one_of(op, block_table=block_table, page_table=newer.get("page_table"))
     check_shape(op, "q", q, _ROWS)
-    check_integers(op, "cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q)
+    check_integers(op, "cu_seqlens_q", cu_seqlens_q, ("batch + 1",), q, "q")
     batch = cu_seqlens_q.shape[0] - 1
     if batch < 0:
-        raise ValueError(f"{name_of(op)}: cu_seqlens_q is empty; it begins with 0")
+        raise ValueError(f"{op}: cu_seqlens_q is empty; it begins with 0")
     if block_table is not None:
-        check_integers(op, "block_table", block_table, (batch, "blocks"), q)
+        check_integers(op, "block_table", block_table, (batch, "blocks"), q, "q")
     if seqused_k is not None:
-        check_integers(op, "seqused_k", seqused_k, (batch,), q)
+        check_integers(op, "seqused_k", seqused_k, (batch,), q, "q")
     if cu_seqlens_k is not None or block_table is None or seqused_k is None:
-        check_integers(op, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), q)
+        check_integers(op, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), q, "q")
     shape = _ROWS if block_table is None else POOL
     check_operands(op, q, k=(k, shape), v=(v, shape))
     for dim, what in enumerate(("length",) if block_table is None else ("num_blocks", "block_size")):
@@ -123,8 +81,8 @@ def flash_attn_varlen_func(
     check_heads(op, q, k, v)
     check_slopes(op, alibi_slopes, q, batch)
     refuse_dropout(op, dropout_p)
-    most_q = whole(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
-    most_k = whole(op, "max_seqlen_k", max_seqlen_k, "the keys of the longest sequence")
+    most_q = integer(op, "max_seqlen_q", max_seqlen_q, "the rows of the longest sequence")
+    most_k = integer(op, "max_seqlen_k", max_seqlen_k, "the keys of the longest sequence")
     scale = scale_of(op, softmax_scale)
     options: dict[str, Any] = {**window(window_size), "softcap": softcap_of(op, softcap, scale)}
     options |= sinks_of(op, newer, q)
@@ -140,7 +98,7 @@ def flash_attn_varlen_func(
             is_causal=causal, alibi_slopes=alibi_slopes, **options,
         )  # fmt: skip
         out = into(target, without_padding(out, value_dim))
-        return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
+        return result(out, lse, return_attn_probs, return_softmax_lse)
 
     decodes = False
     if block_table is None:
@@ -189,7 +147,7 @@ def flash_attn_varlen_func(
     else:
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     out = into(target, without_padding(out, value_dim))
-    return (out, lse) if return_softmax_lse else result(out, lse, return_attn_probs)
+    return result(out, lse, return_attn_probs, return_softmax_lse)
 
 
 def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
@@ -234,15 +192,17 @@ def _sequences_of_rows(cu_seqlens_q: Tensor, rows: int) -> tuple[Tensor, Tensor]
     return row, torch.searchsorted(cu_seqlens_q.contiguous(), row, right=True) - 1
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_varlen_qkvpacked_func", names=_QKV)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int | Tensor, dropout_p: float = 0.0,
     softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of qkv `[T, 3, H, D]`, without a copy."""
-    check_shape("flash_attn_varlen_qkvpacked_func", "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
+    op = "torch_fattn.flash_attn.flash_attn_varlen_qkvpacked_func"
+    check_shape(op, "qkv", qkv, ("tokens", 3, "heads", "head_dim"))
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
@@ -250,15 +210,17 @@ def flash_attn_varlen_qkvpacked_func(
     )  # fmt: skip
 
 
+@with_lse
 @public("torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func", names=dict.fromkeys("kv", "kv"))
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
     causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
-) -> Any:  # fmt: skip
+) -> Result:  # fmt: skip
     """`flash_attn_varlen_func` of kv `[Tk, 2, Hkv, D]`, without a copy."""
-    check_shape("flash_attn_varlen_kvpacked_func", "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
+    op = "torch_fattn.flash_attn.flash_attn_varlen_kvpacked_func"
+    check_shape(op, "kv", kv, ("tokens", 2, "kv_heads", "head_dim"))
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,

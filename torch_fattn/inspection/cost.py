@@ -117,7 +117,7 @@ def pairs_and_keys(rows: int, keys: int, call: Mapping[str, Any], is_causal: boo
         return 0, 0
     offset = call.get("q_offset")
     first = keys - rows if offset is None else offset
-    seen = Visibility.of(call, is_causal=is_causal)
-    begin, end = seen.window(first)[0], seen.window(first + rows - 1)[1]
-    sinks = max(min(seen.sinks(first + rows - 1), keys), 0)
-    return seen.pairs(first, rows, keys), sinks + max(min(end, keys) - max(begin, sinks), 0)
+    visibility = Visibility.of(call, is_causal=is_causal)
+    begin, end = visibility.window(first)[0], visibility.window(first + rows - 1)[1]
+    sinks = max(min(visibility.sinks(first + rows - 1), keys), 0)
+    return visibility.pairs(first, rows, keys), sinks + max(min(end, keys) - max(begin, sinks), 0)

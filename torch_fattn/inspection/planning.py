@@ -34,28 +34,23 @@ def signature_of(function: str) -> Signature:
     return SIGNATURES.get(f"fattn.{function}") or SIGNATURES[f"torch_fattn.{function}"]
 
 
-def planned(
-    op: str, operands: tuple[Any, ...], options: Mapping[str, Any], overload: str = "default", **machine: Any
-) -> Planned:
+def planned(op: str, call: Mapping[str, Any], overload: str = "default", **machine: Any) -> Planned:
     """Plans an operator call. `machine`: the additional keywords of the planning operators."""
     plan = getattr(getattr(torch.ops.fattn, f"_plan_{op}"), overload)
     arguments = getattr(getattr(torch.ops.fattn, op), overload)._schema.arguments
-    call = {each.name: each.default_value for each in arguments}
-    call |= dict(zip(call, operands, strict=False)) | dict(options)
-    return Planned(op, plan(*operands, **options, **machine), cost_of(op, call))
+    every = {each.name: each.default_value for each in arguments} | dict(call)
+    return Planned(op, plan(**call, **machine), cost_of(op, every))
 
 
-def plans_of(
-    function: str, operands: tuple[Any, ...], options: Mapping[str, Any], **machine: Any
-) -> list[Planned]:
+def plans_of(function: str, call: Mapping[str, Any], **machine: Any) -> list[Planned]:
     """Plans of the operator calls that a function makes, in order. Nothing is computed."""
     if function in PLANNED or function in DIFFERENTIABLE:
-        options = {name: value for name, value in options.items() if name != "return_lse"}
-        return [planned(DIFFERENTIABLE.get(function, function), operands, options, **machine)]
-    call = _sdpa if function == "sdpa" else signature_of(function).function
+        call = {name: value for name, value in call.items() if name != "return_lse"}
+        return [planned(DIFFERENTIABLE.get(function, function), call, **machine)]
+    run = _sdpa if function == "sdpa" else signature_of(function).function
     bases: dict[int, Tensor] = {}
     with Recorder(**machine) as recorder:
-        call(*(_on_meta(x, bases) for x in operands), **{n: _on_meta(x, bases) for n, x in options.items()})
+        run(**{name: _on_meta(value, bases) for name, value in call.items()})
     return recorder.planned
 
 
@@ -70,7 +65,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, op = func._schema.name.partition("::")
         if namespace == "fattn" and op in PLANNED:
-            self.planned.append(planned(op, args, kwargs or {}, func._overloadname, **self.machine))
+            names = [each.name for each in func._schema.arguments]
+            call = dict(zip(names, args, strict=False)) | (kwargs or {})
+            self.planned.append(planned(op, call, func._overloadname, **self.machine))
         return func(*args, **(kwargs or {}))
 
 

@@ -280,22 +280,21 @@ def explain(
         )
     if device_name is None and (family is not None or cores is not None):
         device_name = "an Apple GPU"
-    operands, options = call_of(NAME, op, operands, options)
+    call = call_of(NAME, op, operands, options)
     machine: dict[str, Any] = {"device_name": device_name, "family": family, "cores": cores, "tensor": tensor}
     if on_mps and device_name is None:
         machine["device"] = torch.device("mps")
     try:
-        plans = plans_of(op, operands, options, **machine)
+        plans = plans_of(op, call, **machine)
     except (RuntimeError, TypeError, ValueError) as refusal:
         if op != "sdpa":
             raise
         nothing = torch.empty(1, 0, 1, 1, 8, device="meta")
-        plan = planned("merge", (nothing, nothing[..., 0]), {}, **machine)
+        plan = planned("merge", {"outs": nothing, "lses": nothing[..., 0]}, **machine)
         return Explanation(op, [plan], Route("torch", str(refusal).splitlines()[0]))
     plan_family = json.loads(plans[0].text)["device"]["family"] if device_name is not None else None
-    with_lse = options.get("return_lse", False)
-    route = route_of(op, operands, options, plan_family, macos, torch_version, tensor)
-    return Explanation(op, plans, None if with_lse else route)
+    route = route_of(op, call, plan_family, macos, torch_version, tensor)
+    return Explanation(op, plans, None if call.get("return_lse") else route)
 
 
 class _Counts(dict[str, int]):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LOGITS_OPERATORS, ROTARY
-from ..operators.kv_formats import KV_FORMATS
+from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, ROTARY
+from ..operators.kv_formats import KV_FORMATS, KvFormat
 from ..runtime.options import hint
 from ..runtime.signatures import shown
 from .planning import FUNCTIONS, signature_of
@@ -26,10 +26,11 @@ ALIKE = DIFFERENTIABLE | {
     "sparse_decode": "decode",
 }
 MASKED = ("prefill", "attention", "sdpa", "prefill_backward", "mask_map")
+WRITES = ("cache_write", *ROTARY)  # their key and value are of new tokens
 CAP = 30.0  # of softcap
 
 
-def operands_of(
+def call_of_sizes(
     op: str,
     *,
     dtype: torch.dtype = torch.float16,
@@ -47,97 +48,83 @@ def operands_of(
     top_k: int = 2048,
     seq_lens: bool | None = None,
     mask: torch.dtype | None = None,
-) -> tuple[list[Tensor | None], dict[str, Any]]:
-    """Operands on "meta" and their keywords. Defaults: kv_heads equals heads, value_dim equals head_dim, and
-    q_len is 1 (prefills and maps: kv_len). `mask` is the dtype of an attn_mask for all heads. A backward has
-    the `out` that `attention` keeps for it. With a prefix, `kv_len` counts the keys of the suffix."""
-    function, is_backward, op = op, op in BACKWARDS, ALIKE.get(op, op).removesuffix("_backward")
-    q_len = q_len or (kv_len if op.endswith(("prefill", "map")) else 1)
+) -> dict[str, Any]:
+    """A call by argument name, with operands on "meta". Defaults: kv_heads equals heads, value_dim equals
+    head_dim, and q_len is 1 (prefills and maps: kv_len). `mask` is the dtype of an attn_mask for all heads. A
+    backward has the `out` that `attention` keeps for it. With a prefix, `kv_len` counts the keys of the
+    suffix."""
+    signature, alike = signature_of(op), ALIKE.get(op, op).removesuffix("_backward")
+    q_len = q_len or (kv_len if alike.endswith(("prefill", "map")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
-    masks: list[Tensor | None] = []
-    if mask or op == "mask_map":
-        masks = [_tensor("mask", mask or torch.bool, batch, 1, q_len, kv_len)]
-    if op == "mask_map":
-        return masks, {}
-    if op == "merge":
-        rows = (parts, batch, heads, q_len)
-        return [_tensor("outs", dtype, *rows, head_dim), _tensor("lses", torch.float32, *rows)], {}
-    if op in LOGITS_OPERATORS:
-        _logits, cap = getattr(torch.ops.fattn, op).default._schema.arguments
-        needed = {} if cap.has_default_value() else {cap.name: CAP}
-        return [_tensor("scores", dtype, batch, heads, q_len, kv_len)], needed
+    blocks = -(-(kv_len + (prefix_len if op == "shared_prefix_paged_decode" else 0)) // block_size)
+    rows: tuple[int, ...] = (batch * q_len, heads) if alike in PACKED else (batch, heads, q_len)
+    keys: tuple[int, ...] = (batch, kv_heads, kv_len)
+    if "key_cache" in signature.names:
+        keys = (batch * blocks, block_size, kv_heads)
+    elif alike == "varlen_prefill":
+        keys = (batch * kv_len, kv_heads)
+    new_keys = (batch * q_len, kv_heads) if op == "cache_write" else (batch, kv_heads, q_len)
+    prefix = (1, kv_heads, prefix_len)
 
-    operands: list[Tensor | None]
-    prefix: Tensor | None = None
-    keywords: dict[str, Any] = {}
-    query_rows = (batch * q_len, heads) if op in PACKED else (batch, heads, q_len)
-    query = _tensor("query", dtype, *query_rows, head_dim)
-    if op in PACKED:
-        keywords["max_seqlen_q"] = q_len
-    columns = [head_dim, value_dim]
-    if kv_format:
-        dtype = KV_FORMATS[kv_format].dtype
-        columns = [KV_FORMATS[kv_format].columns(dim) for dim in columns]
-    if op == "cache_write" or op in ROTARY:
-        tokens = (batch * q_len, kv_heads) if op == "cache_write" else (batch, kv_heads, q_len)
-        written = [_tensor("rows", query.dtype, *tokens, dim) for dim in (head_dim, value_dim)]
-        slots = _tensor("slots", torch.int64, *((batch, q_len) if op in ROTARY else (batch * q_len,)))
-        tables = [_tensor("table", query.dtype, 1, q_len, head_dim)] * 2
-        if op == "rotary":
-            return [query, written[0], *tables], {}
-    lengths = _tensor("sequence lengths", torch.int32, batch)
-    starts = _tensor("starts of the sequences", torch.int32, batch + 1)
-    if op.startswith(("paged", "cache", "rotary")):
-        blocks = -(-(kv_len + (prefix_len if op != function else 0)) // block_size)
-        pool = (batch * blocks, block_size, kv_heads)
-        key, value = (
-            _tensor("key cache", dtype, *pool, columns[0]),
-            _tensor("value cache", dtype, *pool, columns[1]),
-        )
-        operands = [query, key, value, _tensor("block tables", torch.int32, batch, blocks), lengths]
-        if op == "paged_prefill":
-            operands.append(starts)
-            keywords["is_causal"] = True
-        if op == "cache_write":
-            operands = [*written, key, value, slots]
-        if op == "rotary_write":
-            operands = [query, *written, *tables, key, value, slots]
-    else:
-        cache = (batch * kv_len, kv_heads) if op == "varlen_prefill" else (batch, kv_heads, kv_len)
-        key, value = _tensor("key", dtype, *cache, columns[0]), _tensor("value", dtype, *cache, columns[1])
-        operands = [query, key, value]
-        if function == "shared_prefix_decode":
-            prefix = _tensor("prefix", dtype, 1, kv_heads, prefix_len, columns[0])
-            operands[1:1] = [prefix, _tensor("prefix", dtype, 1, kv_heads, prefix_len, columns[1])]
-        if function == "sparse_decode":
-            operands.append(_tensor("indices", torch.int32, batch, q_len, min(top_k, kv_len)))
-        if op == "decode" and seq_lens is not False:
-            operands.append(lengths)
-        if op == "prefill" and seq_lens:
-            keywords["seq_lens"] = lengths
-        if op == "varlen_prefill":
-            operands += [starts, starts]
-            keywords["max_seqlen_k"] = kv_len
-    if kv_format:
-        stored = {"": key} if prefix is None else {"": key, "prefix_": prefix}
-        for whose, like in stored.items():
-            for part, dim in (("key", head_dim), ("value", value_dim)):
-                shape, of_scales = KV_FORMATS[kv_format].scales(like.shape[:-1], dim)
-                keywords[f"{whose}{part}_scales"] = torch.empty(shape, dtype=of_scales, device="meta")
-            keywords[f"{whose}kv_format"] = kv_format
-    if function == "shared_prefix_paged_decode":
-        keywords["shared_blocks"] = prefix_len // block_size
-    if function == "sdpa":
-        keywords["enable_gqa"] = kv_heads != heads
-    if is_backward:
-        out = _tensor("out", dtype, *query_rows, value_dim)
-        lse = _tensor("lse", torch.float32, *(query_rows[::-1] if op in PACKED else query_rows))
-        kept = out if dtype == torch.float32 else None
-        operands = [torch.empty_like(out), None, *operands[:3], kept, lse, *operands[3:]]
-    return operands + masks, keywords
+    out, scores, table = (dtype, *rows, value_dim), (dtype, *rows, kv_len), (dtype, 1, q_len, head_dim)
+    shapes: dict[str, tuple[Any, ...]] = {
+        "query": (dtype, *rows, head_dim),
+        "grad_out": out,
+        "out": out,
+        "lse": (torch.float32, *(rows[::-1] if alike in PACKED else rows)),
+        "outs": (dtype, parts, *rows, head_dim),
+        "lses": (torch.float32, parts, *rows),
+        "scores": scores,
+        "x": scores,
+        "attn_mask": (mask or torch.bool, batch, 1, q_len, kv_len),
+        "block_tables": (torch.int32, batch, blocks),
+        "seq_lens": (torch.int32, batch),
+        "cu_seqlens_q": (torch.int32, batch + 1),
+        "cu_seqlens_k": (torch.int32, batch + 1),
+        "indices": (torch.int32, batch, q_len, min(top_k, kv_len)),
+        "slot_mapping": (torch.int64, *((batch * q_len,) if op == "cache_write" else (batch, q_len))),
+        "cos": table,
+        "sin": table,
+    }
+    call: dict[str, Any] = {
+        "max_seqlen_q": q_len,
+        "max_seqlen_k": kv_len,
+        "shared_blocks": prefix_len // block_size,
+        "enable_gqa": kv_heads != heads,
+        "cap": CAP,
+    }
+    stored = KV_FORMATS[kv_format] if kv_format else KvFormat(dtype)
+    for part, dim in (("key", head_dim), ("value", value_dim)):
+        columns = stored.columns(dim)
+        shapes[f"{part}_cache"] = (stored.dtype, *keys, columns)
+        shapes[f"prefix_{part}"] = (stored.dtype, *prefix, columns)
+        shapes[part] = (dtype, *new_keys, dim) if op in WRITES else shapes[f"{part}_cache"]
+        for whose, cached in (("", keys), ("prefix_", prefix)) if kv_format else ():
+            shape, of_scales = stored.scales(cached, dim)
+            call[f"{whose}{part}_scales"] = torch.empty(shape, dtype=of_scales, device="meta")
+            call[f"{whose}kv_format"] = kv_format
+    call = {name: value for name, value in call.items() if name in signature.names}
+    if op == "paged_prefill":
+        call["is_causal"] = True
+    if op in BACKWARDS:
+        call["grad_lse"] = None
+        if dtype != torch.float32:
+            call["out"] = None
+
+    needed = {
+        "attn_mask": mask,
+        "seq_lens": seq_lens is not False if alike == "decode" else seq_lens,
+        "slot_mapping": op == "rotary_write",
+    }
+    needed |= dict.fromkeys(signature.operands, True)
+    return call | {
+        name: _tensor(name, *shape)
+        for name, shape in shapes.items()
+        if needed.get(name) and name in signature.names and name not in call
+    }
 
 
-SIZES = tuple(name for name in inspect.signature(operands_of).parameters if name != "op")
+SIZES = tuple(name for name in inspect.signature(call_of_sizes).parameters if name != "op")
 _DTYPES: dict[str, Mapping[Any, Any]] = {"dtype": DTYPES, "mask": DTYPES | {"bool": torch.bool, None: None}}
 _MAY_BE_NONE = ("kv_heads", "q_len", "value_dim")
 
@@ -154,10 +141,8 @@ def has_operands(op: str, operands: tuple[Any, ...], options: Mapping[str, Any])
     return bool(operands) or not options.keys().isdisjoint(signature_of(op).operands)
 
 
-def call_of(
-    asker: str, op: str, operands: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The operands and options of a call that is given by operands or sizes. Errors begin with `asker`."""
+def call_of(asker: str, op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """A call by argument name, from operands or sizes. Errors begin with `asker`."""
     signature, given = signature_of(op), has_operands(op, operands, options)
     for name in (each for each in options if each not in signature.names):
         refusal = f"{asker}: {op} has no option {name!r}"
@@ -171,15 +156,14 @@ def call_of(
             raise TypeError(f"{refusal}; leave it out, since the operands have sizes")
     if given:
         signature.check_call(operands, options)
-        return operands, options
+        return dict(zip(signature.names, operands, strict=False)) | options
     sizes = {name: _checked(asker, op, name, options[name]) for name in SIZES if name in options}
     options = {name: value for name, value in options.items() if name not in sizes}
     signature.check((), options)
     try:
-        tensors, keywords = operands_of(op, **sizes)
+        return call_of_sizes(op, **sizes) | options
     except ValueError as error:
         raise ValueError(f"{asker}: {error}") from None
-    return tuple(tensors), keywords | options
 
 
 def _checked(asker: str, op: str, name: str, value: Any) -> Any:

@@ -99,7 +99,7 @@ def _plans(op: str, operands: tuple[Any, ...], options: dict[str, Any]) -> Itera
         lists = {n: value for n, value in options.items() if n in SIZES and isinstance(value, (list, tuple))}
     chosen = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
     for call in [call_of(NAME, op, operands, options | sizes) for sizes in chosen]:
-        yield Explanation(op, plans_of(op, *call, compile=True))
+        yield Explanation(op, plans_of(op, call, compile=True))
 
 
 def _pairs(calls: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

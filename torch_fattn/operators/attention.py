@@ -7,17 +7,13 @@ waits, checks them, and raises ValueError instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..runtime.signatures import public
 from .options import DecodeOptions, PagedPrefillOptions, PrefillOptions, VarlenPrefillOptions
 from .return_lse import with_lse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "decode",

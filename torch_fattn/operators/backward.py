@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..runtime.signatures import public
 from .options import PrefillOptions, VarlenPrefillOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["Gradients", "prefill_backward", "varlen_prefill_backward"]
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..runtime.signatures import public
 from .options import PrefillOptions, VarlenPrefillOptions
 from .return_lse import with_lse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["MAX_BACKWARD_HEAD_DIM", "attention", "needs_gradient", "varlen_attention"]
 

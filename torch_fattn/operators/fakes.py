@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ..runtime.tensor_checks import check_device
 from . import ATTENTION, BACKWARDS, DIFFERENTIABLE, LOGITS_OPERATORS
 from .kv_formats import head_dim
 
@@ -122,20 +123,10 @@ def _check(op: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None
     if all(number.node.has_hint() for value in named.values() for number in _symbols_of(value)):
         with unset_fake_temporarily():
             getattr(torch.ops.fattn, f"_plan_{op}")(**{name: _concrete(v) for name, v in named.items()})
-    _check_devices(op, {name: value for name, value in named.items() if isinstance(value, Tensor)})
-
-
-def _check_devices(op: str, tensors: dict[str, Tensor]) -> None:
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     first = "query" if "query" in tensors else next(iter(tensors))
-    for name in tensors:
-        if tensors[name].device != tensors[first].device:
-            # Advise to move tensors from the CPU to the GPU.
-            is_far = tensors[first].device.type == "cpu" and tensors[name].device.type != "meta"
-            moved, other = (first, name) if is_far else (name, first)
-            raise ValueError(
-                f"fattn.{op}: {name} is on {tensors[name].device} and {first} on {tensors[first].device}; "
-                f"move {moved} with .to({other}.device)"
-            )
+    for name, tensor in tensors.items():
+        check_device(f"fattn.{op}", name, tensor, tensors[first], first)
 
 
 def _symbols_of(value: Any) -> Iterator[Any]:

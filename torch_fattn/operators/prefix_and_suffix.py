@@ -17,7 +17,7 @@ from torch import Tensor
 from ..runtime.options import with_defaults
 from .options import DecodeOptions, PointwiseOptions
 from .parts import merge_parts, result_dtype, shifted, without_keys
-from .visibility import Visibility, limited
+from .visibility import Visibility, masked
 
 # From this many rows on, over all key-value heads, the prefills have a threadgroup of 32 or 64 rows for every
 # core of most GPUs. Below it, decode, which splits the keys, reads more but has more parallelism.
@@ -26,12 +26,11 @@ PREFILL_ROWS = 2048
 DECODE_ROWS = 32
 # With wider heads, a threadgroup of prefill has no more rows than one of decode.
 PREFILL_HEAD_DIM = 128
-# Options that apply to a part of the keys unchanged, and those that `attend` adapts. Others are refused.
+# Options that apply to a part of the keys unchanged, and those that `attend_both` adapts. Others are refused.
 POINTWISE = frozenset(PointwiseOptions.__annotations__)
 FITTED = {"attn_mask", "tree_mask", "window_left", "window_right", "sink_tokens", "sinks", "alibi_slopes"}
 # Arguments of `decode`, by their names in its errors.
 _OF_KEYS = re.compile(r"\b(?<!-)(?:(?:key|value)(?:_scales)?|kv_format)\b(?!-)")
-_OF_POOLS = re.compile(r"\b(key|value)_cache\b")
 
 
 @dataclass
@@ -45,7 +44,6 @@ class Keys:
     block_tables: Tensor | None = None
     stored: dict[str, Any] = field(default_factory=dict)  # scales and format
     is_separate_prefix: bool = False  # arguments are named prefix_key etc.
-    is_named_key: bool = False  # a pool passed to `shared_prefix_decode`
 
     def decode(self, query: Tensor, *, part: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
         """Returns out and sums for `merge_parts`; without `part`, out and lse."""
@@ -53,12 +51,9 @@ class Keys:
         try:
             return self._decode(query, part, options)
         except (NotImplementedError, TypeError, ValueError) as refusal:
-            if not (self.is_separate_prefix or self.is_named_key):
+            if not self.is_separate_prefix:
                 raise
-            words = str(refusal)
-            if self.is_named_key:
-                raise type(refusal)(_OF_POOLS.sub(r"\1", words)) from None
-            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", words)) from None
+            raise type(refusal)(_OF_KEYS.sub(r"prefix_\g<0>", str(refusal))) from None
 
     def _decode(self, query: Tensor, part: bool, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         op = torch.ops.fattn.decode if self.block_tables is None else torch.ops.fattn.paged_decode
@@ -118,7 +113,7 @@ class Rows:
         return out, sums.unflatten(1, (batch, q_len)).transpose(0, 1)
 
 
-def attend(
+def attend_both(
     name: str,
     rows: Rows,
     prefix: Keys,
@@ -155,10 +150,10 @@ def attend(
     if 0 <= window_left < keys - 1:
         row = _beyond_prefix(rows, suffix)[..., None] + (prefix.length - 1)
         key = torch.arange(prefix.length, device=row.device)
-        mask = limited(mask, Visibility(False, window_left, -1, sink_tokens).sees(row, key))
+        mask = masked(mask, Visibility(False, window_left, -1, sink_tokens).mask(row, key))
     if mask is not None and mask.shape[0] > 1 and is_empty is not None:
         # Rows of an empty sequence would see keys that other rows do not, which may be NaN.
-        mask = limited(mask, ~is_empty[:, None, None, None])
+        mask = masked(mask, ~is_empty[:, None, None, None])
     head_dim = max(rows.query.shape[-1], prefix.value.shape[-1])
     if (
         rows.sharing > DECODE_ROWS

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..runtime.signatures import public
 from .options import RotaryOptions, RotaryWriteOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["rotary", "rotary_write"]
 

@@ -5,30 +5,31 @@ et al. 2024) and the cascade inference of FlashInfer (Ye et al. 2025) do the sam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from ..runtime.signatures import check_tensor, is_checked, public
+from ..runtime.signatures import is_checked, public
+from ..runtime.tensor_checks import check_device, check_integers, check_shape
 from .attention import paged_decode
 from .kv_formats import head_dim
 from .options import DecodeOptions, StorageOptions
 from .parts import token_major
-from .prefix_and_suffix import Keys, Rows, attend
+from .prefix_and_suffix import Keys, Rows, attend_both
 from .return_lse import with_lse
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["shared_prefix_decode", "shared_prefix_paged_decode"]
 
 STORAGE = tuple(StorageOptions.__annotations__)
+QUERY = ("B", "Hq", "Lq", "D")
+OF_DECODE = {"key_cache": "key", "value_cache": "value"}  # names of `paged_decode` for the suffix
 POOL = ("num_blocks", "block_size", "Hkv")
 
 
 @with_lse
-@public("torch_fattn.shared_prefix_decode", options="decode")
+@public("torch_fattn.shared_prefix_decode", options="decode", names=OF_DECODE)
 def shared_prefix_decode(
     query: Tensor,
     prefix_key: Tensor,
@@ -78,30 +79,28 @@ def shared_prefix_decode(
     determines how sums are split: unlike in `decode`, the last bits of a result may depend on the batch.
     """
     name = "torch_fattn.shared_prefix_decode"
-    if block_tables is None:
-        _check_shape(name, "key", key, "B", "Hkv", "capacity", "D")
-    else:
-        _check_shape(name, "key", key, *POOL, "D")
-        _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
+    check_shape(name, "query", query, QUERY)
+    cache = ("B", "Hkv", "capacity") if block_tables is None else POOL
+    check_shape(name, "key", key, (*cache, "D"))
+    check_shape(name, "value", value, (*cache, "Dv"))
+    if block_tables is not None:
+        check_shape(name, "block_tables", block_tables, ("B", "max_blocks"))
+        if seq_lens is None:
+            raise ValueError(
+                f"{name}: block_tables came without seq_lens; pass the length of every suffix, int32 [B]"
+            )
+    if seq_lens is not None:
+        check_integers(name, "seq_lens", seq_lens, query.shape[:1], query)
     kv_heads = key.shape[1 if block_tables is None else 2]
-    _check_shape(name, "query", query, "B", "Hq", "Lq", "D")
-    _check_shape(name, "value", value, *(("B", "Hkv", "capacity") if block_tables is None else POOL), "Dv")
     rest, stored = _apart(options)
     capacity = key.shape[2] if block_tables is None else block_tables.shape[1] * key.shape[1]
-    suffix = Keys(key, value, capacity, seq_lens, block_tables, stored, is_named_key=True)
-    if block_tables is not None and seq_lens is None:
-        raise ValueError(
-            f"{name}: block_tables came without seq_lens; pass the length of every suffix, int32 [B]"
-        )
+    suffix = Keys(key, value, capacity, seq_lens, block_tables, stored)
     _refuse_heads(query, kv_heads, suffix)
-    _check_prefix(name, "prefix_key", prefix_key, query, kv_heads)
-    _check_prefix(name, "prefix_value", prefix_value, query, kv_heads)
-    if prefix_key.shape[2] != prefix_value.shape[2]:
-        raise ValueError(
-            f"{name}: prefix_key has {prefix_key.shape[2]} keys and prefix_value {prefix_value.shape[2]}; "
-            "pass a value for every key"
-        )
-    value_dims = _columns(prefix_value, prefix_kv_format), _columns(value, options.get("kv_format"))
+    check_shape(name, "prefix_key", prefix_key, (1, kv_heads, "P", "D"))
+    check_shape(name, "prefix_value", prefix_value, (1, kv_heads, prefix_key.shape[2], "Dv"))
+    for what, prefix_part in (("prefix_key", prefix_key), ("prefix_value", prefix_value)):
+        check_device(name, what, prefix_part, query)
+    value_dims = _value_dim(prefix_value, prefix_kv_format), _value_dim(value, options.get("kv_format"))
     if value_dims[0] != value_dims[1]:
         raise ValueError(
             f"{name}: prefix_value has head_dim {value_dims[0]} and value {value_dims[1]}; they must be equal"
@@ -117,13 +116,10 @@ def shared_prefix_decode(
         },
         is_separate_prefix=True,
     )
-    if seq_lens is not None:
-        _check_shape(name, "seq_lens", seq_lens, "B")
-        _check_numbers(name, "seq_lens", seq_lens, query)
     if seq_lens is not None and prefix.length > 0:
         _check_lengths(name, seq_lens, _least_own(query, options))
     token_major_out = rest.pop("token_major_out", False)
-    out, lse = attend(name, Rows(query, kv_heads), prefix, suffix, None, rest)
+    out, lse = attend_both(name, Rows(query, kv_heads), prefix, suffix, None, rest)
     if token_major_out:
         out = token_major(out)
     return (out, lse) if return_lse else out
@@ -159,12 +155,10 @@ def shared_prefix_paged_decode(
     `shared_prefix_decode`.
     """
     name = "torch_fattn.shared_prefix_paged_decode"
-    _check_shape(name, "key_cache", key_cache, *POOL, "D")
-    _check_shape(name, "block_tables", block_tables, "B", "max_blocks")
-    _check_shape(name, "seq_lens", seq_lens, "B")
-    _check_shape(name, "query", query, "B", "Hq", "Lq", "D")
-    for what, numbers in (("block_tables", block_tables), ("seq_lens", seq_lens)):
-        _check_numbers(name, what, numbers, query)
+    check_shape(name, "query", query, QUERY)
+    check_shape(name, "key_cache", key_cache, (*POOL, "D"))
+    check_integers(name, "block_tables", block_tables, (query.shape[0], "max_blocks"), query)
+    check_integers(name, "seq_lens", seq_lens, query.shape[:1], query)
     rest, stored = _apart(options)
     most = block_tables.shape[1]
     every = Keys(key_cache, value_cache, most * key_cache.shape[1], seq_lens, block_tables, stored)
@@ -201,7 +195,7 @@ def shared_prefix_paged_decode(
         stored,
     )
     token_major_out = rest.pop("token_major_out", False)
-    out, lse = attend(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, rest)
+    out, lse = attend_both(name, Rows(query, key_cache.shape[2]), prefix, suffix, seq_lens <= 0, rest)
     if token_major_out:
         out = token_major(out)
     return (out, lse) if return_lse else out
@@ -218,33 +212,7 @@ def _least_own(query: Tensor, options: DecodeOptions) -> int:
     return query.shape[2] - (options.get("tree_mask") is None)
 
 
-def _check_shape(name: str, what: str, operand: Tensor, *names: str) -> None:
-    check_tensor(name, what, operand, f"[{', '.join(names)}]")
-    if operand.dim() != len(names):
-        raise ValueError(
-            f"{name}: {what} of shape {list(operand.shape)} has {operand.dim()} dimensions and must be "
-            f"[{', '.join(names)}]"
-        )
-
-
-def _check_numbers(name: str, what: str, numbers: Tensor, query: Tensor) -> None:
-    if numbers.dtype != torch.int32:
-        raise TypeError(
-            f"{name}: {what} is {numbers.dtype} and must be torch.int32; convert it with .to(torch.int32)"
-        )
-    if numbers.device != query.device:
-        raise ValueError(
-            f"{name}: {what} is on {numbers.device} and query on {query.device}; move it with "
-            ".to(query.device)"
-        )
-    if numbers.shape[0] != query.shape[0]:
-        raise ValueError(
-            f"{name}: query has batch size {query.shape[0]} and {what} has {numbers.shape[0]}; they "
-            "must be equal"
-        )
-
-
-def _columns(stored: Tensor, kv_format: str | None) -> int:
+def _value_dim(stored: Tensor, kv_format: str | None) -> int:
     return head_dim(stored.shape[3], kv_format if stored.dtype == torch.uint8 else None)
 
 
@@ -252,19 +220,6 @@ def _refuse_heads(query: Tensor, kv_heads: int, keys: Keys) -> None:
     """Raises the operator's error if query heads cannot share the key-value heads."""
     if query.shape[1] % max(kv_heads, 1) != 0:
         keys.decode(query)
-
-
-def _check_prefix(name: str, what: str, prefix: Tensor, query: Tensor, kv_heads: int) -> None:
-    _check_shape(name, what, prefix, "1", "Hkv", "P", "dim")
-    if prefix.shape[0] != 1 or prefix.shape[1] != kv_heads:
-        raise ValueError(
-            f"{name}: {what} of shape {list(prefix.shape)} is not one prefix for all; pass [1, {kv_heads}, "
-            "P, dim], with the key-value heads of key"
-        )
-    if prefix.device != query.device:
-        raise ValueError(
-            f"{name}: {what} is on {prefix.device} and query on {query.device}; move both to one device"
-        )
 
 
 def _check_lengths(name: str, seq_lens: Tensor, least: int, *, or_zero: bool = False) -> None:

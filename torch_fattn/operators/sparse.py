@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_integers, check_shape
 from .attention import paged_decode
 from .return_lse import with_lse
 
@@ -200,16 +201,17 @@ def _check(
     block_tables: Tensor | None,
 ) -> None:
     """Checks arguments that errors of `paged_decode` would not name."""
-    if query.dim() != 4 or stored["key"].dim() != 4 or stored["value"].dim() != 4:
-        what = next(n for n, each in {"query": query, **stored}.items() if each.dim() != 4)
-        raise ValueError(f"{NAME}: {what} has {({'query': query} | stored)[what].dim()} dimensions and not 4")
+    check_shape(NAME, "query", query, ("B", "Hq", "Lq", "D"))
+    cache = ("B", "Hkv", "capacity") if block_tables is None else ("num_blocks", "block_size", "Hkv")
+    check_shape(NAME, "key", stored["key"], (*cache, "D"))
+    check_shape(NAME, "value", stored["value"], (*cache, "Dv"))
     batch, heads, rows, _dim = query.shape
-    if block_tables is not None and seq_lens is None:
-        raise ValueError(f"{NAME}: block_tables came without seq_lens; pass the length of each sequence")
-    if block_tables is not None and (block_tables.dim() != 2 or block_tables.shape[0] != batch):
-        raise ValueError(
-            f"{NAME}: block_tables has shape {list(block_tables.shape)}; pass [{batch}, max_blocks]"
-        )
+    if seq_lens is not None:
+        check_integers(NAME, "seq_lens", seq_lens, (batch,), query)
+    if block_tables is not None:
+        if seq_lens is None:
+            raise ValueError(f"{NAME}: block_tables came without seq_lens; pass the length of each sequence")
+        check_integers(NAME, "block_tables", block_tables, (batch, "max_blocks"), query)
     kv_heads = stored["key"].shape[1 if block_tables is None else 2]
     if heads % max(kv_heads, 1):
         raise ValueError(
@@ -226,24 +228,10 @@ def _check(
         raise ValueError(
             f"{NAME}: query has batch size {batch} and key {stored['key'].shape[0]}; they must be equal"
         )
-    numbers = {"indices": indices, "seq_lens": seq_lens, "block_tables": block_tables}
-    for what, number in numbers.items():
-        if number is None:
-            continue
-        if number.device != query.device:
-            raise ValueError(
-                f"{NAME}: {what} is on {number.device} and query on {query.device}; move it with "
-                ".to(query.device)"
-            )
-        if number.dtype != torch.int32 and (what != "indices" or number.dtype != torch.int64):
-            raise TypeError(
-                f"{NAME}: {what} is {number.dtype} and must be torch.int32; convert it with .to(torch.int32)"
-            )
     shapes = [[batch, rows], [batch, kv_heads, rows]]
     if indices.dim() not in (3, 4) or list(indices.shape[:-1]) != shapes[indices.dim() - 3]:
         raise ValueError(
             f"{NAME}: indices of shape {list(indices.shape)} do not fit; pass {[*shapes[0], 'K']}, or "
             f"{[*shapes[1], 'K']} to select for each key-value head"
         )
-    if seq_lens is not None and list(seq_lens.shape) != [batch]:
-        raise ValueError(f"{NAME}: seq_lens has shape {list(seq_lens.shape)}; pass [{batch}]")
+    check_integers(NAME, "indices", indices, indices.shape, query, or_int64=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Visibility", "biased", "limited", "tree_bits", "tree_sees"]
+__all__ = ["Visibility", "biased", "masked", "tree_bits", "tree_visible"]
 
 _FAR = 2**62  # exceeds any distance; its sum with a position fits an int64
 
@@ -42,7 +42,7 @@ class Visibility(NamedTuple):
             return (row + 1).clamp(max=self.sink_tokens)
         return min(self.sink_tokens, row + 1)
 
-    def sees(self, row: Tensor, key: Tensor) -> Tensor:
+    def mask(self, row: Tensor, key: Tensor) -> Tensor:
         """Whether rows see keys, bool. Positions broadcast."""
         first, end = self.window(row)
         return ((key >= first) & (key < end)) | (key < self.sinks(row))
@@ -72,7 +72,7 @@ def tree_bits(tree_mask: Tensor) -> Tensor:
     return (tree_mask.long() << torch.arange(tree_mask.shape[-1], device=tree_mask.device)).sum(-1)
 
 
-def tree_sees(tree_mask: Tensor, token: Tensor) -> Tensor:
+def tree_visible(tree_mask: Tensor, token: Tensor) -> Tensor:
     """Whether a tree mask lets rows see keys, bool `[B or 1, Lq, K]`. `token` `[B, K]` is the index of each
     key from the first draft token; earlier keys are below 0."""
     bits = tree_bits(tree_mask)[..., None]
@@ -87,8 +87,8 @@ def biased(mask: Tensor | None, bias: Tensor) -> Tensor:
     return bias.where(mask, -torch.inf) if mask.dtype == torch.bool else mask.float() + bias
 
 
-def limited(mask: Tensor | None, seen: Tensor) -> Tensor:
-    """Hides keys that are not `seen` in the caller's mask, if there is one."""
+def masked(mask: Tensor | None, visible: Tensor) -> Tensor:
+    """Hides keys that are not `visible` in the caller's mask, if there is one."""
     if mask is None:
-        return seen
-    return mask & seen if mask.dtype == torch.bool else mask.where(seen, -torch.inf)
+        return visible
+    return mask & visible if mask.dtype == torch.bool else mask.where(visible, -torch.inf)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.options import (
     DecodeOptions,
@@ -18,13 +19,10 @@ from ..operators.options import (
     VarlenPrefillOptions,
 )
 from ..operators.parts import token_major
-from ..operators.visibility import Visibility, tree_sees
+from ..operators.visibility import Visibility, tree_visible
 from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .kv_formats import dequantise, quantise
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _INF = float("inf")
 
@@ -75,7 +73,7 @@ def decode(
     visible = _visible(positions, lengths, capacity, True, every)
     if (tree_mask := every["tree_mask"]) is not None:
         token = torch.arange(capacity, device="cpu") - (lengths[:, None] - q_len)
-        visible = visible & tree_sees(tree_mask.cpu(), token)[:, None]
+        visible = visible & tree_visible(tree_mask.cpu(), token)[:, None]
     out, lse = _attend(query, key, value, positions, visible, every["attn_mask"], every)
     return (token_major(out) if every["token_major_out"] else out), lse
 
@@ -239,8 +237,8 @@ def _visible(
 ) -> Tensor:
     """Keys that rows at `positions` `[B,Lq]` may see by position: bool `[B,1,Lq,Lk]`."""
     j = torch.arange(kv_len, device="cpu")
-    seen = Visibility.of(options, is_causal=is_causal)
-    return seen.sees(positions[:, None, :, None], j) & (j < lengths[:, None, None, None])
+    visibility = Visibility.of(options, is_causal=is_causal)
+    return visibility.mask(positions[:, None, :, None], j) & (j < lengths[:, None, None, None])
 
 
 def _from_blocks(

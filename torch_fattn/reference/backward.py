@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.backward import Gradients
 from ..operators.options import PrefillOptions, VarlenPrefillOptions
 from ..runtime.signatures import public
 from .attention import differentiable_prefill, differentiable_varlen_prefill
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @public("torch_fattn.reference.prefill_backward", options="prefill_backward", refused_by="prefill_backward")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from ..operators.options import RotaryOptions, RotaryWriteOptions, StorageOptions
 from ..operators.parts import token_major
 from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .attention import cache_write
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["rotary", "rotary_write"]
 

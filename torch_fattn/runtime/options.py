@@ -18,7 +18,7 @@ import torch
 
 from . import extension
 
-__all__ = ["defaults_of", "hint", "show", "with_defaults"]
+__all__ = ["defaults_of", "expand_options", "hint", "with_defaults"]
 
 _Options = TypeVar("_Options", bound=Mapping[str, Any])
 _ARGS = re.compile(r"(?<=^Args:\n)(?: {4}.*\n| *\n(?= {4}))+", re.MULTILINE)
@@ -55,7 +55,7 @@ def hint(unknown: str, names: Sequence[str]) -> str:
     return f" (did you mean {meant[0]}?)" if meant else ""
 
 
-def show(function: Callable[..., Any], options: str | Mapping[str, Any]) -> tuple[str, ...]:
+def expand_options(function: Callable[..., Any], options: str | Mapping[str, Any]) -> tuple[str, ...]:
     """Expands `**options` in a function's signature and documentation: the options of an operator, or those
     with these defaults. Returns their names."""
     *own, last = inspect.signature(function).parameters.values()

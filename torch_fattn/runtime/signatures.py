@@ -197,7 +197,7 @@ class Signature:
         self._refused_by = refused_by
         self._any_layout = any_layout
         self._any_text = any_text
-        named = options_of_operators.show(function, options) if options else ()
+        named = options_of_operators.expand_options(function, options) if options else ()
         self._options = named if isinstance(options, str) else ()
         self._arguments = inspect.signature(function)
         parameters = self._arguments.parameters.values()

@@ -3,9 +3,9 @@ calls to route to torch's own attention. Pure functions from times to rows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
 from .candidates import SHORT_PREFILL, Sizes, Subject, order_of
 from .tuned_file import TunedRoute, TunedRow
@@ -52,7 +52,7 @@ def choose(subject: Subject, timed: Timed) -> list[TunedRow]:
         chosen = [_best_at(i, members, ratios, timed.base_sizes, least_gain) for i in range(len(lengths))]
         gains = [ratios[sizes][i] for i, sizes in enumerate(chosen)]
         slower = any(ratio > 1 + timed.noise for ratio in gains)
-        cost = math.exp(sum(map(math.log, gains)) / len(gains))
+        cost = geometric_mean(gains)
         if not slower and cost < best[0]:
             best = (cost, chosen)
     cost, chosen = best
@@ -88,7 +88,7 @@ def confirmed(rows: list[TunedRow], base: Seconds, tuned: Seconds, noise: float)
     if max(gains) < 1 / (1 - LEAST_GAIN) or min(gains) < 1 - noise:
         return []
     if len(rows) == 1:
-        gains = [_mean(gains)]
+        gains = [geometric_mean(gains)]
     return [replace(row, gain=round(gain, 3)) for row, gain in zip(rows, gains, strict=True)]
 
 
@@ -98,12 +98,7 @@ def faster_on_tensors(row: TunedRow, base: Seconds, tensors: Seconds, noise: flo
     gains = [base[i] / tensors[i] for i in sorted(base)]
     if min(gains) < 1 / (1 - max(LEAST_GAIN, 2 * noise)):
         return []
-    return [replace(row, gain=_mean(gains))]
-
-
-def _mean(gains: list[float]) -> float:
-    """The geometric mean, rounded."""
-    return round(math.exp(sum(map(math.log, gains)) / len(gains)), 3)
+    return [replace(row, gain=round(geometric_mean(gains), 3))]
 
 
 def against_torch(

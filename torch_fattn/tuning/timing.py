@@ -16,7 +16,7 @@ from .. import reference
 from ..operators import attention
 from .candidates import FULL, TINY, Calls, Sizes, Subject, candidates, sizes_of_plan
 from .choice import Seconds, Timed
-from .tuned_file import Chip, TunedRow, install
+from .tuned_file import Gpu, TunedRow, set_tuning
 
 PROVENANCE = "being tuned"
 TORCH = "torch"  # the name of torch's own attention among the candidates
@@ -36,7 +36,7 @@ class OutOfTimeError(Exception):
 class Stopwatch:
     """Times calls on this GPU with given sizes. `tiny`: single short calls, for rehearsals."""
 
-    chip: Chip
+    gpu: Gpu
     deadline: float  # in time.monotonic()
     tiny: bool = False
     dropped: list[str] = field(default_factory=list)  # candidates that did not run, and why
@@ -159,7 +159,7 @@ class Stopwatch:
         return largest
 
     def use(self, rows: list[TunedRow]) -> None:
-        install(self.chip, rows, PROVENANCE)
+        set_tuning(self.gpu, rows, PROVENANCE)
 
 
 def batch_seconds(run: Callable[[], object], calls: int) -> float:

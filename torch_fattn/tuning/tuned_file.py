@@ -20,7 +20,7 @@ from ..integrations.pytorch.routing import forget, version_number
 from ..runtime.cache_folder import cache_folder, tuning_is_off
 from ..runtime.warn import warn
 
-FORMAT = 4
+FORMAT = 5
 SIZES = {
     "prefill": ("row_fragments", "tile_keys", "simdgroups", "early_loads"),
     "prefill_wide": ("row_fragments", "row_groups", "tile_keys", "simdgroups", "early_loads"),
@@ -42,12 +42,16 @@ class BadFileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Chip:
+class Gpu:
     """Metal's description of a GPU."""
 
     name: str
     family: int
     cores: int
+
+    @classmethod
+    def this(cls) -> Gpu:
+        return cls(*torch.ops.fattn._this_gpu())
 
     @property
     def file_name(self) -> str:
@@ -94,14 +98,14 @@ class TunedRoute:
 class TunedFile:
     torch_fattn: str
     sources: str
-    chip: Chip
+    gpu: Gpu
     date: str
     rows: list[TunedRow] = field(default_factory=list)
     routes: list[TunedRoute] = field(default_factory=list)
 
     @property
     def provenance(self) -> str:
-        return f"tuned on {self.chip.name}, {self.date}"
+        return f"tuned on {self.gpu.name}, {self.date}"
 
     def to_json(self) -> str:
         data = asdict(self)
@@ -112,8 +116,8 @@ def _digest_of(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
-def path_of(chip: Chip) -> Path:
-    return cache_folder() / chip.file_name
+def path_of(gpu: Gpu) -> Path:
+    return cache_folder() / gpu.file_name
 
 
 def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> str:
@@ -125,12 +129,12 @@ def fault_of(rows: list[TunedRow], routes: list[TunedRoute] | None = None) -> st
     return fault
 
 
-def install(
-    chip: Chip, rows: list[TunedRow], provenance: str, routes: list[TunedRoute] | None = None
+def set_tuning(
+    gpu: Gpu, rows: list[TunedRow], provenance: str, routes: list[TunedRoute] | None = None
 ) -> None:
     """Gives the rows to the planner for this GPU. An empty list restores the built-in table."""
     entries = named(rows), named(routes or [])
-    torch.ops.fattn._set_tuning(chip.name, chip.family, chip.cores, *entries, provenance)
+    torch.ops.fattn._set_tuning(gpu.name, gpu.family, gpu.cores, *entries, provenance)
     forget()
 
 
@@ -166,19 +170,19 @@ def read(path: Path, version: str) -> TunedFile:
             raise BadFileError(f"its field {name} is {data.get(name)!r} and must be {mine!r}")
     if data.pop("digest", None) != _digest_of(data):
         raise BadFileError("it was changed after it was written")
-    chip = Chip(**data.pop("chip"))
+    gpu = Gpu(**data.pop("gpu"))
     rows = [TunedRow(**row) for row in data.pop("rows")]
     routes = [TunedRoute(**route) for route in data.pop("routes")]
-    if path.name != chip.file_name:
-        raise BadFileError(f"its name does not match its GPU, {chip}")
+    if path.name != gpu.file_name:
+        raise BadFileError(f"its name does not match its GPU, {gpu}")
     if fault := fault_of(rows, routes):
         raise BadFileError(f"its sizes are not legal: {fault}")
-    return TunedFile(**data, chip=chip, rows=rows, routes=routes)
+    return TunedFile(**data, gpu=gpu, rows=rows, routes=routes)
 
 
 def write(file: TunedFile) -> Path:
     """Writes the file atomically."""
-    path = path_of(file.chip)
+    path = path_of(file.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tuned-", suffix=".json")
     try:
@@ -205,7 +209,7 @@ def load_all(version: str) -> None:
     for path in paths:
         try:
             file = read(path, version)
-            install(file.chip, file.rows, file.provenance, file.routes)
+            set_tuning(file.gpu, file.rows, file.provenance, file.routes)
         except BadFileError as fault:
             if path.name != _this_file_name():
                 continue
@@ -218,6 +222,6 @@ def load_all(version: str) -> None:
 
 def _this_file_name() -> str | None:
     try:
-        return Chip(*torch.ops.fattn._this_gpu()).file_name
+        return Gpu.this().file_name
     except RuntimeError:  # no GPU
         return None

@@ -69,7 +69,7 @@ ODD = {name: FILLED[name][..., :15].clone() for name in ("q", "k_cache")} | {"ca
 ODD |= {name: APPENDED[name][..., :15] for name in ("k", "v")}
 
 REFUSALS: list[Refusal] = [
-    Refusal("move q with .to('mps:0')", dense(k=DENSE["k"].to("mps"), v=DENSE["v"].to("mps"))),
+    Refusal("move q with .to(k.device)", dense(k=DENSE["k"].to("mps"), v=DENSE["v"].to("mps"))),
     Refusal("pass torch.float32, torch.float16 or torch.bfloat16", dense(q=DENSE["q"].double())),
     Refusal("convert with .to(q.dtype)", dense(k=DENSE["k"].double())),
     Refusal("pass a multiple of them, and transpose q and the keys if yours have the heads before the length",

@@ -18,6 +18,7 @@ from ...operators.differentiable import attention, needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ...operators.mask_map import mask_map
 from ...runtime.signatures import public
+from ...runtime.tensor_checks import check_shape
 from ...runtime.tracing import untraced
 from .positions import Box, boxes_of, meet, options_of
 from .score_mods import NAME, biases_of, modified_by
@@ -102,11 +103,7 @@ def flex_attention(
     The interface is FlexAttention's (Dong et al. 2024).
     """
     for what, operand in (("query", query), ("key", key), ("value", value)):
-        if operand.dim() != 4:
-            raise ValueError(
-                f"{NAME}: {what} has {operand.dim()} dimensions; its shape must be [batch, heads, length, "
-                "head_dim]"
-            )
+        check_shape(NAME, what, operand, ("batch", "heads", "length", "head_dim"))
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
             f"{NAME}: {query.shape[1]} query heads and {key.shape[1]} key-value heads differ; pass "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,7 +90,7 @@ def system_and_torch() -> tuple[str, str]:
     return f"{macos // 100}.{macos % 100}", f"{torch_version // 100}.{torch_version % 100}"
 
 
-def is_plain(options: dict[str, Any]) -> bool:
+def is_plain(options: Mapping[str, Any]) -> bool:
     """Whether torch's attention supports all these options."""
     given = ((options.get(name), default) for name, default in LACKING_IN_TORCH.items())
     return all(value is None or (default is not None and value == default) for value, default in given)
@@ -136,8 +137,7 @@ def _some_are_torchs() -> bool:
 
 def route_of(
     op: str,
-    operands: tuple[Any, ...],
-    options: dict[str, Any],
+    call: Mapping[str, Any],
     family: int | None = None,
     macos: str | None = None,
     torch_version: str | None = None,
@@ -145,25 +145,16 @@ def route_of(
 ) -> Route | None:
     """The route of the equivalent plain call of torch's attention, or of the call with these gradients; None
     if there is none. A cache counts as full."""
-    names = {
-        "prefill": ("query", "key", "value", "attn_mask"),
-        "prefill_backward": ("grad_out", "grad_lse", "query", "key", "value", "out", "lse", "attn_mask"),
-        "decode": ("query", "key", "value", "seq_lens"),
-        "sdpa": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
-    }
-    if op not in names:
+    if op not in ("prefill", "prefill_backward", "decode", "sdpa"):
         return None
-    call = dict(zip(names[op], operands, strict=False)) | options
     query, key, mask = call["query"], call["key"], call.get("attn_mask")
     if not is_plain(call) or call.get("grad_lse") is not None:
         return None
     is_causal = bool(call.get("is_causal"))
-    if op == "sdpa" and is_causal:
-        call["q_offset"] = 0
     if op == "decode" and query.shape[2] > 1:  # causal, aligned to the lower right corner
         return None
     if is_causal:
-        offset = call.get("q_offset")
+        offset = 0 if op == "sdpa" else call.get("q_offset")
         first_row = key.shape[2] - query.shape[2] if offset is None else offset
         if first_row != 0 or mask is not None:
             return None

@@ -27,7 +27,7 @@ from .unsupported import (
     refuse_training,
     run_fallback,
 )
-from .visibility import Lengths, Visibility, is_packed, is_pattern, read
+from .visibility import LayerMask, Lengths, is_packed, is_pattern, read
 
 _PASS_BOOL = "pass a bool mask, or one that is added to the scores"
 
@@ -147,7 +147,7 @@ def _attend(call: Call, lengths: Lengths | None) -> Tensor:
 
 def _meaning(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, sliding_window: int | None
-) -> tuple[Visibility | None, Tensor, Tensor]:
+) -> tuple[LayerMask | None, Tensor, Tensor]:
     """The decoded mask, and its keys and values. In 5.17, the cache of a draft model with a sliding window
     returns older ones too. Refuses shapes that transformers' layers never pass."""
     if not query.ndim == key.ndim == value.ndim == 4:

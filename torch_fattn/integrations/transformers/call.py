@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...operators.differentiable import MAX_BACKWARD_HEAD_DIM, needs_gradient
-from .visibility import Visibility
+from .visibility import LayerMask
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Call:
     query: Tensor  # [B, Hq, Lq, D]
     key: Tensor  # [B, Hkv, Lk, D]
     value: Tensor
-    mask: Visibility | None
+    mask: LayerMask | None
     dropout: float
     scaling: float | None
     sliding_window: int | None  # of the layer

@@ -15,7 +15,7 @@ from transformers.utils.import_utils import is_tracing
 
 from .call import Call
 from .unsupported import refuse_meaning
-from .visibility import Lengths, Visibility, lengths_between
+from .visibility import LayerMask, Lengths, lengths_between
 
 _forward = 0
 _restarts_of: Any = WeakTensorKeyDictionary()
@@ -88,7 +88,7 @@ def refuse_mixing(call: Call, starts: Tensor) -> None:
     refuse_meaning(call.module, "the sequences that are packed into a row would see one another", advice)
 
 
-def _is_of_these_rows(mask: Visibility) -> bool:
+def _is_of_these_rows(mask: LayerMask) -> bool:
     """Whether a pattern may have as many keys as rows, and no window shortens it."""
     return (mask.seq_lens is not None or mask.filled == mask.rows) and (mask.window_left or 0) < mask.rows
 

@@ -33,7 +33,7 @@ class Lengths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Visibility:
+class LayerMask:
     """Which keys the rows of a layer see. Causal rows are aligned to the newest filled key. If nothing is
     hidden, there are no padding, lengths or whole mask."""
 
@@ -104,7 +104,7 @@ def causal_mask(
     return seen
 
 
-def read(mask: Tensor, rows: int, keys: int) -> Visibility | None:
+def read(mask: Tensor, rows: int, keys: int) -> LayerMask | None:
     """Decodes a mask of the attention function; None for the int32 pattern of other lengths."""
     device = mask.device
     if is_pattern(mask):
@@ -112,11 +112,11 @@ def read(mask: Tensor, rows: int, keys: int) -> Visibility | None:
     shown = None if hides_nothing(mask) else mask
     if mask.ndim == 2:
         padding = None if shown is None else shown[:, None, None, :]
-        return Visibility(rows, keys, device, keys, window_left=None, padding=padding)
-    return Visibility(rows, keys, device, keys, is_causal=False, whole=shown)
+        return LayerMask(rows, keys, device, keys, window_left=None, padding=padding)
+    return LayerMask(rows, keys, device, keys, is_causal=False, whole=shown)
 
 
-def _read_pattern(mask: Tensor, rows: int, keys: int) -> Visibility | None:
+def _read_pattern(mask: Tensor, rows: int, keys: int) -> LayerMask | None:
     longest, window_size, form, elements = mask.shape
     window_left = -1 if window_size == 1 else window_size - 2
     seq_lens = padding = packed = None
@@ -134,7 +134,7 @@ def _read_pattern(mask: Tensor, rows: int, keys: int) -> Visibility | None:
         padding = mask[:, :1].view(torch.float32) if form else None
     else:
         return None
-    return Visibility(rows, keys, mask.device, filled, True, window_left, seq_lens, padding, packed)
+    return LayerMask(rows, keys, mask.device, filled, True, window_left, seq_lens, padding, packed)
 
 
 def is_pattern(mask: Tensor) -> bool:
