@@ -68,7 +68,7 @@ def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 FAULTS: dict[str, tuple[Data, str]] = {
-    "format": ({"format": 1}, "format is not 4"),
+    "format": ({"format": 1}, "format is not 5"),
     "version": ({"torch_fattn": "0.0.9"}, "torch_fattn is '0.0.9'"),
     "sources": ({"sources": "0" * 16}, "sources is '0000000000000000'"),
     "unknown field": ({"note": "x"}, "it was changed"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ..integrations.pytorch.routing import system_and_torch
 from ..operators import DTYPES
 from ..operators.head_padding import MAX_HEAD_DIM
-from ..runtime.cache_folder import cache_folder, tuning_is_off
+from ..runtime.settings import cache_folder, tuning_is_off
 from ..runtime.versions import VERSION
 from ..tuning.candidates import Subject, subjects
 from ..tuning.choice import Timed, against_torch, choose, confirmed, faster_on_tensors
