@@ -180,8 +180,9 @@ def test_a_broken_file_of_another_gpu_is_its_own_affair(
     def no_gpu() -> None:
         raise RuntimeError("fattn needs a GPU, and torch finds no Metal device")
 
-    monkeypatch.setattr(torch.ops.fattn, "_this_gpu", no_gpu)
-    assert not load()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops.fattn, "_this_gpu", no_gpu)
+        assert not load()
 
 
 def test_the_file_of_another_gpu_waits_for_it(folder: Path, install: Install) -> None:

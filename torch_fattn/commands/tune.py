@@ -326,11 +326,12 @@ def show(gpu: Gpu) -> int:
 
 def reset(gpu: Gpu) -> int:
     path = path_of(gpu)
-    was_there = path.exists()
     try:
-        path.unlink(missing_ok=True)
+        path.unlink()
+        print(f"removed {path}")
+    except (FileNotFoundError, NotADirectoryError):
+        print(f"{gpu} has no tuned sizes: there is no {path}")
     except OSError as error:
         raise ArgumentError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from error
-    print(f"removed {path}" if was_there else f"{gpu} has no tuned sizes: there is no {path}")
     set_tuning(gpu, [], "")
     return 0
