@@ -27,7 +27,6 @@ from .inspection.plans import reset_launch_counts as reset_launch_counts
 from .inspection.warmup import Warmup as Warmup
 from .inspection.warmup import warmup
 from .integrations.pytorch import install as _install
-from .integrations.pytorch import routing as _routing
 from .integrations.pytorch.install import install, installed, uninstall
 from .integrations.pytorch.report import Report as Report
 from .integrations.pytorch.report import report
@@ -54,9 +53,8 @@ from .operators.rotary import rotary, rotary_write
 from .operators.shared_prefix import shared_prefix_decode as shared_prefix_decode
 from .operators.shared_prefix import shared_prefix_paged_decode as shared_prefix_paged_decode
 from .operators.sparse import sparse_decode as sparse_decode
-from .runtime import archives as _archives
 from .runtime import extension as _extension
-from .runtime import tensor_units as _tensor_units
+from .runtime import settings as _settings
 from .runtime import versions as _versions
 from .tuning import tuned_file as _tuned_file
 
@@ -65,11 +63,8 @@ built_for_torch = _extension.load()
 _fakes.register()
 _batching.register()
 _install.register()
-_routing.use_policy()
 _tuned_file.load_all(__version__)
-_archives.use_folder(__version__)
-_tensor_units.use_setting()
-_tensor_units.use_folder()
+_settings.apply(__version__)
 
 # The names that most users need. The others can be imported from here too.
 __all__ = [

@@ -13,8 +13,8 @@ from pathlib import Path
 from . import __version__, built_for_torch
 from .commands import explain, tune
 from .commands.arguments import ArgumentError, Parser, whole
-from .integrations.pytorch.routing import check_settings
 from .operators import DTYPES
+from .runtime.settings import check_settings
 
 MOST_TOKENS = 1_000_000  # more positions than any model has
 

@@ -165,11 +165,10 @@ def _outcome(run: dict[str, Any]) -> dict[str, Any]:
     import softmetal
     import torch_fattn
     from torch_fattn.commands import doctor
-    from torch_fattn.runtime import tensor_units
+    from torch_fattn.runtime import settings, tensor_units
 
     os.environ.update(run["environment"])
-    tensor_units.use_setting()
-    tensor_units.use_folder()
+    settings.apply(torch_fattn.__version__)
     found: dict[str, Any] = {}
     exec(run["python"], {"torch": torch, "torch_fattn": torch_fattn, "softmetal": softmetal, "found": found})
     torch_fattn.reset_launch_counts()

@@ -68,7 +68,7 @@ def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 FAULTS: dict[str, tuple[Data, str]] = {
-    "format": ({"format": 1}, "format is not 4"),
+    "format": ({"format": 1}, "format is not 5"),
     "version": ({"torch_fattn": "0.0.9"}, "torch_fattn is '0.0.9'"),
     "sources": ({"sources": "0" * 16}, "sources is '0000000000000000'"),
     "unknown field": ({"note": "x"}, "it was changed"),
@@ -180,8 +180,9 @@ def test_a_broken_file_of_another_gpu_is_its_own_affair(
     def no_gpu() -> None:
         raise RuntimeError("fattn needs a GPU, and torch finds no Metal device")
 
-    monkeypatch.setattr(torch.ops.fattn, "_this_gpu", no_gpu)
-    assert not load()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops.fattn, "_this_gpu", no_gpu)
+        assert not load()
 
 
 def test_the_file_of_another_gpu_waits_for_it(folder: Path, install: Install) -> None:

@@ -21,7 +21,7 @@ from ..inspection.plans import Explanation, explain, launch_counts
 from ..inspection.sizes import WRITES, call_of_sizes
 from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES
 from ..runtime import extension, tensor_units, versions
-from ..runtime.cache_folder import archives_are_on
+from ..runtime.settings import archives_are_on
 from ..runtime.signatures import shown
 from ..tuning.timing import TOLERANCES
 from ..tuning.tuned_file import Gpu

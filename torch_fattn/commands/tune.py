@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ..integrations.pytorch.routing import system_and_torch
 from ..operators import DTYPES
 from ..operators.head_padding import MAX_HEAD_DIM
-from ..runtime.cache_folder import cache_folder, tuning_is_off
+from ..runtime.settings import cache_folder, tuning_is_off
 from ..runtime.versions import VERSION
 from ..tuning.candidates import Subject, subjects
 from ..tuning.choice import Timed, against_torch, choose, confirmed, faster_on_tensors
@@ -326,11 +326,12 @@ def show(gpu: Gpu) -> int:
 
 def reset(gpu: Gpu) -> int:
     path = path_of(gpu)
-    was_there = path.exists()
     try:
-        path.unlink(missing_ok=True)
+        path.unlink()
+        print(f"removed {path}")
+    except (FileNotFoundError, NotADirectoryError):
+        print(f"{gpu} has no tuned sizes: there is no {path}")
     except OSError as error:
         raise ArgumentError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from error
-    print(f"removed {path}" if was_there else f"{gpu} has no tuned sizes: there is no {path}")
     set_tuning(gpu, [], "")
     return 0

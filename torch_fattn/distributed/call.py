@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..operators.visibility import Visibility
 from ..runtime.signatures import shown
 from ..runtime.tensor_checks import check_shape
 from .exchange import Exchange, is_dtensor
-from .local import Scores, any_visible
+from .local import MOST_CALLS, Scores, any_visible
 from .shards import Run, Shards
 
 SEQUENCE = 2  # the dimension of the positions
@@ -116,7 +117,13 @@ def prefill_call(
     offset = placed.length - length if offset is None else offset
     runs = [((0, query.shape[2]),)] * ranks if rows is None else rows.runs
     of_ranks = [[(offset + first, count) for first, count in of_rank] for of_rank in runs]
-    scores = Scores.of(options, of_ranks, placed.runs)
+    scores = Scores(
+        visibility=Visibility.of(options),
+        sinks=options["sinks"],
+        alibi_slopes=options["alibi_slopes"],
+        pointwise={name: options[name] for name in ("softcap", "scale")},
+        by_mask=max(map(len, of_ranks)) * max(map(len, placed.runs)) > MOST_CALLS,
+    )
     return PrefillCall(exchange, query, key, value, mask, placed, rows, offset, of_ranks, scores, return_lse)
 
 

@@ -34,17 +34,6 @@ class Scores:
     pointwise: dict[str, Any]  # softcap and scale
     by_mask: bool  # whether positions become a mask; equal on all ranks, since the units of sums depend on it
 
-    @staticmethod
-    def of(options: dict[str, Any], rows: Sequence[Sequence[Run]], keys: Sequence[Sequence[Run]]) -> Scores:
-        """`rows` and `keys`: the runs of every rank."""
-        return Scores(
-            visibility=Visibility.of(options),
-            sinks=options["sinks"],
-            alibi_slopes=options["alibi_slopes"],
-            pointwise={name: options[name] for name in ("softcap", "scale")},
-            by_mask=max(map(len, rows)) * max(map(len, keys)) > MOST_CALLS,
-        )
-
 
 def any_visible(rows: Run, keys: Run, visibility: Visibility) -> bool:
     """Whether any of the rows sees any of the keys."""

@@ -15,7 +15,7 @@ from ..operators.parts import merge_parts, result_dtype, token_major
 from ..operators.return_lse import with_lse
 from ..runtime.options import with_defaults
 from ..runtime.signatures import public
-from .call import PrefillCall, local_operands, prefill_call
+from .call import PrefillCall, check_ranks, local_operands, prefill_call
 from .exchange import Exchange, Facts, facts_of, is_dtensor, refuse_dtensors, refuse_gradients
 from .local import merge_ranks
 from .methods import attend_to, exchange_heads, gather_rows, ring
@@ -203,12 +203,12 @@ def _calls(
     """Each sequence as a batch of one."""
     own = {name: options[name] for name in options if name in VarlenPrefillOptions.__annotations__}
     split = []
-    for what, operand, of_sequences in zip(
-        ("query", "key", "value"), operands, (rows, shards, shards), strict=True
-    ):
-        counts = [each.count(exchange.rank) if each.ranks == exchange.ranks else 0 for each in of_sequences]
-        if sum(counts) != operand.shape[0] and all(each.ranks == exchange.ranks for each in of_sequences):
-            which = "query_shards" if what == "query" else "shards"
+    placed = (("query", "query_shards", rows), ("key", "shards", shards), ("value", "shards", shards))
+    for operand, (what, which, of_sequences) in zip(operands, placed, strict=True):
+        for each in of_sequences:
+            check_ranks(VARLEN_NAME, which, each, exchange.ranks)
+        counts = [each.count(exchange.rank) for each in of_sequences]
+        if sum(counts) != operand.shape[0]:
             raise ValueError(
                 f"{VARLEN_NAME}: {what} has {operand.shape[0]} tokens and {which} give {sum(counts)} to rank "
                 f"{exchange.rank}; pass those of this rank"

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Shards:
     def contiguous(length: int, ranks: int) -> Shards:
         """One run for each rank, as equal as possible."""
         _check("contiguous", length=(length, 0), ranks=(ranks, 1))
-        return Shards.sizes([_cut(length, n + 1, ranks) - _cut(length, n, ranks) for n in range(ranks)])
+        return Shards.sizes([count for _, count in _chunks(int(length), int(ranks))])
 
     @staticmethod
     @public("Shards.sizes")
@@ -74,11 +74,8 @@ class Shards:
         """`2 * ranks` chunks, as equal as possible; rank r has chunk r from the start and chunk r from the
         end. Under a causal mask all ranks then have equal work."""
         _check("zigzag", length=(length, 0), ranks=(ranks, 1))
-        length, ranks = int(length), int(ranks)
-        chunks = 2 * ranks
-        bounds = [_cut(length, n, chunks) for n in range(chunks + 1)]
-        whole = [(bounds[n], bounds[n + 1] - bounds[n]) for n in range(chunks)]
-        return Shards(tuple(_joined([whole[r], whole[chunks - 1 - r]]) for r in range(ranks)))
+        chunks = _chunks(int(length), 2 * int(ranks))
+        return Shards(tuple(_joined([chunks[r], chunks[-1 - r]]) for r in range(int(ranks))))
 
     @property
     def ranks(self) -> int:
@@ -165,8 +162,10 @@ def _joined(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(joined)
 
 
-def _cut(length: int, part: int, parts: int) -> int:
-    return length * part // parts
+def _chunks(length: int, number: int) -> list[Run]:
+    """Chunks that are as equal as possible."""
+    bounds = (length * n // number for n in range(number + 1))
+    return [(first, end - first) for first, end in pairwise(bounds)]
 
 
 def _check_runs(runs: Any) -> None:

@@ -100,21 +100,17 @@ def flash_attn_varlen_func(
         out = into(target, without_padding(out, value_dim))
         return result(out, lse, return_attn_probs, return_softmax_lse)
 
-    decodes = False
-    if block_table is None:
+    most: int | Tensor = k.shape[0] if block_table is None else block_table.shape[1] * k.shape[1]
+    if block_table is None or seqused_k is None:
         assert cu_seqlens_k is not None
-        lens = _lengths(op, cu_seqlens_k, k.shape[0])
-        if seqused_k is not None:
-            check_between(op, "seqused_k", seqused_k, lens)
-            lens = seqused_k.clamp(min=0).minimum(lens)
-    else:
-        capacity = block_table.shape[1] * k.shape[1]
-        if seqused_k is not None:
-            check_between(op, "seqused_k", seqused_k, capacity)
-            lens = seqused_k.clamp(0, capacity)
-        else:
-            assert cu_seqlens_k is not None
-            lens = _lengths(op, cu_seqlens_k, capacity)
+        lens = cu_seqlens_k.diff()
+        check_between(op, "cu_seqlens_k.diff()", lens, most)
+        most = lens = lens.clamp(min=0).clamp(max=most)
+    if seqused_k is not None:
+        check_between(op, "seqused_k", seqused_k, most)
+        lens = seqused_k.clamp(min=0).clamp(max=most)
+    decodes = False
+    if block_table is not None:
         check_blocks(op, "block_table", block_table, lens, 0, k)
         decodes = q.shape[0] == batch * most_q > 0 and (most_q == 1 or (causal and most_q <= FEW_ROWS))
 
@@ -148,12 +144,6 @@ def flash_attn_varlen_func(
         out, lse = attend(0, is_causal=causal, alibi_slopes=alibi_slopes, **options)
     out = into(target, without_padding(out, value_dim))
     return result(out, lse, return_attn_probs, return_softmax_lse)
-
-
-def _lengths(op: str, cu_seqlens: Tensor, most: int) -> Tensor:
-    lens = cu_seqlens.diff()
-    check_between(op, "cu_seqlens_k.diff()", lens, most)
-    return lens.clamp(0, most)
 
 
 def _decode(

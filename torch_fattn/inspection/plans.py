@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from ..integrations.pytorch.routing import Route, check_settings, is_torch_version, is_version, route_of
+from ..integrations.pytorch.routing import Route, is_torch_version, is_version, route_of
 from ..operators import BACKWARDS
+from ..runtime.settings import check_settings
 from ..runtime.signatures import public, shown
 from ..runtime.tensor_units import STATES
 from .chips import ASSUMED, FAMILY_OF_GENERATION, NAMES, chip_named, newer_than_tiles

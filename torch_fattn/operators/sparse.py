@@ -202,10 +202,10 @@ def _check(
 ) -> None:
     """Checks arguments that errors of `paged_decode` would not name."""
     check_shape(NAME, "query", query, ("B", "Hq", "Lq", "D"))
-    cache = ("B", "Hkv", "capacity") if block_tables is None else ("num_blocks", "block_size", "Hkv")
+    batch, heads, rows, _dim = query.shape
+    cache = (batch, "Hkv", "capacity") if block_tables is None else ("num_blocks", "block_size", "Hkv")
     check_shape(NAME, "key", stored["key"], (*cache, "D"))
     check_shape(NAME, "value", stored["value"], (*cache, "Dv"))
-    batch, heads, rows, _dim = query.shape
     if seq_lens is not None:
         check_integers(NAME, "seq_lens", seq_lens, (batch,), query)
     if block_tables is not None:
@@ -224,10 +224,6 @@ def _check(
                 f"{NAME}: {what} of shape {list(each.shape)} and key of {list(stored['key'].shape)} are not "
                 "one cache; the first three sizes must be equal"
             )
-    if block_tables is None and stored["key"].shape[0] != batch:
-        raise ValueError(
-            f"{NAME}: query has batch size {batch} and key {stored['key'].shape[0]}; they must be equal"
-        )
     shapes = [[batch, rows], [batch, kv_heads, rows]]
     if indices.dim() not in (3, 4) or list(indices.shape[:-1]) != shapes[indices.dim() - 3]:
         raise ValueError(

@@ -1,18 +1,13 @@
-"""Metal 4's tensor operations on this machine: the setting FATTN_TENSOR, the folder of self-test verdicts,
-and the state of each kind of call, dtype and head size, from csrc/selftest."""
+"""Metal 4's tensor operations on this machine: the state of each kind of call, dtype and head size, from
+csrc/selftest."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
-from .cache_folder import cache_folder
-
 STATES = ("off", "untested", "threadgroup", "registers")
-
-_wrong_setting = ""
 
 
 @dataclass(frozen=True)
@@ -24,26 +19,6 @@ class TensorState:
     dim: int
     state: str
     why: str
-
-
-def use_setting() -> None:
-    """Reads FATTN_TENSOR. An invalid value raises on first use, not at import."""
-    global _wrong_setting
-    _wrong_setting = torch.ops.fattn._set_tensor_setting(os.environ.get("FATTN_TENSOR", ""))
-
-
-def use_folder() -> None:
-    """Sets the folder of verdicts. A verdict is valid for one build of the system and of the kernels."""
-    try:
-        folder = str(cache_folder())
-    except RuntimeError:  # no home folder
-        folder = ""
-    torch.ops.fattn._set_tensor_folder(folder)
-
-
-def check_setting(asker: str = "torch_fattn: ") -> None:
-    if _wrong_setting:
-        raise ValueError(asker + _wrong_setting)
 
 
 def why_off() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..integrations.pytorch.routing import forget, version_number
-from ..runtime.cache_folder import cache_folder, tuning_is_off
+from ..runtime.settings import cache_folder, tuning_is_off
 from ..runtime.warn import warn
 
 FORMAT = 5

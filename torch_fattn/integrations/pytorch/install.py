@@ -21,9 +21,9 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 
+from ...runtime.settings import check_settings
 from ...runtime.signatures import public, shown
 from ...runtime.versions import VERSION
-from .routing import check_settings
 
 Training = Literal["auto", "fused", "off"]
 

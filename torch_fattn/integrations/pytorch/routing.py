@@ -3,7 +3,6 @@ csrc/plan/route.h has the rule and its sources."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from torch import Tensor
 from ...operators.differentiable import needs_gradient
 from ...operators.head_padding import HEAD_STEP
 from ...runtime.options import defaults_of
-from ...runtime.tensor_units import check_setting as check_tensor_setting
+from ...runtime.settings import check_settings
 from ...runtime.tracing import constant_in_graphs
 
-POLICIES = ("auto", "always")
 # Arguments that torch's attention can express, or that do not change results.
 IN_TORCH = {"attn_mask", "mask_map", "is_causal", "q_offset", "scale", "seq_lens", "token_major_out"}
 # All others, with the value that disables each.
@@ -27,7 +25,6 @@ LACKING_IN_TORCH = {
 }
 
 _may_go_to_torch: bool | None = None  # None: not yet queried
-_wrong_policy = ""  # invalid value of the environment variable
 
 
 @dataclass(frozen=True)
@@ -40,25 +37,6 @@ class Route:
     def __str__(self) -> str:
         taken = "taken" if self.to == "fattn" else "left to torch's own kernels"
         return f"{taken}: {self.why}"
-
-
-def use_policy() -> None:
-    """Reads the policy from the environment. An invalid one raises on first use, not at import."""
-    global _wrong_policy
-    policy = os.environ.get("FATTN_ROUTE") or "auto"
-    _wrong_policy = "" if policy in POLICIES else policy
-    torch.ops.fattn._route_always_here(policy == "always")
-    forget()
-
-
-def check_settings(asker: str = "torch_fattn: ") -> None:
-    """Raises for invalid values of FATTN_ROUTE and FATTN_TENSOR."""
-    check_tensor_setting(asker)
-    if _wrong_policy:
-        raise ValueError(
-            f"{asker}FATTN_ROUTE is {_wrong_policy!r} and must be one of {', '.join(POLICIES)}; unset it for "
-            "auto"
-        )
 
 
 def forget() -> None:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...runtime.settings import check_settings
 from ...runtime.signatures import public
 from ...runtime.warn import warn
 from .report import REASONS
-from .routing import check_settings
 
 _warned: set[str] = set()
 
