@@ -57,7 +57,7 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
   if (auto refusal = check(problem)) return *std::move(refusal);
   if (auto refusal = check(device, Op::kMerge)) return *std::move(refusal);
   Plan plan;
-  plan.tuning = "one threadgroup per row";
+  plan.tuning.source = "one threadgroup per row";
   if (problem.rows > 0 && problem.head_dim > 0) {
     add_merge_pass(plan, problem, uint16_t(merge_simdgroups(problem.parts)));
   }

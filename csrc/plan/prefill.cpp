@@ -36,10 +36,9 @@ struct Tile {
   int64_t row_groups;  // of row_fragments each
   int64_t tile_keys;
   int64_t simdgroups;
-  bool early_loads;
-  const char* provenance;
-  bool tuned;              // timed on this machine
-  bool registers = false;  // on matrix units: scores stay in registers
+  Scope scope;
+  bool early_loads = false;
+  bool tuned = false;  // timed on this machine
 
   int64_t rows() const { return row_groups * row_fragments * kFragment; }
 };
@@ -53,9 +52,9 @@ DType tile_dtype(const Problem& p, const DeviceFacts& device) {
 }
 
 // Groups of 16 rows. Decodes have few rows and take smaller tiles.
-int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
+int64_t tensor_row_groups(const Problem& p, const PrefillTensorSizes& sizes) {
   const int64_t rows = p.q_heads / p.kv_heads * p.q_len;
-  int64_t groups = row.row_groups;
+  int64_t groups = sizes.row_groups;
   while (is_decode(p.op) && groups > 1 && rows <= groups / 2 * kTensorRows) groups /= 2;
   return groups;
 }
@@ -64,33 +63,29 @@ int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
 // (prefill_wide.metal), or either on matrix units.
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   if (const auto state = units_state(p, device.units); is_on(state)) {
-    const bool registers = state == UnitsState::kRegisters;
-    const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, p.head_dim, registers);
-    const int64_t row_groups = tensor_row_groups(p, row);
-    return {p.head_dim == kLatentKeyDim ? Kernel::kPrefillLatentTensor : Kernel::kPrefillTensor,
-            kTensorRows / kFragment,
-            row_groups,
-            row.tile_keys,
-            row.simdgroups / row.row_groups * row_groups,
-            false,
-            row.provenance,
-            false,
-            registers};
+    const auto& [scope, sizes] =
+        tensor_row(kPrefillTensorTuning, p.head_dim, state == UnitsState::kRegisters);
+    const int64_t row_groups = tensor_row_groups(p, sizes);
+    return {.kernel = p.head_dim == kLatentKeyDim ? Kernel::kPrefillLatentTensor : Kernel::kPrefillTensor,
+            .row_fragments = kTensorRows / kFragment,
+            .row_groups = row_groups,
+            .tile_keys = sizes.tile_keys,
+            .simdgroups = sizes.simdgroups / sizes.row_groups * row_groups,
+            .scope = scope};
   }
-  const int64_t dim = std::max(p.head_dim, p.value_dim);
-  const bool wide = dim > kMaxRowDim;
+  const bool wide = std::max(p.head_dim, p.value_dim) > kMaxRowDim;
   const Kernel kernel = wide ? Kernel::kPrefillWide : Kernel::kPrefill;
-  const PrefillRow& built_in = wide ? tuning_row(kPrefillWideTuning, device, p.dtype, dim)
-                                    : tuning_row(kPrefillTuning, device, tile_dtype(p, device), dim);
-  const PrefillRow row = tuned_or(built_in, kernel, device, p);
-  return {kernel,
-          row.row_fragments,
-          wide ? row.row_groups : row.simdgroups,
-          row.tile_keys,
-          row.simdgroups,
-          row.early_loads,
-          row.provenance,
-          row.provenance != built_in.provenance};
+  const PrefillRow& built_in = wide ? tuning_row(kPrefillWideTuning, device, p, p.dtype)
+                                    : tuning_row(kPrefillTuning, device, p, tile_dtype(p, device));
+  const auto& [scope, sizes] = tuned_or(built_in, kernel, device, p);
+  return {.kernel = kernel,
+          .row_fragments = sizes.row_fragments,
+          .row_groups = wide ? sizes.row_groups : sizes.simdgroups,
+          .tile_keys = sizes.tile_keys,
+          .simdgroups = sizes.simdgroups,
+          .scope = scope,
+          .early_loads = sizes.early_loads,
+          .tuned = scope.source != built_in.scope.source};
 }
 
 int64_t scale_bytes(const Problem& p, int64_t keys) {
@@ -129,7 +124,7 @@ int64_t bytes_of_units(const Problem& p, const Tile& tile) {
       tile.rows() * int64_t(sizeof(SavedTensorRow)) + 2 * tile.simdgroups * int64_t(sizeof(uint32_t));
   const int64_t row_floats = tile.tile_keys + kScorePadFloats + 1;
   const int64_t score_bytes = tile.simdgroups * kTensorRows * row_floats * int64_t(sizeof(float));
-  return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
+  return operand_bytes + row_bytes + (tile.scope.registers ? 0 : score_bytes) + saved_bytes(tile);
 }
 
 // The query, the staged values of a product for two simdgroups, the weights of a step, a factor per row, and
@@ -265,16 +260,16 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 
 Plan plan_tensor_probe(UnitsSize size, bool registers) {
   Plan plan;
-  const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, size.dim, registers);
-  plan.tuning = row.provenance;
+  const auto& [scope, sizes] = tensor_row(kPrefillTensorTuning, size.dim, registers);
+  plan.tuning = scope;
   Pass& pass = plan.add_pass();
   pass.spec.kernel = Kernel::kTensorProbe;
   pass.spec.dtype = pass.spec.out_dtype = size.dtype;
   pass.spec.head_dim = size.dim;
   pass.spec.value_dim = size.value_dim();
-  pass.spec.row_groups = row.row_groups;
-  pass.spec.tile_keys = row.tile_keys;
-  pass.spec.simdgroups = row.simdgroups;
+  pass.spec.row_groups = sizes.row_groups;
+  pass.spec.tile_keys = sizes.tile_keys;
+  pass.spec.simdgroups = sizes.simdgroups;
   pass.spec.row_fragments = kTensorRows / kFragment;
   pass.spec.registers = registers;
   pass.grid = {1, 1, 1};
@@ -317,7 +312,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   if (is_empty(problem)) return plan;
   Problem p = problem;
   Tile tile = tile_of(p, device);
-  plan.tuning = tile.provenance;
+  plan.tuning = tile.scope;
   plan.units = units_note(p, device.units);
   const int64_t max_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
@@ -345,7 +340,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.spec.tile_keys = uint16_t(tile.tile_keys);
   pass.spec.simdgroups = uint16_t(tile.simdgroups);
   pass.spec.early_loads = tile.early_loads;
-  pass.spec.registers = tile.registers;
+  pass.spec.registers = tile.scope.registers;
   pass.spec.causal = p.is_causal;
   pass.spec.window = has_window(p);
   pass.spec.grouped = grouped;
