@@ -57,9 +57,9 @@ Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
   return map;
 }
 
-// Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator reuses
-// memory only for later work of the same stream.
-std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const Results& results) {
+// Binds results and scratch, and runs the plan. Freeing the scratch on return is safe: torch's allocator
+// reuses memory only for later work of the same stream.
+std::tuple<Tensor, Tensor> run_with_scratch(const Plan& plan, Bindings& bindings, const Results& results) {
   bindings[kSlotOut] = view_of(results.out, results.out);
   bindings[kSlotLse] = view_of(results.lse, results.out);
   Tensor scratch_out, scratch_lse;
@@ -95,7 +95,7 @@ void launch_into(const Call& call, const Plan& plan, const Tensor& out, const Te
   bindings[kSlotQuery] = view_of(query, results.out);
   bindings[kSlotKey] = view_of(key, results.out);
   bindings[kSlotValue] = view_of(value, results.out);
-  execute(plan, bindings, results);
+  run_with_scratch(plan, bindings, results);
 }
 
 Gradients launch(const BackwardCall& call, const Plan& plan) {
@@ -156,7 +156,7 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   Bindings bindings;
   bindings[kSlotPartialOut] = view_of(outs, results.out);
   bindings[kSlotPartialSum] = view_of(lses, results.out);
-  return execute(plan, bindings, results);
+  return run_with_scratch(plan, bindings, results);
 }
 
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {

@@ -9,20 +9,19 @@ namespace fattn {
 namespace {
 
 constexpr int64_t kHeadSimdgroups = 8;
-constexpr int64_t kPairBytes = 2 * int64_t(sizeof(float));  // of two neighbouring elements of a block
 
 // How a threadgroup divides its work: `groups` groups of simdgroups own `owned` fragments each, and the
 // simdgroups of a group divide the columns.
 struct Tile {
   Kernel kernel;
-  int64_t owned;
-  int64_t groups;
-  int64_t walked;  // rows or keys per step
-  int64_t simdgroups;
+  int owned;
+  int groups;
+  int walked;  // rows or keys per step
+  int simdgroups;
   Scope scope;
 
-  int64_t shares() const { return simdgroups / groups; }
-  int64_t rows() const { return groups * owned * kFragment; }
+  int shares() const { return simdgroups / groups; }
+  int rows() const { return groups * owned * kFragment; }
   bool walks_keys() const {
     return kernel == Kernel::kBackwardQuery || kernel == Kernel::kBackwardQueryTensor;
   }
@@ -44,7 +43,7 @@ static_assert(products_are_probed());
 
 // The tile of the pass over query rows (`walks_keys`) or over keys.
 Tile tensor_tile(bool walks_keys, const Problem& p, bool registers) {
-  constexpr int64_t kGradients = 2;  // of key and value, each in simdgroups of its own
+  constexpr int kGradients = 2;  // of key and value, each in simdgroups of its own
   const auto& [scope, sizes] = tensor_row(kBackwardTensorTuning, p.head_dim, registers);
   Tile tile = {.kernel = Kernel::kBackwardQueryTensor,
                .owned = kTensorRows / kFragment,
@@ -77,28 +76,26 @@ Tile tile_of(bool walks_keys, const Problem& p, const DeviceFacts& device) {
 int64_t bytes_of_units(const Problem& p, const Tile& tile) {
   const int64_t operand_bytes = (2 * tile.rows() + tile.walked) * units_size(p)->dim * size_of(p.dtype);
   const int64_t score_bytes =
-      tile.simdgroups * kTensorRows * (tile.walked + kScorePadFloats) * int64_t(sizeof(float));
+      tile.simdgroups * kTensorRows * score_pitch(tile.walked) * int64_t(sizeof(float));
   return operand_bytes + (tile.scope.registers ? 0 : score_bytes);
 }
 
 // The staged rows, and the blocks that the simdgroups of a group exchange.
 int64_t bytes_of(const Problem& p, const Tile& tile) {
   if (uses_units(tile.kernel)) return bytes_of_units(p, tile);
-  const auto bytes = int(size_of(p.dtype)), shares = int(tile.shares());
+  const int bytes = size_of(p.dtype), shares = tile.shares();
   const int pitches =
       key_pitch(int(p.head_dim), shares, bytes) + value_pitch(int(p.value_dim), shares, bytes);
-  const int64_t blocks =
-      shares == 1 ? 1 : tile.groups * tile.walked / kFragment * shares * tile.owned * 2 * kSimdWidth;
-  return tile.walked * pitches * bytes + blocks * kPairBytes;
+  const int pairs = shared_block_pairs(shares, tile.groups, tile.walked / kFragment, tile.owned);
+  return tile.walked * pitches * bytes + pairs * int64_t(2 * sizeof(float));
 }
 
 // Row state in threadgroup memory: SavedStepRow in step_rows.h (on matrix units of two steps) or SavedTile in
 // prefill_rows.h (on matrix units also states and modifiers of rows, and the keys that simdgroups saw).
 int64_t saved_bytes(const Tile& tile) {
-  constexpr auto kStateBytes = int64_t(kRowStateFloats * sizeof(float));
   const bool on_units = uses_units(tile.kernel);
-  if (!tile.walks_keys())
-    return tile.walked * (kStateBytes + int64_t(sizeof(SavedLimits))) * (on_units ? 2 : 1);
+  if (!tile.walks_keys()) return tile.walked * kSavedStepRowBytes * (on_units ? 2 : 1);
+  constexpr auto kStateBytes = int64_t(kRowStateFloats * sizeof(float));
   const int64_t state_bytes = tile.simdgroups * (kTensorRows * kStateBytes + 2 * int64_t(sizeof(uint32_t))) +
                               tile.rows() * int64_t(sizeof(SavedTensorRow));
   return saved_tile_bytes(tile.rows(), tile.owned * kFragment) + (on_units ? state_bytes : 0);

@@ -36,6 +36,14 @@ struct SavedRanges {
   fattn_i32 end;
   fattn_i32 all_begin;
 };
+// Bytes of SavedStepRow (backward/step_rows.h).
+FATTN_CONSTEXPR int kSavedStepRowBytes = kRowStateFloats * sizeof(fattn_f32) + sizeof(SavedLimits);
+// Bytes of SavedTile (prefill/prefill_rows.h), for simdgroups of `own_rows` rows.
+constexpr int saved_tile_bytes(int rows, int own_rows) {
+  return int(sizeof(SavedStarts)) + rows * int(sizeof(SavedPlaces) + sizeof(SavedLimits)) +
+         (rows + kCellRows - 1) / kCellRows * int(sizeof(fattn_i64)) +
+         rows / own_rows * int(sizeof(SavedRanges));
+}
 
 // A row of decode: its visibility, and the parameters of its head.
 struct SavedDecodeRow {

@@ -52,6 +52,7 @@ struct SavedTile {
   SavedLimits limits[kTileRows];
   SavedRanges ranges[kTileRows / kOwnRows];  // of the rows of a simdgroup
 };
+static_assert(sizeof(SavedTile) == saved_tile_bytes(kTileRows, kOwnRows), "the planner counts this");
 
 struct TileState {
   threadgroup SavedTile* saved;
