@@ -15,19 +15,23 @@ int64_t row_groups_for(int64_t packed_rows, int64_t most) {
   return groups;
 }
 
+constexpr int64_t kFewChunks = 32;
+// A step of one row has twice as many keys as a step of two, and costs as much as the end of a chunk.
+constexpr int64_t kFewChunksOfOneRow = 16;
+
 // How the threadgroups of the first pass divide their work.
 struct Shape {
   Kernel kernel;
   int64_t row_groups;
-  int64_t group_rows;
+  int64_t group_rows = kFragment;
   int64_t tile_keys;
   int64_t simdgroups;
   int64_t chunk_unit;
   int64_t min_chunk;  // grows with the rows, like the partial result
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
-  int64_t few_chunks;
-  int64_t max_rounds;  // of chunks in flight; 0: a threadgroup cannot take several
+  int64_t few_chunks = kFewChunks;
+  int64_t max_rounds = 0;  // of chunks in flight; 0: a threadgroup cannot take several
   Scope scope;
 };
 
@@ -39,10 +43,6 @@ struct AtOnce {
 
   int64_t all() const { return chunks * rounds; }
 };
-
-constexpr int64_t kFewChunks = 32;
-// A step of one row has twice as many keys as a step of two, and costs as much as the end of a chunk.
-constexpr int64_t kFewChunksOfOneRow = 16;
 
 // decode.metal: a simdgroup holds whole rows.
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce& at_once) {
@@ -56,19 +56,17 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
                                    (state_pitch(int(at_once.chunks), int(p.value_dim)) + 2) +
                                chunk_sum_floats(int(at_once.all()), int(row_groups * kFragment));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
-  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork));
+  const int64_t saved_bytes = simdgroups * kSavedWorkBytes;
   const int64_t pairs = scale_pairs(has_row_scales(p.kv_format), int(simdgroups * sizes.tile_keys));
   const int64_t scale_bytes = ceil_div(pairs, 2) * 16;  // the states follow at a multiple of 16
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
-          .group_rows = kFragment,
           .tile_keys = sizes.tile_keys,
           .simdgroups = sizes.simdgroups,
           .chunk_unit = sizes.tile_keys * sizes.simdgroups,
           .min_chunk = std::max<int64_t>(sizes.min_chunk, sizes.tile_keys * sizes.simdgroups) * row_groups,
           .threadgroups_per_core = sizes.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + saved_bytes, 16) * 16,
-          .few_chunks = kFewChunks,
           .max_rounds = row_groups < sizes.simdgroups ? 1 : 0,
           .scope = scope};
 }
@@ -91,7 +89,6 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
       scale_pairs(has_row_scales(p.kv_format), int(tile_keys)) * 2 * int64_t(sizeof(float));
   return {.kernel = Kernel::kDecodeWide,
           .row_groups = row_groups,
-          .group_rows = kFragment,
           .tile_keys = tile_keys,
           .simdgroups = simdgroups,
           .chunk_unit = tile_keys,
@@ -99,8 +96,6 @@ Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t pack
           .threadgroups_per_core =
               std::max<int64_t>(sizes.threadgroups_per_core * sizes.simdgroups / simdgroups, 1),
           .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
-          .few_chunks = kFewChunks,
-          .max_rounds = 0,
           .scope = scope};
 }
 
@@ -117,7 +112,7 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
       waiting_floats(int(at_once.chunks), int(at_once.rounds), int(packed_rows), int(p.value_dim));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
   const int64_t weight_bytes = simdgroups * kSimdWidth * int64_t(sizeof(float));
-  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
+  const int64_t saved_bytes = simdgroups * (kSavedWorkBytes + int64_t(sizeof(SavedScales)));
   return {.kernel = Kernel::kDecodeVector,
           .row_groups = packed_rows,
           .group_rows = 1,

@@ -79,29 +79,6 @@ class JsonWriter {
     for (const fattn_i64 number : numbers) value(number);
     close(']');
   }
-  void value(const Strides3& strides) {
-    open('{');
-    field("batch", strides.batch);
-    field("head", strides.head);
-    field("row", strides.row);
-    close('}');
-  }
-  void value(const TableStrides& strides) {
-    open('{');
-    field("batch", strides.batch);
-    field("row", strides.row);
-    field("column", strides.column);
-    field("second", strides.second);
-    close('}');
-  }
-  void value(const Strides4& strides) {
-    open('{');
-    field("batch", strides.batch);
-    field("head", strides.head);
-    field("row", strides.row);
-    field("key", strides.key);
-    close('}');
-  }
 
 #define FATTN_WRITE(type, name) field(#name, params.name);
 #define FATTN_VALUE(Params, LIST)    \
@@ -110,6 +87,9 @@ class JsonWriter {
     LIST(FATTN_WRITE)                \
     close('}');                      \
   }
+  FATTN_VALUE(Strides3, FATTN_STRIDES3)
+  FATTN_VALUE(Strides4, FATTN_STRIDES4)
+  FATTN_VALUE(TableStrides, FATTN_TABLE_STRIDES)
   FATTN_VALUE(CausalSpan, FATTN_CAUSAL_SPAN)
   FATTN_PARAMS(FATTN_VALUE)
 #undef FATTN_VALUE

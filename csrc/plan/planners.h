@@ -104,11 +104,9 @@ inline void bind_attention(Pass& pass, const Problem& p) {
   if (p.has_mask_map) pass.bind(kSlotMaskMap);
   if (p.has_seq_lens) pass.bind(kSlotSeqLens);
   if (p.block_size > 0) pass.bind(kSlotBlockTables);
-#define FATTN_NUMBER(type, name, value)
 #define FATTN_TENSOR(slot, name, shapes) \
   if (p.options.name.given) pass.bind(kSlot##slot);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
-#undef FATTN_NUMBER
+  FATTN_SCORE_OPTIONS(FATTN_NOTHING, FATTN_TENSOR)
 #undef FATTN_TENSOR
   if (p.options.tree_mask) pass.bind(kSlotTreeMask);
   if (p.packed) pass.bind(kSlotCuSeqlens);
