@@ -146,16 +146,17 @@ bool is_multiple(const Tensor& tensor) {
   return multiple;
 }
 
-WrittenCaches check_written_caches(const char* op, const Tensor& key, const Tensor& value,
-                                   const Tensor& key_cache, const Tensor& value_cache,
-                                   const OptionalTensor& key_scales, const OptionalTensor& value_scales,
-                                   std::string_view kv_format) {
+WrittenCaches check_written_caches(const char* op, const Arguments& arguments) {
+  const Tensor &key = arguments.tensor("key"), &value = arguments.tensor("value"),
+               &key_cache = arguments.tensor("key_cache"), &value_cache = arguments.tensor("value_cache");
+  const OptionalTensor key_scales = arguments.optional_tensor("key_scales");
+  const OptionalTensor value_scales = arguments.optional_tensor("value_scales");
   check_rank(op, "key_cache", key_cache, 4, kPool);
   check_rank(op, "value_cache", value_cache, 4, kPool);
   check_float(op, "key", key);
   TORCH_CHECK_TYPE(value.scalar_type() == key.scalar_type(), op, ": key is ", dtype_name(key), " and value ",
                    dtype_name(value), "; convert value with .to(key.dtype)");
-  WrittenCaches caches{.format = check_kv_format(op, kv_format, key_cache, value_cache)};
+  WrittenCaches caches{.format = check_kv_format(op, arguments.text("kv_format"), key_cache, value_cache)};
   TORCH_CHECK_TYPE(caches.format != kKvFloat || key_cache.scalar_type() == key.scalar_type(), op, ": key is ",
                    dtype_name(key), " and key_cache ", dtype_name(key_cache),
                    "; convert the rows with .to(key_cache.dtype)");
@@ -182,11 +183,11 @@ WrittenCaches check_written_caches(const char* op, const Tensor& key, const Tens
   return caches;
 }
 
-CacheWriteCall describe_cache_write(const Tensor& key, const Tensor& value, const Tensor& key_cache,
-                                    const Tensor& value_cache, const Tensor& slot_mapping,
-                                    const OptionalTensor& key_scales, const OptionalTensor& value_scales,
-                                    std::string_view kv_format) {
+CacheWriteCall describe_cache_write(const Arguments& arguments) {
   const char* op = name_of(Op::kCacheWrite);
+  const Tensor &key = arguments.tensor("key"), &value = arguments.tensor("value"),
+               &slot_mapping = arguments.tensor("slot_mapping"), &key_cache = arguments.tensor("key_cache"),
+               &value_cache = arguments.tensor("value_cache");
   check_rank(op, "key", key, 3, kRows);
   check_rank(op, "value", value, 3, kRows);
   check_rank(op, "slot_mapping", slot_mapping, 1, "[tokens]");
@@ -195,8 +196,7 @@ CacheWriteCall describe_cache_write(const Tensor& key, const Tensor& value, cons
   check_slot_dtype(op, "slot_mapping", slot_mapping);
   check_same_size(op, "token count", "key", key.size(0), "value", value.size(0));
   check_same_size(op, "token count", "key", key.size(0), "slot_mapping", slot_mapping.size(0));
-  const WrittenCaches caches =
-      check_written_caches(op, key, value, key_cache, value_cache, key_scales, value_scales, kv_format);
+  const WrittenCaches caches = check_written_caches(op, arguments);
   CacheWriteCall call{.key = key,
                       .value = value,
                       .key_cache = key_cache,

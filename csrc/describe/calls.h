@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <tuple>
 #include <variant>
 
@@ -24,10 +23,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 struct Call {
   Problem problem;
 #define FATTN_TENSOR(slot, type, name, ...) at::Tensor name{};
-#define FATTN_NOTHING(...)
   FATTN_OPERANDS(FATTN_TENSOR, FATTN_TENSOR, FATTN_NOTHING, FATTN_NOTHING)
 #undef FATTN_TENSOR
-#undef FATTN_NOTHING
 
   at::Device device() const { return query.device(); }
 };
@@ -114,21 +111,18 @@ Call describe_decode(const Arguments& arguments);
 Call describe_paged_decode(const Arguments& arguments);
 Call describe_paged_prefill(const Arguments& arguments);
 Call describe_varlen_prefill(const Arguments& arguments);
-RotaryCall describe_rotary(const Arguments& arguments);
-RotaryCall describe_rotary_write(const Arguments& arguments);
 BackwardCall describe_prefill_backward(const Arguments& arguments);
 BackwardCall describe_varlen_prefill_backward(const Arguments& arguments);
-// These have the signatures of their ops.
-MergeCall describe_merge(const at::Tensor& outs, const at::Tensor& lses);
-MergeCall describe_merge_parts(const at::Tensor& outs, const at::Tensor& sums, at::ScalarType dtype);
-
-CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& value,
-                                    const at::Tensor& key_cache, const at::Tensor& value_cache,
-                                    const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
-                                    const OptionalTensor& value_scales, std::string_view kv_format);
-MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
-// `softcap`: also the cap of an element op.
-LogitsCall describe_logits(Op op, const at::Tensor& logits, double softcap);
+MergeCall describe_merge(const Arguments& arguments);
+MergeCall describe_merge_parts(const Arguments& arguments);
+CacheWriteCall describe_cache_write(const Arguments& arguments);
+RotaryCall describe_rotary(const Arguments& arguments);
+RotaryCall describe_rotary_write(const Arguments& arguments);
+#define FATTN_DESCRIBE(op, name, ...) LogitsCall describe_##name(const Arguments& arguments);
+FATTN_LOGITS_OPS(FATTN_DESCRIBE)
+#undef FATTN_DESCRIBE
+MaskMapCall describe_mask_map(const Arguments& arguments);
+MaskMapCall describe_map_of(const at::Tensor& attn_mask);
 
 // Memory for the rotated `rows`.
 at::Tensor empty_rows(const RotaryCall& call, const at::Tensor& rows);

@@ -43,11 +43,11 @@ bool is_vector_aligned(const LogitsProblem& p, int64_t offset) {
                      [](int64_t stride) { return stride % kLogitsVector == 0; });
 }
 
-}  // namespace
-
-LogitsCall describe_logits(Op op, const Tensor& logits, double softcap) {
+LogitsCall describe_logits(Op op, const Arguments& arguments) {
   const bool by_row = is_row_op(op);
   const char* name = by_row ? "scores" : "x";
+  const Tensor& logits = arguments.tensor(name);
+  const auto softcap = arguments.get<double>(by_row ? "softcap" : "cap");
   TORCH_CHECK_TYPE(logits.defined(), name_of(op), ": ", name, " is None; pass a tensor");
   const DType dtype = dtype_of(logits.scalar_type());
   TORCH_CHECK_TYPE(is_float(dtype), name_of(op), ": ", name, " is ", dtype_name(logits),
@@ -91,5 +91,12 @@ LogitsCall describe_logits(Op op, const Tensor& logits, double softcap) {
   problem.vector_aligned = is_vector_aligned(problem, call.copy ? 0 : logits.storage_offset());
   return call;
 }
+
+}  // namespace
+
+#define FATTN_DESCRIBE(op, name, ...) \
+  LogitsCall describe_##name(const Arguments& arguments) { return describe_logits(Op::k##op, arguments); }
+FATTN_LOGITS_OPS(FATTN_DESCRIBE)
+#undef FATTN_DESCRIBE
 
 }  // namespace fattn

@@ -88,7 +88,11 @@ void add_mask_map(Call& call, const Arguments& arguments) {
   call.mask_map = map;
 }
 
-MaskMapCall describe_mask_map(const Tensor& attn_mask) {
+MaskMapCall describe_mask_map(const Arguments& arguments) {
+  return describe_map_of(arguments.tensor("attn_mask"));
+}
+
+MaskMapCall describe_map_of(const Tensor& attn_mask) {
   const char* name = name_of(Op::kMaskMap);
   TORCH_CHECK_TYPE(attn_mask.defined(), name, ": attn_mask is None; pass a tensor");
   const DType dtype = mask_dtype(name, attn_mask);

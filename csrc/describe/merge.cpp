@@ -5,9 +5,11 @@
 
 namespace fattn {
 
+namespace {
+
 using at::Tensor;
 
-MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
+MergeCall merge_of(const Tensor& outs, const Tensor& lses) {
   const char* name = name_of(Op::kMerge);
   check_rank(name, "outs", outs, 5, "[parts, batch, heads, length, head_dim]");
   check_rank(name, "lses", lses, 4, "[parts, batch, heads, length]");
@@ -27,13 +29,21 @@ MergeCall describe_merge(const Tensor& outs, const Tensor& lses) {
   return {.problem = problem, .outs = outs, .lses = lses};
 }
 
-MergeCall describe_merge_parts(const Tensor& outs, const Tensor& sums, at::ScalarType dtype) {
+}  // namespace
+
+MergeCall describe_merge(const Arguments& arguments) {
+  return merge_of(arguments.tensor("outs"), arguments.tensor("lses"));
+}
+
+MergeCall describe_merge_parts(const Arguments& arguments) {
+  const Tensor& sums = arguments.tensor("sums");
+  const auto dtype = arguments.get<at::ScalarType>("dtype");
   TORCH_CHECK_VALUE(
       sums.dim() == 5 && sums.size(4) == kSumFloats, "fattn.merge: sums has shape ", sums.sizes(),
       " and must be [parts, batch, heads, length, 4]; pass the sums that the overloads part return");
   TORCH_CHECK_TYPE(is_float(dtype_of(dtype)), "fattn.merge: dtype is ", dtype,
                    " and must be torch.float32, torch.float16 or torch.bfloat16");
-  MergeCall call = describe_merge(outs, sums.select(4, 0));
+  MergeCall call = merge_of(arguments.tensor("outs"), sums.select(4, 0));
   call.lses = sums;
   call.problem.sums = true;
   call.problem.out_dtype = dtype_of(dtype);

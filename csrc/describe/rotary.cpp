@@ -201,9 +201,7 @@ RotaryCall describe_rotary_write(const Arguments& arguments) {
   check_device(op, "value", value, call.query);
   check_same_size(op, "batch size", "query", call.query.size(0), "value", value.size(0));
   check_same_size(op, "length", "query", problem.q_len, "value", value.size(2));
-  const WrittenCaches caches = check_written_caches(
-      op, call.key, value, key_cache, value_cache, arguments.optional_tensor("key_scales"),
-      arguments.optional_tensor("value_scales"), arguments.text("kv_format"));
+  const WrittenCaches caches = check_written_caches(op, arguments);
   TORCH_CHECK_VALUE(
       !share_elements(key_cache, value_cache) && !share_elements(caches.key_scales, caches.value_scales), op,
       ": key_cache and value_cache (or their scales) share memory; pass separate memory for each, or use "

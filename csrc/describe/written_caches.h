@@ -1,8 +1,6 @@
 // The checks of caches that an op writes, shared by cache_write and rotary_write.
 #pragma once
 
-#include <string_view>
-
 #include "tensor_checks.h"
 
 namespace fattn {
@@ -15,10 +13,7 @@ struct WrittenCaches {
 };
 
 // Checks everything that protects the caller's memory. Dimension 1 of key and value counts heads.
-WrittenCaches check_written_caches(const char* op, const at::Tensor& key, const at::Tensor& value,
-                                   const at::Tensor& key_cache, const at::Tensor& value_cache,
-                                   const OptionalTensor& key_scales, const OptionalTensor& value_scales,
-                                   std::string_view kv_format);
+WrittenCaches check_written_caches(const char* op, const Arguments& arguments);
 // Adds their format, sizes and strides to a problem.
 void add_caches(CacheWriteProblem& problem, const WrittenCaches& caches, const at::Tensor& key_cache,
                 const at::Tensor& value_cache);

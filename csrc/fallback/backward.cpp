@@ -174,11 +174,7 @@ Sums of_packed(const BackwardCall& call) {
   Sums sums = zero_sums(call);
   if (problem.batch == 0 || problem.q_len == 0 || problem.kv_len == 0) return sums;
   const PaddedRows rows(call);
-  Call padded = call;
-  padded.problem.packed = false;
-  padded.problem.q_len = rows.q_len;
-  padded.problem.kv_len = max_sequence_keys(problem);
-  padded.query = rows.pad(call.query);
+  const Call padded = rows.padded(call);
   const auto pad_numbers = [&](const Tensor& numbers) {
     return numbers.defined() ? rows.pad(numbers.transpose(0, 1)) : numbers;
   };

@@ -86,11 +86,9 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
       own.attn_mask = own.attn_mask.narrow(-1, 0, problem.kv_len);
   }
   if (call.tree_mask.defined() && call.tree_mask.dim() == 2) own.tree_mask = own.tree_mask.narrow(0, b, 1);
-#define FATTN_NUMBER(type, name, value)
 #define FATTN_TENSOR(slot, name, shapes) \
   if (problem.options.name.of_sequences) own.name = own.name.narrow(0, b, 1);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
-#undef FATTN_NUMBER
+  FATTN_SCORE_OPTIONS(FATTN_NOTHING, FATTN_TENSOR)
 #undef FATTN_TENSOR
   return own;
 }
@@ -101,11 +99,7 @@ std::tuple<Tensor, Tensor> attend_packed(const Call& call) {
   const auto [no_key_out, no_key_lse] = no_key_results(call);
   if (no_key_out.numel() == 0 || problem.batch == 0) return {no_key_out, no_key_lse};
   const PaddedRows rows(call);
-  Call padded = call;
-  padded.problem.packed = false;
-  padded.problem.q_len = rows.q_len;
-  padded.problem.kv_len = max_sequence_keys(problem);
-  padded.query = rows.pad(call.query);
+  const Call padded = rows.padded(call);
   const auto [out, lse] = no_key_results(padded);
   attend({.call = padded, .first_position = rows.first_position, .count = rows.count}, out, lse);
   const auto of_rows = [&](const Tensor& own, const Tensor& rest, at::IntArrayRef shape) {
@@ -192,6 +186,15 @@ PaddedRows::PaddedRows(const Call& call)
   const Tensor cut = keys.flatten().gt(max_sequence_keys(problem)).index_select(0, owner);
   lost = owned.logical_and(place.ge(q_len).logical_or(cut));
   source_ = owner.mul(q_len).add(place.clamp(0, q_len - 1));
+}
+
+Call PaddedRows::padded(const Call& call) const {
+  Call padded = call;
+  padded.problem.packed = false;
+  padded.problem.q_len = q_len;
+  padded.problem.kv_len = max_sequence_keys(call.problem);
+  padded.query = pad(call.query);
+  return padded;
 }
 
 Tensor PaddedRows::pad(const Tensor& rows) const {

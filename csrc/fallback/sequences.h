@@ -39,6 +39,7 @@ at::Tensor first_positions(const Call& call);
 struct PaddedRows {
   explicit PaddedRows(const Call& call);
 
+  Call padded(const Call& call) const;               // with the query of pad()
   at::Tensor pad(const at::Tensor& rows) const;      // [rows, heads, ..] -> [batch, heads, q_len, ..]
   at::Tensor unpad(const at::Tensor& padded) const;  // back; rows outside every sequence are arbitrary
 

@@ -1,6 +1,8 @@
 // Allocates results and scratch of a plan, and binds all buffers.
 #include "launch.h"
 
+#include <array>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -37,14 +39,18 @@ Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
   return at::empty(sizes, like.options().dtype(at::kFloat));
 }
 
-// Binds the inputs of an attention call.
-void bind_inputs(const Call& call, const Tensor& stand_in, Bindings& bindings){
+// Binds the inputs of an attention call. Returns query, key and value as they are bound.
+std::array<Tensor, 3> bind_inputs(const Call& call, const Tensor& stand_in, Bindings& bindings) {
 #define FATTN_BIND(slot, type, name, ...) \
   if (call.name.defined()) bindings[kSlot##slot] = view_of(call.name, stand_in);
-#define FATTN_NOTHING(...)
-    FATTN_OPERANDS(FATTN_BIND, FATTN_BIND, FATTN_NOTHING, FATTN_NOTHING)
+  FATTN_OPERANDS(FATTN_BIND, FATTN_BIND, FATTN_NOTHING, FATTN_NOTHING)
 #undef FATTN_BIND
-#undef FATTN_NOTHING
+  const std::array<Tensor, 3> rows = {with_contiguous_rows(call.query), with_contiguous_rows(call.key),
+                                      with_contiguous_rows(call.value)};
+  bindings[kSlotQuery] = view_of(rows[0], stand_in);
+  bindings[kSlotKey] = view_of(rows[1], stand_in);
+  bindings[kSlotValue] = view_of(rows[2], stand_in);
+  return rows;
 }
 
 // Allocates and binds the mask map that the plan makes; undefined if it makes none.
@@ -57,9 +63,9 @@ Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
   return map;
 }
 
-// Binds results and scratch, and executes. Freeing the scratch on return is safe: torch's allocator reuses
-// memory only for later work of the same stream.
-std::tuple<Tensor, Tensor> execute(const Plan& plan, Bindings& bindings, const Results& results) {
+// Binds results and scratch, and runs the plan. Freeing the scratch on return is safe: torch's allocator
+// reuses memory only for later work of the same stream.
+std::tuple<Tensor, Tensor> run_with_scratch(const Plan& plan, Bindings& bindings, const Results& results) {
   bindings[kSlotOut] = view_of(results.out, results.out);
   bindings[kSlotLse] = view_of(results.lse, results.out);
   Tensor scratch_out, scratch_lse;
@@ -88,14 +94,8 @@ std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
 void launch_into(const Call& call, const Plan& plan, const Tensor& out, const Tensor& lse) {
   const Results results = {out, lse};
   Bindings bindings;
-  bind_inputs(call, results.out, bindings);
-  const Tensor query = with_contiguous_rows(call.query);
-  const Tensor key = with_contiguous_rows(call.key);
-  const Tensor value = with_contiguous_rows(call.value);
-  bindings[kSlotQuery] = view_of(query, results.out);
-  bindings[kSlotKey] = view_of(key, results.out);
-  bindings[kSlotValue] = view_of(value, results.out);
-  execute(plan, bindings, results);
+  const auto bound = bind_inputs(call, results.out, bindings);
+  run_with_scratch(plan, bindings, results);
 }
 
 Gradients launch(const BackwardCall& call, const Plan& plan) {
@@ -112,15 +112,9 @@ Gradients launch(const BackwardCall& call, const Plan& plan) {
 void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gradients) {
   const auto& [query_grad, key_grad, value_grad, sinks_grad, alibi_grad] = gradients;
   Bindings bindings;
-  bind_inputs(call, query_grad, bindings);
-  const Tensor query = with_contiguous_rows(call.query);
-  const Tensor key = with_contiguous_rows(call.key);
-  const Tensor value = with_contiguous_rows(call.value);
+  const auto bound = bind_inputs(call, query_grad, bindings);
   const Tensor grad_out = with_contiguous_rows(call.grad_out);
   const Tensor lse = call.lse.contiguous();
-  bindings[kSlotQuery] = view_of(query, query_grad);
-  bindings[kSlotKey] = view_of(key, query_grad);
-  bindings[kSlotValue] = view_of(value, query_grad);
   bindings[kSlotGradOut] = view_of(grad_out, query_grad);
   bindings[kSlotLse] = view_of(lse, query_grad);
   Tensor grad_lse, out;
@@ -156,7 +150,7 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   Bindings bindings;
   bindings[kSlotPartialOut] = view_of(outs, results.out);
   bindings[kSlotPartialSum] = view_of(lses, results.out);
-  return execute(plan, bindings, results);
+  return run_with_scratch(plan, bindings, results);
 }
 
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {

@@ -51,7 +51,7 @@ at::Tensor hidden_fragments(const at::Tensor& map) {
 
 // kCellMixed is valid for every cell.
 void check_mask_map(const Call& call) {
-  const at::Tensor right = run_in_torch(describe_mask_map(on_host(call.attn_mask)));
+  const at::Tensor right = run_in_torch(describe_map_of(on_host(call.attn_mask)));
   const at::Tensor map = on_host(call.mask_map);
   const at::Tensor shown = hidden_fragments(right).bitwise_not().bitwise_and(hidden_fragments(map));
   const at::Tensor changed = right.ne(int{kCellWhole}).logical_and(map.eq(int{kCellWhole}));

@@ -128,29 +128,10 @@ std::string explained(const AnyCall& call, std::optional<std::string_view> devic
   return to_json(plan, facts);
 }
 
-// The kernels that torch calls, derived from the function that describes a call. `run` has the signature of
-// the op.
+// The kernels that torch calls, derived from the function that describes a call. They are boxed: arguments
+// are read by name.
 template <auto describe>
-struct OpOf;
-
-template <typename AnyCall, typename... Args, AnyCall (*describe)(Args...)>
-struct OpOf<describe> {
-  template <bool may_wait>
-  static auto run(Args... args) {
-    return fattn::run(describe(args...), may_wait);
-  }
-
-  static std::string explain(Args... args, std::optional<std::string_view> device_name,
-                             std::optional<int64_t> family, std::optional<int64_t> cores,
-                             std::optional<std::string_view> tensor, std::optional<at::Device> device,
-                             bool compiles) {
-    return explained(describe(args...), device_name, family, cores, tensor, device, compiles);
-  }
-};
-
-// The same for ops with many arguments: boxed kernels, which read them by name.
-template <auto describe>
-struct BoxedOf {
+struct OpOf {
   template <bool may_wait>
   static void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return_results(op, stack, fattn::run(described(Arguments(op, *stack)), may_wait));
@@ -185,6 +166,9 @@ struct BoxedOf {
     return call;
   }
 
+  static void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack, Tensor result) {
+    return_results(op, stack, std::tuple(std::move(result)));
+  }
   static void return_results(const c10::OperatorHandle& op, torch::jit::Stack* stack,
                              std::vector<Tensor> results) {
     torch::jit::drop(*stack, op.schema().arguments().size());
@@ -196,18 +180,6 @@ struct BoxedOf {
     std::apply([&](auto&... result) { torch::jit::push(*stack, std::move(result)...); }, results);
   }
 };
-
-using Merge = OpOf<describe_merge>;
-using MergeParts = OpOf<describe_merge_parts>;
-using CacheWrite = OpOf<describe_cache_write>;
-using MaskMap = OpOf<describe_mask_map>;
-
-template <Op op>
-LogitsCall describe_logits_of(const Tensor& logits, double softcap) {
-  return describe_logits(op, logits, softcap);
-}
-template <Op op>
-using LogitsOf = OpOf<describe_logits_of<op>>;
 
 Tensor refuse_backward(const Tensor&, std::string_view op) {
 #define FATTN_REFUSE(id, name, ...)     \
@@ -287,10 +259,6 @@ std::string backward_arguments(const std::string& forward) {
   return "Tensor grad_out, Tensor? grad_lse, " + operands + "Tensor? out, Tensor lse, " +
          forward.substr(operands.size());
 }
-const std::string kMergeArguments = "Tensor outs, Tensor lses";
-const std::string kMaskMapArguments = "Tensor attn_mask";
-const std::string kRowOpArguments = "Tensor scores, *, float softcap=0.0";
-const std::string kElementOpArguments = "Tensor x, float cap";
 const std::string kDeviceArguments =
     "str? device_name=None, int? family=None, int? cores=None, str? tensor=None, Device? device=None, "
     "bool compile=False";
@@ -301,25 +269,25 @@ const std::string kResults = " -> (Tensor out, Tensor lse)";
 // (kSumFloats).
 const std::string kPart = " -> (Tensor out, Tensor sums)";
 
-// `writes`: marks the caches as written, except when only planning.
-std::string cache_write_arguments(bool writes) {
-  const auto tensor = [&](char alias) { return writes ? std::string("Tensor(") + alias + "!)" : "Tensor"; };
-  return "Tensor key, Tensor value, " + tensor('a') + " key_cache, " + tensor('b') +
-         " value_cache, Tensor slot_mapping, *, " + tensor('c') + "? key_scales=None, " + tensor('d') +
-         "? value_scales=None, str kv_format=\"auto\"";
-}
-
+const std::string kWrittenScales =
+    ", Tensor(c!)? key_scales=None, Tensor(d!)? value_scales=None, str kv_format=\"auto\"";
+const std::string kCacheWriteArguments =
+    "Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, *" +
+    kWrittenScales;
 const std::string kRotaryOptions =
     "SymInt? rotary_dim=None, SymInt rotary_offset=0, str style=\"halves\", Tensor? query_norm=None, "
     "Tensor? key_norm=None, float eps=1e-6, str norm=\"rounded\"" +
     flags(true);
-const std::string kRotaryArguments = "Tensor query, Tensor key, Tensor cos, Tensor sin, *, " + kRotaryOptions;
-std::string rotary_write_arguments(bool writes) {
-  const auto tensor = [&](char alias) { return writes ? std::string("Tensor(") + alias + "!)" : "Tensor"; };
-  return "Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, " + tensor('a') + " key_cache, " +
-         tensor('b') + " value_cache, Tensor? slot_mapping=None, *, SymInt start=0, Tensor? starts=None, " +
-         kRotaryOptions + ", " + tensor('c') + "? key_scales=None, " + tensor('d') +
-         "? value_scales=None, str kv_format=\"auto\"";
+const std::string kRotaryWriteArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, Tensor(a!) key_cache, "
+    "Tensor(b!) value_cache, Tensor? slot_mapping=None, *, SymInt start=0, Tensor? starts=None, " +
+    kRotaryOptions + kWrittenScales;
+
+// The arguments of the op that plans a call: it writes nothing, and takes a device.
+std::string planning(std::string arguments) {
+  for (size_t end; (end = arguments.find("!)")) != std::string::npos;) arguments.erase(end - 2, 4);
+  const bool has_keywords = arguments.find("*,") != std::string::npos;
+  return arguments + (has_keywords ? ", " : ", *, ") + kDeviceArguments;
 }
 
 template <auto kernel>
@@ -329,26 +297,16 @@ torch::CppFunction boxed() {
 
 template <bool may_wait>
 void register_ops(torch::Library& library) {
-#define FATTN_IMPL(op, name, ...)                                        \
-  library.impl(#name, boxed<BoxedOf<describe_##name>::run<may_wait>>()); \
-  library.impl(#name ".part", boxed<BoxedOf<describe_##name>::run_part<may_wait>>());
+#define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<OpOf<describe_##name>::run<may_wait>>());
+  FATTN_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
+#define FATTN_IMPL(op, name) library.impl(#name ".part", boxed<OpOf<describe_##name>::run_part<may_wait>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
-#define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<BoxedOf<describe_##name>::run<may_wait>>());
-  FATTN_BACKWARD_OPS(FATTN_IMPL)
-#undef FATTN_IMPL
+  library.impl("merge.parts", boxed<OpOf<describe_merge_parts>::run<may_wait>>());
   // differentiable.cpp registers their autograd kernels.
-  library.impl("attention", boxed<BoxedOf<describe_prefill>::run<may_wait>>());
-  library.impl("varlen_attention", boxed<BoxedOf<describe_varlen_prefill>::run<may_wait>>());
-  library.impl("merge", Merge::run<may_wait>);
-  library.impl("merge.parts", MergeParts::run<may_wait>);
-  library.impl("cache_write", CacheWrite::run<may_wait>);
-  library.impl("rotary", boxed<BoxedOf<describe_rotary>::run<may_wait>>());
-  library.impl("rotary_write", boxed<BoxedOf<describe_rotary_write>::run<may_wait>>());
-  library.impl("mask_map", MaskMap::run<may_wait>);
-#define FATTN_IMPL(op, name, ...) library.impl(#name, LogitsOf<Op::k##op>::template run<may_wait>);
-  FATTN_LOGITS_OPS(FATTN_IMPL)
-#undef FATTN_IMPL
+  library.impl("attention", boxed<OpOf<describe_prefill>::run<may_wait>>());
+  library.impl("varlen_attention", boxed<OpOf<describe_varlen_prefill>::run<may_wait>>());
   library.impl("_refuse_backward", refuse_backward);
   library.impl("_refuse_second_derivative", refuse_second_derivative);
 }
@@ -358,48 +316,40 @@ void register_ops(torch::Library& library) {
 TORCH_LIBRARY(fattn, library) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   const auto define = [&](const std::string& schema) { library.def(schema.c_str(), tags); };
+  // An op, and the op that plans its calls.
+  const auto define_op = [&](const std::string& name, const std::string& arguments,
+                             const std::string& results) {
+    define(name + "(" + arguments + ")" + results);
+    define("_plan_" + name + "(" + planning(arguments) + ") -> str");
+  };
   // For shared prefixes: the overloads .part attend to a part of the keys without rounding to the dtype, and
   // merge.parts merges parts.
-#define FATTN_DEFINE(op, name, ...)                                                     \
-  define(#name "(" + k##op##Arguments + ")" + kResults);                                \
-  define(#name ".part(" + k##op##Arguments + ")" + kPart);                              \
-  define("_plan_" #name "(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str"); \
-  define("_plan_" #name ".part(" + k##op##Arguments + ", " + kDeviceArguments + ") -> str");
+#define FATTN_DEFINE(op, name)                  \
+  define_op(#name, k##op##Arguments, kResults); \
+  define_op(#name ".part", k##op##Arguments, kPart);
   FATTN_ATTENTION_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
-#define FATTN_DEFINE(op, name, forward)                                                             \
-  define(#name "(" + backward_arguments(k##forward##Arguments) + ")" + kGradients);                 \
-  define("_plan_" #name "(" + backward_arguments(k##forward##Arguments) + ", " + kDeviceArguments + \
-         ") -> str");
+#define FATTN_DEFINE(op, name, forward) \
+  define_op(#name, backward_arguments(k##forward##Arguments), kGradients);
   FATTN_BACKWARD_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
   define("attention(" + kPrefillArguments + ")" + kResults);
   define("varlen_attention(" + kVarlenPrefillArguments + ")" + kResults);
-  define("merge(" + kMergeArguments + ")" + kResults);
-  define("merge.parts(Tensor outs, Tensor sums, ScalarType dtype)" + kResults);
-  define("cache_write(" + cache_write_arguments(true) + ") -> ()");
-  define("rotary(" + kRotaryArguments + ") -> (Tensor out, Tensor key)");
-  define("rotary_write(" + rotary_write_arguments(true) + ") -> Tensor");
-  define("mask_map(" + kMaskMapArguments + ") -> Tensor");
-  define("_refuse_backward(Tensor grad, str op) -> Tensor");
-  define("_refuse_second_derivative(Tensor grad, str op) -> Tensor");
-
-  define("_plan_merge(" + kMergeArguments + ", *, " + kDeviceArguments + ") -> str");
-  define("_plan_merge.parts(Tensor outs, Tensor sums, ScalarType dtype, *, " + kDeviceArguments + ") -> str");
-  define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
-  define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
-  define("_plan_rotary(" + kRotaryArguments + ", " + kDeviceArguments + ") -> str");
-  define("_plan_rotary_write(" + rotary_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
-#define FATTN_DEFINE(op, name, ...)                    \
-  define(#name "(" + kRowOpArguments + ") -> Tensor"); \
-  define("_plan_" #name "(" + kRowOpArguments + ", " + kDeviceArguments + ") -> str");
+  define_op("merge", "Tensor outs, Tensor lses", kResults);
+  define_op("merge.parts", "Tensor outs, Tensor sums, ScalarType dtype", kResults);
+  define_op("cache_write", kCacheWriteArguments, " -> ()");
+  define_op("rotary", "Tensor query, Tensor key, Tensor cos, Tensor sin, *, " + kRotaryOptions,
+            " -> (Tensor out, Tensor key)");
+  define_op("rotary_write", kRotaryWriteArguments, " -> Tensor");
+  define_op("mask_map", "Tensor attn_mask", " -> Tensor");
+#define FATTN_DEFINE(op, name, ...) define_op(#name, "Tensor scores, *, float softcap=0.0", " -> Tensor");
   FATTN_ROW_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
-#define FATTN_DEFINE(op, name, ...)                        \
-  define(#name "(" + kElementOpArguments + ") -> Tensor"); \
-  define("_plan_" #name "(" + kElementOpArguments + ", *, " + kDeviceArguments + ") -> str");
+#define FATTN_DEFINE(op, name, ...) define_op(#name, "Tensor x, float cap", " -> Tensor");
   FATTN_ELEMENT_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
+  define("_refuse_backward(Tensor grad, str op) -> Tensor");
+  define("_refuse_second_derivative(Tensor grad, str op) -> Tensor");
 
   library.def("_kernel_interface() -> str", kernel_interface);
   library.def("_compiled_pipelines() -> str", compiled_pipelines);
@@ -416,23 +366,14 @@ TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
 #define FATTN_IMPL(op, name, ...) \
-  library.impl("_plan_" #name, boxed<BoxedOf<describe_##name>::explain<false>>());
+  library.impl("_plan_" #name, boxed<OpOf<describe_##name>::explain<false>>());
+  FATTN_OPS(FATTN_IMPL)
+#undef FATTN_IMPL
+#define FATTN_IMPL(op, name) \
+  library.impl("_plan_" #name ".part", boxed<OpOf<describe_##name>::explain<true>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
-  FATTN_BACKWARD_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
-#define FATTN_IMPL(op, name, ...) \
-  library.impl("_plan_" #name ".part", boxed<BoxedOf<describe_##name>::explain<true>>());
-  FATTN_ATTENTION_OPS(FATTN_IMPL)
-#undef FATTN_IMPL
-  library.impl("_plan_merge.parts", MergeParts::explain);
-  library.impl("_plan_merge", Merge::explain);
-  library.impl("_plan_cache_write", CacheWrite::explain);
-  library.impl("_plan_rotary", boxed<BoxedOf<describe_rotary>::explain<false>>());
-  library.impl("_plan_rotary_write", boxed<BoxedOf<describe_rotary_write>::explain<false>>());
-  library.impl("_plan_mask_map", MaskMap::explain);
-#define FATTN_IMPL(op, name, ...) library.impl("_plan_" #name, LogitsOf<Op::k##op>::explain);
-  FATTN_LOGITS_OPS(FATTN_IMPL)
-#undef FATTN_IMPL
+  library.impl("_plan_merge.parts", boxed<OpOf<describe_merge_parts>::explain<false>>());
 }
 
 }  // namespace fattn

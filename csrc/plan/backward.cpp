@@ -9,21 +9,19 @@ namespace fattn {
 namespace {
 
 constexpr int64_t kHeadSimdgroups = 8;
-constexpr int64_t kPairBytes = 2 * int64_t(sizeof(float));  // of two neighbouring elements of a block
 
 // How a threadgroup divides its work: `groups` groups of simdgroups own `owned` fragments each, and the
 // simdgroups of a group divide the columns.
 struct Tile {
   Kernel kernel;
-  int64_t owned;
-  int64_t groups;
-  int64_t walked;  // rows or keys per step
-  int64_t simdgroups;
-  const char* provenance;
-  bool registers = false;  // on matrix units: gradients of scores stay in registers
+  int owned;
+  int groups;
+  int walked;  // rows or keys per step
+  int simdgroups;
+  Scope scope;
 
-  int64_t shares() const { return simdgroups / groups; }
-  int64_t rows() const { return groups * owned * kFragment; }
+  int shares() const { return simdgroups / groups; }
+  int rows() const { return groups * owned * kFragment; }
   bool walks_keys() const {
     return kernel == Kernel::kBackwardQuery || kernel == Kernel::kBackwardQueryTensor;
   }
@@ -34,8 +32,8 @@ consteval bool products_are_probed() {
   for (const uint16_t dim : kUnitsDims) {
     if (dim > kMaxBackwardHeadDim) continue;
     for (const bool registers : {false, true}) {
-      const PrefillTensorRow& probed = tensor_row(kPrefillTensorTuning, dim, registers);
-      const BackwardTensorRow& row = tensor_row(kBackwardTensorTuning, dim, registers);
+      const PrefillTensorSizes& probed = tensor_row(kPrefillTensorTuning, dim, registers).sizes;
+      const BackwardTensorSizes& row = tensor_row(kBackwardTensorTuning, dim, registers).sizes;
       if (row.walked != probed.tile_keys || row.shares != probed.simdgroups / probed.row_groups) return false;
     }
   }
@@ -45,58 +43,59 @@ static_assert(products_are_probed());
 
 // The tile of the pass over query rows (`walks_keys`) or over keys.
 Tile tensor_tile(bool walks_keys, const Problem& p, bool registers) {
-  constexpr int64_t kGradients = 2;  // of key and value, each in simdgroups of its own
-  const BackwardTensorRow& row = tensor_row(kBackwardTensorTuning, p.head_dim, registers);
-  Tile tile = {Kernel::kBackwardQueryTensor, kTensorRows / kFragment, row.row_groups, row.walked,
-               row.row_groups * row.shares,  row.provenance,          registers};
+  constexpr int kGradients = 2;  // of key and value, each in simdgroups of its own
+  const auto& [scope, sizes] = tensor_row(kBackwardTensorTuning, p.head_dim, registers);
+  Tile tile = {.kernel = Kernel::kBackwardQueryTensor,
+               .owned = kTensorRows / kFragment,
+               .groups = sizes.row_groups,
+               .walked = sizes.walked,
+               .simdgroups = sizes.row_groups * sizes.shares,
+               .scope = scope};
   if (walks_keys) return tile;
   tile.kernel = Kernel::kBackwardKeyTensor;
-  tile.groups = row.key_groups;
-  tile.simdgroups = row.key_groups * kGradients * row.shares;
+  tile.groups = sizes.key_groups;
+  tile.simdgroups = sizes.key_groups * kGradients * sizes.shares;
   return tile;
 }
 
 Tile tile_of(bool walks_keys, const Problem& p, const DeviceFacts& device) {
   if (const UnitsState state = units_state(p, device.units); is_on(state))
     return tensor_tile(walks_keys, p, state == UnitsState::kRegisters);
-  const int64_t dim = std::max(p.head_dim, p.value_dim);
-  const BackwardRow& row = walks_keys
-                               ? tuning_row(kBackwardQueryTuning, device, operand_dtype(p, device), dim)
-                               : tuning_row(kBackwardKeyTuning, device, operand_dtype(p, device), dim);
-  return {walks_keys ? Kernel::kBackwardQuery : Kernel::kBackwardKey,
-          row.owned,
-          row.groups,
-          row.walked,
-          row.simdgroups,
-          row.provenance};
+  const DType dtype = operand_dtype(p, device);
+  const auto& [scope, sizes] = walks_keys ? tuning_row(kBackwardQueryTuning, device, p, dtype)
+                                          : tuning_row(kBackwardKeyTuning, device, p, dtype);
+  return {.kernel = walks_keys ? Kernel::kBackwardQuery : Kernel::kBackwardKey,
+          .owned = sizes.owned,
+          .groups = sizes.groups,
+          .walked = sizes.walked,
+          .simdgroups = sizes.simdgroups,
+          .scope = scope};
 }
 
 // Both operands of the own rows, and one of a step. Without registers also the gradients of a step.
 int64_t bytes_of_units(const Problem& p, const Tile& tile) {
   const int64_t operand_bytes = (2 * tile.rows() + tile.walked) * units_size(p)->dim * size_of(p.dtype);
   const int64_t score_bytes =
-      tile.simdgroups * kTensorRows * (tile.walked + kScorePadFloats) * int64_t(sizeof(float));
-  return operand_bytes + (tile.registers ? 0 : score_bytes);
+      tile.simdgroups * kTensorRows * score_pitch(tile.walked) * int64_t(sizeof(float));
+  return operand_bytes + (tile.scope.registers ? 0 : score_bytes);
 }
 
 // The staged rows, and the blocks that the simdgroups of a group exchange.
 int64_t bytes_of(const Problem& p, const Tile& tile) {
   if (uses_units(tile.kernel)) return bytes_of_units(p, tile);
-  const auto bytes = int(size_of(p.dtype)), shares = int(tile.shares());
+  const int bytes = size_of(p.dtype), shares = tile.shares();
   const int pitches =
       key_pitch(int(p.head_dim), shares, bytes) + value_pitch(int(p.value_dim), shares, bytes);
-  const int64_t blocks =
-      shares == 1 ? 1 : tile.groups * tile.walked / kFragment * shares * tile.owned * 2 * kSimdWidth;
-  return tile.walked * pitches * bytes + blocks * kPairBytes;
+  const int pairs = shared_block_pairs(shares, tile.groups, tile.walked / kFragment, tile.owned);
+  return tile.walked * pitches * bytes + pairs * int64_t(2 * sizeof(float));
 }
 
 // Row state in threadgroup memory: SavedStepRow in step_rows.h (on matrix units of two steps) or SavedTile in
 // prefill_rows.h (on matrix units also states and modifiers of rows, and the keys that simdgroups saw).
 int64_t saved_bytes(const Tile& tile) {
-  constexpr auto kStateBytes = int64_t(kRowStateFloats * sizeof(float));
   const bool on_units = uses_units(tile.kernel);
-  if (!tile.walks_keys())
-    return tile.walked * (kStateBytes + int64_t(sizeof(SavedLimits))) * (on_units ? 2 : 1);
+  if (!tile.walks_keys()) return tile.walked * kSavedStepRowBytes * (on_units ? 2 : 1);
+  constexpr auto kStateBytes = int64_t(kRowStateFloats * sizeof(float));
   const int64_t state_bytes = tile.simdgroups * (kTensorRows * kStateBytes + 2 * int64_t(sizeof(uint32_t))) +
                               tile.rows() * int64_t(sizeof(SavedTensorRow));
   return saved_tile_bytes(tile.rows(), tile.owned * kFragment) + (on_units ? state_bytes : 0);
@@ -138,7 +137,7 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
   pass.spec = attention_spec(tile.kernel, p, device);
   pass.spec.row_groups = uint16_t(tile.groups);
   pass.spec.simdgroups = uint16_t(tile.simdgroups);
-  pass.spec.registers = tile.registers;
+  pass.spec.registers = tile.scope.registers;
   pass.spec.causal = p.is_causal;
   pass.spec.window = has_window(p);
   pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
@@ -247,8 +246,8 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   for (const Tile& tile : {rows, keys}) {
     if (auto refusal = check_walk(tile, p)) return *std::move(refusal);
   }
-  plan.tuning = rows.provenance;
-  plan.key_tuning = keys.provenance;
+  plan.tuning = rows.scope;
+  plan.key_tuning = keys.scope;
   plan.units = units_note(p, device.units);
   if (pays_for_map(p, device)) add_mask_map(plan, p);
   plan.kept_bytes = kept_bytes(p);

@@ -11,7 +11,7 @@ constexpr uint16_t kSimdgroups = 8;
 
 Plan plan_cache_write(const CacheWriteProblem& p) {
   Plan plan;
-  plan.tuning = "one simdgroup per row";
+  plan.tuning.source = "one simdgroup per row";
   const int64_t slots = p.num_blocks * p.block_size;
   const int64_t rows = p.tokens * p.kv_heads;
   if (rows == 0 || slots == 0) return plan;

@@ -15,20 +15,24 @@ int64_t row_groups_for(int64_t packed_rows, int64_t most) {
   return groups;
 }
 
+constexpr int64_t kFewChunks = 32;
+// A step of one row has twice as many keys as a step of two, and costs as much as the end of a chunk.
+constexpr int64_t kFewChunksOfOneRow = 16;
+
 // How the threadgroups of the first pass divide their work.
 struct Shape {
   Kernel kernel;
   int64_t row_groups;
-  int64_t group_rows;
+  int64_t group_rows = kFragment;
   int64_t tile_keys;
   int64_t simdgroups;
   int64_t chunk_unit;
   int64_t min_chunk;  // grows with the rows, like the partial result
   int64_t threadgroups_per_core;
   int64_t threadgroup_bytes;
-  int64_t few_chunks;
-  int64_t max_rounds;  // of chunks in flight; 0: a threadgroup cannot take several
-  const char* provenance;
+  int64_t few_chunks = kFewChunks;
+  int64_t max_rounds = 0;  // of chunks in flight; 0: a threadgroup cannot take several
+  Scope scope;
 };
 
 // A threadgroup processes `chunks` chunks of a sequence at once, in `rounds` rounds.
@@ -40,102 +44,87 @@ struct AtOnce {
   int64_t all() const { return chunks * rounds; }
 };
 
-constexpr int64_t kFewChunks = 32;
-// A step of one row has twice as many keys as a step of two, and costs as much as the end of a chunk.
-constexpr int64_t kFewChunksOfOneRow = 16;
-
 // decode.metal: a simdgroup holds whole rows.
 Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce& at_once) {
-  const int64_t dim = std::max(p.head_dim, p.value_dim);
-  DecodeRow row = tuned_or(tuning_row(kDecodeTuning, device, p.dtype, dim), Kernel::kDecode, device, p);
-  if (p.kv_format != kKvFloat) {
-    const QuantisedRow& quantised = quantised_row(device, p.dtype, p.kv_format, dim);
-    row.tile_keys = quantised.tile_keys;
-    row.provenance = quantised.provenance;
-  }
-  const int64_t row_groups = row_groups_for(packed_rows, row.simdgroups);
+  const auto& [scope, sizes] =
+      tuned_or(tuning_row(kDecodeTuning, device, p, p.dtype), Kernel::kDecode, device, p);
+  const int64_t row_groups = row_groups_for(packed_rows, sizes.simdgroups);
   // Packed query rows, the states of simdgroups that share rows, and the scales of their steps.
   const int64_t query_bytes = row_groups * kFragment * p.head_dim * size_of(operand_dtype(p, device));
-  const int64_t simdgroups = at_once.chunks * row.simdgroups;
-  const int64_t state_floats = shared_state_rows(int(at_once.chunks), row.simdgroups, int(row_groups)) *
+  const int64_t simdgroups = at_once.chunks * sizes.simdgroups;
+  const int64_t state_floats = shared_state_rows(int(at_once.chunks), sizes.simdgroups, int(row_groups)) *
                                    (state_pitch(int(at_once.chunks), int(p.value_dim)) + 2) +
                                chunk_sum_floats(int(at_once.all()), int(row_groups * kFragment));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
-  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork));
-  const int64_t pairs = scale_pairs(has_row_scales(p.kv_format), int(simdgroups * row.tile_keys));
+  const int64_t saved_bytes = simdgroups * kSavedWorkBytes;
+  const int64_t pairs = scale_pairs(has_row_scales(p.kv_format), int(simdgroups * sizes.tile_keys));
   const int64_t scale_bytes = ceil_div(pairs, 2) * 16;  // the states follow at a multiple of 16
   return {.kernel = Kernel::kDecode,
           .row_groups = row_groups,
-          .group_rows = kFragment,
-          .tile_keys = row.tile_keys,
-          .simdgroups = row.simdgroups,
-          .chunk_unit = row.tile_keys * row.simdgroups,
-          .min_chunk = std::max<int64_t>(row.min_chunk, row.tile_keys * row.simdgroups) * row_groups,
-          .threadgroups_per_core = row.threadgroups_per_core,
+          .tile_keys = sizes.tile_keys,
+          .simdgroups = sizes.simdgroups,
+          .chunk_unit = sizes.tile_keys * sizes.simdgroups,
+          .min_chunk = std::max<int64_t>(sizes.min_chunk, sizes.tile_keys * sizes.simdgroups) * row_groups,
+          .threadgroups_per_core = sizes.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(query_bytes + state_bytes + scale_bytes + saved_bytes, 16) * 16,
-          .few_chunks = kFewChunks,
-          .max_rounds = row_groups < row.simdgroups ? 1 : 0,
-          .provenance = row.provenance};
+          .max_rounds = row_groups < sizes.simdgroups ? 1 : 0,
+          .scope = scope};
 }
 
 // decode_wide.metal: a simdgroup holds some columns of all rows.
 Shape shape_of_columns(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce&) {
-  const int64_t dim = std::max(p.head_dim, p.value_dim);
-  const DecodeRow row = tuned_or(tuning_row(kDecodeWideTuning, device, operand_dtype(p, device), dim),
-                                 Kernel::kDecodeWide, device, p);
+  const auto& [scope, sizes] = tuned_or(tuning_row(kDecodeWideTuning, device, p, operand_dtype(p, device)),
+                                        Kernel::kDecodeWide, device, p);
   const int64_t row_groups = row_groups_for(packed_rows, kMaxRowGroups);
-  int64_t simdgroups = std::max<int64_t>(row.simdgroups, 2 * row_groups);  // a thread holds scores of one row
+  int64_t simdgroups =
+      std::max<int64_t>(sizes.simdgroups, 2 * row_groups);  // a thread holds scores of one row
   while (simdgroups < kMaxWideSimdgroups && row_groups * p.value_dim > simdgroups * kMaxGroupColumns) {
     simdgroups *= 2;
   }
-  const int64_t tile_keys = std::max<int64_t>(row.tile_keys / row_groups, kFragment);
+  const int64_t tile_keys = std::max<int64_t>(sizes.tile_keys / row_groups, kFragment);
   // The products of every simdgroup, the scores, and the scales of a step.
   const int64_t scores = step_scores(int(row_groups), int(tile_keys));
   const int64_t score_bytes = scores * (simdgroups + 1) * int64_t(sizeof(float));
   const int64_t scale_bytes =
       scale_pairs(has_row_scales(p.kv_format), int(tile_keys)) * 2 * int64_t(sizeof(float));
-  return {
-      .kernel = Kernel::kDecodeWide,
-      .row_groups = row_groups,
-      .group_rows = kFragment,
-      .tile_keys = tile_keys,
-      .simdgroups = simdgroups,
-      .chunk_unit = tile_keys,
-      .min_chunk = row.min_chunk * row_groups,
-      .threadgroups_per_core = std::max<int64_t>(row.threadgroups_per_core * row.simdgroups / simdgroups, 1),
-      .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
-      .few_chunks = kFewChunks,
-      .max_rounds = 0,
-      .provenance = row.provenance};
+  return {.kernel = Kernel::kDecodeWide,
+          .row_groups = row_groups,
+          .tile_keys = tile_keys,
+          .simdgroups = simdgroups,
+          .chunk_unit = tile_keys,
+          .min_chunk = sizes.min_chunk * row_groups,
+          .threadgroups_per_core =
+              std::max<int64_t>(sizes.threadgroups_per_core * sizes.simdgroups / simdgroups, 1),
+          .threadgroup_bytes = ceil_div(score_bytes + scale_bytes, 16) * 16,
+          .scope = scope};
 }
 
 // decode_vector.metal: a simdgroup holds whole rows, a lane one score of a step.
 Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed_rows,
                      const AtOnce& at_once) {
-  const int64_t dim = std::max(p.head_dim, p.value_dim);
-  const DecodeRow row =
-      tuned_or(tuning_row(kDecodeVectorTuning, device, p.dtype, dim), Kernel::kDecodeVector, device, p);
-  const int64_t tile_keys = row.tile_keys / packed_rows;
+  const auto& [scope, sizes] =
+      tuned_or(tuning_row(kDecodeVectorTuning, device, p, p.dtype), Kernel::kDecodeVector, device, p);
+  const int64_t tile_keys = sizes.tile_keys / packed_rows;
   // The states of the simdgroups, the weights of their steps, and their saved state.
-  const int64_t simdgroups = at_once.chunks * row.simdgroups;
+  const int64_t simdgroups = at_once.chunks * sizes.simdgroups;
   const int64_t state_floats =
       simdgroups * packed_rows * (p.value_dim + 2) + chunk_sum_floats(int(at_once.all()), int(packed_rows)) +
       waiting_floats(int(at_once.chunks), int(at_once.rounds), int(packed_rows), int(p.value_dim));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
   const int64_t weight_bytes = simdgroups * kSimdWidth * int64_t(sizeof(float));
-  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
+  const int64_t saved_bytes = simdgroups * (kSavedWorkBytes + int64_t(sizeof(SavedScales)));
   return {.kernel = Kernel::kDecodeVector,
           .row_groups = packed_rows,
           .group_rows = 1,
           .tile_keys = tile_keys,
-          .simdgroups = row.simdgroups,
-          .chunk_unit = tile_keys * row.simdgroups,
-          .min_chunk = std::max<int64_t>(row.min_chunk, tile_keys * row.simdgroups),
-          .threadgroups_per_core = row.threadgroups_per_core,
+          .simdgroups = sizes.simdgroups,
+          .chunk_unit = tile_keys * sizes.simdgroups,
+          .min_chunk = std::max<int64_t>(sizes.min_chunk, tile_keys * sizes.simdgroups),
+          .threadgroups_per_core = sizes.threadgroups_per_core,
           .threadgroup_bytes = ceil_div(state_bytes + weight_bytes + saved_bytes, 16) * 16,
           .few_chunks = packed_rows == 1 ? kFewChunksOfOneRow : kFewChunks,
           .max_rounds = kShortRounds,
-          .provenance = row.provenance};
+          .scope = scope};
 }
 
 Shape shape_of(const Problem& p, const DeviceFacts& device, int64_t packed_rows, const AtOnce& at_once) {
@@ -271,7 +260,7 @@ Plan plan_decode(const Problem& p, const DeviceFacts& device) {
   const int64_t packed_rows = group_size * p.q_len;
   const AtOnce one_by_one{1, 1, ""};
   Shape shape = shape_of(p, device, packed_rows, one_by_one);
-  plan.tuning = shape.provenance;
+  plan.tuning = shape.scope;
 
   const int64_t row_groups = shape.row_groups;
   const int64_t row_blocks = ceil_div(packed_rows, row_groups * shape.group_rows);

@@ -79,29 +79,6 @@ class JsonWriter {
     for (const fattn_i64 number : numbers) value(number);
     close(']');
   }
-  void value(const Strides3& strides) {
-    open('{');
-    field("batch", strides.batch);
-    field("head", strides.head);
-    field("row", strides.row);
-    close('}');
-  }
-  void value(const TableStrides& strides) {
-    open('{');
-    field("batch", strides.batch);
-    field("row", strides.row);
-    field("column", strides.column);
-    field("second", strides.second);
-    close('}');
-  }
-  void value(const Strides4& strides) {
-    open('{');
-    field("batch", strides.batch);
-    field("head", strides.head);
-    field("row", strides.row);
-    field("key", strides.key);
-    close('}');
-  }
 
 #define FATTN_WRITE(type, name) field(#name, params.name);
 #define FATTN_VALUE(Params, LIST)    \
@@ -110,6 +87,9 @@ class JsonWriter {
     LIST(FATTN_WRITE)                \
     close('}');                      \
   }
+  FATTN_VALUE(Strides3, FATTN_STRIDES3)
+  FATTN_VALUE(Strides4, FATTN_STRIDES4)
+  FATTN_VALUE(TableStrides, FATTN_TABLE_STRIDES)
   FATTN_VALUE(CausalSpan, FATTN_CAUSAL_SPAN)
   FATTN_PARAMS(FATTN_VALUE)
 #undef FATTN_VALUE
@@ -198,6 +178,24 @@ bool binds(const Pass& pass, Slot operand) {
   return std::any_of(pass.bindings.begin(), end, [&](const Binding& b) { return b.operand == operand; });
 }
 
+// The limits of a row of the tuning tables, and the source of its sizes.
+std::string text_of(const Scope& scope) {
+  std::string text;
+  const auto add = [&](bool limits, const std::string& limit) {
+    if (limits) text += (text.empty() ? "" : ", ") + limit;
+  };
+  add(scope.dtypes == k16Bit, "16-bit");
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+    add(scope.dtypes == set_of(dtype), name_of(dtype));
+  add(scope.formats == kQuantised, "quantised cache");
+  add(scope.formats == kInt8AndFp8, "int8 or fp8 cache");
+  add(scope.formats == kInt4s, "int4 cache");
+  add(scope.max_dim != kAnyDim, "D <= " + std::to_string(scope.max_dim));
+  add(scope.min_family != kAnyFamily, "family " + std::to_string(scope.min_family) + " and later");
+  add(scope.registers, "scores in registers");
+  return text.empty() ? scope.source : text + " (" + scope.source + ")";
+}
+
 // The scratch that this pass writes or reads.
 int64_t scratch_bytes(const Plan& plan, const Pass& pass) {
   int64_t bytes = 0;
@@ -251,9 +249,9 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats + plan.scratch_row_floats;
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   if (plan.kept_bytes > 0) json.field("kept_bytes", plan.kept_bytes);
-  const bool two_walks = *plan.key_tuning != '\0';
-  json.field("tuning", two_walks ? std::string("rows: ") + plan.tuning + "; keys: " + plan.key_tuning
-                                 : std::string(plan.tuning));
+  const bool two_walks = *plan.key_tuning.source != '\0';
+  json.field("tuning", two_walks ? "rows: " + text_of(plan.tuning) + "; keys: " + text_of(plan.key_tuning)
+                                 : text_of(plan.tuning));
   if (*plan.launches != '\0') json.field("launches", plan.launches);
   if (*plan.units != '\0') json.field("tensor", plan.units);
   json.close('}');

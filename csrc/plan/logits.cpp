@@ -42,7 +42,7 @@ Kernel kernel_of(Op op) {
 Plan plan_logits(const LogitsProblem& p) {
   Plan plan;
   const bool by_row = is_row_op(p.op);
-  plan.tuning = by_row ? "up to 16 columns of a row per thread" : "4 elements per thread";
+  plan.tuning.source = by_row ? "up to 16 columns of a row per thread" : "4 elements per thread";
   const int64_t elements = p.rows * p.columns;
   if (elements == 0) return plan;
 

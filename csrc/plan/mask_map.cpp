@@ -105,7 +105,7 @@ void add_mask_map(Plan& plan, Problem& p) {
 
 Plan plan_mask_map(const MaskMapProblem& p) {
   Plan plan;
-  plan.tuning = "a simdgroup for each cell of 16 rows and 32 keys";
+  plan.tuning.source = "a simdgroup for each cell of 16 rows and 32 keys";
   if (elements(p) > 0) add_pass(plan, p);
   return plan;
 }

@@ -46,46 +46,47 @@ Pass& add_merge_of_parts(Plan& plan, const Problem& p, int64_t parts, int simdgr
   return pass;
 }
 
-std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device) {
+namespace {
+
+template <typename AnyProblem, typename Planner>
+std::variant<Plan, Refusal> checked(const AnyProblem& problem, Op op, const DeviceFacts& device,
+                                    const Planner& planner) {
   if (auto refusal = check(problem)) return *std::move(refusal);
-  if (auto refusal = check(device, problem.op)) return *std::move(refusal);
-  if (is_backward(problem.op)) return plan_backward(problem, device);
-  return is_decode(problem.op) ? plan_decode(problem, device) : plan_prefill(problem, device);
+  if (auto refusal = check(device, op)) return *std::move(refusal);
+  return planner(problem);
 }
 
-std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device) {
-  if (auto refusal = check(problem)) return *std::move(refusal);
-  if (auto refusal = check(device, Op::kMerge)) return *std::move(refusal);
+Plan plan_merge(const MergeProblem& problem) {
   Plan plan;
-  plan.tuning = "one threadgroup per row";
+  plan.tuning.source = "one threadgroup per row";
   if (problem.rows > 0 && problem.head_dim > 0) {
     add_merge_pass(plan, problem, uint16_t(merge_simdgroups(problem.parts)));
   }
   return plan;
 }
 
+}  // namespace
+
+std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& device) {
+  return checked(problem, problem.op, device, [&](const Problem& p) -> std::variant<Plan, Refusal> {
+    if (is_backward(p.op)) return plan_backward(p, device);
+    return is_decode(p.op) ? plan_decode(p, device) : plan_prefill(p, device);
+  });
+}
+std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device) {
+  return checked(problem, Op::kMerge, device, plan_merge);
+}
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device) {
-  if (auto refusal = check(problem)) return *std::move(refusal);
-  if (auto refusal = check(device, Op::kCacheWrite)) return *std::move(refusal);
-  return plan_cache_write(problem);
+  return checked(problem, Op::kCacheWrite, device, plan_cache_write);
 }
-
 std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts& device) {
-  if (auto refusal = check(problem)) return *std::move(refusal);
-  if (auto refusal = check(device, problem.op)) return *std::move(refusal);
-  return plan_rotary(problem);
+  return checked(problem, problem.op, device, plan_rotary);
 }
-
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device) {
-  if (auto refusal = check(problem)) return *std::move(refusal);
-  if (auto refusal = check(device, problem.op)) return *std::move(refusal);
-  return plan_logits(problem);
+  return checked(problem, problem.op, device, plan_logits);
 }
-
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device) {
-  if (auto refusal = check(problem)) return *std::move(refusal);
-  if (auto refusal = check(device, Op::kMaskMap)) return *std::move(refusal);
-  return plan_mask_map(problem);
+  return checked(problem, Op::kMaskMap, device, plan_mask_map);
 }
 
 }  // namespace fattn

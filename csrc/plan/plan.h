@@ -16,6 +16,7 @@
 
 #include "device.h"
 #include "problem.h"
+#include "scope.h"
 
 namespace fattn {
 
@@ -173,8 +174,8 @@ struct Plan {
   int64_t scratch_map_bytes = 0;   // of the mask map that the first pass makes
   int64_t scratch_row_floats = 0;  // backward: of the states of the query rows
   int64_t kept_bytes = 0;          // backward: of the forward's tensors that it reads
-  const char* tuning = "";         // the source of the tile and chunk sizes
-  const char* key_tuning = "";     // backward: the same for the pass over keys
+  Scope tuning;                    // of the tile and chunk sizes
+  Scope key_tuning;                // backward: the same for the pass over keys
   const char* launches = "";       // decode: how many, and why
   const char* units = "";          // on a GPU with matrix units: whether the plan uses them, and why
 

@@ -26,10 +26,9 @@ Pass& add_merge_pass(Plan& plan, const MergeProblem& problem, uint16_t simdgroup
 // The same for the parts of a call whose keys are split, and their scratch. `span` cut them, in a decode.
 Pass& add_merge_of_parts(Plan& plan, const Problem& p, int64_t parts, int simdgroups, const CausalSpan& span);
 
-// Shared by prefill and its backward: the parameters that do not depend on tiles, and the size of SavedTile
-// (prefill_rows.h) for simdgroups of `own_rows` rows. window_right is ignored for causal rows.
+// The parameters of prefill and its backward that do not depend on tiles. window_right is ignored for causal
+// rows.
 PrefillParams prefill_params(const Problem& problem, const Strides3& out);
-int64_t saved_tile_bytes(int64_t rows, int64_t own_rows);
 inline int64_t window_right_of(const Problem& p) { return p.is_causal ? -1 : p.options.window_right; }
 inline bool has_window(const Problem& p) { return p.options.window_left >= 0 || window_right_of(p) >= 0; }
 
@@ -105,11 +104,9 @@ inline void bind_attention(Pass& pass, const Problem& p) {
   if (p.has_mask_map) pass.bind(kSlotMaskMap);
   if (p.has_seq_lens) pass.bind(kSlotSeqLens);
   if (p.block_size > 0) pass.bind(kSlotBlockTables);
-#define FATTN_NUMBER(type, name, value)
 #define FATTN_TENSOR(slot, name, shapes) \
   if (p.options.name.given) pass.bind(kSlot##slot);
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
-#undef FATTN_NUMBER
+  FATTN_SCORE_OPTIONS(FATTN_NOTHING, FATTN_TENSOR)
 #undef FATTN_TENSOR
   if (p.options.tree_mask) pass.bind(kSlotTreeMask);
   if (p.packed) pass.bind(kSlotCuSeqlens);

@@ -32,16 +32,15 @@ int64_t max_tiles(const Problem& p, bool grouped, int64_t tile_rows) {
 // How a threadgroup divides its work.
 struct Tile {
   Kernel kernel;
-  int64_t row_fragments;
-  int64_t row_groups;  // of row_fragments each
-  int64_t tile_keys;
-  int64_t simdgroups;
-  bool early_loads;
-  const char* provenance;
-  bool tuned;              // timed on this machine
-  bool registers = false;  // on matrix units: scores stay in registers
+  int row_fragments;
+  int row_groups;  // of row_fragments each
+  int tile_keys;
+  int simdgroups;
+  Scope scope;
+  bool early_loads = false;
+  bool tuned = false;  // timed on this machine
 
-  int64_t rows() const { return row_groups * row_fragments * kFragment; }
+  int rows() const { return row_groups * row_fragments * kFragment; }
 };
 
 // The dtype that selects a row of the tuning table. int4 is multiplied in float32. On a GPU that multiplies
@@ -53,9 +52,9 @@ DType tile_dtype(const Problem& p, const DeviceFacts& device) {
 }
 
 // Groups of 16 rows. Decodes have few rows and take smaller tiles.
-int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
+int tensor_row_groups(const Problem& p, const PrefillTensorSizes& sizes) {
   const int64_t rows = p.q_heads / p.kv_heads * p.q_len;
-  int64_t groups = row.row_groups;
+  int groups = sizes.row_groups;
   while (is_decode(p.op) && groups > 1 && rows <= groups / 2 * kTensorRows) groups /= 2;
   return groups;
 }
@@ -64,85 +63,72 @@ int64_t tensor_row_groups(const Problem& p, const PrefillTensorRow& row) {
 // (prefill_wide.metal), or either on matrix units.
 Tile tile_of(const Problem& p, const DeviceFacts& device) {
   if (const auto state = units_state(p, device.units); is_on(state)) {
-    const bool registers = state == UnitsState::kRegisters;
-    const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, p.head_dim, registers);
-    const int64_t row_groups = tensor_row_groups(p, row);
-    return {p.head_dim == kLatentKeyDim ? Kernel::kPrefillLatentTensor : Kernel::kPrefillTensor,
-            kTensorRows / kFragment,
-            row_groups,
-            row.tile_keys,
-            row.simdgroups / row.row_groups * row_groups,
-            false,
-            row.provenance,
-            false,
-            registers};
+    const auto& [scope, sizes] =
+        tensor_row(kPrefillTensorTuning, p.head_dim, state == UnitsState::kRegisters);
+    const int row_groups = tensor_row_groups(p, sizes);
+    return {.kernel = p.head_dim == kLatentKeyDim ? Kernel::kPrefillLatentTensor : Kernel::kPrefillTensor,
+            .row_fragments = kTensorRows / kFragment,
+            .row_groups = row_groups,
+            .tile_keys = sizes.tile_keys,
+            .simdgroups = sizes.simdgroups / sizes.row_groups * row_groups,
+            .scope = scope};
   }
-  const int64_t dim = std::max(p.head_dim, p.value_dim);
-  const bool wide = dim > kMaxRowDim;
+  const bool wide = std::max(p.head_dim, p.value_dim) > kMaxRowDim;
   const Kernel kernel = wide ? Kernel::kPrefillWide : Kernel::kPrefill;
-  const PrefillRow& built_in = wide ? tuning_row(kPrefillWideTuning, device, p.dtype, dim)
-                                    : tuning_row(kPrefillTuning, device, tile_dtype(p, device), dim);
-  const PrefillRow row = tuned_or(built_in, kernel, device, p);
-  return {kernel,
-          row.row_fragments,
-          wide ? row.row_groups : row.simdgroups,
-          row.tile_keys,
-          row.simdgroups,
-          row.early_loads,
-          row.provenance,
-          row.provenance != built_in.provenance};
+  const PrefillRow& built_in = wide ? tuning_row(kPrefillWideTuning, device, p, p.dtype)
+                                    : tuning_row(kPrefillTuning, device, p, tile_dtype(p, device));
+  const auto& [scope, sizes] = tuned_or(built_in, kernel, device, p);
+  return {.kernel = kernel,
+          .row_fragments = sizes.row_fragments,
+          .row_groups = wide ? sizes.row_groups : sizes.simdgroups,
+          .tile_keys = sizes.tile_keys,
+          .simdgroups = sizes.simdgroups,
+          .scope = scope,
+          .early_loads = sizes.early_loads,
+          .tuned = scope.source != built_in.scope.source};
 }
 
-int64_t scale_bytes(const Problem& p, int64_t keys) {
-  return scale_pairs(has_row_scales(p.kv_format), int(keys)) * 2 * int64_t(sizeof(float));
-}
+constexpr int64_t kFloatBytes = sizeof(float);
 
-int64_t saved_bytes(const Tile& tile) {
-  return saved_tile_bytes(tile.rows(), tile.row_fragments * kFragment);
+int64_t scale_bytes(const Problem& p, int keys) {
+  return scale_pairs(has_row_scales(p.kv_format), keys) * 2 * kFloatBytes;
 }
 
 // The K tile, the V tile, and the scales of their rows.
 int64_t bytes_of_rows(const Problem& p, const Tile& tile) {
-  const auto bytes = int(size_of(tile_element(p)));
+  const int bytes = size_of(tile_element(p));
   const int pitches = key_pitch(int(p.head_dim), 1, bytes) + value_pitch(int(p.value_dim), 1, bytes);
-  return tile.tile_keys * pitches * bytes + scale_bytes(p, tile.tile_keys) + saved_bytes(tile);
+  return tile.tile_keys * pitches * bytes + scale_bytes(p, tile.tile_keys);
 }
 
 // The query in 16-byte pieces, and the products and scales of two steps.
 int64_t bytes_of_columns(const Problem& p, const Tile& tile) {
-  const int64_t fragments = tile.row_groups * tile.row_fragments;
-  const int64_t shares = sum_shares(int(tile.simdgroups / tile.row_groups), int(tile.tile_keys / kFragment));
-  const int64_t pair_bytes = 2 * size_of(p.dtype);
-  const int64_t share_fragments = ceil_div(p.head_dim / kFragment, shares);
-  const int64_t query_bytes =
-      fragments * shares * ceil_div(share_fragments * pair_bytes, 16) * 16 * kSimdWidth;
-  const int64_t product_bytes = 2 * fragments * shares * kFragment * tile.tile_keys * int64_t(sizeof(float));
-  return query_bytes + product_bytes + scale_bytes(p, 2 * tile.tile_keys) + saved_bytes(tile);
+  const int shares = sum_shares(tile.simdgroups / tile.row_groups, tile.tile_keys / kFragment);
+  const int pieces = tile.row_fragments * shares * share_pieces(int(p.head_dim), shares, size_of(p.dtype));
+  const int products = group_products(shares, tile.row_fragments, tile.tile_keys);
+  return tile.row_groups * (pieces * 16 * kSimdWidth + 2 * products * kFloatBytes) +
+         scale_bytes(p, 2 * tile.tile_keys);
 }
 
 // The query, one staged operand of a step, row parameters, and the keys that each simdgroup saw in two steps.
 // Without registers also the scores of a step and a factor per row.
 int64_t bytes_of_units(const Problem& p, const Tile& tile) {
-  const int64_t dim = units_size(p)->dim;
-  const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * dim * size_of(p.dtype);
+  const int64_t operand_bytes = (tile.rows() + tile.tile_keys) * units_size(p)->dim * size_of(p.dtype);
   const int64_t row_bytes =
       tile.rows() * int64_t(sizeof(SavedTensorRow)) + 2 * tile.simdgroups * int64_t(sizeof(uint32_t));
-  const int64_t row_floats = tile.tile_keys + kScorePadFloats + 1;
-  const int64_t score_bytes = tile.simdgroups * kTensorRows * row_floats * int64_t(sizeof(float));
-  return operand_bytes + row_bytes + (tile.registers ? 0 : score_bytes) + saved_bytes(tile);
+  const int64_t score_bytes = tile.simdgroups * kTensorRows * (score_pitch(tile.tile_keys) + 1) * kFloatBytes;
+  return operand_bytes + row_bytes + (tile.scope.registers ? 0 : score_bytes);
 }
 
 // The query, the staged values of a product for two simdgroups, the weights of a step, a factor per row, and
 // the keys that each simdgroup saw.
 int64_t bytes_of_latent_units(const Problem& p, const Tile& tile) {
-  const int64_t query_bytes = tile.rows() * p.head_dim * size_of(p.dtype);
-  const int64_t staged_bytes =
-      kLatentProductKeys * kLatentValueShares * p.value_dim / tile.simdgroups * size_of(p.dtype);
-  const int64_t row_floats = tile.tile_keys + kScorePadFloats + 1;
-  return query_bytes + staged_bytes + tile.rows() * row_floats * int64_t(sizeof(float)) +
-         tile.simdgroups * int64_t(sizeof(uint32_t)) + saved_bytes(tile);
+  const int64_t elements = tile.rows() * p.head_dim + latent_staged(int(p.value_dim), tile.simdgroups);
+  return elements * size_of(p.dtype) + tile.rows() * (score_pitch(tile.tile_keys) + 1) * kFloatBytes +
+         tile.simdgroups * int64_t(sizeof(uint32_t));
 }
 
+// Besides SavedTile.
 int64_t bytes_of(const Problem& p, const Tile& tile) {
   if (tile.kernel == Kernel::kPrefillLatentTensor) return bytes_of_latent_units(p, tile);
   if (tile.kernel == Kernel::kPrefillTensor) return bytes_of_units(p, tile);
@@ -265,16 +251,16 @@ int32_t window_side(int64_t keys) { return keys < 0 ? kNoLimit : int32_t(std::mi
 
 Plan plan_tensor_probe(UnitsSize size, bool registers) {
   Plan plan;
-  const PrefillTensorRow& row = tensor_row(kPrefillTensorTuning, size.dim, registers);
-  plan.tuning = row.provenance;
+  const auto& [scope, sizes] = tensor_row(kPrefillTensorTuning, size.dim, registers);
+  plan.tuning = scope;
   Pass& pass = plan.add_pass();
   pass.spec.kernel = Kernel::kTensorProbe;
   pass.spec.dtype = pass.spec.out_dtype = size.dtype;
   pass.spec.head_dim = size.dim;
   pass.spec.value_dim = size.value_dim();
-  pass.spec.row_groups = row.row_groups;
-  pass.spec.tile_keys = row.tile_keys;
-  pass.spec.simdgroups = row.simdgroups;
+  pass.spec.row_groups = sizes.row_groups;
+  pass.spec.tile_keys = sizes.tile_keys;
+  pass.spec.simdgroups = sizes.simdgroups;
   pass.spec.row_fragments = kTensorRows / kFragment;
   pass.spec.registers = registers;
   pass.grid = {1, 1, 1};
@@ -282,12 +268,6 @@ Plan plan_tensor_probe(UnitsSize size, bool registers) {
   pass.bind(kSlotTensorFacts, kSlotOut);
   pass.set_params(TensorProbeParams{kMaxTensorFacts});
   return plan;
-}
-
-int64_t saved_tile_bytes(int64_t rows, int64_t own_rows) {
-  return rows * int64_t(sizeof(SavedPlaces) + sizeof(SavedLimits)) + int64_t(sizeof(SavedStarts)) +
-         ceil_div(rows, kCellRows) * int64_t(sizeof(int64_t)) +
-         rows / own_rows * int64_t(sizeof(SavedRanges));
 }
 
 PrefillParams prefill_params(const Problem& p, const Strides3& out) {
@@ -317,7 +297,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   if (is_empty(problem)) return plan;
   Problem p = problem;
   Tile tile = tile_of(p, device);
-  plan.tuning = tile.provenance;
+  plan.tuning = tile.scope;
   plan.units = units_note(p, device.units);
   const int64_t max_rows = tile.rows();
   const int64_t group_size = p.q_heads / p.kv_heads;
@@ -345,7 +325,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.spec.tile_keys = uint16_t(tile.tile_keys);
   pass.spec.simdgroups = uint16_t(tile.simdgroups);
   pass.spec.early_loads = tile.early_loads;
-  pass.spec.registers = tile.registers;
+  pass.spec.registers = tile.scope.registers;
   pass.spec.causal = p.is_causal;
   pass.spec.window = has_window(p);
   pass.spec.grouped = grouped;
@@ -359,7 +339,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const double max_groups = std::max(max_products(device) / products_of_group, double(cores_of(device)));
   limit_groups(pass, max_groups);
   pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
-  pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile), 16) * 16);
+  const int64_t saved_bytes = saved_tile_bytes(tile.rows(), tile.row_fragments * kFragment);
+  pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile) + saved_bytes, 16) * 16);
 
   bind_attention(pass, p);
   const bool merged = parts.count > 1;

@@ -12,7 +12,7 @@ constexpr uint16_t kSimdgroups = 8;
 
 Plan plan_rotary(const RotaryProblem& p) {
   Plan plan;
-  plan.tuning = "one simdgroup per row";
+  plan.tuning.source = "one simdgroup per row";
   const CacheWriteProblem& write = p.write;
   const bool values = p.op == Op::kRotaryWrite;
   const int64_t rows = write.tokens * (p.q_heads + write.kv_heads * (values ? 2 : 1));

@@ -15,11 +15,9 @@ using Kind = Refusal::Kind;
 bool reads_positions(const ScoreOptions& options) { return options.alibi_slopes.given; }
 
 bool changes_scores(const ScoreOptions& options) {
-#define FATTN_NUMBER(type, name, value)
 #define FATTN_TENSOR(slot, name, shapes) \
   if (options.name.given) return true;
-  FATTN_SCORE_OPTIONS(FATTN_NUMBER, FATTN_TENSOR)
-#undef FATTN_NUMBER
+  FATTN_SCORE_OPTIONS(FATTN_NOTHING, FATTN_TENSOR)
 #undef FATTN_TENSOR
   return options.softcap != 0.0;
 }

@@ -193,28 +193,24 @@ bool are_units_faster(UnitsSize size, const DeviceFacts& device) {
 }
 
 PrefillRow tuned_or(const PrefillRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p) {
-  PrefillRow chosen = row;
-  if (const TunedRow* tuned = find(device, kernel, p)) {
-    chosen.row_fragments = tuned->row_fragments;
-    chosen.row_groups = tuned->row_groups;
-    chosen.tile_keys = tuned->tile_keys;
-    chosen.simdgroups = tuned->simdgroups;
-    chosen.early_loads = tuned->early_loads != 0;
-    chosen.provenance = device.tuned->provenance.c_str();
-  }
-  return chosen;
+  const TunedRow* tuned = find(device, kernel, p);
+  if (tuned == nullptr) return row;
+  return {{.source = device.tuned->provenance.c_str()},
+          {.row_fragments = tuned->row_fragments,
+           .row_groups = tuned->row_groups,
+           .tile_keys = tuned->tile_keys,
+           .simdgroups = tuned->simdgroups,
+           .early_loads = tuned->early_loads != 0}};
 }
 
 DecodeRow tuned_or(const DecodeRow& row, Kernel kernel, const DeviceFacts& device, const Problem& p) {
-  DecodeRow chosen = row;
-  if (const TunedRow* tuned = find(device, kernel, p)) {
-    chosen.tile_keys = tuned->tile_keys;
-    chosen.simdgroups = tuned->simdgroups;
-    chosen.min_chunk = tuned->min_chunk;
-    chosen.threadgroups_per_core = tuned->threadgroups_per_core;
-    chosen.provenance = device.tuned->provenance.c_str();
-  }
-  return chosen;
+  const TunedRow* tuned = find(device, kernel, p);
+  if (tuned == nullptr) return row;
+  return {{.source = device.tuned->provenance.c_str()},
+          {.tile_keys = tuned->tile_keys,
+           .simdgroups = tuned->simdgroups,
+           .min_chunk = tuned->min_chunk,
+           .threadgroups_per_core = tuned->threadgroups_per_core}};
 }
 
 }  // namespace fattn

@@ -95,7 +95,7 @@ class Trials {
     mask[kBlindRow].fill_(-INFINITY);
     mask.select(1, kHiddenKey).fill_(-INFINITY);
     mask = mask.to(type_).to(at::kMPS);
-    const MaskMapCall map = describe_mask_map(mask);
+    const MaskMapCall map = describe_map_of(mask);
     const std::vector<Range> seen = {{0, kSinkTokens}, {kFirstWindow, kHiddenKey}, {kHiddenKey + 1, kKeys}};
     const int64_t dim = std::exchange(dim_, is_padding_ ? kPaddedDims[1] : dim_);
     const int64_t value_dim = std::exchange(value_dim_, is_padding_ ? dim_ : value_dim_);

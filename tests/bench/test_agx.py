@@ -18,12 +18,12 @@ from bench.backends import agx
 from bench.peers.launch import OURS
 from bench.report import agx as report
 from softmetal.testing import agx as compiler
+from tests.helpers.tuning_rows import TUNING, Row, rows, used
 from torch_fattn.commands import report as doctor_report
 
 pytestmark = pytest.mark.host_only
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNING = ROOT / "csrc/plan/tuning.h"
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +31,21 @@ def entries() -> list[agx.Entry]:
     return list(agx.entries())
 
 
-def provenances(text: str) -> set[str]:
-    """The sources of the tuning table's rows for M1 and M2."""
-    rows = re.findall(r"^    \{(\w+),[^}]*?\"([^\"]*)\"\}", text, re.M)
-    return {source for family, source in rows if family == "kAnyFamily"}
-
-
-def unused(text: str, entries: list[agx.Entry]) -> set[str]:
-    notes = " ".join(str(entry.facts.get("tuning")) for entry in entries)
-    return {source for source in provenances(text) if source.partition(" (")[0] not in notes}
+def unused(text: str, entries: list[agx.Entry]) -> set[Row]:
+    """The rows of the tables for M1 and M2 that no entry compiles."""
+    ours = [entry for entry in entries if entry.impl == OURS]
+    found = {used(entry.kernel.kernel, str(entry.facts["tuning"])) for entry in ours}
+    return rows(text, family=0) - found
 
 
 def test_every_row_of_the_tuning_table_is_compiled(entries: list[agx.Entry]) -> None:
     text = TUNING.read_text()
-    assert len(provenances(text)) > 12
+    assert len(rows(text, family=0)) > 12
     assert not unused(text, entries)
-    assert unused(text.replace("baseline: 16 keys per step (", "baseline: 17 keys per step ("), entries) == {
-        "baseline: 17 keys per step (registers of M1/M2 as Mesa counts)"
-    }
+    changed = text.replace(".dtypes = kBFloat16s, .max_dim = 96", ".dtypes = kBFloat16s, .max_dim = 97")
+    assert [row.kernel for row in unused(changed, entries)] == ["prefill"], "the control"
     others = [entry for entry in entries if not entry.op.startswith("backward")]
-    assert any("32 rows per step" in source for source in unused(text, others))
+    assert {row.kernel for row in unused(text, others)} == {"backward_query", "backward_key"}
 
 
 @pytest.mark.skipif(not compiler.is_built(), reason="needs the AGX compiler")

@@ -27,11 +27,11 @@ from tests.helpers import cache_problems, problems, rotary_problems, tensor_kern
 from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.direct_launch import INTERFACE, kernel_text
 from tests.helpers.problems import Problem
+from tests.helpers.tuning_rows import TUNING, rows, used
 from torch_fattn.operators.kv_formats import KV_FORMATS
 
 pytestmark = pytest.mark.host_only
 
-TUNING = Path(__file__).resolve().parents[2] / "csrc" / "plan" / "tuning.h"
 METAL = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
@@ -257,10 +257,10 @@ def test_compiles(standard: str, kernel: str, dtype: torch.dtype, tmp_path: Path
 
 def test_nothing_is_left_out() -> None:
     """Every row of the tuning tables, every head dim, and each kernel's own choices."""
-    tunings = {plan.data["tuning"] for k in KERNELS for dtype in problems.DTYPES for plan in plans(k, dtype)}
-    rows = re.findall(r'"([^"]+)"\}', re.sub(r"\s*\n\s*", " ", TUNING.read_text()))
-    used = {row.partition(": ")[2] for text in tunings for row in text.split("; ")} | tunings
-    assert len(rows) >= 6 and set(rows) <= used
+    every = [plan for k in KERNELS for dtype in problems.DTYPES for plan in plans(k, dtype)]
+    launches = {(launch["kernel"], plan.data["tuning"]) for plan in every for launch in plan.passes}
+    expected = rows(TUNING.read_text())
+    assert len(expected) > 50 and expected <= {used(*each) for each in launches}
     compiled = {
         macro for kernel in KERNELS for d in problems.DTYPES for p in pipelines(kernel, d) for macro in p[1]
     }

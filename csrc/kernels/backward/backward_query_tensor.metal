@@ -23,7 +23,7 @@ struct QueryRows {
   void begin() const thread {
     if (tile.at.lane < kTensorRows) {
       const bool known = has(own_row());
-      const float lse = known ? lse_in_units(tile.operands.lse[place()]) : -INFINITY;
+      const float lse = known ? lse_in_units(tile.operands.lse[lse_index()]) : -INFINITY;
       states[tile.at.lane] = float4(lse, 0.0f, 0.0f, 0.0f);
     }
   }
@@ -41,7 +41,7 @@ struct QueryRows {
       const float inverse = weights == 0.0f ? 0.0f : 1.0f / sum;
       const float delta = weighted_grads * inverse;
       const bool has_grad = fc_grad_lse && has(row);
-      states[tile.at.lane] = float4(lse, has_grad ? delta - grad_lse[place()] : delta, inverse, 0.0f);
+      states[tile.at.lane] = float4(lse, has_grad ? delta - grad_lse[lse_index()] : delta, inverse, 0.0f);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -51,7 +51,7 @@ struct QueryRows {
     if (tile.at.lane < kTensorRows && own_row().exists) {
       const float4 state = states[tile.at.lane];
       const float inverse = state[2];
-      row_states[place()] =
+      row_states[lse_index()] =
           float4(inverse == 0.0f ? INFINITY : state[0], state[1], inverse, slope_grad * inverse);
     }
   }
@@ -95,7 +95,7 @@ struct QueryRows {
   QueryRow own_row() const thread { return tile.own_row(tile.at.lane); }
   // Whether the row belongs to a sequence.
   bool has(QueryRow row) const thread { return row.exists && (!fc_packed || tile.rows.tile.batch >= 0); }
-  long place() const thread { return tile.rows.lse_of(own_row(), 0, *tile.params); }
+  long lse_index() const thread { return tile.rows.lse_of(own_row(), 0, *tile.params); }
 
   KeyScore score_of(float product, thread const ScoreModifiers& of_row, int row, int key, bool whole) const
       thread {

@@ -41,16 +41,15 @@ struct ProductBlocks {
 // own. kWalked: blocks of a group in a step.
 template <int kCount, int kWalked>
 struct SharedBlocks {
-  static constant constexpr int kBlock = 2 * kCount * kSimdWidth;
-  static constant constexpr int kPairs =
-      kColumnShares == 1 ? 1 : kRowGroups * kWalked * kColumnShares * kBlock;
+  static constant constexpr int kBlock = block_pairs(kCount);
+  static constant constexpr int kPairs = shared_block_pairs(kColumnShares, kRowGroups, kWalked, kCount);
 
   threadgroup float2* pairs;  // [group][walked][share][owned][product, gradient][lane]
   ushort group;
   ushort share;
 
   void write(int n, thread const ProductBlocks<kCount>& blocks, LanePosition at) const thread {
-    threadgroup float2* to = pairs + place(n, share, at);
+    threadgroup float2* to = pairs + pair_index(n, share, at);
     FATTN_UNROLL
     for (int r = 0; r < kCount; r++) {
       to[2 * r * kSimdWidth] =
@@ -67,7 +66,7 @@ struct SharedBlocks {
       float2 weight_grad = float2(0.0f);
       FATTN_UNROLL
       for (int s = 0; s < kColumnShares; s++) {
-        const threadgroup float2* from = pairs + place(n, s, at);
+        const threadgroup float2* from = pairs + pair_index(n, s, at);
         product += from[2 * r * kSimdWidth];
         weight_grad += from[(2 * r + 1) * kSimdWidth];
       }
@@ -77,7 +76,7 @@ struct SharedBlocks {
   }
 
  private:
-  int place(int n, int of_share, LanePosition at) const thread {
+  int pair_index(int n, int of_share, LanePosition at) const thread {
     return ((group * kWalked + n) * kColumnShares + of_share) * kBlock + at.lane;
   }
 };

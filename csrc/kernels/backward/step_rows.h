@@ -11,6 +11,7 @@ struct SavedStepRow {
   RowState state;
   SavedLimits limits;
 };
+static_assert(sizeof(SavedStepRow) == kSavedStepRowBytes, "the planner counts this");
 
 // Saves a row of the step. It exists if its index is below `left`.
 inline void save_row(threadgroup SavedStepRow& to, const device float4* states, int row, int left,

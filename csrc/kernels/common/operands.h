@@ -4,7 +4,6 @@
 #include "keys.h"
 
 // A pipeline has only the operands that its function constants enable. Reading another one is undefined.
-#define FATTN_NOTHING(...)
 #define FATTN_ATTENTION_OPERANDS(ALWAYS, OPTIONAL) FATTN_OPERANDS(ALWAYS, OPTIONAL, OPTIONAL, FATTN_NOTHING)
 
 #define FATTN_ARGUMENT(slot, type, name) type name [[buffer(fattn::kSlot##slot)]],

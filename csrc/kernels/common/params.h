@@ -122,24 +122,24 @@ enum CellKind {
   kCellWhole = 2,   // every row sees every key, and the mask adds 0
 };
 
+#define FATTN_FIELD(type, name) type name;
+// For a list that a caller of the macros below does not need.
+#define FATTN_NOTHING(...)
+
+#define FATTN_STRIDES3(X) X(fattn_i64, batch) X(fattn_i64, head) X(fattn_i64, row)
 struct Strides3 {  // in elements; the last dimension of every operand is contiguous
-  fattn_i64 batch;
-  fattn_i64 head;
-  fattn_i64 row;
+  FATTN_STRIDES3(FATTN_FIELD)
 };
 
+#define FATTN_STRIDES4(X) FATTN_STRIDES3(X) X(fattn_i64, key)
 struct Strides4 {
-  fattn_i64 batch;
-  fattn_i64 head;
-  fattn_i64 row;
-  fattn_i64 key;
+  FATTN_STRIDES4(FATTN_FIELD)
 };
 
+// `second`: from the column of the first number of a pair to that of the second.
+#define FATTN_TABLE_STRIDES(X) X(fattn_i64, batch) X(fattn_i64, row) X(fattn_i64, column) X(fattn_i64, second)
 struct TableStrides {
-  fattn_i64 batch;
-  fattn_i64 row;
-  fattn_i64 column;
-  fattn_i64 second;  // from the column of the first number of a pair to that of the second
+  FATTN_TABLE_STRIDES(FATTN_FIELD)
 };
 
 // One of the dispatches of a sliced grid: consecutive threadgroups, along x.
@@ -148,8 +148,6 @@ struct GridSlice {
   fattn_i32 grid_x;
   fattn_i32 grid_y;
 };
-
-#define FATTN_FIELD(type, name) type name;
 
 // The operands of prefill and decode.
 #define FATTN_OPERAND_STRIDES(X)                                           \

@@ -111,11 +111,29 @@ constexpr int key_pitch(int dim, int shares, int element_bytes) {
 constexpr int value_pitch(int dim, int shares, int element_bytes) {
   return padded_columns(dim, shares) + kValuePadBytes / element_bytes;
 }
-// prefill_wide: simdgroups that divide the columns of a key fragment, if they outnumber the fragments.
+// Floats from row to row of the scores that the tensor kernels pass through threadgroup memory.
+constexpr int score_pitch(int tile_keys) { return tile_keys + 4; }
+// prefill_wide: simdgroups that divide the columns of a key fragment, if they outnumber the fragments;
+// 16-byte pieces of the query that a lane reads for eight rows, and for one share of their columns; and the
+// products of a row group in a step.
 constexpr int sum_shares(int column_shares, int key_fragments) {
   return column_shares < key_fragments ? 1 : column_shares / key_fragments;
 }
-// The same for the rows of scores that prefill_tensor passes through threadgroup memory.
-FATTN_CONSTEXPR int kScorePadFloats = 4;
+constexpr int share_pieces(int dim, int shares, int element_bytes) {
+  return (padded_columns(dim, shares) / shares / 4 * element_bytes + 15) / 16;
+}
+constexpr int group_products(int shares, int row_fragments, int tile_keys) {
+  return shares * row_fragments * kFragment * tile_keys;
+}
+// backward_query, backward_key: pairs of elements in the blocks of products and gradients that the simdgroups
+// of a group exchange, of `owned` by `walked` fragments.
+constexpr int block_pairs(int owned) { return 2 * owned * kSimdWidth; }
+constexpr int shared_block_pairs(int shares, int groups, int walked, int owned) {
+  return shares == 1 ? 1 : groups * walked * shares * block_pairs(owned);
+}
+// prefill_latent_tensor: staged elements of the values.
+constexpr int latent_staged(int value_dim, int simdgroups) {
+  return kLatentProductKeys * kLatentValueShares * value_dim / simdgroups;
+}
 
 }  // namespace fattn

@@ -34,7 +34,7 @@ FATTN_CONSTEXPR int kValueColumns = kLatentValueShares * kShareDim;
 FATTN_CONSTEXPR int kValuePieces = kValueDim / kValueColumns;
 static_assert(kKeyPieces * kKeyColumns == kTensorDim && kValuePieces * kValueColumns == kValueDim,
               "pieces have the same size");
-FATTN_CONSTEXPR int kStagedChunks = kProductKeys * kValueColumns / kChunk;
+FATTN_CONSTEXPR int kStagedChunks = latent_staged(kValueDim, kSimdgroups) / kChunk;
 static_assert(kKeyColumns <= kValueColumns, "the pieces of keys fit, too");
 // The scores of a step reuse this memory.
 FATTN_CONSTEXPR int kShareScores = kTensorRows * kScorePitch;

@@ -32,7 +32,7 @@ FATTN_CONSTEXPR int kWalked = kTileKeys;
 // The keys of a score product, and the columns that it sums over.
 FATTN_CONSTEXPR int kProductKeys = kLatent ? kLatentProductKeys : kWalked;
 FATTN_CONSTEXPR int kProductDim = kLatent ? kLatentProductDim : kTensorDim;
-FATTN_CONSTEXPR int kScorePitch = kWalked + kScorePadFloats;  // of rows in threadgroup memory
+FATTN_CONSTEXPR int kScorePitch = score_pitch(kWalked);
 // Whether products may round weights to ten bits. The error is then that of half, too large for a result in
 // half.
 FATTN_CONSTEXPR bool kRelaxed = is_same_v<Element, bfloat>;

@@ -18,7 +18,8 @@ typedef ColumnShare<0, kHeadDim, kSumShares> KeyColumns;
 
 // Elements of the query that a lane reads at a time: 16 bytes, two elements for each of several fragments.
 FATTN_CONSTEXPR int kPieceElements = 16 / sizeof(Element);
-FATTN_CONSTEXPR int kSharePieces = (KeyColumns::kAll + kPieceElements - 1) / kPieceElements;
+FATTN_CONSTEXPR int kSharePieces = share_pieces(kHeadDim, kSumShares, sizeof(Element));
+static_assert(kSharePieces * kPieceElements >= KeyColumns::kAll, "the pieces hold a share");
 FATTN_CONSTEXPR int kFragmentPieces = kSumShares * kSharePieces;  // per eight rows
 FATTN_CONSTEXPR int kGroupPieces = kRowFragments * kFragmentPieces;
 
@@ -164,7 +165,7 @@ inline void multiply_key(thread const GroupQuery& query, thread const StoredRow&
 }
 
 // Products that the simdgroups of a group exchange in a step.
-FATTN_CONSTEXPR int kGroupScores = kSumShares * kRowFragments * 8 * kTileKeys;
+FATTN_CONSTEXPR int kGroupScores = group_products(kSumShares, kRowFragments, kTileKeys);
 
 struct GroupScores {
   threadgroup float* products;  // [share of the columns][row fragment][key fragment][row][key]
