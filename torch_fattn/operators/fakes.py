@@ -19,8 +19,7 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 def register() -> None:
     results: dict[str, Callable[..., Any]] = {
-        **dict.fromkeys(("prefill", "decode", "paged_decode"), _attention_result),
-        **dict.fromkeys(("paged_prefill", "varlen_prefill"), _packed_result),
+        **dict.fromkeys(ATTENTION, _attention_result),
         **dict.fromkeys(BACKWARDS, _gradients),
         **dict.fromkeys(LOGITS_OPERATORS, lambda logits, *_, **__: logits.new_empty(logits.shape)),
         "merge": lambda outs, lses: (outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])),
@@ -34,7 +33,7 @@ def register() -> None:
     for op, computed in DIFFERENTIABLE.items():
         torch.library.register_fake(f"fattn::{op}", _fake(computed, results[computed]))
     for op in ATTENTION:
-        torch.library.register_fake(f"fattn::{op}.part", _fake(op, _part(results[op])))
+        torch.library.register_fake(f"fattn::{op}.part", _fake(op, _part))
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
     for op in ("_refuse_backward", "_refuse_second_derivative"):
         torch.library.register_fake(f"fattn::{op}", lambda grad, op: torch.empty_like(grad))
@@ -48,17 +47,12 @@ def _fake(op: str, result_of: Callable[..., Any]) -> Callable[..., Any]:
     return fake
 
 
-def _part(result_of: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The fake of the overload `part`, from the operator's fake."""
-
-    def part(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        out, lse = result_of(*arguments, **options)
-        shape = out.shape if out.dim() == 4 else out.transpose(0, 1).shape
-        part = out.new_empty(shape, dtype=torch.float32)
-        # Packed rows are in the order of lse.
-        return part if out.dim() == 4 else part.transpose(0, 1), lse.new_empty(*lse.shape, 4)
-
-    return part
+def _part(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """The result of the overload `part`. Packed rows are in the order of lse."""
+    out, lse = _attention_result(*arguments, **options)
+    is_packed = out.dim() == 3
+    part = out.new_empty(out.transpose(0, 1).shape if is_packed else out.shape, dtype=torch.float32)
+    return part.transpose(0, 1) if is_packed else part, lse.new_empty(*lse.shape, 4)
 
 
 def _merged_parts(outs: Tensor, sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -74,25 +68,16 @@ def _attention_result(
     token_major_out: bool = False,
     **__: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The value head dim: the last dimension of `[B, Hkv, Lk, Dv]` or a pool `[num_blocks, block_size, Hkv,
-    Dv]`, twice that for int4, which has two elements per byte."""
-    batch, heads, q_len, _head_dim = query.shape
-    value_dim = head_dim(value.shape[-1], kv_format)
+    """out and lse of rows `[B, Hq, Lq, D]` or packed rows `[T, Hq, D]`, whose lse is `[Hq, T]`."""
+    rows = query.shape[:-1]
+    out = _like(query, head_dim(value.shape[-1], kv_format), token_major_out)
+    return out, query.new_empty(rows if len(rows) == 3 else rows[::-1], dtype=torch.float32)
+
+
+def _like(rows: Tensor, dim: int, token_major_out: bool = False) -> Tensor:
     if token_major_out:
-        out = query.new_empty(batch, q_len, heads, value_dim).transpose(1, 2)
-    else:
-        out = query.new_empty(batch, heads, q_len, value_dim)
-    return out, query.new_empty(batch, heads, q_len, dtype=torch.float32)
-
-
-def _packed_result(
-    query: Tensor, key: Tensor, value: Tensor, *_: Any, kv_format: str | None = None, **__: Any
-) -> tuple[Tensor, Tensor]:
-    rows, heads, _head_dim = query.shape
-    return (
-        query.new_empty(rows, heads, head_dim(value.shape[-1], kv_format)),
-        query.new_empty(heads, rows, dtype=torch.float32),
-    )
+        return _like(rows.transpose(1, 2), dim).transpose(1, 2)
+    return rows.new_empty(*rows.shape[:-1], dim)
 
 
 def _gradients(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
@@ -105,9 +90,7 @@ def _gradients(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
 
 
 def _rotated(rows: Tensor, token_major_out: bool = False, **_: Any) -> Tensor:
-    if token_major_out:
-        return rows.new_empty(rows.transpose(1, 2).shape).transpose(1, 2)
-    return rows.new_empty(rows.shape)
+    return _like(rows, rows.shape[-1], token_major_out)
 
 
 def _map_of(attn_mask: Tensor) -> Tensor:
