@@ -19,6 +19,7 @@ from ...operators.head_padding import HEAD_STEP, pad_heads, without_padding
 from ...operators.kv_formats import check_format
 from ...runtime.signatures import public
 from .call import Call
+from .fusion.deferred import plain
 from .packing import restarts_of
 from .support import FLASH_NAME
 from .support import NAME as ATTENTION_NAME
@@ -270,6 +271,7 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
         refuse_meaning(
             module, "positions restart, and a row of a PagedCache is one sequence", "pass use_cache=False"
         )
+    call, key.arrived = replace(call, query=plain(call.query)), plain(key.arrived)
     batch, rows = call.query.shape[0], call.rows
     query, new_key, new_value, scale = pad_heads(call.query, key.arrived, value.arrived, call.scaling)
     new = [operand.transpose(1, 2).flatten(0, 1) for operand in (new_key, new_value)]

@@ -1,0 +1,199 @@
+"""The rotary functions of model files, `apply_rotary_pos_emb(q, k, cos, sin)`, as `torch_fattn.rotary`.
+
+Random numbers show which form a function has: the one in which the operator returns the same bits. The
+function is replaced in its file, for all models of the family. The new one runs the old one outside of a
+fused model's forward, and for calls that the operator does not take: gradients, autocast, torch.compile,
+another layout.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import running
+from .deferred import HeadNorm, Rotation, plain
+from .layers import is_head_dim
+
+_NAME = re.compile(r"apply_.*rot")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_STYLES = ("halves", "pairs", "pairs_to_halves")
+_PROBED_HEAD_DIM = 16
+
+
+class Table(NamedTuple):
+    """How a function reads cos and sin."""
+
+    what: str
+    read: Callable[[Tensor], Tensor]  # from the model's table to the operator's
+    widen: Callable[[Tensor], Tensor]  # from a table of half the rotated columns to one with the property
+    width: int = 1  # rotated columns for one of the table
+
+
+_TABLES = (
+    Table("a column per number", lambda t: t, lambda t: torch.cat((t, t.flip(-1)), -1)),
+    Table("the first half", lambda t: t[..., : t.shape[-1] // 2], lambda t: torch.cat((t, t.flip(-1)), -1)),
+    Table("a column per pair", lambda t: t, lambda t: t, width=2),
+    Table("each column twice", lambda t: t[..., ::2], lambda t: t.repeat_interleave(2, -1)),
+)
+
+
+class Form(NamedTuple):
+    style: str
+    table: Table
+    is_partial: bool = False  # heads may be wider than the tables
+    is_float: bool = False  # products are in float32 for any tables
+    takes_float: bool = False  # tables in float32, of heads in 16 bits
+
+    def __str__(self) -> str:
+        parts = [self.style, self.table.what]
+        parts += ["or part of a head"] * self.is_partial + ["products in float32"] * self.is_float
+        return ", ".join(parts)
+
+    def operands(self, cos: Tensor, sin: Tensor, is_float: bool) -> tuple[Tensor, Tensor]:
+        cos, sin = self.table.read(cos), self.table.read(sin)
+        return (cos.float(), sin.float()) if is_float else (cos, sin)
+
+    def columns(self, cos: Tensor) -> int:
+        """How many columns of a head are rotated."""
+        return cos.shape[-1] * self.table.width
+
+
+class Found(NamedTuple):
+    """A function of a model file, and why it is not replaced."""
+
+    name: str  # with that of the file
+    form: Form | None
+    why: str = ""
+
+
+_found: dict[tuple[str, str], Found] = {}
+_undo: list[Callable[[], None]] = []
+
+
+def fuse(modules: Iterable[nn.Module]) -> list[Found]:
+    """Replaces the rotary functions of the files that modules come from."""
+    files = dict.fromkeys(type(module).__module__ for module in modules)
+    return [found for file in files for found in _replace_in(file)]
+
+
+def restore() -> None:
+    while _undo:
+        _undo.pop()()
+    _found.clear()
+
+
+def _replace_in(file: str) -> Iterator[Found]:
+    namespace = vars(sys.modules[file])
+    for name, function in list(namespace.items()):
+        if not _NAME.match(name) or not callable(function):
+            continue
+        if (file, name) not in _found:
+            _found[file, name] = Found(f"{file.rpartition('.')[2]}.{name}", *_form_of(function))
+            if form := _found[file, name].form:
+                namespace[name] = _replacing(function, form)
+                _undo.append(functools.partial(namespace.__setitem__, name, function))
+        yield _found[file, name]
+
+
+def _replacing(function: Callable[..., Any], form: Form) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def rotate(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*arguments, **options)
+        forward = running.now()
+        if forward is not None and len(arguments) == 4 and options in ({}, {"unsqueeze_dim": 1}):
+            if _takes(form, *arguments):
+                return _rotation(form, forward, *arguments).both()
+        return function(*map(plain, arguments), **options)
+
+    return rotate
+
+
+def _takes(form: Form, query: Any, key: Any, cos: Any, sin: Any) -> bool:
+    """Whether the operator computes what the function does."""
+    for heads in (query, key):
+        if type(heads) not in (Tensor, HeadNorm) or heads.ndim != 4 or heads.dtype not in _DTYPES:
+            return False
+        if torch.is_grad_enabled() and heads.requires_grad:
+            return False
+    if type(cos) is not Tensor or type(sin) is not Tensor or cos.ndim != 3 or cos.shape != sin.shape:
+        return False
+    batch, _, length, head_dim = query.shape
+    columns = form.columns(cos)
+    return (
+        key.dtype is query.dtype
+        and cos.dtype is sin.dtype
+        and (cos.dtype is query.dtype or (cos.dtype is torch.float32 and form.takes_float))
+        and query.device == key.device == cos.device == sin.device
+        and (key.shape[0], *key.shape[2:]) == (batch, length, head_dim)
+        and cos.shape[0] in (1, batch)
+        and cos.shape[1] == length
+        and is_head_dim(head_dim)
+        and (columns == head_dim or (form.is_partial and columns < head_dim))
+        and not torch.is_autocast_enabled(query.device.type)
+    )
+
+
+def _rotation(
+    form: Form, forward: running.Forward, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
+) -> Rotation:
+    tables = forward.tables.get(id(cos))
+    if tables is None or tables[1] is not sin:
+        tables = forward.tables[id(cos)] = (cos, sin, *form.operands(cos, sin, form.is_float))
+    options: dict[str, Any] = {"style": form.style, "rotary_dim": form.columns(cos)}
+    if type(query) is HeadNorm and type(key) is HeadNorm and query.joins(key):
+        options |= query.options | {"query_norm": query.weight, "key_norm": key.weight}
+        query, key = query.before(), key.before()
+    return Rotation(plain(query), plain(key), *tables[2:], **options)
+
+
+def _form_of(function: Callable[..., Any]) -> tuple[Form | None, str]:
+    """The form of a function, or why there is none."""
+    if list(inspect.signature(function).parameters)[2:4] != ["cos", "sin"]:
+        return None, "it takes other arguments than query, key, cos and sin"
+    for style in _STYLES:
+        for table in _TABLES:
+            for is_float in (False, True):
+                form = Form(style, table, is_float=is_float)
+                if _has(function, form):
+                    partial = _has(function, form, columns=_PROBED_HEAD_DIM // 2)
+                    return form._replace(
+                        is_partial=partial, takes_float=_has(function, form, of_table=torch.float32)
+                    ), ""
+    return None, "it computes something else than a rotation of halves or pairs"
+
+
+def _has(
+    function: Callable[..., Any],
+    form: Form,
+    columns: int = _PROBED_HEAD_DIM,
+    of_table: torch.dtype = torch.bfloat16,
+) -> bool:
+    """Whether a function returns the bits of the operator, for that many rotated columns."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=numbers, device="cpu")
+
+    query, key = (random(2, heads, 3, _PROBED_HEAD_DIM).bfloat16() for heads in (4, 2))
+    cos, sin = (form.table.widen(random(2, 3, columns // 2)).to(of_table) for _ in range(2))
+    try:
+        with torch.no_grad(), torch.device("cpu"):
+            found = function(query, key, cos, sin)
+    except Exception:  # it takes other shapes
+        return False
+    tables = form.operands(cos, sin, form.is_float)
+    ours = torch.ops.fattn.rotary(query, key, *tables, style=form.style, rotary_dim=columns)
+    return (
+        isinstance(found, tuple)
+        and len(found) == 2
+        and all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(found, ours, strict=True))
+    )
