@@ -7,6 +7,7 @@ Random numbers show whether a module computes `x / rms(x) * weight`, rounded to 
 from __future__ import annotations
 
 import copy
+import functools
 from types import MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from . import running
-from .deferred import HeadNorm, plain
+from .deferred import Deferred, HeadNorm, plain
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 # The name of eps and the form, in a fused module. A hook that kept the fused forward follows `restore` by it.
@@ -92,13 +93,15 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
         return own
     eps_name, form = mark
     eps = getattr(norm, eps_name)
-
-    def compute(hidden_states: Tensor) -> Tensor:
-        return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, eps)
-
+    compute = functools.partial(_rms_norm, hidden_states, weight, eps)
     if hidden_states.ndim == 4 and running.rotates():  # perhaps heads, before their rotation
-        return HeadNorm.of(hidden_states, weight, {"norm": form, "eps": eps}, compute)
-    return compute(hidden_states)
+        options = {"norm": form, "eps": eps}
+        return Deferred.of(HeadNorm(hidden_states, weight, options, functools.cache(compute)), hidden_states)
+    return compute()
+
+
+def _rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, eps)
 
 
 def _eps_name(norm: nn.Module) -> str:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..compat import replace_method
 from . import running
-from .deferred import HeadNorm, Rotation, plain
-from .layers import is_head_dim
+from .deferred import Deferred, HeadNorm, Rotation, is_head_dim, plain
 
 _NAME = re.compile(r"apply_.*rot")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -91,15 +91,13 @@ def restore() -> None:
 
 
 def _replace_in(file: str) -> Iterator[Found]:
-    namespace = vars(sys.modules[file])
-    for name, function in list(namespace.items()):
+    for name, function in list(vars(sys.modules[file]).items()):
         if not _NAME.match(name) or not callable(function):
             continue
         if (file, name) not in _found:
             _found[file, name] = Found(f"{file.rpartition('.')[2]}.{name}", *_form_of(function))
             if form := _found[file, name].form:
-                namespace[name] = _replacing(function, form)
-                _undo.append(functools.partial(namespace.__setitem__, name, function))
+                _undo.append(replace_method(sys.modules[file], name, _replacing(function, form)))
         yield _found[file, name]
 
 
@@ -111,7 +109,7 @@ def _replacing(function: Callable[..., Any], form: Form) -> Callable[..., Any]:
         forward = running.now()
         if forward is not None and len(arguments) == 4 and options in ({}, {"unsqueeze_dim": 1}):
             if _takes(form, *arguments):
-                return _rotation(form, forward, *arguments).both()
+                return _deferred(form, forward, *arguments)
         return function(*map(plain, arguments), **options)
 
     return rotate
@@ -120,7 +118,7 @@ def _replacing(function: Callable[..., Any], form: Form) -> Callable[..., Any]:
 def _takes(form: Form, query: Any, key: Any, cos: Any, sin: Any) -> bool:
     """Whether the operator computes what the function does."""
     for heads in (query, key):
-        if type(heads) not in (Tensor, HeadNorm) or heads.ndim != 4 or heads.dtype not in _DTYPES:
+        if type(heads) not in (Tensor, Deferred) or heads.ndim != 4 or heads.dtype not in _DTYPES:
             return False
         if torch.is_grad_enabled() and heads.requires_grad:
             return False
@@ -142,17 +140,19 @@ def _takes(form: Form, query: Any, key: Any, cos: Any, sin: Any) -> bool:
     )
 
 
-def _rotation(
+def _deferred(
     form: Form, forward: running.Forward, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
-) -> Rotation:
+) -> tuple[Deferred, Deferred]:
     tables = forward.tables.get(id(cos))
     if tables is None or tables[1] is not sin:
         tables = forward.tables[id(cos)] = (cos, sin, *form.operands(cos, sin, form.is_float))
     options: dict[str, Any] = {"style": form.style, "rotary_dim": form.columns(cos)}
-    if type(query) is HeadNorm and type(key) is HeadNorm and query.joins(key):
-        options |= query.options | {"query_norm": query.weight, "key_norm": key.weight}
-        query, key = query.before(), key.before()
-    return Rotation(plain(query), plain(key), *tables[2:], **options)
+    norms = getattr(query, "source", None), getattr(key, "source", None)
+    if isinstance(norms[0], HeadNorm) and isinstance(norms[1], HeadNorm) and norms[0].joins(norms[1]):
+        options |= norms[0].options | {"query_norm": norms[0].weight, "key_norm": norms[1].weight}
+        query, key = norms[0].heads, norms[1].heads
+    rotation = Rotation(plain(query), plain(key), *tables[2:], **options)
+    return Deferred.of(rotation, query), Deferred.of(rotation, key, 1)
 
 
 def _form_of(function: Callable[..., Any]) -> tuple[Form | None, str]:
