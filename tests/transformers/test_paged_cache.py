@@ -178,7 +178,7 @@ def test_memory(kv_format: str) -> None:
     rows = LAYERS * 2 * batch * tokens * COMMON["num_key_value_heads"]
     row = {"auto": 2 * dim, "int8": dim + 4, "fp8_e4m3": dim + 4, "int4": dim // 2 + dim // 32 * 4}[kv_format]
     (paged,) = caches[1].caches
-    assert grown[0] == rows * 2 * dim
+    assert grown[0] == 2 * rows * 2 * dim  # a fused model leaves room for as many tokens
     tables = paged.stats.memory_bytes - rows * row
     assert grown[1] == rows * row + tables and 0 < tables < 2**16
 
