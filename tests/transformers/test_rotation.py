@@ -19,6 +19,7 @@ from transformers.models.llama import modeling_llama
 
 from tests.conftest import counted_launches
 from tests.helpers.synchronisations import Synchronisations
+from tests.transformers.tiny_configs import tiny_configs
 from tests.transformers.tiny_models import (
     COMMON,
     DEVICE,
@@ -26,6 +27,7 @@ from tests.transformers.tiny_models import (
     LAYERS,
     MIXED,
     TOLERANCE,
+    WINDOW,
     generate,
     largest_logit_error,
     pair,
@@ -37,60 +39,48 @@ from torch_fattn.integrations.transformers.fusion import layers, rotary, running
 from torch_fattn.integrations.transformers.fusion.deferred import Deferred
 from torch_fattn.integrations.transformers.fusion.launches import BESIDES, Launches
 
-MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1} | {
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
-LATENT = {"q_lora_rank": 24, "kv_lora_rank": 32, "num_key_value_heads": 4} | {
-    f"{name}_head_dim": 16 for name in ("qk_rope", "qk_nope", "v")
-}
-LINEAR = {f"linear_{name}": n for name, n in (("num_key_heads", 2), ("num_value_heads", 4))} | {
-    f"linear_{name}_head_dim": 16 for name in ("key", "value")
-}
-# Fields, and the form of the rotary function.
-FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
-    "llama": ({}, "halves, a column per number"),
-    "qwen3": ({}, "halves, a column per number"),
-    "phi3": ({"rope_parameters": None}, "halves, a column per number, or part of a head"),
-    "gemma3_text": (MIXED, "halves, a column per number"),
-    "gpt_oss": (MIXED | EXPERTS, "halves, a column per pair"),
-    "deepseek_v3": (MOE | LATENT | {"head_dim": None}, "pairs_to_halves, the first half"),
-    "hunyuan_v1_dense": ({}, "halves, a column per number"),  # norms after the rotation
-    "cohere": ({}, "pairs, each column twice, products in float32"),
-    "olmo2": ({}, "halves, a column per number"),
-    "glm4": ({}, "pairs, the first half, or part of a head"),
-    "smollm3": ({"no_rope_layers": [1, 0]}, "halves, a column per number"),
-    "glm4_moe": (MOE | {"use_qk_norm": True}, "halves, a column per number, or part of a head"),
-    "helium": ({}, "pairs, the first half"),
-    "apertus": ({}, "halves, a column per number"),
-    "qwen3_5_text": (
-        LINEAR | {"layer_types": ["linear_attention", "full_attention"]},
-        "halves, a column per number, or part of a head",
-    ),
+# The form of their rotary function.
+FAMILIES = {
+    "llama": "halves, a column per number",
+    "qwen3": "halves, a column per number",
+    "phi3": "halves, a column per number, or part of a head",
+    "gemma3_text": "halves, a column per number",
+    "gpt_oss": "halves, a column per pair",
+    "deepseek_v3": "pairs_to_halves, the first half",
+    "hunyuan_v1_dense": "halves, a column per number",  # whose norms follow the rotation
+    "cohere": "pairs, each column twice, products in float32",
+    "olmo2": "halves, a column per number",
+    "glm4": "pairs, the first half, or part of a head",
+    "smollm3": "halves, a column per number",
+    "glm4_moe": "halves, a column per number, or part of a head",
+    "helium": "pairs, the first half",
+    "apertus": "halves, a column per number",
+    "qwen3_5_text": "halves, a column per number, or part of a head",
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_of_eager(family: str) -> None:
     """Beams and left padding; then a static cache."""
-    fields, form = FAMILIES[family]
-    given = {n: each for n, each in (COMMON | fields).items() if each is not None or n.endswith("token_id")}
-    ours, eager = pair(AutoModelForCausalLM, AutoConfig.for_model(family, **given))
+    config = list(tiny_configs(family))[1]
+    if getattr(config, "sliding_window", None) is not None:
+        config.sliding_window = WINDOW
+    ours, eager = pair(AutoModelForCausalLM, config)
     with torch.no_grad():
         for (name, mine), theirs in zip(ours.named_parameters(), eager.parameters(), strict=True):
             if "norm" in name:  # initial weights are all alike
                 mine.copy_(theirs.add_(0.3 * torch.randn(theirs.shape)))
+    layers_without = family in ("smollm3", "qwen3_5_text")
     static = {"cache_implementation": "static", "disable_compile": True}
     for options in ({"num_beams": 2}, static):
         ids, mask = prompt(12, padding=3)
         with counted_launches() as launches:
             mine = generate(ours, ids, mask, 8, **options)
-        assert launches["fattn_rotary"] == 8 * (LAYERS - (family in ("smollm3", "qwen3_5_text")))
+        assert launches["fattn_rotary"] == 8 * (config.num_hidden_layers - layers_without)
         theirs = generate(eager, ids, mask, 8, **options)
         assert largest_logit_error(mine, theirs) < TOLERANCE
         assert mine.sequences.tolist() == theirs.sequences.tolist()
-    assert form in report(ours).rotary.values()
+    assert FAMILIES[family] in report(ours).rotary.values()
 
 
 def functions(family: str, name: str = "apply_rotary_pos_emb") -> tuple[Callable[..., Any], ...]:
@@ -112,7 +102,7 @@ def operands(dtype: torch.dtype, columns: int = 16, of_table: torch.dtype | None
 
 def rotated(function: Callable[..., Any], *arguments: Tensor, **options: Any) -> tuple[bool, list[Tensor]]:
     """Whether the results of a function in a fused model waited, and the results."""
-    with running.run(running.Forward(True)):
+    with running.run(True):
         results = function(*arguments, **options)
     return isinstance(results[0], Deferred), [each + 0 for each in results]
 

@@ -38,7 +38,7 @@ def _first(ours: Callable[[Any, Tensor, Tensor], _Rows | None], theirs: Callable
 
     @functools.wraps(theirs)
     def update(layer: Any, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> _Rows:
-        if not torch.compiler.is_compiling() and running.now() is not None:
+        if running.tables() is not None:
             value_states = plain(value_states)
             if not layer.is_initialized:
                 layer.lazy_initialization(key_states, value_states)

@@ -25,7 +25,7 @@ class Fused(NamedTuple):
 
     norms: tuple[str, ...]
     left: Mapping[str, str]  # norms that were not fused, and why
-    rotary: tuple[rotary.Found, ...] = ()
+    rotary: Mapping[str, rotary.Form | str] = MappingProxyType({})  # a string says why not
 
 
 _NOTHING = Fused((), MappingProxyType({}))
@@ -69,9 +69,7 @@ def prepare(model: PreTrainedModel) -> None:
 def forward_of(model: PreTrainedModel) -> Iterator[None]:
     """The context of a forward."""
     prepare(model)
-    found = _models.get(model) if _enabled and not _is_traced() else None
-    rotates = found is not None and any(function.form for function in found.rotary)
-    with running.run(None if found is None else running.Forward(rotates)):
+    with running.run(_enabled and model in _models and not _is_traced()):
         yield
 
 
@@ -92,21 +90,21 @@ def fused_in(model: PreTrainedModel) -> Fused:
     """All that was fused in a model and in the models inside it."""
     fused: list[str] = []
     left: dict[str, str] = {}
-    functions: dict[rotary.Found, None] = {}
+    functions: dict[str, rotary.Form | str] = {}
     for path, inner in model.named_modules():
         found = _models.get(inner, _NOTHING) if isinstance(inner, PreTrainedModel) else _NOTHING
         prefix = f"{path}." if path else ""
         fused += (prefix + name for name in found.norms)
         left |= {prefix + name: why for name, why in found.left.items()}
-        functions |= dict.fromkeys(found.rotary)
-    return Fused(tuple(fused), left, tuple(functions))
+        functions |= found.rotary
+    return Fused(tuple(fused), left, functions)
 
 
 def _fuse(model: PreTrainedModel) -> Fused:
     why = {name: norms.fuse(module) for name, module in _own_norms(model)}
     left = {name: reason for name, reason in why.items() if reason}
     functions = rotary.fuse(module for _name, module in _own_modules(model))
-    return Fused(tuple(name for name in why if name not in left), left, tuple(functions))
+    return Fused(tuple(name for name in why if name not in left), left, functions)
 
 
 def _restore(model: PreTrainedModel) -> None:

@@ -94,7 +94,7 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
     eps_name, form = mark
     eps = getattr(norm, eps_name)
     compute = functools.partial(_rms_norm, hidden_states, weight, eps)
-    if hidden_states.ndim == 4 and running.rotates():  # perhaps heads, before their rotation
+    if hidden_states.ndim == 4 and running.tables() is not None:  # perhaps heads, before their rotation
         options = {"norm": form, "eps": eps}
         return Deferred.of(HeadNorm(hidden_states, weight, options, functools.cache(compute)), hidden_states)
     return compute()

@@ -53,8 +53,8 @@ def report(model: PreTrainedModel) -> Report:
     models.prepare_all(model)
     before, after = _kernels_of_step(model, fused=False), _kernels_of_step(model, fused=True)
     found = models.fused_in(model)
-    rotary = {function.name: str(function.form) for function in found.rotary if function.form}
-    left = {function.name: function.why for function in found.rotary if not function.form}
+    rotary = {name: str(form) for name, form in found.rotary.items() if not isinstance(form, str)}
+    left = {name: why for name, why in found.rotary.items() if isinstance(why, str)}
     return Report(found.norms, rotary, {**found.left, **left}, before, after)
 
 

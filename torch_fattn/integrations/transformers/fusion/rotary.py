@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,31 +58,33 @@ class Form(NamedTuple):
         parts += ["or part of a head"] * self.is_partial + ["products in float32"] * self.is_float
         return ", ".join(parts)
 
-    def operands(self, cos: Tensor, sin: Tensor, is_float: bool) -> tuple[Tensor, Tensor]:
+    def operands(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.table.read(cos), self.table.read(sin)
-        return (cos.float(), sin.float()) if is_float else (cos, sin)
+        return (cos.float(), sin.float()) if self.is_float else (cos, sin)
 
     def columns(self, cos: Tensor) -> int:
         """How many columns of a head are rotated."""
         return cos.shape[-1] * self.table.width
 
 
-class Found(NamedTuple):
-    """A function of a model file, and why it is not replaced."""
-
-    name: str  # with that of the file
-    form: Form | None
-    why: str = ""
-
-
-_found: dict[tuple[str, str], Found] = {}
+# By file and function; a string says why the function is not replaced.
+_found: dict[tuple[str, str], Form | str] = {}
 _undo: list[Callable[[], None]] = []
 
 
-def fuse(modules: Iterable[nn.Module]) -> list[Found]:
-    """Replaces the rotary functions of the files that modules come from."""
-    files = dict.fromkeys(type(module).__module__ for module in modules)
-    return [found for file in files for found in _replace_in(file)]
+def fuse(modules: Iterable[nn.Module]) -> dict[str, Form | str]:
+    """Replaces the rotary functions of the files that modules come from. Returns what is known of each."""
+    found = {}
+    for file in {type(module).__module__ for module in modules}:
+        for name, function in list(vars(sys.modules[file]).items()):
+            if not _NAME.match(name) or not callable(function):
+                continue
+            if (file, name) not in _found:
+                form = _found[file, name] = _form_of(function)
+                if isinstance(form, Form):
+                    _undo.append(replace_method(sys.modules[file], name, _replacing(function, form)))
+            found[f"{file.rpartition('.')[2]}.{name}"] = _found[file, name]
+    return found
 
 
 def restore() -> None:
@@ -90,27 +93,14 @@ def restore() -> None:
     _found.clear()
 
 
-def _replace_in(file: str) -> Iterator[Found]:
-    for name, function in list(vars(sys.modules[file]).items()):
-        if not _NAME.match(name) or not callable(function):
-            continue
-        if (file, name) not in _found:
-            _found[file, name] = Found(f"{file.rpartition('.')[2]}.{name}", *_form_of(function))
-            if form := _found[file, name].form:
-                _undo.append(replace_method(sys.modules[file], name, _replacing(function, form)))
-        yield _found[file, name]
-
-
 def _replacing(function: Callable[..., Any], form: Form) -> Callable[..., Any]:
     @functools.wraps(function)
     def rotate(*arguments: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return function(*arguments, **options)
-        forward = running.now()
-        if forward is not None and len(arguments) == 4 and options in ({}, {"unsqueeze_dim": 1}):
+        tables = running.tables()
+        if tables is not None and len(arguments) == 4 and options in ({}, {"unsqueeze_dim": 1}):
             if _takes(form, *arguments):
-                return _deferred(form, forward, *arguments)
-        return function(*map(plain, arguments), **options)
+                return _deferred(form, tables, *arguments)
+        return function(*arguments, **options)
 
     return rotate
 
@@ -141,34 +131,30 @@ def _takes(form: Form, query: Any, key: Any, cos: Any, sin: Any) -> bool:
 
 
 def _deferred(
-    form: Form, forward: running.Forward, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
+    form: Form, tables: running.Tables, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Deferred, Deferred]:
-    tables = forward.tables.get(id(cos))
-    if tables is None or tables[1] is not sin:
-        tables = forward.tables[id(cos)] = (cos, sin, *form.operands(cos, sin, form.is_float))
+    found = tables.get(id(cos))
+    if found is None or found[1] is not sin:
+        found = tables[id(cos)] = (cos, sin, *form.operands(cos, sin))
     options: dict[str, Any] = {"style": form.style, "rotary_dim": form.columns(cos)}
     norms = getattr(query, "source", None), getattr(key, "source", None)
     if isinstance(norms[0], HeadNorm) and isinstance(norms[1], HeadNorm) and norms[0].joins(norms[1]):
         options |= norms[0].options | {"query_norm": norms[0].weight, "key_norm": norms[1].weight}
         query, key = norms[0].heads, norms[1].heads
-    rotation = Rotation(plain(query), plain(key), *tables[2:], **options)
+    rotation = Rotation(plain(query), plain(key), *found[2:], **options)
     return Deferred.of(rotation, query), Deferred.of(rotation, key, 1)
 
 
-def _form_of(function: Callable[..., Any]) -> tuple[Form | None, str]:
-    """The form of a function, or why there is none."""
+def _form_of(function: Callable[..., Any]) -> Form | str:
     if list(inspect.signature(function).parameters)[2:4] != ["cos", "sin"]:
-        return None, "it takes other arguments than query, key, cos and sin"
-    for style in _STYLES:
-        for table in _TABLES:
-            for is_float in (False, True):
-                form = Form(style, table, is_float=is_float)
-                if _has(function, form):
-                    partial = _has(function, form, columns=_PROBED_HEAD_DIM // 2)
-                    return form._replace(
-                        is_partial=partial, takes_float=_has(function, form, of_table=torch.float32)
-                    ), ""
-    return None, "it computes something else than a rotation of halves or pairs"
+        return "it takes other arguments than query, key, cos and sin"
+    for style, table, is_float in itertools.product(_STYLES, _TABLES, (False, True)):
+        form = Form(style, table, is_float=is_float)
+        if _has(function, form):
+            is_partial = _has(function, form, columns=_PROBED_HEAD_DIM // 2)
+            takes_float = _has(function, form, of_table=torch.float32)
+            return form._replace(is_partial=is_partial, takes_float=takes_float)
+    return "it computes something else than a rotation of halves or pairs"
 
 
 def _has(
@@ -190,7 +176,7 @@ def _has(
             found = function(query, key, cos, sin)
     except Exception:  # it takes other shapes
         return False
-    tables = form.operands(cos, sin, form.is_float)
+    tables = form.operands(cos, sin)
     ours = torch.ops.fattn.rotary(query, key, *tables, style=form.style, rotary_dim=columns)
     return (
         isinstance(found, tuple)

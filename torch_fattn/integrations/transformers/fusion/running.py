@@ -1,5 +1,5 @@
-"""The forward of a fused model that this thread runs. What replaces functions of transformers acts only
-inside one, so that models with other attention keep their own in the same process."""
+"""Whether this thread is in the forward of a fused model. What replaces functions of transformers acts only
+there, so that models with other attention keep their own in the same process."""
 
 from __future__ import annotations
 
@@ -7,38 +7,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
-
-class Forward:
-    """`rotates`: whether a rotary function of the model is replaced. `tables` are its cos and sin in the form
-    that the kernel reads, by the identity of the model's, which they keep alive."""
-
-    __slots__ = ("rotates", "tables")
-
-    def __init__(self, rotates: bool) -> None:
-        self.rotates = rotates
-        self.tables: dict[int, tuple[Tensor, ...]] = {}
-
-
+# cos and sin as the model has them, and as the operator reads them, by the identity of cos.
+Tables = dict[int, tuple[Tensor, ...]]
 _here = threading.local()
 
 
-def now() -> Forward | None:
-    return getattr(_here, "forward", None)
+def tables() -> Tables | None:
+    """Those of this forward; None outside of a fused model, and in graphs of torch.compile."""
+    return None if torch.compiler.is_compiling() else getattr(_here, "tables", None)
 
 
 @contextmanager
-def run(forward: Forward | None) -> Iterator[None]:
-    before = now()
-    _here.forward = forward
+def run(is_fused: bool) -> Iterator[None]:
+    before = tables()
+    _here.tables = {} if is_fused else None
     try:
         yield
     finally:
-        _here.forward = before
-
-
-def rotates() -> bool:
-    """Whether a rotary function of the running model is replaced."""
-    forward = now()
-    return forward is not None and forward.rotates
+        _here.tables = before
