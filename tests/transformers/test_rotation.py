@@ -55,6 +55,7 @@ FAMILIES = {
     "glm4_moe": "halves, a column per number, or part of a head",
     "helium": "pairs, the first half",
     "apertus": "halves, a column per number",
+    "nanochat": "halves, the other way round",
     "qwen3_5_text": "halves, a column per number, or part of a head",
 }
 

@@ -33,16 +33,21 @@ class Table(NamedTuple):
     """How a function reads cos and sin."""
 
     what: str
-    read: Callable[[Tensor], Tensor]  # from the model's table to the operator's
-    widen: Callable[[Tensor], Tensor]  # from a table of half the rotated columns to one with the property
+    read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # returns those of the operator
+    widen: Callable[[Tensor], Tensor]  # makes a table for the function from one of half the rotated columns
     width: int = 1  # rotated columns for one of the table
 
 
+def _mirrored(table: Tensor) -> Tensor:
+    return torch.cat((table, table.flip(-1)), -1)  # whose halves differ
+
+
 _TABLES = (
-    Table("a column per number", lambda t: t, lambda t: torch.cat((t, t.flip(-1)), -1)),
-    Table("the first half", lambda t: t[..., : t.shape[-1] // 2], lambda t: torch.cat((t, t.flip(-1)), -1)),
-    Table("a column per pair", lambda t: t, lambda t: t, width=2),
-    Table("each column twice", lambda t: t[..., ::2], lambda t: t.repeat_interleave(2, -1)),
+    Table("a column per number", lambda cos, sin: (cos, sin), _mirrored),
+    Table("the first half", lambda cos, sin: (cos.chunk(2, -1)[0], sin.chunk(2, -1)[0]), _mirrored),
+    Table("a column per pair", lambda cos, sin: (cos, sin), lambda t: t, width=2),
+    Table("each column twice", lambda c, s: (c[..., ::2], s[..., ::2]), lambda t: t.repeat_interleave(2, -1)),
+    Table("the other way round", lambda cos, sin: (cos, -sin), _mirrored),
 )
 
 
@@ -59,7 +64,7 @@ class Form(NamedTuple):
         return ", ".join(parts)
 
     def operands(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.table.read(cos), self.table.read(sin)
+        cos, sin = self.table.read(cos, sin)
         return (cos.float(), sin.float()) if self.is_float else (cos, sin)
 
     def columns(self, cos: Tensor) -> int:
