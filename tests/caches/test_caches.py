@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.helpers.cache_classes import (
     DIM,
@@ -21,6 +22,7 @@ from tests.helpers.cache_classes import (
 from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
 from torch_fattn import CacheStats, PagedKVCache, StaticKVCache
+from torch_fattn.integrations.transformers.fusion.launches import Launches
 
 FORMATS = ("auto", *QUANTISED)
 
@@ -133,6 +135,23 @@ def test_nothing_waits() -> None:
     with Synchronisations() as found:
         step.seq_lens.tolist()
     assert found.ops, "the control"
+
+
+@pytest.mark.parametrize("make", [static, paged])
+def test_kernels_of_a_step(make: Any) -> None:
+    """Two if it is like the one before, and three more if a sequence enters a block. The control: the first
+    step, other sequences, another number of tokens."""
+    cache = make("mps")
+    one, other = (cache.allocate(), cache.allocate()) if make is paged else (0, 1)
+    kernels = []
+    for sequences, tokens in (([one, other], [2, 5]), *[([one, other], 1)] * 7, ([other], 1), ([other], 2)):
+        launches = Launches(nn.Linear(1, 1, device="mps"))
+        with launches.count():
+            cache.extend(sequences, tokens=tokens)
+        kernels.append(sum(launches.parts.values()))
+    first, alike, of_others = kernels[0], kernels[2:8], kernels[8:]
+    assert alike == ([2] * 6 if make is static else [2, 5, 5, 2, 2, 5])
+    assert min(first, *of_others) > 10
 
 
 @pytest.mark.host_only

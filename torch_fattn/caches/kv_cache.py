@@ -32,6 +32,7 @@ class KVCache:
     _tables: Tables
     _block_size: int
     _change: int = 0  # the count of changes to the cache
+    _last: CacheStep | None = None  # of `extend`
 
     def _get(self, method: str, sequence: int) -> CachedSequence:
         """Raises unless the cache has the sequence."""
@@ -96,25 +97,51 @@ class KVCache:
         numbers: Sequence[int],
         growing: Sequence[CachedSequence],
         counts: Sequence[int],
-        blocks: int,
+        after: Sequence[Sequence[int]],
         shared_blocks: int = 0,
     ) -> CacheStep:
-        """Adds new tokens to the lengths on the device; tables have up to `blocks` blocks. An error changes
-        nothing on the host."""
-        tensors = self._tables.extended(growing, counts, blocks, self._block_size)
+        """The step after which the sequences have the blocks `after`. An error changes nothing on the
+        host."""
+        last, size = self._last, self._block_size
+        if last is not None and self._continues(last, numbers, growing, counts):
+            tensors = self._tables.continued(last._tensors, growing, last.max_seqlen_q, after, size)
+        else:
+            tensors = self._tables.extended(growing, counts, max(map(len, after), default=0), size)
         if is_checked():
-            self._layers.erase(tensors["slot_mapping"])
+            self._layers.erase(tensors.numbers[1])
         self._change += 1
-        return CacheStep(
+        self._last = CacheStep(
             sequences=tuple(numbers),
             lengths=tuple(own.length + count for own, count in zip(growing, counts, strict=True)),
+            seq_lens=tensors.seq_lens,
+            positions=tensors.numbers[0],
+            slot_mapping=tensors.numbers[1],
+            block_tables=tensors.block_tables,
+            cu_seqlens_q=tensors.cu_seqlens_q,
             max_seqlen_q=max(counts, default=0),
             shared_blocks=shared_blocks,
             _layers=self._layers,
             _counts=tuple(counts),
             _change=self._change,
             _lacking=frozenset().union(*(own.filled.lacking(self._layers.every) for own in growing)),
-            **tensors,
+            _tensors=tensors,
+        )
+        return self._last
+
+    def _continues(
+        self,
+        last: CacheStep,
+        numbers: Sequence[int],
+        growing: Sequence[CachedSequence],
+        counts: Sequence[int],
+    ) -> bool:
+        """Whether a step adds as many tokens to the sequences as the step before did to the same, at most a
+        block to each, and nothing has changed them since."""
+        return (
+            last.sequences == tuple(numbers)
+            and last._counts == tuple(counts)
+            and 0 < min(counts, default=0) == last.max_seqlen_q <= self._block_size
+            and all(own.changed == last._change for own in growing)
         )
 
     def _grow(self, step: CacheStep, own: CachedSequence, count: int, blocks: list[int]) -> None:

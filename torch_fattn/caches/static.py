@@ -100,9 +100,10 @@ class StaticKVCache(KVCache):
                     f"the capacity is {self._capacity}; make the cache larger, or reset() it"
                 )
         self._tables.begin(growing)
-        step = self._new_step(numbers, growing, counts, blocks=1)
-        for own, count in zip(growing, counts, strict=True):
-            self._grow(step, own, count, [own.row])
+        after = [[own.row] for own in growing]
+        step = self._new_step(numbers, growing, counts, after)
+        for own, count, blocks in zip(growing, counts, after, strict=True):
+            self._grow(step, own, count, blocks)
         self._tables.done(growing)
         return step
 
