@@ -32,7 +32,7 @@ class KVCache:
     _tables: Tables
     _block_size: int
     _change: int = 0  # the count of changes to the cache
-    _last: CacheStep | None = None  # of `extend`
+    _last: CacheStep | None = None  # if the next step can continue it
 
     def _get(self, method: str, sequence: int) -> CachedSequence:
         """Raises unless the cache has the sequence."""
@@ -110,7 +110,7 @@ class KVCache:
         if is_checked():
             self._layers.erase(tensors.numbers[1])
         self._change += 1
-        self._last = CacheStep(
+        step = CacheStep(
             sequences=tuple(numbers),
             lengths=tuple(own.length + count for own, count in zip(growing, counts, strict=True)),
             seq_lens=tensors.seq_lens,
@@ -126,7 +126,9 @@ class KVCache:
             _lacking=frozenset().union(*(own.filled.lacking(self._layers.every) for own in growing)),
             _tensors=tensors,
         )
-        return self._last
+        is_even = 0 < min(counts, default=0) == step.max_seqlen_q <= size
+        self._last = step if is_even else None
+        return step
 
     def _continues(
         self,
@@ -135,12 +137,11 @@ class KVCache:
         growing: Sequence[CachedSequence],
         counts: Sequence[int],
     ) -> bool:
-        """Whether a step adds as many tokens to the sequences as the step before did to the same, at most a
-        block to each, and nothing has changed them since."""
+        """Whether a step adds as many tokens to the same sequences as the step before, and nothing has
+        changed them since."""
         return (
             last.sequences == tuple(numbers)
             and last._counts == tuple(counts)
-            and 0 < min(counts, default=0) == last.max_seqlen_q <= self._block_size
             and all(own.changed == last._change for own in growing)
         )
 

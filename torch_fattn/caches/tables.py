@@ -34,7 +34,7 @@ class Tables:
     def __init__(self, blocks: int, max_rows: int, device: torch.device | str) -> None:
         self.blocks = torch.empty(0, blocks, dtype=torch.int32, device=device)
         self._lengths = torch.empty(0, dtype=torch.int32, device=device)
-        self._newest: StepTensors | None = None  # whose lengths are not among these
+        self._newest: StepTensors | None = None  # of `continued`, whose lengths are not among these
         self.max_rows = max_rows
         self._free_rows: list[int] = []
         self._stale: set[int] = set()
@@ -50,7 +50,7 @@ class Tables:
 
     @property
     def lengths(self) -> Tensor:
-        """Steps do not write theirs: one like the step before does not read them."""
+        """`continued` leaves them as they are, since the next such step does not read them."""
         if self._newest is not None:
             self._lengths[self._newest.rows] = self._newest.seq_lens
             self._newest = None
@@ -108,8 +108,9 @@ class Tables:
         positions = torch.add(before[sequence], offset, out=numbers[0])
         slot_blocks = tables[sequence, positions // block_size].long()
         torch.add(positions % block_size, slot_blocks, alpha=block_size, out=numbers[1])
-        self._newest = StepTensors(rows, (before + new).int(), numbers, tables, starts)
-        return self._newest
+        after = (before + new).int()
+        self.lengths[rows] = after
+        return StepTensors(rows, after, numbers, tables, starts)
 
     def continued(
         self,
