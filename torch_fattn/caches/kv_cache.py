@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from ..operators.attention import paged_prefill
-from ..operators.options import CachePrefillOptions
+from ..operators.cache_write import cache_write
+from ..operators.options import CachePrefillOptions, CacheRotaryOptions
 from ..operators.return_lse import method_with_lse
+from ..operators.rotary import rotary_write
 from ..runtime.signatures import is_checked, public
 from .memory import Layers
 from .sequences import CachedSequence
@@ -44,8 +46,63 @@ class KVCache:
         latent cache takes no values."""
         self._check_step("append", layer, step)
         rows = self._layers.new_rows(f"{self._name}.append", key, value)
-        self._layers.write(layer, step.slot_mapping, *rows)
+        cache = self._layers.operands(layer)
+        cache_write(*rows, *cache, step.slot_mapping, **self._layers.options(layer))
+        self._set_appended(layer, step)
+
+    @public("KVCache.append_rotated", options="rotary_write", inherited=True, names=CACHE)
+    def append_rotated(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        **options: Unpack[CacheRotaryOptions],
+    ) -> Tensor:
+        """`torch_fattn.rotary` of query and key, and `append`, in one launch. The cache has the same bits.
+
+        Args:
+            query, key, value: the new tokens, `[tokens, heads, dim]` each, as in `append` and `prefill`.
+            cos, sin: `[tokens, columns]`, the rows of the tables at `step.positions`.
+
+        Returns:
+            the rotated query, `[tokens, heads, head_dim]`.
+        """
+        name = f"{self._name}.append_rotated"
+        self._check_step("append_rotated", layer, step)
+        if self._layers.shape.is_latent:
+            raise ValueError(
+                f"{name}: a latent cache stores no value; rotate the key with torch_fattn.rotary, and "
+                "append() it"
+            )
+        rows = {"query": query, "key": key, "value": value}
+        for what, given in (*rows.items(), ("cos", cos), ("sin", sin)):
+            step._check_packed(name, given, what, "heads, dim" if what in rows else "columns")
+            if what in rows:
+                self._layers.check_kind(name, what, given)
+        # A batch of one sequence, whatever the step's are: every token has a slot.
+        out = rotary_write(
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            cos[None],
+            sin[None],
+            *self._layers.operands(layer),
+            step.slot_mapping[None],
+            token_major_out=True,
+            **self._layers.options(layer),
+            **options,
+        )
+        self._set_appended(layer, step)
+        return out[0].transpose(0, 1)
+
+    def _set_appended(self, layer: int, step: CacheStep) -> None:
         step._appended.add(layer)
+        if step.slot_mapping.shape[0] > 0:
+            self._layers.written.add(layer)
 
     @method_with_lse
     @public("KVCache.prefill", options="paged_prefill", inherited=True, names=CACHE)
@@ -180,7 +237,7 @@ class KVCache:
         if method == "decode":
             step._check_query(name, query)
         else:
-            step._check_packed(name, query)
+            step._check_packed(name, query, "query", "heads, head_dim")
         self._layers.check_kind(name, "query", query)
         self._check_written(method, layer, step)
 

@@ -83,14 +83,15 @@ class CacheStep:
             )
         return query.unflatten(0, (batch, rows)).transpose(1, 2)
 
-    def _check_packed(self, method: str, query: Tensor) -> None:
-        tokens = self.slot_mapping.shape[0]
-        if query.dim() != 3:
+    def _check_packed(self, method: str, rows: Tensor, what: str, shape: str) -> None:
+        """`shape`: of a row."""
+        tokens, dims = self.slot_mapping.shape[0], shape.count(",") + 2
+        if rows.dim() != dims:
             raise ValueError(
-                f"{method}: query has {query.dim()} dimensions; its shape must be [tokens, heads, head_dim]"
+                f"{method}: {what} has {rows.dim()} dimensions; its shape must be [tokens, {shape}]"
             )
-        if query.shape[0] != tokens:
+        if rows.shape[0] != tokens:
             raise ValueError(
-                f"{method}: query has {query.shape[0]} rows and the step {tokens} new tokens; pass one row "
+                f"{method}: {what} has {rows.shape[0]} rows and the step {tokens} new tokens; pass one row "
                 "for each"
             )
