@@ -219,11 +219,10 @@ class History:
         counts = dict.fromkeys(self.some(), count)
         others = (self.do_fork, self.do_free, self.do_truncate, self.do_accept, self.do_failed)
         for _ in range(8):
-            if counts:
+            if counts := {s: count for s in counts if s in self.tokens}:
                 self.grow_by(counts)
-            if counts and self.rng.random() < 0.1:
-                self.rng.choice(others)()
-                counts = {s: count for s in counts if s in self.tokens}
+                if self.rng.random() < 0.1:
+                    self.rng.choice(others)()
 
     def grow_by(self, counts: dict[int, int]) -> None:
         if (step := self.extend(counts)) is None:

@@ -392,8 +392,7 @@ def _append(cache: Any, step: Any) -> Arguments:
 
 
 def _append_rotated(cache: Any, step: Any) -> Arguments:
-    tables = {"cos": heads(5, 16), "sin": heads(5, 16)}
-    return _append(cache, step) | {"query": heads(5, 4, 16)} | tables
+    return _append(cache, step) | {"query": heads(5, 4, 16), "cos": heads(5, 16), "sin": heads(5, 16)}
 
 
 def _decode(cache: Any, step: Any) -> Arguments:

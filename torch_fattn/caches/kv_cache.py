@@ -81,8 +81,8 @@ class KVCache:
         rows = {"query": query, "key": key, "value": value}
         for what, given in (*rows.items(), ("cos", cos), ("sin", sin)):
             step._check_packed(name, given, what, "heads, dim" if what in rows else "columns")
-            if what in rows:
-                self._layers.check_kind(name, what, given)
+        for what, given in rows.items():
+            self._layers.check_kind(name, what, given)
         # A batch of one sequence, whatever the step's are: every token has a slot.
         out = rotary_write(
             query.transpose(0, 1)[None],
@@ -154,16 +154,14 @@ class KVCache:
         numbers: Sequence[int],
         growing: Sequence[CachedSequence],
         counts: Sequence[int],
-        after: Sequence[Sequence[int]],
+        after: Sequence[list[int]],
         shared_blocks: int = 0,
     ) -> CacheStep:
-        """The step after which the sequences have the blocks `after`. An error changes nothing on the
-        host."""
-        last, size = self._last, self._block_size
-        if last is not None and self._continues(last, numbers, growing, counts):
-            tensors = self._tables.continued(last._tensors, growing, last.max_seqlen_q, after, size)
+        """The sequences have the blocks `after` it. An error changes nothing on the host."""
+        if last := self._continued(numbers, growing, counts):
+            tensors = self._tables.continued(last._tensors, growing, last.max_seqlen_q, after)
         else:
-            tensors = self._tables.extended(growing, counts, max(map(len, after), default=0), size)
+            tensors = self._tables.extended(growing, counts, max(map(len, after), default=0))
         if is_checked():
             self._layers.erase(tensors.numbers[1])
         self._change += 1
@@ -183,24 +181,18 @@ class KVCache:
             _lacking=frozenset().union(*(own.filled.lacking(self._layers.every) for own in growing)),
             _tensors=tensors,
         )
-        is_even = 0 < min(counts, default=0) == step.max_seqlen_q <= size
+        is_even = 0 < min(counts, default=0) == step.max_seqlen_q <= self._block_size
         self._last = step if is_even else None
         return step
 
-    def _continues(
-        self,
-        last: CacheStep,
-        numbers: Sequence[int],
-        growing: Sequence[CachedSequence],
-        counts: Sequence[int],
-    ) -> bool:
-        """Whether a step adds as many tokens to the same sequences as the step before, and nothing has
-        changed them since."""
-        return (
-            last.sequences == tuple(numbers)
-            and last._counts == tuple(counts)
-            and all(own.changed == last._change for own in growing)
-        )
+    def _continued(
+        self, numbers: Sequence[int], growing: Sequence[CachedSequence], counts: Sequence[int]
+    ) -> CacheStep | None:
+        """The last step, if it added as many tokens to the same sequences and none has changed since."""
+        last = self._last
+        if last is None or last.sequences != tuple(numbers) or last._counts != tuple(counts):
+            return None
+        return last if all(own.changed == last._change for own in growing) else None
 
     def _grow(self, step: CacheStep, own: CachedSequence, count: int, blocks: list[int]) -> None:
         """Adds the step's tokens to a sequence, which then has these blocks."""

@@ -41,7 +41,7 @@ class PagedSequences(KVCache):
         self._epoch = 0
         self._prefix_hits = self._prefix_misses = 0
         self._pool = BlockPool(num_blocks)
-        self._tables = Tables(num_blocks, max_sequences, layers.shape.device)
+        self._tables = Tables(num_blocks, max_sequences, block_size, layers.shape.device)
 
     @property
     def block_size(self) -> int:

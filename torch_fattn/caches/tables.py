@@ -31,11 +31,12 @@ class Tables:
     host's sequences before their next use. Entries of released blocks are arbitrary: no query row sees
     them."""
 
-    def __init__(self, blocks: int, max_rows: int, device: torch.device | str) -> None:
+    def __init__(self, blocks: int, max_rows: int, block_size: int, device: torch.device | str) -> None:
         self.blocks = torch.empty(0, blocks, dtype=torch.int32, device=device)
         self._lengths = torch.empty(0, dtype=torch.int32, device=device)
         self._newest: StepTensors | None = None  # of `continued`, whose lengths are not among these
         self.max_rows = max_rows
+        self._block_size = block_size
         self._free_rows: list[int] = []
         self._stale: set[int] = set()
         self._add_rows(min(max_rows, FIRST_ROWS))
@@ -97,38 +98,33 @@ class Tables:
         self._stale.difference_update(sequence.row for sequence in sequences)
 
     def extended(
-        self, sequences: Sequence[CachedSequence], counts: Sequence[int], blocks: int, block_size: int
+        self, sequences: Sequence[CachedSequence], counts: Sequence[int], blocks: int
     ) -> StepTensors:
         """For a step with new tokens of these rows, whose tables already have the blocks."""
-        rows = on_device([sequence.row for sequence in sequences], self.device)
+        rows, size = on_device([sequence.row for sequence in sequences], self.device), self._block_size
         tables = self.blocks[:, :blocks][rows]
         before = self.lengths[rows]
         new, sequence, offset, starts = _new_tokens(counts, self.device)
         numbers = torch.empty(2, sum(counts), dtype=torch.int64, device=self.device)
         positions = torch.add(before[sequence], offset, out=numbers[0])
-        slot_blocks = tables[sequence, positions // block_size].long()
-        torch.add(positions % block_size, slot_blocks, alpha=block_size, out=numbers[1])
+        slot_blocks = tables[sequence, positions // size].long()
+        torch.add(positions % size, slot_blocks, alpha=size, out=numbers[1])
         after = (before + new).int()
         self.lengths[rows] = after
         return StepTensors(rows, after, numbers, tables, starts)
 
     def continued(
-        self,
-        last: StepTensors,
-        sequences: Sequence[CachedSequence],
-        count: int,
-        after: Sequence[Sequence[int]],
-        block_size: int,
+        self, last: StepTensors, sequences: Sequence[CachedSequence], count: int, after: Sequence[list[int]]
     ) -> StepTensors:
         """`extended`, for as many new tokens of the same sequences as in the step before, if they have not
         changed since: two launches, and a few more for sequences that enter a block. `after`: their blocks
         then."""
-        numbers, tables = last.numbers + count, last.block_tables
+        numbers, tables, size = last.numbers + count, last.block_tables, self._block_size
         changed = [blocks != own.blocks for own, blocks in zip(sequences, after, strict=True)]
         for n, (own, blocks) in enumerate(zip(sequences, after, strict=True)):
             new = range(own.length, own.length + count)
-            if changed[n] or (new[0] - count) // block_size < new[-1] // block_size:
-                slots = [blocks[p // block_size] * block_size + p % block_size for p in new]
+            if changed[n] or (new[0] - count) // size < new[-1] // size:
+                slots = [blocks[p // size] * size + p % size for p in new]
                 fill(numbers[1, n * count : (n + 1) * count], slots)
         if any(changed):
             tables = self.blocks[:, : max(map(len, after))][last.rows]
