@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import torch_fattn
+from tests.conftest import counted_launches
 from tests.helpers.cache_classes import (
     DIM,
     HEADS,
@@ -20,7 +23,9 @@ from tests.helpers.cache_classes import (
 )
 from tests.helpers.kv_formats import QUANTISED
 from tests.helpers.synchronisations import Synchronisations
+from tests.helpers.tensors import same_bits
 from torch_fattn import CacheStats, PagedKVCache, StaticKVCache
+from torch_fattn.integrations.transformers.fusion.launches import Launches
 
 FORMATS = ("auto", *QUANTISED)
 
@@ -55,6 +60,35 @@ def test_packed_rows(make: Any, device: str) -> None:
     dense.append(cache, step, (1, 0, 2), device)
     with pytest.raises(ValueError, match="packed and the step has 0 to 2 new tokens .*; pass .* prefill"):
         cache.decode(1, step, torch.zeros(3, HEADS, DIM, device=device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("make", [static, paged])
+def test_rotated_tokens(make: Any, kv_format: str, device: str) -> None:
+    """The bits of `rotary`, then `append`."""
+    caches = [make(device, kv_format=kv_format, dtype=torch.float16) for _ in range(2)]
+    for cache in caches:
+        for memory in cache._layers.tensors():
+            memory.fill_(3)
+        sequences = [cache.allocate() for _ in range(3)] if make is paged else [0, 1, 2]
+    sizes = ((HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, VALUE_DIM))
+    norms = dict.fromkeys(("query_norm", "key_norm"), torch.randn(DIM, device=device))
+    options: Any = {"style": "pairs", "eps": 1e-5, "rotary_offset": 8, **norms}
+    for tokens in ((4, 1, 7), (1, 0, 2)):
+        steps = [cache.extend(sequences, tokens=tokens) for cache in caches]
+        query, key, value = (torch.randn(sum(tokens), *size, device=device).half() for size in sizes)
+        tables = torch.randn(2, sum(tokens), 16, device=device)
+        with counted_launches() as launches:
+            mine = caches[0].append_rotated(1, steps[0], query, key, value, *tables, **options)
+        assert launches == ({"fattn_rotary": 1} if device == "mps" else {}) and mine.is_contiguous()
+        rows = (each.transpose(0, 1)[None] for each in (query, key))
+        out, rotated = (x[0].transpose(0, 1) for x in torch_fattn.rotary(*rows, *tables[:, None], **options))
+        for new_key, is_same in ((key, False), (rotated, True)):  # the first is the control
+            caches[1].append(1, steps[1], new_key, value)
+            memory = [[*cache._layers.tensors()] for cache in caches]
+            assert torch.equal(mine, out) and same_bits(*memory) is is_same
+        assert torch.equal(*(c.prefill(1, step, mine) for c, step in zip(caches, steps, strict=True)))
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
@@ -133,6 +167,23 @@ def test_nothing_waits() -> None:
     with Synchronisations() as found:
         step.seq_lens.tolist()
     assert found.ops, "the control"
+
+
+@pytest.mark.parametrize("make", [static, paged])
+def test_kernels_of_a_step(make: Any) -> None:
+    """Two if it is like the one before, and three more if a sequence enters a block. The control: the first
+    step, other sequences, another number of tokens."""
+    cache = make("mps")
+    one, other = (cache.allocate(), cache.allocate()) if make is paged else (0, 1)
+    kernels = []
+    for sequences, tokens in (([one, other], [2, 5]), *[([one, other], 1)] * 7, ([other], 1), ([other], 2)):
+        launches = Launches(nn.Linear(1, 1, device="mps"))
+        with launches.count():
+            cache.extend(sequences, tokens=tokens)
+        kernels.append(sum(launches.parts.values()))
+    first, alike, of_others = kernels[0], kernels[2:8], kernels[8:]
+    assert alike == ([2] * 6 if make is static else [2, 5, 5, 2, 2, 5])
+    assert min(first, *of_others) > 10
 
 
 @pytest.mark.host_only

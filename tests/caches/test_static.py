@@ -96,8 +96,9 @@ class History:
         chosen = rng.sample(range(BATCH), rng.randint(1, BATCH))
         counts = [rng.choice((0, 1, 1, 2, 5)) for _ in chosen]
         given: Any = {"sequences": chosen, "tokens": counts}
-        if rng.random() < 0.3:
-            chosen, counts = list(range(BATCH)), [rng.choice((0, 1, 3)) for _ in range(BATCH)]
+        if rng.random() < 0.5:
+            chosen = list(range(BATCH))
+            counts = rng.choice(([1] * BATCH, [rng.choice((0, 1, 3)) for _ in chosen]))
             given = {"tokens": counts}
         if any(cache.lengths[s] + n > CAPACITY for s, n in zip(chosen, counts, strict=True)):
             before = self.state()

@@ -78,6 +78,7 @@ class History:
         self.tokens: dict[int, list[int]] = {}
         self.salts: dict[int, str] = {}
         self.swapped: set[int] = set()
+        self.handed_out: list[tuple[Tensor, list[int]]] = []  # tensors of the last steps
         self.faults = self.full = 0
 
     # ---- calls
@@ -106,8 +107,8 @@ class History:
         def check_unchanged() -> None:
             assert self.host_state() == before
 
-        step = self.rng.choice((1, 4, 4))  # every op, or every fourth
-        ops = range(self.rng.randrange(step), 1000, step)
+        step = self.rng.choice((1, 4, 4, 1000))  # every op, every fourth, or mostly none
+        ops = range(self.rng.randrange(step), 2000, step)
         result, failures = with_faults(lambda: function(*arguments, **options), check_unchanged, ops)
         self.faults += failures
         return result
@@ -210,7 +211,20 @@ class History:
         return {self.cache.blocks(sequence)[p // self.block_size] for p in seen}
 
     def do_grow(self) -> None:
-        counts = self.some()
+        self.grow_by(self.some())
+
+    def do_grow_alike(self) -> None:
+        """Steps that continue the one before, with other calls in between."""
+        count = self.rng.randint(1, self.block_size)
+        counts = dict.fromkeys(self.some(), count)
+        others = (self.do_fork, self.do_free, self.do_truncate, self.do_accept, self.do_failed)
+        for _ in range(8):
+            if counts := {s: count for s in counts if s in self.tokens}:
+                self.grow_by(counts)
+                if self.rng.random() < 0.1:
+                    self.rng.choice(others)()
+
+    def grow_by(self, counts: dict[int, int]) -> None:
         if (step := self.extend(counts)) is None:
             return
         new = {s: self.next_tokens(s, n) for s, n in counts.items()}
@@ -341,11 +355,14 @@ class History:
         positions, slots = [], []
         for (sequence, count), row in zip(counts.items(), step.block_tables.tolist(), strict=True):
             blocks = self.cache.blocks(sequence)
+            assert len(row) >= len(blocks)
             assert all(block in (own, -1) for own, block in zip(row, blocks, strict=False))
             own = range(len(self.tokens[sequence]), len(self.tokens[sequence]) + count)
             positions += own
             slots += [blocks[p // size] * size + p % size for p in own]
         assert step.positions.tolist() == positions and step.slot_mapping.tolist() == slots
+        tensors = step.seq_lens, step.positions, step.slot_mapping, step.block_tables, step.cu_seqlens_q
+        self.handed_out = [*self.handed_out[-15:], *((each, each.tolist()) for each in tensors)]
         if not self.window:
             assert step.shared_blocks == len(os.path.commonprefix([self.cache.blocks(s) for s in counts]))
 
@@ -359,6 +376,7 @@ class History:
                 used[block] = used.get(block, 0) + 1
             assert sequence in self.swapped or -1 not in self.seen_blocks(sequence, len(tokens))
         assert pool._users == used and set(cache.sequences) == self.tokens.keys()
+        assert all(tensor.tolist() == numbers for tensor, numbers in self.handed_out)
         assert cache.stats.swapped == len(self.swapped)
         assert sorted([*used, *pool._free, *pool._unused]) == list(range(pool.total))
         self.check_contents({s: self.contents.of(self.salts[s], own) for s, own in self.tokens.items()})

@@ -311,6 +311,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "PagedKVCache.accept": lambda: _accept(*_paged()),
     "PagedKVCache.allocate": lambda: {"self": _paged()[0], "token_ids": [5, 6, 7]},
     "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
+    "PagedKVCache.append_rotated": lambda: _append_rotated(*_paged(filled=False)),
     "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
     "PagedKVCache.blocks_needed": lambda: {"self": _paged()[0], "sequences": [1, 0]},
     "PagedKVCache.clear_prefixes": lambda: {"self": _paged()[0]},
@@ -328,6 +329,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
     "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
     "StaticKVCache.append": lambda: _append(*_static(filled=False)),
+    "StaticKVCache.append_rotated": lambda: _append_rotated(*_static(filled=False)),
     "StaticKVCache.decode": lambda: _decode(*_static()),
     "StaticKVCache.extend": lambda: {"self": _static()[0], "tokens": 1},
     "StaticKVCache.fork": lambda: {"self": _static(reset=1)[0], "sequence": 0, "target": 1},
@@ -387,6 +389,10 @@ LEFT_OUT = {
 
 def _append(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "layer": 0, "step": step, "key": heads(5, 2, 16), "value": heads(5, 2, 16)}
+
+
+def _append_rotated(cache: Any, step: Any) -> Arguments:
+    return _append(cache, step) | {"query": heads(5, 4, 16), "cos": heads(5, 16), "sin": heads(5, 16)}
 
 
 def _decode(cache: Any, step: Any) -> Arguments:

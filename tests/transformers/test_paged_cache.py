@@ -81,7 +81,9 @@ def test_generate(name: str, beams: int, padding: int, calls: list[Call]) -> Non
     ours, eager = pair(AutoModelForCausalLM, MODELS[name])
     with counted_launches() as launches:
         mine = generate(ours, padding, num_beams=beams, **PAGED)
-    assert launches["fattn_cache_write"] == LAYERS * NEW_TOKENS
+    # Heads or tokens that are padded are not written by the rotation.
+    apart = NEW_TOKENS if name == "odd heads" else padding > 0
+    assert launches.get("fattn_cache_write", 0) == LAYERS * apart
     assert launches["fattn_prefill"] == LAYERS and decodes(launches) == LAYERS * (NEW_TOKENS - 1)
     packed = {"paged_prefill"} if padding else set()
     assert {call.op for call in calls} == {"paged_decode", *packed}, "nothing is gathered"
@@ -178,7 +180,7 @@ def test_memory(kv_format: str) -> None:
     rows = LAYERS * 2 * batch * tokens * COMMON["num_key_value_heads"]
     row = {"auto": 2 * dim, "int8": dim + 4, "fp8_e4m3": dim + 4, "int4": dim // 2 + dim // 32 * 4}[kv_format]
     (paged,) = caches[1].caches
-    assert grown[0] == rows * 2 * dim
+    assert grown[0] == 2 * rows * 2 * dim  # a fused model leaves room for as many tokens
     tables = paged.stats.memory_bytes - rows * row
     assert grown[1] == rows * row + tables and 0 < tables < 2**16
 
@@ -321,18 +323,19 @@ def test_a_forward_that_fails_in_a_layer(
             return ours(ids[:, first:last], **given, logits_to_keep=1).logits
 
     def fails(called: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             nonlocal left
             left -= 1
             if left == -1:
                 raise MemoryError("no memory")
-            return called(*arguments)
+            return called(*arguments, **options)
 
         return call
 
     left = -1
     if where == "append":
-        monkeypatch.setattr(PagedKVCache, "append", fails(PagedKVCache.append))
+        for name in ("append", "append_rotated"):
+            monkeypatch.setattr(PagedKVCache, name, fails(getattr(PagedKVCache, name)))
     else:
         for layer in ours.model.layers:
             monkeypatch.setattr(layer.mlp, "forward", fails(layer.mlp.forward))

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from ..operators.attention import paged_prefill
-from ..operators.options import CachePrefillOptions
+from ..operators.cache_write import cache_write
+from ..operators.options import CachePrefillOptions, CacheRotaryOptions
 from ..operators.return_lse import method_with_lse
+from ..operators.rotary import rotary_write
 from ..runtime.signatures import is_checked, public
 from .memory import Layers
 from .sequences import CachedSequence
@@ -32,6 +34,7 @@ class KVCache:
     _tables: Tables
     _block_size: int
     _change: int = 0  # the count of changes to the cache
+    _last: CacheStep | None = None  # if the next step can continue it
 
     def _get(self, method: str, sequence: int) -> CachedSequence:
         """Raises unless the cache has the sequence."""
@@ -43,8 +46,63 @@ class KVCache:
         latent cache takes no values."""
         self._check_step("append", layer, step)
         rows = self._layers.new_rows(f"{self._name}.append", key, value)
-        self._layers.write(layer, step.slot_mapping, *rows)
+        cache = self._layers.operands(layer)
+        cache_write(*rows, *cache, step.slot_mapping, **self._layers.options(layer))
+        self._set_appended(layer, step)
+
+    @public("KVCache.append_rotated", options="rotary_write", inherited=True, names=CACHE)
+    def append_rotated(
+        self,
+        layer: int,
+        step: CacheStep,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        **options: Unpack[CacheRotaryOptions],
+    ) -> Tensor:
+        """`torch_fattn.rotary` of query and key, and `append`, in one launch. The cache has the same bits.
+
+        Args:
+            query, key, value: the new tokens, `[tokens, heads, dim]` each, as in `append` and `prefill`.
+            cos, sin: `[tokens, columns]`, the rows of the tables at `step.positions`.
+
+        Returns:
+            the rotated query, `[tokens, heads, head_dim]`.
+        """
+        name = f"{self._name}.append_rotated"
+        self._check_step("append_rotated", layer, step)
+        if self._layers.shape.is_latent:
+            raise ValueError(
+                f"{name}: a latent cache stores no value; rotate the key with torch_fattn.rotary, and "
+                "append() it"
+            )
+        rows = {"query": query, "key": key, "value": value}
+        for what, given in (*rows.items(), ("cos", cos), ("sin", sin)):
+            step._check_packed(name, given, what, "heads, dim" if what in rows else "columns")
+        for what, given in rows.items():
+            self._layers.check_kind(name, what, given)
+        # A batch of one sequence, whatever the step's are: every token has a slot.
+        out = rotary_write(
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            cos[None],
+            sin[None],
+            *self._layers.operands(layer),
+            step.slot_mapping[None],
+            token_major_out=True,
+            **self._layers.options(layer),
+            **options,
+        )
+        self._set_appended(layer, step)
+        return out[0].transpose(0, 1)
+
+    def _set_appended(self, layer: int, step: CacheStep) -> None:
         step._appended.add(layer)
+        if step.slot_mapping.shape[0] > 0:
+            self._layers.written.add(layer)
 
     @method_with_lse
     @public("KVCache.prefill", options="paged_prefill", inherited=True, names=CACHE)
@@ -96,26 +154,45 @@ class KVCache:
         numbers: Sequence[int],
         growing: Sequence[CachedSequence],
         counts: Sequence[int],
-        blocks: int,
+        after: Sequence[list[int]],
         shared_blocks: int = 0,
     ) -> CacheStep:
-        """Adds new tokens to the lengths on the device; tables have up to `blocks` blocks. An error changes
-        nothing on the host."""
-        tensors = self._tables.extended(growing, counts, blocks, self._block_size)
+        """The sequences have the blocks `after` it. An error changes nothing on the host."""
+        if last := self._continued(numbers, growing, counts):
+            tensors = self._tables.continued(last._tensors, growing, last.max_seqlen_q, after)
+        else:
+            tensors = self._tables.extended(growing, counts, max(map(len, after), default=0))
         if is_checked():
-            self._layers.erase(tensors["slot_mapping"])
+            self._layers.erase(tensors.numbers[1])
         self._change += 1
-        return CacheStep(
+        step = CacheStep(
             sequences=tuple(numbers),
             lengths=tuple(own.length + count for own, count in zip(growing, counts, strict=True)),
+            seq_lens=tensors.seq_lens,
+            positions=tensors.numbers[0],
+            slot_mapping=tensors.numbers[1],
+            block_tables=tensors.block_tables,
+            cu_seqlens_q=tensors.cu_seqlens_q,
             max_seqlen_q=max(counts, default=0),
             shared_blocks=shared_blocks,
             _layers=self._layers,
             _counts=tuple(counts),
             _change=self._change,
             _lacking=frozenset().union(*(own.filled.lacking(self._layers.every) for own in growing)),
-            **tensors,
+            _tensors=tensors,
         )
+        is_even = 0 < min(counts, default=0) == step.max_seqlen_q <= self._block_size
+        self._last = step if is_even else None
+        return step
+
+    def _continued(
+        self, numbers: Sequence[int], growing: Sequence[CachedSequence], counts: Sequence[int]
+    ) -> CacheStep | None:
+        """The last step, if it added as many tokens to the same sequences and none has changed since."""
+        last = self._last
+        if last is None or last.sequences != tuple(numbers) or last._counts != tuple(counts):
+            return None
+        return last if all(own.changed == last._change for own in growing) else None
 
     def _grow(self, step: CacheStep, own: CachedSequence, count: int, blocks: list[int]) -> None:
         """Adds the step's tokens to a sequence, which then has these blocks."""
@@ -152,7 +229,7 @@ class KVCache:
         if method == "decode":
             step._check_query(name, query)
         else:
-            step._check_packed(name, query)
+            step._check_packed(name, query, "query", "heads, head_dim")
         self._layers.check_kind(name, "query", query)
         self._check_written(method, layer, step)
 

@@ -237,11 +237,6 @@ class Layers:
                 "cache's dtype"
             )
 
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        cache_write(key, value, *self.operands(layer), slots, **self.options(layer))
-        if slots.shape[0] > 0:
-            self.written.add(layer)
-
     def erase(self, slots: Tensor) -> None:
         """Marks the keys of these slots as unwritten in every layer; after an error, in none."""
         index = slots // self.shape.shape[2], slots % self.shape.shape[2]

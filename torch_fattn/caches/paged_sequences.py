@@ -41,7 +41,7 @@ class PagedSequences(KVCache):
         self._epoch = 0
         self._prefix_hits = self._prefix_misses = 0
         self._pool = BlockPool(num_blocks)
-        self._tables = Tables(num_blocks, max_sequences, layers.shape.device)
+        self._tables = Tables(num_blocks, max_sequences, block_size, layers.shape.device)
 
     @property
     def block_size(self) -> int:
@@ -198,7 +198,7 @@ class PagedSequences(KVCache):
         try:  # everything that can fail precedes the first change on the host
             after = self._write(plan, taken)
             shared = common_beginning(after) if self._window.left < 0 else 0
-            step = self._new_step(sequences, grown, counts, max(map(len, after), default=0), shared)
+            step = self._new_step(sequences, grown, counts, after, shared)
         except BaseException:
             self._pool.release(taken)
             raise

@@ -62,7 +62,7 @@ class StaticKVCache(KVCache):
         self._layers = Layers(name, CacheShape(num_layers, shape, *dims, dtype, device, kv_format, latent))
         self._capacity, self._block_size = capacity, max(capacity, 1)
         # Each sequence is a block of a pool: its row of the tables and its block are its number.
-        self._tables = Tables(1, batch_size, device)
+        self._tables = Tables(1, batch_size, self._block_size, device)
         self._sequences = [CachedSequence(row=number) for number in range(batch_size)]
         for own in self._sequences:
             self._tables.new_row()
@@ -100,9 +100,10 @@ class StaticKVCache(KVCache):
                     f"the capacity is {self._capacity}; make the cache larger, or reset() it"
                 )
         self._tables.begin(growing)
-        step = self._new_step(numbers, growing, counts, blocks=1)
-        for own, count in zip(growing, counts, strict=True):
-            self._grow(step, own, count, [own.row])
+        after = [[own.row] for own in growing]
+        step = self._new_step(numbers, growing, counts, after)
+        for own, count, blocks in zip(growing, counts, after, strict=True):
+            self._grow(step, own, count, blocks)
         self._tables.done(growing)
         return step
 

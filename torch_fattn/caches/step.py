@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .groups import Group
 from .memory import Layers
+from .tables import StepTensors
 
 
 class CacheFullError(RuntimeError):
@@ -18,7 +19,7 @@ class CacheFullError(RuntimeError):
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class CacheStep:
     """New tokens of some sequences, packed in the order of the sequences, with the tensors that the kernels
-    need."""
+    need. Do not write to them: steps share block tables and starts that stay the same."""
 
     sequences: tuple[int, ...]
     lengths: tuple[int, ...]  # including the new tokens
@@ -29,6 +30,7 @@ class CacheStep:
     cu_seqlens_q: Tensor  # where each sequence's new tokens begin, int32 [batch + 1]
     max_seqlen_q: int  # the largest number of new tokens of a sequence
     shared_blocks: int = 0  # paged: leading blocks common to all sequences
+    _tensors: StepTensors
     _layers: Layers  # of the cache that made this step
     _counts: tuple[int, ...]  # new tokens of each sequence
     _change: int  # the count of changes to the cache when this step was made
@@ -81,14 +83,15 @@ class CacheStep:
             )
         return query.unflatten(0, (batch, rows)).transpose(1, 2)
 
-    def _check_packed(self, method: str, query: Tensor) -> None:
-        tokens = self.slot_mapping.shape[0]
-        if query.dim() != 3:
+    def _check_packed(self, method: str, rows: Tensor, what: str, shape: str) -> None:
+        """`shape`: of a row."""
+        tokens, dims = self.slot_mapping.shape[0], shape.count(",") + 2
+        if rows.dim() != dims:
             raise ValueError(
-                f"{method}: query has {query.dim()} dimensions; its shape must be [tokens, heads, head_dim]"
+                f"{method}: {what} has {rows.dim()} dimensions; its shape must be [tokens, {shape}]"
             )
-        if query.shape[0] != tokens:
+        if rows.shape[0] != tokens:
             raise ValueError(
-                f"{method}: query has {query.shape[0]} rows and the step {tokens} new tokens; pass one row "
+                f"{method}: {what} has {rows.shape[0]} rows and the step {tokens} new tokens; pass one row "
                 "for each"
             )

@@ -1,10 +1,11 @@
 """`Tables`: block tables and lengths of a cache's sequences, on the device. Indices are built there from runs
-of consecutive numbers: copying them from the host would wait for the GPU."""
+of consecutive numbers, or from those of the step before: copying them from the host would wait for the GPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,31 +16,51 @@ from .sequences import CachedSequence
 FIRST_ROWS = 256  # of new tables
 
 
+class StepTensors(NamedTuple):
+    """The tensors of a `CacheStep`, which describes them."""
+
+    rows: Tensor  # of its sequences in the tables, int64 [batch]
+    seq_lens: Tensor
+    numbers: Tensor  # positions and slots, int64 [2, tokens]
+    block_tables: Tensor
+    cu_seqlens_q: Tensor
+
+
 class Tables:
     """A row for each sequence. If an update fails midway, its rows are stale: they are rewritten from the
     host's sequences before their next use. Entries of released blocks are arbitrary: no query row sees
     them."""
 
-    def __init__(self, blocks: int, max_rows: int, device: torch.device | str) -> None:
+    def __init__(self, blocks: int, max_rows: int, block_size: int, device: torch.device | str) -> None:
         self.blocks = torch.empty(0, blocks, dtype=torch.int32, device=device)
-        self.lengths = torch.empty(0, dtype=torch.int32, device=device)
+        self._lengths = torch.empty(0, dtype=torch.int32, device=device)
+        self._newest: StepTensors | None = None  # of `continued`, whose lengths are not among these
         self.max_rows = max_rows
+        self._block_size = block_size
         self._free_rows: list[int] = []
         self._stale: set[int] = set()
         self._add_rows(min(max_rows, FIRST_ROWS))
 
     @property
     def nbytes(self) -> int:
-        return self.blocks.nbytes + self.lengths.nbytes
+        return self.blocks.nbytes + self._lengths.nbytes
 
     @property
     def device(self) -> torch.device:
-        return self.lengths.device
+        return self.blocks.device
+
+    @property
+    def lengths(self) -> Tensor:
+        """`continued` leaves them as they are, since the next such step does not read them."""
+        if self._newest is not None:
+            self._lengths[self._newest.rows] = self._newest.seq_lens
+            self._newest = None
+        return self._lengths
 
     def new_row(self) -> int | None:
         """A row of length 0, or None if `max_rows` are in use."""
         if not self._free_rows:
-            rows = len(self.lengths)
+            rows = len(self.blocks)
             self._add_rows(min(rows, self.max_rows - rows))
         if not self._free_rows:
             return None
@@ -77,34 +98,46 @@ class Tables:
         self._stale.difference_update(sequence.row for sequence in sequences)
 
     def extended(
-        self, sequences: Sequence[CachedSequence], counts: Sequence[int], blocks: int, block_size: int
-    ) -> dict[str, Any]:
-        """Adds new tokens to the lengths of these rows, whose tables already have the blocks. Returns the
-        tensors of a step."""
-        rows = on_device([sequence.row for sequence in sequences], self.device)
+        self, sequences: Sequence[CachedSequence], counts: Sequence[int], blocks: int
+    ) -> StepTensors:
+        """For a step with new tokens of these rows, whose tables already have the blocks."""
+        rows, size = on_device([sequence.row for sequence in sequences], self.device), self._block_size
         tables = self.blocks[:, :blocks][rows]
         before = self.lengths[rows]
         new, sequence, offset, starts = _new_tokens(counts, self.device)
-        positions = before[sequence] + offset
-        slot_blocks = tables[sequence, positions // block_size].long()
+        numbers = torch.empty(2, sum(counts), dtype=torch.int64, device=self.device)
+        positions = torch.add(before[sequence], offset, out=numbers[0])
+        slot_blocks = tables[sequence, positions // size].long()
+        torch.add(positions % size, slot_blocks, alpha=size, out=numbers[1])
         after = (before + new).int()
-        slots = slot_blocks * block_size + positions % block_size
         self.lengths[rows] = after
-        return {
-            "seq_lens": after,
-            "positions": positions,
-            "slot_mapping": slots,
-            "block_tables": tables,
-            "cu_seqlens_q": starts,
-        }
+        return StepTensors(rows, after, numbers, tables, starts)
+
+    def continued(
+        self, last: StepTensors, sequences: Sequence[CachedSequence], count: int, after: Sequence[list[int]]
+    ) -> StepTensors:
+        """`extended`, for as many new tokens of the same sequences as in the step before, if they have not
+        changed since: two launches, and a few more for sequences that enter a block. `after`: their blocks
+        then."""
+        numbers, tables, size = last.numbers + count, last.block_tables, self._block_size
+        changed = [blocks != own.blocks for own, blocks in zip(sequences, after, strict=True)]
+        for n, (own, blocks) in enumerate(zip(sequences, after, strict=True)):
+            new = range(own.length, own.length + count)
+            if changed[n] or (new[0] - count) // size < new[-1] // size:
+                slots = [blocks[p // size] * size + p % size for p in new]
+                fill(numbers[1, n * count : (n + 1) * count], slots)
+        if any(changed):
+            tables = self.blocks[:, : max(map(len, after))][last.rows]
+        self._newest = StepTensors(last.rows, last.seq_lens + count, numbers, tables, last.cu_seqlens_q)
+        return self._newest
 
     @torch.inference_mode(False)  # rows outlive inference mode
     def _add_rows(self, count: int) -> None:
         """Rows are added on demand: a large `max_rows` allocates nothing."""
-        first = len(self.lengths)
+        first = len(self.blocks)
         blocks = torch.cat((self.blocks, self.blocks.new_full((count, self.blocks.shape[1]), -1)))
-        lengths = torch.cat((self.lengths, self.lengths.new_zeros(count)))
-        self.blocks, self.lengths = blocks, lengths
+        lengths = torch.cat((self._lengths, self._lengths.new_zeros(count)))
+        self.blocks, self._lengths = blocks, lengths
         self._free_rows += range(first + count - 1, first - 1, -1)
 
     @torch.inference_mode(False)

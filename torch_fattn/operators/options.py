@@ -93,8 +93,8 @@ class LayoutOptions(TypedDict, total=False):
     input of an output projection, does not copy."""
 
 
-class RotaryOptions(LayoutOptions, total=False):
-    """The options of `torch_fattn.rotary`."""
+class CacheRotaryOptions(TypedDict, total=False):
+    """The options of `append_rotated` of the cache classes."""
 
     rotary_dim: int | None
     """R, the number of columns that are rotated; the others are kept. Default: the columns of cos."""
@@ -114,6 +114,10 @@ class RotaryOptions(LayoutOptions, total=False):
     """what the norms round to the dtype of query. "rounded": the normalised x, and its product with the
     weight (Llama, Qwen3). "float": the product alone (OLMo-2). "plus_one": the product with 1 + weight
     (Gemma)."""
+
+
+class RotaryOptions(CacheRotaryOptions, LayoutOptions, total=False):
+    """The options of `torch_fattn.rotary`."""
 
 
 class RotaryWriteOptions(RotaryOptions, StorageOptions, total=False):

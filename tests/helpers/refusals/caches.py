@@ -100,6 +100,21 @@ def _loaded(*, damaged: bool = False, missing: bool = False, folder: str = "", *
 ROWS = heads(4, 4, 64, seed=2)
 
 
+def _rotate(cache: Any, step: Any, table: Tensor) -> Tensor:
+    return cache.append_rotated(0, step, ROWS, *heads(2, 4, 2, 64), table, table)
+
+
+def _latent(apart: bool = False) -> Tensor:
+    cache, table = _cache(latent=True), heads(4, 64)
+    step = cache.extend([cache.allocate()], 4)
+    if not apart:
+        return _rotate(cache, step, table)
+    rows = (each.transpose(0, 1)[None] for each in (ROWS, heads(4, 2, 64)))
+    query, key = torch_fattn.rotary(*rows, table[None], table[None])
+    cache.append(0, step, key[0].transpose(0, 1))
+    return query
+
+
 def _prefix(**changes: Any) -> Callable[[], Tensor]:
     prefix, own = heads(1, 2, 6, 16), heads(2, 2, 4, 16, seed=1)
     arguments = {"query": heads(2, 4, 1, 16, seed=2), "prefix_key": prefix, "prefix_value": prefix}
@@ -203,6 +218,12 @@ REFUSALS: list[Refusal] = [
     of_step("pass at most 4", lambda cache, step: cache.decode(0, step, heads(1, 4, 5, 64))),
     of_step("pass a tensor, or make the cache with latent=True",
             lambda cache, step: cache.append(0, step, heads(4, 2, 64))),
+    Refusal("rotate the key with torch_fattn.rotary, and append() it", _latent,
+            partial(_latent, apart=True)),
+    of_step("pass one row for each", lambda cache, step: _rotate(cache, step, heads(3, 64)),
+            lambda cache, step: _rotate(cache, step, heads(4, 64))),
+    of_step("its shape must be [tokens, columns]", lambda cache, step: _rotate(cache, step, heads(1, 4, 64)),
+            lambda cache, step: _rotate(cache, step, heads(4, 64))),
     of_step("pass one row for each", lambda cache, step: cache.prefill(0, step, heads(5, 4, 64))),
     of_step('.to("cpu")', lambda cache, step: cache.prefill(0, step, ROWS.to("mps")),
             lambda cache, step: cache.prefill(0, step, ROWS.to("mps").to("cpu"))),

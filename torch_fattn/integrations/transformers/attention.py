@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...runtime.signatures import public
 from .call import Call
+from .fusion.deferred import plain
 from .operators import compute, compute_packed
 from .packing import lengths_of, refuse_mixing, restarts_of
 from .paged import attend_over_cache
@@ -63,6 +64,8 @@ def attend(
     is_stored = isinstance(key, Stored) and isinstance(value, Stored)
     is_batched = cache is not None or "write_index" in kwargs  # passed by transformers after 5.17
     mask = None
+    if not is_stored:
+        query, key, value = plain(query), plain(key), plain(value)
     if not is_stored and not is_batched:
         mask, key, value = _meaning(module, query, key, value, attention_mask, sliding_window)
     of_layer = dropout, scaling, sliding_window, softcap, s_aux, is_causal

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -105,7 +107,7 @@ def update_paged(
     return updated
 
 
-def _replace(owner: Any, name: str, method: Any) -> Callable[[], None]:
+def replace_method(owner: Any, name: str, method: Any) -> Callable[[], None]:
     """Replaces a method. Returns a function that undoes this, unless the method was replaced again."""
     before = vars(owner).get(name)
     setattr(owner, name, method)
@@ -121,20 +123,21 @@ def _replace(owner: Any, name: str, method: Any) -> Callable[[], None]:
     return undo
 
 
-def before_each_call(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], None]:
-    """Calls `prepare` with a model before each of its forwards, except in graphs of torch.compile. Returns a
+def around_each_call(enter: Callable[[PreTrainedModel], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Runs each forward of a model inside `enter(model)`, except in graphs of torch.compile. Returns a
     function that undoes this."""
 
     before = vars(PreTrainedModel).get("__call__")
 
     def call(self: PreTrainedModel, *arguments: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            prepare(self)
-        if before is not None:
-            return before(self, *arguments, **options)
-        return super(PreTrainedModel, self).__call__(*arguments, **options)  # of a mixin, or of nn.Module
+        # Without one before: that of a mixin, or of nn.Module.
+        run = super(PreTrainedModel, self).__call__ if before is None else functools.partial(before, self)
+        if torch.compiler.is_compiling():
+            return run(*arguments, **options)
+        with enter(self):
+            return run(*arguments, **options)
 
-    return _replace(PreTrainedModel, "__call__", call)
+    return replace_method(PreTrainedModel, "__call__", call)
 
 
 def let_models_update(name: str, update: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], None]:
@@ -152,7 +155,7 @@ def let_models_update(name: str, update: Callable[..., tuple[Tensor, Tensor]]) -
         updated: tuple[Tensor, Tensor] = chosen(self, key_states, value_states, layer_idx, kwargs)
         return updated
 
-    return _replace(PagedAttentionCache, "update", update_by_name)
+    return replace_method(PagedAttentionCache, "update", update_by_name)
 
 
 # `generate_batch` after 5.17 passes lengths and its cache only to an implementation with "flash" in its name;
@@ -177,7 +180,7 @@ def switch_batching(name: str, flash_name: str) -> Callable[[], None]:
         model.config._attn_implementation = flash_name
         self._original_attn_impl = name  # `stop` restores this one
 
-    return _replace(manager, "switch_to_cb_friendly_attn", switch_or_rename)
+    return replace_method(manager, "switch_to_cb_friendly_attn", switch_or_rename)
 
 
 def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]], Any]) -> Callable[[], None]:
@@ -201,7 +204,7 @@ def let_generate_make(name: str, make: Callable[[Any, int, int, dict[str, Any]],
         settings = dict(wanted.cache_config or {})
         model_kwargs[CACHE] = make(self.config, rows, given["max_cache_length"] + 1, settings)
 
-    put_back = _replace(mixin, "_prepare_cache_for_generation", prepare_or_make)
+    put_back = replace_method(mixin, "_prepare_cache_for_generation", prepare_or_make)
     names.ALL_CACHE_IMPLEMENTATIONS = (*known, name)
 
     def undo() -> None:

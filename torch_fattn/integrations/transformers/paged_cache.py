@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
@@ -19,6 +20,7 @@ from ...operators.head_padding import HEAD_STEP, pad_heads, without_padding
 from ...operators.kv_formats import check_format
 from ...runtime.signatures import public
 from .call import Call
+from .fusion.deferred import plain, waiting
 from .packing import restarts_of
 from .support import FLASH_NAME
 from .support import NAME as ATTENTION_NAME
@@ -272,7 +274,7 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
         )
     batch, rows = call.query.shape[0], call.rows
     query, new_key, new_value, scale = pad_heads(call.query, key.arrived, value.arrived, call.scaling)
-    new = [operand.transpose(1, 2).flatten(0, 1) for operand in (new_key, new_value)]
+    rotation = waiting(new_key)  # which padding would have launched
     options = call.options | {"scale": scale, "window_left": call.window_left}
     layer = key.layer
     try:
@@ -280,14 +282,18 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
         real = None if real is None else real[:, 0, 0]
         has_window = 0 <= call.window_left < call.keys
         step, kept = layer.group.step(layer.index, batch, rows, real, has_window)
-        if kept is not None:
-            new = [operand[kept] for operand in new]
-        cache.append(layer.index, step, new[0], new[1])
+        if kept is None and rotation is not None:
+            rotation.store(partial(_append_rotated, cache, layer.index, step), new_value)
+        else:
+            new = _packed(new_key, new_value)
+            if kept is not None:
+                new = [operand[kept] for operand in new]
+            cache.append(layer.index, step, new[0], new[1])
+        query = plain(query)
         if kept is None:
             out = cache.decode(layer.index, step, query, token_major_out=True, **options).transpose(1, 2)
         else:
-            packed = query.transpose(1, 2).flatten(0, 1)
-            out = cache.prefill(layer.index, step, packed[kept], is_causal=True, **options)
+            out = cache.prefill(layer.index, step, _packed(query)[0][kept], is_causal=True, **options)
             out = out.new_zeros(batch * rows, *out.shape[1:]).index_copy(0, kept, out)
             out = out.unflatten(0, (batch, rows))
     except MeaningRefusedError:
@@ -296,6 +302,28 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
         raise refusal_of_operator(module, refusal) from refusal
     layer.finish(call.keys)
     return without_padding(out, value.shape[-1])
+
+
+def _append_rotated(
+    cache: PagedKVCache,
+    layer: int,
+    step: CacheStep,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    **options: Any,
+) -> Tensor:
+    rows = _packed(query, key, value)
+    tables = [table.expand(query.shape[0], -1, -1).flatten(0, 1) for table in (cos, sin)]
+    out: Tensor = cache.append_rotated(layer, step, *rows, *tables, **options)
+    return out.unflatten(0, (query.shape[0], -1)).transpose(1, 2)
+
+
+def _packed(*operands: Tensor) -> list[Tensor]:
+    """`[B, H, L, D]` as rows `[B * L, H, D]`."""
+    return [operand.transpose(1, 2).flatten(0, 1) for operand in operands]
 
 
 class PagedCache(Cache):

@@ -20,8 +20,9 @@ from ...runtime import versions
 from ...runtime.signatures import public
 from ...runtime.warn import warn
 from .attention import attend, attend_paged
-from .compat import before_each_call, entry, let_generate_make, let_models_update, restore, switch_batching
-from .fusion.models import prepare, want
+from .compat import around_each_call, entry, let_generate_make, let_models_update, restore, switch_batching
+from .fusion.layers import replace_updates
+from .fusion.models import forward_of, want
 from .masks import make_mask
 from .paged import update_in_place
 from .paged_cache import CACHE_NAME, cache_of
@@ -65,8 +66,8 @@ def register(on_unsupported: OnUnsupported = "error", *, fuse: bool = True) -> N
             with transformers' sdpa attention (with its model's eager attention if it has a soft cap or
             learned sinks, which sdpa ignores), run the model with its own attention, and warn once with the
             reason.
-        fuse: whether models with this implementation also run their RMSNorm modules as one kernel each, where
-            torch has one; `report` shows where. Results may differ in a rounding.
+        fuse: whether models with this implementation also run norms, rotary embedding and cache writes in
+            fewer kernels; `report` shows where. Results may differ in a rounding.
 
     Raises ImportError if transformers is too old, and warns if it is newer than the supported versions.
     """
@@ -78,7 +79,8 @@ def register(on_unsupported: OnUnsupported = "error", *, fuse: bool = True) -> N
     choose(on_unsupported)
     want(fuse)
     if not _undo:
-        _undo.append(before_each_call(prepare))
+        _undo.append(around_each_call(forward_of))
+        _undo.extend(replace_updates())
         for interface, name, _function in _ENTRIES:
             before = entry(interface, name)
             _undo.append(lambda i=interface, n=name, b=before: restore(i, n, b))  # type: ignore[misc]

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .deferred import Deferred
+
 _ONE_KERNEL = {torch.rms_norm, F.rms_norm, F.linear, torch._C._nn.linear, F.scaled_dot_product_attention}
 _NO_KERNEL = re.compile(
     r"aten::(detach|alias|empty|new_empty|lift_fresh|_reshape_alias|_unsafe_view|set_|resize_|equal$|nonzero"
@@ -133,4 +135,6 @@ class _Operators(TorchDispatchMode):
         self._launches = launches
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, Deferred) for each in types):
+            return NotImplemented  # it computes the tensor first, in this mode
         return self._launches.run(operator, args, kwargs or {})

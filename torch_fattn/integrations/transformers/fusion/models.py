@@ -4,6 +4,7 @@ implementations, and undone before one with another."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,32 +14,44 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..support import FLASH_NAME, NAME, PAGED_NAME
-from . import norms
+from . import norms, rotary, running
 
 _OURS = (NAME, FLASH_NAME, PAGED_NAME)
 
 
 class Fused(NamedTuple):
-    """The modules of a model, by name. A model inside it, such as a vision tower, has its own."""
+    """The norms of a model, by name, and the rotary functions of its files. A model inside it, such as a
+    vision tower, has its own."""
 
-    fused: tuple[str, ...]
-    left: Mapping[str, str]  # and why they were not fused
+    norms: tuple[str, ...]
+    left: Mapping[str, str]  # norms that were not fused, and why
+    rotary: Mapping[str, rotary.Form | str] = MappingProxyType({})  # a string says why not
 
 
 _NOTHING = Fused((), MappingProxyType({}))
 _MARK = "_fattn_fused"  # in a fused model, so that its copies are known too
 _models: WeakKeyDictionary[PreTrainedModel, Fused] = WeakKeyDictionary()
 _wanted = False
+_enabled = True
+
+
+def enable(enabled: bool) -> bool:
+    """Whether fused models run as such. Returns what it was before."""
+    global _enabled
+    before, _enabled = _enabled, enabled
+    norms.enable(enabled)
+    return before
 
 
 def want(fuse: bool) -> None:
     """Whether models are fused. Without, the models that were are restored."""
     global _wanted
     _wanted = fuse
-    norms.enable(fuse)
+    enable(fuse)
     if not fuse:
         for model in list(_models):
             _restore(model)
+        rotary.restore()
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -50,6 +63,14 @@ def prepare(model: PreTrainedModel) -> None:
             vars(model)[_MARK] = True
     elif not wanted and _MARK in vars(model):
         _restore(model)
+
+
+@contextmanager
+def forward_of(model: PreTrainedModel) -> Iterator[None]:
+    """The context of a forward."""
+    prepare(model)
+    with running.run(_enabled and model in _models and not _is_traced()):
+        yield
 
 
 def prepare_all(model: PreTrainedModel) -> None:
@@ -69,17 +90,21 @@ def fused_in(model: PreTrainedModel) -> Fused:
     """All that was fused in a model and in the models inside it."""
     fused: list[str] = []
     left: dict[str, str] = {}
+    functions: dict[str, rotary.Form | str] = {}
     for path, inner in model.named_modules():
         found = _models.get(inner, _NOTHING) if isinstance(inner, PreTrainedModel) else _NOTHING
         prefix = f"{path}." if path else ""
-        fused += (prefix + name for name in found.fused)
+        fused += (prefix + name for name in found.norms)
         left |= {prefix + name: why for name, why in found.left.items()}
-    return Fused(tuple(fused), left)
+        functions |= found.rotary
+    return Fused(tuple(fused), left, functions)
 
 
 def _fuse(model: PreTrainedModel) -> Fused:
     why = {name: norms.fuse(module) for name, module in _own_norms(model)}
-    return Fused(tuple(name for name in why if not why[name]), {name: why[name] for name in why if why[name]})
+    left = {name: reason for name, reason in why.items() if reason}
+    functions = rotary.fuse(module for _name, module in _own_modules(model))
+    return Fused(tuple(name for name in why if name not in left), left, functions)
 
 
 def _restore(model: PreTrainedModel) -> None:
@@ -89,11 +114,13 @@ def _restore(model: PreTrainedModel) -> None:
     _models.pop(model, None)
 
 
-def _own_norms(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The norms of a model, without those of models inside it."""
+def _own_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in _own_modules(model) if norms.is_norm(module))
+
+
+def _own_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """A model and its modules, without models inside it and theirs."""
+    yield prefix.removesuffix("."), module
     for name, child in module.named_children():
-        if isinstance(child, PreTrainedModel):
-            continue
-        if norms.is_norm(child):
-            yield prefix + name, child
-        yield from _own_norms(child, f"{prefix}{name}.")
+        if not isinstance(child, PreTrainedModel):
+            yield from _own_modules(child, f"{prefix}{name}.")

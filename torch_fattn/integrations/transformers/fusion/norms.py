@@ -7,14 +7,18 @@ Random numbers show whether a module computes `x / rms(x) * weight`, rounded to 
 from __future__ import annotations
 
 import copy
+import functools
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from . import running
+from .deferred import Deferred, HeadNorm, plain
+
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
-# The name of eps, in a fused module. A hook that kept the fused forward follows `restore` by it.
+# The name of eps and the form, in a fused module. A hook that kept the fused forward follows `restore` by it.
 _MARK = "_fattn_fused"
 _ROWS = 4
 _enabled = True
@@ -33,8 +37,11 @@ def fuse(norm: nn.Module) -> str:
         return ""
     if why := _fault(norm):
         return why
+    form = _form(norm)
+    if not form:
+        return "it computes something else than x / rms(x) * weight"
     norm.forward = MethodType(forward, norm)
-    vars(norm)[_MARK] = _eps_name(norm)
+    vars(norm)[_MARK] = _eps_name(norm), form
     return ""
 
 
@@ -67,11 +74,11 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
     round differently: with gradients, under autocast or torch.compile, for other dtypes, tensor-parallel
     shards and other arguments."""
     weight: Any = norm.weight
-    eps_name = vars(norm).get(_MARK)
-    hidden_states: Any = arguments[0] if arguments else None
+    mark = vars(norm).get(_MARK)
+    hidden_states: Any = plain(arguments[0]) if arguments else None
     if (
         not _enabled
-        or eps_name is None
+        or mark is None
         or len(arguments) != 1
         or options
         or torch.compiler.is_compiling()
@@ -84,7 +91,17 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
     ):
         own: Tensor = type(norm).forward(norm, *arguments, **options)
         return own
-    return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, getattr(norm, eps_name))
+    eps_name, form = mark
+    eps = getattr(norm, eps_name)
+    compute = functools.partial(_rms_norm, hidden_states, weight, eps)
+    if hidden_states.ndim == 4 and running.tables() is not None:  # perhaps heads, before their rotation
+        options = {"norm": form, "eps": eps}
+        return Deferred.of(HeadNorm(hidden_states, weight, options, functools.cache(compute)), hidden_states)
+    return compute()
+
+
+def _rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, eps)
 
 
 def _eps_name(norm: nn.Module) -> str:
@@ -105,14 +122,13 @@ def _fault(norm: nn.Module) -> str:
         return f"torch's rms_norm is not one kernel in {weight.dtype}"
     if not _eps_name(norm):
         return "it has no eps"
-    if not _has_form(norm, weight):
-        return "it computes something else than x / rms(x) * weight"
     return ""
 
 
-def _has_form(norm: nn.Module, weight: Tensor) -> bool:
-    """Whether a copy with random weights computes the form, with two roundings at most, on rows that include
-    one as small as eps."""
+def _form(norm: nn.Module) -> str:
+    """The option `norm` of `torch_fattn.rotary`, if a copy with random weights has the form, with two
+    roundings at most, on rows that include one as small as eps; else empty."""
+    weight: Any = norm.weight
     dtype, eps = weight.dtype, getattr(norm, _eps_name(norm))
     numbers = torch.Generator().manual_seed(0)
     probed, random = copy.copy(norm), _random(numbers, weight.shape[0]).to(dtype)
@@ -123,14 +139,18 @@ def _has_form(norm: nn.Module, weight: Tensor) -> bool:
         with torch.no_grad(), torch.device("cpu"):
             found = type(norm).forward(probed, x)
     except Exception:  # another signature, or code that needs its device
-        return False
+        return ""
     if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype is not dtype:
-        return False
+        return ""
     exact = x.double()
-    exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps) * random.double()
+    normalised = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
+    exact = normalised * random.double()
     roundings = 1.01 if dtype.itemsize < 4 else 4  # of half an ulp each, relative to a power of two
     bound = roundings * torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).smallest_normal
-    return bool(((found - exact).abs() <= bound).all())
+    if bool(((found - exact).abs() > bound).any()):
+        return ""
+    twice = normalised.to(dtype) * random
+    return "rounded" if (found == twice).sum() >= (found == exact.to(dtype)).sum() else "float"
 
 
 def _random(numbers: torch.Generator, *shape: int) -> Tensor:

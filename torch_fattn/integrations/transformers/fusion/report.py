@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ....runtime.signatures import public
 from ..compat import CACHE
-from . import models, norms
+from . import models
 from .launches import BESIDES, Launches
 
 _PROMPT = 4
@@ -19,19 +19,23 @@ _PROMPT = 4
 
 @dataclass(frozen=True)
 class Report:
-    """`fused` are names of modules, `left` those that were not fused, and why. `before` and `after` are the
-    kernels of a decode step without and with fusion, by part; parts of layers count those of one layer, the
-    mean of those that ran. They are empty for encoders and encoder-decoders."""
+    """`fused` are names of norms, and `rotary` those of rotary functions, with the form that each has. `left`
+    are those of both that were not fused, and why. `before` and `after` are the kernels of a decode step
+    without and with fusion, by part; parts of layers count those of one layer, the mean of those that ran.
+    They are empty for encoders and encoder-decoders."""
 
     fused: tuple[str, ...]
+    rotary: dict[str, str]
     left: dict[str, str]
     before: dict[str, float]
     after: dict[str, float]
 
     def __str__(self) -> str:
         lines = [f"fused: {len(self.fused)} norms"]
-        for why, norms_left in Counter(self.left.values()).items():
-            lines.append(f"not fused: {norms_left}, because {why}")
+        lines += [f"fused: {name} ({form})" for name, form in self.rotary.items()]
+        for why, left in Counter(self.left.values()).items():
+            names = [name for name in self.left if self.left[name] == why]
+            lines.append(f"not fused: {names[0] if left == 1 else left}, because {why}")
         if self.before:
             lines.append(f"{'kernels of a decode step':40} {'before':>7} {'after':>7}")
         for part, count in self.before.items():
@@ -49,7 +53,9 @@ def report(model: PreTrainedModel) -> Report:
     models.prepare_all(model)
     before, after = _kernels_of_step(model, fused=False), _kernels_of_step(model, fused=True)
     found = models.fused_in(model)
-    return Report(found.fused, dict(found.left), before, after)
+    rotary = {name: str(form) for name, form in found.rotary.items() if not isinstance(form, str)}
+    left = {name: why for name, why in found.rotary.items() if isinstance(why, str)}
+    return Report(found.norms, rotary, {**found.left, **left}, before, after)
 
 
 def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
@@ -58,14 +64,14 @@ def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
     ids = torch.arange(1, 1 + _PROMPT, device=model.device)[None]
     with_cache: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
     launches = Launches(model)
-    enabled = norms.enable(fused)
+    enabled = models.enable(fused)
     try:
         with torch.no_grad():
             model(ids, **with_cache)
             with launches.count():
                 model(ids[:, :1], **with_cache)
     finally:
-        norms.enable(enabled)
+        models.enable(enabled)
     layers = max(launches.layers, 1)
     return {
         part: kernels / (1 if part == BESIDES else layers)

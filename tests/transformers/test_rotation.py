@@ -1,0 +1,250 @@
+"""Rotary embedding and cache writes in one launch: tokens, bits, caches that were copied and cropped, and
+where a model's own functions run."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
+from transformers.cache_utils import DynamicLayer, StaticLayer
+from transformers.models.llama import modeling_llama
+
+from tests.conftest import counted_launches
+from tests.helpers.synchronisations import Synchronisations
+from tests.transformers.tiny_configs import tiny_configs
+from tests.transformers.tiny_models import (
+    COMMON,
+    DEVICE,
+    EXPERTS,
+    LAYERS,
+    MIXED,
+    TOLERANCE,
+    WINDOW,
+    generate,
+    largest_logit_error,
+    pair,
+    prompt,
+)
+from torch_fattn.integrations.transformers import register, report, unregister
+from torch_fattn.integrations.transformers.compat import CACHE
+from torch_fattn.integrations.transformers.fusion import layers, rotary, running
+from torch_fattn.integrations.transformers.fusion.deferred import Deferred
+from torch_fattn.integrations.transformers.fusion.launches import BESIDES, Launches
+
+# The form of their rotary function.
+FAMILIES = {
+    "llama": "halves, a column per number",
+    "qwen3": "halves, a column per number",
+    "phi3": "halves, a column per number, or part of a head",
+    "gemma3_text": "halves, a column per number",
+    "gpt_oss": "halves, a column per pair",
+    "deepseek_v3": "pairs_to_halves, the first half",
+    "hunyuan_v1_dense": "halves, a column per number",  # whose norms follow the rotation
+    "cohere": "pairs, each column twice, products in float32",
+    "olmo2": "halves, a column per number",
+    "glm4": "pairs, the first half, or part of a head",
+    "smollm3": "halves, a column per number",
+    "glm4_moe": "halves, a column per number, or part of a head",
+    "helium": "pairs, the first half",
+    "apertus": "halves, a column per number",
+    "nanochat": "halves, the other way round",
+    "qwen3_5_text": "halves, a column per number, or part of a head",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_of_eager(family: str) -> None:
+    """Beams and left padding; then a static cache."""
+    config = list(tiny_configs(family))[1]
+    if getattr(config, "sliding_window", None) is not None:
+        config.sliding_window = WINDOW
+    ours, eager = pair(AutoModelForCausalLM, config)
+    with torch.no_grad():
+        for (name, mine), theirs in zip(ours.named_parameters(), eager.parameters(), strict=True):
+            if "norm" in name:  # initial weights are all alike
+                mine.copy_(theirs.add_(0.3 * torch.randn(theirs.shape)))
+    layers_without = family in ("smollm3", "qwen3_5_text")
+    static = {"cache_implementation": "static", "disable_compile": True}
+    for options in ({"num_beams": 2}, static):
+        ids, mask = prompt(12, padding=3)
+        with counted_launches() as launches:
+            mine = generate(ours, ids, mask, 8, **options)
+        assert launches["fattn_rotary"] == 8 * (config.num_hidden_layers - layers_without)
+        theirs = generate(eager, ids, mask, 8, **options)
+        assert largest_logit_error(mine, theirs) < TOLERANCE
+        assert mine.sequences.tolist() == theirs.sequences.tolist()
+    assert FAMILIES[family] in report(ours).rotary.values()
+
+
+def functions(family: str, name: str = "apply_rotary_pos_emb") -> tuple[Callable[..., Any], ...]:
+    """A family's own rotary function, and what replaces it."""
+    file = f"transformers.models.{family}.modeling_{family}"
+    module: Any = importlib.import_module(file)
+    rotary.fuse([type("Module", (), {"__module__": file})()])
+    ours = getattr(module, name)
+    return ours.__wrapped__, ours
+
+
+def operands(dtype: torch.dtype, columns: int = 16, of_table: torch.dtype | None = None) -> list[Tensor]:
+    angles = 50 * torch.rand(2, 3, columns // 2)
+    tables = (torch.cat((each, each), -1) for each in (angles.cos(), angles.sin()))
+    query, key = (torch.randn(2, n, 3, 16, device=DEVICE).to(dtype) for n in (4, 2))
+    query[1, 2, 0, 5] = torch.nan
+    return [query, key, *(each.to(DEVICE, of_table or dtype) for each in tables)]
+
+
+def rotated(function: Callable[..., Any], *arguments: Tensor, **options: Any) -> tuple[bool, list[Tensor]]:
+    """Whether the results of a function in a fused model waited, and the results."""
+    with running.run(True):
+        results = function(*arguments, **options)
+    return isinstance(results[0], Deferred), [each + 0 for each in results]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "phi3", "gpt_oss", "cohere", "glm4", "helium", "olmo2"])
+def test_bits(family: str, dtype: torch.dtype) -> None:
+    """A NaN stays in its head."""
+    theirs, ours = functions(family)
+    columns, of_table = 8 if family in ("phi3", "glm4") else 16, torch.float32 if family == "olmo2" else dtype
+    query, key, cos, sin = operands(dtype, columns, of_table)
+    if family == "cohere":
+        cos, sin = (each[..., :8].repeat_interleave(2, -1) for each in (cos, sin))
+    if family == "gpt_oss":
+        cos, sin = (each[..., :8].mT.contiguous().mT for each in (cos, sin))
+    waited, results = rotated(ours, query, key, cos, sin)
+    assert waited and results[0][1, 2, 0].isnan().any()
+    assert not results[0].nan_to_num()[0].isnan().any() and not results[0][:, 3].isnan().any()
+    torch.testing.assert_close(results, list(theirs(query, key, cos, sin)), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", ["gradient", "other axis", "lengths", "float32 table", "autocast"])
+def test_calls_of_the_own_function(case: str) -> None:
+    theirs, ours = functions("llama")
+    given = operands(torch.bfloat16)
+    options, context = {}, contextlib.nullcontext()
+    if case == "gradient":
+        given[0].requires_grad_()
+    if case == "other axis":
+        given[:2], options = [each.transpose(1, 2) for each in given[:2]], {"unsqueeze_dim": 2}
+    if case == "lengths":
+        given[1] = given[1][:, :, :1]
+    if case == "float32 table":
+        given[2:] = [each.float() for each in given[2:]]
+    if case == "autocast":
+        context = torch.autocast(DEVICE, torch.bfloat16)
+    with context:
+        waited, results = rotated(ours, *given, **options)
+        expected = theirs(*given, **options)
+    assert not waited
+    assert results[0].requires_grad == (case == "gradient")
+    torch.testing.assert_close(results, list(expected), rtol=0, atol=0, equal_nan=True)
+
+
+def model_of(family: str, implementation: str = "fattn", **fields: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **COMMON | fields)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval().to(DEVICE)
+
+
+def continued(model: PreTrainedModel) -> list[Tensor]:
+    """The logits of what follows a prompt, in caches that were copied, cropped and reordered."""
+    logits = []
+
+    def step(cache: DynamicCache, *tokens: int) -> None:
+        ids = torch.tensor(tokens, device=DEVICE).expand(cache_rows(cache), -1)
+        ids = ids + torch.arange(ids.shape[0], device=DEVICE)[:, None]
+        logits.append(model(ids, **{CACHE: cache}).logits[:, -1])
+        for layer in cache.layers:
+            assert layer.keys.shape == layer.values.shape
+
+    def cache_rows(cache: DynamicCache) -> int:
+        return cache.layers[0].keys.shape[0] if cache.layers and cache.get_seq_length() else 2
+
+    with torch.no_grad():
+        first = DynamicCache(config=model.config)
+        step(first, *range(3, 12))
+        shallow = copy.copy(first)
+        shallow.layers = [copy.copy(layer) for layer in first.layers]
+        copies = [copy.deepcopy(first), shallow, pickle.loads(pickle.dumps(first))]
+        for token in range(20, 26):
+            step(first, token)
+            for n, each in enumerate(copies):
+                step(each, token + 5 * n)
+        if not any(layer.is_sliding for layer in first.layers):
+            first.crop(-2)
+            step(first, 50)
+        first.reorder_cache(torch.tensor([1, 0], device=DEVICE))
+        step(first, 51, 52)
+        first.batch_repeat_interleave(2)
+        step(first, 53)
+        first.batch_select_indices(torch.tensor([0, 3], device=DEVICE))
+        step(first, 54)
+    return logits
+
+
+@pytest.mark.parametrize("room", [256, 4])
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+def test_a_cache_that_is_continued_twice(family: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_STEP", room)
+    model = model_of(family, **(MIXED | EXPERTS if family == "gpt_oss" else {}))
+    ours = continued(model)
+    register(fuse=False)
+    for mine, theirs in zip(ours, continued(model), strict=True):
+        assert (mine - theirs).abs().max() < TOLERANCE
+
+
+def test_a_step_writes_one_row() -> None:
+    """Also where the prompt ran in inference mode, to whose tensors others must not write."""
+    model, ids = model_of("llama"), prompt(8)[0].to(DEVICE)
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(ids, **{CACHE: cache})
+    addresses = []
+    with torch.no_grad():
+        for _ in range(3):
+            model(ids[:, :1], **{CACHE: cache})
+            addresses.append(cache.layers[1].keys.data_ptr())
+    assert len(set(addresses)) == 1 and cache.layers[1].keys.shape == (2, 2, 11, 16)
+
+
+@pytest.mark.parametrize(("family", "expected"), [("llama", 15), ("qwen3", 15), ("phi3", 12)])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_kernels_of_a_step(family: str, expected: int, kind: str) -> None:
+    """No more than one for each layer more in a static cache. The step does not wait for the GPU."""
+    model = model_of(family)
+    ids, mask = (each.to(DEVICE) for each in prompt(8))
+    one = torch.ones_like(mask[:, :1])
+    cache: Any = DynamicCache(config=model.config)
+    if kind == "static":
+        cache, expected = StaticCache(config=model.config, max_cache_len=16), expected + 1
+    launches = Launches(model)
+    with torch.no_grad():
+        model(ids, attention_mask=mask, **{CACHE: cache})
+        with launches.count(), Synchronisations() as found:
+            model(ids[:, :1], attention_mask=torch.cat((mask, one), 1), **{CACHE: cache}).logits.argmax(-1)
+    assert found.ops == []
+    assert launches.parts.pop(BESIDES) <= 25
+    assert sum(launches.parts.values()) == LAYERS * expected
+
+
+def test_other_models_and_unregister() -> None:
+    ours, other = model_of("llama"), model_of("llama", "sdpa")
+    updates = DynamicLayer.update, StaticLayer.update
+    for model, rotations in ((ours, LAYERS), (other, 0), (ours, LAYERS)):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad(), counted_launches() as launches:
+            model(prompt(8)[0].to(DEVICE), **{CACHE: cache})
+        assert launches.get("fattn_rotary", 0) == rotations
+        assert cache.layers[0].keys.is_contiguous() == (rotations == 0)
+    theirs = modeling_llama.apply_rotary_pos_emb.__wrapped__
+    unregister()
+    assert modeling_llama.apply_rotary_pos_emb is theirs
+    assert updates != (DynamicLayer.update, StaticLayer.update)

@@ -1,0 +1,145 @@
+"""The layers of transformers' caches inside a fused model.
+
+A dynamic layer concatenates all its keys with the new ones in each step. Here they lie in a buffer with
+room for more tokens, `layer.keys` is a view of it, and a step writes one row. A static layer has its buffer
+already. Where the key waits for its rotation, both store it in the rotation's launch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import cache_utils
+
+from ..compat import replace_method
+from . import running
+from .deferred import Rotation, is_head_dim, plain, waiting
+
+_STEP = 256  # tokens by which a buffer grows
+_ROOM = "_fattn_room"  # the attribute of a layer
+_Rows = tuple[Tensor, Tensor]  # keys and values
+
+
+def replace_updates() -> Iterator[Callable[[], None]]:
+    """Replaces `update` of layers. Yields functions that undo it."""
+    owner: Any
+    for owner in (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer):
+        yield replace_method(owner, "update", _first(_grow, owner.update))
+    for owner in (cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer):
+        yield replace_method(owner, "update", _first(_fill, owner.update))
+
+
+def _first(ours: Callable[[Any, Tensor, Tensor], _Rows | None], theirs: Callable[..., _Rows]) -> Any:
+    """An `update` that tries ours in a fused model."""
+
+    @functools.wraps(theirs)
+    def update(layer: Any, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> _Rows:
+        if running.tables() is not None:
+            value_states = plain(value_states)
+            if not layer.is_initialized:
+                layer.lazy_initialization(key_states, value_states)
+            if _fits(layer, key_states, value_states):
+                found = ours(layer, key_states, value_states)
+                if found is not None:
+                    return found
+        return theirs(layer, key_states, value_states, *arguments, **options)
+
+    return update
+
+
+def _fits(layer: Any, key: Tensor, value: Tensor) -> bool:
+    """Whether key and value are rows like those of the layer."""
+    if key.ndim != 4 or key.shape[:3] != value.shape[:3]:
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (key, value, layer.keys, layer.values)):
+        return False
+    return layer.keys.numel() == 0 or all(
+        type(old) is Tensor
+        and (old.dtype, old.device, old.shape[:2], old.shape[3:])
+        == (new.dtype, new.device, new.shape[:2], new.shape[3:])
+        for old, new in ((layer.keys, key), (layer.values, value))
+    )
+
+
+def _storing(key: Tensor, value: Tensor) -> Rotation | None:
+    """The rotation that can store both."""
+    return waiting(key) if value.dtype is key.dtype and is_head_dim(value.shape[3]) else None
+
+
+def _write(rotation: Rotation, value: Tensor, key_cache: Tensor, value_cache: Tensor, **where: Any) -> None:
+    caches = {"key_cache": key_cache.transpose(1, 2), "value_cache": value_cache.transpose(1, 2)}
+    rotation.store(torch.ops.fattn.rotary_write, value, **caches, **where)
+
+
+class _Room:
+    """A layer's buffers `[B, H, capacity, D]`, filled up to the token `end`. `newest` are the keys and values
+    that `update` left in the layer. If the layer has others, it is a copy, or was cropped or reordered, and
+    rows behind its own may be someone else's: it moves to a room of its own."""
+
+    def __init__(self, key: Tensor, value: Tensor, tokens: int) -> None:
+        capacity = -(-(tokens + 1) // _STEP) * _STEP
+        self.buffers = [new.new_empty((*new.shape[:2], capacity, new.shape[3])) for new in (key, value)]
+        self.end = 0
+        self.newest: tuple[Any, Any] = (None, None)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # copied and unpickled layers make their own
+
+    def rows(self, begin: int, end: int) -> _Rows:
+        keys, values = self.buffers
+        return keys[:, :, begin:end], values[:, :, begin:end]
+
+    def takes(self, layer: Any, tokens: int) -> bool:
+        if self.end + tokens > self.buffers[0].shape[2]:
+            return False
+        if self.buffers[0].is_inference() and not torch.is_inference_mode_enabled():
+            return False  # torch refuses to write to it
+        return self.newest[0] is layer.keys and self.newest[1] is layer.values
+
+
+def _grow(layer: Any, key: Tensor, value: Tensor) -> _Rows:
+    length, new = layer.keys.shape[2] if layer.keys.numel() else 0, key.shape[2]
+    room: _Room | None = vars(layer).get(_ROOM)
+    if room is None or not room.takes(layer, new):
+        room = vars(layer)[_ROOM] = _Room(key, value, length + new)
+        room.end = length
+        if length:
+            _copy(room.rows(0, length), (layer.keys, layer.values))
+    if rotation := _storing(key, value):
+        _write(rotation, value, *room.buffers, start=room.end)
+    else:
+        _copy(room.rows(room.end, room.end + new), (key, value))
+    room.end += new
+    seen = kept = room.rows(room.end - length - new, room.end)
+    if isinstance(layer, cache_utils.DynamicSlidingWindowLayer):
+        layer.cumulative_length += new
+        before = layer.sliding_window - 1
+        if layer.record_past:
+            seen = seen[0][:, :, -before - new :], seen[1][:, :, -before - new :]
+        else:
+            kept = seen[0][:, :, -before:], seen[1][:, :, -before:]
+    layer.keys, layer.values = room.newest = kept
+    return seen
+
+
+def _copy(to: _Rows, rows: _Rows) -> None:
+    for each, new in zip(to, rows, strict=True):
+        each.copy_(new)
+
+
+def _fill(layer: Any, key: Tensor, value: Tensor) -> _Rows | None:
+    """None if the key does not wait, or the window moves."""
+    rotation, new = _storing(key, value), key.shape[2]
+    if rotation is None:
+        return None
+    if isinstance(layer, cache_utils.StaticSlidingWindowLayer):
+        if layer.cumulative_length_int + new > layer.max_cache_len:
+            return None
+        layer.cumulative_length_int += new
+    _write(rotation, value, layer.keys, layer.values, starts=layer.cumulative_length)
+    layer.cumulative_length.add_(new)
+    return layer.keys, layer.values

@@ -1,0 +1,30 @@
+"""Whether this thread is in the forward of a fused model. What replaces functions of transformers acts only
+there, so that models with other attention keep their own in the same process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+# cos and sin as the model has them, and as the operator reads them, by the identity of cos.
+Tables = dict[int, tuple[Tensor, ...]]
+_here = threading.local()
+
+
+def tables() -> Tables | None:
+    """Those of this forward; None outside of a fused model, and in graphs of torch.compile."""
+    return None if torch.compiler.is_compiling() else getattr(_here, "tables", None)
+
+
+@contextmanager
+def run(is_fused: bool) -> Iterator[None]:
+    before = tables()
+    _here.tables = {} if is_fused else None
+    try:
+        yield
+    finally:
+        _here.tables = before
