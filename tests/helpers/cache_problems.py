@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.helpers.kv_formats import GROUPED, KV_FORMATS, UNSCALED, columns, name_of
 from tests.helpers.layouts import Operand, strided
 from tests.helpers.problems import DTYPES, SHORT
+from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 from torch_fattn.operators.kv_formats import KV_FORMATS as TABLE
 
@@ -64,7 +65,7 @@ class WriteProblem:
 
 @dataclass
 class WriteCase:
-    problem: WriteProblem
+    problem: Any  # with its options; here a WriteProblem
     operands: dict[str, Operand]
 
     def arguments(self, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -117,19 +118,23 @@ def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
     for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
         rows = torch.randn(p.tokens, p.kv_heads, dim, generator=generator)
         if p.special:
-            _make_special(rows, generator)
+            make_special(rows, generator)
         operands[name] = lay_out_rows(rows.to(p.dtype), p.row_layout)
-        kind = TABLE.get(name_of(p.kv_format))
-        dtype = p.dtype if kind is None else kind.dtype
-        pool = (p.num_blocks, p.block_size, p.kv_heads)
-        stored = (*pool, columns(p.kv_format, dim))
-        operands[f"{name}_cache"] = poisoned(stored, dtype, p.pool_layout)
-        if kind is not None and p.kv_format not in UNSCALED:
-            operands[f"{name}_scales"] = poisoned(*kind.scales(pool, dim), p.pool_layout)
+        operands |= caches(p, name, (p.num_blocks, p.block_size, p.kv_heads), dim)
     if p.value_in_key:
         operands["value"] = operands["key"].first_columns(p.value_dim)
         operands["value_cache"] = operands["key_cache"].first_columns(p.value_dim)
     return WriteCase(p, operands)
+
+
+def caches(p: Any, name: str, pool: tuple[int, ...], dim: int) -> dict[str, Operand]:
+    """The cache of a problem, of keys or values, and its scales."""
+    kind = TABLE.get(name_of(p.kv_format))
+    stored = p.dtype if kind is None else kind.dtype
+    found = {f"{name}_cache": poisoned((*pool, columns(p.kv_format, dim)), stored, p.pool_layout)}
+    if kind is not None and p.kv_format not in UNSCALED:
+        found[f"{name}_scales"] = poisoned(*kind.scales(pool, dim), p.pool_layout)
+    return found
 
 
 def _slots(p: WriteProblem, generator: torch.Generator) -> Operand:
@@ -148,7 +153,7 @@ def _slots(p: WriteProblem, generator: torch.Generator) -> Operand:
     return operand
 
 
-def _make_special(rows: Tensor, generator: torch.Generator) -> None:
+def make_special(rows: Tensor, generator: torch.Generator) -> None:
     """One kind of special number in each row of some, and rows that are special as a whole."""
     flat = rows.view(-1, rows.shape[-1])
     numbers = (math.nan, math.inf, -math.inf, 7e4, -1e9, 3e38, 449.0, 2.0**-130, -(2.0**-120), -0.0, 1e-8)
@@ -190,14 +195,19 @@ def lay_out_rows(rows: Tensor, layout: str) -> Operand:
 
 
 def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:
-    """Exactly the bits of the definition, and no other writes. All NaNs are equal."""
+    """Exactly the bits of the definition, and no other writes."""
     arguments, bases = case.arguments("cpu")
     reference.cache_write(**arguments)
-    for name, expected in bases.items():
-        mine, exact = memory[name], expected
+    assert_same_memory(memory, bases)
+
+
+def assert_same_memory(mine: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    """All NaNs of scales are equal."""
+    for name, expected in exact.items():
+        pair = [mine[name].cpu(), expected]
         if name.endswith("scales"):
-            mine, exact = (x.masked_fill(x.isnan(), -1234.0) for x in (mine, exact))
-        assert torch.equal(mine.view(torch.uint8), exact.view(torch.uint8)), name
+            pair = [x.masked_fill(x.isnan(), -1234.0) for x in pair]
+        assert same_bits(*pair), name
 
 
 def valid(kv_format: str = "float", device: str = "mps") -> Arguments:
