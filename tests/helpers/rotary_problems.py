@@ -3,15 +3,14 @@ caches are poison (cache_problems)."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.helpers.cache_problems import POOL_LAYOUTS, Arguments, WriteCase, caches, make_special
-from tests.helpers.kv_formats import GROUPED, KV_FORMATS, name_of
+from tests.helpers.cache_problems import EVEN, POOL_LAYOUTS, Arguments, WriteCase, caches, deal, make_special
+from tests.helpers.kv_formats import KV_FORMATS, name_of
 from tests.helpers.layouts import Operand, lay_out, spread, strided
 from tests.helpers.problems import DTYPES, SHORT
 from torch_fattn import reference
@@ -22,7 +21,6 @@ DIMS = (
     *((128, 128, 64, 64), (192, 128, 64, 128), (256, 256, 6, 3), (576, 64, 64, 512)),
 )
 GROUPED_DIMS = ((64, 64, 64, 0), (96, 160, 48, 0), (192, 128, 64, 128), (576, 64, 10, 6))
-EVEN = (False, True)
 # Another choice of these is another kernel module.
 COMPILED: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
@@ -99,15 +97,7 @@ class RotaryProblem:
 
 
 def draw(count: int, seed: int = 0) -> list[RotaryProblem]:
-    """Every choice comes about equally often. Three problems share a module, as far as they can."""
-    rng, decks = random.Random(seed), dict[str, list[Any]]()
-    for name, values in CHOICES.items():
-        cards = [values[i % len(values)] for i in range(count // 3 if name in COMPILED else count)]
-        decks[name] = rng.sample(cards, len(cards)) * (count // len(cards))
-    for i, kv_format in enumerate(decks["kv_format"]):
-        if kv_format in GROUPED:
-            decks["dims"][i] = GROUPED_DIMS[i % (count // 3) % len(GROUPED_DIMS)]
-    return [RotaryProblem(i, **{name: deck[i] for name, deck in decks.items()}) for i in range(count)]
+    return [RotaryProblem(**one) for one in deal(CHOICES, COMPILED, GROUPED_DIMS, count, seed)]
 
 
 @dataclass

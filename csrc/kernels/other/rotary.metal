@@ -19,7 +19,7 @@ FATTN_CONSTEXPR int kOffset = FATTN_ROTARY_OFFSET;  // the first rotated column
 FATTN_CONSTEXPR int kPairs = kRotaryDim / 2;
 FATTN_CONSTEXPR int kStyle = FATTN_ROTARY_STYLE;
 FATTN_CONSTEXPR int kNorm = FATTN_ROTARY_NORM;
-// Whether a lane's four columns are loaded together, as their partners are.
+// Whether the pairs of a lane's four columns are neighbours, and aligned.
 FATTN_CONSTEXPR bool kPairsAligned = kOffset % kLaneColumns == 0 && kPairs % kLaneColumns == 0;
 
 inline float rounded(float x) { return float(Element(x)); }
@@ -51,40 +51,21 @@ inline int source_of(int pair, bool second) {
 template <typename T>
 inline void load_pairs(const device T* source, int column, thread float (&own)[kLaneColumns],
                        thread float (&other)[kLaneColumns]) {
-  if (!fc_vector_loads || !kPairsAligned) {
-    FATTN_UNROLL
-    for (int e = 0; e < kLaneColumns; e++) {
-      const int c = column + e;
-      const bool rotated = is_rotated(c);
-      own[e] = float(source[rotated ? source_of(pair_of(c), is_second(c)) : c]);
-      other[e] = rotated ? float(source[source_of(pair_of(c), !is_second(c))]) : 0.0f;
-    }
-    return;
-  }
-  const bool rotated = is_rotated(column), second = rotated && is_second(column);
-  const bool is_apart = rotated && kStyle != kStylePairs;
-  const int pair = is_apart ? pair_of(column) : 0;
-  if (kStyle != kStylePairsToHalves) {
+  const bool together = fc_vector_loads && kPairsAligned && kStyle != kStylePairsToHalves;
+  if (together) {
+    const bool is_apart = kStyle == kStyleHalves && is_rotated(column);
     load_columns(source, column, true, own);
-    load_columns(source, is_apart ? source_of(pair, !second) : column, true, other);
-    if (kStyle == kStylePairs) {
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        other[e] = own[e ^ 1];
-      }
-    }
-    return;
+    load_columns(source, is_apart ? source_of(pair_of(column), !is_second(column)) : column, true, other);
   }
-  float low[kLaneColumns], high[kLaneColumns];  // four pairs, or the columns and nothing
-  const int first = is_apart ? source_of(pair, false) : column;
-  load_columns(source, first, true, low);
-  load_columns(source, is_apart ? first + kLaneColumns : first, true, high);
   FATTN_UNROLL
   for (int e = 0; e < kLaneColumns; e++) {
-    const float even = e < 2 ? low[2 * e] : high[2 * e - kLaneColumns];
-    const float odd = e < 2 ? low[2 * e + 1] : high[2 * e + 1 - kLaneColumns];
-    own[e] = !is_apart ? low[e] : second ? odd : even;
-    other[e] = second ? even : odd;
+    const int c = column + e;
+    if (!together) {
+      own[e] = float(source[is_rotated(c) ? source_of(pair_of(c), is_second(c)) : c]);
+      other[e] = float(source[is_rotated(c) ? source_of(pair_of(c), !is_second(c)) : c]);
+    } else if (kStyle == kStylePairs) {
+      other[e] = own[e ^ 1];
+    }
   }
 }
 
