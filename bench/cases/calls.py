@@ -290,12 +290,12 @@ class Call:
             tables = {name: normal(1, self.q_len, self.head_dim) for name in ("cos", "sin")}
             norms = {f"{name}_norm": normal(self.head_dim) for name in ("query", "key") if self.norms}
             block = self.block_size or self.q_len
-            blocks = torch.randperm(-(-self.q_len // block), generator=generator)
+            order = torch.randperm(-(-self.q_len // block), generator=generator)
             caches = {
-                f"{name}_cache": normal(len(blocks), block, self.kv_heads, self.head_dim) for name in rows
+                f"{name}_cache": normal(len(order), block, self.kv_heads, self.head_dim) for name in rows
             }
             if self.block_size:
-                slots = blocks[:, None] * block + torch.arange(block)
+                slots = order[:, None] * block + torch.arange(block)
                 caches["slot_mapping"] = slots.view(1, -1)[:, : self.q_len].to(device)
             return {"query": query, **rows, **tables, **caches, **norms}
         if self.sinks:
