@@ -226,7 +226,7 @@ WRONG: dict[str, list[Fault]] = {
         unsupported("D of 580", head_dim(580, "query", "key"), "580", "576"),
     ],
     "rotary_write": [
-        fault("values of one head", one_value_head, "key has head count 2", "value has 1"),
+        fault("fewer value heads", one_value_head, "key has head count 2", "value has 1"),
         fault("Dv of 6", lambda a: {n: a[n][..., :6] for n in ("value", "value_cache")}, "value head_dim 6"),
         fault("a cache that overlaps itself", changed("key_cache", lambda x: x[:1].expand(4, -1, -1, -1)),
               "key_cache", "share memory"),
