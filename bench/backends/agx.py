@@ -91,6 +91,7 @@ def entries() -> Iterator[Entry]:
     for call, options in _our_calls():
         yield entry_of(call, plan_of(call, **options), options)
     yield from _our_backwards()
+    yield from _our_rotary()
     for peer in PEERS:
         if peer.version() != "not installed":
             yield from _theirs(peer, _plain_calls())
@@ -221,6 +222,16 @@ def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
             "plain" if is_plain else "option",
             facts={"tuning": plan["tuning"], "by_hand": None},
         )
+
+
+def _our_rotary() -> Iterator[Entry]:
+    for dim, norms in itertools.product((64, 128, 256), (False, True)):
+        call = Call("rotary_write", 32, 8, dim, 16, 16, block_size=16, norms=norms)
+        plan = plan_of(call)
+        kernel = _kernel(fattn.pass_of(plan["passes"][0], call.dtype), fast_math=False)
+        name = f"{call.op} {call.dtype} D{dim}" + (" norms" if norms else "")
+        facts = {"tuning": plan["tuning"], "by_hand": None}
+        yield Entry(OURS, name, "", call.op, call.dtype, dim, kernel, "plain", facts=facts)
 
 
 def _shape(tile: Mapping[str, tuple[str, int]], macros: Mapping[str, str]) -> str:

@@ -45,8 +45,10 @@ class CountsBackend:
         return {}
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
-        if call.is_backward:
-            raise NotImplementedError("a backward is timed by --backend cuda, and counted by the tests")
+        if call.is_backward or call.is_rotary:
+            raise NotImplementedError(
+                "a backward or rotary_write is timed by --backend cuda, and counted by the tests"
+            )
         if call.lengths:
             raise NotImplementedError("sequences of different lengths are timed, not counted")
         if not call.is_decode and call.q_len != call.kv_len:

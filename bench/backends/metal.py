@@ -72,8 +72,8 @@ class MetalBackend:
         return self._ceilings
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
-        if call.is_backward:
-            raise NotImplementedError("a backward is timed by --backend cuda")
+        if call.is_backward or call.is_rotary:
+            raise NotImplementedError("a backward or rotary_write is timed by --backend cuda")
         copies = max(2, min(64, ROTATED_BYTES // call.least_bytes))
         if impl == MLX:
             run, finish, results = _mlx(call, copies)

@@ -16,7 +16,7 @@ from .calls import Call
 
 # Up to this many scores, every head is compared with the reference; above, four heads.
 MOST_SCORES = 1 << 20
-OUTPUTS = {"out", "out_float32", "grad_query", "grad_key", "grad_value"}
+OUTPUTS = {"out", "out_float32", "grad_query", "grad_key", "grad_value", "key_cache", "value_cache"}
 # The largest relative error (L2 norm, against float64) of a correct implementation.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
@@ -41,6 +41,8 @@ def make(call: Call, names: Collection[str], scratch: Mapping[str, int], device:
 
 def _operands(call: Call, generator: torch.Generator) -> Buffers:
     device = generator.device
+    if call.is_rotary:
+        return call.operands(device, generator.initial_seed())
     batch, heads, length, dim = call.batch, call.kv_heads, call.kv_len, call.head_dim
 
     def normal(*shape: int) -> Tensor:
@@ -198,10 +200,36 @@ def _gradient_errors(call: Call, buffers: Buffers, device: str) -> tuple[float, 
     return largest, relative
 
 
+def _rotary_errors(call: Call, buffers: Buffers, device: str) -> tuple[float, float]:
+    """The largest errors of out and of the rows in the caches."""
+    made = {name: one.to(device) for name, one in buffers.items()}
+    slots = made.get("slot_mapping", torch.arange(call.q_len, device=device)).flatten()
+
+    def rotated(name: str) -> Tensor:
+        x = made[name].double()
+        if call.norms:
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * made[f"{name}_norm"].double()
+        y, z = x.chunk(2, -1)
+        return x * made["cos"].double() + torch.cat((-z, y), -1) * made["sin"].double()
+
+    expected = {"out": rotated("query"), "key_cache": rotated("key"), "value_cache": made["value"].double()}
+    largest = relative = 0.0
+    for name, exact in expected.items():
+        found = made[name] if name == "out" else made[name].flatten(0, 1)[slots].transpose(0, 1)[None]
+        error = found.double() - exact
+        if error.isnan().any():
+            return math.inf, math.inf
+        largest = max(largest, error.abs().max().item())
+        relative = max(relative, (error.norm() / exact.norm()).item())
+    return largest, relative
+
+
 def errors(call: Call, buffers: Buffers, out_rows_first: bool, device: str) -> tuple[float, float]:
     """Returns the largest absolute error, and the relative error in the L2 norm."""
     if call.is_backward:
         return _gradient_errors(call, buffers, device)
+    if call.is_rotary:
+        return _rotary_errors(call, buffers, device)
     batches, heads = call.batch, call.q_heads
     out = buffers.get("out_float32", buffers["out"])
     if out_rows_first:

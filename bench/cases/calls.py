@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import masks
 
-OPS = ("prefill", "decode", "paged_decode", "prefill_backward")
+OPS = ("prefill", "decode", "paged_decode", "prefill_backward", "rotary_write")
 PREFILLS = ("prefill", "prefill_backward")
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
 
@@ -39,6 +39,7 @@ class Call:
     latent_dim: int = 0  # the value is the first columns of the key (multi-head latent attention)
     lengths: tuple[int, ...] = ()  # decode: keys of each sequence, if not all have kv_len
     model: str = ""
+    norms: bool = False  # rotary_write: of the query and key heads
     whole_rows: int = 0  # rows of the prompt of which this call is a sample; launch rules depend on them
 
     @property
@@ -72,6 +73,10 @@ class Call:
         return self.op == "prefill_backward"
 
     @property
+    def is_rotary(self) -> bool:
+        return self.op == "rotary_write"
+
+    @property
     def is_causal(self) -> bool:
         """Whether row i sees only kv_len - q_len + 1 + i keys, as the rows of every decode do."""
         return self.causal or self.is_decode
@@ -92,6 +97,7 @@ class Call:
         given = {
             **{"sinks": self.sinks, "mask": self.mask, "latent_dim": self.latent_dim},
             **{"block_size": self.block_size, "kv_format": self.kv_format, "seq_lens": [*self.lengths]},
+            "norms": self.norms,
         }
         return chosen | {name: value for name, value in given.items() if value}
 
@@ -128,6 +134,8 @@ class Call:
             keywords["window_left"] = self.window_left
         if self.sinks:
             keywords["sinks"] = operands["sinks"]
+        if self.norms:
+            keywords |= {name: operands[name] for name in ("query_norm", "key_norm")}
         if self.mask:
             keywords["attn_mask"] = operands["attn_mask"]
         if self.kv_format:
@@ -152,6 +160,7 @@ class Call:
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []
+        parts += ["norms"] if self.norms else []
         parts += [self.mask] if self.mask else []
         parts += [self.dtype] if self.dtype != "float16" else []
         parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
@@ -195,7 +204,10 @@ class Call:
     @property
     def least_bytes(self) -> int:
         """Bytes that must move: each visible K and V row once per key-value head, the query, the output; of a
-        backward their gradients as well, in place of the output."""
+        backward their gradients as well, in place of the output; of rotary_write all rows and results."""
+        if self.is_rotary:
+            rows = self.q_heads + 2 * self.kv_heads + 1  # and a row of each table
+            return 2 * self.q_len * rows * self.head_dim * self.element_bytes
         first = self.visible_keys(0)[0]
         end = self.visible_keys(self.q_len - 1)[1]
         keys = sum(self.lengths) if self.lengths else self.batch * (end - first)
@@ -273,6 +285,19 @@ class Call:
             return key[..., : columns // 2 if self.kv_format == "int4" else columns]
 
         query = normal(self.batch, self.q_heads, self.q_len, self.head_dim)
+        if self.is_rotary:
+            rows = {name: normal(1, self.kv_heads, self.q_len, self.head_dim) for name in ("key", "value")}
+            tables = {name: normal(1, self.q_len, self.head_dim) for name in ("cos", "sin")}
+            norms = {f"{name}_norm": normal(self.head_dim) for name in ("query", "key") if self.norms}
+            block = self.block_size or self.q_len
+            order = torch.randperm(-(-self.q_len // block), generator=generator)
+            caches = {
+                f"{name}_cache": normal(len(order), block, self.kv_heads, self.head_dim) for name in rows
+            }
+            if self.block_size:
+                slots = order[:, None] * block + torch.arange(block)
+                caches["slot_mapping"] = slots.view(1, -1)[:, : self.q_len].to(device)
+            return {"query": query, **rows, **tables, **caches, **norms}
         if self.sinks:
             extra["sinks"] = normal(self.q_heads)
         if self.mask:

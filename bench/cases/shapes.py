@@ -150,6 +150,16 @@ def _training() -> list[Call]:
     ]
 
 
+def _rotary() -> list[Call]:
+    """A step of one to 16k tokens, written to a dense and to a paged cache."""
+    return [
+        Call("rotary_write", 32, 8, 128, tokens, tokens, block_size=block_size, norms=norms)
+        for norms in (False, True)
+        for block_size in (0, 16)
+        for tokens in (1, 32, 512, 4096, 16384)
+    ]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -165,6 +175,7 @@ SHAPES: dict[str, list[Call]] = {
     "tensor": _tensor(),
     "unshared": _unshared(),
     "training": _training(),
+    "rotary": _rotary(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

@@ -61,7 +61,9 @@ def _is_on_tensors(plan: dict[str, Any]) -> bool:
 def from_plan(call: Call, plan: dict[str, Any], impl: str = IMPL) -> Launch:
     rows = call.batch * call.q_heads * call.q_len
     passes = [pass_of(one, call.dtype) for one in plan["passes"]]
-    if call.op == "prefill_backward":
+    if call.is_rotary:
+        return Launch(impl, passes, note=plan["tuning"])
+    if call.is_backward:
         return Launch(impl, passes, scratch={"row_states": plan["scratch_bytes"]}, note=plan["tuning"])
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:

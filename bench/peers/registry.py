@@ -25,8 +25,8 @@ def versions() -> dict[str, str]:
 def launch(peer: ModuleType, call: Call) -> Launch:
     """Returns the peer's launch of the call, or raises UnsupportedCallError with the reason."""
     call.refuse_score_options()
-    if call.is_backward:
-        raise UnsupportedCallError(f"{peer.IMPL} has no fused backward")
+    if call.is_backward or call.is_rotary:
+        raise UnsupportedCallError(f"{peer.IMPL} has no fused {'rotary' if call.is_rotary else 'backward'}")
     chosen: Launch | None = peer.launch(call)
     if chosen is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"

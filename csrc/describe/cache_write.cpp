@@ -114,8 +114,17 @@ bool share_elements(const Tensor& a, const Tensor& b) {
   return begin_together(a, b) || (may_share(a, b) && has_no_gaps(a) && has_no_gaps(b));
 }
 
-bool needs_copy(const Tensor& rows, const Tensor& key_cache, const Tensor& value_cache) {
-  return rows.stride(-1) != 1 || may_share(rows, key_cache) || may_share(rows, value_cache);
+bool WrittenCaches::may_alias(const Tensor& tensor) const {
+  for (const Tensor& written : {key_cache, value_cache, key_scales, value_scales}) {
+    if (tensor.defined() && written.defined() && may_share(tensor, written)) return true;
+  }
+  return false;
+}
+
+bool WrittenCaches::need_copy(const Tensor& rows) const { return rows.stride(-1) != 1 || may_alias(rows); }
+
+Tensor WrittenCaches::readable(const Tensor& tensor) const {
+  return may_alias(tensor) ? tensor.clone() : tensor;
 }
 
 void check_slot_dtype(const char* op, const char* name, const Tensor& slots) {
@@ -124,14 +133,13 @@ void check_slot_dtype(const char* op, const char* name, const Tensor& slots) {
                    " and must be torch.int32 or torch.int64; convert it with .to(torch.int64)");
 }
 
-void add_caches(CacheWriteProblem& problem, const WrittenCaches& caches, const Tensor& key_cache,
-                const Tensor& value_cache) {
+void add_caches(CacheWriteProblem& problem, const WrittenCaches& caches) {
   problem.format = caches.format;
   problem.has_scales = caches.key_scales.defined();
-  problem.num_blocks = key_cache.size(0);
-  problem.block_size = key_cache.size(1);
-  problem.key.cache = pool_strides(key_cache);
-  problem.value.cache = pool_strides(value_cache);
+  problem.num_blocks = caches.key_cache.size(0);
+  problem.block_size = caches.key_cache.size(1);
+  problem.key.cache = pool_strides(caches.key_cache);
+  problem.value.cache = pool_strides(caches.value_cache);
   if (!problem.has_scales) return;
   problem.key.scales = pool_strides(caches.key_scales);
   problem.value.scales = pool_strides(caches.value_scales);
@@ -156,12 +164,14 @@ WrittenCaches check_written_caches(const char* op, const Arguments& arguments) {
   check_float(op, "key", key);
   TORCH_CHECK_TYPE(value.scalar_type() == key.scalar_type(), op, ": key is ", dtype_name(key), " and value ",
                    dtype_name(value), "; convert value with .to(key.dtype)");
-  WrittenCaches caches{.format = check_kv_format(op, arguments.text("kv_format"), key_cache, value_cache)};
+  const KvFormat format = check_kv_format(op, arguments.text("kv_format"), key_cache, value_cache);
+  WrittenCaches caches{format, key_cache, value_cache};
   TORCH_CHECK_TYPE(caches.format != kKvFloat || key_cache.scalar_type() == key.scalar_type(), op, ": key is ",
                    dtype_name(key), " and key_cache ", dtype_name(key_cache),
                    "; convert the rows with .to(key_cache.dtype)");
   check_same_size(op, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
   check_same_size(op, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
+  check_same_size(op, "head count", "key", key.size(1), "value", value.size(1));
   check_rows(op, "key", key, "key_cache", key_cache, caches.format);
   check_rows(op, "value", value, "value_cache", value_cache, caches.format);
   check_written(op, "key_cache", key_cache, key);
@@ -201,19 +211,19 @@ CacheWriteCall describe_cache_write(const Arguments& arguments) {
                       .value = value,
                       .key_cache = key_cache,
                       .value_cache = value_cache,
-                      .slot_mapping = slot_mapping,
+                      .slot_mapping = caches.readable(slot_mapping),
                       .key_scales = caches.key_scales,
                       .value_scales = caches.value_scales};
-  call.copy_key = needs_copy(key, key_cache, value_cache);
-  call.copy_value = needs_copy(value, key_cache, value_cache);
+  call.copy_key = caches.need_copy(key);
+  call.copy_value = caches.need_copy(value);
 
   CacheWriteProblem& problem = call.problem;
   problem.dtype = dtype_of(key.scalar_type());
   problem.long_slots = slot_mapping.scalar_type() == at::kLong;
-  problem.slot_stride = slot_mapping.stride(0);
+  problem.slot_stride = call.slot_mapping.stride(0);
   problem.tokens = key.size(0);
   problem.kv_heads = key.size(1);
-  add_caches(problem, caches, key_cache, value_cache);
+  add_caches(problem, caches);
   add_rows(problem.key, key, call.copy_key);
   add_rows(problem.value, value, call.copy_value);
   problem.value_in_key = value_lies_in_key(call);

@@ -1,9 +1,12 @@
 // Tensors -> RotaryProblem. The planner checks everything that follows from the problem alone.
+#include <limits>
+
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include "layout.h"
 #include "written_caches.h"
+#include "../plan/supported.h"
 
 namespace fattn {
 namespace {
@@ -33,21 +36,22 @@ int choice_of(const char* op, const char* what, std::string_view given, const ch
                     names[1], "\" or \"", names[2], "\"");
 }
 
-TableStrides table_strides(const char* op, const char* name, const Tensor& table, const Tensor& query) {
+void check_table(const char* op, const char* name, const Tensor& table, const Tensor& query) {
   check_rank(op, name, table, 3, "[batch or 1, length, columns]");
   check_device(op, name, table, query);
   check_factor_dtype(op, name, table, query);
   TORCH_CHECK_VALUE((table.size(0) == 1 || table.size(0) == query.size(0)) && table.size(1) == query.size(2),
                     op, ": ", name, " has shape ", table.sizes(), " and must be [", query.size(0), " or 1, ",
                     query.size(2), ", columns]; pass the rows of the tables at the positions of the tokens");
-  return {table.size(0) == 1 ? 0 : table.stride(0), table.stride(1), table.stride(2), 0};
 }
 
 void add_tables(RotaryCall& call, const Arguments& arguments) {
   RotaryProblem& problem = call.problem;
   const char* op = name_of(problem.op);
-  problem.params.cos = table_strides(op, "cos", call.cos, call.query);
-  problem.params.sin = table_strides(op, "sin", call.sin, call.query);
+  call.cos = arguments.tensor("cos");
+  call.sin = arguments.tensor("sin");
+  check_table(op, "cos", call.cos, call.query);
+  check_table(op, "sin", call.sin, call.query);
   check_same_dtype(op, "cos", call.cos, "sin", call.sin);
   check_same_size(op, "columns", "cos", call.cos.size(2), "sin", call.sin.size(2));
   problem.table_dtype = dtype_of(call.cos.scalar_type());
@@ -88,12 +92,10 @@ void add_norms(RotaryCall& call, const Arguments& arguments) {
   problem.eps = arguments.get<double>("eps");
 }
 
-// What both ops have. They add the layout of rows after they know what is copied.
+// What both ops have. They add the layout after they know what is copied.
 void describe_rows(RotaryCall& call, Op op, const Arguments& arguments) {
   const Tensor& query = call.query = arguments.tensor("query");
   const Tensor& key = call.key = arguments.tensor("key");
-  call.cos = arguments.tensor("cos");
-  call.sin = arguments.tensor("sin");
   const char* name = name_of(op);
   check_rank(name, "query", query, 4, kHeadsFirst);
   check_rank(name, "key", key, 4, kHeadsFirst);
@@ -125,19 +127,27 @@ Strides3 strides_of(const Tensor& rows, bool copied, bool& aligned) {
   return {rows.stride(0), rows.stride(1), rows.stride(2)};
 }
 
+TableStrides strides_of(Tensor& table, bool& aligned) {
+  // 32 bits must hold the offset of a column.
+  if (table.stride(2) > std::numeric_limits<int32_t>::max() / kMaxHeadDim) table = table.contiguous();
+  aligned = aligned && table.stride(2) == 1 && is_multiple(table);
+  return {table.size(0) == 1 ? 0 : table.stride(0), table.stride(1), int32_t(table.stride(2)), 0};
+}
+
 void add_layout(RotaryCall& call) {
   RotaryProblem& problem = call.problem;
-  bool aligned = true;
-  problem.params.query = strides_of(call.query, call.copy_query, aligned);
-  problem.params.key = strides_of(call.key, call.copy_key, aligned);
+  problem.write.vector_aligned = problem.vector_tables = true;
+  problem.params.query = strides_of(call.query, call.copy_query, problem.write.vector_aligned);
+  problem.params.key = strides_of(call.key, call.copy_key, problem.write.vector_aligned);
+  problem.params.cos = strides_of(call.cos, problem.vector_tables);
+  problem.params.sin = strides_of(call.sin, problem.vector_tables);
   for (const Tensor& weight : {call.query_norm, call.key_norm}) {
-    aligned = aligned && (!weight.defined() || is_multiple(weight));
+    problem.write.vector_aligned &= !weight.defined() || is_multiple(weight);
   }
-  problem.write.vector_aligned = aligned;
 }
 
 // Which slots the tokens are written to.
-void add_slots(RotaryCall& call, const Arguments& arguments) {
+void add_slots(RotaryCall& call, const WrittenCaches& caches, const Arguments& arguments) {
   RotaryProblem& problem = call.problem;
   const char* op = name_of(problem.op);
   const int64_t batch = call.query.size(0);
@@ -159,9 +169,9 @@ void add_slots(RotaryCall& call, const Arguments& arguments) {
                       ": slot_mapping has shape ", slots->sizes(), " and must be [batch, length] = [", batch,
                       ", ", problem.q_len, "]; pass a slot for each token");
     problem.has_slots = true;
-    problem.params.slot_batch = slots->stride(0);
-    problem.params.slot_row = slots->stride(1);
-    call.slot_mapping = *slots;
+    call.slot_mapping = caches.readable(*slots);
+    problem.params.slot_batch = call.slot_mapping.stride(0);
+    problem.params.slot_row = call.slot_mapping.stride(1);
     return;
   }
   TORCH_CHECK_VALUE(problem.write.num_blocks == batch, op, ": key_cache has ", problem.write.num_blocks,
@@ -172,8 +182,8 @@ void add_slots(RotaryCall& call, const Arguments& arguments) {
                     ": starts has shape ", starts->sizes(), " and must be [] or [batch] = [", batch,
                     "]; pass the number of tokens that each sequence holds");
   problem.has_starts = true;
-  problem.params.starts_batch = starts->dim() == 0 ? 0 : starts->stride(0);
-  call.starts = *starts;
+  call.starts = caches.readable(*starts);
+  problem.params.slot_batch = starts->dim() == 0 ? 0 : call.starts.stride(0);
 }
 
 }  // namespace
@@ -208,16 +218,19 @@ RotaryCall describe_rotary_write(const Arguments& arguments) {
       "torch_fattn.rotary and torch_fattn.cache_write");
   call.key_scales = caches.key_scales;
   call.value_scales = caches.value_scales;
-  call.copy_query = needs_copy(call.query, key_cache, value_cache);
-  call.copy_key = needs_copy(call.key, key_cache, value_cache);
-  call.copy_value = needs_copy(value, key_cache, value_cache);
+  call.copy_query = caches.need_copy(call.query);
+  call.copy_key = caches.need_copy(call.key);
+  call.copy_value = caches.need_copy(value);
+  for (Tensor* read : {&call.cos, &call.sin, &call.query_norm, &call.key_norm}) {
+    *read = caches.readable(*read);
+  }
   add_layout(call);
   CacheWriteProblem& write = problem.write;
   problem.params.value = strides_of(value, call.copy_value, write.vector_aligned);
   write.vector_aligned = write.vector_aligned && is_multiple(key_cache) && is_multiple(value_cache);
   write.value.head_dim = value.size(3);
-  add_caches(write, caches, key_cache, value_cache);
-  add_slots(call, arguments);
+  add_caches(write, caches);
+  add_slots(call, caches, arguments);
   return call;
 }
 

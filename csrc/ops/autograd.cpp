@@ -82,8 +82,8 @@ void refuse_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& sta
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool has_tangent = values[i].isTensor() && values[i].toTensor()._fw_grad(/*level=*/0).defined();
     TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, public_name(op), ": ", arguments[i].name(),
-                                " has a forward-mode tangent and there is no derivative; use torch.matmul "
-                                "and torch.softmax where one is needed");
+                                " has a forward-mode tangent and there is no derivative; use torch's own "
+                                "operators where one is needed");
   }
 }
 

@@ -141,7 +141,8 @@ void check_device_data_if_enabled(const RotaryCall& call) {
     const int64_t start = starts.const_data_ptr<int64_t>()[batch];
     TORCH_CHECK_VALUE(start >= 0 && start <= most, name_of(problem.op), ": starts[", batch, "] is ", start,
                       " and must be between 0 and ", most, " for ", problem.q_len,
-                      " tokens and a capacity of ", capacity, "; pass larger caches");
+                      " tokens and a capacity of ", capacity,
+                      "; pass the number of tokens that each sequence holds, or larger caches");
   }
 }
 

@@ -266,7 +266,7 @@ std::optional<Refusal> check(const RotaryProblem& p) {
     return refuse(Kind::kValue, op, "start ", start,
                   " is negative; pass the number of tokens that the cache holds");
   }
-  if (!p.has_slots && !p.has_starts && start > capacity - p.q_len && write.tokens > 0) {
+  if (!p.has_slots && start > capacity - p.q_len && write.tokens > 0) {
     return refuse(Kind::kValue, op, p.q_len, " tokens from start ", start, " on exceed the capacity of ",
                   capacity, "; pass larger caches");
   }

@@ -243,6 +243,7 @@ struct RotaryProblem {
   bool has_key_norm = false;
   bool has_slots = false;
   bool has_starts = false;
+  bool vector_tables = false;  // four columns of cos and sin can be read with one access
   int64_t q_len = 0;
   int64_t q_heads = 0;
   // Strides of rows, tables, slots and starts, and `start`. The planner sets the others.

@@ -15,8 +15,8 @@ Plan plan_rotary(const RotaryProblem& p) {
   plan.tuning.source = "one simdgroup per row";
   const CacheWriteProblem& write = p.write;
   const bool values = p.op == Op::kRotaryWrite;
-  const int64_t rows = write.tokens * (p.q_heads + write.kv_heads * (values ? 2 : 1));
-  if (rows == 0) return plan;
+  const int64_t heads = p.q_heads + write.kv_heads * (values ? 2 : 1);
+  if (write.tokens * heads == 0) return plan;
 
   Pass& pass = plan.add_pass();
   KernelSpec& spec = pass.spec;
@@ -40,7 +40,8 @@ Plan plan_rotary(const RotaryProblem& p) {
   spec.slots = p.has_slots;
   spec.starts = p.has_starts;
   spec.values = values;
-  pass.grid = {uint32_t(ceil_div(rows, kSimdgroups)), 1, 1};
+  spec.vector_tables = p.vector_tables;
+  pass.grid = {uint32_t(p.q_len), uint32_t(ceil_div(heads, kSimdgroups)), uint32_t(write.tokens / p.q_len)};
   pass.threads = {kSimdgroups * uint32_t(kSimdWidth), 1, 1};
 
   pass.bind(kSlotQuery);
@@ -69,13 +70,10 @@ Plan plan_rotary(const RotaryProblem& p) {
   params.key_scales = write.key.scales;
   params.value_scales = write.value.scales;
   params.slots = write.num_blocks * write.block_size;
-  if (!p.has_slots) params.slot_batch = write.block_size;
-  params.rows = int32_t(rows);
-  params.q_len = int32_t(p.q_len);
   params.q_heads = int32_t(p.q_heads);
   params.kv_heads = int32_t(write.kv_heads);
   params.block_size = int32_t(write.block_size);
-  const int64_t second = p.table_columns == p.rotary_dim ? p.rotary_dim / 2 : 0;
+  const auto second = int32_t(p.table_columns == p.rotary_dim ? p.rotary_dim / 2 : 0);
   params.cos.second = params.cos.column * second;
   params.sin.second = params.sin.column * second;
   params.eps = float(p.eps);

@@ -131,7 +131,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   if (spec.kernel == Kernel::kCacheWrite) return only({kConst_vector_loads, kConst_scales});
   if (spec.kernel == Kernel::kRotary) {
     return only({kConst_vector_loads, kConst_scales, kConst_query_norm, kConst_key_norm, kConst_slots,
-                 kConst_starts, kConst_values});
+                 kConst_starts, kConst_values, kConst_vector_tables});
   }
   if (is_logits(spec.kernel)) return only({kConst_vector_loads, kConst_softcap, kConst_sliced});
   return {std::begin(all), std::end(all)};

@@ -112,6 +112,12 @@ def test_the_recorded_rows(entries: list[agx.Entry]) -> None:
         )
 
 
+def test_rotary_leaves_room_for_a_core_full_of_threads() -> None:
+    rows = [row for row in json.loads(report.RESULTS.read_text())["rows"] if row["op"] == "rotary_write"]
+    assert len(rows) == 6
+    assert all((row["resident"], row["spills"], row["needed"] <= 96) == (1024, 0, True) for row in rows)
+
+
 def resident(row: dict[str, Any], table: dict[int, int]) -> int:
     by_registers = table[min(most for most in table if row["given"] <= most)]
     return compiler.resident_threads(by_registers, row["threads"], row["threadgroup_bytes"])

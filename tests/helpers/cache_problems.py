@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +16,33 @@ import torch
 from torch import Tensor
 
 from tests.helpers.kv_formats import GROUPED, KV_FORMATS, UNSCALED, columns, name_of
-from tests.helpers.layouts import Operand, strided
+from tests.helpers.layouts import Operand, lay_out, spread, strided
 from tests.helpers.problems import DTYPES, SHORT
+from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 from torch_fattn.operators.kv_formats import KV_FORMATS as TABLE
 
 DIMS = ((8, 8), (64, 64), (40, 72), (128, 128), (96, 160), (192, 128), (256, 8), (576, 512))
 GROUPED_DIMS = ((32, 32), (64, 64), (96, 160), (192, 128), (576, 512))
 POOL_LAYOUTS = ("nhd", "hnd", "offset", "padded", "slot_gaps", "blocks_last")
-ROW_LAYOUTS = ("contiguous", "heads_first", "offset", "padded", "every_other", "expanded_heads")
+ROW_LAYOUTS = ("contiguous", "token_major", "offset", "padded_rows", "every_other", "expanded_heads")
+EVEN = (False, True)
+# Another choice of these is another kernel module.
+COMPILED: dict[str, tuple[Any, ...]] = {
+    "kv_format": KV_FORMATS,
+    "dtype": DTYPES,
+    "dims": DIMS,
+    "long_slots": EVEN,
+}
+CHOICES = COMPILED | {
+    "tokens": (1, 2, 5, 9, 17, 40),
+    "kv_heads": (1, 2, 3, 8),
+    "num_blocks": (1, 2, 3, 6),
+    "block_size": (1, 5, 8, 16, 32),
+    "pool_layout": POOL_LAYOUTS,
+    "row_layout": ROW_LAYOUTS,
+    "special": EVEN,
+}
 BYTE = 0xA5
 
 Arguments = dict[str, Any]
@@ -64,7 +83,7 @@ class WriteProblem:
 
 @dataclass
 class WriteCase:
-    problem: WriteProblem
+    problem: Any  # with its options; here a WriteProblem
     operands: dict[str, Operand]
 
     def arguments(self, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -75,40 +94,30 @@ class WriteCase:
         return {**arguments, **self.problem.options}, bases
 
 
+def deal(
+    choices: dict[str, tuple[Any, ...]],
+    compiled: Collection[str],
+    grouped_dims: tuple[Any, ...],
+    count: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Every choice comes about equally often. Three problems share those that are compiled, because compiling
+    takes longer than running."""
+    rng, decks = random.Random(seed), dict[str, list[Any]]()
+    some = -(-count // 3)
+    for name, values in choices.items():
+        cards = [values[i % len(values)] for i in range(some if name in compiled else count)]
+        decks[name] = rng.sample(cards, len(cards)) * (3 if name in compiled else 1)
+    for i, kv_format in enumerate(decks["kv_format"]):
+        if kv_format in GROUPED:
+            decks["dims"][i] = grouped_dims[i % some % len(grouped_dims)]
+    return [{"index": i} | {name: deck[i] for name, deck in decks.items()} for i in range(count)]
+
+
 def draw(count: int, seed: int = 0) -> list[WriteProblem]:
-    """`count` problems in which every format, dtype and layout comes about equally often. A format and dtype
-    come with one head size and slot type, other ones for each seed: compiling takes longer than running."""
-    rng = random.Random(seed)
-
-    def deck(values: tuple[Any, ...]) -> list[Any]:
-        cards = [values[i % len(values)] for i in range(count)]
-        rng.shuffle(cards)
-        return cards
-
-    formats, dtypes, pools, rows = deck(KV_FORMATS), deck(DTYPES), deck(POOL_LAYOUTS), deck(ROW_LAYOUTS)
-    problems = []
-    for i in range(count):
-        dims = GROUPED_DIMS if formats[i] in GROUPED else DIMS
-        which = KV_FORMATS.index(formats[i]) + 3 * DTYPES.index(dtypes[i]) + seed
-        head_dim, value_dim = dims[which % len(dims)]
-        problems.append(
-            WriteProblem(
-                index=i,
-                kv_format=formats[i],
-                dtype=dtypes[i],
-                tokens=rng.choice((1, rng.randint(1, 9), rng.randint(1, 40))),
-                kv_heads=rng.choice((1, 2, 3, 8)),
-                head_dim=head_dim,
-                value_dim=value_dim,
-                num_blocks=rng.randint(1, 6),
-                block_size=rng.choice((1, 5, 8, 16, 32)),
-                pool_layout=pools[i],
-                row_layout=rows[i],
-                long_slots=which % 2 == 0,
-                special=rng.random() < 0.5,
-            )
-        )
-    return problems
+    drawn = deal(CHOICES, COMPILED, GROUPED_DIMS, count, seed)
+    every = (one | dict(zip(("head_dim", "value_dim"), one.pop("dims"), strict=True)) for one in drawn)
+    return [WriteProblem(**one) for one in every]
 
 
 def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
@@ -117,19 +126,24 @@ def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
     for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
         rows = torch.randn(p.tokens, p.kv_heads, dim, generator=generator)
         if p.special:
-            _make_special(rows, generator)
-        operands[name] = lay_out_rows(rows.to(p.dtype), p.row_layout)
-        kind = TABLE.get(name_of(p.kv_format))
-        dtype = p.dtype if kind is None else kind.dtype
-        pool = (p.num_blocks, p.block_size, p.kv_heads)
-        stored = (*pool, columns(p.kv_format, dim))
-        operands[f"{name}_cache"] = poisoned(stored, dtype, p.pool_layout)
-        if kind is not None and p.kv_format not in UNSCALED:
-            operands[f"{name}_scales"] = poisoned(*kind.scales(pool, dim), p.pool_layout)
+            make_special(rows, generator)
+        heads_first = rows.to(p.dtype).transpose(0, 1)[None]
+        operands[name] = lay_out(heads_first, p.row_layout).permuted(2, 1, 3)
+        operands |= caches(p, name, (p.num_blocks, p.block_size, p.kv_heads), dim)
     if p.value_in_key:
         operands["value"] = operands["key"].first_columns(p.value_dim)
         operands["value_cache"] = operands["key_cache"].first_columns(p.value_dim)
     return WriteCase(p, operands)
+
+
+def caches(p: Any, name: str, pool: tuple[int, ...], dim: int) -> dict[str, Operand]:
+    """The cache of a problem, of keys or values, and its scales."""
+    kind = TABLE.get(name_of(p.kv_format))
+    stored = p.dtype if kind is None else kind.dtype
+    found = {f"{name}_cache": poisoned((*pool, columns(p.kv_format, dim)), stored, p.pool_layout)}
+    if kind is not None and p.kv_format not in UNSCALED:
+        found[f"{name}_scales"] = poisoned(*kind.scales(pool, dim), p.pool_layout)
+    return found
 
 
 def _slots(p: WriteProblem, generator: torch.Generator) -> Operand:
@@ -142,13 +156,10 @@ def _slots(p: WriteProblem, generator: torch.Generator) -> Operand:
     for i, beyond in zip(torch.nonzero(slots < 0).flatten().tolist(), (-1, count, 2**31 - 1), strict=False):
         slots[i] = beyond
     dtype = torch.int64 if p.long_slots else torch.int32
-    base = torch.full((2 * p.tokens + 3,), 0, dtype=dtype)
-    operand = Operand(base, (p.tokens,), (2,), 3)
-    operand.on("cpu")[1].copy_(slots)
-    return operand
+    return spread(slots.to(dtype))
 
 
-def _make_special(rows: Tensor, generator: torch.Generator) -> None:
+def make_special(rows: Tensor, generator: torch.Generator) -> None:
     """One kind of special number in each row of some, and rows that are special as a whole."""
     flat = rows.view(-1, rows.shape[-1])
     numbers = (math.nan, math.inf, -math.inf, 7e4, -1e9, 3e38, 449.0, 2.0**-130, -(2.0**-120), -0.0, 1e-8)
@@ -177,27 +188,20 @@ def poisoned(size: tuple[int, ...], dtype: torch.dtype, layout: str) -> Operand:
     return replace(pool, base=base.view(dtype))
 
 
-def lay_out_rows(rows: Tensor, layout: str) -> Operand:
-    """Rows `[tokens, kv_heads, dim]` in memory full of NaN; "expanded_heads" repeats the first head."""
-    ways: dict[str, dict[str, Any]] = {
-        "heads_first": {"order": (1, 0, 2)},
-        "offset": {"offset": 3},
-        "padded": {"gaps": {2: 4}},
-        "every_other": {"offset": 1, "step": 2},
-        "expanded_heads": {"expanded": 1},
-    }
-    return strided(rows.shape, rows.dtype, **ways.get(layout, {})).holding(rows)
-
-
 def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:
-    """Exactly the bits of the definition, and no other writes. All NaNs are equal."""
+    """Exactly the bits of the definition, and no other writes."""
     arguments, bases = case.arguments("cpu")
     reference.cache_write(**arguments)
-    for name, expected in bases.items():
-        mine, exact = memory[name], expected
+    assert_same_memory(memory, bases)
+
+
+def assert_same_memory(mine: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    """All NaNs of scales are equal."""
+    for name, expected in exact.items():
+        pair = [mine[name].cpu(), expected]
         if name.endswith("scales"):
-            mine, exact = (x.masked_fill(x.isnan(), -1234.0) for x in (mine, exact))
-        assert torch.equal(mine.view(torch.uint8), exact.view(torch.uint8)), name
+            pair = [x.masked_fill(x.isnan(), -1234.0) for x in pair]
+        assert same_bits(*pair), name
 
 
 def valid(kv_format: str = "float", device: str = "mps") -> Arguments:

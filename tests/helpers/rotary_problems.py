@@ -3,20 +3,17 @@ caches are poison (cache_problems)."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.helpers.cache_problems import POOL_LAYOUTS, Arguments, poisoned
-from tests.helpers.kv_formats import GROUPED, KV_FORMATS, UNSCALED, columns, name_of
+from tests.helpers.cache_problems import EVEN, POOL_LAYOUTS, Arguments, WriteCase, caches, deal, make_special
+from tests.helpers.kv_formats import KV_FORMATS, name_of
 from tests.helpers.layouts import Operand, lay_out, spread, strided
 from tests.helpers.problems import DTYPES, SHORT
-from tests.helpers.tensors import same_bits
 from torch_fattn import reference
-from torch_fattn.operators.kv_formats import KV_FORMATS as TABLE
 
 # Head dims of key and value, rotated columns, and the first of them.
 DIMS = (
@@ -24,7 +21,6 @@ DIMS = (
     *((128, 128, 64, 64), (192, 128, 64, 128), (256, 256, 6, 3), (576, 64, 64, 512)),
 )
 GROUPED_DIMS = ((64, 64, 64, 0), (96, 160, 48, 0), (192, 128, 64, 128), (576, 64, 10, 6))
-EVEN = (False, True)
 # Another choice of these is another kernel module.
 COMPILED: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
@@ -40,7 +36,7 @@ CHOICES = COMPILED | {
     "batch": (1, 2, 3),
     "length": (1, 1, 2, 3, 5, 17),
     "heads": (1, 3, 4, 4, 4, 4, 4, 0),
-    "kv_heads": (1, 2),
+    "kv_heads": (1, 2, 1, 2, 1, 2, 0),
     "narrow": EVEN,
     "one_table": EVEN,
     "table_layout": ("contiguous", "transposed", "padded"),
@@ -49,6 +45,7 @@ CHOICES = COMPILED | {
     "place": ("start", "starts", "start_of_all", "slots"),
     "pool_layout": POOL_LAYOUTS,
     "token_major_out": EVEN,
+    "special": EVEN,
 }
 
 
@@ -75,6 +72,18 @@ class RotaryProblem:
     long_slots: bool
     pool_layout: str
     token_major_out: bool
+    special: bool  # rows of NaN, infinities, zeros, huge and tiny numbers; with a norm, a NaN
+
+    @property
+    def options(self) -> Arguments:
+        _, _, rotary_dim, offset = self.dims
+        options = {"style": self.style, "rotary_offset": offset, "token_major_out": self.token_major_out}
+        options |= {"rotary_dim": rotary_dim} if self.narrow else {}
+        options |= {"norm": self.norm, "eps": 1e-5} if self.norm != "none" else {}
+        options |= {"start": 2} if self.place != "slots" else {}
+        if self.kv_format not in ("float", "int8"):
+            options["kv_format"] = name_of(self.kv_format)
+        return options
 
     def __str__(self) -> str:
         what = (
@@ -88,28 +97,12 @@ class RotaryProblem:
 
 
 def draw(count: int, seed: int = 0) -> list[RotaryProblem]:
-    """Every choice comes about equally often. Three problems share a module, as far as they can."""
-    rng, decks = random.Random(seed), dict[str, list[Any]]()
-    for name, values in CHOICES.items():
-        cards = [values[i % len(values)] for i in range(count // 3 if name in COMPILED else count)]
-        decks[name] = rng.sample(cards, len(cards)) * (count // len(cards))
-    for i, kv_format in enumerate(decks["kv_format"]):
-        if kv_format in GROUPED:
-            decks["dims"][i] = GROUPED_DIMS[i % (count // 3) % len(GROUPED_DIMS)]
-    return [RotaryProblem(i, **{name: deck[i] for name, deck in decks.items()}) for i in range(count)]
+    return [RotaryProblem(**one) for one in deal(CHOICES, COMPILED, GROUPED_DIMS, count, seed)]
 
 
 @dataclass
-class RotaryCase:
-    operands: dict[str, Operand]
-    options: Arguments
+class RotaryCase(WriteCase):
     slots: Tensor  # of every token, -1 or beyond the cache: dropped
-
-    def arguments(self, device: str) -> tuple[Arguments, dict[str, Tensor]]:
-        """Arguments of rotary_write, and the storages behind them, which are copies."""
-        copies = {id(each.base): each.base.to(device, copy=True) for each in self.operands.values()}
-        bases = {name: copies[id(each.base)] for name, each in self.operands.items()}
-        return {name: each.of(bases[name]) for name, each in self.operands.items()} | self.options, bases
 
 
 def of_rotary(arguments: Arguments) -> Arguments:
@@ -124,25 +117,25 @@ def build(p: RotaryProblem) -> RotaryCase:
     def randn(*shape: int, in_float: bool = False) -> Tensor:
         return torch.randn(shape, generator=generator).to(torch.float32 if in_float else p.dtype)
 
-    dim, value_dim, rotary_dim, offset = p.dims
+    dim, value_dim, rotary_dim, _ = p.dims
     sizes = {"query": (p.heads, dim), "key": (p.kv_heads, dim), "value": (p.kv_heads, value_dim)}
-    operands = _rows(p, {name: randn(p.batch, h, p.length, d) for name, (h, d) in sizes.items()})
+    rows = {name: randn(p.batch, h, p.length, d) for name, (h, d) in sizes.items()}
+    for each in rows.values() if p.special else ():
+        if p.norm == "none":
+            make_special(each, generator)
+        elif each.numel():
+            each[-1, -1, -1, 5] = torch.nan
+    operands = _rows(p, rows)
     way: dict[str, Any] = {"transposed": {"order": (0, 2, 1)}, "padded": {"offset": 5, "gaps": {2: 3}}}
     for name in ("cos", "sin"):
         table = randn(
             1 if p.one_table else p.batch, p.length, rotary_dim >> p.narrow, in_float=p.float_tables
         )
         operands[name] = strided(table.shape, table.dtype, **way.get(p.table_layout, {})).holding(table)
-    options: Arguments = {"style": p.style, "rotary_offset": offset, "token_major_out": p.token_major_out}
-    options |= {"rotary_dim": rotary_dim} if p.narrow else {}
     if p.norm != "none":
-        options |= {"norm": p.norm, "eps": 1e-5}
         for name in ("query", "key") if p.normed == "both" else (p.normed,):
             operands[f"{name}_norm"] = spread(randn(dim, in_float=p.float_weights))
-    if p.kv_format not in ("float", "int8"):
-        options["kv_format"] = name_of(p.kv_format)
-    slots = _add_caches(p, operands, options, generator)
-    return RotaryCase(operands, options, slots)
+    return RotaryCase(p, operands, _add_caches(p, operands, generator))
 
 
 def _rows(p: RotaryProblem, rows: dict[str, Tensor]) -> dict[str, Operand]:
@@ -157,32 +150,28 @@ def _rows(p: RotaryProblem, rows: dict[str, Tensor]) -> dict[str, Operand]:
     return operands
 
 
-def _add_caches(
-    p: RotaryProblem, operands: dict[str, Operand], options: Arguments, generator: torch.Generator
-) -> Tensor:
+def _add_caches(p: RotaryProblem, operands: dict[str, Operand], generator: torch.Generator) -> Tensor:
     """Returns the slot of each token."""
     is_paged, dtype = p.place == "slots", torch.int64 if p.long_slots else torch.int32
     block = 5 if is_paged else p.length + 6
     blocks = -(-p.batch * p.length // block) + 1 if is_paged else p.batch
     for name, dim in (("key", p.dims[0]), ("value", p.dims[1])):
-        kind, pool = TABLE.get(name_of(p.kv_format)), (blocks, block, p.kv_heads)
-        stored = p.dtype if kind is None else kind.dtype
-        operands[f"{name}_cache"] = poisoned((*pool, columns(p.kv_format, dim)), stored, p.pool_layout)
-        if kind is not None and p.kv_format not in UNSCALED:
-            operands[f"{name}_scales"] = poisoned(*kind.scales(pool, dim), p.pool_layout)
+        operands |= caches(p, name, (blocks, block, p.kv_heads), dim)
+    least, largest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     if is_paged:
         slots = torch.randperm(blocks * block, generator=generator)[: p.batch * p.length]
-        for i, dropped in zip(
-            range(0, len(slots), 4), (-1, blocks * block, -(2**31), 2**31 - 1), strict=False
-        ):
-            slots[i] = dropped
+        dropped = torch.tensor((-1, blocks * block, least, largest))
+        slots[::4] = dropped.roll(p.index).repeat(len(slots))[: len(slots[::4])]
         operands["slot_mapping"] = spread(slots.view(p.batch, p.length).to(dtype))
         return slots
-    first, options["start"] = torch.zeros(p.batch, dtype=dtype), 2
+    first = torch.zeros(p.batch, dtype=torch.int64)
     if p.place != "start":
-        first = torch.tensor([3, -1, 7] if p.place == "starts" else [4] * 3, dtype=dtype)[: p.batch]
-        operands["starts"] = spread(first) if p.place == "starts" else Operand(first, (), (), 0)
-    places = first[:, None].long() + 2 + torch.arange(p.length)
+        ways = torch.tensor((3, -1, 7, least, largest)).roll(-p.index)
+        first = ways[: p.batch] if p.place == "starts" else ways[:1].expand(p.batch)
+        operands["starts"] = spread(first.to(dtype))
+        if p.place == "start_of_all":
+            operands["starts"] = Operand(ways[:1].to(dtype), (), (), 0)
+    places = first[:, None].clamp(-1, block) + 2 + torch.arange(p.length)
     slots = torch.arange(p.batch)[:, None] * block + places
     return slots.masked_fill((first[:, None] < 0) | (places >= block), -1).flatten()
 
@@ -196,11 +185,14 @@ def assert_close(mine: Tensor, exact: Tensor, p: RotaryProblem, normed: bool) ->
     """Bit for bit, or each rounding of a norm (2), of products and of the sum may fall differently, once."""
     assert mine.dtype == p.dtype and mine.shape == exact.shape
     assert (mine.transpose(1, 2) if p.token_major_out else mine).is_contiguous()
+    special = ~exact.isfinite()
+    torch.testing.assert_close(mine[special].double(), exact[special], rtol=0, atol=0, equal_nan=True)
+    mine, exact = (x.double().masked_fill(special, 0.0) for x in (mine, exact))
     if is_exact(p, normed):
-        assert torch.equal(mine.double(), exact)
+        assert torch.equal(mine, exact)
     elif exact.numel():
         largest = exact.abs().amax(-1, keepdim=True)
-        assert ((mine.double() - exact).abs() <= 6 * torch.finfo(p.dtype).eps / 2 * largest).all()
+        assert ((mine - exact).abs() <= 6 * torch.finfo(p.dtype).eps / 2 * largest).all()
 
 
 def written(case: RotaryCase, key: Tensor) -> dict[str, Tensor]:
@@ -210,15 +202,6 @@ def written(case: RotaryCase, key: Tensor) -> dict[str, Tensor]:
     stored = {n: arguments[n] for n in ("key_scales", "value_scales", "kv_format") if n in arguments}
     reference.cache_write(*rows, arguments["key_cache"], arguments["value_cache"], case.slots, **stored)
     return bases
-
-
-def assert_same_memory(mine: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
-    """All NaNs of scales are equal."""
-    for name, expected in exact.items():
-        pair = [mine[name].cpu(), expected]
-        if name.endswith("scales"):
-            pair = [x.masked_fill(x.isnan(), -1234.0) for x in pair]
-        assert same_bits(*pair), name
 
 
 def valid(op: str = "rotary_write", device: str = "mps") -> Arguments:

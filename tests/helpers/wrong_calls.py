@@ -143,6 +143,10 @@ def scales_of_halves(a: Arguments) -> Arguments:
 # Faults of several arguments, of layouts, and of tensors that a valid call lacks. The shapes, dtypes and
 # devices of each argument are in tests/refusals/test_public_calls.py, and errors with advice in
 # tests/helpers/refusals.
+def one_value_head(a: Arguments) -> Arguments:
+    return {"value": a["value"][:, :1], "value_cache": a["value_cache"][:, :, :1]}
+
+
 WRONG: dict[str, list[Fault]] = {
     "prefill": [
         unsupported("Dv above 576", head_dim(640, "value"), "640", "576"),
@@ -188,6 +192,7 @@ WRONG: dict[str, list[Fault]] = {
         unsupported("D above 256", head_dim(264, "query", "key"), "264", "256"),
     ],
     "cache_write": [
+        fault("values of one head", one_value_head, "key has head count 2", "value has 1"),
         unsupported("D of 584", head_dim(584, "key", "key_cache"), "584", "576"),
         fault("overlapping slots",
               changed("value_cache", lambda x: x.as_strided((4, 2, 2, 96), (384, 190, 95, 1))), "value_cache",
@@ -221,6 +226,7 @@ WRONG: dict[str, list[Fault]] = {
         unsupported("D of 580", head_dim(580, "query", "key"), "580", "576"),
     ],
     "rotary_write": [
+        fault("fewer value heads", one_value_head, "key has head count 2", "value has 1"),
         fault("Dv of 6", lambda a: {n: a[n][..., :6] for n in ("value", "value_cache")}, "value head_dim 6"),
         fault("a cache that overlaps itself", changed("key_cache", lambda x: x[:1].expand(4, -1, -1, -1)),
               "key_cache", "share memory"),

@@ -297,7 +297,7 @@ def of_rotary(problem: RotaryProblem) -> Trial:
             rotary_problems.assert_close(out, exact, problem, "query_norm" in arguments)
             if rotary_problems.is_exact(problem, "key_norm" in arguments):
                 expected = rotary_problems.written(case, key.to(problem.dtype))
-                rotary_problems.assert_same_memory(memory, expected)
+                cache_problems.assert_same_memory(memory, expected)
 
         copied = {
             n: arguments[n] for n in ("query", "key", "value", "query_norm", "key_norm") if n in arguments

@@ -1,7 +1,10 @@
-"""cache_write: exact bits in every format and layout, dropped tokens, and an op that mutates its arguments
-in torch. Its refusals are in tests/refusals/test_cache_write.py."""
+"""cache_write: exact bits in every format and layout; and what rotary_write has in common with it: dropped
+tokens, operands that alias the caches, and mutated arguments in torch."""
 
 from __future__ import annotations
+
+import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +13,22 @@ from torch import Tensor
 import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import cache_problems
-from tests.helpers.cache_problems import WriteCase, WriteProblem, assert_written, valid
-from tests.helpers.wrong_calls import refusal
+from tests.helpers.cache_problems import WriteCase, WriteProblem, assert_written
+from tests.helpers.tensors import same_bits
+from tests.helpers.wrong_calls import refusal, valid
 from torch_fattn import reference
 
 PROBLEMS = cache_problems.draw(120)
 ORDERS = ("forward", "reverse", "random")  # of the threads
+of_both = pytest.mark.parametrize("op", ["cache_write", "rotary_write"])
+
+
+def with_slots(op: str, device: str, *slots: int) -> dict[str, Any]:
+    """A valid call in which the first tokens have these slots, and the others are dropped."""
+    arguments = valid(op, device)
+    arguments["slot_mapping"] = torch.full_like(arguments["slot_mapping"], -1)
+    arguments["slot_mapping"].view(-1)[: len(slots)] = torch.tensor(slots)
+    return arguments
 
 
 def written(case: WriteCase, device: str) -> dict[str, Tensor]:
@@ -35,28 +48,31 @@ def test_problem(problem: WriteProblem, device: str, checked: Checked) -> None:
 
 
 @needs_emulator
-def test_two_tokens_with_one_slot_are_a_race(checked: Checked) -> None:
-    """The control of the test above: the findings are loud."""
-    arguments = valid() | {"slot_mapping": torch.tensor([3, 3, 1], device="mps")}
+@of_both
+def test_two_tokens_with_one_slot_are_a_race(op: str, checked: Checked) -> None:
+    """The control of the random problems: the findings are loud."""
     with pytest.raises(RuntimeError, match="race"), checked():
-        torch_fattn.cache_write(**arguments)
+        getattr(torch_fattn, op)(**with_slots(op, "mps", 3, 3, 1))
 
 
 # ---- which slots are written
 
 
+@of_both
 @pytest.mark.parametrize("slots", [(-1, -1, -1), (8, 9, 2**31), (-(2**63), 2**63 - 1, 2**32)])
-def test_invalid_slots_are_not_written(slots: tuple[int, ...], device: str, checked: Checked) -> None:
-    arguments = valid("int8", device)
-    tensors = {n: a for n, a in arguments.items() if isinstance(a, Tensor)}
-    before = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+def test_invalid_slots_are_not_written(
+    op: str, slots: tuple[int, ...], device: str, checked: Checked
+) -> None:
+    arguments = with_slots(op, device, *slots)
+    before = {name: each.cpu().clone() for name, each in arguments.items()}
     with checked():
-        torch_fattn.cache_write(**arguments | {"slot_mapping": torch.tensor(slots, device=device)})
-    assert all(torch.equal(tensors[name].cpu(), before[name]) for name in tensors)
-    torch_fattn.cache_write(**arguments)
-    assert not torch.equal(tensors["key_cache"].cpu(), before["key_cache"])
+        getattr(torch_fattn, op)(**arguments)
+    assert all(torch.equal(arguments[name].cpu(), each) for name, each in before.items())
+    getattr(torch_fattn, op)(**with_slots(op, device, 7) | {"key_cache": arguments["key_cache"]})
+    assert not torch.equal(arguments["key_cache"].cpu(), before["key_cache"])
 
 
+@of_both
 @pytest.mark.parametrize(
     ("slots", "words"),
     [
@@ -66,15 +82,14 @@ def test_invalid_slots_are_not_written(slots: tuple[int, ...], device: str, chec
     ],
 )
 def test_bad_slots_raise_when_asked(
-    slots: tuple[int, ...], words: list[str], device: str, monkeypatch: pytest.MonkeyPatch
+    op: str, slots: tuple[int, ...], words: list[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FATTN_CHECK", "1")
-    arguments = valid(device=device)
-    torch_fattn.cache_write(**arguments)
+    getattr(torch_fattn, op)(**valid(op, device))
+    arguments = with_slots(op, device, *slots)
     before = arguments["key_cache"].cpu().clone()
-    arguments["slot_mapping"] = torch.tensor(slots, device=device)
-    with refusal("fattn.cache_write", ValueError, *words):
-        torch_fattn.cache_write(**arguments)
+    with refusal(f"fattn.{op}", ValueError, *words):
+        getattr(torch_fattn, op)(**arguments)
     assert torch.equal(arguments["key_cache"].cpu(), before)
 
 
@@ -102,23 +117,32 @@ def test_past_2_to_the_31_elements() -> None:
             assert torch.equal(scale[block, place].cpu(), exact[token])
 
 
-def test_rows_that_lie_in_the_cache(device: str) -> None:
-    """Tokens move within the pool: they are read before anything is written."""
-    pools = [torch.randn(2, 4, 3, 16) for _ in range(2)]
-    expected = [pool.clone() for pool in pools]
-    for pool in expected:
-        rows = pool.view(8, 3, 16)
-        rows[[5, 4, 7]] = rows[[4, 5, 6]].clone()
-    on_device = [pool.to(device) for pool in pools]
-    keys, values = (pool.view(8, 3, 16)[4:7] for pool in on_device)
-    torch_fattn.cache_write(keys, values, *on_device, torch.tensor([5, 4, 7], device=device))
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(on_device, expected, strict=True))
+@pytest.mark.parametrize("op", ["cache_write", "cache_write int8", "rotary_write"])
+def test_operands_that_lie_in_a_cache(op: str, device: str, checked: Checked) -> None:
+    """They are read before anything is written."""
+    operands = valid(op, device)
+    if op == "rotary_write":
+        operands |= {f"{name}_norm": torch.randn(64, device=device) for name in ("query", "key")}
+    written = [name for name in operands if name.endswith(("_cache", "_scales"))]
+    names = operands.keys() - {*written, "kv_format"}
+    for name, home in itertools.product(names, written[::2]):
+        results = []
+        for copies in (False, True):
+            arguments = operands | {each: operands[each].repeat_interleave(64, 0) for each in written}
+            memory = arguments[home].flatten().view(torch.uint8)
+            place = memory[: operands[name].nbytes].view(operands[name].dtype).view(operands[name].shape)
+            place.copy_(operands[name])
+            arguments[name] = place.clone() if copies else place
+            with checked():
+                out = getattr(torch_fattn, op.split()[0])(**arguments)
+            results.append([arguments[each] for each in written] + [out] * (out is not None))
+        assert same_bits(*results), (name, home)
 
 
 @pytest.mark.parametrize("kv_format", ["float", "int8", "int4"])
 def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: str) -> None:
     """Multi-head latent attention: written once."""
-    arguments = valid(kv_format, device)
+    arguments = valid(f"cache_write {kv_format}", device)
     columns = 32 if kv_format != "int4" else 16
     arguments["value"] = arguments["key"][..., :32]
     arguments["value_cache"] = arguments["key_cache"][..., :columns]
@@ -127,7 +151,7 @@ def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: st
         arguments["value_scales"] = scales[:, :, :, :1] if kv_format == "int4" else scales
     plan = torch_fattn.explain("cache_write", **arguments)
     assert plan.passes[0]["grid"][1] == 1
-    alone = valid(kv_format, device)
+    alone = valid(f"cache_write {kv_format}", device)
     torch_fattn.cache_write(**arguments)
     torch_fattn.cache_write(**alone)
     for name in ("key_cache", "key_scales"):
@@ -139,26 +163,27 @@ def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: st
 # ---- what torch sees
 
 
-def test_gradients(device: str) -> None:
-    arguments = valid(device=device)
+@of_both
+def test_gradients(op: str, device: str) -> None:
+    arguments = valid(op, device)
     cache = arguments["key_cache"].zero_()
     arguments["key"].requires_grad_()
     version = cache._version
-    torch_fattn.cache_write(**arguments)
+    getattr(torch_fattn, op)(**arguments)
     assert cache._version == version + 1 and not cache.requires_grad
     arguments["value_cache"].requires_grad_()
     before = cache.cpu().clone()
     arguments["slot_mapping"] = arguments["slot_mapping"] - 1
-    with pytest.raises(RuntimeError, match=r"value_cache requires grad.*\.detach\(\)"):
-        torch_fattn.cache_write(**arguments)
+    with pytest.raises(RuntimeError, match=rf"{op}: value_cache requires grad.*\.detach\(\)"):
+        getattr(torch_fattn, op)(**arguments)
     assert torch.equal(cache.cpu(), before)
     with torch.no_grad():
-        torch_fattn.cache_write(**arguments)
+        getattr(torch_fattn, op)(**arguments)
     assert not torch.equal(cache.cpu(), before)
 
 
 def test_a_graph_that_saved_the_cache_notices() -> None:
-    arguments = valid(device="cpu")
+    arguments = valid("cache_write", "cpu")
     cache = arguments["key_cache"].zero_()
     weight = torch.ones(64, dtype=torch.float16, requires_grad=True)
     product = (cache * weight).sum()

@@ -66,6 +66,8 @@ CORRECTNESS = [
     Call("prefill_backward", 2, 2, 80, 130, 130, causal=True, dtype="bfloat16"),
     Call("prefill_backward", 2, 1, 96, 44, 300, causal=True),
     Call("prefill_backward", 2, 2, 64, 70, 70, causal=True, dtype="float32"),
+    Call("rotary_write", 5, 2, 128, 70, 70, norms=True),
+    Call("rotary_write", 4, 1, 80, 33, 33, block_size=16, dtype="bfloat16"),
 ]
 
 

@@ -99,9 +99,10 @@ enum RotaryBuffer {
   X(bool, saved_out)       /* backward: the result of the forward is given in float32 */                \
   X(bool, query_norm)      /* from here on of rotary: the heads of the query are normalised */          \
   X(bool, key_norm)                                                                                     \
-  X(bool, slots)  /* each token has a slot; else positions are adjacent */                              \
-  X(bool, starts) /* the slots of the first positions are on the device */                              \
-  X(bool, values) /* values are written too */
+  X(bool, slots)         /* each token has a slot; else positions are adjacent */                       \
+  X(bool, starts)        /* the slots of the first positions are on the device */                       \
+  X(bool, values)        /* values are written too */                                                   \
+  X(bool, vector_tables) /* four columns of cos and sin can be read with one access */
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };
@@ -137,7 +138,7 @@ struct Strides4 {
 };
 
 // `second`: from the column of the first number of a pair to that of the second.
-#define FATTN_TABLE_STRIDES(X) X(fattn_i64, batch) X(fattn_i64, row) X(fattn_i64, column) X(fattn_i64, second)
+#define FATTN_TABLE_STRIDES(X) X(fattn_i64, batch) X(fattn_i64, row) X(fattn_i32, column) X(fattn_i32, second)
 struct TableStrides {
   FATTN_TABLE_STRIDES(FATTN_FIELD)
 };
@@ -313,12 +314,9 @@ enum RotaryNorm { kNormRounded = 0, kNormPlusOne = 1, kNormFloat = 2 };
   X(TableStrides, cos)                                                                              \
   X(TableStrides, sin)                                                                              \
   X(fattn_i64, slots)      /* in the cache; a token with another slot is dropped */                 \
-  X(fattn_i64, slot_batch) /* of slot_mapping; without one, slots of a sequence */                  \
+  X(fattn_i64, slot_batch) /* of slot_mapping or starts */                                          \
   X(fattn_i64, slot_row)                                                                            \
-  X(fattn_i64, start)        /* slot of position 0, in its sequence */                              \
-  X(fattn_i64, starts_batch) /* of starts, which are added */                                       \
-  X(fattn_i32, rows)         /* of queries, keys and values */                                      \
-  X(fattn_i32, q_len)                                                                               \
+  X(fattn_i64, start) /* slot of position 0, in its sequence; starts are added */                   \
   X(fattn_i32, q_heads)                                                                             \
   X(fattn_i32, kv_heads)                                                                            \
   X(fattn_i32, block_size)                                                                          \

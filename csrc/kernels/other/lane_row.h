@@ -29,17 +29,18 @@ FATTN_CONSTEXPR int kPassColumns = kLaneColumns * kSimdWidth;
 // Lanes that share an int4 group.
 FATTN_CONSTEXPR int kGroupLanes = kInt4Group / kLaneColumns;
 
-// Four neighbouring columns, with one access if rows are aligned.
+// Four neighbouring columns, with one access if they are aligned.
 template <typename T>
-inline void load_columns(const device T* source, int column, thread float (&numbers)[kLaneColumns]) {
+inline void load_columns(const device T* source, int column, bool aligned,
+                         thread float (&numbers)[kLaneColumns]) {
   typedef vec<T, kLaneColumns> Columns;
   Columns columns;
-  if (fc_vector_loads) {
+  if (aligned) {
     columns = *(const device Columns*)(source + column);
   }
   FATTN_UNROLL
   for (int e = 0; e < kLaneColumns; e++) {
-    numbers[e] = float(fc_vector_loads ? columns[e] : source[column + e]);
+    numbers[e] = float(aligned ? columns[e] : source[column + e]);
   }
 }
 
@@ -72,13 +73,8 @@ struct LaneRow {
       for (int e = 0; e < kLaneColumns; e++) {
         x[pass][e] = 0.0f;
       }
-      if (column >= kDim) {
-        continue;
-      }
-      load_columns(source, column, x[pass]);
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        x[pass][e] = flushed(x[pass][e]);
+      if (column < kDim) {
+        load_columns(source, column, fc_vector_loads, x[pass]);
       }
     }
   }
@@ -195,10 +191,16 @@ inline void write_grouped_row(thread LaneRow<kDim>& row, device Stored* target, 
   }
 }
 
-// Quantises a row whose numbers are flushed.
 template <int kDim>
 inline void write_quantised_row(thread LaneRow<kDim>& row, device Stored* target, device Scale* scales,
                                 ushort lane) {
+  FATTN_UNROLL
+  for (int pass = 0; pass * kPassColumns < kDim; pass++) {
+    FATTN_UNROLL
+    for (int e = 0; e < kLaneColumns; e++) {
+      row.x[pass][e] = flushed(row.x[pass][e]);
+    }
+  }
   if (kFormat == kKvInt4) {
     write_grouped_row<kDim>(row, target, scales, lane);
   } else {
@@ -226,15 +228,23 @@ struct SlotPlace {
   long slot;
 };
 
-// 64-bit division is slow on GPUs, and few caches need it.
+// GPUs have no 64-bit division: compiled, it would be most of a kernel. Few caches need this one, bit by bit.
 inline SlotPlace place_of(long slot, int block_size) {
-  SlotPlace place;
+  SlotPlace place = {0, slot};
   if (slot <= 0xffffffffL) {
     place.block = long(uint(slot) / uint(block_size));
-  } else {
-    place.block = slot / block_size;
+    place.slot = slot - place.block * block_size;
+    return place;
   }
-  place.slot = slot - place.block * block_size;
+  long step = block_size;
+  while (step <= slot) {
+    step *= 2;
+  }
+  while (step > block_size) {
+    step /= 2;
+    place.block = 2 * place.block + (place.slot >= step ? 1 : 0);
+    place.slot -= place.slot >= step ? step : 0;
+  }
   return place;
 }
 

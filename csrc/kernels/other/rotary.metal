@@ -7,6 +7,7 @@ FATTN_DECLARE_CONSTANT(bool, key_norm)
 FATTN_DECLARE_CONSTANT(bool, slots)
 FATTN_DECLARE_CONSTANT(bool, starts)
 FATTN_DECLARE_CONSTANT(bool, values)
+FATTN_DECLARE_CONSTANT(bool, vector_tables)
 
 namespace fattn {
 
@@ -18,14 +19,16 @@ FATTN_CONSTEXPR int kOffset = FATTN_ROTARY_OFFSET;  // the first rotated column
 FATTN_CONSTEXPR int kPairs = kRotaryDim / 2;
 FATTN_CONSTEXPR int kStyle = FATTN_ROTARY_STYLE;
 FATTN_CONSTEXPR int kNorm = FATTN_ROTARY_NORM;
-// Whether a lane's four columns are loaded together, as their partners are.
+// Whether the pairs of a lane's four columns are neighbours, and aligned.
 FATTN_CONSTEXPR bool kPairsAligned = kOffset % kLaneColumns == 0 && kPairs % kLaneColumns == 0;
 
 inline float rounded(float x) { return float(Element(x)); }
 
 // A product that is rounded before it is added: a compiler may contract x * y + z, but not this.
 inline float rounded_product(float x, float y) {
-  return is_same_v<Table, Element> && !is_same_v<Element, float> ? rounded(x * y) : fma(x, y, 0.0f * y);
+  const float product = x * y;
+  return is_same_v<Table, Element> && !is_same_v<Element, float> ? rounded(product)
+                                                                 : fma(x, y, copysign(0.0f, product));
 }
 
 inline bool is_rotated(int column) { return column >= kOffset && column < kOffset + kRotaryDim; }
@@ -43,48 +46,28 @@ inline int source_of(int pair, bool second) {
   return kOffset + (kStyle == kStyleHalves ? pair + (second ? kPairs : 0) : 2 * pair + (second ? 1 : 0));
 }
 
-// Numbers of a source for four neighbouring columns of the result: the numbers at the same place in their
-// pairs, and the other numbers of these pairs.
-struct LanePairs {
-  float own[kLaneColumns];
-  float other[kLaneColumns];
-
-  template <typename T>
-  void load(const device T* source, int column) thread {
-    if (fc_vector_loads && kPairsAligned) {
-      const bool rotated = is_rotated(column), second = rotated && is_second(column);
-      const bool apart = rotated && kStyle != kStylePairs;
-      const bool interleaved = apart && kStyle == kStylePairsToHalves;
-      const int first = interleaved ? source_of(pair_of(column), false) : column;
-      load_columns(source, first, own);
-      load_columns(source,
-                   interleaved ? first + kLaneColumns
-                   : apart     ? source_of(pair_of(column), !second)
-                               : column,
-                   other);
-      const float even[kLaneColumns] = {own[0], own[2], other[0], other[2]};
-      const float odd[kLaneColumns] = {own[1], own[3], other[1], other[3]};
-      const float swapped[kLaneColumns] = {own[1], own[0], own[3], own[2]};
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        if (kStyle == kStylePairs) {
-          other[e] = swapped[e];
-        } else if (interleaved) {
-          own[e] = second ? odd[e] : even[e];
-          other[e] = second ? even[e] : odd[e];
-        }
-      }
-      return;
-    }
-    FATTN_UNROLL
-    for (int e = 0; e < kLaneColumns; e++) {
-      const int c = column + e;
-      const bool rotated = is_rotated(c);
-      own[e] = float(source[rotated ? source_of(pair_of(c), is_second(c)) : c]);
-      other[e] = rotated ? float(source[source_of(pair_of(c), !is_second(c))]) : 0.0f;
+// Loads the numbers for four neighbouring columns of the result: those at the same place in their pairs, and
+// the other ones of these pairs.
+template <typename T>
+inline void load_pairs(const device T* source, int column, thread float (&own)[kLaneColumns],
+                       thread float (&other)[kLaneColumns]) {
+  const bool together = fc_vector_loads && kPairsAligned && kStyle != kStylePairsToHalves;
+  if (together) {
+    const bool is_apart = kStyle == kStyleHalves && is_rotated(column);
+    load_columns(source, column, true, own);
+    load_columns(source, is_apart ? source_of(pair_of(column), !is_second(column)) : column, true, other);
+  }
+  FATTN_UNROLL
+  for (int e = 0; e < kLaneColumns; e++) {
+    const int c = column + e;
+    if (!together) {
+      own[e] = float(source[is_rotated(c) ? source_of(pair_of(c), is_second(c)) : c]);
+      other[e] = float(source[is_rotated(c) ? source_of(pair_of(c), !is_second(c)) : c]);
+    } else if (kStyle == kStylePairs) {
+      other[e] = own[e ^ 1];
     }
   }
-};
+}
 
 inline float normed(float x, float scale, float weight) {
   if (kNorm == kNormRounded) {
@@ -93,69 +76,76 @@ inline float normed(float x, float scale, float weight) {
   return rounded(x * scale * (kNorm == kNormPlusOne ? 1.0f + weight : weight));
 }
 
-// A position's rows of the tables.
-struct Angles {
-  const device Table* cosines;
-  const device Table* sines;
-  TableStrides cos;
-  TableStrides sin;
-
-  // The rotated number at `column` of the result.
-  float turned(int column, float own, float other) const thread {
-    const bool second = is_second(column);
-    const int pair = pair_of(column);
-    const float cosine = float(cosines[pair * cos.column + (second ? cos.second : 0)]);
-    const float sine = float(sines[pair * sin.column + (second ? sin.second : 0)]);
-    return rounded(rounded_product(own, cosine) + rounded_product(second ? other : -other, sine));
+// The factors of four neighbouring columns of the result, in a position's row of a table.
+inline void load_factors(const device Table* table, constant TableStrides& strides, int column,
+                         thread float (&factors)[kLaneColumns]) {
+  if (fc_vector_tables && kPairsAligned && kStyle != kStylePairs) {
+    const int place = pair_of(column) + (is_second(column) ? strides.second : 0);
+    load_columns(table, is_rotated(column) ? place : 0, true, factors);
+    return;
   }
-};
+  FATTN_UNROLL
+  for (int e = 0; e < kLaneColumns; e++) {
+    const int c = column + e;
+    const int place = pair_of(c) * strides.column + (is_second(c) ? strides.second : 0);
+    factors[e] = is_rotated(c) ? float(table[place]) : 0.0f;
+  }
+}
 
-// Loads, normalises and rotates a row of queries or keys.
-inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source, const device Weight* weight,
-                     bool has_norm, float eps, thread const Angles& angles, ushort lane) {
-  LanePairs pairs[(kHeadDim + kPassColumns - 1) / kPassColumns];
+// 1 / the root mean square of a row.
+inline float norm_scale(const device Element* source, float eps, ushort lane) {
   float sum = 0.0f;
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
+    float x[kLaneColumns] = {};
     if (column < kHeadDim) {
-      pairs[pass].load(source, column);
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        sum += pairs[pass].own[e] * pairs[pass].own[e];
-      }
+      load_columns(source, column, fc_vector_loads, x);
+    }
+    FATTN_UNROLL
+    for (int e = 0; e < kLaneColumns; e++) {
+      sum += x[e] * x[e];
     }
   }
-  const float scale = has_norm ? 1.0f / sqrt(simd_sum(sum) / float(kHeadDim) + eps) : 1.0f;
+  return 1.0f / sqrt(simd_sum(sum) / float(kHeadDim) + eps);
+}
+
+// Loads, normalises and rotates a row of queries or keys. The norm reads it twice: with all columns in
+// registers, wide rows would not fit.
+inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source, const device Weight* weight,
+                     bool has_norm, const device Table* cosines, const device Table* sines,
+                     constant RotaryParams& params, ushort lane) {
+  const float scale = has_norm ? norm_scale(source, params.eps, lane) : 1.0f;
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
-    FATTN_UNROLL
-    for (int e = 0; e < kLaneColumns; e++) {
-      row.x[pass][e] = 0.0f;
-    }
-    if (column >= kHeadDim) {
-      continue;
-    }
-    if (has_norm) {
-      LanePairs weights;
-      weights.load(weight, column);
+    float own[kLaneColumns] = {}, other[kLaneColumns] = {};
+    if (column < kHeadDim) {
+      load_pairs(source, column, own, other);
+      if (has_norm) {
+        float own_weight[kLaneColumns], other_weight[kLaneColumns];
+        load_pairs(weight, column, own_weight, other_weight);
+        FATTN_UNROLL
+        for (int e = 0; e < kLaneColumns; e++) {
+          own[e] = normed(own[e], scale, own_weight[e]);
+          other[e] = normed(other[e], scale, other_weight[e]);
+        }
+      }
+      float cosine[kLaneColumns], sine[kLaneColumns];
+      load_factors(cosines, params.cos, column, cosine);
+      load_factors(sines, params.sin, column, sine);
       FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
-        pairs[pass].own[e] = normed(pairs[pass].own[e], scale, weights.own[e]);
-        pairs[pass].other[e] = normed(pairs[pass].other[e], scale, weights.other[e]);
+        const float y = is_second(column + e) ? other[e] : -other[e];
+        const float turned = rounded(rounded_product(own[e], cosine[e]) + rounded_product(y, sine[e]));
+        own[e] = is_rotated(column + e) ? turned : own[e];
       }
     }
     FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
-      const float own = pairs[pass].own[e];
-      row.x[pass][e] = is_rotated(column + e) ? angles.turned(column + e, own, pairs[pass].other[e]) : own;
+      row.x[pass][e] = own[e];
     }
   }
-}
-
-inline long offset_in(constant Strides3& strides, int batch, int head, int position) {
-  return batch * strides.batch + head * strides.head + position * strides.row;
 }
 
 // Stores a row as it is.
@@ -191,76 +181,66 @@ using namespace fattn;
     constant RotaryParams& params [[buffer(fattn::kSlotParams)]],
     uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
-  const int heads = params.q_heads + params.kv_heads * (fc_values ? 2 : 1);
-  const int row_index = int(group.x) * kSimdgroups + simdgroup_index;
-  if (row_index >= params.rows) {
+  const int batch = int(group.z), position = int(group.x);
+  int head = int(group.y) * kSimdgroups + simdgroup_index;
+  if (head >= params.q_heads + params.kv_heads * (fc_values ? 2 : 1)) {
     return;
   }
-  const int token = row_index / heads;
-  const int batch = token / params.q_len;
-  const int position = token - batch * params.q_len;
-  int head = row_index - token * heads;
-  Angles angles;
-  angles.cosines = cosines + batch * params.cos.batch + position * params.cos.row;
-  angles.sines = sines + batch * params.sin.batch + position * params.sin.row;
-  angles.cos = params.cos;
-  angles.sin = params.sin;
-  const device Weight* weight = nullptr;
-  LaneRow<kHeadDim> row;
-  if (head < params.q_heads) {
-    if (fc_query_norm) {
-      weight = query_norm;
-    }
-    const device Element* source = query + offset_in(params.query, batch, head, position);
-    make_row(row, source, weight, fc_query_norm, params.eps, angles, lane);
-    store_row(row, out + offset_in(params.out, batch, head, position), lane);
-    return;
-  }
-  head -= params.q_heads;
-  long slot = batch * params.slot_batch + params.start + position;
-  if (fc_slots) {
-    slot = slot_mapping[batch * params.slot_batch + position * params.slot_row];
-  }
-  bool is_dropped = slot < 0 || slot >= params.slots;
-  if (fc_starts) {
-    // Compared before it is added: the sum of two 64-bit numbers may overflow.
-    const long start = starts[batch * params.starts_batch];
-    is_dropped = start < 0 || start >= params.slot_batch - params.start - position;
-    slot += start;
-  }
-  if (is_dropped) {
-    return;
-  }
-  const SlotPlace place = place_of(slot, params.block_size);
-  device Scale* scales = nullptr;
-  if (head < params.kv_heads) {
-    if (fc_key_norm) {
-      weight = key_norm;
-    }
-    const device Element* source = key + offset_in(params.key, batch, head, position);
-    make_row(row, source, weight, fc_key_norm, params.eps, angles, lane);
-    device Stored* target = key_cache + offset_of(place, head, params.key_cache);
-    if (kFormat == kKvFloat) {
-      store_row(row, target, lane);
-      return;
-    }
-    FATTN_UNROLL
-    for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        row.x[pass][e] = flushed(row.x[pass][e]);
+  const SlotPlace token = {batch, position};
+  SlotPlace place = {batch, params.start + position};
+  const bool is_query = head < params.q_heads;
+  if (!is_query) {
+    head -= params.q_heads;
+    if (fc_slots) {
+      const long slot = slot_mapping[batch * params.slot_batch + position * params.slot_row];
+      if (slot < 0 || slot >= params.slots) {
+        return;
       }
+      place = place_of(slot, params.block_size);
     }
+    if (fc_starts) {
+      const long start = starts[batch * params.slot_batch];
+      if (start < 0 || start >= params.block_size - place.slot) {
+        return;
+      }
+      place.slot += start;
+    }
+  }
+  device Scale* scales = nullptr;
+  if (fc_values && !is_query && head >= params.kv_heads) {
+    head -= params.kv_heads;
     if (fc_scales) {
-      scales = key_scales + offset_of(place, head, params.key_scales);
+      scales = value_scales + offset_of(place, head, params.value_scales);
     }
-    write_quantised_row<kHeadDim>(row, target, scales, lane);
+    write_row<kValueDim>(value + offset_of(token, head, params.value),
+                         value_cache + offset_of(place, head, params.value_cache), scales, lane);
     return;
   }
-  head -= params.kv_heads;
-  if (fc_scales) {
-    scales = value_scales + offset_of(place, head, params.value_scales);
+
+  const device Element* source =
+      is_query ? query + offset_of(token, head, params.query) : key + offset_of(token, head, params.key);
+  const bool has_norm = is_query ? fc_query_norm : fc_key_norm;
+  const device Weight* weight = nullptr;
+  if (fc_query_norm && is_query) {
+    weight = query_norm;
   }
-  write_row<kValueDim>(value + offset_in(params.value, batch, head, position),
-                       value_cache + offset_of(place, head, params.value_cache), scales, lane);
+  if (fc_key_norm && !is_query) {
+    weight = key_norm;
+  }
+  LaneRow<kHeadDim> row;
+  make_row(row, source, weight, has_norm, cosines + batch * params.cos.batch + position * params.cos.row,
+           sines + batch * params.sin.batch + position * params.sin.row, params, lane);
+  if (is_query) {
+    store_row(row, out + offset_of(token, head, params.out), lane);
+    return;
+  }
+  device Stored* target = key_cache + offset_of(place, head, params.key_cache);
+  if (kFormat == kKvFloat) {
+    store_row(row, target, lane);
+    return;
+  }
+  if (fc_scales) {
+    scales = key_scales + offset_of(place, head, params.key_scales);
+  }
+  write_quantised_row<kHeadDim>(row, target, scales, lane);
 }

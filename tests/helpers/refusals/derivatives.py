@@ -67,7 +67,7 @@ REFUSALS: list[Refusal] = [
         _gradient(lambda query: torch_fattn.softmax(query @ KEY.mT)),
     ),
     Refusal(
-        "use torch.matmul and torch.softmax where one is needed",
+        "use torch's own operators where one is needed",
         lambda: jvp(lambda query: torch_fattn.prefill(query, KEY, KEY), (QUERY,), (QUERY,)),
     ),
 ]

@@ -22,8 +22,7 @@ BLOCKS: Arguments = {f"{n}_cache": WRITE[f"{n}_cache"][:2] for n in ("key", "val
 LARGER = BLOCKS | {f"{n}_cache": torch.zeros(2, 9, 2, d) for n, d in (("key", 64), ("value", 40))}
 APART = {
     "value": WRITE["key"],
-    "key_cache": torch.zeros(4, 2, 2, 64),
-    "value_cache": torch.zeros(4, 2, 2, 64),
+    **dict(zip(("key_cache", "value_cache"), torch.zeros(4, 2, 2, 2, 64).unbind(2), strict=True)),
 }
 
 
@@ -87,8 +86,10 @@ REFUSALS = [
     _refused('pass "rounded", "plus_one" or "float"', {"norm": "gemma"}, {"norm": "plus_one"}),
     _refused("pass the number of tokens that the cache holds", LARGER | {"start": -1}, LARGER | {"start": 0}),
     _refused("pass larger caches", BLOCKS, LARGER),
-    _refused("pass larger caches", BLOCKS | {"starts": torch.tensor([0, 0])},
-             LARGER | {"starts": torch.tensor([0, 6])}, checked=True),
+    *(_refused("pass the number of tokens that each sequence holds, or larger caches",
+               LARGER | {"starts": torch.tensor([0, start])}, LARGER | {"starts": torch.tensor([0, 6])},
+               checked=True)
+      for start in (-1, 7)),
     _refused("pass a slot for each token", {"slot_mapping": WRITE["slot_mapping"].mT}, APART),
     _refused("pass one of them", {"start": 2, "slot_mapping": WRITE["slot_mapping"]}, APART),
     _refused("pass one, or a cache of a block per sequence", {"slot_mapping": None}, LARGER),
