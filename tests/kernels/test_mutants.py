@@ -119,6 +119,17 @@ def test_without_a_fault_all_is_silent_and_right(name: str) -> None:
     trial(name).run()
 
 
+def test_the_division_of_large_slots() -> None:
+    """With small numbers: a cache of 2^32 slots has 34 GB."""
+
+    def always(text: str, rest: str = "place.slot -= place.slot") -> str:
+        return text.replace("slot <= 0xffffffffL", "slot < 0").replace("place.slot -= place.slot", rest)
+
+    trial("write").run(always)
+    with pytest.raises(RuntimeError, match="race"):
+        trial("write").run(partial(always, rest="place.slot -= slot"))
+
+
 BARRIERS = [
     mutant
     for mutant in all_mutants()
