@@ -17,7 +17,6 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     CLIPVisionConfig,
-    DynamicCache,
     LlamaForCausalLM,
     LlavaConfig,
     PreTrainedModel,
@@ -30,10 +29,8 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from tests.helpers.synchronisations import Synchronisations
 from tests.transformers.tiny_models import COMMON, DEVICE, ENCODER, LAYERS, prompt, tiny
 from torch_fattn.integrations.transformers import register, report, unregister
-from torch_fattn.integrations.transformers.compat import CACHE
 from torch_fattn.integrations.transformers.fusion import models, norms
 
 SIZE = 48
@@ -374,15 +371,3 @@ def test_report_of_an_encoder_decoder() -> None:
     found = report(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="fattn").eval())
     assert len(found.fused) == 2 * LAYERS + 3 * LAYERS + 2
     assert found.before == found.after == {}
-
-
-def test_a_step_does_not_wait_for_the_gpu() -> None:
-    model = model_of()
-    ids, mask = (tensor.to(DEVICE) for tensor in prompt(8))
-    one = torch.ones_like(mask[:, :1])
-    past: dict[str, Any] = {CACHE: DynamicCache(config=model.config)}
-    with torch.no_grad():
-        model(ids, attention_mask=mask, **past)
-        with Synchronisations() as found:
-            model(ids[:, :1], attention_mask=torch.cat((mask, one), 1), **past)
-    assert found.ops == []

@@ -33,7 +33,7 @@ from tests.transformers.tiny_models import (
     pair,
     prompt,
 )
-from torch_fattn.integrations.transformers import register, report, unregister
+from torch_fattn.integrations.transformers import PagedCache, register, report, unregister
 from torch_fattn.integrations.transformers.compat import CACHE
 from torch_fattn.integrations.transformers.fusion import layers, rotary, running
 from torch_fattn.integrations.transformers.fusion.deferred import Deferred
@@ -216,23 +216,28 @@ def test_a_step_writes_one_row() -> None:
 
 
 @pytest.mark.parametrize(("family", "expected"), [("llama", 15), ("qwen3", 15), ("phi3", 12)])
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["dynamic", "static", "paged"])
 def test_kernels_of_a_step(family: str, expected: int, kind: str) -> None:
-    """No more than one for each layer more in a static cache. The step does not wait for the GPU."""
+    """No more than one more in a layer of a static cache, and two for all layers of a paged one. The step
+    does not wait for the GPU."""
     model = model_of(family)
-    ids, mask = (each.to(DEVICE) for each in prompt(8))
-    one = torch.ones_like(mask[:, :1])
+    ids = prompt(8)[0].to(DEVICE)
+    masks = [torch.ones(2, n, dtype=torch.long, device=DEVICE) for n in (8, 9)]
     cache: Any = DynamicCache(config=model.config)
     if kind == "static":
         cache, expected = StaticCache(config=model.config, max_cache_len=16), expected + 1
+    if kind == "paged":
+        cache, masks = PagedCache(model.config, 4), [None, None]
     launches = Launches(model)
     with torch.no_grad():
-        model(ids, attention_mask=mask, **{CACHE: cache})
-        with launches.count(), Synchronisations() as found:
-            model(ids[:, :1], attention_mask=torch.cat((mask, one), 1), **{CACHE: cache}).logits.argmax(-1)
+        model(ids, attention_mask=masks[0], **{CACHE: cache})
+        for _ in range(1 + (kind == "paged")):  # the second step continues the first
+            launches.parts.clear()
+            with launches.count(), Synchronisations() as found:
+                model(ids[:, :1], attention_mask=masks[1], **{CACHE: cache}).logits.argmax(-1)
     assert found.ops == []
     assert launches.parts.pop(BESIDES) <= 25
-    assert sum(launches.parts.values()) == LAYERS * expected
+    assert sum(launches.parts.values()) == LAYERS * expected + 2 * (kind == "paged")
 
 
 def test_other_models_and_unregister() -> None:

@@ -17,7 +17,7 @@ from transformers import cache_utils
 
 from ..compat import replace_method
 from . import running
-from .deferred import Rotation, is_head_dim, plain, waiting
+from .deferred import is_head_dim, plain, waiting
 
 _STEP = 256  # tokens by which a buffer grows
 _ROOM = "_fattn_room"  # the attribute of a layer
@@ -65,14 +65,13 @@ def _fits(layer: Any, key: Tensor, value: Tensor) -> bool:
     )
 
 
-def _storing(key: Tensor, value: Tensor) -> Rotation | None:
-    """The rotation that can store both."""
-    return waiting(key) if value.dtype is key.dtype and is_head_dim(value.shape[3]) else None
-
-
-def _write(rotation: Rotation, value: Tensor, key_cache: Tensor, value_cache: Tensor, **where: Any) -> None:
-    caches = {"key_cache": key_cache.transpose(1, 2), "value_cache": value_cache.transpose(1, 2)}
-    rotation.store(torch.ops.fattn.rotary_write, value, **caches, **where)
+def _is_stored(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, **where: Any) -> bool:
+    """Stores both in the launch of the rotation that the key waits for, if it does."""
+    rotation = waiting(key) if value.dtype is key.dtype and is_head_dim(value.shape[3]) else None
+    if rotation is not None:
+        caches = {"key_cache": keys.transpose(1, 2), "value_cache": values.transpose(1, 2)}
+        rotation.store(torch.ops.fattn.rotary_write, value, **caches, **where)
+    return rotation is not None
 
 
 class _Room:
@@ -109,9 +108,7 @@ def _grow(layer: Any, key: Tensor, value: Tensor) -> _Rows:
         room.end = length
         if length:
             _copy(room.rows(0, length), (layer.keys, layer.values))
-    if rotation := _storing(key, value):
-        _write(rotation, value, *room.buffers, start=room.end)
-    else:
+    if not _is_stored(key, value, *room.buffers, start=room.end):
         _copy(room.rows(room.end, room.end + new), (key, value))
     room.end += new
     seen = kept = room.rows(room.end - length - new, room.end)
@@ -132,14 +129,13 @@ def _copy(to: _Rows, rows: _Rows) -> None:
 
 
 def _fill(layer: Any, key: Tensor, value: Tensor) -> _Rows | None:
-    """None if the key does not wait, or the window moves."""
-    rotation, new = _storing(key, value), key.shape[2]
-    if rotation is None:
+    """None if the window moves, or the key does not wait."""
+    new, has_window = key.shape[2], isinstance(layer, cache_utils.StaticSlidingWindowLayer)
+    if has_window and layer.cumulative_length_int + new > layer.max_cache_len:
         return None
-    if isinstance(layer, cache_utils.StaticSlidingWindowLayer):
-        if layer.cumulative_length_int + new > layer.max_cache_len:
-            return None
-        layer.cumulative_length_int += new
-    _write(rotation, value, layer.keys, layer.values, starts=layer.cumulative_length)
+    if not _is_stored(key, value, layer.keys, layer.values, starts=layer.cumulative_length):
+        return None
     layer.cumulative_length.add_(new)
+    if has_window:
+        layer.cumulative_length_int += new
     return layer.keys, layer.values
