@@ -89,6 +89,17 @@ struct RotaryCall {
   at::Device device() const { return query.device(); }
 };
 
+struct RmsNormCall {
+  RmsNormProblem problem;
+  at::Tensor x;
+  at::Tensor weight{};  // undefined if there is none; so is gate
+  at::Tensor gate{};
+  bool copy_x = false;  // its columns are apart, or it has more unmergeable dimensions than the kernel takes
+  bool copy_gate = false;
+
+  at::Device device() const { return x.device(); }
+};
+
 // An operator on logits.
 struct LogitsCall {
   LogitsProblem problem;
@@ -127,6 +138,9 @@ CacheWriteCall describe_cache_write(const at::Tensor& key, const at::Tensor& val
                                     const at::Tensor& slot_mapping, const OptionalTensor& key_scales,
                                     const OptionalTensor& value_scales, std::string_view kv_format);
 MaskMapCall describe_mask_map(const at::Tensor& attn_mask);
+RmsNormCall describe_rms_norm(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& gate,
+                              double eps, std::string_view norm, std::string_view activation,
+                              bool float32_out);
 // `softcap`: also the cap of an element op.
 LogitsCall describe_logits(Op op, const at::Tensor& logits, double softcap);
 

@@ -10,13 +10,6 @@ namespace {
 
 using at::Tensor;
 
-// Cos, sin and weights are in the dtype of query or in float32.
-void check_factor_dtype(const char* op, const char* name, const Tensor& factor, const Tensor& query) {
-  TORCH_CHECK_TYPE(factor.scalar_type() == query.scalar_type() || factor.scalar_type() == at::kFloat, op,
-                   ": ", name, " is ", dtype_name(factor), " and query ", dtype_name(query), "; convert ",
-                   name, " with .to(query.dtype), or with .float()");
-}
-
 void check_same_dtype(const char* op, const char* left_name, const Tensor& left, const char* right_name,
                       const Tensor& right) {
   TORCH_CHECK_TYPE(left.scalar_type() == right.scalar_type(), op, ": ", left_name, " is ", dtype_name(left),
@@ -24,19 +17,10 @@ void check_same_dtype(const char* op, const char* left_name, const Tensor& left,
                    left_name, ".dtype)");
 }
 
-// The index of a name among three.
-int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[3]) {
-  for (int i = 0; i < 3; ++i) {
-    if (given == names[i]) return i;
-  }
-  TORCH_CHECK_VALUE(false, op, ": ", what, " \"", given, "\" is not known; pass \"", names[0], "\", \"",
-                    names[1], "\" or \"", names[2], "\"");
-}
-
 TableStrides table_strides(const char* op, const char* name, const Tensor& table, const Tensor& query) {
   check_rank(op, name, table, 3, "[batch or 1, length, columns]");
   check_device(op, name, table, query);
-  check_factor_dtype(op, name, table, query);
+  check_factor_dtype(op, name, table, "query", query);
   TORCH_CHECK_VALUE((table.size(0) == 1 || table.size(0) == query.size(0)) && table.size(1) == query.size(2),
                     op, ": ", name, " has shape ", table.sizes(), " and must be [", query.size(0), " or 1, ",
                     query.size(2), ", columns]; pass the rows of the tables at the positions of the tokens");
@@ -65,11 +49,7 @@ void add_tables(RotaryCall& call, const Arguments& arguments) {
 Tensor norm_of(RotaryCall& call, const char* name, const Arguments& arguments) {
   const OptionalTensor weight = arguments.optional_tensor(name);
   if (!weight.has_value()) return {};
-  const char* op = name_of(call.problem.op);
-  check_rank(op, name, *weight, 1, "[head_dim]");
-  check_device(op, name, *weight, call.query);
-  check_factor_dtype(op, name, *weight, call.query);
-  check_same_size(op, "head_dim", "query", call.query.size(3), name, weight->size(0));
+  check_norm_weight(name_of(call.problem.op), name, *weight, "query", call.query);
   call.problem.weight_dtype = dtype_of(weight->scalar_type());
   return weight->contiguous();
 }
@@ -84,7 +64,7 @@ void add_norms(RotaryCall& call, const Arguments& arguments) {
   if (problem.has_query_norm && problem.has_key_norm) {
     check_same_dtype(op, "query_norm", call.query_norm, "key_norm", call.key_norm);
   }
-  problem.norm = RotaryNorm(choice_of(op, "norm", arguments.text("norm"), {"rounded", "plus_one", "float"}));
+  problem.norm = norm_form_of(op, arguments.text("norm"));
   problem.eps = arguments.get<double>("eps");
 }
 

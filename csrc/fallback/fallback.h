@@ -16,7 +16,11 @@ std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);
 at::Tensor run_in_torch(const MaskMapCall& call);
 std::vector<at::Tensor> run_in_torch(const RotaryCall& call);
+at::Tensor run_in_torch(const RmsNormCall& call);
 // Writes the caches; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
+
+// The normalised rows in float32, times the weight unless it is undefined.
+at::Tensor normed(const at::Tensor& rows, const at::Tensor& weight, NormForm norm, double eps);
 
 }  // namespace fattn

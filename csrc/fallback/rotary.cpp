@@ -3,22 +3,12 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/stack.h>
 
 namespace fattn {
 namespace {
 
 using at::Tensor;
-
-Tensor normed(const Tensor& rows, const Tensor& weight, const RotaryProblem& p) {
-  if (!weight.defined()) return rows;
-  const at::ScalarType dtype = rows.scalar_type();
-  const Tensor x = rows.to(at::kFloat), w = weight.to(at::kFloat);
-  Tensor normal = x.mul(at::rsqrt(x.square().mean(-1, /*keepdim=*/true).add(p.eps)));
-  if (p.norm == kNormRounded) normal = normal.to(dtype).to(at::kFloat);
-  return normal.mul(p.norm == kNormPlusOne ? w.add(1.0) : w).to(dtype);
-}
 
 Tensor rotated(const Tensor& rows, const RotaryCall& call) {
   const RotaryProblem& p = call.problem;
@@ -69,8 +59,9 @@ Tensor as_tokens(const Tensor& rows) { return rows.transpose(1, 2).flatten(0, 1)
 
 std::vector<Tensor> run_in_torch(const RotaryCall& call) {
   const auto rotate = [&](const Tensor& rows, const Tensor& norm) {
-    const Tensor turned = rotated(normed(rows, norm, call.problem), call);
-    return empty_rows(call, rows).copy_(turned);
+    const RotaryProblem& p = call.problem;
+    const Tensor heads = norm.defined() ? normed(rows, norm, p.norm, p.eps).to(rows.scalar_type()) : rows;
+    return empty_rows(call, rows).copy_(rotated(heads, call));
   };
   const Tensor out = rotate(call.query, call.query_norm), key = rotate(call.key, call.key_norm);
   if (call.problem.op == Op::kRotary) return {out, key};

@@ -201,6 +201,7 @@ using Merge = OpOf<describe_merge>;
 using MergeParts = OpOf<describe_merge_parts>;
 using CacheWrite = OpOf<describe_cache_write>;
 using MaskMap = OpOf<describe_mask_map>;
+using RmsNorm = OpOf<describe_rms_norm>;
 
 template <Op op>
 LogitsCall describe_logits_of(const Tensor& logits, double softcap) {
@@ -219,6 +220,7 @@ Tensor refuse_backward(const Tensor&, std::string_view op) {
   TORCH_CHECK(op != "fattn." #name, op, \
               " has no backward; use the model's own rotary embedding and norms where one is needed");
   FATTN_ROTARY_OPS(FATTN_REFUSE)
+  FATTN_REFUSE(RmsNorm, rms_norm)
 #undef FATTN_REFUSE
   TORCH_CHECK(false, op,
               " has no backward; use torch_fattn.attention, torch_fattn.varlen_attention or "
@@ -322,6 +324,10 @@ std::string rotary_write_arguments(bool writes) {
          "? value_scales=None, str kv_format=\"auto\"";
 }
 
+const std::string kRmsNormArguments =
+    "Tensor x, Tensor? weight=None, Tensor? gate=None, *, float eps=1e-6, str norm=\"rounded\", "
+    "str activation=\"silu\", bool float32_out=False";
+
 template <auto kernel>
 torch::CppFunction boxed() {
   return torch::CppFunction::makeFromBoxedFunction<kernel>();
@@ -345,6 +351,7 @@ void register_ops(torch::Library& library) {
   library.impl("cache_write", CacheWrite::run<may_wait>);
   library.impl("rotary", boxed<BoxedOf<describe_rotary>::run<may_wait>>());
   library.impl("rotary_write", boxed<BoxedOf<describe_rotary_write>::run<may_wait>>());
+  library.impl("rms_norm", RmsNorm::run<may_wait>);
   library.impl("mask_map", MaskMap::run<may_wait>);
 #define FATTN_IMPL(op, name, ...) library.impl(#name, LogitsOf<Op::k##op>::template run<may_wait>);
   FATTN_LOGITS_OPS(FATTN_IMPL)
@@ -380,6 +387,7 @@ TORCH_LIBRARY(fattn, library) {
   define("cache_write(" + cache_write_arguments(true) + ") -> ()");
   define("rotary(" + kRotaryArguments + ") -> (Tensor out, Tensor key)");
   define("rotary_write(" + rotary_write_arguments(true) + ") -> Tensor");
+  define("rms_norm(" + kRmsNormArguments + ") -> Tensor");
   define("mask_map(" + kMaskMapArguments + ") -> Tensor");
   define("_refuse_backward(Tensor grad, str op) -> Tensor");
   define("_refuse_second_derivative(Tensor grad, str op) -> Tensor");
@@ -389,6 +397,7 @@ TORCH_LIBRARY(fattn, library) {
   define("_plan_mask_map(" + kMaskMapArguments + ", *, " + kDeviceArguments + ") -> str");
   define("_plan_cache_write(" + cache_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
   define("_plan_rotary(" + kRotaryArguments + ", " + kDeviceArguments + ") -> str");
+  define("_plan_rms_norm(" + kRmsNormArguments + ", " + kDeviceArguments + ") -> str");
   define("_plan_rotary_write(" + rotary_write_arguments(false) + ", " + kDeviceArguments + ") -> str");
 #define FATTN_DEFINE(op, name, ...)                    \
   define(#name "(" + kRowOpArguments + ") -> Tensor"); \
@@ -429,6 +438,7 @@ TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {
   library.impl("_plan_cache_write", CacheWrite::explain);
   library.impl("_plan_rotary", boxed<BoxedOf<describe_rotary>::explain<false>>());
   library.impl("_plan_rotary_write", boxed<BoxedOf<describe_rotary_write>::explain<false>>());
+  library.impl("_plan_rms_norm", RmsNorm::explain);
   library.impl("_plan_mask_map", MaskMap::explain);
 #define FATTN_IMPL(op, name, ...) library.impl("_plan_" #name, LogitsOf<Op::k##op>::explain);
   FATTN_LOGITS_OPS(FATTN_IMPL)

@@ -21,8 +21,10 @@ namespace {
   X(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS) \
   X(MergeParams, FATTN_MERGE_PARAMS)              \
   X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS)   \
+  X(RotaryParams, FATTN_ROTARY_PARAMS)            \
   X(LogitsParams, FATTN_LOGITS_PARAMS)            \
   X(MaskMapParams, FATTN_MASK_MAP_PARAMS)         \
+  X(RmsNormParams, FATTN_RMS_NORM_PARAMS)         \
   X(BackwardParams, FATTN_BACKWARD_PARAMS)        \
   X(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS)
 

@@ -76,6 +76,12 @@ std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts
   return plan_rotary(problem);
 }
 
+std::variant<Plan, Refusal> plan(const RmsNormProblem& problem, const DeviceFacts& device) {
+  if (auto refusal = check(problem)) return *std::move(refusal);
+  if (auto refusal = check(device, Op::kRmsNorm)) return *std::move(refusal);
+  return plan_rms_norm(problem);
+}
+
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device) {
   if (auto refusal = check(problem)) return *std::move(refusal);
   if (auto refusal = check(device, problem.op)) return *std::move(refusal);

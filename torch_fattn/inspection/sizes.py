@@ -67,6 +67,10 @@ def operands_of(
         needed = {} if cap.has_default_value() else {cap.name: CAP}
         return [_tensor("scores", dtype, batch, heads, q_len, kv_len)], needed
 
+    if op == "rms_norm":
+        hidden = heads * head_dim
+        return [_tensor("x", dtype, batch, q_len, hidden), _tensor("weight", dtype, hidden)], {}
+
     operands: list[Tensor | None]
     prefix: Tensor | None = None
     keywords: dict[str, Any] = {}

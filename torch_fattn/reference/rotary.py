@@ -12,6 +12,7 @@ from ..operators.parts import token_major
 from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .attention import cache_write
+from .rms_norm import normed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,14 +70,9 @@ def rotary_write(
 
 def _normed(rows: Tensor, weight: Tensor | None, options: RotaryOptions) -> Tensor:
     """In float64, rounded to the dtype of rows."""
-    x = rows.detach().cpu().double()
     if weight is None:
-        return x
-    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(options["eps"]))
-    if options["norm"] == "rounded":
-        x = x.to(rows.dtype).double()
-    w = weight.detach().cpu().double()
-    return (x * (w + 1 if options["norm"] == "plus_one" else w)).to(rows.dtype).double()
+        return rows.detach().cpu().double()
+    return normed(rows, weight, float(options["eps"]), options["norm"]).to(rows.dtype).double()
 
 
 def _rotated(rows: Tensor, dtype: torch.dtype, cos: Tensor, sin: Tensor, options: RotaryOptions) -> Tensor:

@@ -15,37 +15,19 @@ FATTN_DECLARE_CONSTANT(bool, softcap)
 FATTN_DECLARE_CONSTANT(bool, sliced)
 
 #include "../common/grid.h"
+#include "rows.h"
 
 namespace fattn {
 
 typedef FATTN_T Element;  // float, half or bfloat
 
-FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-FATTN_CONSTEXPR int kRowSimdgroups = FATTN_ROW_SIMDGROUPS;  // softmax: per row, 1 or all of the threadgroup
-FATTN_CONSTEXPR int kVectors = FATTN_VECTORS;               // softmax: per thread
-FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
-FATTN_CONSTEXPR int kRowThreads = kRowSimdgroups * kSimdWidth;
-FATTN_CONSTEXPR int kGroupRows = kSimdgroups / kRowSimdgroups;
-FATTN_CONSTEXPR int kBlockColumns = kRowThreads * kVectors * kLogitsVector;
-
 typedef vec<Element, kLogitsVector> ElementVector;
-
-// Row indices have 32 bits, because 64-bit division is slow on GPUs.
-inline long row_offset(uint row, constant LogitsParams& params) {
-  long offset = 0;
-  for (int dim = 0; dim + 1 < params.dims; dim++) {
-    const uint size = uint(params.sizes[dim]);
-    const uint rest = row / size;
-    offset += (row - rest * size) * params.strides[dim];
-    row = rest;
-  }
-  return offset + row * params.strides[params.dims - 1];
-}
 
 // A tensor of more than 2^32 elements has one row.
 inline long element_offset(long element, constant LogitsParams& params) {
   const uint row = params.rows == 1 ? 0 : uint(element) / uint(params.columns);
-  return row_offset(row, params) + (element - row * params.columns) * params.column_stride;
+  return row_offset(row, params.dims, params.sizes, params.strides) +
+         (element - row * params.columns) * params.column_stride;
 }
 
 // The logit of an element for softmax: capped, except that -inf stays -inf and hides its column.
@@ -143,18 +125,6 @@ inline float row_max(float x, threadgroup float* shared, ushort simdgroup_index,
   return simd_max(lane < kRowSimdgroups ? shared[lane] : -INFINITY);
 }
 
-inline float row_sum(float x, threadgroup float* shared, ushort simdgroup_index, ushort lane) {
-  const float total = simd_sum(x);
-  if (kRowSimdgroups == 1) {
-    return total;
-  }
-  if (lane == 0) {
-    shared[simdgroup_index] = total;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return simd_sum(lane < kRowSimdgroups ? shared[lane] : 0.0f);
-}
-
 // The number to subtract from logits with this maximum: 0 if all are -inf.
 inline float origin_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
@@ -180,7 +150,7 @@ using namespace fattn;
   }
   const int thread_in_row = simdgroup_index % kRowSimdgroups * kSimdWidth + lane;
   const int columns = int(params.columns);
-  const device Element* source = scores + row_offset(uint(row), params);
+  const device Element* source = scores + row_offset(uint(row), params.dims, params.sizes, params.strides);
   device Element* target = out + row * columns;
 
   RowBlock block;

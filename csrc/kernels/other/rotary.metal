@@ -1,6 +1,7 @@
 // RMS norm of query and key heads, rotary embedding, and the write of keys and values into a cache, with the
 // roundings of transformers. A simdgroup takes one row: the query, key or value of one token and head.
 #include "lane_row.h"
+#include "norm.h"
 
 FATTN_DECLARE_CONSTANT(bool, query_norm)
 FATTN_DECLARE_CONSTANT(bool, key_norm)
@@ -10,18 +11,14 @@ FATTN_DECLARE_CONSTANT(bool, values)
 
 namespace fattn {
 
-typedef FATTN_TABLE_T Table;    // Element or float
-typedef FATTN_WEIGHT_T Weight;  // Element or float
+typedef FATTN_TABLE_T Table;  // Element or float
 
 FATTN_CONSTEXPR int kRotaryDim = FATTN_ROTARY_DIM;
 FATTN_CONSTEXPR int kOffset = FATTN_ROTARY_OFFSET;  // the first rotated column
 FATTN_CONSTEXPR int kPairs = kRotaryDim / 2;
 FATTN_CONSTEXPR int kStyle = FATTN_ROTARY_STYLE;
-FATTN_CONSTEXPR int kNorm = FATTN_ROTARY_NORM;
 // Whether a lane's four columns are loaded together, as their partners are.
 FATTN_CONSTEXPR bool kPairsAligned = kOffset % kLaneColumns == 0 && kPairs % kLaneColumns == 0;
-
-inline float rounded(float x) { return float(Element(x)); }
 
 // A product that is rounded before it is added: a compiler may contract x * y + z, but not this.
 inline float rounded_product(float x, float y) {
@@ -86,13 +83,6 @@ struct LanePairs {
   }
 };
 
-inline float normed(float x, float scale, float weight) {
-  if (kNorm == kNormRounded) {
-    return rounded(rounded(x * scale) * weight);
-  }
-  return rounded(x * scale * (kNorm == kNormPlusOne ? 1.0f + weight : weight));
-}
-
 // A position's rows of the tables.
 struct Angles {
   const device Table* cosines;
@@ -126,7 +116,7 @@ inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source
       }
     }
   }
-  const float scale = has_norm ? 1.0f / sqrt(simd_sum(sum) / float(kHeadDim) + eps) : 1.0f;
+  const float scale = has_norm ? inverse_rms(simd_sum(sum), kHeadDim, eps) : 1.0f;
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
@@ -142,8 +132,8 @@ inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source
       weights.load(weight, column);
       FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
-        pairs[pass].own[e] = normed(pairs[pass].own[e], scale, weights.own[e]);
-        pairs[pass].other[e] = normed(pairs[pass].other[e], scale, weights.other[e]);
+        pairs[pass].own[e] = rounded(normed(pairs[pass].own[e], scale, weights.own[e]));
+        pairs[pass].other[e] = rounded(normed(pairs[pass].other[e], scale, weights.other[e]));
       }
     }
     FATTN_UNROLL
