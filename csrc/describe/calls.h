@@ -90,12 +90,11 @@ struct RotaryCall {
 };
 
 struct RmsNormCall {
-  RmsNormProblem problem;
+  RmsNormProblem problem{};
   at::Tensor x;
-  at::Tensor weight{};  // undefined if there is none; so is gate
-  at::Tensor gate{};
-  bool copy_x = false;  // its columns are apart, or it has more unmergeable dimensions than the kernel takes
-  bool copy_gate = false;
+  at::Tensor rows{};    // x, and the gate, with at most four dimensions
+  at::Tensor weight{};  // undefined if there is none; so are gates
+  at::Tensor gates{};
 
   at::Device device() const { return x.device(); }
 };

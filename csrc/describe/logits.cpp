@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include "../plan/supported.h"
-#include "row_dims.h"
 #include "tensor_checks.h"
 
 namespace fattn {
@@ -12,9 +11,26 @@ namespace {
 
 using at::Tensor;
 
+// Dimensions, innermost first.
+struct Dims {
+  c10::SmallVector<int64_t, 8> sizes;
+  c10::SmallVector<int64_t, 8> strides;
+
+  // Adds an outer dimension, merged with the last one where the strides allow.
+  void add(int64_t size, int64_t stride) {
+    if (size == 1) return;
+    if (!sizes.empty() && stride == sizes.back() * strides.back()) {
+      sizes.back() *= size;
+      return;
+    }
+    sizes.push_back(size);
+    strides.push_back(stride);
+  }
+};
+
 // The first `rank` dimensions.
-RowDims dims_of(const Tensor& tensor, int64_t rank) {
-  RowDims dims;
+Dims dims_of(const Tensor& tensor, int64_t rank) {
+  Dims dims;
   for (int64_t dim = rank - 1; dim >= 0; --dim) dims.add(tensor.size(dim), tensor.stride(dim));
   return dims;
 }
@@ -40,7 +56,7 @@ LogitsCall describe_logits(Op op, const Tensor& logits, double softcap) {
   LogitsProblem& problem = call.problem;
 
   // Rows are along the last dimension; for an element op, along all dimensions that merge with it.
-  RowDims rows;
+  Dims rows;
   if (by_row && logits.dim() > 0) {
     rows = dims_of(logits, logits.dim() - 1);
     problem.columns = logits.size(-1);
@@ -61,7 +77,7 @@ LogitsCall describe_logits(Op op, const Tensor& logits, double softcap) {
   if (call.copy && !by_row) {
     problem.columns *= problem.rows;
     problem.rows = 1;
-    rows = RowDims();
+    rows = Dims();
   } else if (call.copy) {
     rows.sizes = {problem.rows};
     rows.strides = {problem.columns};

@@ -87,25 +87,6 @@ void check_int32(const char* op, const char* name, const Tensor& tensor) {
                    " and must be torch.int32; convert it with .to(torch.int32)");
 }
 
-void check_factor_dtype(const char* op, const char* name, const Tensor& factor, const char* rows_name,
-                        const Tensor& rows) {
-  TORCH_CHECK_TYPE(factor.scalar_type() == rows.scalar_type() || factor.scalar_type() == at::kFloat, op, ": ",
-                   name, " is ", dtype_name(factor), " and ", rows_name, " ", dtype_name(rows), "; convert ",
-                   name, " with .to(", rows_name, ".dtype), or with .float()");
-}
-
-void check_norm_weight(const char* op, const char* name, const Tensor& weight, const char* rows_name,
-                       const Tensor& rows) {
-  check_rank(op, name, weight, 1, "[columns]");
-  check_device(op, name, weight, rows, rows_name);
-  check_factor_dtype(op, name, weight, rows_name, rows);
-  check_same_size(op, "columns", rows_name, rows.size(-1), name, weight.size(0));
-}
-
-NormForm norm_form_of(const char* op, std::string_view norm) {
-  return NormForm(choice_of(op, "norm", norm, {"rounded", "plus_one", "float"}));
-}
-
 KvFormat check_kv_format(const char* op, std::string_view kv_format, const Tensor& key_cache,
                          const Tensor& value_cache, const char* key_name, const char* value_name) {
   TORCH_CHECK_TYPE(key_cache.scalar_type() == value_cache.scalar_type(), op, ": ", key_name, " is ",

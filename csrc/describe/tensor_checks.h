@@ -5,8 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include <c10/util/Exception.h>
-
 #include "calls.h"
 #include "../plan/kv_format.h"
 
@@ -28,24 +26,6 @@ void check_head_dim(const char* op, const char* rows_name, int64_t head_dim, con
                     const at::Tensor& cache, KvFormat format);
 void check_float(const char* op, const char* name, const at::Tensor& tensor);
 void check_int32(const char* op, const char* name, const at::Tensor& tensor);
-// A factor of rows is in their dtype or in float32.
-void check_factor_dtype(const char* op, const char* name, const at::Tensor& factor, const char* rows_name,
-                        const at::Tensor& rows);
-// The weight of a norm of the last dimension of `rows`.
-void check_norm_weight(const char* op, const char* name, const at::Tensor& weight, const char* rows_name,
-                       const at::Tensor& rows);
-NormForm norm_form_of(const char* op, std::string_view norm);
-
-// The index of a name among those of an argument.
-template <size_t count>
-int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[count]) {
-  std::string choices;
-  for (size_t i = 0; i < count; ++i) {
-    if (given == names[i]) return static_cast<int>(i);
-    choices += (i == 0 ? "\"" : i + 1 < count ? "\", \"" : "\" or \"") + std::string(names[i]);
-  }
-  TORCH_CHECK_VALUE(false, op, ": ", what, " \"", given, "\" is not known; pass ", choices, "\"");
-}
 
 // Returns the format of a pair of caches; raises if kv_format does not match their dtypes.
 KvFormat check_kv_format(const char* op, std::string_view kv_format, const at::Tensor& key_cache,

@@ -20,7 +20,4 @@ at::Tensor run_in_torch(const RmsNormCall& call);
 // Writes the caches; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
 
-// The normalised rows in float32, times the weight unless it is undefined.
-at::Tensor normed(const at::Tensor& rows, const at::Tensor& weight, NormForm norm, double eps);
-
 }  // namespace fattn

@@ -1,14 +1,27 @@
-// rotary and rotary_write in plain PyTorch, with the roundings of the kernel.
+// rms_norm, rotary and rotary_write in plain PyTorch, with the roundings of the kernels.
+#include "../describe/tensor_checks.h"
 #include "fallback.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/stack.h>
 
 namespace fattn {
 namespace {
 
 using at::Tensor;
+
+// In float32, times the weight unless it is undefined.
+Tensor normed(const Tensor& rows, const Tensor& weight, NormForm norm, double eps) {
+  const Tensor x = rows.to(at::kFloat);
+  Tensor normal = x.mul(at::rsqrt(x.square().mean(-1, /*keepdim=*/true).add(eps)));
+  if (norm == kNormRounded) normal = normal.to(rows.scalar_type()).to(at::kFloat);
+  if (!weight.defined()) return normal;
+  const Tensor w = weight.to(at::kFloat);
+  return normal.mul(norm == kNormPlusOne ? w.add(1.0) : w);
+}
 
 Tensor rotated(const Tensor& rows, const RotaryCall& call) {
   const RotaryProblem& p = call.problem;
@@ -56,6 +69,18 @@ Tensor slots_of(const RotaryCall& call) {
 Tensor as_tokens(const Tensor& rows) { return rows.transpose(1, 2).flatten(0, 1); }
 
 }  // namespace
+
+Tensor run_in_torch(const RmsNormCall& call) {
+  const RmsNormProblem& p = call.problem;
+  Tensor result = normed(call.rows, call.weight, p.norm, p.eps);
+  if (p.gate != kGateNone) {
+    const bool rounds = p.norm == kNormRounded && p.weight_dtype == p.dtype;
+    if (rounds) result = result.to(call.x.scalar_type()).to(at::kFloat);
+    const Tensor gate = call.gates.to(at::kFloat);
+    result = result.mul(p.gate == kGateSilu ? at::silu(gate) : gate.sigmoid());
+  }
+  return result.to(scalar_type_of(p.out_dtype)).contiguous().view(call.x.sizes());
+}
 
 std::vector<Tensor> run_in_torch(const RotaryCall& call) {
   const auto rotate = [&](const Tensor& rows, const Tensor& norm) {

@@ -222,8 +222,8 @@ Tensor launch(const RmsNormCall& call, const Plan& plan) {
   const auto dtype = scalar_type_of(call.problem.out_dtype);
   const Tensor out = at::empty(call.x.sizes(), call.x.options().dtype(dtype));
   if (plan.pass_count == 0) return out;
-  const Tensor x = rows_to_read(call.x, call.copy_x);
-  const Tensor gate = rows_to_read(call.gate, call.copy_gate);
+  const Tensor x = with_contiguous_rows(call.rows);
+  const Tensor gate = call.gates.defined() ? with_contiguous_rows(call.gates) : call.gates;
   Bindings bindings;
   bindings[kSlotRows] = view_of(x, out);
   if (call.weight.defined()) bindings[kSlotWeight] = view_of(call.weight, out);

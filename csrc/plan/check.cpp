@@ -284,9 +284,9 @@ std::optional<Refusal> check(const RotaryProblem& p) {
 std::optional<Refusal> check(const RmsNormProblem& p) {
   const char* op = name_of(Op::kRmsNorm);
   if (auto refusal = check_eps(op, p.eps)) return refusal;
-  if (p.columns > kMaxLength || p.rows > kMaxLogitsRows) {
-    return refuse(Kind::kValue, op, p.rows, " rows of ", p.columns, " are more than ", kMaxLogitsRows,
-                  " or longer than ", kMaxLength, "; split x");
+  if (p.columns > kMaxLength || p.rows > kMaxLength) {
+    return refuse(Kind::kValue, op, p.rows, " rows of ", p.columns, " columns are more or longer than ",
+                  kMaxLength, "; pass them in pieces");
   }
   return std::nullopt;
 }

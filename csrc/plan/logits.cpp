@@ -107,13 +107,9 @@ Plan plan_rms_norm(const RmsNormProblem& p) {
   if (p.gate != kGateNone) pass.bind(kSlotGate, Slot(kBufferGate));
   pass.bind(kSlotOut);
 
-  RmsNormParams params{};
-  std::copy(p.sizes.begin(), p.sizes.end(), params.sizes);
-  std::copy(p.strides.begin(), p.strides.end(), params.strides);
-  std::copy(p.gate_strides.begin(), p.gate_strides.end(), params.gate_strides);
-  params.rows = p.rows;
+  RmsNormParams params = p.params;
+  params.rows = int32_t(p.rows);
   params.columns = int32_t(p.columns);
-  params.dims = p.dims;
   params.eps = float(p.eps);
   pass.set_params(params);
   return plan;

@@ -287,7 +287,7 @@ struct LogitsProblem {
   double softcap = 0.0;         // row op: 0 for none
 };
 
-// Normalises rows of `columns`, described as in LogitsProblem. The result is contiguous.
+// Normalises rows [batch, heads, length, columns]. The result is contiguous.
 struct RmsNormProblem {
   DType dtype = DType::kFloat32;  // of x and gate
   DType weight_dtype = DType::kFloat32;
@@ -295,14 +295,11 @@ struct RmsNormProblem {
   NormForm norm = kNormRounded;
   GateKind gate = kGateNone;
   bool has_weight = false;
-  int dims = 1;
-  std::array<int64_t, kLogitsDims> sizes{1};
-  std::array<int64_t, kLogitsDims> strides{};
-  std::array<int64_t, kLogitsDims> gate_strides{};
-  int64_t rows = 1;
-  int64_t columns = 0;
-  bool vector_aligned = false;  // of all tensors
+  bool vector_aligned = false;
   double eps = 0.0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  RmsNormParams params{};  // strides, heads and length; the planner sets the others
 };
 
 }  // namespace fattn

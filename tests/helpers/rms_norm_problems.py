@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import logits_problems
-from tests.helpers.layouts import Operand, spread, strided
+from tests.helpers.layouts import Operand, spread
 from tests.helpers.problems import DTYPES, SHORT
 from torch_fattn import reference
 
@@ -20,18 +20,16 @@ WIDTHS = (
     *((1, 3, 128), (130, 200, 256), (257, 384, 512), (700, 896, 1021), (2048, 1536, 1025)),
     *((2560, 3584, 4095), (4097, 5376, 8192), (8193, 16384, 40000)),
 )
-COMPILED: dict[str, tuple[Any, ...]] = {
+# Another choice of the first five is another kernel module.
+CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
     "norm": ("rounded", "plus_one", "float"),
     "float_weight": EVEN,
     "float32_out": EVEN,
     "widths": WIDTHS,
-}
-LAYOUTS = (*logits_problems.LAYOUTS, "swapped")
-CHOICES = COMPILED | {
-    "outer": ((), (5,), (2, 3), (3, 1, 2), (2, 2, 3)),
-    "layout": LAYOUTS,
-    "gate_layout": LAYOUTS,
+    "outer": ((), (5,), (2, 3), (3, 1, 2), (2, 2, 3), (2, 1, 3, 2, 2)),
+    "layout": logits_problems.LAYOUTS,
+    "gate_layout": logits_problems.LAYOUTS,
     "has_weight": (True, True, True, False),
     "activation": ("none", "silu", "sigmoid"),
     "eps": (1e-6, 1e-5, 0.02),
@@ -54,56 +52,42 @@ class RmsNormProblem:
     eps: float
 
     @property
-    def columns(self) -> int:
-        return self.widths[self.index % 3]
-
-    @property
-    def has_many_dims(self) -> bool:
-        return "many_dims" in (self.layout, self.gate_layout)
+    def shape(self) -> tuple[int, ...]:
+        return (*self.outer, self.widths[self.index % 3])
 
     def __str__(self) -> str:
-        sizes = "x".join(map(str, (*self.outer, self.columns)))
+        sizes = "x".join(map(str, self.shape))
         return f"{self.index:03}-{SHORT[self.dtype]}-{sizes}-{self.norm}-{self.activation}-{self.layout}"
 
 
 def draw(count: int, seed: int = 0) -> list[RmsNormProblem]:
     """Every choice comes about equally often. Three problems share a module."""
     rng, decks = random.Random(seed), dict[str, list[Any]]()
-    for name, values in CHOICES.items():
-        cards = [values[i % len(values)] for i in range(count // 3 if name in COMPILED else count)]
-        cards = rng.sample(cards, len(cards))
-        decks[name] = [card for card in cards for _ in range(count // len(cards))]
+    for number, (name, values) in enumerate(CHOICES.items()):
+        alike = 3 if number < 5 else 1
+        cards = [values[i % len(values)] for i in range(count // alike)]
+        decks[name] = [card for card in rng.sample(cards, len(cards)) for _ in range(alike)]
     return [RmsNormProblem(i, **{name: deck[i] for name, deck in decks.items()}) for i in range(count)]
-
-
-def lay_out(values: Tensor, layout: str) -> Operand:
-    if layout == "swapped":  # rows, not columns
-        order = (*reversed(range(values.dim() - 1)), values.dim() - 1)
-        return strided(values.shape, values.dtype, order=order, offset=8).holding(values)
-    return logits_problems.lay_out(values, layout)
 
 
 def build(p: RmsNormProblem) -> tuple[dict[str, Operand], dict[str, Any]]:
     """Operands and options."""
     generator = torch.Generator().manual_seed(p.index)
-    shape = (*p.outer, p.columns)
-    if p.has_many_dims:
-        shape = (2, 1, 3, 2, 2, 2, 3, min(p.columns, 300))
 
     def randn(*size: int, dtype: torch.dtype = p.dtype) -> Tensor:
         return torch.randn(size, generator=generator).to(dtype)
 
-    x = randn(*shape)
-    rows = x.view(-1, shape[-1])
+    x = randn(*p.shape)
+    rows = x.view(-1, p.shape[-1])
     rows[1:2], rows[2:3] = 0, rows[2:3] * 1e-4
     for row, number in ((3, torch.nan), (4, torch.inf), (5, torch.finfo(p.dtype).smallest_normal / 4)):
         rows[row : row + 1, -1] = number
-    operands = {"x": lay_out(x, p.layout)}
-    if p.has_weight:
-        operands["weight"] = spread(randn(shape[-1], dtype=torch.float32 if p.float_weight else p.dtype))
+    operands = {"x": logits_problems.lay_out(x, p.layout)}
     options = {"norm": p.norm, "eps": p.eps, "float32_out": p.float32_out}
+    if p.has_weight:
+        operands["weight"] = spread(randn(p.shape[-1], dtype=torch.float32 if p.float_weight else p.dtype))
     if p.activation != "none":
-        operands["gate"] = lay_out(3 * randn(*shape), p.gate_layout)
+        operands["gate"] = logits_problems.lay_out(3 * randn(*p.shape), p.gate_layout)
         options["activation"] = p.activation
     return operands, options
 
@@ -114,9 +98,8 @@ def assert_close(mine: Tensor, arguments: dict[str, Any]) -> None:
     assert mine.dtype == (torch.float32 if arguments["float32_out"] else dtype)
     assert mine.shape == exact.shape and mine.is_contiguous()
     assert torch.equal(mine.isnan(), exact.isnan())
-    rounds = arguments["norm"] == "rounded"
-    roundings = rounds + (rounds and "gate" in arguments)
+    roundings = (arguments["norm"] == "rounded") * (1 + ("gate" in arguments))
     relative = roundings * torch.finfo(dtype).eps + torch.finfo(mine.dtype).eps / 2 + 4e-6
-    subnormal = 2**-20 if torch.float16 in (dtype, mine.dtype) else 1e-34
+    subnormal = 2**-20 if dtype == torch.float16 else 1e-34
     error = (mine.double() - exact).abs().nan_to_num(0)
     assert (error <= relative * exact.abs().nan_to_num(0) + subnormal).all()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
@@ -99,20 +99,6 @@ def test_a_row_depends_on_itself(columns: int, device: str) -> None:
 
 
 @needs_emulator
-def test_past_2_to_the_31_elements() -> None:
-    memory = torch.empty(2**31 + 2**17, dtype=torch.float16, device="mps")
-    view = memory.as_strided((3, 2, 64), (2**30, 2**16, 1), 8)
-    x = torch.randn(3, 2, 64).half()
-    for row in range(6):
-        view[row // 2, row % 2].copy_(x[row // 2, row % 2])
-    assert same_bits(torch_fattn.rms_norm(view, gate=view).cpu(), torch_fattn.rms_norm(*on_mps(x)).cpu())
-
-
-def on_mps(x: Tensor) -> tuple[Tensor, None, Tensor]:
-    return x.to("mps"), None, x.to("mps")
-
-
-@needs_emulator
 @pytest.mark.parametrize(("columns", "reads"), [(4096, 4096), (8196, 8196 + 8192)])
 def test_a_row_is_read_once(columns: int, reads: int) -> None:
     """The control: of a row that is too long for the registers, all but the last block is read twice."""
@@ -122,10 +108,9 @@ def test_a_row_is_read_once(columns: int, reads: int) -> None:
     with softmetal.checks(count_bytes=True), softmetal.record() as launches:
         torch_fattn.rms_norm(x, weight, gate)
     [launch] = launches
-    assert launch["buffers_read"]["0"] == 2 * 2 * reads
-    assert [launch["buffers_read"][slot] for slot in "12"] == [2 * 2 * columns] * 2
-    assert launch["buffers_written"]["3"] == 2 * 2 * columns
-    assert launch["counters"]["threadgroup_barriers"] == 2
+    assert launch["buffers_read"]["0"] == 4 * reads and launch["counters"]["threadgroup_barriers"] == 2
+    assert launch["buffers_read"]["1"] == launch["buffers_read"]["2"] == 4 * columns
+    assert launch["buffers_written"]["3"] == 4 * columns
 
 
 def test_gradients_and_autocast(device: str) -> None:

@@ -29,7 +29,7 @@ def rms_norm(
 
     Args:
         x: `[.., D]`, float32, float16 or bfloat16, of any D and any strides. A tensor is copied only if its
-            columns are apart, or if it has more than five dimensions before the last that cannot be merged.
+            columns are apart, or if more than three dimensions before the last cannot be merged.
             A row of up to 8,192 columns is read once.
         weight: `[D]`, in the dtype of x or float32. Default: no weight.
         gate: of the shape and dtype of x, of any strides as x. It multiplies the result after the weight.
@@ -49,7 +49,7 @@ def rms_norm(
 
     Raises:
         TypeError: dtypes; no tensor.
-        ValueError: shapes, devices, unknown names, eps; more than 2^32 - 1 rows, or 2^30 columns.
+        ValueError: shapes, devices, unknown names, eps; more than 2^30 rows or columns.
         RuntimeError: gradients, in the backward.
     """
     return torch.ops.fattn.rms_norm(

@@ -367,14 +367,14 @@ struct LogitsParams {
   FATTN_LOGITS_PARAMS(FATTN_FIELD)
 };
 
-// Rows as in LogitsParams, of x and of a gate of the same shape.
+// Rows [batch, heads, length, columns] of x and of a gate.
 #define FATTN_RMS_NORM_PARAMS(X) \
-  X(LogitsExtents, sizes)        \
-  X(LogitsExtents, strides)      \
-  X(LogitsExtents, gate_strides) \
-  X(fattn_i64, rows)             \
+  X(Strides3, x)                 \
+  X(Strides3, gate)              \
+  X(fattn_i32, rows)             \
+  X(fattn_i32, heads)            \
+  X(fattn_i32, length)           \
   X(fattn_i32, columns)          \
-  X(fattn_i32, dims)             \
   X(fattn_f32, eps)
 struct RmsNormParams {
   FATTN_RMS_NORM_PARAMS(FATTN_FIELD)

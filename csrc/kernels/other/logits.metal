@@ -23,11 +23,22 @@ typedef FATTN_T Element;  // float, half or bfloat
 
 typedef vec<Element, kLogitsVector> ElementVector;
 
+// Row indices have 32 bits, because 64-bit division is slow on GPUs.
+inline long row_offset(uint row, constant LogitsParams& params) {
+  long offset = 0;
+  for (int dim = 0; dim + 1 < params.dims; dim++) {
+    const uint size = uint(params.sizes[dim]);
+    const uint rest = row / size;
+    offset += (row - rest * size) * params.strides[dim];
+    row = rest;
+  }
+  return offset + row * params.strides[params.dims - 1];
+}
+
 // A tensor of more than 2^32 elements has one row.
 inline long element_offset(long element, constant LogitsParams& params) {
   const uint row = params.rows == 1 ? 0 : uint(element) / uint(params.columns);
-  return row_offset(row, params.dims, params.sizes, params.strides) +
-         (element - row * params.columns) * params.column_stride;
+  return row_offset(row, params) + (element - row * params.columns) * params.column_stride;
 }
 
 // The logit of an element for softmax: capped, except that -inf stays -inf and hides its column.
@@ -150,7 +161,7 @@ using namespace fattn;
   }
   const int thread_in_row = simdgroup_index % kRowSimdgroups * kSimdWidth + lane;
   const int columns = int(params.columns);
-  const device Element* source = scores + row_offset(uint(row), params.dims, params.sizes, params.strides);
+  const device Element* source = scores + row_offset(uint(row), params);
   device Element* target = out + row * columns;
 
   RowBlock block;

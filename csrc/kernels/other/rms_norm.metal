@@ -1,5 +1,5 @@
-// RMSNorm over the last dimension of a tensor of any shape, times a weight and an activated gate, either of
-// which may be absent. The arithmetic is in float32, the result contiguous.
+// RMSNorm over the last dimension, times a weight and an activated gate, either of which may be absent. The
+// arithmetic is in float32, the result contiguous.
 //
 // The threads of a row hold kBlockColumns columns of it in registers. A row up to this length is read once;
 // of a longer one, the blocks before the last are read twice.
@@ -17,7 +17,17 @@ namespace fattn {
 
 typedef FATTN_OUT_T Out;  // Element or float
 
-// A thread's columns of a vector; 0 beyond the end of the row.
+inline long row_offset(uint row, constant Strides3& strides, constant RmsNormParams& params) {
+  if (params.length == params.rows) {
+    return row * strides.row;
+  }
+  const uint rest = row / uint(params.length);
+  const uint batch = rest / uint(params.heads);
+  return batch * strides.batch + (rest - batch * params.heads) * strides.head +
+         (row - rest * params.length) * strides.row;
+}
+
+// Four columns of a row; 0 beyond its end.
 template <typename T>
 inline void load_within(const device T* row, uint column, uint columns,
                         thread float (&numbers)[kLaneColumns]) {
@@ -29,33 +39,6 @@ inline void load_within(const device T* row, uint column, uint columns,
     load_columns(row, column, numbers);
   }
 }
-
-inline uint column_of(uint first, int vector, uint thread_in_row) {
-  return first + (vector * kRowThreads + thread_in_row) * kLaneColumns;
-}
-
-struct NormBlock {
-  float x[kVectors][kLaneColumns];
-
-  void load(const device Element* row, uint first, uint columns, uint thread_in_row) thread {
-    FATTN_UNROLL
-    for (int v = 0; v < kVectors; v++) {
-      load_within(row, column_of(first, v, thread_in_row), columns, x[v]);
-    }
-  }
-
-  float squares() const thread {
-    float sum = 0.0f;
-    FATTN_UNROLL
-    for (int v = 0; v < kVectors; v++) {
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        sum += x[v][e] * x[v][e];
-      }
-    }
-    return sum;
-  }
-};
 
 // A rounded x and a weight of its dtype have a rounded product, as in torch.
 inline float gated(float product, float gate) {
@@ -79,38 +62,45 @@ using namespace fattn;
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float shared_squares[kRowSimdgroups];
 
-  const long row = group_in_grid(group, slice) * kGroupRows + simdgroup_index / kRowSimdgroups;
-  if (row >= params.rows) {
+  const uint row = uint(group_in_grid(group, slice)) * kGroupRows + simdgroup_index / kRowSimdgroups;
+  if (row >= uint(params.rows)) {
     return;
   }
-  const uint thread_in_row = simdgroup_index % kRowSimdgroups * kSimdWidth + lane;
   const uint columns = params.columns;
-  const device Element* source = x + row_offset(uint(row), params.dims, params.sizes, params.strides);
-  const device Element* gates = nullptr;
-  if (fc_gated) {
-    gates = gate + row_offset(uint(row), params.dims, params.sizes, params.gate_strides);
-  }
-  device Out* target = out + row * columns;
+  const uint first = (simdgroup_index % kRowSimdgroups * kSimdWidth + lane) * kLaneColumns;
+  const uint step = kRowThreads * kLaneColumns;
+  const device Element* source = x + row_offset(row, params.x, params);
 
-  NormBlock block;
+  float block[kVectors][kLaneColumns];
   float squares = 0.0f;
   const int last = (columns - 1) / kBlockColumns * kBlockColumns;
-  for (int first = 0; first <= last; first += kBlockColumns) {
-    block.load(source, first, columns, thread_in_row);
-    squares += block.squares();
+  for (int begin = 0; begin <= last; begin += kBlockColumns) {
+    FATTN_UNROLL
+    for (int v = 0; v < kVectors; v++) {
+      load_within(source, begin + first + v * step, columns, block[v]);
+      FATTN_UNROLL
+      for (int e = 0; e < kLaneColumns; e++) {
+        squares += block[v][e] * block[v][e];
+      }
+    }
   }
   squares = row_sum(squares, shared_squares, simdgroup_index, lane);
   const float scale = inverse_rms(squares, columns, params.eps);
 
-  for (int first = last; first >= 0; first -= kBlockColumns) {
-    if (first != last) {
-      block.load(source, first, columns, thread_in_row);
-    }
+  const device Element* gates = nullptr;
+  if (fc_gated) {
+    gates = gate + row_offset(row, params.gate, params);
+  }
+  device Out* target = out + long(row) * columns;
+  for (int begin = last; begin >= 0; begin -= kBlockColumns) {
     FATTN_UNROLL
     for (int v = 0; v < kVectors; v++) {
-      const uint column = column_of(first, v, thread_in_row);
+      const uint column = begin + first + v * step;
       float factors[kLaneColumns] = {1.0f, 1.0f, 1.0f, 1.0f};
       float of_gate[kLaneColumns];
+      if (begin != last) {
+        load_within(source, column, columns, block[v]);
+      }
       if (fc_weighted) {
         load_within(weight, column, columns, factors);
       }
@@ -119,17 +109,14 @@ using namespace fattn;
       }
       FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
-        const float product = normed(block.x[v][e], scale, factors[e]);
-        block.x[v][e] = fc_gated ? gated(product, of_gate[e]) : product;
+        const float product = normed(block[v][e], scale, factors[e]);
+        block[v][e] = fc_gated ? gated(product, of_gate[e]) : product;
+        if (!fc_vector_loads && column + e < columns) {
+          target[column + e] = Out(block[v][e]);
+        }
       }
       if (fc_vector_loads && column < columns) {
-        store_columns(target, column, block.x[v]);
-      }
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        if (!fc_vector_loads && column + e < columns) {
-          target[column + e] = Out(block.x[v][e]);
-        }
+        store_columns(target, column, block[v]);
       }
     }
   }

@@ -18,18 +18,6 @@ FATTN_CONSTEXPR int kRowThreads = kRowSimdgroups * kSimdWidth;
 FATTN_CONSTEXPR int kGroupRows = kSimdgroups / kRowSimdgroups;
 FATTN_CONSTEXPR int kBlockColumns = kRowThreads * kVectors * kLogitsVector;
 
-// Row indices have 32 bits, because 64-bit division is slow on GPUs.
-inline long row_offset(uint row, int dims, constant LogitsExtents& sizes, constant LogitsExtents& strides) {
-  long offset = 0;
-  for (int dim = 0; dim + 1 < dims; dim++) {
-    const uint size = uint(sizes[dim]);
-    const uint rest = row / size;
-    offset += (row - rest * size) * strides[dim];
-    row = rest;
-  }
-  return offset + row * strides[dims - 1];
-}
-
 // The sum over all threads that share the row. `shared` has one element for each of their simdgroups.
 inline float row_sum(float x, threadgroup float* shared, ushort simdgroup_index, ushort lane) {
   const float total = simd_sum(x);
