@@ -87,9 +87,9 @@ def test_norms_of_the_form(kind: type[nn.Module], dtype: torch.dtype) -> None:
     assert norms.fuse(norm) == "" and norms.is_fused(norm)
     for fused in (norm(x), norm(x.transpose(0, 1)).transpose(0, 1)):
         assert fused.dtype is dtype
-        rounding = torch.finfo(dtype)
+        rounding, rtol = torch.finfo(dtype), 6 if dtype is torch.float32 else 2.1
         assert torch.allclose(
-            fused.float(), own.float(), rtol=2.1 * rounding.eps, atol=rounding.smallest_normal
+            fused.float(), own.float(), rtol=rtol * rounding.eps, atol=rounding.smallest_normal
         )
     norms.restore(norm)
     assert "forward" not in vars(norm)
