@@ -49,6 +49,7 @@ from .operators.differentiable import attention, varlen_attention
 from .operators.logits import softcap as softcap
 from .operators.logits import softmax as softmax
 from .operators.mask_map import mask_map
+from .operators.rms_norm import rms_norm
 from .operators.rotary import rotary, rotary_write
 from .operators.shared_prefix import shared_prefix_decode as shared_prefix_decode
 from .operators.shared_prefix import shared_prefix_paged_decode as shared_prefix_paged_decode
@@ -89,6 +90,7 @@ __all__ = [
     "prefill",
     "reference",
     "report",
+    "rms_norm",
     "rotary",
     "rotary_write",
     "sdpa",

@@ -86,6 +86,16 @@ struct RotaryCall {
   at::Device device() const { return query.device(); }
 };
 
+struct RmsNormCall {
+  RmsNormProblem problem{};
+  at::Tensor x;
+  at::Tensor rows{};    // x, and the gate, with at most four dimensions
+  at::Tensor weight{};  // undefined if there is none; so are gates
+  at::Tensor gates{};
+
+  at::Device device() const { return x.device(); }
+};
+
 // An operator on logits.
 struct LogitsCall {
   LogitsProblem problem;
@@ -118,6 +128,7 @@ MergeCall describe_merge_parts(const Arguments& arguments);
 CacheWriteCall describe_cache_write(const Arguments& arguments);
 RotaryCall describe_rotary(const Arguments& arguments);
 RotaryCall describe_rotary_write(const Arguments& arguments);
+RmsNormCall describe_rms_norm(const Arguments& arguments);
 #define FATTN_DESCRIBE(op, name, ...) LogitsCall describe_##name(const Arguments& arguments);
 FATTN_LOGITS_OPS(FATTN_DESCRIBE)
 #undef FATTN_DESCRIBE

@@ -1,4 +1,5 @@
-// Tensors -> RotaryProblem. The planner checks everything that follows from the problem alone.
+// Tensors -> RotaryProblem or RmsNormProblem. The planner checks everything that follows from the problem
+// alone.
 #include <limits>
 
 #include <ATen/ops/empty_strided.h>
@@ -13,11 +14,12 @@ namespace {
 
 using at::Tensor;
 
-// Cos, sin and weights are in the dtype of query or in float32.
-void check_factor_dtype(const char* op, const char* name, const Tensor& factor, const Tensor& query) {
-  TORCH_CHECK_TYPE(factor.scalar_type() == query.scalar_type() || factor.scalar_type() == at::kFloat, op,
-                   ": ", name, " is ", dtype_name(factor), " and query ", dtype_name(query), "; convert ",
-                   name, " with .to(query.dtype), or with .float()");
+// Cos, sin and weights are in the dtype of the rows or in float32.
+void check_factor_dtype(const char* op, const char* name, const Tensor& factor, const Tensor& rows,
+                        const char* rows_name = "query") {
+  TORCH_CHECK_TYPE(factor.scalar_type() == rows.scalar_type() || factor.scalar_type() == at::kFloat, op, ": ",
+                   name, " is ", dtype_name(factor), " and ", rows_name, " ", dtype_name(rows), "; convert ",
+                   name, " with .to(", rows_name, ".dtype), or with .float()");
 }
 
 void check_same_dtype(const char* op, const char* left_name, const Tensor& left, const char* right_name,
@@ -27,13 +29,19 @@ void check_same_dtype(const char* op, const char* left_name, const Tensor& left,
                    left_name, ".dtype)");
 }
 
-// The index of a name among three.
-int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[3]) {
-  for (int i = 0; i < 3; ++i) {
-    if (given == names[i]) return i;
+// The index of a name among those of an argument.
+template <size_t count>
+int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[count]) {
+  std::string choices;
+  for (size_t i = 0; i < count; ++i) {
+    if (given == names[i]) return static_cast<int>(i);
+    choices += (i == 0 ? "\"" : i + 1 < count ? "\", \"" : "\" or \"") + std::string(names[i]);
   }
-  TORCH_CHECK_VALUE(false, op, ": ", what, " \"", given, "\" is not known; pass \"", names[0], "\", \"",
-                    names[1], "\" or \"", names[2], "\"");
+  TORCH_CHECK_VALUE(false, op, ": ", what, " \"", given, "\" is not known; pass ", choices, "\"");
+}
+
+NormForm norm_form_of(const char* op, std::string_view norm) {
+  return NormForm(choice_of(op, "norm", norm, {"rounded", "plus_one", "float"}));
 }
 
 void check_table(const char* op, const char* name, const Tensor& table, const Tensor& query) {
@@ -65,30 +73,32 @@ void add_tables(RotaryCall& call, const Arguments& arguments) {
       RotaryStyle(choice_of(op, "style", arguments.text("style"), {"halves", "pairs", "pairs_to_halves"}));
 }
 
-// Returns the weight, undefined if there is none.
-Tensor norm_of(RotaryCall& call, const char* name, const Arguments& arguments) {
-  const OptionalTensor weight = arguments.optional_tensor(name);
+// Returns the weight of a norm of rows, undefined if there is none.
+Tensor norm_of(const char* op, const char* name, const OptionalTensor& weight, const Tensor& rows,
+               const char* rows_name, DType& dtype) {
   if (!weight.has_value()) return {};
-  const char* op = name_of(call.problem.op);
-  check_rank(op, name, *weight, 1, "[head_dim]");
-  check_device(op, name, *weight, call.query);
-  check_factor_dtype(op, name, *weight, call.query);
-  check_same_size(op, "head_dim", "query", call.query.size(3), name, weight->size(0));
-  call.problem.weight_dtype = dtype_of(weight->scalar_type());
+  check_rank(op, name, *weight, 1, "[columns]");
+  check_device(op, name, *weight, rows, rows_name);
+  check_factor_dtype(op, name, *weight, rows, rows_name);
+  check_same_size(op, "columns", rows_name, rows.size(-1), name, weight->size(0));
+  dtype = dtype_of(weight->scalar_type());
   return weight->contiguous();
 }
 
 void add_norms(RotaryCall& call, const Arguments& arguments) {
   RotaryProblem& problem = call.problem;
   const char* op = name_of(problem.op);
-  call.query_norm = norm_of(call, "query_norm", arguments);
-  call.key_norm = norm_of(call, "key_norm", arguments);
+  const auto norm = [&](const char* name) {
+    return norm_of(op, name, arguments.optional_tensor(name), call.query, "query", problem.weight_dtype);
+  };
+  call.query_norm = norm("query_norm");
+  call.key_norm = norm("key_norm");
   problem.has_query_norm = call.query_norm.defined();
   problem.has_key_norm = call.key_norm.defined();
   if (problem.has_query_norm && problem.has_key_norm) {
     check_same_dtype(op, "query_norm", call.query_norm, "key_norm", call.key_norm);
   }
-  problem.norm = RotaryNorm(choice_of(op, "norm", arguments.text("norm"), {"rounded", "plus_one", "float"}));
+  problem.norm = norm_form_of(op, arguments.text("norm"));
   problem.eps = arguments.get<double>("eps");
 }
 
@@ -186,7 +196,61 @@ void add_slots(RotaryCall& call, const WrittenCaches& caches, const Arguments& a
   problem.params.slot_batch = starts->dim() == 0 ? 0 : call.starts.stride(0);
 }
 
+void check_gate(const char* op, const Tensor& gate, const Tensor& x) {
+  check_device(op, "gate", gate, x, "x");
+  TORCH_CHECK_VALUE(gate.sizes() == x.sizes(), op, ": gate has shape ", gate.sizes(), " and x ", x.sizes(),
+                    "; pass a gate for each element of x");
+  check_same_dtype(op, "x", x, "gate", gate);
+}
+
+// With one dimension of rows, or at most three. Copied if others do not merge.
+Tensor merged(const Tensor& x, bool to_one) {
+  const int64_t outer = x.dim() - (to_one ? 2 : 4);
+  return outer > 0 ? x.flatten(0, outer) : x;
+}
+
 }  // namespace
+
+RmsNormCall describe_rms_norm(const Arguments& arguments) {
+  const char* op = name_of(Op::kRmsNorm);
+  const Tensor& x = arguments.tensor("x");
+  const OptionalTensor gate = arguments.optional_tensor("gate");
+  TORCH_CHECK_TYPE(x.defined(), op, ": x is None; pass a tensor");
+  TORCH_CHECK_VALUE(x.dim() > 0, op, ": x has no dimensions; pass rows [.., columns]");
+  check_float(op, "x", x);
+  if (gate.has_value()) check_gate(op, *gate, x);
+  const bool contiguous = x.is_contiguous() && (!gate.has_value() || gate->is_contiguous());
+  RmsNormCall call{.x = x, .rows = merged(x, contiguous)};
+  RmsNormProblem& problem = call.problem;
+  const GateKind kind =
+      GateKind(choice_of(op, "activation", arguments.text("activation"), {"silu", "sigmoid"}) + kGateSilu);
+  problem.norm = norm_form_of(op, arguments.text("norm"));
+  problem.eps = arguments.get<double>("eps");
+  problem.dtype = problem.weight_dtype = dtype_of(x.scalar_type());
+  problem.out_dtype = arguments.get<bool>("float32_out") ? DType::kFloat32 : problem.dtype;
+  problem.columns = x.size(-1);
+  problem.rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+  problem.params.heads = int32_t(call.rows.dim() > 2 ? call.rows.size(-3) : 1);
+  problem.params.length = int32_t(call.rows.dim() > 1 ? call.rows.size(-2) : 1);
+  call.weight = norm_of(op, "weight", arguments.optional_tensor("weight"), x, "x", problem.weight_dtype);
+  problem.has_weight = call.weight.defined();
+  if (!problem.has_weight && problem.norm == kNormPlusOne) problem.norm = kNormFloat;  // the weight is 1
+  if (gate.has_value()) {
+    call.gates = merged(*gate, contiguous);
+    problem.gate = kind;
+  }
+  const auto strides = [&](const Tensor& tensor) {
+    if (!tensor.defined()) return Strides3{};
+    const Layout layout = layout_of(tensor);
+    problem.vector_aligned = problem.vector_aligned && layout.vector_aligned;
+    return layout.by_dimension();
+  };
+  problem.vector_aligned = problem.columns % kLogitsVector == 0;
+  problem.params.x = strides(call.rows);
+  problem.params.gate = strides(call.gates);
+  strides(call.weight);
+  return call;
+}
 
 RotaryCall describe_rotary(const Arguments& arguments) {
   RotaryCall call;

@@ -16,6 +16,7 @@ std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);
 at::Tensor run_in_torch(const MaskMapCall& call);
 std::vector<at::Tensor> run_in_torch(const RotaryCall& call);
+at::Tensor run_in_torch(const RmsNormCall& call);
 // Writes the caches; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
 

@@ -1,9 +1,11 @@
-// rotary and rotary_write in plain PyTorch, with the roundings of the kernel.
+// rms_norm, rotary and rotary_write in plain PyTorch, with the roundings of the kernels.
+#include "../describe/tensor_checks.h"
 #include "fallback.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/stack.h>
 
 namespace fattn {
@@ -11,13 +13,14 @@ namespace {
 
 using at::Tensor;
 
-Tensor normed(const Tensor& rows, const Tensor& weight, const RotaryProblem& p) {
-  if (!weight.defined()) return rows;
-  const at::ScalarType dtype = rows.scalar_type();
-  const Tensor x = rows.to(at::kFloat), w = weight.to(at::kFloat);
-  Tensor normal = x.mul(at::rsqrt(x.square().mean(-1, /*keepdim=*/true).add(p.eps)));
-  if (p.norm == kNormRounded) normal = normal.to(dtype).to(at::kFloat);
-  return normal.mul(p.norm == kNormPlusOne ? w.add(1.0) : w).to(dtype);
+// In float32, times the weight unless it is undefined.
+Tensor normed(const Tensor& rows, const Tensor& weight, NormForm norm, double eps) {
+  const Tensor x = rows.to(at::kFloat);
+  Tensor normal = x.mul(at::rsqrt(x.square().mean(-1, /*keepdim=*/true).add(eps)));
+  if (norm == kNormRounded) normal = normal.to(rows.scalar_type()).to(at::kFloat);
+  if (!weight.defined()) return normal;
+  const Tensor w = weight.to(at::kFloat);
+  return normal.mul(norm == kNormPlusOne ? w.add(1.0) : w);
 }
 
 Tensor rotated(const Tensor& rows, const RotaryCall& call) {
@@ -67,10 +70,23 @@ Tensor as_tokens(const Tensor& rows) { return rows.transpose(1, 2).flatten(0, 1)
 
 }  // namespace
 
+Tensor run_in_torch(const RmsNormCall& call) {
+  const RmsNormProblem& p = call.problem;
+  Tensor result = normed(call.rows, call.weight, p.norm, p.eps);
+  if (p.gate != kGateNone) {
+    const bool rounds = p.norm == kNormRounded && p.weight_dtype == p.dtype;
+    if (rounds) result = result.to(call.x.scalar_type()).to(at::kFloat);
+    const Tensor gate = call.gates.to(at::kFloat);
+    result = result.mul(p.gate == kGateSilu ? at::silu(gate) : gate.sigmoid());
+  }
+  return result.to(scalar_type_of(p.out_dtype)).contiguous().view(call.x.sizes());
+}
+
 std::vector<Tensor> run_in_torch(const RotaryCall& call) {
   const auto rotate = [&](const Tensor& rows, const Tensor& norm) {
-    const Tensor turned = rotated(normed(rows, norm, call.problem), call);
-    return empty_rows(call, rows).copy_(turned);
+    const RotaryProblem& p = call.problem;
+    const Tensor heads = norm.defined() ? normed(rows, norm, p.norm, p.eps).to(rows.scalar_type()) : rows;
+    return empty_rows(call, rows).copy_(rotated(heads, call));
   };
   const Tensor out = rotate(call.query, call.query_norm), key = rotate(call.key, call.key_norm);
   if (call.problem.op == Op::kRotary) return {out, key};

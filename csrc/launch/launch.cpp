@@ -212,6 +212,21 @@ Tensor launch(const MaskMapCall& call, const Plan& plan) {
   return map;
 }
 
+Tensor launch(const RmsNormCall& call, const Plan& plan) {
+  const auto dtype = scalar_type_of(call.problem.out_dtype);
+  const Tensor out = at::empty(call.x.sizes(), call.x.options().dtype(dtype));
+  if (plan.pass_count == 0) return out;
+  const Tensor x = with_contiguous_rows(call.rows);
+  const Tensor gate = call.gates.defined() ? with_contiguous_rows(call.gates) : call.gates;
+  Bindings bindings;
+  bindings[kSlotRows] = view_of(x, out);
+  if (call.weight.defined()) bindings[kSlotWeight] = view_of(call.weight, out);
+  if (gate.defined()) bindings[kSlotGate] = view_of(gate, out);
+  bindings[kSlotOut] = view_of(out, out);
+  metal::execute(plan, bindings);
+  return out;
+}
+
 Tensor launch(const LogitsCall& call, const Plan& plan) {
   const Tensor out = at::empty(call.logits.sizes(), call.logits.options());
   if (plan.pass_count == 0) return out;

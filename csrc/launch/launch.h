@@ -18,6 +18,7 @@ Gradients launch(const BackwardCall& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
 std::vector<at::Tensor> launch(const RotaryCall& call, const Plan& plan);
+at::Tensor launch(const RmsNormCall& call, const Plan& plan);
 at::Tensor launch(const LogitsCall& call, const Plan& plan);
 at::Tensor launch(const MaskMapCall& call, const Plan& plan);
 

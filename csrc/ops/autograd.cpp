@@ -200,8 +200,8 @@ TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
 #define FATTN_NAME(op, name, ...) #name,
 #define FATTN_NAMES(op, name, ...) #name, #name ".part",
   for (const char* name :
-       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) FATTN_ROTARY_OPS(FATTN_NAME) "merge",
-        "merge.parts"}) {
+       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) FATTN_ROTARY_OPS(FATTN_NAME) "rms_norm",
+        "merge", "merge.parts"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_without_gradient<kNoBackward>>());
   }
   for (const char* name : {FATTN_BACKWARD_OPS(FATTN_NAME)}) {

@@ -191,6 +191,7 @@ Tensor refuse_backward(const Tensor&, std::string_view op) {
   TORCH_CHECK(op != "fattn." #name, op, \
               " has no backward; use the model's own rotary embedding and norms where one is needed");
   FATTN_ROTARY_OPS(FATTN_REFUSE)
+  FATTN_REFUSE(RmsNorm, rms_norm)
 #undef FATTN_REFUSE
   TORCH_CHECK(false, op,
               " has no backward; use torch_fattn.attention, torch_fattn.varlen_attention or "
@@ -290,6 +291,10 @@ std::string planning(std::string arguments) {
   return arguments + (has_keywords ? ", " : ", *, ") + kDeviceArguments;
 }
 
+const std::string kRmsNormArguments =
+    "Tensor x, Tensor? weight=None, Tensor? gate=None, *, float eps=1e-6, str norm=\"rounded\", "
+    "str activation=\"silu\", bool float32_out=False";
+
 template <auto kernel>
 torch::CppFunction boxed() {
   return torch::CppFunction::makeFromBoxedFunction<kernel>();
@@ -341,6 +346,7 @@ TORCH_LIBRARY(fattn, library) {
   define_op("rotary", "Tensor query, Tensor key, Tensor cos, Tensor sin, *, " + kRotaryOptions,
             " -> (Tensor out, Tensor key)");
   define_op("rotary_write", kRotaryWriteArguments, " -> Tensor");
+  define_op("rms_norm", kRmsNormArguments, " -> Tensor");
   define_op("mask_map", "Tensor attn_mask", " -> Tensor");
 #define FATTN_DEFINE(op, name, ...) define_op(#name, "Tensor scores, *, float softcap=0.0", " -> Tensor");
   FATTN_ROW_OPS(FATTN_DEFINE)

@@ -144,6 +144,12 @@ std::optional<Refusal> check_paging(const char* op, const Problem& p) {
   return std::nullopt;
 }
 
+std::optional<Refusal> check_eps(const char* op, double eps) {
+  if (std::isfinite(static_cast<float>(eps)) && eps >= 0.0) return std::nullopt;
+  return refuse(Kind::kValue, op, "eps ", eps,
+                " is not a finite number >= 0 in float32; pass that of the model's norms");
+}
+
 }  // namespace
 
 std::optional<Refusal> check(const Problem& p) {
@@ -253,10 +259,7 @@ std::optional<Refusal> check(const RotaryProblem& p) {
                   " rotated columns do not fit in head_dim ", head_dim, "; pass one from 0 to ",
                   std::max<int64_t>(head_dim - p.rotary_dim, 0), ", or tables of fewer columns");
   }
-  if (!(std::isfinite(static_cast<float>(p.eps)) && p.eps >= 0.0)) {
-    return refuse(Kind::kValue, op, "eps ", p.eps,
-                  " is not a finite number >= 0 in float32; pass that of the model's norms");
-  }
+  if (auto refusal = check_eps(op, p.eps)) return refusal;
   const int64_t capacity = write.block_size, start = p.params.start;
   if (writes && (capacity < 1 || capacity > kMaxLength)) {
     return refuse(Kind::kValue, op, "block_size ", capacity, " of key_cache is not between 1 and ",
@@ -274,6 +277,16 @@ std::optional<Refusal> check(const RotaryProblem& p) {
   if (write.tokens > kMaxLength || heads > kMaxLength || write.tokens * heads > kMaxLength) {
     return refuse(Kind::kValue, op, write.tokens, " tokens of ", heads, " heads are more than ", kMaxLength,
                   " rows; pass them in pieces");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check(const RmsNormProblem& p) {
+  const char* op = name_of(Op::kRmsNorm);
+  if (auto refusal = check_eps(op, p.eps)) return refusal;
+  if (p.columns > kMaxLength || p.rows > kMaxLength) {
+    return refuse(Kind::kValue, op, p.rows, " rows of ", p.columns, " columns are more or longer than ",
+                  kMaxLength, "; pass them in pieces");
   }
   return std::nullopt;
 }

@@ -24,6 +24,7 @@ namespace {
   X(RotaryParams, FATTN_ROTARY_PARAMS)            \
   X(LogitsParams, FATTN_LOGITS_PARAMS)            \
   X(MaskMapParams, FATTN_MASK_MAP_PARAMS)         \
+  X(RmsNormParams, FATTN_RMS_NORM_PARAMS)         \
   X(BackwardParams, FATTN_BACKWARD_PARAMS)        \
   X(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS)
 

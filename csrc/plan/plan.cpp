@@ -82,6 +82,9 @@ std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceF
 std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts& device) {
   return checked(problem, problem.op, device, plan_rotary);
 }
+std::variant<Plan, Refusal> plan(const RmsNormProblem& problem, const DeviceFacts& device) {
+  return checked(problem, Op::kRmsNorm, device, plan_rms_norm);
+}
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device) {
   return checked(problem, problem.op, device, plan_logits);
 }

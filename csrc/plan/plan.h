@@ -33,6 +33,7 @@ namespace fattn {
   X(Merge, merge, merge, MergeParams)                                                 \
   X(CacheWrite, cache_write, cache, CacheWriteParams)                                 \
   X(Rotary, rotary, rotary, RotaryParams)                                             \
+  X(RmsNorm, rms_norm, rms_norm, RmsNormParams)                                       \
   FATTN_LOGITS_OPS(X)                                                                 \
   X(MaskMap, mask_map, mask_map, MaskMapParams)                                       \
   FATTN_BACKWARD_KERNELS(X)
@@ -85,7 +86,7 @@ struct Features {
 struct KernelSpec : Features {
   Kernel kernel = Kernel::kPrefill;
   DType dtype = DType::kFloat32;      // of the operands; merge: of the partial results
-  DType out_dtype = DType::kFloat32;  // differs from dtype only in merge
+  DType out_dtype = DType::kFloat32;  // differs from dtype only in merge and rms_norm
   uint16_t head_dim = 0;
   uint16_t value_dim = 0;
   uint16_t row_fragments = 0;  // 8-row fragments per simdgroup
@@ -100,8 +101,8 @@ struct KernelSpec : Features {
   bool native_bfloat = false;   // Q, K and V are multiplied as bfloat
   bool registers = false;       // on matrix units: scores stay in registers
   uint16_t step_rows = 0;       // backward over keys: query rows per step
-  uint16_t row_simdgroups = 1;  // softmax: per row
-  uint16_t vectors = 1;         // softmax: per thread
+  uint16_t row_simdgroups = 1;  // softmax, rms_norm: per row
+  uint16_t vectors = 1;         // softmax, rms_norm: per thread
 
   KvFormat kv_format = kKvFloat;
   bool long_slots = false;  // cache_write, rotary: slot_mapping or starts is int64
@@ -109,9 +110,9 @@ struct KernelSpec : Features {
   uint16_t rotary_dim = 0;
   uint16_t rotary_offset = 0;
   RotaryStyle rotary_style = kStyleHalves;
-  RotaryNorm rotary_norm = kNormRounded;
   DType table_dtype = DType::kFloat32;   // rotary: of cos and sin
-  DType weight_dtype = DType::kFloat32;  // rotary: of the norms
+  NormForm norm = kNormRounded;          // rotary, rms_norm
+  DType weight_dtype = DType::kFloat32;  // of the norm
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -197,6 +198,7 @@ std::optional<Refusal> check(const Problem& problem);
 std::optional<Refusal> check(const MergeProblem& problem);
 std::optional<Refusal> check(const CacheWriteProblem& problem);
 std::optional<Refusal> check(const RotaryProblem& problem);
+std::optional<Refusal> check(const RmsNormProblem& problem);
 std::optional<Refusal> check(const LogitsProblem& problem);
 std::optional<Refusal> check(const MaskMapProblem& problem);
 std::optional<Refusal> check(const DeviceFacts& device, Op op);
@@ -205,6 +207,7 @@ std::variant<Plan, Refusal> plan(const Problem& problem, const DeviceFacts& devi
 std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const RmsNormProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
 

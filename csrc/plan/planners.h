@@ -19,6 +19,7 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
 Plan plan_cache_write(const CacheWriteProblem& problem);
 Plan plan_rotary(const RotaryProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
+Plan plan_rms_norm(const RmsNormProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
 // Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and
 // kSlotLse.

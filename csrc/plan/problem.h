@@ -17,6 +17,7 @@ namespace fattn {
   X(Merge, merge)            \
   X(CacheWrite, cache_write) \
   FATTN_ROTARY_OPS(X)        \
+  X(RmsNorm, rms_norm)       \
   FATTN_LOGITS_OPS(X)        \
   X(MaskMap, mask_map)
 
@@ -232,7 +233,7 @@ struct RotaryProblem {
   Op op = Op::kRotary;
   bool token_major_out = false;
   RotaryStyle style = kStyleHalves;
-  RotaryNorm norm = kNormRounded;
+  NormForm norm = kNormRounded;
   int64_t rotary_dim = 0;
   int64_t rotary_offset = 0;
   int64_t table_columns = 0;  // rotary_dim, or half of it
@@ -285,6 +286,21 @@ struct LogitsProblem {
   int64_t column_stride = 1;
   bool vector_aligned = false;  // kLogitsVector columns can be read and written with one access
   double softcap = 0.0;         // row op: 0 for none
+};
+
+// Normalises rows [batch, heads, length, columns]. The result is contiguous.
+struct RmsNormProblem {
+  DType dtype = DType::kFloat32;  // of x and gate
+  DType weight_dtype = DType::kFloat32;
+  DType out_dtype = DType::kFloat32;
+  NormForm norm = kNormRounded;
+  GateKind gate = kGateNone;
+  bool has_weight = false;
+  bool vector_aligned = false;
+  double eps = 0.0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  RmsNormParams params{};  // strides, heads and length; the planner sets the others
 };
 
 }  // namespace fattn

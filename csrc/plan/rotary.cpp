@@ -32,7 +32,7 @@ Plan plan_rotary(const RotaryProblem& p) {
   spec.rotary_dim = uint16_t(p.rotary_dim);
   spec.rotary_offset = uint16_t(p.rotary_offset);
   spec.rotary_style = p.style;
-  spec.rotary_norm = p.norm;
+  spec.norm = p.norm;
   spec.table_dtype = p.table_dtype;
   spec.weight_dtype = p.weight_dtype;
   spec.query_norm = p.has_query_norm;

@@ -70,12 +70,16 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   if (spec.kernel == Kernel::kMaskMap) return {};
   std::vector<std::pair<std::string, std::string>> macros{
       {"FATTN_T", metal_type(spec.dtype)}, {"FATTN_SIMDGROUPS", std::to_string(spec.simdgroups)}};
-  if (spec.kernel == Kernel::kMerge) {
+  if (spec.kernel == Kernel::kMerge || spec.kernel == Kernel::kRmsNorm) {
     macros.emplace_back("FATTN_OUT_T", metal_type(spec.out_dtype));
-    return macros;
+  }
+  if (spec.kernel == Kernel::kMerge) return macros;
+  if (spec.kernel == Kernel::kRmsNorm) {
+    macros.emplace_back("FATTN_NORM", std::to_string(spec.norm));
+    macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));
   }
   if (spec.kernel == Kernel::kBackwardHead) return macros;
-  if (is_logits(spec.kernel)) {
+  if (is_logits(spec.kernel) || spec.kernel == Kernel::kRmsNorm) {
     macros.emplace_back("FATTN_ROW_SIMDGROUPS", std::to_string(spec.row_simdgroups));
     macros.emplace_back("FATTN_VECTORS", std::to_string(spec.vectors));
     return macros;
@@ -87,7 +91,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_ROTARY_DIM", std::to_string(spec.rotary_dim));
     macros.emplace_back("FATTN_ROTARY_OFFSET", std::to_string(spec.rotary_offset));
     macros.emplace_back("FATTN_ROTARY_STYLE", std::to_string(spec.rotary_style));
-    macros.emplace_back("FATTN_ROTARY_NORM", std::to_string(spec.rotary_norm));
+    macros.emplace_back("FATTN_NORM", std::to_string(spec.norm));
     macros.emplace_back("FATTN_TABLE_T", metal_type(spec.table_dtype));
     macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));
   }
@@ -132,6 +136,9 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   if (spec.kernel == Kernel::kRotary) {
     return only({kConst_vector_loads, kConst_scales, kConst_query_norm, kConst_key_norm, kConst_slots,
                  kConst_starts, kConst_values, kConst_vector_tables});
+  }
+  if (spec.kernel == Kernel::kRmsNorm) {
+    return only({kConst_vector_loads, kConst_sliced, kConst_gate, kConst_weighted});
   }
   if (is_logits(spec.kernel)) return only({kConst_vector_loads, kConst_softcap, kConst_sliced});
   return {std::begin(all), std::end(all)};

@@ -109,7 +109,7 @@ def test_an_unprintable_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(command_line.main, ["explain", "merge", *device, "M3 “new”"]) == 0
 
 
-@pytest.mark.parametrize("op", (*OPERATORS, "mask_map", "cache_write", "softmax"))
+@pytest.mark.parametrize("op", (*OPERATORS, "mask_map", "cache_write", "rms_norm", "softmax"))
 def test_a_plan_for_another_gpu_does_not_call_it_an_m1(op: str, capsys: pytest.CaptureFixture[str]) -> None:
     other = ["--family", "9", "--cores", "40"]
     with counted_launches() as launches:

@@ -214,6 +214,18 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             "starts": _empty(torch.int32, 4),
         },
     ),
+    "rms_norm_gemma": (
+        "rms_norm",
+        {"x": _empty(bf16, 1, 1, 2304), "weight": _empty(bf16, 2304), "norm": "plus_one"},
+    ),
+    "rms_norm_gated": (
+        "rms_norm",
+        {
+            "x": _empty(f16, 2, 9, 4, 128),
+            "weight": _empty(f32, 128),
+            "gate": _empty(f16, 2, 9, 4, 256)[..., 128:],
+        },
+    ),
     "softmax_f16": ("softmax", {"scores": _empty(f16, 2, 8, 77, 1500).transpose(1, 2)}),
     "softmax_short_f32": ("softmax", {"scores": _empty(f32, 4000, 60, 2)[..., 0], "softcap": 30.0}),
     "softcap_bf16": ("softcap", {"x": _empty(bf16, 6, 40, 100)[:, :, :60], "cap": 30.0}),

@@ -52,6 +52,7 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
         "x": (s.batch, s.rows, s.keys),
     }
     shapes |= {"out": shapes["query"], "grad_out": shapes["query"], "grad_lse": shapes["lse"]}
+    shapes |= {"weight": (s.keys,), "gate": shapes["x"]}
     writes = op in ("cache_write", *ROTARY)
     if op.startswith("varlen_"):
         shapes["key"] = (s.batch * s.keys, s.heads, DIM)

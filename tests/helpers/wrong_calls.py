@@ -71,6 +71,8 @@ def valid(op: str, device: str = "mps") -> Arguments:
         return named | valid(forward, device)
     if op == "prefill":
         return {"query": randn(2, 4, 9, 64), "key": randn(2, 2, 24, 64), "value": randn(2, 2, 24, 40)}
+    if op == "rms_norm":
+        return {"x": randn(3, 5, 64), "weight": randn(64), "gate": randn(3, 5, 64)}
     if op == "merge":
         return {"outs": randn(3, 2, 4, 5, 64), "lses": randn(3, 2, 4, 5)}
     if op == "varlen_prefill":
@@ -233,6 +235,12 @@ WRONG: dict[str, list[Fault]] = {
         mistyped("slots of int16", cast("slot_mapping", torch.int16), "slot_mapping", "int16"),
         fault("slots and starts", zeros_for("starts", 2, dtype=torch.int64), "slot_mapping and starts"),
         fault("scales", scales_of_halves, "key_scales", "float32", "leave it out"),
+    ],
+    "rms_norm": [
+        fault("a short weight", zeros_for("weight", 63), "x has columns 64", "weight has 63"),
+        mistyped("a weight of another dtype", lambda a: {n: a[n].half() for n in ("x", "gate")} |
+                 {"weight": a["weight"].bfloat16()}, "weight is torch.bfloat16", "x torch.float16"),
+        fault("a gate on the CPU", on_cpu("gate"), "gate", "cpu"),
     ],
 }  # fmt: skip
 for _name, _option in OPTIONS.items():

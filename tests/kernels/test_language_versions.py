@@ -72,7 +72,7 @@ def test_every_tuning_is_read(standard: str, pytestconfig: pytest.Config) -> Non
 
 
 def others() -> Iterator[Pipeline]:
-    """Every cache format, the shortest and the longest rows of logits, maps of masks, and some of rotary."""
+    """Every cache format, the shortest and the longest rows of logits, maps of masks, and some others."""
     found = [p for dtype in problems.DTYPES for p in pipelines("cache", dtype)]
     of_format = {next(m for m in macros if "KV_FORMAT" in m): (name, macros) for name, macros in found}
     assert len(of_format) == 4
@@ -82,6 +82,7 @@ def others() -> Iterator[Pipeline]:
         yield from (shapes[0], shapes[-1])
     yield from set(pipelines("mask_map", torch.float16))
     yield from pipelines("rotary", torch.bfloat16)[::16]
+    yield from pipelines("rms_norm", torch.bfloat16)[::12]
 
 
 @pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])

@@ -23,7 +23,7 @@ import torch
 
 import torch_fattn
 from tests.golden.calls import on_meta
-from tests.helpers import cache_problems, problems, rotary_problems, tensor_kernels
+from tests.helpers import cache_problems, problems, rms_norm_problems, rotary_problems, tensor_kernels
 from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.direct_launch import INTERFACE, kernel_text
 from tests.helpers.problems import Problem
@@ -37,7 +37,7 @@ LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
 KERNELS = (
     *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
-    *("merge", "cache", "rotary", "logits", "mask_map"),
+    *("merge", "cache", "rotary", "rms_norm", "logits", "mask_map"),
     *("backward_query", "backward_key", "backward_head"),
     *("prefill_tensor", "prefill_latent_tensor", "backward_tensor"),
 )
@@ -105,6 +105,12 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         for problem in rotary_problems.draw(192)[:64]:
             arguments, _ = rotary_problems.build(replace(problem, dtype=dtype)).arguments("meta")
             yield torch_fattn.explain("rotary_write", **arguments, family=7, cores=8)
+        return
+    if kernel == "rms_norm":
+        for norm in rms_norm_problems.draw(72)[::2]:
+            operands, options = rms_norm_problems.build(replace(norm, dtype=dtype))
+            operands = {name: each.of(each.base).to("meta") for name, each in operands.items()}
+            yield torch_fattn.explain("rms_norm", **operands, **options, family=7, cores=8)
         return
     if "tensor" in kernel:
         if dtype in tensor_kernels.DTYPES:

@@ -27,6 +27,7 @@ from tests.helpers import (
     features,
     logits_problems,
     problems,
+    rms_norm_problems,
     rotary_problems,
     tensor_kernels,
 )
@@ -36,6 +37,7 @@ from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
+from tests.helpers.rms_norm_problems import RmsNormProblem
 from tests.helpers.rotary_problems import RotaryProblem
 
 CHECKS = "race,bounds,uninit,bytes"
@@ -307,6 +309,19 @@ def of_rotary(problem: RotaryProblem) -> Trial:
 
     plan = direct_launch.plan_of("rotary_write", case.arguments("cpu")[0])
     return Trial(f"rotary: {problem}", plan, prepare, (("place", problem.place), ("norm", problem.norm)))
+
+
+def of_norm(problem: RmsNormProblem) -> Trial:
+    operands, options = rms_norm_problems.build(problem)
+    arguments = {name: each.of(each.base) for name, each in operands.items()}
+    plan = direct_launch.plan_of("rms_norm", arguments | options)
+
+    def prepare() -> Prepared:
+        out = torch.full_like(torch.ops.fattn.rms_norm(**arguments, **options), torch.nan)
+        buffers = {n: x if x.stride(-1) == 1 else x.contiguous() for n, x in arguments.items()}
+        return buffers | {"out": out}, lambda: rms_norm_problems.assert_close(out, arguments | options)
+
+    return Trial(f"rms_norm: {problem}", plan, prepare, (("norm", problem.norm),))
 
 
 def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> Trial:

@@ -17,6 +17,7 @@ from tests.helpers import (
     drawing,
     logits_problems,
     problems,
+    rms_norm_problems,
     rotary_problems,
     tensor_kernels,
 )
@@ -40,6 +41,7 @@ from .trial import (
     of_logits,
     of_map,
     of_merge,
+    of_norm,
     of_probe,
     of_problem,
     of_rotary,
@@ -112,6 +114,9 @@ def _writes() -> Iterator[Trial]:
 
 def _rotaries() -> Iterator[Trial]:
     yield from map(of_rotary, rotary_problems.draw(60))
+    for norm in rms_norm_problems.draw(72):
+        if len(norm.outer) < 4:  # of more dimensions, the operator makes a copy
+            yield of_norm(norm)
 
 
 def _logits() -> Iterator[Trial]:

@@ -47,6 +47,8 @@ def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
     """`call`: the arguments of the operator by name, defaults included."""
     tensors = list({id(each): each for each in call.values() if isinstance(each, Tensor)}.values())
     operands = sum(map(_bytes, tensors))
+    if op == "rms_norm":
+        return Cost(operands + call["x"].numel() * (4 if call.get("float32_out") else call["x"].itemsize))
     if op in LOGITS_OPERATORS:
         return Cost(operands + tensors[0].numel() * tensors[0].itemsize)
     if op == "mask_map":

@@ -75,7 +75,8 @@ def call_of_sizes(
         "outs": (dtype, parts, *rows, head_dim),
         "lses": (torch.float32, parts, *rows),
         "scores": scores,
-        "x": scores,
+        "x": (dtype, batch, q_len, heads * head_dim) if op == "rms_norm" else scores,
+        "weight": (dtype, heads * head_dim),
         "attn_mask": (mask or torch.bool, batch, 1, q_len, kv_len),
         "block_tables": (torch.int32, batch, blocks),
         "seq_lens": (torch.int32, batch),
@@ -115,6 +116,7 @@ def call_of_sizes(
         "attn_mask": mask,
         "seq_lens": seq_lens is not False if alike == "decode" else seq_lens,
         "slot_mapping": op == "rotary_write",
+        "weight": True,
     }
     needed |= dict.fromkeys(signature.operands, True)
     return call | {

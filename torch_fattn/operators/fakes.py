@@ -25,6 +25,7 @@ def register() -> None:
         "merge": lambda outs, lses: (outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])),
         "mask_map": _map_of,
         "cache_write": lambda *_, **__: None,
+        "rms_norm": _normed,
         "rotary": lambda query, key, *_, **options: (_rotated(query, **options), _rotated(key, **options)),
         "rotary_write": lambda query, *_, **options: _rotated(query, **options),
     }
@@ -87,6 +88,10 @@ def _gradients(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
         query.new_empty(0, dtype=torch.float32) if each is None else each.new_empty(each.shape)
         for each in (*arguments[2:5], *parameters)
     )
+
+
+def _normed(x: Tensor, *_: Any, float32_out: bool = False, **__: Any) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32 if float32_out else x.dtype)
 
 
 def _rotated(rows: Tensor, token_major_out: bool = False, **_: Any) -> Tensor:

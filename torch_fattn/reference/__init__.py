@@ -29,7 +29,7 @@ from .attention import (
 )
 from .backward import prefill_backward, varlen_prefill_backward
 from .kv_formats import dequantise, quantise
-from .rotary import rotary, rotary_write
+from .rotary import rms_norm, rotary, rotary_write
 from .scores import mask_map, softcap, softmax
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "prefill",
     "prefill_backward",
     "quantise",
+    "rms_norm",
     "rotary",
     "rotary_write",
     "softcap",

@@ -1,4 +1,4 @@
-"""`rotary` and `rotary_write` in float64, with the roundings that define them."""
+"""`rms_norm`, `rotary` and `rotary_write` in float64, with the roundings that define them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,28 @@ from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .attention import cache_write
 
-__all__ = ["rotary", "rotary_write"]
+__all__ = ["rms_norm", "rotary", "rotary_write"]
+
+
+@public("torch_fattn.reference.rms_norm", refused_by="rms_norm")
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    norm: str = "rounded",
+    activation: str = "silu",
+    float32_out: bool = False,
+) -> Tensor:
+    """The normalised rows. What the result is made of is rounded as `norm` says, the result is not."""
+    out = _normed(x, weight, float(eps), norm)
+    if gate is None:
+        return out
+    if norm == "rounded" and weight is not None and weight.dtype == x.dtype:
+        out = out.to(x.dtype).double()
+    g = gate.detach().cpu().double()
+    return out * g.sigmoid() * (g if activation == "silu" else 1)
 
 
 @public("torch_fattn.reference.rotary", options="rotary", refused_by="rotary")
@@ -25,7 +46,7 @@ def rotary(
     every = with_defaults("rotary", options)
     norms = (every["query_norm"], every["key_norm"])
     out, rotated = (
-        _rotated(_normed(rows, norm, every), rows.dtype, cos, sin, every)
+        _rotated(_head(rows, norm, every), rows.dtype, cos, sin, every)
         for rows, norm in zip((query, key), norms, strict=True)
     )
     if every["token_major_out"]:
@@ -65,16 +86,22 @@ def rotary_write(
     return out
 
 
-def _normed(rows: Tensor, weight: Tensor | None, options: RotaryOptions) -> Tensor:
+def _head(rows: Tensor, weight: Tensor | None, options: RotaryOptions) -> Tensor:
     """In float64, rounded to the dtype of rows."""
+    if weight is None:
+        return rows.detach().cpu().double()
+    return _normed(rows, weight, float(options["eps"]), options["norm"]).to(rows.dtype).double()
+
+
+def _normed(rows: Tensor, weight: Tensor | None, eps: float, norm: str) -> Tensor:
     x = rows.detach().cpu().double()
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    if norm == "rounded":
+        x = x.to(rows.dtype).double()
     if weight is None:
         return x
-    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(options["eps"]))
-    if options["norm"] == "rounded":
-        x = x.to(rows.dtype).double()
     w = weight.detach().cpu().double()
-    return (x * (w + 1 if options["norm"] == "plus_one" else w)).to(rows.dtype).double()
+    return x * (w + 1 if norm == "plus_one" else w)
 
 
 def _rotated(rows: Tensor, dtype: torch.dtype, cos: Tensor, sin: Tensor, options: RotaryOptions) -> Tensor:

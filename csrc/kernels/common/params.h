@@ -52,7 +52,10 @@ namespace fattn {
   OTHER(Sin, const device Table*, sin)                                                           \
   OTHER(Starts, const device SlotNumber*, starts)                                                \
   OTHER(QueryNorm, const device Weight*, query_norm)                                             \
-  OTHER(KeyNorm, const device Weight*, key_norm)
+  OTHER(KeyNorm, const device Weight*, key_norm)                                                 \
+  OTHER(Rows, const device Element*, x) /* from here on of rms_norm, in RmsNormBuffer */         \
+  OTHER(Weight, const device Weight*, weight)                                                    \
+  OTHER(Gate, const device Element*, gate)
 
 #define FATTN_ENUMERATOR(slot, ...) kSlot##slot,
 enum Slot {
@@ -70,6 +73,7 @@ enum RotaryBuffer {
   kBufferQueryNorm = kSlotRowStates,
   kBufferKeyNorm = kSlotGradKey,
 };
+enum RmsNormBuffer { kBufferRows = kSlotQuery, kBufferWeight = kSlotKey, kBufferGate = kSlotValue };
 
 // Function constants: features that are switched per pipeline. X(type, name): fc_<name> in the kernels,
 // KernelSpec::<name> on the host. The position in the list is the index of the constant.
@@ -102,7 +106,9 @@ enum RotaryBuffer {
   X(bool, slots)         /* each token has a slot; else positions are adjacent */                       \
   X(bool, starts)        /* the slots of the first positions are on the device */                       \
   X(bool, values)        /* values are written too */                                                   \
-  X(bool, vector_tables) /* four columns of cos and sin can be read with one access */
+  X(bool, vector_tables) /* four columns of cos and sin can be read with one access */                  \
+  X(uint, gate)          /* rms_norm: GateKind */                                                       \
+  X(bool, weighted)
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };
@@ -110,6 +116,9 @@ enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount }
 // Declares a function constant; use it at global scope.
 #define FATTN_DECLARE_CONSTANT(type, name) \
   constant type fc_##name [[function_constant(fattn::kConst_##name)]];
+
+// What multiplies a normalised row.
+enum GateKind { kGateNone = 0, kGateSilu = 1, kGateSigmoid = 2 };
 
 enum FloatKind { kKindFloat32 = 0, kKindFloat16 = 1, kKindBFloat16 = 2 };
 
@@ -298,9 +307,9 @@ struct CacheWriteParams {
 // How rotary pairs the columns of a head: those of the two halves, or neighbours, whose results stay in place
 // or move to the halves.
 enum RotaryStyle { kStyleHalves = 0, kStylePairs = 1, kStylePairsToHalves = 2 };
-// Where rotary rounds a normalised number: round(round(x) * weight), round(x * (1 + weight)), round(x *
-// weight).
-enum RotaryNorm { kNormRounded = 0, kNormPlusOne = 1, kNormFloat = 2 };
+// Where rotary and rms_norm round a normalised number: round(round(x) * weight), round(x * (1 + weight)),
+// round(x * weight).
+enum NormForm { kNormRounded = 0, kNormPlusOne = 1, kNormFloat = 2 };
 
 #define FATTN_ROTARY_PARAMS(X)                                                                      \
   X(Strides3, query)                                                                                \
@@ -354,6 +363,19 @@ struct LogitsParams {
   FATTN_LOGITS_PARAMS(FATTN_FIELD)
 };
 
+// Rows [batch, heads, length, columns] of x and of a gate.
+#define FATTN_RMS_NORM_PARAMS(X) \
+  X(Strides3, x)                 \
+  X(Strides3, gate)              \
+  X(fattn_i32, rows)             \
+  X(fattn_i32, heads)            \
+  X(fattn_i32, length)           \
+  X(fattn_i32, columns)          \
+  X(fattn_f32, eps)
+struct RmsNormParams {
+  FATTN_RMS_NORM_PARAMS(FATTN_FIELD)
+};
+
 #undef FATTN_FIELD
 
 // Both compilers check this, so host and MSL agree on the layout.
@@ -374,5 +396,6 @@ FATTN_CHECK_PARAMS(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS);
 FATTN_CHECK_PARAMS(RotaryParams, FATTN_ROTARY_PARAMS);
 FATTN_CHECK_PARAMS(MaskMapParams, FATTN_MASK_MAP_PARAMS);
 FATTN_CHECK_PARAMS(LogitsParams, FATTN_LOGITS_PARAMS);
+FATTN_CHECK_PARAMS(RmsNormParams, FATTN_RMS_NORM_PARAMS);
 
 }  // namespace fattn

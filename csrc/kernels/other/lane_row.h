@@ -2,17 +2,13 @@
 // bit as torch_fattn/reference/kv_formats.py defines.
 #pragma once
 
-#include "../common/params.h"
+#include "columns.h"
 #include "quantise.h"
 
-using namespace metal;
-
-FATTN_DECLARE_CONSTANT(bool, vector_loads)
 FATTN_DECLARE_CONSTANT(bool, scales)
 
 namespace fattn {
 
-typedef FATTN_T Element;          // float, half or bfloat
 typedef FATTN_STORED_T Stored;    // Element, char or uchar
 typedef FATTN_SCALE_T Scale;      // half for int4, else float
 typedef FATTN_SLOT_T SlotNumber;  // int or long
@@ -23,42 +19,10 @@ FATTN_CONSTEXPR int kFormat = FATTN_KV_FORMAT;
 FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
 FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
 
-// A lane takes four neighbouring columns at a time, a simdgroup 128.
-FATTN_CONSTEXPR int kLaneColumns = 4;
+// A simdgroup takes 128 columns at a time.
 FATTN_CONSTEXPR int kPassColumns = kLaneColumns * kSimdWidth;
 // Lanes that share an int4 group.
 FATTN_CONSTEXPR int kGroupLanes = kInt4Group / kLaneColumns;
-
-// Four neighbouring columns, with one access if they are aligned.
-template <typename T>
-inline void load_columns(const device T* source, int column, bool aligned,
-                         thread float (&numbers)[kLaneColumns]) {
-  typedef vec<T, kLaneColumns> Columns;
-  Columns columns;
-  if (aligned) {
-    columns = *(const device Columns*)(source + column);
-  }
-  FATTN_UNROLL
-  for (int e = 0; e < kLaneColumns; e++) {
-    numbers[e] = float(aligned ? columns[e] : source[column + e]);
-  }
-}
-
-template <typename T, typename Number>
-inline void store_columns(device T* target, int column, thread const Number (&numbers)[kLaneColumns]) {
-  typedef vec<T, kLaneColumns> Columns;
-  Columns columns;
-  FATTN_UNROLL
-  for (int e = 0; e < kLaneColumns; e++) {
-    columns[e] = T(numbers[e]);
-    if (!fc_vector_loads) {
-      target[column + e] = columns[e];
-    }
-  }
-  if (fc_vector_loads) {
-    *(device Columns*)(target + column) = columns;
-  }
-}
 
 // A lane's columns of a row.
 template <int kDim>

@@ -15,18 +15,11 @@ FATTN_DECLARE_CONSTANT(bool, softcap)
 FATTN_DECLARE_CONSTANT(bool, sliced)
 
 #include "../common/grid.h"
+#include "rows.h"
 
 namespace fattn {
 
 typedef FATTN_T Element;  // float, half or bfloat
-
-FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
-FATTN_CONSTEXPR int kRowSimdgroups = FATTN_ROW_SIMDGROUPS;  // softmax: per row, 1 or all of the threadgroup
-FATTN_CONSTEXPR int kVectors = FATTN_VECTORS;               // softmax: per thread
-FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
-FATTN_CONSTEXPR int kRowThreads = kRowSimdgroups * kSimdWidth;
-FATTN_CONSTEXPR int kGroupRows = kSimdgroups / kRowSimdgroups;
-FATTN_CONSTEXPR int kBlockColumns = kRowThreads * kVectors * kLogitsVector;
 
 typedef vec<Element, kLogitsVector> ElementVector;
 
@@ -141,18 +134,6 @@ inline float row_max(float x, threadgroup float* shared, ushort simdgroup_index,
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   return simd_max(lane < kRowSimdgroups ? shared[lane] : -INFINITY);
-}
-
-inline float row_sum(float x, threadgroup float* shared, ushort simdgroup_index, ushort lane) {
-  const float total = simd_sum(x);
-  if (kRowSimdgroups == 1) {
-    return total;
-  }
-  if (lane == 0) {
-    shared[simdgroup_index] = total;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return simd_sum(lane < kRowSimdgroups ? shared[lane] : 0.0f);
 }
 
 // The number to subtract from logits with this maximum: 0 if all are -inf.

@@ -1,6 +1,7 @@
 // RMS norm of query and key heads, rotary embedding, and the write of keys and values into a cache, with the
 // roundings of transformers. A simdgroup takes one row: the query, key or value of one token and head.
 #include "lane_row.h"
+#include "norm.h"
 
 FATTN_DECLARE_CONSTANT(bool, query_norm)
 FATTN_DECLARE_CONSTANT(bool, key_norm)
@@ -11,18 +12,14 @@ FATTN_DECLARE_CONSTANT(bool, vector_tables)
 
 namespace fattn {
 
-typedef FATTN_TABLE_T Table;    // Element or float
-typedef FATTN_WEIGHT_T Weight;  // Element or float
+typedef FATTN_TABLE_T Table;  // Element or float
 
 FATTN_CONSTEXPR int kRotaryDim = FATTN_ROTARY_DIM;
 FATTN_CONSTEXPR int kOffset = FATTN_ROTARY_OFFSET;  // the first rotated column
 FATTN_CONSTEXPR int kPairs = kRotaryDim / 2;
 FATTN_CONSTEXPR int kStyle = FATTN_ROTARY_STYLE;
-FATTN_CONSTEXPR int kNorm = FATTN_ROTARY_NORM;
 // Whether the pairs of a lane's four columns are neighbours, and aligned.
 FATTN_CONSTEXPR bool kPairsAligned = kOffset % kLaneColumns == 0 && kPairs % kLaneColumns == 0;
-
-inline float rounded(float x) { return float(Element(x)); }
 
 // A product that is rounded before it is added: a compiler may contract x * y + z, but not this.
 inline float rounded_product(float x, float y) {
@@ -69,13 +66,6 @@ inline void load_pairs(const device T* source, int column, thread float (&own)[k
   }
 }
 
-inline float normed(float x, float scale, float weight) {
-  if (kNorm == kNormRounded) {
-    return rounded(rounded(x * scale) * weight);
-  }
-  return rounded(x * scale * (kNorm == kNormPlusOne ? 1.0f + weight : weight));
-}
-
 // The factors of four neighbouring columns of the result, in a position's row of a table.
 inline void load_factors(const device Table* table, constant TableStrides& strides, int column,
                          thread float (&factors)[kLaneColumns]) {
@@ -98,7 +88,7 @@ inline float norm_scale(const device Element* source, float eps, ushort lane) {
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
-    float x[kLaneColumns] = {};
+    float x[kLaneColumns] = {0.0f};
     if (column < kHeadDim) {
       load_columns(source, column, fc_vector_loads, x);
     }
@@ -107,7 +97,7 @@ inline float norm_scale(const device Element* source, float eps, ushort lane) {
       sum += x[e] * x[e];
     }
   }
-  return 1.0f / sqrt(simd_sum(sum) / float(kHeadDim) + eps);
+  return inverse_rms(simd_sum(sum), kHeadDim, eps);
 }
 
 // Loads, normalises and rotates a row of queries or keys. The norm reads it twice: with all columns in
@@ -119,7 +109,7 @@ inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
-    float own[kLaneColumns] = {}, other[kLaneColumns] = {};
+    float own[kLaneColumns] = {0.0f}, other[kLaneColumns] = {0.0f};
     if (column < kHeadDim) {
       load_pairs(source, column, own, other);
       if (has_norm) {
@@ -127,8 +117,8 @@ inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source
         load_pairs(weight, column, own_weight, other_weight);
         FATTN_UNROLL
         for (int e = 0; e < kLaneColumns; e++) {
-          own[e] = normed(own[e], scale, own_weight[e]);
-          other[e] = normed(other[e], scale, other_weight[e]);
+          own[e] = rounded(normed(own[e], scale, own_weight[e]));
+          other[e] = rounded(normed(other[e], scale, other_weight[e]));
         }
       }
       float cosine[kLaneColumns], sine[kLaneColumns];

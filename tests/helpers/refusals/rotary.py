@@ -1,4 +1,4 @@
-"""rotary and rotary_write; see __init__.py."""
+"""rotary, rotary_write and rms_norm; see __init__.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch_fattn
 from tests.helpers import rotary_problems
 from tests.helpers.public_calls import heads
 from tests.helpers.refusals import Refusal
-from tests.helpers.wrong_calls import Arguments
+from tests.helpers.wrong_calls import Arguments, valid
 from torch_fattn import reference
 
 ROTARY, WRITE = (rotary_problems.valid(op, "cpu") for op in ("rotary", "rotary_write"))
 ROWS, TABLES, NORM = ("query", "key"), ("cos", "sin"), heads(64)
 ANGLES = dict(zip(TABLES, (f(heads(1, 3, 32)).repeat(1, 1, 2) for f in (torch.cos, torch.sin)), strict=True))
+NORMED: Arguments = valid("rms_norm", "cpu")
 BLOCKS: Arguments = {f"{n}_cache": WRITE[f"{n}_cache"][:2] for n in ("key", "value")} | {"slot_mapping": None}
 LARGER = BLOCKS | {f"{n}_cache": torch.zeros(2, 9, 2, d) for n, d in (("key", 64), ("value", 40))}
 APART = {
@@ -42,6 +43,12 @@ def _refused(words: str, wrong: Arguments, right: Arguments, checked: bool = Fal
         return lambda: [*_results(getattr(room, op)(**valid | changes))][0]
 
     return Refusal(words, call(torch_fattn, wrong), call(torch_fattn, right), call(reference, right), checked)
+
+
+def _norm_refused(words: str, wrong: Arguments, right: Arguments) -> Refusal:
+    wrong, right = ({**NORMED, **changes} for changes in (wrong, right))
+    return Refusal(words, lambda: torch_fattn.rms_norm(**wrong), lambda: torch_fattn.rms_norm(**right),
+                   lambda: reference.rms_norm(**right))  # fmt: skip
 
 
 def _results(results: Any) -> tuple[Tensor, ...]:
@@ -98,4 +105,9 @@ REFUSALS = [
     *(_refused("pass separate memory for each, or use torch_fattn.rotary and torch_fattn.cache_write",
                APART | {"key_cache": pool, "value_cache": other}, APART)
       for pool, other in ((WRITE["key_cache"],) * 2, (WRITE["key_cache"][:3], WRITE["key_cache"][1:]))),
+    _norm_refused("pass rows [.., columns]", {"x": heads(1)[0], "weight": None, "gate": None}, {}),
+    _norm_refused("convert gate with .to(x.dtype)", {"gate": NORMED["gate"].half()}, {}),
+    _norm_refused("pass a gate for each element of x", {"gate": heads(5, 64)},
+                  {"gate": heads(5, 64).expand(3, 5, 64)}),
+    _norm_refused('pass "silu" or "sigmoid"', {"activation": "swish"}, {"activation": "sigmoid"}),
 ]  # fmt: skip

@@ -1,15 +1,18 @@
-"""RMSNorm modules that call torch's fused `rms_norm`: one kernel on mps where most models launch eight.
+"""RMSNorm modules that run as one kernel on mps, where most models launch eight: torch's fused `rms_norm`
+where it has the form, else `torch_fattn.rms_norm`.
 
-Random numbers show whether a module computes `x / rms(x) * weight`, rounded to the dtype of x. Modules with
-`1 + weight` (Gemma), a float32 weight or a gate compute something else, and are left as they are.
+Random numbers show which form of `torch_fattn.rms_norm` a module has. One that computes something else, such
+as a gate before the norm, is left as it is.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
+from itertools import product
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +20,26 @@ from torch import Tensor, nn
 from . import running
 from .deferred import Deferred, HeadNorm, plain
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
-# The name of eps and the form, in a fused module. A hook that kept the fused forward follows `restore` by it.
+# The form of a fused module. A hook that kept the fused forward follows `restore` by it.
 _MARK = "_fattn_fused"
 _ROWS = 4
 _enabled = True
+_Options = dict[str, Any]
+
+
+class Form(NamedTuple):
+    """How a norm computes."""
+
+    eps: str  # its name
+    alike: _Options  # of `torch_fattn.rms_norm`, for a weight in the dtype of x, or none
+    mixed: _Options | None  # the same for a float32 weight and x of 16 bits
+    is_gated: bool
 
 
 def enable(enabled: bool) -> bool:
-    """Whether fused modules run torch's `rms_norm` or their own forward. Returns what it was before."""
+    """Whether fused modules run as one kernel or by their own forward. Returns what it was before."""
     global _enabled
     before, _enabled = _enabled, enabled
     return before
@@ -37,11 +51,11 @@ def fuse(norm: nn.Module) -> str:
         return ""
     if why := _fault(norm):
         return why
-    form = _form(norm)
-    if not form:
+    form = _form_of(norm)
+    if form is None:
         return "it computes something else than x / rms(x) * weight"
     norm.forward = MethodType(forward, norm)
-    vars(norm)[_MARK] = _eps_name(norm), form
+    vars(norm)[_MARK] = form
     return ""
 
 
@@ -70,38 +84,63 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
-    """The forward of a fused norm. Runs the module's own where torch's `rms_norm` would be several kernels or
-    round differently: with gradients, under autocast or torch.compile, for other dtypes, tensor-parallel
-    shards and other arguments."""
-    weight: Any = norm.weight
-    mark = vars(norm).get(_MARK)
-    hidden_states: Any = plain(arguments[0]) if arguments else None
+    """The forward of a fused norm. Runs the module's own where the kernels would be several or round
+    differently: with gradients, under autocast or torch.compile, for other dtypes, tensor-parallel shards and
+    other arguments."""
+    weight: Any = norm._parameters.get("weight")
+    form: Form | None = vars(norm).get(_MARK)
+    named = options.values() if options.keys() == {"gate"} else ()
+    operands = tuple(map(plain, (*arguments, *named)))
     if (
         not _enabled
-        or mark is None
-        or len(arguments) != 1
-        or options
+        or form is None
+        or len(operands) != 1 + form.is_gated
+        or (options and not named)
         or torch.compiler.is_compiling()
-        or type(hidden_states) is not Tensor
-        or type(weight) is not nn.Parameter
-        or weight.dtype is not hidden_states.dtype
-        or weight.shape != hidden_states.shape[-1:]
-        or (torch.is_grad_enabled() and (weight.requires_grad or hidden_states.requires_grad))
-        or torch.is_autocast_enabled(hidden_states.device.type)
+        or not _fits(operands[0], operands[-1])
+        or (chosen := _chosen(form, operands[0], weight)) is None
+        or torch.is_autocast_enabled(operands[0].device.type)
     ):
         own: Tensor = type(norm).forward(norm, *arguments, **options)
         return own
-    eps_name, form = mark
-    eps = getattr(norm, eps_name)
-    compute = functools.partial(_rms_norm, hidden_states, weight, eps)
-    if hidden_states.ndim == 4 and running.tables() is not None:  # perhaps heads, before their rotation
-        options = {"norm": form, "eps": eps}
-        return Deferred.of(HeadNorm(hidden_states, weight, options, functools.cache(compute)), hidden_states)
+    eps = getattr(norm, form.eps)
+    compute = functools.partial(_rms_norm, form, chosen, eps, weight, *operands)
+    is_head = operands[0].ndim == 4 and running.tables() is not None  # perhaps, before its rotation
+    if is_head and weight is not None and not form.is_gated and not chosen["float32_out"]:
+        head = HeadNorm(operands[0], weight, {"norm": chosen["norm"], "eps": eps}, functools.cache(compute))
+        return Deferred.of(head, operands[0])
     return compute()
 
 
-def _rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return torch.rms_norm(hidden_states.contiguous(), weight.shape, weight, eps)
+def _rms_norm(form: Form, chosen: _Options, eps: float, weight: Any, x: Tensor, *gate: Tensor) -> Tensor:
+    if weight is None or form.is_gated or chosen is form.mixed or chosen["norm"] == "plus_one":
+        result: Tensor = torch.ops.fattn.rms_norm(x, weight, *gate, eps=eps, **chosen)
+        return result
+    return torch.rms_norm(x.contiguous(), weight.shape, weight, eps)
+
+
+def _fits(x: Any, gate: Any) -> bool:
+    """`gate`: x if there is none."""
+    return type(x) is Tensor and _has_no_gradient(x) and (gate is x or _is_gate(gate, x))
+
+
+def _is_gate(gate: Any, x: Tensor) -> bool:
+    is_like_x = type(gate) is Tensor and gate.dtype is x.dtype and gate.shape == x.shape
+    return is_like_x and _has_no_gradient(gate)
+
+
+def _has_no_gradient(tensor: Tensor) -> bool:
+    return not (tensor.requires_grad and torch.is_grad_enabled())
+
+
+def _chosen(form: Form, x: Tensor, weight: Any) -> _Options | None:
+    if weight is None:
+        return form.alike if x.dtype in _DTYPES else None
+    if type(weight) is not nn.Parameter or weight.shape != x.shape[-1:] or not _has_no_gradient(weight):
+        return None
+    if weight.dtype is x.dtype:
+        return form.alike if x.dtype in _DTYPES else None
+    return form.mixed if weight.dtype is torch.float32 and x.dtype in _DTYPES else None
 
 
 def _eps_name(norm: nn.Module) -> str:
@@ -112,45 +151,61 @@ def _fault(norm: nn.Module) -> str:
     weight = norm._parameters.get("weight")
     if _replaced_by(norm) not in (None, forward):
         return "its forward is replaced"
-    if weight is None and not norm._buffers and not norm._modules:
-        return "it has no weight"
-    if weight is None or len(norm._parameters) > 1 or norm._buffers or norm._modules:
+    if len(norm._parameters) > (weight is not None) or norm._buffers or norm._modules:
         return "it is more than a weight"
-    if type(weight) is not nn.Parameter or weight.ndim != 1 or weight.is_meta:
+    if weight is not None and (type(weight) is not nn.Parameter or weight.ndim != 1 or weight.is_meta):
         return "its weight is a shard, or not a vector in memory"
-    if not weight.is_floating_point() or weight.dtype is torch.float64:
-        return f"torch's rms_norm is not one kernel in {weight.dtype}"
+    if weight is not None and weight.dtype not in _DTYPES:
+        return f"there is no kernel for {weight.dtype}"
     if not _eps_name(norm):
         return "it has no eps"
     return ""
 
 
-def _form(norm: nn.Module) -> str:
-    """The option `norm` of `torch_fattn.rotary`, if a copy with random weights has the form, with two
-    roundings at most, on rows that include one as small as eps; else empty."""
-    weight: Any = norm.weight
-    dtype, eps = weight.dtype, getattr(norm, _eps_name(norm))
+def _form_of(norm: nn.Module) -> Form | None:
+    weight = norm._parameters.get("weight")
+    dtype = torch.bfloat16 if weight is None else weight.dtype
+    is_gated = "gate" in inspect.signature(type(norm).forward).parameters
+    alike = _options(norm, dtype, is_gated)
+    if alike is None:
+        return None
+    mixed = _options(norm, torch.bfloat16, is_gated) if dtype is torch.float32 else None
+    return Form(_eps_name(norm), alike, mixed, is_gated)
+
+
+def _options(norm: nn.Module, dtype: torch.dtype, is_gated: bool) -> _Options | None:
+    """The options with which `torch_fattn.rms_norm` computes what a copy with random weights does, on rows of
+    that dtype that include one as small as eps."""
+    weight, eps = norm._parameters.get("weight"), getattr(norm, _eps_name(norm))
     numbers = torch.Generator().manual_seed(0)
-    probed, random = copy.copy(norm), _random(numbers, weight.shape[0]).to(dtype)
-    probed._parameters = {"weight": nn.Parameter(random, requires_grad=False)}
+    probed, columns = copy.copy(norm), 64 if weight is None else weight.shape[0]
+    if weight is not None:
+        weight = nn.Parameter(_random(numbers, columns).to(weight.dtype), requires_grad=False)
+        probed._parameters = {"weight": weight}
     scales = torch.tensor([[max(eps, 1e-6) ** 0.5], [0.3], [1.0], [30.0]], device="cpu")
-    x = (_random(numbers, _ROWS, weight.shape[0]) * scales).to(dtype)
+    x, gate = (_random(numbers, _ROWS, columns) for _ in range(2))
+    operands = [(x * scales).to(dtype), gate.to(dtype)][: 1 + is_gated]
     try:
         with torch.no_grad(), torch.device("cpu"):
-            found = type(norm).forward(probed, x)
+            found = type(norm).forward(probed, *operands)
     except Exception:  # another signature, or code that needs its device
-        return ""
-    if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype is not dtype:
-        return ""
-    exact = x.double()
-    normalised = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
-    exact = normalised * random.double()
-    roundings = 1.01 if dtype.itemsize < 4 else 4  # of half an ulp each, relative to a power of two
-    bound = roundings * torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).smallest_normal
-    if bool(((found - exact).abs() > bound).any()):
-        return ""
-    twice = normalised.to(dtype) * random
-    return "rounded" if (found == twice).sum() >= (found == exact.to(dtype)).sum() else "float"
+        return None
+    if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype not in (dtype, torch.float32):
+        return None
+    forms = ("rounded",) if weight is None else ("rounded", "float", "plus_one")
+    for form, activation in product(forms, ("silu", "sigmoid")[: 1 + is_gated]):
+        options = {"norm": form, "activation": activation, "float32_out": found.dtype is not dtype}
+        mine = torch.ops.fattn.rms_norm(operands[0], weight, *operands[1:], eps=eps, **options)
+        if _is_same(found, mine, dtype):
+            return options
+    return None
+
+
+def _is_same(found: Tensor, mine: Tensor, dtype: torch.dtype) -> bool:
+    """Bit for bit, but for the order of the sum: it moves few roundings to 16 bits."""
+    bound = (4 if dtype is torch.float32 else 1.01) * torch.finfo(dtype).eps * mine.abs()
+    is_close = ((found - mine).abs() <= bound + torch.finfo(found.dtype).smallest_normal).all()
+    return bool(is_close and (dtype is torch.float32 or (found != mine).float().mean() < 0.05))
 
 
 def _random(numbers: torch.Generator, *shape: int) -> Tensor:
