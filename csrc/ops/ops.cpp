@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include "../describe/calls.h"
+#include "autograd.h"
 #include "device_data.h"
 #include "../fallback/fallback.h"
 #include "gpu.h"
@@ -288,11 +289,6 @@ std::string planning(std::string arguments) {
   for (size_t end; (end = arguments.find("!)")) != std::string::npos;) arguments.erase(end - 2, 4);
   const bool has_keywords = arguments.find("*,") != std::string::npos;
   return arguments + (has_keywords ? ", " : ", *, ") + kDeviceArguments;
-}
-
-template <auto kernel>
-torch::CppFunction boxed() {
-  return torch::CppFunction::makeFromBoxedFunction<kernel>();
 }
 
 template <bool may_wait>
