@@ -116,11 +116,9 @@ struct MaskMapCall {
 Call describe_prefill_of(Op op, const Arguments& arguments);
 Call describe_varlen_prefill_of(Op op, const Arguments& arguments);
 // Describe a call of the op of the same name from its arguments.
-Call describe_prefill(const Arguments& arguments);
-Call describe_decode(const Arguments& arguments);
-Call describe_paged_decode(const Arguments& arguments);
-Call describe_paged_prefill(const Arguments& arguments);
-Call describe_varlen_prefill(const Arguments& arguments);
+#define FATTN_DESCRIBE(op, name) Call describe_##name(const Arguments& arguments);
+FATTN_ATTENTION_OPS(FATTN_DESCRIBE)
+#undef FATTN_DESCRIBE
 BackwardCall describe_prefill_backward(const Arguments& arguments);
 BackwardCall describe_varlen_prefill_backward(const Arguments& arguments);
 MergeCall describe_merge(const Arguments& arguments);

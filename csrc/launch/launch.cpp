@@ -117,15 +117,10 @@ void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gr
   const Tensor lse = call.lse.contiguous();
   bindings[kSlotGradOut] = view_of(grad_out, query_grad);
   bindings[kSlotLse] = view_of(lse, query_grad);
-  Tensor grad_lse, out;
-  if (call.grad_lse.defined()) {
-    grad_lse = call.grad_lse.contiguous();
-    bindings[kSlotGradLse] = view_of(grad_lse, query_grad);
-  }
-  if (call.out.defined()) {
-    out = with_contiguous_rows(call.out);
-    bindings[kSlotSavedOut] = view_of(out, query_grad);
-  }
+  const Tensor grad_lse = call.grad_lse.defined() ? call.grad_lse.contiguous() : Tensor();
+  const Tensor out = call.out.defined() ? with_contiguous_rows(call.out) : Tensor();
+  if (grad_lse.defined()) bindings[kSlotGradLse] = view_of(grad_lse, query_grad);
+  if (out.defined()) bindings[kSlotSavedOut] = view_of(out, query_grad);
   bindings[kSlotGradQuery] = view_of(query_grad, query_grad);
   bindings[kSlotGradKey] = view_of(key_grad, query_grad);
   bindings[kSlotGradValue] = view_of(value_grad, query_grad);

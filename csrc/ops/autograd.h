@@ -1,4 +1,4 @@
-// Shared by the autograd kernels.
+// Shared by the boxed kernels.
 #pragma once
 
 #include <string>
@@ -6,8 +6,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
 
 namespace fattn {
+
+template <auto kernel>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<kernel>();
+}
 
 // "fattn.prefill" for "fattn::prefill".
 std::string public_name(const c10::OperatorHandle& op);

@@ -227,10 +227,8 @@ constexpr const char* kVarlenPrefillBackward = "fattn::varlen_prefill_backward";
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
-  library.impl("attention",
-               torch::CppFunction::makeFromBoxedFunction<&run_with_gradient<kPrefillBackward>>());
-  library.impl("varlen_attention",
-               torch::CppFunction::makeFromBoxedFunction<&run_with_gradient<kVarlenPrefillBackward>>());
+  library.impl("attention", boxed<run_with_gradient<kPrefillBackward>>());
+  library.impl("varlen_attention", boxed<run_with_gradient<kVarlenPrefillBackward>>());
 }
 
 }  // namespace fattn

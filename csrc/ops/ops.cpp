@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include "../describe/calls.h"
+#include "autograd.h"
 #include "device_data.h"
 #include "../fallback/fallback.h"
 #include "gpu.h"
@@ -294,11 +295,6 @@ std::string planning(std::string arguments) {
 const std::string kRmsNormArguments =
     "Tensor x, Tensor? weight=None, Tensor? gate=None, *, float eps=1e-6, str norm=\"rounded\", "
     "str activation=\"silu\", bool float32_out=False";
-
-template <auto kernel>
-torch::CppFunction boxed() {
-  return torch::CppFunction::makeFromBoxedFunction<kernel>();
-}
 
 template <bool may_wait>
 void register_ops(torch::Library& library) {

@@ -169,11 +169,8 @@ std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
                 ", the limit for the gradients of a sequence; use shorter sequences");
 }
 
-// Limits the products of a dispatch.
-void limit_work(Pass& pass, const DeviceFacts& device, const Problem& p, const Tile& tile) {
-  const double products = products_of_walked(tile, p) * double(walked_by(tile, p));
-  const double max_groups = std::max(max_products(device) / products, double(cores_of(device)));
-  limit_groups(pass, max_groups);
+double products_of_group(const Tile& tile, const Problem& p) {
+  return products_of_walked(tile, p) * double(walked_by(tile, p));
 }
 
 void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
@@ -186,7 +183,7 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
   pass.spec.saved_out = p.has_float32_out && !uses_units(tile.kernel);
   pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
-  limit_work(pass, device, p, tile);
+  limit_products(pass, device, products_of_group(tile, p));
   if (p.has_grad_lse) pass.bind(kSlotGradLse);
   if (pass.spec.saved_out) pass.bind(kSlotSavedOut);
   pass.bind(kSlotLse);
@@ -201,7 +198,7 @@ void add_key_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const
   pass.spec.tile_keys = uint16_t(tile.owned * kFragment);
   pass.spec.step_rows = uint16_t(tile.walked);
   pass.grid = {uint32_t(key_tiles), uint32_t(p.kv_heads), uint32_t(p.packed ? 1 : p.batch)};
-  limit_work(pass, device, p, tile);
+  limit_products(pass, device, products_of_group(tile, p));
   pass.bind(kSlotGradKey);
   pass.bind(kSlotGradValue);
   pass.set_params(params);

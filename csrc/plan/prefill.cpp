@@ -336,8 +336,7 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   if (heads_first) std::swap(pass.grid[0], pass.grid[1]);
   const double keys_of_group = std::ceil(double(max_visible_keys(p, tile.rows())) / double(parts.count));
   const double products_of_group = double(tile.rows()) * keys_of_group * double(p.head_dim + p.value_dim);
-  const double max_groups = std::max(max_products(device) / products_of_group, double(cores_of(device)));
-  limit_groups(pass, max_groups);
+  limit_products(pass, device, products_of_group);
   pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
   const int64_t saved_bytes = saved_tile_bytes(tile.rows(), tile.row_fragments * kFragment);
   pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile) + saved_bytes, 16) * 16);

@@ -43,4 +43,9 @@ inline void limit_groups(Pass& pass, double max_groups) {
   }
 }
 
+// The same by products, but never below a threadgroup per core.
+inline void limit_products(Pass& pass, const DeviceFacts& device, double products_of_group) {
+  limit_groups(pass, std::max(max_products(device) / products_of_group, double(cores_of(device))));
+}
+
 }  // namespace fattn

@@ -153,11 +153,8 @@ using namespace fattn;
   for (int k = 0; k < kKeyFragments; k++) {
     const int own = step.first_key + k * 8;
     const bool exists = own < tile.stored;
-    const device Element* of_key = key + (tile.batch * forward.key.batch + tile.kv_head * forward.key.head +
-                                          (tile.key_row + own) * forward.key.row);
-    const device Element* of_value =
-        value + (tile.batch * forward.value.batch + tile.kv_head * forward.value.head +
-                 (tile.key_row + own) * forward.value.row);
+    const device Element* of_key = key + tile.key_offset(own, forward.key);
+    const device Element* of_value = value + tile.key_offset(own, forward.value);
     keys.load(k, exists ? of_key : nullptr, share, at);
     values.load(k, exists ? of_value : nullptr, share, at);
   }
@@ -236,10 +233,8 @@ using namespace fattn;
     const int own = step.first_key + k * 8;
     const bool seen = row_sum_of(sums.weight_sum[k]) != 0.0f;
     if (own < tile.stored) {
-      const long of_key = tile.batch * params.grad_key.batch + tile.kv_head * params.grad_key.head +
-                          (tile.key_row + own) * params.grad_key.row;
-      const long of_value = tile.batch * params.grad_value.batch + tile.kv_head * params.grad_value.head +
-                            (tile.key_row + own) * params.grad_value.row;
+      const long of_key = tile.key_offset(own, params.grad_key);
+      const long of_value = tile.key_offset(own, params.grad_value);
       store_gradient<kHeadDim>(sums.keys, k, grad_key + of_key, seen ? params.grad_scale : 0.0f, share, at);
       store_gradient<kValueDim>(sums.values, k, grad_value + of_value, seen ? 1.0f : 0.0f, share, at);
     }

@@ -107,14 +107,8 @@ using namespace fattn;
       return;
     }
   }
-  stage_own(key_storage,
-            key + (tile.batch * forward.key.batch + tile.kv_head * forward.key.head +
-                   tile.key_row * forward.key.row),
-            forward.key.row, tile, thread_index);
-  stage_own(value_storage,
-            value + (tile.batch * forward.value.batch + tile.kv_head * forward.value.head +
-                     tile.key_row * forward.value.row),
-            forward.value.row, tile, thread_index);
+  stage_own(key_storage, key + tile.key_offset(0, forward.key), forward.key.row, tile, thread_index);
+  stage_own(value_storage, value + tile.key_offset(0, forward.value), forward.value.row, tile, thread_index);
   const int own = own_group * kGroupKeys * kRowChunks;
   SharedTensor keys = staged_tensor(key_storage + own, 0, kTensorDim, kTensorRows);
   SharedTensor values = staged_tensor(value_storage + own, 0, kTensorDim, kTensorRows);
@@ -209,8 +203,7 @@ using namespace fattn;
 
   used = simd_or(used);
   constant Strides3* strides = of_keys ? &params.grad_key : &params.grad_value;
-  device Element* gradient = (of_keys ? grad_key : grad_value) + tile.batch * strides->batch +
-                             tile.kv_head * strides->head + (tile.key_row + step.first_key) * strides->row;
+  device Element* gradient = (of_keys ? grad_key : grad_value) + tile.key_offset(step.first_key, *strides);
   FATTN_EACH_ELEMENT(i, output) {
     const auto at = output.get_multidimensional_index(i);
     if (step.first_key + at[1] < tile.stored && column + at[0] < kHeadDim) {

@@ -27,6 +27,11 @@ struct KeyTile {
   int q_len;
   int first_position;  // of this row
 
+  // The first element of key `key` of the sequence, in an operand or its gradient.
+  long key_offset(int key, constant Strides3& strides) const thread {
+    return batch * strides.batch + kv_head * strides.head + (key_row + key) * strides.row;
+  }
+
   // The range of rows that see one of keys [first, last] by position. It may contain other rows.
   RowRange rows_of(int first, int last, constant PrefillParams& params) const thread {
     long begin = 0;

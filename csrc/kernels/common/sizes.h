@@ -111,11 +111,10 @@ constexpr int key_pitch(int dim, int shares, int element_bytes) {
 constexpr int value_pitch(int dim, int shares, int element_bytes) {
   return padded_columns(dim, shares) + kValuePadBytes / element_bytes;
 }
-// Floats from row to row of the scores that the tensor kernels pass through threadgroup memory.
+// Floats from row to row, padded likewise, of scores that the tensor kernels pass through threadgroup memory.
 constexpr int score_pitch(int tile_keys) { return tile_keys + 4; }
-// prefill_wide: simdgroups that divide the columns of a key fragment, if they outnumber the fragments;
-// 16-byte pieces of the query that a lane reads for eight rows, and for one share of their columns; and the
-// products of a row group in a step.
+// prefill_wide: simdgroups that divide the columns of a key fragment, if they outnumber the fragments; the
+// 16-byte pieces of the query that a lane reads for eight rows of a share; the products of a group in a step.
 constexpr int sum_shares(int column_shares, int key_fragments) {
   return column_shares < key_fragments ? 1 : column_shares / key_fragments;
 }

@@ -80,7 +80,14 @@ struct DecodeState {
 
   RowBlock block() const thread { return saved->block; }
   int batch() const thread { return saved->worker.batch; }
-  KnownSequence known() const thread { return saved->worker.known; }
+  // By member: a kernel reads only those that it uses.
+  KnownSequence known() const thread {
+    KnownSequence known;
+    known.length = saved->worker.known.length;
+    known.keys = saved->worker.known.keys;
+    known.count = saved->worker.known.count;
+    return known;
+  }
   // The chunk that was saved.
   WorkItem item(constant CausalSpan& span) const thread {
     KnownSequence sequence;
@@ -88,7 +95,16 @@ struct DecodeState {
     sequence.keys = saved->worker.known.keys;
     return sequence.item(batch(), saved->part, span);
   }
-  Worker worker() const thread { return saved->worker; }
+  Worker worker() const thread {
+    Worker worker;
+    worker.index = saved->worker.index;
+    worker.batch = saved->worker.batch;
+    worker.part = saved->worker.part;
+    worker.left = saved->worker.left;
+    worker.dealt = saved->worker.dealt;
+    worker.known = known();
+    return worker;
+  }
   ChunkResults results() const thread { return saved->results; }
   KeyLimits limits() const thread { return saved->limits; }
 

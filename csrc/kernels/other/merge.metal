@@ -23,6 +23,14 @@ struct PartSum {
   RowSum keys;
 };
 
+inline RowSum row_sum_at(const threadgroup RowSum* shared) {
+  RowSum sum;
+  sum.score = shared->score;
+  sum.logit = shared->logit;
+  sum.sum = shared->sum;
+  return sum;
+}
+
 // The parts of a row, from this lane's columns on.
 struct Parts {
   const device Partial* out;
@@ -127,11 +135,11 @@ using namespace fattn;
     }
     RowSum keys = row_sum_of_no_keys();
     for (int s = 0; s < kSimdgroups; s++) {
-      raise_to(keys, shared_keys[s]);
+      raise_to(keys, row_sum_at(shared_keys + s));
     }
     float4 weighted = 0.0f;
     for (int s = 0; s < kSimdgroups; s++) {
-      const float weight = add_sum(keys, shared_keys[s], parts.log2_per_score);
+      const float weight = add_sum(keys, row_sum_at(shared_keys + s), parts.log2_per_score);
       weighted += weight * shared_weighted[s * kSimdWidth + lane];
     }
     const float scale = params.puts_part ? 1.0f : keys.sum == 0.0f ? 0.0f : 1.0f / keys.sum;
