@@ -1,6 +1,6 @@
 """The emulator finds faults of every kernel, and the same launches without a fault are silent: missing
-barriers, reads outside a buffer and of what nobody wrote, and work that is done for nothing. tests/mutation
-has thousands more.
+barriers, reads outside a buffer and of what nobody wrote. tests/mutation has thousands more; test_counts.py
+has work that is done for nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ f32, f16, bf16 = problems.DTYPES
 
 # 18 packed rows: two fragments and a second threadgroup of rows.
 DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
-# Whole steps, and a gap before the window.
-WINDOW = Problem(0, "decode", f16, 1, 2, 1, 2, 512, 64, 32, window_left=353, sink_tokens=32)
 # 15 packed rows of wide heads that do not divide evenly; columns in chunks of 16 bytes.
 WIDE = Problem(16, "decode", f16, 1, 5, 1, 3, 75, 136, 200, seq_lens=(69,), sinks=True)
 # Whole and ragged steps, several of each, and a ragged last tile of rows.
@@ -47,7 +45,6 @@ PACKED = Problem(
 )
 PROBLEMS = {
     "decode": DECODE,
-    "decode-window": WINDOW,
     # More parts than simdgroups; values that take two rounds.
     "decode-split": Problem(2, "decode", f16, 1, 3, 1, 1, 1400, 112, 72, seq_lens=(1400,)),
     # Up to four chunks in one launch.
@@ -60,20 +57,11 @@ PROBLEMS = {
     # Full to the last slot, as the next: one key too many is outside the cache.
     "wide-full": Problem(17, "decode", f32, 1, 3, 1, 1, 16, 136, 200, seq_lens=(16,)),
     "wide-int8": replace(WIDE, kv_format="int8"),
-    "wide-window": Problem(
-        *(0, "decode", f16, 2, 5, 1, 3, 400, 192, 128),
-        seq_lens=(390, 31),
-        window_left=60,
-        sink_tokens=5,
-        tree="each",
-    ),
-    "latent": Problem(0, "decode", f16, 1, 8, 1, 1, 60, 576, 512, seq_lens=(57,), value_in_key=True),
     "vector-full": Problem(19, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,)),
     # One row for each of as many heads as threadgroups, which have the chunks of both sequences.
     "vector": Problem(18, "decode", f16, 2, 32, 32, 1, 300, 40, 24, seq_lens=(300, 44)),
     "vector-short": Problem(22, "decode", f16, 2, 2, 2, 1, 600, 40, 24, seq_lens=(600, 300)),
     "prefill": PREFILL,
-    "prefill-from-0": replace(PREFILL, q_len=150, kv_len=130, causality="offset", q_offset=0),
     "packed": PACKED,
     "packed-int8": replace(PACKED, kv_format="int8", window_left=20),
     "varlen": replace(
@@ -156,14 +144,8 @@ FAULTS = {
         f"{SCALES}\n  {SIMDGROUP_BARRIER}", SCALES, "race"),
     "forgets_a_maximum": ("decode-split", "decode.metal", "at.pair == 0) {\n      row_max[row]",
         "at.pair == 0 && at.row != 1) {\n      row_max[row]", "uninit"),
-    "reads_a_part_too_many": ("decode-split", "merge.metal", "own_part < parts.count ?",
-        "own_part <= parts.count ?", "bounds"),
     "reads_past_the_last_wide_column": ("wide-full", "columns.h", "kEven || column < kTo",
         "kEven || column <= kTo", "bounds"),
-    "scales_overtake_the_step_before": ("wide-int8", "wide_step.h",
-        "    scales.put_key(thread_index, sequence.key.row_scale(",
-        "    scales.put_value(thread_index, value_scale);\n"
-        "    scales.put_key(thread_index, sequence.key.row_scale(", "race|uninit"),
     "sums_are_read_before_all_are_put": ("vector-short", "chunk_sum.h",
         f"{SIMDGROUP_BARRIER}  // the sums", "// the sums", "race"),
     "reads_past_the_length": ("vector-full", "keys.h", "return key < length && (!fc_window",
@@ -180,12 +162,8 @@ FAULTS = {
     "cells_behind_the_last_row": ("map", "mapped_steps.h",
         "min(rows.tile.begin / kCellRows + thread_index, (rows.tile.end - 1) / kCellRows)",
         "rows.tile.begin / kCellRows + thread_index", "bounds"),
-    "scales_have_one_place": ("tiles-int8", "prefill_wide.metal", "shared_scales + place * kTileKeys",
-        "shared_scales + 0 * kTileKeys", "race"),
     "groups_share_products": ("groups", "prefill_wide.metal",
         "(place * kRowGroups + row_group) * kGroupScores", "(place * kRowGroups + 0) * kGroupScores", "race"),
-    "all_simdgroups_make_the_first_products": ("tiles", "wide_products.h",
-        "share / kSumShares * kOwnFragments + own", "own", "race|uninit"),
     "stores_rows_that_do_not_exist": ("tiles", "results.h", "place < 0", "place < -1", "bounds"),
     "writes_a_cell_behind_the_last": ("mask_map", "mask_map.metal", "key_cell >= params.key_cells",
         "key_cell > params.key_cells", "race|bounds"),
@@ -193,31 +171,6 @@ FAULTS = {
         "bounds"),
     "slices_begin_with_the_first_threadgroup": ("decode, sliced", "grid.h",
         "? slice.first_group + group :", "? slice.first_group :", "race|uninit|NaN|error"),
-    # Results are right, and only counts tell.
-    "loads_elements_of_keys": ("decode-window", "decode_step.h", "i, fc_vector_loads, at, keys[e]",
-        "i, false, at, keys[e]", "rose"),
-    "stages_elements": ("prefill", "tile.h", "return fc_vector_loads ? *reinterpret_cast",
-        "return false ? *reinterpret_cast", "rose"),
-    "decode_takes_no_step_as_whole": ("decode-window", "decode_rows.h", "return step.have_blocks() &",
-        "return false &", "rose"),
-    "prefill_takes_no_step_as_whole": ("prefill", "steps.h",
-        "unknown ? 0 : units_in(ranges.all_end, unit) * unit;", "0;", "rose"),
-    "takes_no_cell_as_whole": ("map", "prefill_tile.h", "steps.own_cell() == kWholeColumn &&",
-        "steps.own_cell() == kHiddenColumn &&", "rose"),
-    "visits_what_the_map_hides": ("map", "mapped_steps.h", "const bool ahead = byte != kHiddenColumn &&",
-        "const bool ahead =", "rose"),
-    "decode_visits_what_no_row_sees": ("decode-window", "decode.metal",
-        "const Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys);",
-        "Visits steps = visits_of(item.ranges, item.begin, item.end, kTileKeys); "
-        "steps.count += steps.gap.end - steps.gap.begin; steps.gap.end = steps.gap.begin;", "rose"),
-    "prefill_visits_what_no_row_sees": ("prefill-from-0", "prefill_tile.h",
-        "ranges = rows.ranges_of(tile.begin, kTileRows, *params);",
-        "ranges = rows.ranges_of(tile.begin, kTileRows, *params); ranges.end = rows.length;", "rose"),
-    "merge_is_narrow": ("merge", "sizes.h", "= 4 * kSimdWidth", "= 1 * kSimdWidth", "rose"),
-    "reads_the_table_for_every_fragment": ("decode-paged", "keys.h", "k > 0 && (fc_block_size % kTileKeys",
-        "false && (fc_block_size % kTileKeys", "rose"),
-    "reads_latent_values_again": ("latent", "wide_step.h", "= kValueInKey ? kValueDim : 0;", "= 0;",
-        "rose"),
 }
 # fmt: on
 

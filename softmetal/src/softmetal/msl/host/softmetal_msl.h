@@ -14,7 +14,6 @@
 #include "scalar_first.h"
 #include "geometric.h"
 #include "matrix.h"
-#include "pack.h"
 #include "texture.h"
 #include "stages.h"
 #include "../common/uniform.h"
