@@ -1,4 +1,4 @@
-"""The parts of Apple's library that foreign kernels use: matrices, vectors of bool."""
+"""The parts of Apple's library that foreign kernels use: matrices, vectors of bool, packing."""
 
 from __future__ import annotations
 
@@ -139,6 +139,71 @@ def test_vectors_of_bool_in_memory() -> None:
     }"""
     run(body, values, out)
     np.testing.assert_array_equal(out, [1, 0, 0, 1, 0, 1, 0, 0])
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+WORDS = np.random.default_rng(3).integers(0, 2**32, 64, dtype=np.uint32)
+
+
+def unorm(words: np.ndarray, bits: list[int]) -> np.ndarray:
+    """The fields of each word, lowest first, as fractions."""
+    fields, shift = [], 0
+    for width in bits:
+        largest = (1 << width) - 1
+        fields.append((words.astype(np.uint64) >> np.uint64(shift) & np.uint64(largest)) / largest)
+        shift += width
+    return np.stack(fields, -1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("format", "bits"), [("unorm4x8", [8] * 4), ("unorm2x16", [16] * 2), ("unorm10a2", [10, 10, 10, 2])]
+)
+def test_unpack_and_pack_unsigned(format: str, bits: list[int], kind: str) -> None:
+    count = len(bits)
+    unpacked, packed = np.zeros((64, count), np.float32), np.zeros(64, np.uint32)
+    body = f"""kernel void k(device const uint* in, device float* out, device uint* back) {{
+      for (int i = 0; i < 64; ++i) {{
+        {kind}{count} v = unpack_{format}_to_{kind}(in[i]);
+        for (int n = 0; n < {count}; ++n) out[{count} * i + n] = v[n];
+        back[i] = pack_{kind}_to_{format}(v);
+      }}
+    }}"""
+    run(body, WORDS, unpacked, packed)
+    np.testing.assert_allclose(unpacked, unorm(WORDS, bits), atol=1e-3 if kind == "half" else 1e-7)
+    if kind == "float":
+        np.testing.assert_array_equal(packed, WORDS)
+
+
+@pytest.mark.parametrize(("format", "kind"), [("snorm4x8", np.int8), ("snorm2x16", np.int16)])
+def test_unpack_and_pack_signed(format: str, kind: Any) -> None:
+    fields = WORDS.view(kind).reshape(64, -1)
+    count, largest = fields.shape[1], np.iinfo(kind).max
+    unpacked, packed = np.zeros((64, count), np.float32), np.zeros(64, np.uint32)
+    body = f"""kernel void k(device const uint* in, device float* out, device uint* back) {{
+      for (int i = 0; i < 64; ++i) {{
+        float{count} v = unpack_{format}_to_float(in[i]);
+        for (int n = 0; n < {count}; ++n) out[{count} * i + n] = v[n];
+        back[i] = pack_float_to_{format}(v);
+      }}
+    }}"""
+    run(body, WORDS, unpacked, packed)
+    np.testing.assert_allclose(unpacked, np.maximum(fields / largest, -1), atol=1e-7)
+    np.testing.assert_array_equal(packed.view(kind).reshape(64, -1), np.maximum(fields, -largest))
+
+
+def test_packing_clamps_and_rounds() -> None:
+    check(
+        {
+            "pack_float_to_unorm4x8(float4(-1, 2, 0.5f, 1))": float(np.float32(0xFF80FF00)),
+            "pack_float_to_snorm2x16(float2(-2, 0.25f))": float(np.float32(0x20008001)),
+            "unpack_unorm4x8_srgb_to_float(0x80ff00bcu).y": 0,
+            "unpack_unorm4x8_srgb_to_float(0x80ff00bcu).z": 1,
+            "pack_float_to_srgb_unorm4x8(unpack_unorm4x8_srgb_to_float(0x40bc8007u)) == 0x40bc8007u": 1,
+            "pack_float_to_unorm565(unpack_unorm565_to_float(ushort(0x1234)))": 0x1234,
+        }
+    )
 
 
 # ---- the language --------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ float nir_flog2(float) __attribute__((const));
 #include "scalar_first.h"
 #include "geometric.h"
 #include "matrix.h"
+#include "pack.h"
 
 #include "agx_arguments.h"
 #include "agx_simdgroup.h"

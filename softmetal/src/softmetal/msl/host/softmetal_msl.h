@@ -14,6 +14,7 @@
 #include "scalar_first.h"
 #include "geometric.h"
 #include "matrix.h"
+#include "pack.h"
 #include "texture.h"
 #include "stages.h"
 #include "../common/uniform.h"
