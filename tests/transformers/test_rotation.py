@@ -35,7 +35,7 @@ from tests.transformers.tiny_models import (
 )
 from torch_fattn.integrations.transformers import PagedCache, register, report, unregister
 from torch_fattn.integrations.transformers.compat import CACHE
-from torch_fattn.integrations.transformers.fusion import layers, rotary, running
+from torch_fattn.integrations.transformers.fusion import layers, norms, rotary, running
 from torch_fattn.integrations.transformers.fusion.deferred import Deferred
 from torch_fattn.integrations.transformers.fusion.launches import BESIDES, Launches
 
@@ -146,6 +146,23 @@ def test_calls_of_the_own_function(case: str) -> None:
     assert not waited
     assert results[0].requires_grad == (case == "gradient")
     torch.testing.assert_close(results, list(expected), rtol=0, atol=0, equal_nan=True)
+
+
+def test_steps_between() -> None:
+    """They may change in place what waits."""
+    theirs, ours = functions("llama")
+    query, key, cos, sin = (each.nan_to_num() for each in operands(torch.float32))
+    norm = modeling_llama.LlamaRMSNorm(16).to(DEVICE)
+    with torch.no_grad():
+        expected = 3 * theirs(2 * norm(query), norm(key), cos, sin)[0]
+        assert norms.fuse(norm) == ""
+        with running.run(True):
+            heads = norm(query), norm(key)
+            heads[0].mul_(2)
+            rotated = ours(*heads, cos, sin)[0]
+            rotated.mul_(3)
+    assert type(heads[1]) is type(rotated) is Deferred
+    assert (rotated - expected).abs().max() < TOLERANCE
 
 
 def model_of(family: str, implementation: str = "fattn", **fields: Any) -> PreTrainedModel:

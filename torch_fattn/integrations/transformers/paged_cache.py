@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -283,7 +283,8 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
         has_window = 0 <= call.window_left < call.keys
         step, kept = layer.group.step(layer.index, batch, rows, real, has_window)
         if kept is None and rotation is not None:
-            rotation.store(partial(_append_rotated, cache, layer.index, step), new_value)
+            append = partial(cache.append_rotated, layer.index, step)
+            rotation.store(partial(_append_rotated, append), new_value)
         else:
             new = _packed(new_key, new_value)
             if kept is not None:
@@ -304,21 +305,11 @@ def attend_stored(call: Call, attention_mask: Tensor | None) -> Tensor:
     return without_padding(out, value.shape[-1])
 
 
-def _append_rotated(
-    cache: PagedKVCache,
-    layer: int,
-    step: CacheStep,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    **options: Any,
-) -> Tensor:
-    rows = _packed(query, key, value)
-    tables = [table.expand(query.shape[0], -1, -1).flatten(0, 1) for table in (cos, sin)]
-    out: Tensor = cache.append_rotated(layer, step, *rows, *tables, **options)
-    return out.unflatten(0, (query.shape[0], -1)).transpose(1, 2)
+def _append_rotated(append: Callable[..., Tensor], *operands: Tensor, **options: Any) -> Tensor:
+    *heads, cos, sin = operands
+    batch = heads[0].shape[0]
+    tables = (table.expand(batch, -1, -1).flatten(0, 1) for table in (cos, sin))
+    return append(*_packed(*heads), *tables, **options).unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def _packed(*operands: Tensor) -> list[Tensor]:

@@ -22,17 +22,20 @@ class HeadNorm(NamedTuple):
     heads: Tensor
     weight: Tensor
     options: dict[str, Any]  # of `torch_fattn.rotary`
-    compute: Callable[[], Tensor]  # cached
+    compute: Any  # by functools.cache
+    is_transposed: bool = False
 
     def result(self, _which: int) -> Tensor:
-        return self.compute()
+        result: Tensor = self.compute()
+        return result.transpose(1, 2) if self.is_transposed else result
 
     def joins(self, other: HeadNorm) -> bool:
-        """Whether one launch can compute both."""
-        return self.options == other.options and self.weight.dtype is other.weight.dtype
+        """Whether one launch can compute both. What has been computed may have been changed in place."""
+        waits = self.compute.cache_info().currsize == other.compute.cache_info().currsize == 0
+        return waits and self.options == other.options and self.weight.dtype is other.weight.dtype
 
     def transposed(self) -> HeadNorm:
-        return self._replace(heads=self.heads.transpose(1, 2), compute=lambda: self.compute().transpose(1, 2))
+        return self._replace(heads=self.heads.transpose(1, 2), is_transposed=not self.is_transposed)
 
 
 class Rotation:

@@ -57,12 +57,13 @@ def _fits(layer: Any, key: Tensor, value: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in (key, value, layer.keys, layer.values)):
         return False
-    return layer.keys.numel() == 0 or all(
-        type(old) is Tensor
-        and (old.dtype, old.device, old.shape[:2], old.shape[3:])
-        == (new.dtype, new.device, new.shape[:2], new.shape[3:])
-        for old, new in ((layer.keys, key), (layer.values, value))
-    )
+    return layer.keys.numel() == 0 or (_are_alike(layer.keys, key) and _are_alike(layer.values, value))
+
+
+def _are_alike(old: Tensor, new: Tensor) -> bool:
+    if type(old) is not Tensor or old.dtype is not new.dtype or old.device != new.device:
+        return False
+    return old.shape[:2] == new.shape[:2] and old.shape[3:] == new.shape[3:]
 
 
 def _is_stored(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, **where: Any) -> bool:
