@@ -108,7 +108,7 @@ Plan plan_rms_norm(const RmsNormProblem& p) {
   pass.bind(kSlotOut);
 
   RmsNormParams params = p.params;
-  params.rows = int32_t(p.rows);
+  params.rows = p.rows;
   params.columns = int32_t(p.columns);
   params.eps = float(p.eps);
   pass.set_params(params);

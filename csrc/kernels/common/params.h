@@ -367,7 +367,7 @@ struct LogitsParams {
 #define FATTN_RMS_NORM_PARAMS(X) \
   X(Strides3, x)                 \
   X(Strides3, gate)              \
-  X(fattn_i32, rows)             \
+  X(fattn_i64, rows)             \
   X(fattn_i32, heads)            \
   X(fattn_i32, length)           \
   X(fattn_i32, columns)          \
