@@ -78,31 +78,19 @@ def test_packed(options: Options, device: str) -> None:
     assert_same(gradients(ours, *(t.to(device) for t in (q, k, v))), wanted)
 
 
-def packed_calls(starts: Tensor) -> dict[str, Any]:
-    """Each function of packed operands, with the axis of its operands and the function of their parts."""
-    lens = (starts, starts, 6, 6)
-    return {
-        "flash_attn_qkvpacked_func": (2, fa.flash_attn_func, (), ()),
-        "flash_attn_kvpacked_func": (2, fa.flash_attn_func, (), ()),
-        "flash_attn_varlen_qkvpacked_func": (1, fa.flash_attn_varlen_func, (starts, 6), lens),
-        "flash_attn_varlen_kvpacked_func": (1, fa.flash_attn_varlen_func, lens, lens),
-    }
-
-
-@pytest.mark.parametrize("name", packed_calls(STARTS))
-def test_operands_in_one_tensor(name: str, device: str) -> None:
-    axis, parts, own, theirs = packed_calls(STARTS.to(device))[name]
-    sizes = (9, 2, 16) if "varlen" in name else (2, 9, 2, 16)
-    three = torch.stack([randn(*sizes, seed=seed) for seed in range(3)], axis).to(device)
-    wanted = torch.stack(gradients(lambda *qkv: parts(*qkv, *theirs, causal=True), *three.unbind(axis)), axis)
-    function = getattr(fa, name)
-    if "qkv" in name:
-        (mine,) = gradients(lambda qkv: function(qkv, *own, causal=True), three)
-    else:
-        q, kv = three.select(axis, 0), three.narrow(axis, 1, 2)
-        of_q, of_kv = gradients(lambda q, kv: function(q, kv, *own, causal=True), q, kv)
-        mine = torch.cat((of_q.unsqueeze(axis), of_kv), axis)
+@pytest.mark.parametrize("packed", [False, True])
+def test_operands_in_one_tensor(packed: bool, device: str) -> None:
+    cu, name = STARTS.to(device), "flash_attn_varlen" if packed else "flash_attn"
+    of_parts, of_kv, of_all = (getattr(fa, f"{name}_{of}func") for of in ("", "kvpacked_", "qkvpacked_"))
+    lens: tuple[Any, ...] = (cu, cu, 6, 6) if packed else ()
+    three = randn(*((9,) if packed else (2, 9)), 3, 2, 16).to(device)
+    parts = three.unbind(-3)
+    wanted = torch.stack(gradients(lambda *qkv: of_parts(*qkv, *lens, causal=True), *parts), -3)
+    (mine,) = gradients(lambda qkv: of_all(qkv, *lens[1:3], causal=True), three)
     assert torch.equal(mine, wanted)
+    kv = three[..., 1:, :, :]
+    _, mine = gradients(lambda q, kv: of_kv(q, kv, *lens, causal=True), parts[0], kv)
+    assert torch.equal(mine, wanted[..., 1:, :, :])
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -84,6 +84,14 @@ def test_gradients(name: str, padding: int, policy: Any, silent: None) -> None:
     assert launches["fattn_prefill"] == attention_launches(launches) == LAYERS
 
 
+def test_checkpoints(silent: None) -> None:
+    """Every layer is computed twice."""
+    models = pair(AutoModelForCausalLM, TRAINED["llama"])
+    for model in models:
+        model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    assert check_gradients(models, **text())["fattn_prefill"] == 2 * LAYERS
+
+
 @pytest.mark.parametrize("length", [1, 5, 16])
 def test_few_rows(length: int, silent: None) -> None:
     """In eval mode. Without gradients they are decode's, which has no backward."""
@@ -146,66 +154,23 @@ def test_no_score_is_kept() -> None:
 STEPS = 50
 
 
-class Adapter(nn.Module):
-    """LoRA: the layer stays, and two thin matrices learn."""
-
-    def __init__(self, layer: nn.Linear, rank: int = 4) -> None:
-        super().__init__()
-        self.layer = layer
-        generator = torch.Generator().manual_seed(0)
-        self.down = nn.Parameter(torch.randn(rank, layer.in_features, generator=generator) * 0.1)
-        self.up = nn.Parameter(torch.zeros(layer.out_features, rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + x @ self.down.mT @ self.up.mT  # type: ignore[no-any-return]
-
-
-def with_adapters(model: PreTrainedModel) -> None:
-    """Adapters of queries and values, as is usual; keys get no gradient of their own."""
-    model.requires_grad_(False)
-    for layer in model.model.layers:
-        for name in ("q_proj", "v_proj"):
-            setattr(layer.self_attn, name, Adapter(getattr(layer.self_attn, name)))
-
-
-def checkpointed(model: PreTrainedModel) -> None:
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-
-
-def packed_text() -> dict[str, Any]:
-    """Two rows of three sequences each."""
-    ids, _ = prompt(length=24, batch=2)
-    positions = torch.cat([torch.arange(n) for n in (11, 4, 9)]).expand(2, -1)
-    return {"input_ids": ids, "position_ids": positions, "labels": ids, "use_cache": False}
-
-
 def images() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randn(4, 3, 32, 32, generator=generator)
     return {"pixel_values": pixels, "labels": torch.randint(5, (4,), generator=generator)}
 
 
-def losses(
-    config: PreTrainedConfig,
-    implementation: str,
-    inputs: dict[str, Any],
-    *,
-    change: Callable[[PreTrainedModel], None] = lambda _: None,
-    autocast: torch.dtype | None = None,
-) -> list[float]:
+def losses(config: PreTrainedConfig, implementation: str, inputs: dict[str, Any]) -> list[float]:
     """The losses of a run on fixed data, on DEVICE, from fixed weights."""
     torch.manual_seed(0)
     auto_class = AutoModelForImageClassification if config.model_type == "vit" else AutoModelForCausalLM
     model = auto_class.from_config(copy.deepcopy(config), attn_implementation=implementation)
-    change(model)
     model.to(DEVICE).train()
     given = on_device(inputs, DEVICE)
-    learning = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(learning, lr=3e-3, foreach=False)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
     found = []
     for _ in range(STEPS):
-        with torch.autocast(DEVICE, autocast or torch.float16, enabled=autocast is not None):
-            loss = model(**given).loss
+        loss = model(**given).loss
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -213,52 +178,17 @@ def losses(
     return found
 
 
-def assert_same_curves(
-    mine: list[float], theirs: list[float], tolerance: float = 1e-3, learned: float = 0.8
-) -> None:
-    """Relative to the first loss: the last ones of a run are small."""
-    assert mine[-1] < learned * mine[0], "it learns"
-    assert max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) <= tolerance * theirs[0]
-
-
 @pytest.mark.parametrize(
-    ("config", "inputs", "others"),
-    [
-        (TRAINED["llama"], text, ["eager", "sdpa"]),
-        (TRAINED["gemma2"], text, ["eager"]),  # sdpa has neither a softcap nor sinks
-        (TRAINED["gpt_oss"], text, ["eager"]),
-        (TRAINED["mistral"], packed_text, ["eager"]),
-        (VIT, images, ["eager", "sdpa"]),
-    ],
-    ids=["llama", "gemma2", "gpt_oss", "mistral, packed", "vit"],
+    ("config", "inputs"), [(TRAINED["gemma2"], text), (VIT, images)], ids=["gemma2", "vit"]
 )
-def test_runs(config: PreTrainedConfig, inputs: Any, others: list[str], silent: None) -> None:
+def test_runs(config: PreTrainedConfig, inputs: Any, silent: None) -> None:
+    """The tolerance is relative to the first loss: the last ones are small."""
     with counted_launches() as launches:
         mine = losses(config, "fattn", inputs())
     assert launches["fattn_prefill"] == attention_launches(launches) == LAYERS * STEPS
-    for other in others:
-        assert_same_curves(mine, losses(config, other, inputs()))
-
-
-def test_a_run_in_checkpoints(silent: None) -> None:
-    """Which computes every layer twice, and changes no bit."""
-    with counted_launches() as launches:
-        mine = losses(TRAINED["llama"], "fattn", text(), change=checkpointed)
-    assert launches["fattn_prefill"] == 2 * LAYERS * STEPS
-    assert mine == losses(TRAINED["llama"], "fattn", text())
-
-
-def test_a_run_of_adapters(silent: None) -> None:
-    mine, theirs = (losses(TRAINED["llama"], x, text(), change=with_adapters) for x in ("fattn", "eager"))
-    assert_same_curves(mine, theirs, 1e-3 / theirs[0], learned=1.0)
-
-
-def test_a_run_under_autocast(silent: None) -> None:
-    """bfloat16 has 8 bits; curves differ by its noise."""
-    config = TRAINED["llama"]
-    exact = losses(config, "eager", text())
-    for implementation in ("fattn", "sdpa"):
-        assert_same_curves(losses(config, implementation, text(), autocast=torch.bfloat16), exact, 0.05)
+    assert mine[-1] < 0.8 * mine[0], "it learns"
+    theirs = losses(config, "eager", inputs())
+    assert max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) <= 1e-3 * theirs[0]
 
 
 @pytest.mark.parametrize("policy", ["error", "sdpa"])

@@ -100,44 +100,6 @@ def test_conditional_expressions_of_structs_in_two_spaces() -> None:
     np.testing.assert_array_equal(q, [0, 1, -1, -1, -1, -1, 2, 3, 5, 5])
 
 
-UNSAFE_ARRAY = """
-template <typename T, size_t Num>
-struct UnsafeArray {
-  T elements[Num ? Num : 1];
-  thread T& operator[](size_t pos) thread { return elements[pos]; }
-  constexpr const thread T& operator[](size_t pos) const thread { return elements[pos]; }
-  device T& operator[](size_t pos) device { return elements[pos]; }
-  constexpr const device T& operator[](size_t pos) const device { return elements[pos]; }
-  constexpr const constant T& operator[](size_t pos) const constant { return elements[pos]; }
-  threadgroup T& operator[](size_t pos) threadgroup { return elements[pos]; }
-  constexpr const threadgroup T& operator[](size_t pos) const threadgroup { return elements[pos]; }
-};
-"""
-
-
-def test_array_structs_indexed_in_every_space() -> None:
-    """SPIRV-Cross writes arrays this way."""
-    body = """
-    constant UnsafeArray<UnsafeArray<float, 2>, 2> table =
-        UnsafeArray<UnsafeArray<float, 2>, 2>({ UnsafeArray<float, 2>({ 1.0, 2.0 }),
-                                                UnsafeArray<float, 2>({ 3.0, 4.0 }) });
-    float last(thread const UnsafeArray<float, 4>& a) { return a[3]; }
-    kernel void k(device UnsafeArray<float, 4>* out, uint i [[thread_index_in_threadgroup]]) {
-      threadgroup UnsafeArray<float, 4> shared;
-      shared[i] = 10 * i;
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-      UnsafeArray<float, 4> local = UnsafeArray<float, 4>({ 0.0, 1.0, 2.0, 3.0 });
-      local[1] = shared[3 - i];
-      out[0][i] = local[1] + table[i & 1][i >> 1];
-      local = shared;
-      out[1][i] = last(local) + i;
-    }
-    """
-    out = np.zeros((2, 4), np.float32)
-    run(UNSAFE_ARRAY + body, out, threads=4)
-    np.testing.assert_array_equal(out, [[31, 23, 12, 4], [30, 31, 32, 33]])
-
-
 def test_values_that_convert_to_any_type() -> None:
     """naga reads out of bounds and divides this way."""
     body = """
@@ -169,27 +131,6 @@ def test_member_overloads_by_template() -> None:
     out = np.zeros(2, np.int64)
     run(body, out)
     assert list(out) == [15, 16]
-
-
-def test_matrix_helpers_of_generated_kernels() -> None:
-    """tinygrad writes a product of 8x8 matrices with the elements that each thread holds."""
-    body = """
-    float2 wmma(float2 a, float2 b, float2 c) {
-      simdgroup_float8x8 x, y; simdgroup_float8x8 z;
-      x.thread_elements()[0] = a[0]; y.thread_elements()[0] = b[0]; z.thread_elements()[0] = c[0];
-      x.thread_elements()[1] = a[1]; y.thread_elements()[1] = b[1]; z.thread_elements()[1] = c[1];
-      simdgroup_multiply_accumulate(z, x, y, z);
-      return float2(z.thread_elements()[0], z.thread_elements()[1]);
-    }
-    kernel void k(device float* out, uint3 lid [[thread_position_in_threadgroup]]) {
-      float2 r = wmma(float2(1.0f, 1.0f), float2(2.0f, 2.0f), float2(lid.x, 0.5f));
-      *(out + (lid.x << 1)) = r.x;
-      *((device float*)((out + (lid.x << 1)) + 1)) = r.y + as_type<float>((uint)(1065353216u));
-    }
-    """
-    out = np.zeros(64, np.float32)
-    run(body, out, threads=32)
-    np.testing.assert_array_equal(out.reshape(32, 2), [(16 + i, 17.5) for i in range(32)])
 
 
 @pytest.mark.parametrize("std", ["metal3.2", "metal3.1"])

@@ -59,23 +59,6 @@ def test_matrix_products(kind: str, columns: int) -> None:
     np.testing.assert_array_equal(out, np.concatenate([np.ravel(part) for part in expected]))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_determinant(size: int) -> None:
-    random = np.random.default_rng(size)
-    values = random.integers(-5, 6, (16, size, size)).astype(np.float32)
-    out = np.zeros(16, np.float32)
-    body = f"""kernel void k(device const float* in, device float* out) {{
-      for (int n = 0; n < 16; ++n) {{
-        float{size}x{size} m;
-        for (int c = 0; c < {size}; ++c)
-          for (int r = 0; r < {size}; ++r) m[c][r] = in[n * {size * size} + c * {size} + r];
-        out[n] = determinant(m);
-      }}
-    }}"""
-    run(body, values, out)
-    np.testing.assert_allclose(out, np.linalg.det(values.astype(np.float64)), atol=1e-3)
-
-
 def test_matrices_in_memory() -> None:
     """A row of three occupies the space of four; the diagonal constructor; conversion of the element type."""
     values = np.arange(32, dtype=np.float32)

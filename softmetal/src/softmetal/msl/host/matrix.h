@@ -139,27 +139,6 @@ SOFTMETAL_MATRIX_TEMPLATE matrix<T, R, C> transpose(const matrix<T, C, R>& a) {
     for (int k = 0; k < R; ++k) rows[k][i] = a[i][k];
   return rows;
 }
-template <class T>
-SOFTMETAL_INLINE constexpr T determinant(const matrix<T, 2, 2>& a) {
-  return a[0][0] * a[1][1] - a[1][0] * a[0][1];
-}
-template <class T>
-SOFTMETAL_INLINE constexpr T determinant(const matrix<T, 3, 3>& a) {
-  return a[0][0] * (a[1][1] * a[2][2] - a[2][1] * a[1][2]) -
-         a[1][0] * (a[0][1] * a[2][2] - a[2][1] * a[0][2]) +
-         a[2][0] * (a[0][1] * a[1][2] - a[1][1] * a[0][2]);
-}
-template <class T>
-SOFTMETAL_INLINE constexpr T determinant(const matrix<T, 4, 4>& a) {
-  T sum = 0;
-  for (int column = 0; column < 4; ++column) {
-    matrix<T, 3, 3> minor(T(0));
-    for (int i = 0; i < 3; ++i)
-      for (int k = 0; k < 3; ++k) minor[i][k] = a[i + (i >= column)][k + 1];
-    sum += (column % 2 ? -a[column][0] : a[column][0]) * determinant(minor);
-  }
-  return sum;
-}
 #undef SOFTMETAL_MATRIX_TEMPLATE
 }  // namespace metal
 
