@@ -56,7 +56,7 @@ Shape shape_of_rows(const Problem& p, const DeviceFacts& device, int64_t packed_
                                    (state_pitch(int(at_once.chunks), int(p.value_dim)) + 2) +
                                chunk_sum_floats(int(at_once.all()), int(row_groups * kFragment));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
-  const int64_t saved_bytes = simdgroups * kSavedWorkBytes;
+  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork));
   const int64_t pairs = scale_pairs(has_row_scales(p.kv_format), int(simdgroups * sizes.tile_keys));
   const int64_t scale_bytes = ceil_div(pairs, 2) * 16;  // the states follow at a multiple of 16
   return {.kernel = Kernel::kDecode,
@@ -112,7 +112,7 @@ Shape shape_of_lanes(const Problem& p, const DeviceFacts& device, int64_t packed
       waiting_floats(int(at_once.chunks), int(at_once.rounds), int(packed_rows), int(p.value_dim));
   const int64_t state_bytes = state_floats * int64_t(sizeof(float));
   const int64_t weight_bytes = simdgroups * kSimdWidth * int64_t(sizeof(float));
-  const int64_t saved_bytes = simdgroups * (kSavedWorkBytes + int64_t(sizeof(SavedScales)));
+  const int64_t saved_bytes = simdgroups * int64_t(sizeof(SavedWork) + sizeof(SavedScales));
   return {.kernel = Kernel::kDecodeVector,
           .row_groups = packed_rows,
           .group_rows = 1,

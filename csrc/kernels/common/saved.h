@@ -54,9 +54,33 @@ struct SavedDecodeRow {
   fattn_f32 slope;
 };
 
-// Bytes of SavedWork (decode/decode_state.h): also 19 numbers, and padding.
-FATTN_CONSTEXPR int kSavedWorkBytes =
-    sizeof(SavedStarts) + kFragment * sizeof(SavedDecodeRow) + 20 * sizeof(fattn_i32);
+// The work of a simdgroup of decode.
+struct SavedWork {
+  SavedStarts starts;
+  SavedDecodeRow rows[kFragment];
+  // RowBlock (decode_rows.h)
+  fattn_i32 kv_head;
+  fattn_i32 block_row;
+  fattn_i32 part;
+  // Worker (schedule.h); the chunk is of its sequence
+  fattn_i32 worker_index;
+  fattn_i32 worker_batch;
+  fattn_i32 worker_part;
+  fattn_i32 worker_left;
+  fattn_i32 worker_dealt;
+  fattn_i32 known_length;
+  fattn_i32 known_keys;
+  fattn_i32 known_count;
+  // ChunkResults and KeyLimits (decode_rows.h)
+  fattn_i32 first_row;
+  fattn_i32 result_rows;
+  fattn_i32 length;
+  fattn_i32 begin;
+  fattn_i32 sink_end;
+  fattn_i32 window_left;
+  fattn_i32 sink_tokens;
+  fattn_i32 first_draft;
+};
 
 // Offsets of the scales that a simdgroup of decode_vector reads.
 struct SavedScales {
@@ -70,6 +94,7 @@ FATTN_CHECK_SIZE(SavedLimits, 12);
 FATTN_CHECK_SIZE(SavedTensorRow, 12);
 FATTN_CHECK_SIZE(SavedRanges, 16);
 FATTN_CHECK_SIZE(SavedDecodeRow, 24);
+FATTN_CHECK_SIZE(SavedWork, 296);
 FATTN_CHECK_SIZE(SavedScales, 16);
 
 }  // namespace fattn

@@ -15,18 +15,6 @@ constant bool fc_saved_starts = fc_has_mask || fc_paged || fattn::kSavedSequence
 
 namespace fattn {
 
-// The work of a simdgroup.
-struct SavedWork {
-  SavedStarts starts;
-  SavedDecodeRow rows[kFragment];
-  RowBlock block;
-  int part;
-  Worker worker;  // the chunk is of its sequence
-  ChunkResults results;
-  KeyLimits limits;
-};
-static_assert(sizeof(SavedWork) == kSavedWorkBytes, "the planner counts this");
-
 // The learned logit of the head of this lane's row, from the saved state of all simdgroups.
 struct SavedSinks {
   const threadgroup SavedWork* saved;
@@ -41,9 +29,7 @@ struct DecodeState {
   // Saves state for the end of the chunk and for the next chunk.
   void put_work(RowBlock block, ChunkIndex chunk, thread const Worker& worker, ushort lane) const thread {
     if (lane == 0) {
-      saved->block = block;
-      saved->part = chunk.part;
-      saved->worker = worker;
+      save_work(block, chunk, worker);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -52,10 +38,10 @@ struct DecodeState {
                  ushort lane) const thread {
     const CutSequence cut = cut_sequence(operands.seq_lens, params.span, batch);
     if (lane == 0) {
-      saved->worker.batch = batch;
+      saved->worker_batch = batch;
       saved->part = part;
-      saved->worker.known.keys = cut.chunks.keys;
-      saved->worker.known.length = cut.length;
+      saved->known_keys = cut.chunks.keys;
+      saved->known_length = cut.length;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     return part < cut.chunks.count();
@@ -65,8 +51,8 @@ struct DecodeState {
                     ChunkResults results, thread const Operands& operands, constant DecodeParams& params,
                     LanePosition at) const thread {
     if (at.lane == 0) {
-      saved->results = results;
-      saved->limits = limits_of(item, params.span);
+      put_results(results);
+      put_limits(limits_of(item, params.span));
       put_starts(sequence, item.batch * params.block_table_batch_stride);
     }
     if (at.pair == 0) {
@@ -78,37 +64,83 @@ struct DecodeState {
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  RowBlock block() const thread { return saved->block; }
-  int batch() const thread { return saved->worker.batch; }
-  // By member: a kernel reads only those that it uses.
+  // Called by one lane, as are the functions below that save no rows.
+  void save_work(RowBlock block, ChunkIndex chunk, thread const Worker& worker) const thread {
+    saved->kv_head = block.kv_head;
+    saved->block_row = block.first_row;
+    saved->part = chunk.part;
+    saved->worker_index = worker.index;
+    saved->worker_batch = worker.batch;
+    saved->worker_part = worker.part;
+    saved->worker_left = worker.left;
+    saved->worker_dealt = worker.dealt;
+    saved->known_keys = worker.known.keys;
+    saved->known_count = worker.known.count;
+    saved->known_length = worker.known.length;
+  }
+  RowBlock block() const thread {
+    RowBlock block;
+    block.kv_head = saved->kv_head;
+    block.first_row = saved->block_row;
+    return block;
+  }
+  int batch() const thread { return saved->worker_batch; }
   KnownSequence known() const thread {
     KnownSequence known;
-    known.length = saved->worker.known.length;
-    known.keys = saved->worker.known.keys;
-    known.count = saved->worker.known.count;
+    known.length = saved->known_length;
+    known.keys = saved->known_keys;
+    known.count = saved->known_count;
     return known;
   }
   // The chunk that was saved.
   WorkItem item(constant CausalSpan& span) const thread {
     KnownSequence sequence;
-    sequence.length = saved->worker.known.length;
-    sequence.keys = saved->worker.known.keys;
+    sequence.length = saved->known_length;
+    sequence.keys = saved->known_keys;
     return sequence.item(batch(), saved->part, span);
   }
   Worker worker() const thread {
     Worker worker;
-    worker.index = saved->worker.index;
-    worker.batch = saved->worker.batch;
-    worker.part = saved->worker.part;
-    worker.left = saved->worker.left;
-    worker.dealt = saved->worker.dealt;
+    worker.index = saved->worker_index;
+    worker.batch = saved->worker_batch;
+    worker.part = saved->worker_part;
+    worker.left = saved->worker_left;
+    worker.dealt = saved->worker_dealt;
     worker.known = known();
     return worker;
   }
-  ChunkResults results() const thread { return saved->results; }
-  KeyLimits limits() const thread { return saved->limits; }
 
-  // Called by one lane. `block_entry`: the sequence's first entry of the block table.
+  void put_results(ChunkResults results) const thread {
+    saved->first_row = int(results.first_row);
+    saved->result_rows = results.rows;
+  }
+  ChunkResults results() const thread {
+    ChunkResults results;
+    results.first_row = uint(saved->first_row);
+    results.rows = saved->result_rows;
+    return results;
+  }
+
+  void put_limits(KeyLimits limits) const thread {
+    saved->length = limits.length;
+    saved->begin = limits.begin;
+    saved->sink_end = limits.sink_end;
+    saved->window_left = limits.window_left;
+    saved->sink_tokens = limits.sink_tokens;
+    saved->first_draft = limits.first_draft;
+  }
+  KeyLimits limits() const thread {
+    KeyLimits limits;
+    limits.length = saved->length;
+    limits.begin = saved->begin;
+    limits.sink_end = saved->sink_end;
+    limits.window_left = saved->window_left;
+    limits.sink_tokens = saved->sink_tokens;
+    limits.first_draft = saved->first_draft;
+    return limits;
+  }
+
+  // `block_entry`: the sequence's first entry of the block table.
   void put_starts(thread const Sequence& sequence, long block_entry) const thread {
     if (fc_saved_starts) {
       saved->starts.key = sequence.key.first;
@@ -116,7 +148,7 @@ struct DecodeState {
       saved->starts.blocks = block_entry;
     }
     if (kSavedSequence) {
-      saved->block.kv_head = int(sequence.key.head);  // for short caches, saved only here
+      saved->kv_head = int(sequence.key.head);  // for short caches, saved only here
     }
   }
   long first_block_entry() const thread { return fc_paged ? saved->starts.blocks : 0; }
@@ -134,8 +166,8 @@ struct DecodeState {
   // The batch and head whose scales the steps read.
   void take_head(thread Sequence& sequence) const thread {
     if (kSavedSequence) {
-      sequence.key.batch = sequence.value.batch = uint(saved->worker.batch);
-      sequence.key.head = sequence.value.head = uint(saved->block.kv_head);
+      sequence.key.batch = sequence.value.batch = uint(saved->worker_batch);
+      sequence.key.head = sequence.value.head = uint(saved->kv_head);
     }
   }
 

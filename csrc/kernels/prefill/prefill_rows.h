@@ -91,8 +91,14 @@ struct TileState {
 
   // Saves row fragment r; called by one lane of each row.
   void write(int r, SavedPlaces row_places, SavedLimits row_limits) const thread {
-    saved->places[row + r * 8] = row_places;
-    saved->limits[row + r * 8] = row_limits;
+    threadgroup SavedPlaces& places = saved->places[row + r * 8];
+    places.mask_row = row_places.mask_row;
+    places.out = row_places.out;
+    places.lse = row_places.lse;
+    threadgroup SavedLimits& limits = saved->limits[row + r * 8];
+    limits.limit = row_limits.limit;
+    limits.window_begin = row_limits.window_begin;
+    limits.sink_end = row_limits.sink_end;
   }
 
   Visibility visible(constant PrefillParams& params) const thread {
