@@ -94,8 +94,8 @@ inline float exchanged(thread const LaneRow<kHeadDim>& row, int column, int e) {
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const bool is_own = kPairs % kPassColumns == 0 && kOffset == 0;  // in another pass
-    const float x = is_own ? row.x[pass][e]
-                           : simd_shuffle(row.x[pass][e], ushort(column % kPassColumns / kLaneColumns));
+    const float x =
+        is_own ? row.x[pass][e] : simd_shuffle(row.x[pass][e], ushort(column % kPassColumns / kLaneColumns));
     found = column / kPassColumns == pass ? x : found;
   }
   return found;
