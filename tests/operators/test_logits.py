@@ -14,8 +14,8 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import direct_launch, logits_problems
 from tests.helpers.logits_problems import DTYPES, ROW_OPS, LogitsProblem, keywords
-from tests.helpers.tensors import same_bits
 from tests.helpers.wrong_calls import refusal
+from tests.mutation.trial import of_logits
 from torch_fattn import reference
 from torch_fattn.operators import LOGITS_OPERATORS
 
@@ -140,19 +140,10 @@ def test_the_work_of_a_dispatch_is_bounded(op: str, shape: tuple[int, ...]) -> N
 
 @needs_emulator
 @pytest.mark.parametrize("op", OPS)
-def test_slices_compute_what_one_dispatch_does(op: str) -> None:
-    problem = LogitsProblem(0, op, f32, (9, 3000), "padded", 5.0)
-    results = []
-    for size in (0, 3):
-        buffers, case = logits_problems.arguments(problem)
-        (step,) = direct_launch.plan_of(op, problem.call(buffers["logits"]))["passes"]
-        if size:
-            direct_launch.cut_into_slices(step, size)
-            assert len(list(direct_launch.dispatches(step))) > 1
-        direct_launch.launch(step, buffers)
-        case.assert_close(buffers["out"])
-        results.append(buffers["out"])
-    assert same_bits(*results)
+def test_a_grid_in_slices(op: str) -> None:
+    sliced = of_logits(LogitsProblem(0, op, f32, (9, 3000), "padded", 5.0), slice_size=3)
+    assert len(list(direct_launch.dispatches(sliced.plan["passes"][0]))) > 1
+    sliced.run()
 
 
 # ---- what torch sees

@@ -29,25 +29,11 @@ ROWS = Problem(0, "prefill", f16, 1, 4, 1, 12, 1500, 80, 40, causality="bottom_r
 MASKED = replace(ROWS, mask=torch.bool, mask_pattern="patches", causality="none")
 WIDE = replace(ROWS, q_heads=2, kv_len=700, head_dim=192, value_dim=128, sinks=True)
 CUT = (replace(ROWS, kv_len=1100, sinks=True), replace(MASKED, sinks=True), WIDE)
-MAPPED = {
-    "narrow": replace(MASKED, mask_map=True),
-    "window": replace(MASKED, mask_map=True, causality="bottom_right", window_left=900, sink_tokens=70),
-    "wide": replace(WIDE, mask=f16, mask_pattern="patches", mask_map=True, kv_heads=2, causality="none"),
-}
 
 
 def run(op: str, arguments: dict[str, Any]) -> Results:
     out, lse = getattr(torch.ops.fattn, op)(**arguments)
     return out.cpu(), lse.cpu()
-
-
-@pytest.mark.parametrize("name", MAPPED)
-def test_results_do_not_depend_on_a_map(name: str) -> None:
-    """Nor where the keys are cut."""
-    arguments, _ = problems.build(replace(MAPPED[name], q_len=40)).arguments("mps")
-    mapped = run("prefill", arguments)
-    del arguments["mask_map"]
-    assert same_bits(mapped, run("prefill", arguments))
 
 
 def test_a_map_the_parts_and_the_merge() -> None:

@@ -1,4 +1,5 @@
-"""Calls of torch's attention that need gradients: which run here, their gradients and their memory."""
+"""Calls of torch's attention that need gradients: which run here, their gradients and their memory. Those of
+attention() are in tests/operators/test_attention*.py, with 16 bits, checkpoints and what is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 import torch_fattn
 from tests.conftest import counted_launches, needs_emulator
@@ -76,30 +76,6 @@ def test_gradients(attention: Callable[..., Tensor], call: str) -> None:
     assert torch_fattn.report().fell_back == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gradients_of_16_bits(dtype: torch.dtype) -> None:
-    tensors = operands(dtype=dtype)
-    exact = gradients(F.scaled_dot_product_attention, [t.cpu().double() for t in tensors], is_causal=True)
-    torch_fattn.install(training="fused")
-    mine = gradients(F.scaled_dot_product_attention, tensors, is_causal=True)
-    assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
-
-
-def test_a_checkpoint() -> None:
-    """It computes the call twice, and changes no bit."""
-
-    def squared(*operands: Tensor, **options: Any) -> Tensor:
-        return F.scaled_dot_product_attention(*operands, **options).square()
-
-    def in_checkpoint(*operands: Tensor, **options: Any) -> Any:
-        return checkpoint(squared, *operands, use_reentrant=False, **options)
-
-    torch_fattn.install(training="fused")
-    mine = gradients(in_checkpoint, operands(), is_causal=True)
-    assert torch_fattn.report().routed_by["training"] == 2
-    assert all(map(torch.equal, mine, gradients(squared, operands(), is_causal=True)))
-
-
 # ---- what remains torch's
 
 
@@ -136,22 +112,6 @@ def test_diffusers_attention() -> None:
 
 
 LENGTH = 256
-
-
-def large_in(kept: list[Tensor]) -> list[tuple[int, ...]]:
-    return [tuple(t.shape) for t in kept if t.numel() >= LENGTH * LENGTH]
-
-
-def test_no_matrix_of_scores_is_kept() -> None:
-    kept: list[Tensor] = []
-    tensors = leaves(operands(*[(1, 2, LENGTH, 16)] * 3))
-    torch_fattn.install(training="fused")
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
-        F.scaled_dot_product_attention(*tensors)
-        assert not large_in(kept)
-        torch_fattn.uninstall()
-        F.scaled_dot_product_attention(*tensors)
-    assert (1, 2, LENGTH, LENGTH) in large_in(kept), "the control"
 
 
 def planned_peak(heads: int, length: int, dtype: torch.dtype) -> tuple[int, int]:
