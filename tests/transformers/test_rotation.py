@@ -96,7 +96,7 @@ def functions(family: str, name: str = "apply_rotary_pos_emb") -> tuple[Callable
 def operands(dtype: torch.dtype, columns: int = 16, of_table: torch.dtype | None = None) -> list[Tensor]:
     angles = 50 * torch.rand(2, 3, columns // 2)
     tables = (torch.cat((each, each), -1) for each in (angles.cos(), angles.sin()))
-    query, key = (torch.randn(2, n, 3, 16, device=DEVICE).to(dtype) for n in (4, 2))
+    query, key = (torch.randn(2, 3, n, 16, device=DEVICE).to(dtype).transpose(1, 2) for n in (4, 2))
     query[1, 2, 0, 5] = torch.nan
     return [query, key, *(each.to(DEVICE, of_table or dtype) for each in tables)]
 
@@ -122,7 +122,9 @@ def test_bits(family: str, dtype: torch.dtype) -> None:
     waited, results = rotated(ours, query, key, cos, sin)
     assert waited and results[0][1, 2, 0].isnan().any()
     assert not results[0].nan_to_num()[0].isnan().any() and not results[0][:, 3].isnan().any()
-    torch.testing.assert_close(results, list(theirs(query, key, cos, sin)), rtol=0, atol=0, equal_nan=True)
+    expected = list(theirs(query, key, cos, sin))
+    torch.testing.assert_close(results, expected, rtol=0, atol=0, equal_nan=True)
+    assert family != "llama" or results[0].stride() == expected[0].stride()
 
 
 @pytest.mark.parametrize("case", ["gradient", "other axis", "lengths", "float32 table", "autocast"])
@@ -149,7 +151,7 @@ def test_calls_of_the_own_function(case: str) -> None:
 
 
 def test_steps_between() -> None:
-    """They may change in place what waits."""
+    """They may change in place what waits, keep a copy, and flatten what lies as in memory."""
     theirs, ours = functions("llama")
     query, key, cos, sin = (each.nan_to_num() for each in operands(torch.float32))
     norm = modeling_llama.LlamaRMSNorm(16).to(DEVICE)
@@ -158,11 +160,23 @@ def test_steps_between() -> None:
         assert norms.fuse(norm) == ""
         with running.run(True):
             heads = norm(query), norm(key)
+            copies = copy.deepcopy(heads[1]), pickle.loads(pickle.dumps(heads[1]))
+            flat = norm(key).transpose(1, 2).flatten(0, 1)
             heads[0].mul_(2)
             rotated = ours(*heads, cos, sin)[0]
             rotated.mul_(3)
     assert type(heads[1]) is type(rotated) is Deferred
     assert (rotated - expected).abs().max() < TOLERANCE
+    for each in (*copies, flat.unflatten(0, (2, 3)).transpose(1, 2)):
+        assert type(each) is Tensor and each.tolist() == heads[1].tolist()
+
+
+def test_two_forms_of_one_table() -> None:
+    query, key, cos, sin = (each.nan_to_num() for each in operands(torch.float32))
+    both = functions("llama"), functions("nanochat")
+    with running.run(True):
+        for theirs, ours in both:
+            assert torch.equal(ours(query, key, cos, sin)[0] + 0, theirs(query, key, cos, sin)[0])
 
 
 def model_of(family: str, implementation: str = "fattn", **fields: Any) -> PreTrainedModel:
@@ -216,6 +230,32 @@ def test_a_cache_that_is_continued_twice(family: str, room: int, monkeypatch: py
     register(fuse=False)
     for mine, theirs in zip(ours, continued(model), strict=True):
         assert (mine - theirs).abs().max() < TOLERANCE
+
+
+def test_a_full_static_cache() -> None:
+    """It refuses a token, also after a reset."""
+    model, ids = model_of("llama"), prompt(8)[0].to(DEVICE)
+    cache = StaticCache(config=model.config, max_cache_len=9)
+    with torch.no_grad():
+        for _ in range(2):
+            model(ids, **{CACHE: cache})
+            model(ids[:, :1], **{CACHE: cache})
+            with pytest.raises(IndexError, match="out of bounds"):
+                model(ids[:, :1], **{CACHE: cache})
+            cache.reset()
+
+
+def test_gradients_through_steps() -> None:
+    """A step must not write to the memory of keys that the backward of another needs."""
+    model, ids = model_of("llama").requires_grad_(False), prompt(8)[0].to(DEVICE)
+    weight = model.model.layers[0].self_attn.q_proj.weight.requires_grad_()
+    gradients = []
+    for fuse in (True, False):
+        register(fuse=fuse)
+        cache = DynamicCache(config=model.config)
+        logits = [model(tokens, **{CACHE: cache}).logits for tokens in (ids, ids[:, :1])]
+        gradients += torch.autograd.grad(sum(each.square().sum() for each in logits), weight)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_writes_one_row() -> None:

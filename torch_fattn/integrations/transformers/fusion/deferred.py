@@ -41,16 +41,19 @@ class HeadNorm(NamedTuple):
 class Rotation:
     """The rotation of a layer's query (result 0) and key (1), before or after its launch."""
 
-    __slots__ = ("operands", "options", "results")
+    __slots__ = ("is_transposed", "operands", "options", "results")
 
     def __init__(self, *operands: Tensor, **options: Any) -> None:
         self.operands, self.options = operands, options  # query, key, cos, sin
+        # Results have the layout of the query, as those of elementwise operators.
+        self.is_transposed = operands[0].stride(1) < operands[0].stride(2)
         self.results: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def result(self, which: int) -> Tensor:
         found = self.results[which]
         if found is None:
-            self.results = both = torch.ops.fattn.rotary(*self.operands, **self.options)
+            layout = {"token_major_out": self.is_transposed}
+            self.results = both = torch.ops.fattn.rotary(*self.operands, **layout, **self.options)
             found = both[which]
         return found
 
@@ -69,7 +72,13 @@ class Deferred(Tensor):
 
     @staticmethod
     def of(source: HeadNorm | Rotation, like: Tensor, which: int = 0) -> Deferred:
-        made = Deferred._make_wrapper_subclass(Deferred, like.shape, dtype=like.dtype, device=like.device)
+        """`like` has its shape, dtype and device. Strides are those that the result will have."""
+        _, first, second, columns = like.shape
+        inner = (columns, first * columns) if source.is_transposed else (second * columns, columns)
+        strides = (first * second * columns, *inner, 1)
+        made = Deferred._make_wrapper_subclass(
+            Deferred, like.shape, strides=strides, dtype=like.dtype, device=like.device
+        )
         made.source, made.which = source, which
         return made
 
@@ -85,6 +94,20 @@ class Deferred(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Deferred(shape={list(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+    # Dispatch does not reach these.
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().__reduce_ex__(protocol)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.detach().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.detach().tolist()
 
 
 def plain(tensor: Any) -> Any:

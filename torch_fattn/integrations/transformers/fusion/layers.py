@@ -20,7 +20,8 @@ from . import running
 from .deferred import is_head_dim, plain, waiting
 
 _STEP = 256  # tokens by which a buffer grows
-_ROOM = "_fattn_room"  # the attribute of a layer
+_ROOM = "_fattn_room"  # attributes of a layer
+_FILLED = "_fattn_filled"  # how many tokens a static layer has, if it was not reset
 _Rows = tuple[Tensor, Tensor]  # keys and values
 
 
@@ -55,8 +56,8 @@ def _fits(layer: Any, key: Tensor, value: Tensor) -> bool:
     """Whether key and value are rows like those of the layer."""
     if key.ndim != 4 or key.shape[:3] != value.shape[:3]:
         return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (key, value, layer.keys, layer.values)):
-        return False
+    if torch.is_grad_enabled():
+        return False  # a backward may need the keys of an earlier step, even where none requires a gradient
     return layer.keys.numel() == 0 or (_are_alike(layer.keys, key) and _are_alike(layer.values, value))
 
 
@@ -130,13 +131,19 @@ def _copy(to: _Rows, rows: _Rows) -> None:
 
 
 def _fill(layer: Any, key: Tensor, value: Tensor) -> _Rows | None:
-    """None if the window moves, or the key does not wait."""
+    """None if the window moves, the layer is full, or the key does not wait."""
     new, has_window = key.shape[2], isinstance(layer, cache_utils.StaticSlidingWindowLayer)
     if has_window and layer.cumulative_length_int + new > layer.max_cache_len:
         return None
+    filled = vars(layer).get(_FILLED, 0) + new
+    if filled > layer.max_cache_len:  # or the layer was reset
+        filled = layer.cumulative_length.item() + new
+        if filled > layer.max_cache_len:
+            return None
     if not _is_stored(key, value, layer.keys, layer.values, starts=layer.cumulative_length):
         return None
     layer.cumulative_length.add_(new)
+    vars(layer)[_FILLED] = filled
     if has_window:
         layer.cumulative_length_int += new
     return layer.keys, layer.values

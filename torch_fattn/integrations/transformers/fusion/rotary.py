@@ -138,9 +138,9 @@ def _takes(form: Form, query: Any, key: Any, cos: Any, sin: Any) -> bool:
 def _deferred(
     form: Form, tables: running.Tables, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Deferred, Deferred]:
-    found = tables.get(id(cos))
+    found = tables.get((id(cos), form))
     if found is None or found[1] is not sin:
-        found = tables[id(cos)] = (cos, sin, *form.operands(cos, sin))
+        found = tables[id(cos), form] = (cos, sin, *form.operands(cos, sin))
     options: dict[str, Any] = {"style": form.style, "rotary_dim": form.columns(cos)}
     norms = getattr(query, "source", None), getattr(key, "source", None)
     if isinstance(norms[0], HeadNorm) and isinstance(norms[1], HeadNorm) and norms[0].joins(norms[1]):

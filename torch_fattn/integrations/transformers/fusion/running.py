@@ -6,12 +6,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# cos and sin as the model has them, and as the operator reads them, by the identity of cos.
-Tables = dict[int, tuple[Tensor, ...]]
+# cos and sin as the model has them, and as the operator reads them, by the identity of cos and the form.
+Tables = dict[tuple[int, Any], tuple[Tensor, ...]]
 _here = threading.local()
 
 
