@@ -1,4 +1,4 @@
-// Tensors -> CacheWriteProblem, with the checks that protect the caller's memory. rotary.cpp shares them.
+// Tensors -> CacheWriteProblem, with the checks that protect the caller's memory.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -94,11 +94,17 @@ void check_rows(const char* op, const char* rows_name, const Tensor& rows, const
   check_head_dim(op, rows_name, rows.size(-1), cache_name, cache, format);
 }
 
+bool may_alias(const WriteOperands& call, const Tensor& tensor) {
+  for (const Tensor& written : {call.key_cache, call.value_cache, call.key_scales, call.value_scales}) {
+    if (tensor.defined() && written.defined() && may_share(tensor, written)) return true;
+  }
+  return false;
+}
+
 Strides3 pool_strides(const Tensor& pool) { return {pool.stride(0), pool.stride(2), pool.stride(1)}; }
 
 // Adds the layout of rows after rows_to_read().
 void add_rows(CacheSide& side, const Tensor& rows, bool copied) {
-  side.head_dim = rows.size(2);
   side.token_stride = copied ? rows.size(1) * rows.size(2) : rows.stride(0);
   side.head_stride = copied ? rows.size(2) : rows.stride(1);
 }
@@ -114,35 +120,18 @@ bool share_elements(const Tensor& a, const Tensor& b) {
   return begin_together(a, b) || (may_share(a, b) && has_no_gaps(a) && has_no_gaps(b));
 }
 
-bool WrittenCaches::may_alias(const Tensor& tensor) const {
-  for (const Tensor& written : {key_cache, value_cache, key_scales, value_scales}) {
-    if (tensor.defined() && written.defined() && may_share(tensor, written)) return true;
-  }
-  return false;
+bool need_copy(const WriteOperands& call, const Tensor& rows) {
+  return rows.stride(-1) != 1 || may_alias(call, rows);
 }
 
-bool WrittenCaches::need_copy(const Tensor& rows) const { return rows.stride(-1) != 1 || may_alias(rows); }
-
-Tensor WrittenCaches::readable(const Tensor& tensor) const {
-  return may_alias(tensor) ? tensor.clone() : tensor;
+Tensor readable(const WriteOperands& call, const Tensor& tensor) {
+  return may_alias(call, tensor) ? tensor.clone() : tensor;
 }
 
 void check_slot_dtype(const char* op, const char* name, const Tensor& slots) {
   const at::ScalarType type = slots.scalar_type();
   TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, op, ": ", name, " is ", dtype_name(slots),
                    " and must be torch.int32 or torch.int64; convert it with .to(torch.int64)");
-}
-
-void add_caches(CacheWriteProblem& problem, const WrittenCaches& caches) {
-  problem.format = caches.format;
-  problem.has_scales = caches.key_scales.defined();
-  problem.num_blocks = caches.key_cache.size(0);
-  problem.block_size = caches.key_cache.size(1);
-  problem.key.cache = pool_strides(caches.key_cache);
-  problem.value.cache = pool_strides(caches.value_cache);
-  if (!problem.has_scales) return;
-  problem.key.scales = pool_strides(caches.key_scales);
-  problem.value.scales = pool_strides(caches.value_scales);
 }
 
 bool is_multiple(const Tensor& tensor) {
@@ -154,26 +143,27 @@ bool is_multiple(const Tensor& tensor) {
   return multiple;
 }
 
-WrittenCaches check_written_caches(const char* op, const Arguments& arguments) {
-  const Tensor &key = arguments.tensor("key"), &value = arguments.tensor("value"),
-               &key_cache = arguments.tensor("key_cache"), &value_cache = arguments.tensor("value_cache");
+void add_written_caches(const char* op, const Arguments& arguments, WriteOperands& call,
+                        CacheWriteProblem& problem) {
+  const Tensor& key = call.key = arguments.tensor("key");
+  const Tensor& value = call.value = arguments.tensor("value");
+  const Tensor& key_cache = call.key_cache = arguments.tensor("key_cache");
+  const Tensor& value_cache = call.value_cache = arguments.tensor("value_cache");
   const OptionalTensor key_scales = arguments.optional_tensor("key_scales");
   const OptionalTensor value_scales = arguments.optional_tensor("value_scales");
   check_rank(op, "key_cache", key_cache, 4, kPool);
   check_rank(op, "value_cache", value_cache, 4, kPool);
   check_float(op, "key", key);
-  TORCH_CHECK_TYPE(value.scalar_type() == key.scalar_type(), op, ": key is ", dtype_name(key), " and value ",
-                   dtype_name(value), "; convert value with .to(key.dtype)");
+  check_same_dtype(op, "key", key, "value", value);
   const KvFormat format = check_kv_format(op, arguments.text("kv_format"), key_cache, value_cache);
-  WrittenCaches caches{format, key_cache, value_cache};
-  TORCH_CHECK_TYPE(caches.format != kKvFloat || key_cache.scalar_type() == key.scalar_type(), op, ": key is ",
+  TORCH_CHECK_TYPE(format != kKvFloat || key_cache.scalar_type() == key.scalar_type(), op, ": key is ",
                    dtype_name(key), " and key_cache ", dtype_name(key_cache),
                    "; convert the rows with .to(key_cache.dtype)");
   check_same_size(op, "num_blocks", "key_cache", key_cache.size(0), "value_cache", value_cache.size(0));
   check_same_size(op, "block_size", "key_cache", key_cache.size(1), "value_cache", value_cache.size(1));
   check_same_size(op, "head count", "key", key.size(1), "value", value.size(1));
-  check_rows(op, "key", key, "key_cache", key_cache, caches.format);
-  check_rows(op, "value", value, "value_cache", value_cache, caches.format);
+  check_rows(op, "key", key, "key_cache", key_cache, format);
+  check_rows(op, "value", value, "value_cache", value_cache, format);
   check_written(op, "key_cache", key_cache, key);
   check_written(op, "value_cache", value_cache, key);
   TORCH_CHECK_VALUE(key_scales.has_value() == value_scales.has_value(), op, ": ",
@@ -183,21 +173,33 @@ WrittenCaches check_written_caches(const char* op, const Arguments& arguments) {
     check_device(op, "key_scales", *key_scales, key, "key");
     check_device(op, "value_scales", *value_scales, key, "key");
   }
-  if (check_scales(op, "key_scales", key_scales, "key_cache", key_cache, caches.format)) {
-    check_scales(op, "value_scales", value_scales, "value_cache", value_cache, caches.format);
+  problem.has_scales = check_scales(op, "key_scales", key_scales, "key_cache", key_cache, format);
+  if (problem.has_scales) {
+    check_scales(op, "value_scales", value_scales, "value_cache", value_cache, format);
     check_no_overlap(op, "key_scales", *key_scales);
     check_no_overlap(op, "value_scales", *value_scales);
-    caches.key_scales = *key_scales;
-    caches.value_scales = *value_scales;
+    problem.key.scales = pool_strides(call.key_scales = *key_scales);
+    problem.value.scales = pool_strides(call.value_scales = *value_scales);
   }
-  return caches;
+  call.copy_key = need_copy(call, key);
+  call.copy_value = need_copy(call, value);
+  problem.format = format;
+  problem.dtype = dtype_of(key.scalar_type());
+  problem.kv_heads = key.size(1);
+  problem.num_blocks = key_cache.size(0);
+  problem.block_size = key_cache.size(1);
+  problem.key.head_dim = key.size(-1);
+  problem.value.head_dim = value.size(-1);
+  problem.key.cache = pool_strides(key_cache);
+  problem.value.cache = pool_strides(value_cache);
+  problem.vector_aligned = (call.copy_key || is_multiple(key)) && (call.copy_value || is_multiple(value)) &&
+                           is_multiple(key_cache) && is_multiple(value_cache);
 }
 
 CacheWriteCall describe_cache_write(const Arguments& arguments) {
   const char* op = name_of(Op::kCacheWrite);
   const Tensor &key = arguments.tensor("key"), &value = arguments.tensor("value"),
-               &slot_mapping = arguments.tensor("slot_mapping"), &key_cache = arguments.tensor("key_cache"),
-               &value_cache = arguments.tensor("value_cache");
+               &slot_mapping = arguments.tensor("slot_mapping");
   check_rank(op, "key", key, 3, kRows);
   check_rank(op, "value", value, 3, kRows);
   check_rank(op, "slot_mapping", slot_mapping, 1, "[tokens]");
@@ -206,29 +208,16 @@ CacheWriteCall describe_cache_write(const Arguments& arguments) {
   check_slot_dtype(op, "slot_mapping", slot_mapping);
   check_same_size(op, "token count", "key", key.size(0), "value", value.size(0));
   check_same_size(op, "token count", "key", key.size(0), "slot_mapping", slot_mapping.size(0));
-  const WrittenCaches caches = check_written_caches(op, arguments);
-  CacheWriteCall call{.key = key,
-                      .value = value,
-                      .key_cache = key_cache,
-                      .value_cache = value_cache,
-                      .slot_mapping = caches.readable(slot_mapping),
-                      .key_scales = caches.key_scales,
-                      .value_scales = caches.value_scales};
-  call.copy_key = caches.need_copy(key);
-  call.copy_value = caches.need_copy(value);
-
+  CacheWriteCall call;
   CacheWriteProblem& problem = call.problem;
-  problem.dtype = dtype_of(key.scalar_type());
+  add_written_caches(op, arguments, call, problem);
+  call.slot_mapping = readable(call, slot_mapping);
   problem.long_slots = slot_mapping.scalar_type() == at::kLong;
   problem.slot_stride = call.slot_mapping.stride(0);
   problem.tokens = key.size(0);
-  problem.kv_heads = key.size(1);
-  add_caches(problem, caches);
   add_rows(problem.key, key, call.copy_key);
   add_rows(problem.value, value, call.copy_value);
   problem.value_in_key = value_lies_in_key(call);
-  problem.vector_aligned = (call.copy_key || is_multiple(key)) && (call.copy_value || is_multiple(value)) &&
-                           is_multiple(key_cache) && is_multiple(value_cache);
   return call;
 }
 

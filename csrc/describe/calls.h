@@ -47,43 +47,35 @@ struct MergeCall {
   at::Device device() const { return outs.device(); }
 };
 
-// Rows to write into a cache. Either both scales are present or neither.
-struct CacheWriteCall {
-  CacheWriteProblem problem{};
-  at::Tensor key;
-  at::Tensor value;
-  at::Tensor key_cache;
-  at::Tensor value_cache;
-  at::Tensor slot_mapping;
+// Rows to write into a pair of caches. Either both scales are present or neither.
+struct WriteOperands {
+  at::Tensor key{};
+  at::Tensor value{};
+  at::Tensor key_cache{};
+  at::Tensor value_cache{};
+  at::Tensor slot_mapping{};
   at::Tensor key_scales{};
   at::Tensor value_scales{};
-  bool copy_key = false;  // its columns are not contiguous, or it aliases the cache
+  bool copy_key = false;  // its columns are not contiguous, or it aliases a cache
   bool copy_value = false;
 
   at::Device device() const { return key.device(); }
 };
 
-// Rows to rotate, and of rotary_write also the operands that may be undefined: values and where to write.
-struct RotaryCall {
+struct CacheWriteCall : WriteOperands {
+  CacheWriteProblem problem{};
+};
+
+// Rows to rotate. Only rotary_write has values and caches.
+struct RotaryCall : WriteOperands {
   RotaryProblem problem{};
-  at::Tensor query;
-  at::Tensor key;
-  at::Tensor value{};
+  at::Tensor query{};
   at::Tensor cos{};
   at::Tensor sin{};
   at::Tensor query_norm{};
   at::Tensor key_norm{};
-  at::Tensor key_cache{};
-  at::Tensor value_cache{};
-  at::Tensor slot_mapping{};
   at::Tensor starts{};
-  at::Tensor key_scales{};
-  at::Tensor value_scales{};
-  bool copy_query = false;  // as in CacheWriteCall
-  bool copy_key = false;
-  bool copy_value = false;
-
-  at::Device device() const { return query.device(); }
+  bool copy_query = false;
 };
 
 struct RmsNormCall {

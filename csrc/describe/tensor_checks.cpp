@@ -82,6 +82,13 @@ void check_float(const char* op, const char* name, const Tensor& tensor) {
                    at::isFloatingType(type) ? "; convert it with .float()" : "");
 }
 
+void check_same_dtype(const char* op, const char* left_name, const Tensor& left, const char* right_name,
+                      const Tensor& right) {
+  TORCH_CHECK_TYPE(left.scalar_type() == right.scalar_type(), op, ": ", left_name, " is ", dtype_name(left),
+                   " and ", right_name, " ", dtype_name(right), "; convert ", right_name, " with .to(",
+                   left_name, ".dtype)");
+}
+
 void check_int32(const char* op, const char* name, const Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, op, ": ", name, " is ", dtype_name(tensor),
                    " and must be torch.int32; convert it with .to(torch.int32)");

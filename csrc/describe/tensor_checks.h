@@ -25,6 +25,9 @@ void check_same_size(const char* op, const char* what, const char* left_name, in
 void check_head_dim(const char* op, const char* rows_name, int64_t head_dim, const char* cache_name,
                     const at::Tensor& cache, KvFormat format);
 void check_float(const char* op, const char* name, const at::Tensor& tensor);
+// Advises to convert the right one.
+void check_same_dtype(const char* op, const char* left_name, const at::Tensor& left, const char* right_name,
+                      const at::Tensor& right);
 void check_int32(const char* op, const char* name, const at::Tensor& tensor);
 
 // Returns the format of a pair of caches; raises if kv_format does not match their dtypes.

@@ -90,14 +90,12 @@ std::vector<Tensor> run_in_torch(const RotaryCall& call) {
   };
   const Tensor out = rotate(call.query, call.query_norm), key = rotate(call.key, call.key_norm);
   if (call.problem.op == Op::kRotary) return {out, key};
-  run_in_torch(CacheWriteCall{.problem = call.problem.write,
-                              .key = as_tokens(key),
-                              .value = as_tokens(rows_to_read(call.value, call.copy_value)),
-                              .key_cache = call.key_cache,
-                              .value_cache = call.value_cache,
-                              .slot_mapping = slots_of(call),
-                              .key_scales = call.key_scales,
-                              .value_scales = call.value_scales});
+  CacheWriteCall write{call, call.problem.write};
+  write.key = as_tokens(key);
+  write.value = as_tokens(rows_to_read(call.value, call.copy_value));
+  write.slot_mapping = slots_of(call);
+  write.copy_key = write.copy_value = false;
+  run_in_torch(write);
   return {out};
 }
 

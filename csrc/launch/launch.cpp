@@ -53,6 +53,24 @@ std::array<Tensor, 3> bind_inputs(const Call& call, const Tensor& stand_in, Bind
   return rows;
 }
 
+// Binds the operands of a write that are defined. Returns key and value as they are bound.
+std::array<Tensor, 2> bind_write(const WriteOperands& call, const Tensor& stand_in, Bindings& bindings) {
+  const std::array<Tensor, 2> rows = {rows_to_read(call.key, call.copy_key),
+                                      rows_to_read(call.value, call.copy_value)};
+  const auto bind = [&](Slot slot, const Tensor& tensor, bool is_written) {
+    if (!tensor.defined()) return;
+    bindings[slot] = is_written && tensor.numel() > 0 ? writable_view_of(tensor) : view_of(tensor, stand_in);
+  };
+  bind(kSlotKey, rows[0], false);
+  bind(kSlotValue, rows[1], false);
+  bind(kSlotSlotMapping, call.slot_mapping, false);
+  bind(kSlotKeyCache, call.key_cache, true);
+  bind(kSlotValueCache, call.value_cache, true);
+  bind(kSlotKeyScales, call.key_scales, true);
+  bind(kSlotValueScales, call.value_scales, true);
+  return rows;
+}
+
 // Allocates and binds the mask map that the plan makes; undefined if it makes none.
 Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
   Tensor map;
@@ -150,18 +168,8 @@ std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
 
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {
   if (plan.pass_count == 0) return {};
-  const Tensor key = rows_to_read(call.key, call.copy_key);
-  const Tensor value = rows_to_read(call.value, call.copy_value);
   Bindings bindings;
-  bindings[kSlotKey] = view_of(key, key);
-  bindings[kSlotValue] = view_of(value, key);
-  bindings[kSlotSlotMapping] = view_of(call.slot_mapping, key);
-  bindings[kSlotKeyCache] = writable_view_of(call.key_cache);
-  bindings[kSlotValueCache] = writable_view_of(call.value_cache);
-  if (call.problem.has_scales) {
-    bindings[kSlotKeyScales] = writable_view_of(call.key_scales);
-    bindings[kSlotValueScales] = writable_view_of(call.value_scales);
-  }
+  const auto bound = bind_write(call, call.slot_mapping, bindings);
   metal::execute(plan, bindings);
   return {};
 }
@@ -172,27 +180,16 @@ std::vector<Tensor> launch(const RotaryCall& call, const Plan& plan) {
   if (!writes) results.push_back(empty_rows(call, call.key));
   if (plan.pass_count == 0) return results;
   const Tensor query = rows_to_read(call.query, call.copy_query);
-  const Tensor key = rows_to_read(call.key, call.copy_key);
-  const Tensor value = rows_to_read(call.value, call.copy_value);
   Bindings bindings;
-  const auto bind = [&](Slot slot, const Tensor& tensor, bool is_written = false) {
-    if (!tensor.defined()) return;
-    bindings[slot] = is_written && tensor.numel() > 0 ? writable_view_of(tensor) : view_of(tensor, call.cos);
-  };
-  bind(kSlotQuery, query);
-  bind(kSlotKey, key);
-  bind(kSlotValue, value);
-  bind(kSlotCos, call.cos);
-  bind(kSlotSin, call.sin);
-  bind(kSlotQueryNorm, call.query_norm);
-  bind(kSlotKeyNorm, call.key_norm);
-  bind(kSlotSlotMapping, call.slot_mapping);
-  bind(kSlotStarts, call.starts);
-  bind(kSlotOut, results[0]);
-  bind(kSlotKeyCache, writes ? call.key_cache : results[1], writes);
-  bind(kSlotValueCache, call.value_cache, true);
-  bind(kSlotKeyScales, call.key_scales, true);
-  bind(kSlotValueScales, call.value_scales, true);
+  const auto bound = bind_write(call, call.cos, bindings);
+  if (!writes) bindings[kSlotKeyCache] = view_of(results[1], call.cos);
+  bindings[kSlotQuery] = view_of(query, call.cos);
+  bindings[kSlotCos] = view_of(call.cos, call.cos);
+  bindings[kSlotSin] = view_of(call.sin, call.cos);
+  if (call.query_norm.defined()) bindings[kSlotQueryNorm] = view_of(call.query_norm, call.cos);
+  if (call.key_norm.defined()) bindings[kSlotKeyNorm] = view_of(call.key_norm, call.cos);
+  if (call.starts.defined()) bindings[kSlotStarts] = view_of(call.starts, call.cos);
+  bindings[kSlotOut] = view_of(results[0], call.cos);
   metal::execute(plan, bindings);
   return results;
 }

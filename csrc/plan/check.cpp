@@ -240,7 +240,7 @@ std::optional<Refusal> check(const RotaryProblem& p) {
   const char* op = name_of(p.op);
   const CacheWriteProblem& write = p.write;
   const bool writes = p.op == Op::kRotaryWrite;
-  const int64_t head_dim = write.key.head_dim, dims[] = {head_dim, writes ? write.value.head_dim : head_dim};
+  const int64_t head_dim = write.key.head_dim, dims[] = {head_dim, write.value.head_dim};
   const char* const names[] = {"query/key", "value"};
   for (int side = 0; side < 2; ++side) {
     if (dims[side] <= 0 || dims[side] > kMaxHeadDim || dims[side] % kRotaryMultiple != 0) {

@@ -249,8 +249,8 @@ struct RotaryProblem {
   int64_t q_heads = 0;
   // Strides of rows, tables, slots and starts, and `start`. The planner sets the others.
   RotaryParams params{};
-  // Rows and caches; its strides of rows and slots are not used. kRotary: the cache is the rotated key, and
-  // there is no value.
+  // Rows and caches; its strides of rows and slots are not used. kRotary: the cache is the rotated key, of
+  // whose head_dim the absent value is.
   CacheWriteProblem write;
 };
 

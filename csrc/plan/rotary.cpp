@@ -1,5 +1,5 @@
-// Plans fattn.rotary and fattn.rotary_write: one pass, a simdgroup per row of a token, a head, query, key or
-// value.
+// Plans fattn.cache_write, fattn.rotary and fattn.rotary_write: one pass, a simdgroup per row of a token, a
+// head, query, key or value.
 #include "kv_format.h"
 #include "planners.h"
 
@@ -8,27 +8,82 @@ namespace {
 
 constexpr uint16_t kSimdgroups = 8;
 
-}  // namespace
-
-Plan plan_rotary(const RotaryProblem& p) {
+Plan one_row_per_simdgroup() {
   Plan plan;
   plan.tuning.source = "one simdgroup per row";
+  return plan;
+}
+
+// `values`: whether values are written, too.
+Pass& add_pass(Plan& plan, Kernel kernel, const CacheWriteProblem& p, bool values) {
+  Pass& pass = plan.add_pass();
+  KernelSpec& spec = pass.spec;
+  spec.kernel = kernel;
+  spec.dtype = p.dtype;
+  spec.head_dim = uint16_t(p.key.head_dim);
+  spec.value_dim = uint16_t(p.value.head_dim);
+  spec.simdgroups = kSimdgroups;
+  spec.vector_loads = p.vector_aligned;
+  spec.kv_format = p.format;
+  spec.scales = p.has_scales;
+  spec.long_slots = p.long_slots;
+  pass.threads = {kSimdgroups * uint32_t(kSimdWidth), 1, 1};
+  pass.bind(kSlotKey);
+  pass.bind(kSlotKeyCache);
+  if (values) {
+    pass.bind(kSlotValue);
+    pass.bind(kSlotValueCache);
+  }
+  if (p.has_scales) {
+    pass.bind(kSlotKeyScales);
+    pass.bind(kSlotValueScales);
+  }
+  return pass;
+}
+
+template <typename Params>
+void add_caches(Params& params, const CacheWriteProblem& p) {
+  params.key_cache = p.key.cache;
+  params.value_cache = p.value.cache;
+  params.key_scales = p.key.scales;
+  params.value_scales = p.value.scales;
+  params.slots = p.num_blocks * p.block_size;
+  params.kv_heads = int32_t(p.kv_heads);
+  params.block_size = int32_t(p.block_size);
+}
+
+}  // namespace
+
+Plan plan_cache_write(const CacheWriteProblem& p) {
+  Plan plan = one_row_per_simdgroup();
+  const int64_t rows = p.tokens * p.kv_heads;
+  if (rows == 0 || p.num_blocks * p.block_size == 0) return plan;
+
+  Pass& pass = add_pass(plan, Kernel::kCacheWrite, p, true);
+  pass.grid = {uint32_t(ceil_div(rows, kSimdgroups)), p.value_in_key ? 1u : 2u, 1};
+  pass.bind(kSlotSlotMapping);
+
+  CacheWriteParams params{};
+  add_caches(params, p);
+  params.key_token_stride = p.key.token_stride;
+  params.key_head_stride = p.key.head_stride;
+  params.value_token_stride = p.value.token_stride;
+  params.value_head_stride = p.value.head_stride;
+  params.slot_stride = p.slot_stride;
+  params.rows = int32_t(rows);
+  pass.set_params(params);
+  return plan;
+}
+
+Plan plan_rotary(const RotaryProblem& p) {
+  Plan plan = one_row_per_simdgroup();
   const CacheWriteProblem& write = p.write;
   const bool values = p.op == Op::kRotaryWrite;
   const int64_t heads = p.q_heads + write.kv_heads * (values ? 2 : 1);
   if (write.tokens * heads == 0) return plan;
 
-  Pass& pass = plan.add_pass();
+  Pass& pass = add_pass(plan, Kernel::kRotary, write, values);
   KernelSpec& spec = pass.spec;
-  spec.kernel = Kernel::kRotary;
-  spec.dtype = write.dtype;
-  spec.head_dim = uint16_t(write.key.head_dim);
-  spec.value_dim = uint16_t(values ? write.value.head_dim : write.key.head_dim);
-  spec.simdgroups = kSimdgroups;
-  spec.vector_loads = write.vector_aligned;
-  spec.kv_format = write.format;
-  spec.scales = write.has_scales;
-  spec.long_slots = write.long_slots;
   spec.rotary_dim = uint16_t(p.rotary_dim);
   spec.rotary_offset = uint16_t(p.rotary_offset);
   spec.rotary_style = p.style;
@@ -42,37 +97,20 @@ Plan plan_rotary(const RotaryProblem& p) {
   spec.values = values;
   spec.vector_tables = p.vector_tables;
   pass.grid = {uint32_t(p.q_len), uint32_t(ceil_div(heads, kSimdgroups)), uint32_t(write.tokens / p.q_len)};
-  pass.threads = {kSimdgroups * uint32_t(kSimdWidth), 1, 1};
 
   pass.bind(kSlotQuery);
-  pass.bind(kSlotKey);
   pass.bind(kSlotCos, Slot(kBufferCos));
   pass.bind(kSlotSin, Slot(kBufferSin));
   pass.bind(kSlotOut);
-  pass.bind(kSlotKeyCache);
-  if (values) {
-    pass.bind(kSlotValue);
-    pass.bind(kSlotValueCache);
-  }
   if (p.has_slots) pass.bind(kSlotSlotMapping);
   if (p.has_starts) pass.bind(kSlotStarts, Slot(kBufferStarts));
   if (p.has_query_norm) pass.bind(kSlotQueryNorm, Slot(kBufferQueryNorm));
   if (p.has_key_norm) pass.bind(kSlotKeyNorm, Slot(kBufferKeyNorm));
-  if (write.has_scales) {
-    pass.bind(kSlotKeyScales);
-    pass.bind(kSlotValueScales);
-  }
 
   RotaryParams params = p.params;
+  add_caches(params, write);
   params.out = row_strides(p.q_heads, p.q_len, write.key.head_dim, p.token_major_out);
-  params.key_cache = write.key.cache;
-  params.value_cache = write.value.cache;
-  params.key_scales = write.key.scales;
-  params.value_scales = write.value.scales;
-  params.slots = write.num_blocks * write.block_size;
   params.q_heads = int32_t(p.q_heads);
-  params.kv_heads = int32_t(write.kv_heads);
-  params.block_size = int32_t(write.block_size);
   const auto second = int32_t(p.table_columns == p.rotary_dim ? p.rotary_dim / 2 : 0);
   params.cos.second = params.cos.column * second;
   params.sin.second = params.sin.column * second;

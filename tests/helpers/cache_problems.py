@@ -42,6 +42,7 @@ CHOICES = COMPILED | {
     "pool_layout": POOL_LAYOUTS,
     "row_layout": ROW_LAYOUTS,
     "special": EVEN,
+    "value_in_key": (False, False, True),
 }
 BYTE = 0xA5
 
@@ -63,7 +64,7 @@ class WriteProblem:
     row_layout: str = "contiguous"
     long_slots: bool = True
     special: bool = False  # rows of NaN, infinities, zeros, huge and tiny numbers
-    value_in_key: bool = False  # "float": the value is the first columns of the key, here and in the cache
+    value_in_key: bool = False  # the value is the first columns of the key, here and in the cache
 
     def __str__(self) -> str:
         parts = (
@@ -97,9 +98,9 @@ class WriteCase:
 def deal(
     choices: dict[str, tuple[Any, ...]],
     compiled: Collection[str],
-    grouped_dims: tuple[Any, ...],
     count: int,
     seed: int,
+    grouped_dims: tuple[Any, ...] = (),
 ) -> list[dict[str, Any]]:
     """Every choice comes about equally often. Three problems share those that are compiled, because compiling
     takes longer than running."""
@@ -108,21 +109,23 @@ def deal(
     for name, values in choices.items():
         cards = [values[i % len(values)] for i in range(some if name in compiled else count)]
         decks[name] = rng.sample(cards, len(cards)) * (3 if name in compiled else 1)
-    for i, kv_format in enumerate(decks["kv_format"]):
+    for i, kv_format in enumerate(decks.get("kv_format", ())):
         if kv_format in GROUPED:
             decks["dims"][i] = grouped_dims[i % some % len(grouped_dims)]
     return [{"index": i} | {name: deck[i] for name, deck in decks.items()} for i in range(count)]
 
 
 def draw(count: int, seed: int = 0) -> list[WriteProblem]:
-    drawn = deal(CHOICES, COMPILED, GROUPED_DIMS, count, seed)
-    every = (one | dict(zip(("head_dim", "value_dim"), one.pop("dims"), strict=True)) for one in drawn)
-    return [WriteProblem(**one) for one in every]
+    drawn = deal(CHOICES, COMPILED, count, seed, GROUPED_DIMS)
+    for one in drawn:
+        one["head_dim"], one["value_dim"] = one.pop("dims")
+        one["value_in_key"] &= one["value_dim"] <= one["head_dim"]
+    return [WriteProblem(**one) for one in drawn]
 
 
 def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
     p, generator = problem, torch.Generator().manual_seed(1000 * seed + problem.index)
-    operands = {"slot_mapping": _slots(p, generator)}
+    operands = {"slot_mapping": spread(slots_of(p, p.tokens, p.num_blocks * p.block_size, generator))}
     for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
         rows = torch.randn(p.tokens, p.kv_heads, dim, generator=generator)
         if p.special:
@@ -132,7 +135,8 @@ def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
         operands |= caches(p, name, (p.num_blocks, p.block_size, p.kv_heads), dim)
     if p.value_in_key:
         operands["value"] = operands["key"].first_columns(p.value_dim)
-        operands["value_cache"] = operands["key_cache"].first_columns(p.value_dim)
+        for name in {"value_cache", "value_scales"} & operands.keys():
+            operands[name] = replace(operands[name.replace("value", "key")], size=operands[name].size)
     return WriteCase(p, operands)
 
 
@@ -146,17 +150,16 @@ def caches(p: Any, name: str, pool: tuple[int, ...], dim: int) -> dict[str, Oper
     return found
 
 
-def _slots(p: WriteProblem, generator: torch.Generator) -> Operand:
-    """Distinct slots in any order. Some tokens are dropped, by -1 and by slots that the cache does not
-    have."""
-    count = p.num_blocks * p.block_size
-    slots = torch.full((p.tokens,), -1)
-    kept = torch.randperm(p.tokens, generator=generator)[: min(count, -(-3 * p.tokens // 4))]
-    slots[kept] = torch.randperm(count, generator=generator)[: len(kept)]
-    for i, beyond in zip(torch.nonzero(slots < 0).flatten().tolist(), (-1, count, 2**31 - 1), strict=False):
-        slots[i] = beyond
+def slots_of(p: Any, tokens: int, count: int, generator: torch.Generator) -> Tensor:
+    """Distinct slots of a cache of `count` in any order. A quarter of the tokens, or all, are dropped, by
+    negative slots and by slots that the cache does not have."""
     dtype = torch.int64 if p.long_slots else torch.int32
-    return spread(slots.to(dtype))
+    kept = torch.cat((torch.randperm(count, generator=generator), torch.full((tokens,), -1)))[:tokens]
+    slots = kept[torch.randperm(tokens, generator=generator)].to(dtype)
+    dropped = torch.tensor((-1, count, torch.iinfo(dtype).min, torch.iinfo(dtype).max)).roll(p.index)
+    of_some = slots[p.index % 4 :: 4 if p.index % 8 else 1]
+    of_some.copy_(dropped.repeat(tokens)[: len(of_some)])
+    return slots
 
 
 def make_special(rows: Tensor, generator: torch.Generator) -> None:
@@ -189,8 +192,10 @@ def poisoned(size: tuple[int, ...], dtype: torch.dtype, layout: str) -> Operand:
 
 
 def assert_written(case: WriteCase, memory: dict[str, Tensor]) -> None:
-    """Exactly the bits of the definition, and no other writes."""
+    """Exactly the bits of the definition, and no other writes. A value in the key is not written itself."""
     arguments, bases = case.arguments("cpu")
+    if case.problem.value_in_key:
+        arguments |= {n: arguments[n].clone() for n in ("value_cache", "value_scales") if n in arguments}
     reference.cache_write(**arguments)
     assert_same_memory(memory, bases)
 

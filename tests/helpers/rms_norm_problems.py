@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.helpers import logits_problems
+from tests.helpers.cache_problems import EVEN, deal
 from tests.helpers.layouts import Operand, spread
 from tests.helpers.problems import DTYPES, SHORT
 from torch_fattn import reference
 
-EVEN = (False, True)
 # Columns that share a kernel: vectors and simdgroups of a row. The last are longer than one block.
 WIDTHS = (
     *((1, 3, 128), (130, 200, 256), (257, 384, 512), (700, 896, 1021), (2048, 1536, 1025)),
     *((2560, 3584, 4095), (4097, 5376, 8192), (8193, 16384, 40000)),
 )
-# Another choice of the first five is another kernel module.
-CHOICES: dict[str, tuple[Any, ...]] = {
+# Another choice of these is another kernel module.
+COMPILED: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
     "norm": ("rounded", "plus_one", "float"),
     "float_weight": EVEN,
     "float32_out": EVEN,
     "widths": WIDTHS,
+}
+CHOICES = COMPILED | {
     "outer": ((), (5,), (2, 3), (3, 1, 2), (2, 2, 3), (2, 1, 3, 2, 2)),
     "layout": logits_problems.LAYOUTS,
     "gate_layout": logits_problems.LAYOUTS,
@@ -36,24 +38,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class RmsNormProblem:
-    index: int
-    dtype: torch.dtype
-    norm: str
-    float_weight: bool
-    float32_out: bool
-    widths: tuple[int, int, int]
-    outer: tuple[int, ...]
-    layout: str
-    gate_layout: str
-    has_weight: bool
-    activation: str
-    eps: float
+class RmsNormProblem(SimpleNamespace):
+    """Has an index, and one of each of the choices."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (*self.outer, self.widths[self.index % 3])
+        return (*self.outer, random.Random(self.index).choice(self.widths))
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape))
@@ -61,13 +51,7 @@ class RmsNormProblem:
 
 
 def draw(count: int, seed: int = 0) -> list[RmsNormProblem]:
-    """Every choice comes about equally often. Three problems share a module."""
-    rng, decks = random.Random(seed), dict[str, list[Any]]()
-    for number, (name, values) in enumerate(CHOICES.items()):
-        alike = 3 if number < 5 else 1
-        cards = [values[i % len(values)] for i in range(count // alike)]
-        decks[name] = [card for card in rng.sample(cards, len(cards)) for _ in range(alike)]
-    return [RmsNormProblem(i, **{name: deck[i] for name, deck in decks.items()}) for i in range(count)]
+    return [RmsNormProblem(**one) for one in deal(CHOICES, COMPILED, count, seed)]
 
 
 def build(p: RmsNormProblem) -> tuple[dict[str, Operand], dict[str, Any]]:

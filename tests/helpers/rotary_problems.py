@@ -4,12 +4,22 @@ caches are poison (cache_problems)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.helpers.cache_problems import EVEN, POOL_LAYOUTS, Arguments, WriteCase, caches, deal, make_special
+from tests.helpers.cache_problems import (
+    EVEN,
+    POOL_LAYOUTS,
+    Arguments,
+    WriteCase,
+    caches,
+    deal,
+    make_special,
+    slots_of,
+)
 from tests.helpers.kv_formats import KV_FORMATS, name_of
 from tests.helpers.layouts import Operand, lay_out, spread, strided
 from tests.helpers.problems import DTYPES, SHORT
@@ -45,34 +55,12 @@ CHOICES = COMPILED | {
     "place": ("start", "starts", "start_of_all", "slots"),
     "pool_layout": POOL_LAYOUTS,
     "token_major_out": EVEN,
-    "special": EVEN,
+    "special": EVEN,  # rows of NaN, infinities, zeros, huge and tiny numbers; with a norm, a NaN
 }
 
 
-@dataclass(frozen=True)
-class RotaryProblem:
-    index: int
-    dtype: torch.dtype
-    kv_format: str
-    batch: int
-    length: int
-    heads: int
-    kv_heads: int
-    dims: tuple[int, ...]
-    style: str
-    narrow: bool
-    float_tables: bool
-    one_table: bool
-    table_layout: str
-    row_layout: str
-    norm: str
-    normed: str
-    float_weights: bool
-    place: str
-    long_slots: bool
-    pool_layout: str
-    token_major_out: bool
-    special: bool  # rows of NaN, infinities, zeros, huge and tiny numbers; with a norm, a NaN
+class RotaryProblem(SimpleNamespace):
+    """Has an index, and one of each of the choices."""
 
     @property
     def options(self) -> Arguments:
@@ -97,7 +85,7 @@ class RotaryProblem:
 
 
 def draw(count: int, seed: int = 0) -> list[RotaryProblem]:
-    return [RotaryProblem(**one) for one in deal(CHOICES, COMPILED, GROUPED_DIMS, count, seed)]
+    return [RotaryProblem(**one) for one in deal(CHOICES, COMPILED, count, seed, GROUPED_DIMS)]
 
 
 @dataclass
@@ -159,10 +147,8 @@ def _add_caches(p: RotaryProblem, operands: dict[str, Operand], generator: torch
         operands |= caches(p, name, (blocks, block, p.kv_heads), dim)
     least, largest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     if is_paged:
-        slots = torch.randperm(blocks * block, generator=generator)[: p.batch * p.length]
-        dropped = torch.tensor((-1, blocks * block, least, largest))
-        slots[::4] = dropped.roll(p.index).repeat(len(slots))[: len(slots[::4])]
-        operands["slot_mapping"] = spread(slots.view(p.batch, p.length).to(dtype))
+        slots = slots_of(p, p.batch * p.length, blocks * block, generator)
+        operands["slot_mapping"] = spread(slots.view(p.batch, p.length))
         return slots
     first = torch.zeros(p.batch, dtype=torch.int64)
     if p.place != "start":
@@ -178,7 +164,7 @@ def _add_caches(p: RotaryProblem, operands: dict[str, Operand], generator: torch
 
 def is_exact(p: RotaryProblem, normed: bool) -> bool:
     """Whether every rounding is one to 16 bits of a number that float32 holds as float64 does."""
-    return not normed and p.dtype != torch.float32 and not p.float_tables
+    return not (normed or p.dtype == torch.float32 or p.float_tables)
 
 
 def assert_close(mine: Tensor, exact: Tensor, p: RotaryProblem, normed: bool) -> None:

@@ -59,20 +59,6 @@ def test_two_tokens_with_one_slot_are_a_race(op: str, checked: Checked) -> None:
 
 
 @of_both
-@pytest.mark.parametrize("slots", [(-1, -1, -1), (8, 9, 2**31), (-(2**63), 2**63 - 1, 2**32)])
-def test_invalid_slots_are_not_written(
-    op: str, slots: tuple[int, ...], device: str, checked: Checked
-) -> None:
-    arguments = with_slots(op, device, *slots)
-    before = {name: each.cpu().clone() for name, each in arguments.items()}
-    with checked():
-        getattr(torch_fattn, op)(**arguments)
-    assert all(torch.equal(arguments[name].cpu(), each) for name, each in before.items())
-    getattr(torch_fattn, op)(**with_slots(op, device, 7) | {"key_cache": arguments["key_cache"]})
-    assert not torch.equal(arguments["key_cache"].cpu(), before["key_cache"])
-
-
-@of_both
 @pytest.mark.parametrize(
     ("slots", "words"),
     [
@@ -139,27 +125,6 @@ def test_operands_that_lie_in_a_cache(op: str, device: str, checked: Checked) ->
         assert same_bits(*results), (name, home)
 
 
-@pytest.mark.parametrize("kv_format", ["float", "int8", "int4"])
-def test_a_value_that_is_the_first_columns_of_the_key(kv_format: str, device: str) -> None:
-    """Multi-head latent attention: written once."""
-    arguments = valid(f"cache_write {kv_format}", device)
-    columns = 32 if kv_format != "int4" else 16
-    arguments["value"] = arguments["key"][..., :32]
-    arguments["value_cache"] = arguments["key_cache"][..., :columns]
-    if kv_format != "float":
-        scales = arguments["key_scales"]
-        arguments["value_scales"] = scales[:, :, :, :1] if kv_format == "int4" else scales
-    plan = torch_fattn.explain("cache_write", **arguments)
-    assert plan.passes[0]["grid"][1] == 1
-    alone = valid(f"cache_write {kv_format}", device)
-    torch_fattn.cache_write(**arguments)
-    torch_fattn.cache_write(**alone)
-    for name in ("key_cache", "key_scales"):
-        if name in arguments:
-            mine, other = (x[name].cpu().view(torch.uint8) for x in (arguments, alone))
-            assert torch.equal(mine, other)
-
-
 # ---- what torch sees
 
 
@@ -180,13 +145,3 @@ def test_gradients(op: str, device: str) -> None:
     with torch.no_grad():
         getattr(torch_fattn, op)(**arguments)
     assert not torch.equal(cache.cpu(), before)
-
-
-def test_a_graph_that_saved_the_cache_notices() -> None:
-    arguments = valid("cache_write", "cpu")
-    cache = arguments["key_cache"].zero_()
-    weight = torch.ones(64, dtype=torch.float16, requires_grad=True)
-    product = (cache * weight).sum()
-    torch_fattn.cache_write(**arguments)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.backward()

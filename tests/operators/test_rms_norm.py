@@ -1,4 +1,4 @@
-"""rms_norm: the float64 reference, the bits of transformers' modules, rows apart, and gradients."""
+"""rms_norm and the norms of rotary: the float64 reference, transformers, rows apart, and gradients."""
 
 from __future__ import annotations
 
@@ -77,11 +77,20 @@ def test_modules_of_transformers(
     expected = module(x, *more)
     operands = [each.to(device) for each in (x, module.weight, *more)]
     float32_out = expected.dtype != dtype
-    out = torch_fattn.rms_norm(*operands, eps=1e-5, **options, float32_out=float32_out).cpu()
-    assert out.dtype == expected.dtype and out.isfinite().all()
+    results = [(torch_fattn.rms_norm(*operands, eps=1e-5, **options, float32_out=float32_out), expected)]
+    if not more:  # and that of rotary, which rotates by 0
+        query, tables = (
+            operands[0][None],
+            (torch.full((1, 9, 64), n, device=device).to(dtype) for n in (1, 0)),
+        )
+        out, _ = torch_fattn.rotary(query, query, *tables, query_norm=operands[1], eps=1e-5, **options)
+        results.append((out[0], expected.to(dtype)))
     roundings = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps
-    assert ((out - expected).abs() <= roundings * expected.abs()).all()
-    assert dtype == torch.float32 or (out != expected).float().mean() < 2e-3
+    for out, exact in results:
+        out = out.cpu()
+        assert out.dtype == exact.dtype and out.isfinite().all()
+        assert ((out - exact).abs() <= roundings * exact.abs()).all()
+        assert dtype == torch.float32 or (out != exact).float().mean() < 2e-3
 
 
 @pytest.mark.parametrize("columns", [64, 700])

@@ -22,13 +22,6 @@ void check_factor_dtype(const char* op, const char* name, const Tensor& factor, 
                    name, " with .to(", rows_name, ".dtype), or with .float()");
 }
 
-void check_same_dtype(const char* op, const char* left_name, const Tensor& left, const char* right_name,
-                      const Tensor& right) {
-  TORCH_CHECK_TYPE(left.scalar_type() == right.scalar_type(), op, ": ", left_name, " is ", dtype_name(left),
-                   " and ", right_name, " ", dtype_name(right), "; convert ", right_name, " with .to(",
-                   left_name, ".dtype)");
-}
-
 // The index of a name among those of an argument.
 template <size_t count>
 int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[count]) {
@@ -125,7 +118,8 @@ void describe_rows(RotaryCall& call, Op op, const Arguments& arguments) {
   problem.write.kv_heads = key.size(1);
   problem.write.num_blocks = query.size(0);
   problem.write.block_size = query.size(2);
-  problem.write.key.head_dim = key.size(3);
+  problem.write.key.head_dim = problem.write.value.head_dim = key.size(3);
+  problem.write.vector_aligned = problem.vector_tables = true;
   add_tables(call, arguments);
   add_norms(call, arguments);
 }
@@ -146,7 +140,6 @@ TableStrides strides_of(Tensor& table, bool& aligned) {
 
 void add_layout(RotaryCall& call) {
   RotaryProblem& problem = call.problem;
-  problem.write.vector_aligned = problem.vector_tables = true;
   problem.params.query = strides_of(call.query, call.copy_query, problem.write.vector_aligned);
   problem.params.key = strides_of(call.key, call.copy_key, problem.write.vector_aligned);
   problem.params.cos = strides_of(call.cos, problem.vector_tables);
@@ -157,7 +150,7 @@ void add_layout(RotaryCall& call) {
 }
 
 // Which slots the tokens are written to.
-void add_slots(RotaryCall& call, const WrittenCaches& caches, const Arguments& arguments) {
+void add_slots(RotaryCall& call, const Arguments& arguments) {
   RotaryProblem& problem = call.problem;
   const char* op = name_of(problem.op);
   const int64_t batch = call.query.size(0);
@@ -179,7 +172,7 @@ void add_slots(RotaryCall& call, const WrittenCaches& caches, const Arguments& a
                       ": slot_mapping has shape ", slots->sizes(), " and must be [batch, length] = [", batch,
                       ", ", problem.q_len, "]; pass a slot for each token");
     problem.has_slots = true;
-    call.slot_mapping = caches.readable(*slots);
+    call.slot_mapping = readable(call, *slots);
     problem.params.slot_batch = call.slot_mapping.stride(0);
     problem.params.slot_row = call.slot_mapping.stride(1);
     return;
@@ -192,7 +185,7 @@ void add_slots(RotaryCall& call, const WrittenCaches& caches, const Arguments& a
                     ": starts has shape ", starts->sizes(), " and must be [] or [batch] = [", batch,
                     "]; pass the number of tokens that each sequence holds");
   problem.has_starts = true;
-  call.starts = caches.readable(*starts);
+  call.starts = readable(call, *starts);
   problem.params.slot_batch = starts->dim() == 0 ? 0 : call.starts.stride(0);
 }
 
@@ -266,35 +259,25 @@ RotaryCall describe_rotary(const Arguments& arguments) {
 RotaryCall describe_rotary_write(const Arguments& arguments) {
   RotaryCall call;
   describe_rows(call, Op::kRotaryWrite, arguments);
-  const Tensor& value = call.value = arguments.tensor("value");
-  const Tensor& key_cache = call.key_cache = arguments.tensor("key_cache");
-  const Tensor& value_cache = call.value_cache = arguments.tensor("value_cache");
   RotaryProblem& problem = call.problem;
+  const Tensor& value = arguments.tensor("value");
   const char* op = name_of(problem.op);
   check_rank(op, "value", value, 4, kHeadsFirst);
   check_device(op, "value", value, call.query);
   check_same_size(op, "batch size", "query", call.query.size(0), "value", value.size(0));
   check_same_size(op, "length", "query", problem.q_len, "value", value.size(2));
-  const WrittenCaches caches = check_written_caches(op, arguments);
-  TORCH_CHECK_VALUE(
-      !share_elements(key_cache, value_cache) && !share_elements(caches.key_scales, caches.value_scales), op,
-      ": key_cache and value_cache (or their scales) share memory; pass separate memory for each, or use "
-      "torch_fattn.rotary and torch_fattn.cache_write");
-  call.key_scales = caches.key_scales;
-  call.value_scales = caches.value_scales;
-  call.copy_query = caches.need_copy(call.query);
-  call.copy_key = caches.need_copy(call.key);
-  call.copy_value = caches.need_copy(value);
+  add_written_caches(op, arguments, call, problem.write);
+  const bool share =
+      share_elements(call.key_cache, call.value_cache) || share_elements(call.key_scales, call.value_scales);
+  TORCH_CHECK_VALUE(!share, op, ": key_cache and value_cache (or their scales) share memory; ",
+                    "pass separate memory for each, or use torch_fattn.rotary and torch_fattn.cache_write");
+  call.copy_query = need_copy(call, call.query);
   for (Tensor* read : {&call.cos, &call.sin, &call.query_norm, &call.key_norm}) {
-    *read = caches.readable(*read);
+    *read = readable(call, *read);
   }
   add_layout(call);
-  CacheWriteProblem& write = problem.write;
-  problem.params.value = strides_of(value, call.copy_value, write.vector_aligned);
-  write.vector_aligned = write.vector_aligned && is_multiple(key_cache) && is_multiple(value_cache);
-  write.value.head_dim = value.size(3);
-  add_caches(write, caches);
-  add_slots(call, caches, arguments);
+  problem.params.value = strides_of(value, call.copy_value, problem.write.vector_aligned);
+  add_slots(call, arguments);
   return call;
 }
 
