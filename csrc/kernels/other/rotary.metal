@@ -20,9 +20,6 @@ FATTN_CONSTEXPR int kPairs = kRotaryDim / 2;
 FATTN_CONSTEXPR int kStyle = FATTN_ROTARY_STYLE;
 // Whether the pairs of a lane's four columns are neighbours, and aligned.
 FATTN_CONSTEXPR bool kPairsAligned = kOffset % kLaneColumns == 0 && kPairs % kLaneColumns == 0;
-// Whether the partners of a lane's columns are in a lane. In wider rows they would take too many registers.
-FATTN_CONSTEXPR bool kInLanes =
-    kPairsAligned && kStyle != kStylePairsToHalves && kHeadDim <= 2 * kPassColumns;
 
 // A product that is rounded before it is added: a compiler may contract x * y + z, but not this.
 inline float rounded_product(float x, float y) {
@@ -46,6 +43,29 @@ inline int source_of(int pair, bool second) {
   return kOffset + (kStyle == kStyleHalves ? pair + (second ? kPairs : 0) : 2 * pair + (second ? 1 : 0));
 }
 
+// Loads the numbers for four neighbouring columns of the result: those at the same place in their pairs, and
+// the other ones of these pairs.
+template <typename T>
+inline void load_pairs(const device T* source, int column, thread float (&own)[kLaneColumns],
+                       thread float (&other)[kLaneColumns]) {
+  const bool together = fc_vector_loads && kPairsAligned && kStyle != kStylePairsToHalves;
+  if (together) {
+    const bool is_apart = kStyle == kStyleHalves && is_rotated(column);
+    load_columns(source, column, true, own);
+    load_columns(source, is_apart ? source_of(pair_of(column), !is_second(column)) : column, true, other);
+  }
+  FATTN_UNROLL
+  for (int e = 0; e < kLaneColumns; e++) {
+    const int c = column + e;
+    if (!together) {
+      own[e] = float(source[is_rotated(c) ? source_of(pair_of(c), is_second(c)) : c]);
+      other[e] = float(source[is_rotated(c) ? source_of(pair_of(c), !is_second(c)) : c]);
+    } else if (kStyle == kStylePairs) {
+      other[e] = own[e ^ 1];
+    }
+  }
+}
+
 // The factors of four neighbouring columns of the result, in a position's row of a table.
 inline void load_factors(const device Table* table, constant TableStrides& strides, int column,
                          thread float (&factors)[kLaneColumns]) {
@@ -62,80 +82,58 @@ inline void load_factors(const device Table* table, constant TableStrides& strid
   }
 }
 
-// Normalises a row in place. Returns 1 / its root mean square.
-inline float normalise(thread LaneRow<kHeadDim>& row, const device Weight* weight, float eps, ushort lane) {
+// 1 / the root mean square of a row.
+inline float norm_scale(const device Element* source, float eps, ushort lane) {
   float sum = 0.0f;
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
-    FATTN_UNROLL
-    for (int e = 0; e < kLaneColumns; e++) {
-      sum += row.x[pass][e] * row.x[pass][e];
-    }
-  }
-  const float scale = inverse_rms(simd_sum(sum), kHeadDim, eps);
-  FATTN_UNROLL
-  for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
-    float weights[kLaneColumns] = {0.0f};
+    float x[kLaneColumns] = {0.0f};
     if (column < kHeadDim) {
-      load_columns(weight, column, fc_vector_loads, weights);
+      load_columns(source, column, fc_vector_loads, x);
     }
     FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
-      row.x[pass][e] = rounded(normed(row.x[pass][e], scale, weights[e]));
+      sum += x[e] * x[e];
     }
   }
-  return scale;
+  return inverse_rms(simd_sum(sum), kHeadDim, eps);
 }
 
-// The number at `column` of a row, which is number e of the columns of a lane. All lanes call it.
-inline float exchanged(thread const LaneRow<kHeadDim>& row, int column, int e) {
-  float found = 0.0f;
-  FATTN_UNROLL
-  for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
-    const bool is_own = kPairs % kPassColumns == 0 && kOffset == 0;  // in another pass
-    const float x =
-        is_own ? row.x[pass][e] : simd_shuffle(row.x[pass][e], ushort(column % kPassColumns / kLaneColumns));
-    found = column / kPassColumns == pass ? x : found;
-  }
-  return found;
-}
-
-// Loads, normalises and rotates a row of queries or keys.
+// Loads, normalises and rotates a row of queries or keys. The norm reads it twice: with all columns in
+// registers, wide rows would not fit.
 inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source, const device Weight* weight,
                      bool has_norm, const device Table* cosines, const device Table* sines,
                      constant RotaryParams& params, ushort lane) {
-  row.load(source, lane);
-  const float scale = has_norm ? normalise(row, weight, params.eps, lane) : 1.0f;
-  const LaneRow<kHeadDim> before = row;
+  const float scale = has_norm ? norm_scale(source, params.eps, lane) : 1.0f;
   FATTN_UNROLL
   for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
     const int column = pass * kPassColumns + lane * kLaneColumns;
-    float cosine[kLaneColumns] = {0.0f}, sine[kLaneColumns] = {0.0f};
+    float own[kLaneColumns] = {0.0f}, other[kLaneColumns] = {0.0f};
     if (column < kHeadDim) {
+      load_pairs(source, column, own, other);
+      if (has_norm) {
+        float own_weight[kLaneColumns], other_weight[kLaneColumns];
+        load_pairs(weight, column, own_weight, other_weight);
+        FATTN_UNROLL
+        for (int e = 0; e < kLaneColumns; e++) {
+          own[e] = rounded(normed(own[e], scale, own_weight[e]));
+          other[e] = rounded(normed(other[e], scale, other_weight[e]));
+        }
+      }
+      float cosine[kLaneColumns], sine[kLaneColumns];
       load_factors(cosines, params.cos, column, cosine);
       load_factors(sines, params.sin, column, sine);
+      FATTN_UNROLL
+      for (int e = 0; e < kLaneColumns; e++) {
+        const float y = is_second(column + e) ? other[e] : -other[e];
+        const float turned = rounded(rounded_product(own[e], cosine[e]) + rounded_product(y, sine[e]));
+        own[e] = is_rotated(column + e) ? turned : own[e];
+      }
     }
     FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
-      const int c = column + e;
-      const int other_column = is_rotated(c) ? source_of(pair_of(c), !is_second(c)) : c;
-      float own = before.x[pass][e], other = 0.0f;
-      if (kInLanes) {
-        other = kStyle == kStylePairs ? before.x[pass][e ^ 1] : exchanged(before, other_column, e);
-      } else if (is_rotated(c)) {
-        const int own_column = source_of(pair_of(c), is_second(c));
-        own = float(source[own_column]);
-        other = float(source[other_column]);
-        if (has_norm) {
-          own = rounded(normed(own, scale, float(weight[own_column])));
-          other = rounded(normed(other, scale, float(weight[other_column])));
-        }
-      }
-      if (is_rotated(c)) {
-        const float y = is_second(c) ? other : -other;
-        row.x[pass][e] = rounded(rounded_product(own, cosine[e]) + rounded_product(y, sine[e]));
-      }
+      row.x[pass][e] = own[e];
     }
   }
 }
