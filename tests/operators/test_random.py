@@ -43,8 +43,12 @@ def run_and_check(problem: problems.Problem, seed: int, checked: Checked, device
     # Most problems would not fill the GPU, and get smaller tiles than calls that do.
     enlarged = device == "mps" and problem.index % 2
     tiles = tiles_of_large_calls(problem) if enlarged else contextlib.nullcontext()
-    with tiles, checked(order=order, seed=problem.index), counted_launches() as launches:
-        out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
+    with tiles, checked(order=order, seed=problem.index):
+        with counted_launches() as launches:
+            out, lse = getattr(torch.ops.fattn, problem.op)(**arguments)
+        if problem.mask_map:
+            without = torch.ops.fattn.prefill(**arguments | {"mask_map": None})
+            assert all(map(torch.equal, (out, lse), without)), "a map changes the result"
     tensors = "used" in torch_fattn.explain(problem.op, **arguments).data.get("tensor", "")
     assert launches.pop(kernel_of(problem, tensors), 0) == (device == "mps")
     assert launches == {} or (problem.op not in PACKED and launches == {"fattn_merge": 1})
