@@ -103,12 +103,6 @@ bool may_alias(const WriteOperands& call, const Tensor& tensor) {
 
 Strides3 pool_strides(const Tensor& pool) { return {pool.stride(0), pool.stride(2), pool.stride(1)}; }
 
-// Adds the layout of rows after rows_to_read().
-void add_rows(CacheSide& side, const Tensor& rows, bool copied) {
-  side.token_stride = copied ? rows.size(1) * rows.size(2) : rows.stride(0);
-  side.head_stride = copied ? rows.size(2) : rows.stride(1);
-}
-
 }  // namespace
 
 bool share_elements(const Tensor& a, const Tensor& b) {
@@ -213,10 +207,15 @@ CacheWriteCall describe_cache_write(const Arguments& arguments) {
   add_written_caches(op, arguments, call, problem);
   call.slot_mapping = readable(call, slot_mapping);
   problem.long_slots = slot_mapping.scalar_type() == at::kLong;
-  problem.slot_stride = call.slot_mapping.stride(0);
   problem.tokens = key.size(0);
-  add_rows(problem.key, key, call.copy_key);
-  add_rows(problem.value, value, call.copy_value);
+  const auto stride = [](const Tensor& rows, bool copied, int64_t dim) {
+    return copied ? c10::multiply_integers(rows.sizes().slice(dim + 1)) : rows.stride(dim);
+  };
+  problem.params = {.key_token_stride = stride(key, call.copy_key, 0),
+                    .key_head_stride = stride(key, call.copy_key, 1),
+                    .value_token_stride = stride(value, call.copy_value, 0),
+                    .value_head_stride = stride(value, call.copy_value, 1),
+                    .slot_stride = call.slot_mapping.stride(0)};
   problem.value_in_key = value_lies_in_key(call);
   return call;
 }

@@ -83,7 +83,7 @@ struct Features {
 
 // Identifies one compiled pipeline. The first half becomes preprocessor macros (one small library per
 // combination), the constants become Metal function constants.
-struct KernelSpec : Features {
+struct KernelSpec : Features, RotaryForm {
   Kernel kernel = Kernel::kPrefill;
   DType dtype = DType::kFloat32;      // of the operands; merge: of the partial results
   DType out_dtype = DType::kFloat32;  // differs from dtype only in merge and rms_norm
@@ -106,13 +106,6 @@ struct KernelSpec : Features {
 
   KvFormat kv_format = kKvFloat;
   bool long_slots = false;  // cache_write, rotary: slot_mapping or starts is int64
-
-  uint16_t rotary_dim = 0;
-  uint16_t rotary_offset = 0;
-  RotaryStyle rotary_style = kStyleHalves;
-  DType table_dtype = DType::kFloat32;   // rotary: of cos and sin
-  NormForm norm = kNormRounded;          // rotary, rms_norm
-  DType weight_dtype = DType::kFloat32;  // of the norm
 
   bool operator==(const KernelSpec&) const = default;
 };

@@ -199,12 +199,10 @@ struct MergeProblem {
   int64_t head_dim = 0;
 };
 
-// Strides of the rows to write, of their cache [num_blocks, block_size, kv_heads, columns] and of its scales;
-// for cache and scales in the order block, head, slot.
+// Strides of a cache [num_blocks, block_size, kv_heads, columns] and of its scales, in the order block, head,
+// slot.
 struct CacheSide {
   int64_t head_dim = 0;
-  int64_t token_stride = 0;
-  int64_t head_stride = 0;
   Strides3 cache{};
   Strides3 scales{};
 };
@@ -215,7 +213,6 @@ struct CacheWriteProblem {
   KvFormat format = kKvFloat;
   bool has_scales = false;
   bool long_slots = false;  // slot_mapping is int64, else int32
-  int64_t slot_stride = 0;
   int64_t tokens = 0;
   int64_t kv_heads = 0;
   int64_t num_blocks = 0;
@@ -224,21 +221,28 @@ struct CacheWriteProblem {
   CacheSide value;
   bool value_in_key = false;    // the value is the first columns of the key, stored once
   bool vector_aligned = false;  // four columns of a row can be read and written with one access
+  CacheWriteParams params{};    // cache_write: strides of rows and slots; the planner sets the others
+};
+
+// What is compiled into a kernel of norms and rotations.
+struct RotaryForm {
+  RotaryStyle style = kStyleHalves;
+  NormForm norm = kNormRounded;
+  int64_t rotary_dim = 0;
+  int64_t rotary_offset = 0;
+  DType table_dtype = DType::kFloat32;   // of cos and sin
+  DType weight_dtype = DType::kFloat32;  // of the norms
+
+  bool operator==(const RotaryForm&) const = default;
 };
 
 // Rotates query [batch, q_heads, q_len, head_dim] and key [batch, kv_heads, q_len, head_dim], and writes key
 // and value. Without slots or starts, the tokens of a sequence are written side by side, from `start` on,
 // into the block of its number.
-struct RotaryProblem {
+struct RotaryProblem : RotaryForm {
   Op op = Op::kRotary;
   bool token_major_out = false;
-  RotaryStyle style = kStyleHalves;
-  NormForm norm = kNormRounded;
-  int64_t rotary_dim = 0;
-  int64_t rotary_offset = 0;
   int64_t table_columns = 0;  // rotary_dim, or half of it
-  DType table_dtype = DType::kFloat32;
-  DType weight_dtype = DType::kFloat32;
   double eps = 0.0;
   bool has_query_norm = false;
   bool has_key_norm = false;
@@ -249,7 +253,7 @@ struct RotaryProblem {
   int64_t q_heads = 0;
   // Strides of rows, tables, slots and starts, and `start`. The planner sets the others.
   RotaryParams params{};
-  // Rows and caches; its strides of rows and slots are not used. kRotary: the cache is the rotated key, of
+  // Rows and caches. kRotary: the cache is the rotated key, of
   // whose head_dim the absent value is.
   CacheWriteProblem write;
 };

@@ -63,13 +63,8 @@ Plan plan_cache_write(const CacheWriteProblem& p) {
   pass.grid = {uint32_t(ceil_div(rows, kSimdgroups)), p.value_in_key ? 1u : 2u, 1};
   pass.bind(kSlotSlotMapping);
 
-  CacheWriteParams params{};
+  CacheWriteParams params = p.params;
   add_caches(params, p);
-  params.key_token_stride = p.key.token_stride;
-  params.key_head_stride = p.key.head_stride;
-  params.value_token_stride = p.value.token_stride;
-  params.value_head_stride = p.value.head_stride;
-  params.slot_stride = p.slot_stride;
   params.rows = int32_t(rows);
   pass.set_params(params);
   return plan;
@@ -84,12 +79,7 @@ Plan plan_rotary(const RotaryProblem& p) {
 
   Pass& pass = add_pass(plan, Kernel::kRotary, write, values);
   KernelSpec& spec = pass.spec;
-  spec.rotary_dim = uint16_t(p.rotary_dim);
-  spec.rotary_offset = uint16_t(p.rotary_offset);
-  spec.rotary_style = p.style;
-  spec.norm = p.norm;
-  spec.table_dtype = p.table_dtype;
-  spec.weight_dtype = p.weight_dtype;
+  static_cast<RotaryForm&>(spec) = p;
   spec.query_norm = p.has_query_norm;
   spec.key_norm = p.has_key_norm;
   spec.slots = p.has_slots;

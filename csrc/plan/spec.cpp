@@ -90,7 +90,7 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
   if (spec.kernel == Kernel::kRotary) {
     macros.emplace_back("FATTN_ROTARY_DIM", std::to_string(spec.rotary_dim));
     macros.emplace_back("FATTN_ROTARY_OFFSET", std::to_string(spec.rotary_offset));
-    macros.emplace_back("FATTN_ROTARY_STYLE", std::to_string(spec.rotary_style));
+    macros.emplace_back("FATTN_ROTARY_STYLE", std::to_string(spec.style));
     macros.emplace_back("FATTN_NORM", std::to_string(spec.norm));
     macros.emplace_back("FATTN_TABLE_T", metal_type(spec.table_dtype));
     macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));

@@ -157,7 +157,7 @@ def slots_of(p: Any, tokens: int, count: int, generator: torch.Generator) -> Ten
     kept = torch.cat((torch.randperm(count, generator=generator), torch.full((tokens,), -1)))[:tokens]
     slots = kept[torch.randperm(tokens, generator=generator)].to(dtype)
     dropped = torch.tensor((-1, count, torch.iinfo(dtype).min, torch.iinfo(dtype).max)).roll(p.index)
-    of_some = slots[p.index % 4 :: 4 if p.index % 8 else 1]
+    of_some = slots[p.index % 4 :: 1 if p.index % 8 == 4 else 4]
     of_some.copy_(dropped.repeat(tokens)[: len(of_some)])
     return slots
 

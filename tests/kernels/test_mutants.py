@@ -95,7 +95,7 @@ def trial(name: str) -> Trial:
         "merge": partial(of_merge, f32, 9, 200),
         "logits": partial(of_logits, LogitsProblem(7, "softmax", f16, (6, 1300), "offset", 5.0)),
         "mask_map": partial(of_map, f32, 2, 3, 100, 600),
-        "write": partial(of_write, WriteProblem(0, "float", bf16, 11, 3, 192, 64, 3, 5)),
+        "write": partial(of_write, WriteProblem(1, "float", bf16, 11, 3, 192, 64, 3, 5)),
     }[name]()
 
 

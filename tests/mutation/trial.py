@@ -281,7 +281,9 @@ def of_write(problem: WriteProblem) -> Trial:
 
     def prepare() -> Prepared:
         arguments, memory = case.arguments("cpu")
-        return arguments, lambda: cache_problems.assert_written(case, memory)
+        rows = {n: arguments[n] for n in ("key", "value")}
+        copied = {n: each.contiguous() for n, each in rows.items() if each.stride(-1) != 1}
+        return arguments | copied, lambda: cache_problems.assert_written(case, memory)
 
     plan = direct_launch.plan_of("cache_write", case.arguments("cpu")[0])
     return Trial(f"write: {problem}", plan, prepare, (("rows", problem.special),))

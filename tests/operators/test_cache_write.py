@@ -88,19 +88,17 @@ def test_past_2_to_the_31_elements() -> None:
     last = blocks * block_size - 1
     slots = torch.tensor([last, 7, last - block_size])
     rows = [torch.randn(3, 1, d) for d in (dim, 8)]
-    places = [(slot // block_size, slot % block_size) for slot in slots.tolist()]
-    for pool in (*pools, *scales):
-        for block, place in places:
-            pool[block, place].zero_()
+    memory = [each.flatten(0, 1) for each in (*pools, *scales)]
+    for slot in slots.tolist():
+        for each in memory:
+            each[slot].zero_()
     torch_fattn.cache_write(
         *(r.to("mps") for r in rows), *pools, slots.to("mps"), key_scales=scales[0], value_scales=scales[1]
     )
-    for row, pool, scale in zip(rows, pools, scales, strict=True):
-        q, exact = reference.quantise(row, "int8")
-        assert exact is not None
-        for token, (block, place) in enumerate(places):
-            assert torch.equal(pool[block, place].cpu(), q[token])
-            assert torch.equal(scale[block, place].cpu(), exact[token])
+    exact = zip(*(reference.quantise(row, "int8") for row in rows), strict=True)
+    for mine, theirs in zip(memory, itertools.chain(*exact), strict=True):
+        assert theirs is not None
+        assert torch.equal(torch.stack([mine[slot].cpu() for slot in slots.tolist()]), theirs)
 
 
 @pytest.mark.parametrize("op", ["cache_write", "cache_write int8", "rotary_write"])

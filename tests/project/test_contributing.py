@@ -52,7 +52,7 @@ def files_naming(word: str, *places: str) -> set[str]:
         path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*")) if path.is_file()
     )
     sources = (path for path in paths if path.suffix in (".cpp", ".h", ".mm", ".metal", ".py", ".md"))
-    sources = (path for path in sources if path.stem != "rotary")  # has a flag of the same name
+    sources = (path for path in sources if not path.stem.startswith("rotary"))  # have a flag of the same name
     found = (path for path in sources if re.search(rf"\b{word}\b", path.read_text()))
     return {str(path.relative_to(ROOT)) for path in found if path.name != "README.md"}
 

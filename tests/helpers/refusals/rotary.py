@@ -36,8 +36,8 @@ def _columns(count: int, *names: str) -> Arguments:
 
 
 def _refused(words: str, wrong: Arguments, right: Arguments, checked: bool = False) -> Refusal:
-    """The rotated query of a call, of rotary_write if an argument is its own."""
-    op, valid = ("rotary", ROTARY) if ROTARY.keys() | {*NAMES} >= wrong.keys() else ("rotary_write", WRITE)
+    """The first result of the first operator that has these arguments."""
+    op, valid = next((op, valid) for op, valid in CALLS.items() if _names(op) >= wrong.keys())
 
     def call(room: Any, changes: Arguments) -> Callable[[], Tensor]:
         return lambda: [*_results(getattr(room, op)(**valid | changes))][0]
@@ -45,10 +45,8 @@ def _refused(words: str, wrong: Arguments, right: Arguments, checked: bool = Fal
     return Refusal(words, call(torch_fattn, wrong), call(torch_fattn, right), call(reference, right), checked)
 
 
-def _norm_refused(words: str, wrong: Arguments, right: Arguments) -> Refusal:
-    wrong, right = ({**NORMED, **changes} for changes in (wrong, right))
-    return Refusal(words, lambda: torch_fattn.rms_norm(**wrong), lambda: torch_fattn.rms_norm(**right),
-                   lambda: reference.rms_norm(**right))  # fmt: skip
+def _names(op: str) -> set[str]:
+    return {each.name for each in getattr(torch.ops.fattn, op).default._schema.arguments}
 
 
 def _results(results: Any) -> tuple[Tensor, ...]:
@@ -69,7 +67,7 @@ def _gradient(rotate: Callable[..., Tensor]) -> Tensor:
     return query.grad
 
 
-NAMES = ("rotary_dim", "rotary_offset", "style", "norm", "query_norm", "key_norm", "eps")
+CALLS = {"rotary": ROTARY, "rotary_write": WRITE, "rms_norm": NORMED}
 REFUSALS = [
     Refusal("use the model's own functions for this layer",
             lambda: torch_fattn.rotary(**_columns(18, *ROWS, *TABLES)),
@@ -105,9 +103,9 @@ REFUSALS = [
     *(_refused("pass separate memory for each, or use torch_fattn.rotary and torch_fattn.cache_write",
                APART | {"key_cache": pool, "value_cache": other}, APART)
       for pool, other in ((WRITE["key_cache"],) * 2, (WRITE["key_cache"][:3], WRITE["key_cache"][1:]))),
-    _norm_refused("pass rows [.., columns]", {"x": heads(1)[0], "weight": None, "gate": None}, {}),
-    _norm_refused("convert gate with .to(x.dtype)", {"gate": NORMED["gate"].half()}, {}),
-    _norm_refused("pass a gate for each element of x", {"gate": heads(5, 64)},
-                  {"gate": heads(5, 64).expand(3, 5, 64)}),
-    _norm_refused('pass "silu" or "sigmoid"', {"activation": "swish"}, {"activation": "sigmoid"}),
+    _refused("pass rows [.., columns]", {"x": heads(1)[0], "weight": None, "gate": None}, {}),
+    _refused("convert gate with .to(x.dtype)", {"gate": NORMED["gate"].half()}, {}),
+    _refused("pass a gate for each element of x", {"gate": heads(5, 64)},
+             {"gate": heads(5, 64).expand(3, 5, 64)}),
+    _refused('pass "silu" or "sigmoid"', {"activation": "swish"}, {"activation": "sigmoid"}),
 ]  # fmt: skip
