@@ -43,7 +43,7 @@ def test_tokens_agree(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_token_is_a_prefill_alone() -> None:
     status, report = run(1)
-    assert status == 0 and report["launches"] == {"fattn_prefill": LAYERS}
+    assert status == 0 and report["launches"] == dict.fromkeys(("fattn_prefill", "fattn_rotary"), LAYERS)
 
 
 def test_a_checkpoint() -> None:
@@ -87,7 +87,7 @@ def test_a_mac_prints_tokens_per_second_of_both(
     monkeypatch.setattr(demo, "generate", timed)
     status, report = run()
     rounds = 1 + demo.ROUNDS
-    assert counted == {"fattn": [LAYERS * NEW_TOKENS] * (1 + rounds), "sdpa": [0] * rounds}
+    assert counted == {"fattn": [2 * LAYERS * NEW_TOKENS] * (1 + rounds), "sdpa": [0] * rounds}
     assert status == 0 and report["tokens_per_second"] == pytest.approx({"fattn": 100.0, "sdpa": 40.0})
     assert "tokens/s     fattn 100.0, sdpa 40.0" in capsys.readouterr().out
 

@@ -103,12 +103,14 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
         return
     if kernel == "rotary":
         for problem in rotary_problems.draw(192)[:64]:
-            arguments, _ = rotary_problems.build(replace(problem, dtype=dtype)).arguments("meta")
+            problem.dtype = dtype
+            arguments, _ = rotary_problems.build(problem).arguments("meta")
             yield torch_fattn.explain("rotary_write", **arguments, family=7, cores=8)
         return
     if kernel == "rms_norm":
         for norm in rms_norm_problems.draw(72)[::2]:
-            operands, options = rms_norm_problems.build(replace(norm, dtype=dtype))
+            norm.dtype = dtype
+            operands, options = rms_norm_problems.build(norm)
             operands = {name: each.of(each.base).to("meta") for name, each in operands.items()}
             yield torch_fattn.explain("rms_norm", **operands, **options, family=7, cores=8)
         return

@@ -119,7 +119,8 @@ def test_the_trials_have_every_option(machines: Machines, tmp_path: Path, call: 
     same = {"mask_pairs", "vector_loads", "scales", "saved_out", "token_major_out"}
     same |= {"sinks_kind", "slopes_kind", "sliced"}
     of_other_calls = {"has_seq_lens", "block_size", "tree", "split", "grouped", "grad_lse"}
-    of_other_calls |= {"query_norm", "key_norm", "values", "slots", "starts"}
+    of_other_calls |= {"query_norm", "key_norm", "values", "slots", "starts", "vector_tables"}
+    of_other_calls |= {"gate", "weighted"}
     assert {*run.found} - both <= same | of_other_calls
 
 

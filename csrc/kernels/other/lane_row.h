@@ -2,7 +2,7 @@
 // bit as torch_fattn/reference/kv_formats.py defines.
 #pragma once
 
-#include "columns.h"
+#include "column_loads.h"
 #include "quantise.h"
 
 FATTN_DECLARE_CONSTANT(bool, scales)

@@ -1,7 +1,7 @@
 // RMSNorm in the forms of transformers' modules, with their roundings.
 #pragma once
 
-#include "columns.h"
+#include "column_loads.h"
 
 namespace fattn {
 
