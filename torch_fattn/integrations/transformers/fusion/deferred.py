@@ -3,7 +3,7 @@
 A model rotates query and key, then its cache stores key and value, and then its attention function reads
 the query. The results of a `Rotation` wait for the cache, which rotates and stores in one launch. A
 `HeadNorm` waits for the rotation in the same way. An unknown step between gets an ordinary tensor, at the
-price of a launch.
+price of a launch; what a result waits to read must not change in the meantime.
 """
 
 from __future__ import annotations
