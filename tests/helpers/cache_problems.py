@@ -169,10 +169,11 @@ def make_special(rows: Tensor, generator: torch.Generator) -> None:
     for row in range(len(flat)):
         kind = int(torch.randint(0, len(numbers) + 6, (1,), generator=generator))
         if kind < len(numbers):
-            flat[row, int(torch.randint(0, rows.shape[-1], (1,), generator=generator))] = numbers[kind]
+            column = int(torch.randint(0, rows.shape[-1], (1,), generator=generator))
+            flat[row, column] = torch.tensor(numbers[kind], dtype=torch.float64)  # inf where it overflows
         else:
             size = (0.0, -1e-38, 1e-36, 1e4, 1e30, 1e-6)[kind - len(numbers)]
-            flat[row] = size if kind % 2 else flat[row] * size
+            flat[row] = (torch.ones(()) if kind % 2 else flat[row]).double() * size
 
 
 def poisoned(size: tuple[int, ...], dtype: torch.dtype, layout: str) -> Operand:
