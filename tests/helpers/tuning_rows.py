@@ -1,4 +1,4 @@
-"""The rows of csrc/plan/tuning.h: the kernel that each is for, and what `explain` says of it."""
+"""Parses csrc/plan/tuning.h: the kernel of each row, and the text of the row in `explain`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(text: str, family: int | None = None) -> set[Row]:
 
 
 def used(kernel: str, tuning: str) -> Row:
-    """The row that a kernel of a plan uses, by what the plan says of it."""
+    """The row that a kernel of a plan uses, found by its text in the plan."""
     table = kernel.removeprefix("fattn_").replace("latent_", "")
     if table.endswith("_tensor"):
         table = re.sub("_(query|key)", "", table)

@@ -28,7 +28,7 @@ def rms_norm(
     activation: str = "silu",
     float32_out: bool = False,
 ) -> Tensor:
-    """The normalised rows. What the result is made of is rounded as `norm` says, the result is not."""
+    """The normalised rows. `norm` defines how intermediate numbers are rounded; the result is not."""
     out = _normed(x, weight, float(eps), norm)
     if gate is None:
         return out
