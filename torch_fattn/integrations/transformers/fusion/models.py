@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..support import FLASH_NAME, NAME, PAGED_NAME
-from . import norms, rotary, running
+from . import norms, rotary, running, tables
 
 _OURS = (NAME, FLASH_NAME, PAGED_NAME)
 
@@ -52,6 +52,7 @@ def want(fuse: bool) -> None:
         for model in list(_models):
             _restore(model)
         rotary.restore()
+        tables.restore()
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -65,11 +66,15 @@ def prepare(model: PreTrainedModel) -> None:
         _restore(model)
 
 
+def runs_fused(model: PreTrainedModel) -> bool:
+    return _enabled and model in _models and not _is_traced()
+
+
 @contextmanager
 def forward_of(model: PreTrainedModel) -> Iterator[None]:
     """The context of a forward."""
     prepare(model)
-    with running.run(_enabled and model in _models and not _is_traced()):
+    with running.run(runs_fused(model)):
         yield
 
 
@@ -103,7 +108,9 @@ def fused_in(model: PreTrainedModel) -> Fused:
 def _fuse(model: PreTrainedModel) -> Fused:
     why = {name: norms.fuse(module) for name, module in _own_norms(model)}
     left = {name: reason for name, reason in why.items() if reason}
-    functions = rotary.fuse(module for _name, module in _own_modules(model))
+    modules = [module for _name, module in _own_modules(model)]
+    functions = rotary.fuse(modules)
+    tables.fuse(modules)
     return Fused(tuple(name for name in why if name not in left), left, functions)
 
 
