@@ -57,6 +57,8 @@ FAMILIES = {
     "apertus": "halves, a column per number",
     "nanochat": "halves, the other way round",
     "qwen3_5_text": "halves, a column per number, or part of a head",
+    "qwen3_next": "halves, a column per number, or part of a head",
+    "gemma2": "halves, a column per number",
 }
 
 
@@ -71,7 +73,7 @@ def test_tokens_of_eager(family: str) -> None:
         for (name, mine), theirs in zip(ours.named_parameters(), eager.parameters(), strict=True):
             if "norm" in name:  # initial weights are all alike
                 mine.copy_(theirs.add_(0.3 * torch.randn(theirs.shape)))
-    layers_without = family in ("smollm3", "qwen3_5_text")
+    layers_without = family in ("smollm3", "qwen3_5_text", "qwen3_next")
     static = {"cache_implementation": "static", "disable_compile": True}
     for options in ({"num_beams": 2}, static):
         ids, mask = prompt(12, padding=3)
@@ -109,10 +111,12 @@ def rotated(function: Callable[..., Any], *arguments: Tensor, **options: Any) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llama", "phi3", "gpt_oss", "cohere", "glm4", "helium", "olmo2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "phi3", "gpt_oss", "cohere", "glm4", "helium", "olmo2", "deepseek_v3"]
+)
 def test_bits(family: str, dtype: torch.dtype) -> None:
     """A NaN stays in its head."""
-    theirs, ours = functions(family)
+    theirs, ours = functions(family, "apply_rotary_pos_emb" + "_interleave" * (family == "deepseek_v3"))
     columns, of_table = 8 if family in ("phi3", "glm4") else 16, torch.float32 if family == "olmo2" else dtype
     query, key, cos, sin = operands(dtype, columns, of_table)
     if family == "cohere":
