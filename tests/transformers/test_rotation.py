@@ -320,7 +320,10 @@ def test_kernels_of_a_step(family: str, expected: int, kind: str) -> None:
         cache, masks = PagedCache(model.config, 4), [None, None]
     launches = Launches(model)
     with torch.no_grad():
-        model(ids, attention_mask=masks[0], **{CACHE: cache})
+        with launches.count():
+            model(ids, attention_mask=masks[0], **{CACHE: cache})
+        of_prompt = sum(launches.parts.values()) - launches.parts[BESIDES]
+        assert kind != "dynamic" or of_prompt == LAYERS * expected + 4  # and whether positions restart
         for _ in range(1 + (kind == "paged")):  # the second step continues the first
             launches.parts.clear()
             with launches.count(), Synchronisations() as found:
