@@ -10,19 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
-    Gemma2Config,
     Gemma3Config,
     Gemma4Config,
-    GptOssConfig,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
-    Qwen2VLConfig,
     Qwen3_5Config,
-    Qwen3VLConfig,
     T5Config,
     WhisperConfig,
 )
@@ -95,11 +90,6 @@ QWEN_TOKENS: dict[str, int] = {
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
-def gemma2() -> Real:
-    config = Gemma2Config(**text(2, 1, 256, query_pre_attn_scalar=256) | local_and_global())
-    return Real(AutoModelForCausalLM, config, {("decode", 256): 2}, {("decode", 256): 2}, padded_prompt)
-
-
 def gemma3() -> Real:
     """Local and global layers, and SigLIP's heads of 72: 16 patches, pooled to 4 tokens."""
     vision = {
@@ -162,13 +152,6 @@ def gemma4() -> Real:
             4, "mm_token_type_ids", pixel_values=random(1, 36, 48).sigmoid(), image_position_ids=places
         ),
     )
-
-
-def gpt_oss() -> Real:
-    """Learned sinks in a local and a global layer; eight query heads share each key-value head."""
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    config = GptOssConfig(**text(8, 1, 64, **experts) | local_and_global())
-    return Real(AutoModelForCausalLM, config, {("decode", 64): 2}, {("decode", 64): 2}, padded_prompt)
 
 
 def t5() -> Real:
@@ -242,41 +225,20 @@ def qwen3_5() -> Real:
     )
 
 
-def qwen_text(**fields: Any) -> dict[str, Any]:
-    """Heads of 128."""
-    sizes = {"hidden_size": 256, "rope_parameters": MROPE | {"mrope_section": [16, 24, 24]}}
-    return text(2, 1, 128, **sizes, **fields)
-
-
-def _qwen_vl(config: Any, vision: dict[str, Any], tower: tuple[int, int], *image: int) -> Real:
-    """`tower`: the head size of the vision tower, and its calls of prefill."""
+def qwen2_5_vl() -> Real:
+    """Heads of 128. The first layer of the vision tower, of 80, has two windows, of 64 patches and 32."""
+    rope = {"rope_parameters": MROPE | {"mrope_section": [16, 24, 24]}}
+    vision = {"hidden_size": 160, "out_hidden_size": 256, "fullatt_block_indexes": [1]}
+    sizes = text(2, 1, 128, hidden_size=256, **rope)
     return Real(
         AutoModelForImageTextToText,
-        config(text_config=qwen_text(), vision_config=TOWER | vision, **QWEN_TOKENS),
-        {("decode", 128): 2, ("prefill", tower[0]): tower[1]},
+        Qwen2_5_VLConfig(text_config=sizes, vision_config=TOWER | vision, **QWEN_TOKENS),
+        {("decode", 128): 2, ("prefill", 80): 3},
         {("decode", 128): 2},
-        lambda: qwen_image(*image),
+        lambda: qwen_image(14, 8, 12),
     )
 
 
-def qwen2_vl() -> Real:
-    vision = {"embed_dim": 160, "hidden_size": 256, "mlp_ratio": 1}
-    return _qwen_vl(Qwen2VLConfig, vision, (80, 2), 14, 4, 6)
-
-
-def qwen2_5_vl() -> Real:
-    """The first layer of the vision tower has two windows, of 64 patches and 32."""
-    vision = {"hidden_size": 160, "out_hidden_size": 256, "fullatt_block_indexes": [1]}
-    return _qwen_vl(Qwen2_5_VLConfig, vision, (80, 3), 14, 8, 12)
-
-
-def qwen3_vl() -> Real:
-    """A layer of the vision tower also feeds the text's first."""
-    sizes = {"hidden_size": 144, "out_hidden_size": 256, "num_position_embeddings": 64}
-    return _qwen_vl(Qwen3VLConfig, sizes | {"deepstack_visual_indexes": [0]}, (72, 2), 16, 4, 6)
-
-
 MODELS: dict[str, Callable[[], Real]] = {
-    model.__name__: model
-    for model in (gemma2, gemma3, gemma4, qwen3_5, gpt_oss, t5, whisper, qwen2_vl, qwen2_5_vl, qwen3_vl)
+    model.__name__: model for model in (gemma3, gemma4, qwen3_5, t5, whisper, qwen2_5_vl)
 }
