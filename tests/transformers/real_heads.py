@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
     Gemma3Config,
     Gemma4Config,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen3_5Config,
-    T5Config,
     WhisperConfig,
 )
 
@@ -26,7 +24,6 @@ from tests.transformers.tiny_models import COMMON, VOCAB, WINDOW, prompt
 
 PROMPT = 20  # more rows than decode takes
 IMAGE, VIDEO, IMAGE_START, IMAGE_END = 60, 61, 62, 63
-PADDING = 3
 
 Heads = dict[tuple[str, int], int]  # calls, by operator and head dim
 
@@ -48,11 +45,6 @@ def text(heads: int, kv_heads: int, head_dim: int, **fields: Any) -> dict[str, A
 def local_and_global(count: int = 2) -> dict[str, Any]:
     kinds = ["sliding_attention"] * (count - 1) + ["full_attention"]
     return {"sliding_window": WINDOW, "layer_types": kinds, "num_hidden_layers": count}
-
-
-def padded_prompt() -> dict[str, Tensor]:
-    ids, mask = prompt(PROMPT, PADDING)
-    return {"input_ids": ids % IMAGE, "attention_mask": mask}
 
 
 def with_image(tokens: int, types: str, **image: Tensor) -> dict[str, Tensor]:
@@ -154,27 +146,6 @@ def gemma4() -> Real:
     )
 
 
-def t5() -> Real:
-    """A relative position bias in encoder and decoder. The decoder begins with one token."""
-    config = T5Config(
-        **{name: COMMON[name] for name in ("vocab_size", "pad_token_id", "eos_token_id")},
-        d_model=64,
-        d_kv=64,
-        d_ff=64,
-        num_heads=2,
-        num_layers=2,
-        num_decoder_layers=2,
-        decoder_start_token_id=0,
-    )
-    return Real(
-        AutoModelForSeq2SeqLM,
-        config,
-        {("prefill", 64): 2, ("decode", 64): 4},
-        {("decode", 64): 4},
-        padded_prompt,
-    )
-
-
 def whisper() -> Real:
     """An encoder of 30 frames' positions, and a decoder that begins with one token and attends to it."""
     config = WhisperConfig(
@@ -240,5 +211,5 @@ def qwen2_5_vl() -> Real:
 
 
 MODELS: dict[str, Callable[[], Real]] = {
-    model.__name__: model for model in (gemma3, gemma4, qwen3_5, t5, whisper, qwen2_5_vl)
+    model.__name__: model for model in (gemma3, gemma4, qwen3_5, whisper, qwen2_5_vl)
 }

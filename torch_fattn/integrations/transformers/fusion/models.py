@@ -32,22 +32,13 @@ _NOTHING = Fused((), MappingProxyType({}))
 _MARK = "_fattn_fused"  # in a fused model, so that its copies are known too
 _models: WeakKeyDictionary[PreTrainedModel, Fused] = WeakKeyDictionary()
 _wanted = False
-_enabled = True
-
-
-def enable(enabled: bool) -> bool:
-    """Whether fused models run as such. Returns what it was before."""
-    global _enabled
-    before, _enabled = _enabled, enabled
-    norms.enable(enabled)
-    return before
 
 
 def want(fuse: bool) -> None:
     """Whether models are fused. Without, the models that were are restored."""
     global _wanted
     _wanted = fuse
-    enable(fuse)
+    running.enable(fuse)
     if not fuse:
         for model in list(_models):
             _restore(model)
@@ -67,7 +58,7 @@ def prepare(model: PreTrainedModel) -> None:
 
 
 def runs_fused(model: PreTrainedModel) -> bool:
-    return _enabled and model in _models and not _is_traced()
+    return running.is_enabled and model in _models and not _is_traced()
 
 
 @contextmanager
