@@ -50,11 +50,16 @@ def test_opcheck_and_compile(op: str, kv_format: str, device: str) -> None:
     arguments = operator_call(op, SIZES["twos"], device, kv_format)
     if op in ("prefill", "decode", "paged_decode") and kv_format == "auto":
         arguments["token_major_out"] = True
-    mine, copy = ({n: a.clone() if n in written_by(op) else a for n, a in arguments.items()} for _ in "ab")
-    torch.compiler.reset()
-    compiled = torch.compile(lambda **a: function(**a), backend="aot_eager", fullgraph=True)
-    results = [*tensors_in(compiled(**copy)), *(copy[name] for name in written_by(op) if name in copy)]
-    assert same_bits(results, call(op, mine))
+    for dynamic in (False, True):
+        mine, copy = (
+            {n: a.clone() if n in written_by(op) else a for n, a in arguments.items()} for _ in "ab"
+        )
+        torch.compiler.reset()
+        compiled = torch.compile(
+            lambda **a: function(**a), backend="aot_eager", fullgraph=True, dynamic=dynamic
+        )
+        results = [*tensors_in(compiled(**copy)), *(copy[name] for name in written_by(op) if name in copy)]
+        assert same_bits(results, call(op, mine))
     names = [a.name for a in function.default._schema.arguments if not a.kwarg_only]
     positional = tuple(arguments.pop(name) for name in names if name in arguments)
     assert set(torch.library.opcheck(function.default, positional, arguments).values()) == {"SUCCESS"}

@@ -1,17 +1,13 @@
-"""rms_norm and the norms of rotary: the float64 reference, transformers, rows apart, and gradients."""
+"""rms_norm: the float64 reference, rows apart, and gradients; models are in transformers/test_fusion.py."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
 
 import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import rms_norm_problems
-from tests.helpers.problems import DTYPES
 from tests.helpers.rms_norm_problems import RmsNormProblem
 from tests.helpers.tensors import same_bits
 
@@ -31,66 +27,6 @@ def test_problem(problem: RmsNormProblem, device: str, checked: Checked) -> None
     assert same_bits(before, [base.cpu() for base, _ in on_device.values()])
     on_cpu = {name: each.of(each.base) for name, each in operands.items()}
     rms_norm_problems.assert_close(result, on_cpu | options)
-
-
-def module_of(model: str, name: str) -> Any:
-    return getattr(pytest.importorskip(f"transformers.models.{model}.modeling_{model}"), name)
-
-
-MODULES = [
-    ("llama", "LlamaRMSNorm", {"norm": "rounded"}),
-    ("olmo2", "Olmo2RMSNorm", {"norm": "float"}),
-    ("gpt_oss", "GptOssRMSNorm", {"norm": "float"}),
-    ("gemma2", "Gemma2RMSNorm", {"norm": "plus_one"}),
-    ("gemma3", "Gemma3RMSNorm", {"norm": "plus_one"}),
-    ("qwen3_next", "Qwen3NextRMSNorm", {"norm": "plus_one"}),
-    ("qwen3_5", "Qwen3_5RMSNorm", {"norm": "plus_one"}),
-    ("qwen3_next", "Qwen3NextRMSNormGated", {"activation": "silu"}),
-    ("qwen3_5", "Qwen3_5RMSNormGated", {"activation": "silu"}),
-    ("kimi_linear", "KimiLinearRMSNormGated", {"norm": "float", "activation": "sigmoid"}),
-]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "weight_dtype"),
-    [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), *((d, d) for d in DTYPES[:2])],
-    ids=str,
-)
-@pytest.mark.parametrize(("model", "name", "options"), MODULES, ids=[name for _, name, _ in MODULES])
-def test_modules_of_transformers(
-    model: str,
-    name: str,
-    options: dict[str, Any],
-    dtype: torch.dtype,
-    weight_dtype: torch.dtype,
-    device: str,
-) -> None:
-    """Equal but for the last bit of the mean, which moves few roundings."""
-    module: nn.Module = module_of(model, name)(64, eps=1e-5).requires_grad_(False)
-    module.weight.copy_(torch.randn(64))
-    module.to(weight_dtype)
-    x, gate = (torch.randn(40, 9, 64).to(dtype) for _ in range(2))
-    if dtype == torch.float32:
-        x[0] *= 1e15
-        x[1] *= 1e30  # squares that overflow
-    more = (gate,) if "activation" in options else ()
-    expected = module(x, *more)
-    operands = [each.to(device) for each in (x, module.weight, *more)]
-    float32_out = expected.dtype != dtype
-    results = [(torch_fattn.rms_norm(*operands, eps=1e-5, **options, float32_out=float32_out), expected)]
-    if not more:  # and that of rotary, which rotates by 0
-        query, tables = (
-            operands[0][None],
-            (torch.full((1, 9, 64), n, device=device).to(dtype) for n in (1, 0)),
-        )
-        out, _ = torch_fattn.rotary(query, query, *tables, query_norm=operands[1], eps=1e-5, **options)
-        results.append((out[0], expected.to(dtype)))
-    roundings = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps
-    for out, exact in results:
-        out = out.cpu()
-        assert out.dtype == exact.dtype and out.isfinite().all()
-        assert ((out - exact).abs() <= roundings * exact.abs()).all()
-        assert dtype == torch.float32 or (out != exact).float().mean() < 2e-3
 
 
 @pytest.mark.parametrize("columns", [64, 700])

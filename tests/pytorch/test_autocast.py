@@ -13,7 +13,7 @@ import torch_fattn
 from tests.helpers import cache_problems
 from tests.helpers.kv_formats import KV_FORMATS
 from tests.pytorch.test_compile import arguments_of
-from torch_fattn.flash_attn import flash_attn_func, flash_attn_with_kvcache
+from torch_fattn.flash_attn import flash_attn_func
 
 fattn = torch.ops.fattn
 HALVES = [torch.float16, torch.bfloat16]
@@ -111,24 +111,6 @@ def test_cache_write_is_left_alone(kv_format: str, to: torch.dtype, device: str)
     for name in ("key_cache", "value_cache", "key_scales", "value_scales"):
         if plain.get(name) is not None:
             assert torch.equal(*(call[name].cpu().contiguous().view(torch.uint8) for call in (plain, cast)))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("to", HALVES, ids=str)
-def test_rotated_rows_of_the_other_half(to: torch.dtype, device: str) -> None:
-    """The dtype that torch does not concatenate under autocast."""
-    other = torch.float16 if to == torch.bfloat16 else torch.bfloat16
-    rows = operands(device, other)[0]
-    angles = torch.randn(9, 4, device=device)
-    caches = [torch.zeros(1, 9, 9, 16, dtype=other, device=device) for _ in range(4)]
-
-    def call(*caches: Tensor) -> None:
-        flash_attn_with_kvcache(rows, *caches, rows, rows, angles, angles, cache_seqlens=1)
-
-    call(*caches[:2])
-    with torch.autocast(device, dtype=to):
-        call(*caches[2:])
-    assert torch.equal(caches[0].cpu(), caches[2].cpu()) and caches[0].any()
 
 
 def test_explain_shows_what_would_run() -> None:

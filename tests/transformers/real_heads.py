@@ -10,20 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
-    Gemma2Config,
     Gemma3Config,
     Gemma4Config,
-    GptOssConfig,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
-    Qwen2VLConfig,
     Qwen3_5Config,
-    Qwen3VLConfig,
-    T5Config,
     WhisperConfig,
 )
 
@@ -31,7 +24,6 @@ from tests.transformers.tiny_models import COMMON, VOCAB, WINDOW, prompt
 
 PROMPT = 20  # more rows than decode takes
 IMAGE, VIDEO, IMAGE_START, IMAGE_END = 60, 61, 62, 63
-PADDING = 3
 
 Heads = dict[tuple[str, int], int]  # calls, by operator and head dim
 
@@ -53,11 +45,6 @@ def text(heads: int, kv_heads: int, head_dim: int, **fields: Any) -> dict[str, A
 def local_and_global(count: int = 2) -> dict[str, Any]:
     kinds = ["sliding_attention"] * (count - 1) + ["full_attention"]
     return {"sliding_window": WINDOW, "layer_types": kinds, "num_hidden_layers": count}
-
-
-def padded_prompt() -> dict[str, Tensor]:
-    ids, mask = prompt(PROMPT, PADDING)
-    return {"input_ids": ids % IMAGE, "attention_mask": mask}
 
 
 def with_image(tokens: int, types: str, **image: Tensor) -> dict[str, Tensor]:
@@ -93,11 +80,6 @@ QWEN_TOKENS: dict[str, int] = {
     "vision_end_token_id": IMAGE_END,
 }
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
-
-
-def gemma2() -> Real:
-    config = Gemma2Config(**text(2, 1, 256, query_pre_attn_scalar=256) | local_and_global())
-    return Real(AutoModelForCausalLM, config, {("decode", 256): 2}, {("decode", 256): 2}, padded_prompt)
 
 
 def gemma3() -> Real:
@@ -164,34 +146,6 @@ def gemma4() -> Real:
     )
 
 
-def gpt_oss() -> Real:
-    """Learned sinks in a local and a global layer; eight query heads share each key-value head."""
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    config = GptOssConfig(**text(8, 1, 64, **experts) | local_and_global())
-    return Real(AutoModelForCausalLM, config, {("decode", 64): 2}, {("decode", 64): 2}, padded_prompt)
-
-
-def t5() -> Real:
-    """A relative position bias in encoder and decoder. The decoder begins with one token."""
-    config = T5Config(
-        **{name: COMMON[name] for name in ("vocab_size", "pad_token_id", "eos_token_id")},
-        d_model=64,
-        d_kv=64,
-        d_ff=64,
-        num_heads=2,
-        num_layers=2,
-        num_decoder_layers=2,
-        decoder_start_token_id=0,
-    )
-    return Real(
-        AutoModelForSeq2SeqLM,
-        config,
-        {("prefill", 64): 2, ("decode", 64): 4},
-        {("decode", 64): 4},
-        padded_prompt,
-    )
-
-
 def whisper() -> Real:
     """An encoder of 30 frames' positions, and a decoder that begins with one token and attends to it."""
     config = WhisperConfig(
@@ -242,41 +196,20 @@ def qwen3_5() -> Real:
     )
 
 
-def qwen_text(**fields: Any) -> dict[str, Any]:
-    """Heads of 128."""
-    sizes = {"hidden_size": 256, "rope_parameters": MROPE | {"mrope_section": [16, 24, 24]}}
-    return text(2, 1, 128, **sizes, **fields)
-
-
-def _qwen_vl(config: Any, vision: dict[str, Any], tower: tuple[int, int], *image: int) -> Real:
-    """`tower`: the head size of the vision tower, and its calls of prefill."""
+def qwen2_5_vl() -> Real:
+    """Heads of 128. The first layer of the vision tower, of 80, has two windows, of 64 patches and 32."""
+    rope = {"rope_parameters": MROPE | {"mrope_section": [16, 24, 24]}}
+    vision = {"hidden_size": 160, "out_hidden_size": 256, "fullatt_block_indexes": [1]}
+    sizes = text(2, 1, 128, hidden_size=256, **rope)
     return Real(
         AutoModelForImageTextToText,
-        config(text_config=qwen_text(), vision_config=TOWER | vision, **QWEN_TOKENS),
-        {("decode", 128): 2, ("prefill", tower[0]): tower[1]},
+        Qwen2_5_VLConfig(text_config=sizes, vision_config=TOWER | vision, **QWEN_TOKENS),
+        {("decode", 128): 2, ("prefill", 80): 3},
         {("decode", 128): 2},
-        lambda: qwen_image(*image),
+        lambda: qwen_image(14, 8, 12),
     )
 
 
-def qwen2_vl() -> Real:
-    vision = {"embed_dim": 160, "hidden_size": 256, "mlp_ratio": 1}
-    return _qwen_vl(Qwen2VLConfig, vision, (80, 2), 14, 4, 6)
-
-
-def qwen2_5_vl() -> Real:
-    """The first layer of the vision tower has two windows, of 64 patches and 32."""
-    vision = {"hidden_size": 160, "out_hidden_size": 256, "fullatt_block_indexes": [1]}
-    return _qwen_vl(Qwen2_5_VLConfig, vision, (80, 3), 14, 8, 12)
-
-
-def qwen3_vl() -> Real:
-    """A layer of the vision tower also feeds the text's first."""
-    sizes = {"hidden_size": 144, "out_hidden_size": 256, "num_position_embeddings": 64}
-    return _qwen_vl(Qwen3VLConfig, sizes | {"deepstack_visual_indexes": [0]}, (72, 2), 16, 4, 6)
-
-
 MODELS: dict[str, Callable[[], Real]] = {
-    model.__name__: model
-    for model in (gemma2, gemma3, gemma4, qwen3_5, gpt_oss, t5, whisper, qwen2_vl, qwen2_5_vl, qwen3_vl)
+    model.__name__: model for model in (gemma3, gemma4, qwen3_5, whisper, qwen2_5_vl)
 }

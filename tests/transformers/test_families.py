@@ -115,27 +115,3 @@ def test_control_attention_that_ignores_masks_is_visible(monkeypatch: pytest.Mon
 def test_the_table_is_as_the_sweep_writes_it() -> None:
     page = family_table.PAGE.read_text()
     assert page.endswith(family_table.text_of(family_table.read(page)))
-
-
-def test_a_record_is_read_again() -> None:
-    """Families that differ between versions, gone and new ones, and every form of a verdict."""
-    matches, reason = {"verdict": "matches"}, "a, b (c), because"
-    refuses = {"verdict": "refuses", "why": reason}
-    older = {
-        "transformers": "5.9.1",
-        "families": {"causal": {"a": matches, "b": refuses, "gone": matches}, "base": {"c": refuses}},
-        "under_sdpa": {"causal": ["b"], "base": []},
-    }
-    newer = {
-        "transformers": "5.10.0",
-        "families": {
-            "causal": {"a": matches, "b": matches, "new": {"verdict": "not built", "why": reason}},
-            "base": {"c": {"verdict": "refuses", "only": "left generate", "why": reason}},
-        },
-        "under_sdpa": {"causal": [], "base": ["c"]},
-    }
-    text = family_table.text_of([newer, older])
-    assert "\n| causal | 5.9.1 5.10.0 | matches | a |  |\n" in text
-    assert f"\n| base | 5.10.0 | refuses (left generate), runs under sdpa | c | {reason} |\n" in text
-    assert "\ntransformers 5.10.0, 4 entries: matches 2, refuses 1, not built 1; 1 of those" in text
-    assert family_table.read(text) == [older, newer]

@@ -27,7 +27,6 @@ from tests.transformers.tiny_models import (
     BERT,
     CACHES,
     COMMON,
-    DEVICE,
     LAYERS,
     MODERN_BERT,
     TOLERANCE,
@@ -233,20 +232,6 @@ def test_control_padding_ignored() -> None:
     """The comparison notices a lost padding mask."""
     AttentionMaskInterface.register(NAME, lambda **_: None)
     assert first_logit_error("llama", padding=3) > VISIBLE_ERROR
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_compile(grad: bool) -> None:
-    """The whole model is one graph, in grad mode too."""
-    ours, eager = pair(AutoModelForCausalLM, tiny("llama"))
-    ids, _ = prompt()
-    torch._dynamo.reset()
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
-    with torch.set_grad_enabled(grad):
-        mine = compiled(ids.to(DEVICE), use_cache=False).logits
-        theirs = eager(ids, use_cache=False).logits
-    assert (mine.detach().cpu() - theirs.detach()).abs().max() < TOLERANCE
-    assert mine.requires_grad == grad
 
 
 @pytest.mark.parametrize("padding", [0, 3])

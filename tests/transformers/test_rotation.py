@@ -35,7 +35,7 @@ from tests.transformers.tiny_models import (
 )
 from torch_fattn.integrations.transformers import PagedCache, register, report, unregister
 from torch_fattn.integrations.transformers.compat import CACHE
-from torch_fattn.integrations.transformers.fusion import layers, norms, rotary, running
+from torch_fattn.integrations.transformers.fusion import layers, norms, rotary, running, tables
 from torch_fattn.integrations.transformers.fusion.deferred import Deferred
 from torch_fattn.integrations.transformers.fusion.launches import BESIDES, Launches
 
@@ -57,6 +57,8 @@ FAMILIES = {
     "apertus": "halves, a column per number",
     "nanochat": "halves, the other way round",
     "qwen3_5_text": "halves, a column per number, or part of a head",
+    "qwen3_next": "halves, a column per number, or part of a head",
+    "gemma2": "halves, a column per number",
 }
 
 
@@ -71,7 +73,7 @@ def test_tokens_of_eager(family: str) -> None:
         for (name, mine), theirs in zip(ours.named_parameters(), eager.parameters(), strict=True):
             if "norm" in name:  # initial weights are all alike
                 mine.copy_(theirs.add_(0.3 * torch.randn(theirs.shape)))
-    layers_without = family in ("smollm3", "qwen3_5_text")
+    layers_without = family in ("smollm3", "qwen3_5_text", "qwen3_next")
     static = {"cache_implementation": "static", "disable_compile": True}
     for options in ({"num_beams": 2}, static):
         ids, mask = prompt(12, padding=3)
@@ -109,10 +111,12 @@ def rotated(function: Callable[..., Any], *arguments: Tensor, **options: Any) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llama", "phi3", "gpt_oss", "cohere", "glm4", "helium", "olmo2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "phi3", "gpt_oss", "cohere", "glm4", "helium", "olmo2", "deepseek_v3"]
+)
 def test_bits(family: str, dtype: torch.dtype) -> None:
     """A NaN stays in its head."""
-    theirs, ours = functions(family)
+    theirs, ours = functions(family, "apply_rotary_pos_emb" + "_interleave" * (family == "deepseek_v3"))
     columns, of_table = 8 if family in ("phi3", "glm4") else 16, torch.float32 if family == "olmo2" else dtype
     query, key, cos, sin = operands(dtype, columns, of_table)
     if family == "cohere":
@@ -183,6 +187,35 @@ def model_of(family: str, implementation: str = "fattn", **fields: Any) -> PreTr
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **COMMON | fields)
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval().to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [
+        ("llama", {}),
+        ("gpt_oss", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}),
+        ("cohere", {}),
+        ("olmo2", {}),
+        ("gemma3_text", {}),
+        ("llama", {"rope_type": "dynamic", "factor": 2.0}),
+    ],
+)
+def test_tables(family: str, scaling: dict[str, Any], dtype: torch.dtype) -> None:
+    """Tables have the bits of the model's own; a dynamic form computes its own."""
+    fields = {"rope_parameters": {"rope_theta": 1e4} | scaling} if scaling else {}
+    model = model_of(family, **fields)
+    embedding = model.model.rotary_emb
+    x, ids = torch.empty(2, 3, 64, dtype=dtype, device=DEVICE), torch.randint(0, 1 << 17, (2, 3)).to(DEVICE)
+    of_layer = ("sliding_attention",) if family == "gemma3_text" else ()
+    own = embedding(x, ids, *of_layer)
+    tables.fuse([embedding])
+    launches = Launches(model)
+    with running.run(True), launches.count():
+        ours = embedding(x, ids, *of_layer)
+    assert (launches.parts[BESIDES] <= 5) == (scaling.get("rope_type") != "dynamic")
+    for mine, theirs in zip(ours, own, strict=True):
+        assert mine.dtype is theirs.dtype and torch.equal(mine, theirs)
 
 
 def continued(model: PreTrainedModel) -> list[Tensor]:
@@ -287,14 +320,30 @@ def test_kernels_of_a_step(family: str, expected: int, kind: str) -> None:
         cache, masks = PagedCache(model.config, 4), [None, None]
     launches = Launches(model)
     with torch.no_grad():
-        model(ids, attention_mask=masks[0], **{CACHE: cache})
+        with launches.count():
+            model(ids, attention_mask=masks[0], **{CACHE: cache})
+        of_prompt = sum(launches.parts.values()) - launches.parts[BESIDES]
+        assert kind != "dynamic" or of_prompt == LAYERS * expected + 4  # and whether positions restart
         for _ in range(1 + (kind == "paged")):  # the second step continues the first
             launches.parts.clear()
             with launches.count(), Synchronisations() as found:
                 model(ids[:, :1], attention_mask=masks[1], **{CACHE: cache}).logits.argmax(-1)
     assert found.ops == []
-    assert launches.parts.pop(BESIDES) <= 25
+    assert launches.parts.pop(BESIDES) <= 17
     assert sum(launches.parts.values()) == LAYERS * expected + 2 * (kind == "paged")
+
+
+@pytest.mark.parametrize("room", [{}, {"cache_implementation": "static", "disable_compile": True}])
+def test_kernels_of_generate(room: dict[str, Any]) -> None:
+    """Besides the layers, the second token and the third launch as many."""
+    model, (ids, mask) = model_of("llama", dtype="bfloat16"), prompt(8)
+    counts = []
+    for tokens in (2, 3):
+        launches = Launches(model)
+        with launches.count():
+            generate(model, ids, mask, tokens, **room)
+        counts.append(launches.parts[BESIDES])
+    assert counts[1] - counts[0] <= (31 if room else 25)
 
 
 def test_other_models_and_unregister() -> None:

@@ -45,6 +45,8 @@ SIGNATURES = {
     Cache.update: "self key_states value_states layer_idx args kwargs",
     GenerationMixin._prepare_cache_for_generation: "self generation_config model_kwargs generation_mode "
     "batch_size max_cache_length",
+    GenerationMixin._update_model_kwargs_for_generation: "self outputs model_kwargs is_encoder_decoder "
+    "num_new_tokens",
     ContinuousBatchingManager.switch_to_cb_friendly_attn: "self model [auto_switch_to_flash]",
     PagedAttentionCache.update: "self key_states value_states layer_idx "
     + ("kwargs" if BATCHES_BY_NAME else "read_index write_index"),

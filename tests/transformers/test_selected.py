@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
-import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
-import torch_fattn
 from tests.conftest import counted_launches, decodes
 from tests.transformers.calls import Call
 from tests.transformers.tiny_configs import tiny_configs
 from tests.transformers.tiny_models import (
-    DEVICE,
     LAYERS,
     VISIBLE_ERROR,
     both_forward,
@@ -90,43 +86,3 @@ def test_control_other_keys(model_type: str, monkeypatch: pytest.MonkeyPatch) ->
     theirs = generate(eager, ids, mask, NEW_TOKENS)
     errors = [(a.cpu() - b).abs().max().item() for a, b in zip(mine.logits, theirs.logits, strict=True)]
     assert max(errors) > VISIBLE_ERROR
-
-
-@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
-def test_the_latent_cache(model_type: str) -> None:
-    """sparse_decode over latent vectors, with the projections absorbed, is the model's own eager attention
-    over its expanded keys and values."""
-    config = config_of(model_type)
-    _, eager = pair(AutoModelForCausalLM, config)
-    layer: Any = eager.model.layers[0].self_attn
-    modeling = importlib.import_module(type(layer).__module__)
-    tokens, latent = 40, layer.kv_lora_rank
-    hidden = torch.randn(1, tokens, config.hidden_size, generator=torch.Generator().manual_seed(3))
-    positions = torch.arange(tokens)[None]
-    cos_sin = eager.model.rotary_emb(hidden, positions)
-    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
-    indices: list[torch.Tensor] = []
-    layer.indexer.register_forward_hook(lambda _module, _given, out: indices.append(out))
-    outs: list[torch.Tensor] = []
-    layer.o_proj.register_forward_pre_hook(lambda _module, given: outs.append(given[0]))
-    additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    with torch.no_grad():
-        layer(hidden, cos_sin, additive, position_ids=positions)
-        query = layer.q_b_proj(layer.q_a_layernorm(layer.q_a_proj(hidden)))
-        query = query.view(1, tokens, -1, layer.qk_head_dim).transpose(1, 2)
-        no_rope, rope = query.split([layer.qk_nope_head_dim, layer.qk_rope_head_dim], dim=-1)
-        passed, key_rope = layer.kv_a_proj_with_mqa(hidden).split([latent, layer.qk_rope_head_dim], dim=-1)
-        passed = layer.kv_a_layernorm(passed)
-        rope, key_rope = modeling.apply_rotary_pos_emb_interleave(rope, key_rope[:, None], *cos_sin)
-        expand = layer.kv_b_proj.weight.view(config.num_attention_heads, -1, latent)
-        to_keys, to_values = expand.split([layer.qk_nope_head_dim, layer.v_head_dim], dim=1)
-        absorbed = torch.cat((torch.einsum("bhld,hdc->bhlc", no_rope, to_keys), rope), dim=-1).to(DEVICE)
-        cache = torch.cat((passed[:, None], key_rope), dim=-1).to(DEVICE)
-        with counted_launches() as launches:
-            out = torch_fattn.sparse_decode(
-                absorbed, cache, cache[..., :latent], indices[0].to(DEVICE), scale=layer.scaling
-            )
-        out = torch.einsum("bhlc,hvc->blhv", out.cpu(), to_values).flatten(2)
-    assert decodes(launches) == 1
-    assert indices[0].shape == (1, tokens, TOP_K)
-    assert (out - outs[0]).abs().max() < 1e-5

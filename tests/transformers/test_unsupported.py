@@ -124,15 +124,6 @@ def test_models_outside_the_interface(
 
 
 @pytest.mark.parametrize(
-    "config", [*OF_THEIR_OWN.values(), tiny("llama", head_dim=584)], ids=[*OF_THEIR_OWN, "wide heads"]
-)
-def test_models_that_are_refused(config: PreTrainedConfig) -> None:
-    with torch.no_grad(), pytest.raises(NotImplementedError, match="fattn attention.*; use attn_implement"):
-        ours, _ = pair(AutoModelForCausalLM, config)
-        ours(prompt()[0].to(DEVICE))
-
-
-@pytest.mark.parametrize(
     "dropped",
     [
         {"head_mask": torch.ones(4)},

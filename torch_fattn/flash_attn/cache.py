@@ -98,18 +98,17 @@ def flash_attn_with_kvcache(
         out = into(target, out)
         return (out, lse.contiguous()) if return_softmax_lse else out
 
+    q, key_cache, value_cache, options["scale"] = pad_heads(q, k_cache, v_cache, scale)
     if k is not None and v is not None:
+        k, _, v, _ = pad_heads(k, k, v, None)
         lens, has_slots = lens.clamp(0, capacity), lens >= 0
-        if rotary_cos is not None and rotary_sin is not None:
+        if rotary_cos is not None and rotary_sin is not None and rotary_cos.numel() > 0:
             # Rows that all see the same keys have the first row's position.
             by_position = causal or max(options["window_left"], options["window_right"]) >= 0
             last = rotary_cos.shape[0] - (q_len if by_position else min(q_len, 1))
             check_between(op, "cache_seqlens", lens, last)
             q = rotate(q, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=by_position)
             k = rotate(k, lens, rotary_cos, rotary_sin, rotary_interleaved, advances=True)
-    q, key_cache, value_cache, options["scale"] = pad_heads(q, k_cache, v_cache, scale)
-    if k is not None and v is not None:
-        k, _, v, _ = pad_heads(k, k, v, None)
         append(k, v, key_cache, value_cache, lens.where(has_slots, capacity), table)
         for cache, padded in ((k_cache, key_cache), (v_cache, value_cache)):
             if padded is not cache:
@@ -161,17 +160,13 @@ def rotate(
     )
     positions = first[:, None] + steps
     known = positions.clamp(max=cos.shape[0] - 1)
-    c, s = (table[known][:, :, None].float() for table in (cos, sin))
-    c = c.masked_fill((positions != known)[:, :, None, None], math.nan)
-    half = cos.shape[1]
-    turned, rest = x.float().split((2 * half, x.shape[-1] - 2 * half), dim=-1)
-    if interleaved:
-        a, b = turned[..., ::2], turned[..., 1::2]
-        turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
-    else:
-        a, b = turned[..., :half], turned[..., half:]
-        turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
-    return torch.cat((turned, rest), dim=-1).to(x.dtype)
+    c, s = (table[known].float() for table in (cos, sin))
+    c = c.masked_fill((positions != known)[..., None], math.nan)
+    rows, style = x.transpose(1, 2), "pairs" if interleaved else "halves"
+    out, _ = torch.ops.fattn.rotary(
+        rows, rows[:, :0], c, s, style=style, rotary_dim=2 * cos.shape[1], token_major_out=True
+    )
+    return out.transpose(1, 2)
 
 
 def append(

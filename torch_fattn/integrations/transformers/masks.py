@@ -68,7 +68,7 @@ def make_mask(
     else:
         form = mask_form(config)
     # A static cache has a tensor as offset, and slots past its end.
-    filled = q_offset + q_length - kv_offset
+    filled = q_offset + (q_length - kv_offset)
     whole_padding = attention_mask is None or _covers(attention_mask, kv_offset, kv_length, filled)
     if attention_mask is not None and is_recurrent(config):
         if not whole_padding or _padding_or_none(attention_mask, kv_offset, filled) is not None:

@@ -20,9 +20,17 @@ from ...runtime import versions
 from ...runtime.signatures import public
 from ...runtime.warn import warn
 from .attention import attend, attend_paged
-from .compat import around_each_call, entry, let_generate_make, let_models_update, restore, switch_batching
+from .compat import (
+    append_tokens_in,
+    around_each_call,
+    entry,
+    let_generate_make,
+    let_models_update,
+    restore,
+    switch_batching,
+)
 from .fusion.layers import replace_updates
-from .fusion.models import forward_of, want
+from .fusion.models import forward_of, runs_fused, want
 from .masks import make_mask
 from .paged import update_in_place
 from .paged_cache import CACHE_NAME, cache_of
@@ -81,6 +89,7 @@ def register(on_unsupported: OnUnsupported = "error", *, fuse: bool = True) -> N
     if not _undo:
         _undo.append(around_each_call(forward_of))
         _undo.extend(replace_updates())
+        _undo.append(append_tokens_in(runs_fused))
         for interface, name, _function in _ENTRIES:
             before = entry(interface, name)
             _undo.append(lambda i=interface, n=name, b=before: restore(i, n, b))  # type: ignore[misc]

@@ -83,7 +83,10 @@ class _Room:
 
     def __init__(self, key: Tensor, value: Tensor, tokens: int) -> None:
         capacity = -(-(tokens + 1) // _STEP) * _STEP
-        self.buffers = [new.new_empty((*new.shape[:2], capacity, new.shape[3])) for new in (key, value)]
+        self.buffers = [
+            torch.empty(*new.shape[:2], capacity, new.shape[3], dtype=new.dtype, device=new.device)
+            for new in (key, value)  # a deferred key still waits
+        ]
         self.end = 0
         self.newest: tuple[Any, Any] = (None, None)
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..support import FLASH_NAME, NAME, PAGED_NAME
-from . import norms, rotary, running
+from . import norms, rotary, running, tables
 
 _OURS = (NAME, FLASH_NAME, PAGED_NAME)
 
@@ -32,26 +32,18 @@ _NOTHING = Fused((), MappingProxyType({}))
 _MARK = "_fattn_fused"  # in a fused model, so that its copies are known too
 _models: WeakKeyDictionary[PreTrainedModel, Fused] = WeakKeyDictionary()
 _wanted = False
-_enabled = True
-
-
-def enable(enabled: bool) -> bool:
-    """Whether fused models run as such. Returns what it was before."""
-    global _enabled
-    before, _enabled = _enabled, enabled
-    norms.enable(enabled)
-    return before
 
 
 def want(fuse: bool) -> None:
     """Whether models are fused. Without, the models that were are restored."""
     global _wanted
     _wanted = fuse
-    enable(fuse)
+    running.enable(fuse)
     if not fuse:
         for model in list(_models):
             _restore(model)
         rotary.restore()
+        tables.restore()
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -65,11 +57,15 @@ def prepare(model: PreTrainedModel) -> None:
         _restore(model)
 
 
+def runs_fused(model: PreTrainedModel) -> bool:
+    return running.is_enabled and model in _models and not _is_traced()
+
+
 @contextmanager
 def forward_of(model: PreTrainedModel) -> Iterator[None]:
     """The context of a forward."""
     prepare(model)
-    with running.run(_enabled and model in _models and not _is_traced()):
+    with running.run(runs_fused(model)):
         yield
 
 
@@ -103,7 +99,9 @@ def fused_in(model: PreTrainedModel) -> Fused:
 def _fuse(model: PreTrainedModel) -> Fused:
     why = {name: norms.fuse(module) for name, module in _own_norms(model)}
     left = {name: reason for name, reason in why.items() if reason}
-    functions = rotary.fuse(module for _name, module in _own_modules(model))
+    modules = [module for _name, module in _own_modules(model)]
+    functions = rotary.fuse(modules)
+    tables.fuse(modules)
     return Fused(tuple(name for name in why if name not in left), left, functions)
 
 

@@ -25,7 +25,6 @@ _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 # The form of a fused module. A hook that kept the fused forward follows `restore` by it.
 _MARK = "_fattn_fused"
 _ROWS = 4
-_enabled = True
 _Options = dict[str, Any]
 
 
@@ -36,13 +35,6 @@ class Form(NamedTuple):
     alike: _Options  # of `torch_fattn.rms_norm`, for a weight in the dtype of x, or none
     mixed: _Options | None  # the same for a float32 weight and x of 16 bits
     is_gated: bool
-
-
-def enable(enabled: bool) -> bool:
-    """Whether fused modules run as one kernel or by their own forward. Returns what it was before."""
-    global _enabled
-    before, _enabled = _enabled, enabled
-    return before
 
 
 def fuse(norm: nn.Module) -> str:
@@ -92,7 +84,7 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
     named = options.values() if options.keys() == {"gate"} else ()
     operands = tuple(map(plain, (*arguments, *named)))
     if (
-        not _enabled
+        not running.is_enabled
         or form is None
         or len(operands) != 1 + form.is_gated
         or (options and not named)

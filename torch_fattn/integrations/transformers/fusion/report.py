@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ....runtime.signatures import public
 from ..compat import CACHE
-from . import models
+from . import models, running
 from .launches import BESIDES, Launches
 
 _PROMPT = 4
@@ -64,14 +64,14 @@ def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
     ids = torch.arange(1, 1 + _PROMPT, device=model.device)[None]
     with_cache: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
     launches = Launches(model)
-    enabled = models.enable(fused)
+    enabled = running.enable(fused)
     try:
         with torch.no_grad():
             model(ids, **with_cache)
             with launches.count():
                 model(ids[:, :1], **with_cache)
     finally:
-        models.enable(enabled)
+        running.enable(enabled)
     layers = max(launches.layers, 1)
     return {
         part: kernels / (1 if part == BESIDES else layers)

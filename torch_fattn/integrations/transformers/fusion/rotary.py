@@ -35,7 +35,6 @@ class Table(NamedTuple):
     what: str
     read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # returns those of the operator
     widen: Callable[[Tensor], Tensor]  # makes a table for the function from one of half the rotated columns
-    width: int = 1  # rotated columns for one of the table
 
 
 def _mirrored(table: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ def _mirrored(table: Tensor) -> Tensor:
 _TABLES = (
     Table("a column per number", lambda cos, sin: (cos, sin), _mirrored),
     Table("the first half", lambda cos, sin: (cos.chunk(2, -1)[0], sin.chunk(2, -1)[0]), _mirrored),
-    Table("a column per pair", lambda cos, sin: (cos, sin), lambda t: t, width=2),
+    Table("a column per pair", lambda cos, sin: (cos, sin), lambda t: t),
     Table("each column twice", lambda c, s: (c[..., ::2], s[..., ::2]), lambda t: t.repeat_interleave(2, -1)),
     Table("the other way round", lambda cos, sin: (cos, -sin), _mirrored),
 )
@@ -54,6 +53,7 @@ _TABLES = (
 class Form(NamedTuple):
     style: str
     table: Table
+    width: int  # rotated columns for one of the table
     is_partial: bool = False  # heads may be wider than the tables
     is_float: bool = False  # products are in float32 for any tables
     takes_float: bool = False  # tables in float32, of heads in 16 bits
@@ -69,7 +69,7 @@ class Form(NamedTuple):
 
     def columns(self, cos: Tensor) -> int:
         """How many columns of a head are rotated."""
-        return cos.shape[-1] * self.table.width
+        return cos.shape[-1] * self.width
 
 
 # By file and function; a string says why the function is not replaced.
@@ -154,7 +154,8 @@ def _form_of(function: Callable[..., Any]) -> Form | str:
     if list(inspect.signature(function).parameters)[2:4] != ["cos", "sin"]:
         return "it takes other arguments than query, key, cos and sin"
     for style, table, is_float in itertools.product(_STYLES, _TABLES, (False, True)):
-        form = Form(style, table, is_float=is_float)
+        width = 2 // table.widen(torch.zeros(1, 1, device="cpu")).shape[-1]
+        form = Form(style, table, width, is_float=is_float)
         if _has(function, form):
             is_partial = _has(function, form, columns=_PROBED_HEAD_DIM // 2)
             takes_float = _has(function, form, of_table=torch.float32)

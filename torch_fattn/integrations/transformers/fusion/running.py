@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+is_enabled = True  # whether fused modules run as such
 # cos and sin as the model has them, and as the operator reads them, by the identity of cos and the form.
 Tables = dict[tuple[int, Any], tuple[Tensor, ...]]
 _here = threading.local()
+
+
+def enable(enabled: bool) -> bool:
+    """Returns what it was before."""
+    global is_enabled
+    before, is_enabled = is_enabled, enabled
+    return before
 
 
 def tables() -> Tables | None:
