@@ -335,11 +335,9 @@ def of_step(problem: StepProblem) -> Trial:
     def prepare() -> Prepared:
         arguments, bases = case.arguments("cpu")
         out = torch.full_like(right.exact["out"], torch.nan, dtype=problem.dtype)
-        buffers = {
-            n: x if x.stride(-1) == 1 or n in "ab" else x.contiguous()
-            for n, x in arguments.items()
-            if isinstance(x, torch.Tensor)
-        }
+        strided = ("b",) if problem.channel_decay else ("a", "b")
+        buffers = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+        buffers |= {n: x.contiguous() for n, x in buffers.items() if x.stride(-1) != 1 and n not in strided}
         return buffers | {"out": out}, lambda: step_problems.check(case, out, bases, right)
 
     plan = direct_launch.plan_of("gated_delta_step", case.arguments("cpu")[0])
