@@ -30,6 +30,7 @@ _NO_KERNEL = re.compile(
 _PARTS = (  # the first that matches a module's path in a layer and its class
     ("head norms", r"(?i)(attn|attention)\..*norm"),
     ("projections", r"(?i)(attn|attention)\..*(Linear|Conv1D)"),
+    ("linear attention", r"^linear_attn|Delta|TextLinearAttention"),
     ("norms", r"(?i)norm"),
     ("rotary embedding, cache and attention", r"(?i)(attn|attention)"),
     ("MLP", r"(?i)(mlp|feed_forward|experts|moe)"),
