@@ -112,7 +112,7 @@ def _run(
     mask_padding = _own_forward(type(layer)).__globals__["apply_mask_to_padding_states"]
     x = mask_padding(hidden_states, mask)
     begun = states is not None and states.has_previous_state[0]
-    is_step = begun and packed is None and x.shape[1] <= _STEP
+    is_step = begun and x.shape[1] <= _STEP
     operands = family.read(layer, x, is_step)
     if is_step and operands.gates is not None:
         out = _step(layer, family, operands, states)
@@ -140,12 +140,11 @@ def _prefill(layer: Any, family: Family, operands: Operands, states: Any, packed
     if packed is not None:
         packed = packed.to(torch.int32)
     rows = operands.rows[0] if len(operands.rows) == 1 else torch.cat(operands.rows, -1)
-    sequences = len(rows) if packed is None else len(packed) - 1
     conv_state = state = none = None
     if states is not None:
         if not states.has_previous_state[0]:
-            none = _none(sequences, rows.device)
-            _begin(layer, family, states, rows, sequences)
+            none = _none(len(rows), rows.device)
+            _begin(layer, family, states, rows)
         conv_state, state = states.conv_states[0], states.recurrent_states[0]
     rows = torch.ops.fattn.causal_conv1d(
         *(rows, _taps(layer), layer.conv1d.bias, conv_state), cu_seqlens=packed, activation="silu"
@@ -211,18 +210,17 @@ def _fits(layer: Any, family: Family, states: Any, x: Tensor, packed: Tensor | N
     weight, norm = layer.conv1d.weight, getattr(layer, family.norm)
     if any(w.dtype not in (x.dtype, torch.float32) or w.device != x.device for w in (weight, norm.weight)):
         return False
-    if packed is not None and len(x) != 1:
-        return False
     if states is None:
-        return True
+        return packed is None or len(x) == 1
+    if packed is not None:
+        return False  # the cache has no place for a state of each
     if getattr(states, "record_past", True):
         return False  # another kind of layer, or one that keeps more columns than a step does
     found = states.conv_states[0], states.recurrent_states[0]
     if found == (None, None):
         return not states.has_previous_state[0]
-    sequences = len(x) if packed is None else len(packed) - 1
     keys, values, columns, value_columns = family.sizes(layer)
-    shapes = (sequences, weight.shape[0], weight.shape[2]), (sequences, values, columns, value_columns)
+    shapes = (len(x), weight.shape[0], weight.shape[2]), (len(x), values, columns, value_columns)
     return all(
         type(state) is Tensor
         and (state.shape, state.dtype, state.device) == (shape, dtype, x.device)
@@ -237,16 +235,15 @@ def _none(sequences: int, device: torch.device) -> Tensor:
     return torch.zeros(sequences, dtype=torch.bool, device=device)
 
 
-def _begin(layer: Any, family: Family, states: Any, rows: Tensor, sequences: int) -> None:
-    """As the first update of the layer's states does, which the cache makes of zeros. Packed sequences have
-    a state each."""
+def _begin(layer: Any, family: Family, states: Any, rows: Tensor) -> None:
+    """As the first update of a cache's states does, but for the zeros of the matrices."""
     keys, values, columns, value_columns = family.sizes(layer)
     taps = layer.conv1d.weight.shape[2]
     if not states.is_conv_states_initialized[0]:
-        new = rows.new_empty(sequences, rows.shape[2], taps)
+        new = rows.new_empty(len(rows), rows.shape[2], taps)
         states.lazy_initialization(conv_states=new, conv_kernel_size=taps)
     if not states.is_recurrent_states_initialized[0]:
-        shape = sequences, values, columns, value_columns
+        shape = len(rows), values, columns, value_columns
         states.recurrent_states[0] = rows.new_empty(shape, dtype=torch.float32)  # written before it is read
         states.is_recurrent_states_initialized[0] = True
     states.has_previous_state[0] = True
