@@ -68,9 +68,9 @@ def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
     launches = Launches(model)
     enabled = models.enable(fused)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), running.counted():
             model(ids, **with_cache)
-            with launches.count(), running.counted():
+            with launches.count():
                 model(ids[:, :1], **with_cache)
     finally:
         models.enable(enabled)
