@@ -21,8 +21,8 @@ LSE_BYTES = 4
 @dataclass(frozen=True)
 class Cost:
     """`flops` counts two per column of each visible pair of a row and a key, in q.k and the weighted sum of
-    values; in a backward, in five products. In linear attention: two per element of a state, in three products
-    of a token; and per tap of a convolution."""
+    values; in a backward, in five products. In linear attention: two per element of a state in each of three
+    products of a token, and two per tap of a convolution."""
 
     bytes: int = 0  # operands and results, each counted once
     flops: int = 0

@@ -51,9 +51,9 @@ def call_of_sizes(
     mask: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """A call by argument name, with operands on "meta". Defaults: kv_heads equals heads, value_dim equals
-    head_dim, and q_len is 1 (prefills, maps, gated_delta_rule, causal_conv1d: kv_len). `mask` is the dtype of an attn_mask for all heads. A
-    backward has the `out` that `attention` keeps for it. With a prefix, `kv_len` counts the keys of the
-    suffix."""
+    head_dim, and q_len is 1 (prefills and maps, and linear attention but its step: kv_len). `mask` is the
+    dtype of an attn_mask for all heads. A backward has the `out` that `attention` keeps for it. With a prefix,
+    `kv_len` counts the keys of the suffix. In linear attention kv_heads are those of the keys."""
     signature, alike = signature_of(op), ALIKE.get(op, op).removesuffix("_backward")
     q_len = q_len or (kv_len if alike.endswith(("prefill", "map", "rule", "conv1d")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
@@ -88,8 +88,6 @@ def call_of_sizes(
         "cos": table,
         "sin": table,
     }
-    if op in LINEAR:
-        shapes = _of_linear(op, dtype, (batch, q_len), (kv_heads, head_dim), (heads, value_dim))
     call: dict[str, Any] = {
         "max_seqlen_q": q_len,
         "max_seqlen_k": kv_len,
@@ -107,6 +105,8 @@ def call_of_sizes(
             shape, of_scales = stored.scales(cached, dim)
             call[f"{whose}{part}_scales"] = torch.empty(shape, dtype=of_scales, device="meta")
             call[f"{whose}kv_format"] = kv_format
+    if op in LINEAR:
+        shapes = _of_linear(op, dtype, (batch, q_len), (kv_heads, head_dim), (heads, value_dim))
     call = {name: value for name, value in call.items() if name in signature.names}
     if op == "paged_prefill":
         call["is_causal"] = True
@@ -134,17 +134,23 @@ def _of_linear(
     op: str, dtype: torch.dtype, tokens: tuple[int, int], key: tuple[int, int], value: tuple[int, int]
 ) -> dict[str, tuple[Any, ...]]:
     """`key`, `value`: heads and columns."""
-    batch, gates = tokens[0], (dtype, *tokens, value[0])
-    keys, values, heads = (dtype, *tokens, *key), (dtype, *tokens, *value), (torch.float32, value[0])
-    channels = value[0] * value[1] + (0 if op == "causal_conv1d" else 2 * key[0] * key[1])
+    batch, heads, value_dim = tokens[0], *value
+    channels = heads * value_dim + (0 if op == "causal_conv1d" else 2 * math.prod(key))
     columns = (dtype, batch, channels, TAPS - 1)
-    shapes = dict.fromkeys(("query", "key"), keys) | dict.fromkeys(("value", "z"), values)
-    shapes |= dict.fromkeys(("g", "beta", "a", "b"), gates) | dict.fromkeys(("A_log", "dt_bias"), heads)
-    shapes |= dict.fromkeys(("weight", "conv_weight"), (dtype, channels, TAPS))
-    shapes |= {"conv_bias": (dtype, channels), "norm_weight": (dtype, value[1]), "conv_state": columns}
-    shapes["x"] = (dtype, *tokens, channels)
-    state = (torch.float32, batch, value[0], key[1], value[1])
-    return shapes | {"state": columns if op == "causal_conv1d" else state}
+    matrices = (torch.float32, batch, heads, key[1], value_dim)
+    shapes: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("query", "key"), (dtype, *tokens, *key)),
+        **dict.fromkeys(("value", "z"), (dtype, *tokens, *value)),
+        **dict.fromkeys(("g", "beta", "a", "b"), (dtype, *tokens, heads)),
+        **dict.fromkeys(("A_log", "dt_bias"), (torch.float32, heads)),
+        **dict.fromkeys(("weight", "conv_weight"), (dtype, channels, TAPS)),
+        "x": (dtype, *tokens, channels),
+        "conv_bias": (dtype, channels),
+        "norm_weight": (dtype, value_dim),
+        "conv_state": columns,
+        "state": columns if op == "causal_conv1d" else matrices,
+    }
+    return shapes
 
 
 SIZES = tuple(name for name in inspect.signature(call_of_sizes).parameters if name != "op")
