@@ -39,16 +39,16 @@ CONFIG: dict[str, Any] = {
     "kda_lower_bound": -5.0,
 }
 # Families, and what differs from CONFIG in layers whose gates the step does not compute.
-FAMILIES: dict[str, tuple[str, dict[str, Any] | None]] = {
-    "qwen3_next": ("Qwen3NextGatedDeltaNet", None),
-    "qwen3_5": ("Qwen3_5GatedDeltaNet", None),
-    "qwen3_5_moe": ("Qwen3_5MoeGatedDeltaNet", None),
-    "qwen4_exp": ("Qwen4ExpTextGatedDeltaNet", None),
+FAMILIES: dict[str, tuple[Any, ...]] = {
+    "qwen3_next": ("Qwen3NextGatedDeltaNet",),
+    "qwen3_5": ("Qwen3_5GatedDeltaNet",),
+    "qwen3_5_moe": ("Qwen3_5MoeGatedDeltaNet",),
+    "qwen4_exp": ("Qwen4ExpTextGatedDeltaNet",),
     "olmo_hybrid": ("OlmoHybridGatedDeltaNet", {"linear_allow_neg_eigval": True}),
-    "kimi_linear": ("KimiLinearDeltaAttention", None),
+    "kimi_linear": ("KimiLinearDeltaAttention",),
     "glm5_next": ("Glm5NextTextLinearAttention", {"linear_lower_bound": -5.0}),
     "bailing_hybrid": ("BailingHybridDeltaAttention", {"kda_safe_gate": True}),
-    "lara_mini": ("LaraMiniGatedDeltaNet", None),
+    "lara_mini": ("LaraMiniGatedDeltaNet",),
 }
 
 
