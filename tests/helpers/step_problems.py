@@ -50,7 +50,8 @@ class StepProblem(SimpleNamespace):
 
     @property
     def options(self) -> Arguments:
-        return {"gate": self.gate, "eps": 1e-5, "writes_state": self.writes_state}
+        options = {"gate": self.gate, "eps": 1e-5, "writes_state": self.writes_state}
+        return options if self.has_bias else options | {"conv_bias": None}
 
     @property
     def value_heads(self) -> int:
@@ -159,7 +160,6 @@ def expected(case: WriteCase) -> tuple[Tensor, dict[str, Tensor]]:
     if "slots" in arguments:
         has_state = arguments["slots"].long() < len(states["state"])
         arguments["slots"] = arguments["slots"].masked_fill(~has_state, -1)
-    arguments.setdefault("conv_bias", None)
     return reference.gated_delta_step(**arguments | states), states
 
 

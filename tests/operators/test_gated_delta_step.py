@@ -19,7 +19,7 @@ STATES = ("conv_state", "state")
 
 
 def step(arguments: dict[str, Any]) -> Tensor:
-    return torch_fattn.gated_delta_step(**{"conv_bias": None} | arguments)
+    return torch_fattn.gated_delta_step(**arguments)
 
 
 def run_and_check(problem: StepProblem, checked: Checked, device: str) -> None:
@@ -89,9 +89,9 @@ SHAPES = pytest.mark.parametrize(
 
 
 @SHAPES
-def test_tokens_at_once_have_the_bits_of_calls_of_one(shape: dict[str, Any], device: str) -> None:
+def test_tokens_at_once_have_the_bits_of_calls_of_one(shape: dict[str, Any]) -> None:
     """Drafts, too: without writes both states stay, and a call with counts accepts some of the tokens."""
-    arguments = call_of(device, **shape)
+    arguments = call_of("mps", **shape)
     at_once, one_by_one, drafts = copied(arguments), copied(arguments), copied(arguments)
     out = step(at_once)
     outs, states = [], []
@@ -102,7 +102,7 @@ def test_tokens_at_once_have_the_bits_of_calls_of_one(shape: dict[str, Any], dev
 
     drafted = step(drafts | {"writes_state": False})
     assert same_bits(drafted, out) and same_bits(states_of(drafts), states_of(arguments))
-    counts = torch.tensor([2, 5], dtype=torch.int32, device=device)
+    counts = torch.tensor([2, 5], dtype=torch.int32, device="mps")
     accepted = step(drafts | {"counts": counts})
     for n, count in enumerate((2, 5)):
         assert same_bits(accepted[n, :count], out[n, :count]) and not accepted[n, count:].any()
@@ -124,15 +124,15 @@ def test_a_sequence_depends_on_itself(shape: dict[str, Any]) -> None:
     assert same_bits((again := step(spoiled))[[0, 2]], out[[0, 2]]) and again[1].isnan().any()
 
 
-def test_a_sequence_may_begin_where_another_ends(device: str) -> None:
-    """Slots beyond the pool, and negative ones, skip a sequence: its result is 0 and no state moves."""
+def test_slots_and_counts_out_of_range(device: str) -> None:
+    """A slot that the pool lacks skips its sequence: the result is 0, and no state moves."""
     arguments = call_of(device, batch=3)
     before = copied(arguments)
     for skipped in (-1, 3, 2**31 - 1, -(2**31)):
         slots = torch.tensor([skipped] * 3, dtype=torch.int32, device=device)
         assert not step(arguments | {"slots": slots}).any()
         assert same_bits(states_of(arguments), states_of(before))
-    counts = torch.tensor([-5, 0, 1000], dtype=torch.int32, device=device)  # within 0 and T
+    counts = torch.tensor([-5, 0, 1000], dtype=torch.int32, device=device)  # 0, 0 and T
     out = step(arguments | {"counts": counts})
     assert same_bits(out[2], step(before)[2]) and not out[:2].any()
 
@@ -168,7 +168,7 @@ def test_states_are_read_and_written_once(shape: dict[str, Any], length: int) ->
 )
 def test_threads(sizes: tuple[int, ...], writes: bool, threads: int, groups: int) -> None:
     key_heads, value_heads, dim, value_dim = sizes
-    arguments = call_of("meta", dims=(dim, value_dim), key_heads=key_heads, group=value_heads // key_heads,
-        channel_decay=False, writes_state=writes)
+    shape = {"dims": (dim, value_dim), "key_heads": key_heads, "group": value_heads // key_heads}
+    arguments = call_of("meta", **shape, channel_decay=False, writes_state=writes)
     [launch] = torch_fattn.explain("gated_delta_step", **arguments, family=7, cores=8).passes
     assert (launch["threads"], launch["grid"]) == ([threads, 1, 1], [groups, 2, 1])
