@@ -249,7 +249,7 @@ def sharded(layer: Any, patch: pytest.MonkeyPatch) -> None:
         (of_unknown_source, "of its forward is not known; its functions are fused"),
         (of_another_function, "compute something else"),
         (of_gelu, "activation gelu"),
-        (of_odd_heads, "no kernel for its heads"),
+        (of_odd_heads, "no kernel for its sizes"),
         (sharded, "shards"),
     ],
 )

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import running
 from .deferred import Deferred
 
 _ONE_KERNEL = {torch.rms_norm, F.rms_norm, F.linear, torch._C._nn.linear, F.scaled_dot_product_attention}
@@ -58,6 +59,7 @@ class Launches:
                 hooks.append(module.register_forward_hook(self._leave, always_call=True))
         try:
             with ExitStack() as modes:
+                modes.enter_context(running.counted())
                 modes.enter_context(_OneKernel(self))
                 modes.enter_context(_Operators(self))
                 yield

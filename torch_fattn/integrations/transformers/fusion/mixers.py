@@ -62,20 +62,19 @@ def _fault(layer: Any, family: Family) -> str:
     if norms.replaced_by(layer) not in (None, forward):
         return "its forward is replaced"
     keys, values, *columns = family.sizes(layer)
-    norm, gates = getattr(layer, family.norm), getattr(layer, "forget_gate", layer)
+    norm, gates, taps = getattr(layer, family.norm), getattr(layer, "forget_gate", layer), layer.conv1d.weight
     if layer.activation not in ACTIVATIONS or layer.activation is None:
         return f"there is no kernel for the activation {layer.activation}"
-    if not all(map(is_column_count, columns)) or values % keys:
-        return "there is no kernel for its heads"
+    if not all(map(is_column_count, columns)) or values % keys or not 2 <= taps.shape[-1] <= 8:
+        return "there is no kernel for its sizes"
     if not norms.is_fused(norm) or not norms.form_in(norm).is_gated:
         return "its norm is not fused"
-    weights = [layer.conv1d.weight, gates.A_log, gates.dt_bias]
-    channels = 2 * keys * columns[0] + values * columns[1]
-    counts = [channels, values, values * (columns[0] if gates is not layer else 1)]
-    if any(type(weight) is not nn.Parameter or weight.is_meta for weight in weights) or counts != [
-        len(weights[0]),
-        *(weight.numel() for weight in weights[1:]),
-    ]:
+    counts = {
+        taps: (2 * keys * columns[0] + values * columns[1]) * taps.shape[-1],
+        gates.A_log: values,
+        gates.dt_bias: values * (1 if gates is layer else columns[0]),
+    }
+    if any(type(each) is not nn.Parameter or each.is_meta or each.numel() != counts[each] for each in counts):
         return "its weights are shards, or not in memory"
     return ""
 
@@ -181,18 +180,15 @@ def _gates(layer: Any, operands: Operands) -> tuple[Tensor | None, Tensor | None
     """A_log and dt_bias in float32 and the shapes of the operators."""
     if operands.gates is None:
         return None, None
-    source = [(each.data_ptr(), _version(each)) for each in operands.gates]
+    of_inference = any(each.is_inference() for each in operands.gates)  # without a version
+    source = None if of_inference else [(each.data_ptr(), each._version) for each in operands.gates]
     kept = vars(layer).get(_GATES)
-    if kept is None or kept[0] != source:
+    if source is None or kept is None or kept[0] != source:
         copies = [each.detach().float().flatten() for each in operands.gates]
         if operands.a.ndim > operands.b.ndim:  # a decay for each channel
             copies[1] = copies[1].unflatten(0, (-1, operands.a.shape[-1]))
         kept = vars(layer)[_GATES] = source, *copies
     return kept[1], kept[2]
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _has_plain_modules(layer: Any, family: Family) -> bool:
@@ -217,7 +213,7 @@ def _fits(layer: Any, family: Family, states: Any, x: Tensor, packed: Tensor | N
     if getattr(states, "record_past", True):
         return False  # another kind of layer, or one that keeps more columns than a step does
     found = states.conv_states[0], states.recurrent_states[0]
-    if found == (None, None):
+    if all(state is None for state in found):
         return not states.has_previous_state[0]
     keys, values, columns, value_columns = family.sizes(layer)
     shapes = (len(x), weight.shape[0], weight.shape[2]), (len(x), values, columns, value_columns)

@@ -51,8 +51,8 @@ def is_counted() -> bool:
 
 @contextmanager
 def counted() -> Iterator[None]:
-    _here.is_counted = True
+    before, _here.is_counted = is_counted(), True
     try:
         yield
     finally:
-        _here.is_counted = False
+        _here.is_counted = before
