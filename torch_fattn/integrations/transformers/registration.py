@@ -74,8 +74,8 @@ def register(on_unsupported: OnUnsupported = "error", *, fuse: bool = True) -> N
             with transformers' sdpa attention (with its model's eager attention if it has a soft cap or
             learned sinks, which sdpa ignores), run the model with its own attention, and warn once with the
             reason.
-        fuse: whether models with this implementation also run norms, rotary embedding and cache writes in
-            fewer kernels; `report` shows where. Results may differ in a rounding.
+        fuse: whether models with this implementation also run norms, rotary embedding, cache writes and
+            linear attention in fewer kernels; `report` shows where. Results may differ in a rounding.
 
     Raises ImportError if transformers is too old, and warns if it is newer than the supported versions.
     """

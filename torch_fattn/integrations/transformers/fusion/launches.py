@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import running
 from .deferred import Deferred
 
 _ONE_KERNEL = {torch.rms_norm, F.rms_norm, F.linear, torch._C._nn.linear, F.scaled_dot_product_attention}
@@ -30,6 +31,7 @@ _NO_KERNEL = re.compile(
 _PARTS = (  # the first that matches a module's path in a layer and its class
     ("head norms", r"(?i)(attn|attention)\..*norm"),
     ("projections", r"(?i)(attn|attention)\..*(Linear|Conv1D)"),
+    ("linear attention", r"^linear_attn|Delta|TextLinearAttention"),
     ("norms", r"(?i)norm"),
     ("rotary embedding, cache and attention", r"(?i)(attn|attention)"),
     ("MLP", r"(?i)(mlp|feed_forward|experts|moe)"),
@@ -57,6 +59,7 @@ class Launches:
                 hooks.append(module.register_forward_hook(self._leave, always_call=True))
         try:
             with ExitStack() as modes:
+                modes.enter_context(running.counted())
                 modes.enter_context(_OneKernel(self))
                 modes.enter_context(_Operators(self))
                 yield

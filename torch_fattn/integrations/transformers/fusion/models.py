@@ -14,21 +14,22 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..support import FLASH_NAME, NAME, PAGED_NAME
-from . import norms, rotary, running, tables
+from . import delta_functions, mixers, norms, rotary, running, tables
 
 _OURS = (NAME, FLASH_NAME, PAGED_NAME)
 
 
 class Fused(NamedTuple):
-    """The norms of a model, by name, and the rotary functions of its files. A model inside it, such as a
-    vision tower, has its own."""
+    """The norms of a model and its layers of linear attention, by name, and the rotary functions of its
+    files. A model inside it, such as a vision tower, has its own."""
 
     norms: tuple[str, ...]
-    left: Mapping[str, str]  # norms that were not fused, and why
+    mixers: tuple[str, ...]
+    left: Mapping[str, str]  # of both, those that were not fused, and why
     rotary: Mapping[str, rotary.Form | str] = MappingProxyType({})  # a string says why not
 
 
-_NOTHING = Fused((), MappingProxyType({}))
+_NOTHING = Fused((), (), MappingProxyType({}))
 _MARK = "_fattn_fused"  # in a fused model, so that its copies are known too
 _models: WeakKeyDictionary[PreTrainedModel, Fused] = WeakKeyDictionary()
 _wanted = False
@@ -44,6 +45,7 @@ def want(fuse: bool) -> None:
             _restore(model)
         rotary.restore()
         tables.restore()
+        delta_functions.restore()
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -85,35 +87,46 @@ def _is_traced() -> bool:
 def fused_in(model: PreTrainedModel) -> Fused:
     """All that was fused in a model and in the models inside it."""
     fused: list[str] = []
+    layers: list[str] = []
     left: dict[str, str] = {}
     functions: dict[str, rotary.Form | str] = {}
     for path, inner in model.named_modules():
         found = _models.get(inner, _NOTHING) if isinstance(inner, PreTrainedModel) else _NOTHING
         prefix = f"{path}." if path else ""
         fused += (prefix + name for name in found.norms)
+        layers += (prefix + name for name in found.mixers)
         left |= {prefix + name: why for name, why in found.left.items()}
         functions |= found.rotary
-    return Fused(tuple(fused), left, functions)
+    return Fused(tuple(fused), tuple(layers), left, functions)
 
 
 def _fuse(model: PreTrainedModel) -> Fused:
-    why = {name: norms.fuse(module) for name, module in _own_norms(model)}
-    left = {name: reason for name, reason in why.items() if reason}
+    of_norms = {name: norms.fuse(module) for name, module in _own_norms(model)}
+    layers = dict(_own_mixers(model))
+    functions = delta_functions.fuse(layers.values())
+    of_layers = {name: mixers.fuse(layer, functions) for name, layer in layers.items()}
+    left = {name: why for name, why in (of_norms | of_layers).items() if why}
+    fused = [tuple(name for name in found if name not in left) for found in (of_norms, of_layers)]
     modules = [module for _name, module in _own_modules(model)]
-    functions = rotary.fuse(modules)
     tables.fuse(modules)
-    return Fused(tuple(name for name in why if name not in left), left, functions)
+    return Fused(fused[0], fused[1], left, rotary.fuse(modules))
 
 
 def _restore(model: PreTrainedModel) -> None:
     for _name, norm in _own_norms(model):
         norms.restore(norm)
+    for _name, layer in _own_mixers(model):
+        mixers.restore(layer)
     vars(model).pop(_MARK, None)
     _models.pop(model, None)
 
 
 def _own_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module in _own_modules(model) if norms.is_norm(module))
+
+
+def _own_mixers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in _own_modules(model) if mixers.is_mixer(module))
 
 
 def _own_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

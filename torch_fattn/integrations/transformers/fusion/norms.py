@@ -53,16 +53,22 @@ def fuse(norm: nn.Module) -> str:
 
 def restore(norm: nn.Module) -> None:
     vars(norm).pop(_MARK, None)
-    if _replaced_by(norm) is forward:
+    if replaced_by(norm) is forward:
         del norm.forward
 
 
 def is_fused(norm: nn.Module) -> bool:
-    return _MARK in vars(norm) and _replaced_by(norm) is forward
+    return _MARK in vars(norm) and replaced_by(norm) is forward
 
 
-def _replaced_by(norm: nn.Module) -> Any:
-    """The function that runs in place of the forward of a norm's class. Unpickled norms, and those whose
+def form_in(norm: nn.Module) -> Form:
+    """That of a fused norm."""
+    form: Form = vars(norm)[_MARK]
+    return form
+
+
+def replaced_by(norm: nn.Module) -> Any:
+    """The function that runs in place of the forward of a module's class. Unpickled modules, and those whose
     hooks were removed, have that forward themselves, which is none."""
     method: Any = vars(norm).get("forward")
     if isinstance(method, MethodType) and method.__self__ is norm:
@@ -141,7 +147,7 @@ def _eps_name(norm: nn.Module) -> str:
 
 def _fault(norm: nn.Module) -> str:
     weight = norm._parameters.get("weight")
-    if _replaced_by(norm) not in (None, forward):
+    if replaced_by(norm) not in (None, forward):
         return "its forward is replaced"
     if len(norm._parameters) > (weight is not None) or norm._buffers or norm._modules:
         return "it is more than a weight"

@@ -19,12 +19,13 @@ _PROMPT = 4
 
 @dataclass(frozen=True)
 class Report:
-    """`fused` are names of norms, and `rotary` those of rotary functions, with the form that each has. `left`
-    are those of both that were not fused, and why. `before` and `after` are the kernels of a decode step
-    without and with fusion, by part; parts of layers count those of one layer, the mean of those that ran.
-    They are empty for encoders and encoder-decoders."""
+    """`fused` are names of norms, `mixers` those of layers of linear attention, and `rotary` those of rotary
+    functions, with the form that each has. `left` are those that were not fused, and why. `before` and
+    `after` are the kernels of a decode step without and with fusion, by part; parts of layers count those of
+    one layer, the mean of those that ran. They are empty for encoders and encoder-decoders."""
 
     fused: tuple[str, ...]
+    mixers: tuple[str, ...]
     rotary: dict[str, str]
     left: dict[str, str]
     before: dict[str, float]
@@ -32,6 +33,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"fused: {len(self.fused)} norms"]
+        lines += [f"fused: {len(self.mixers)} layers of linear attention"] * bool(self.mixers)
         lines += [f"fused: {name} ({form})" for name, form in self.rotary.items()]
         for why, left in Counter(self.left.values()).items():
             names = [name for name in self.left if self.left[name] == why]
@@ -55,7 +57,7 @@ def report(model: PreTrainedModel) -> Report:
     found = models.fused_in(model)
     rotary = {name: str(form) for name, form in found.rotary.items() if not isinstance(form, str)}
     left = {name: why for name, why in found.rotary.items() if isinstance(why, str)}
-    return Report(found.norms, rotary, {**found.left, **left}, before, after)
+    return Report(found.norms, found.mixers, rotary, {**found.left, **left}, before, after)
 
 
 def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
@@ -66,7 +68,7 @@ def _kernels_of_step(model: PreTrainedModel, fused: bool) -> dict[str, float]:
     launches = Launches(model)
     enabled = running.enable(fused)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), running.counted():
             model(ids, **with_cache)
             with launches.count():
                 model(ids[:, :1], **with_cache)

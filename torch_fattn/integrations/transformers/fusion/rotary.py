@@ -1,9 +1,7 @@
 """The rotary functions of model files, `apply_rotary_pos_emb(q, k, cos, sin)`, as `torch_fattn.rotary`.
 
-Random numbers show which form a function has: the one in which the operator returns the same bits. The
-function is replaced in its file, for all models of the family. The new one runs the old one outside of a
-fused model's forward, and for calls that the operator does not take: gradients, autocast, torch.compile,
-another layout.
+Random numbers show which form a function has: the one in which the operator returns the same bits. The old
+function runs for calls that the operator does not take: gradients, autocast, torch.compile, another layout.
 """
 
 from __future__ import annotations
@@ -11,19 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import re
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..compat import replace_method
 from . import running
 from .deferred import Deferred, HeadNorm, Rotation, is_head_dim, plain
+from .functions import Functions
 
-_NAME = re.compile(r"apply_.*rot")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _STYLES = ("halves", "pairs", "pairs_to_halves")
 _PROBED_HEAD_DIM = 16
@@ -70,32 +65,6 @@ class Form(NamedTuple):
     def columns(self, cos: Tensor) -> int:
         """How many columns of a head are rotated."""
         return cos.shape[-1] * self.width
-
-
-# By file and function; a string says why the function is not replaced.
-_found: dict[tuple[str, str], Form | str] = {}
-_undo: list[Callable[[], None]] = []
-
-
-def fuse(modules: Iterable[nn.Module]) -> dict[str, Form | str]:
-    """Replaces the rotary functions of the files that modules come from. Returns what is known of each."""
-    found = {}
-    for file in {type(module).__module__ for module in modules}:
-        for name, function in list(vars(sys.modules[file]).items()):
-            if not _NAME.match(name) or not callable(function):
-                continue
-            if (file, name) not in _found:
-                form = _found[file, name] = _form_of(function)
-                if isinstance(form, Form):
-                    _undo.append(replace_method(sys.modules[file], name, _replacing(function, form)))
-            found[f"{file.rpartition('.')[2]}.{name}"] = _found[file, name]
-    return found
-
-
-def restore() -> None:
-    while _undo:
-        _undo.pop()()
-    _found.clear()
 
 
 def _replacing(function: Callable[..., Any], form: Form) -> Callable[..., Any]:
@@ -189,3 +158,7 @@ def _has(
         and len(found) == 2
         and all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(found, ours, strict=True))
     )
+
+
+_functions: Functions[Form] = Functions(r"apply_.*rot", _form_of, _replacing)
+fuse, restore = _functions.fuse, _functions.restore

@@ -37,3 +37,30 @@ def run(is_fused: bool) -> Iterator[None]:
         yield
     finally:
         _here.tables = before
+
+
+def takes(x: Any) -> bool:
+    """Whether the operators of linear attention run on a tensor. Elsewhere than on mps they are slow: there
+    they only run to be counted."""
+    return (
+        tables() is not None
+        and type(x) is Tensor
+        and (x.device.type == "mps" or is_counted())
+        and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def is_counted() -> bool:
+    """Whether kernels are counted, on any device."""
+    return getattr(_here, "is_counted", False)
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    before, _here.is_counted = is_counted(), True
+    try:
+        yield
+    finally:
+        _here.is_counted = before

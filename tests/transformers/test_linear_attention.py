@@ -1,0 +1,322 @@
+"""Layers of linear attention as one kernel: what they compute, where their own forward or functions run, and
+how many kernels they launch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from torch import nn
+from transformers import AutoModelForCausalLM, KimiLinearConfig, PreTrainedConfig, PreTrainedModel
+
+from tests.conftest import counted_launches
+from tests.transformers import linear_layers
+from tests.transformers.linear_layers import FAMILIES, fuse, layer_of, new_cache, run, states, tokens
+from tests.transformers.test_native import LINEAR, MODELS
+from tests.transformers.tiny_models import (
+    COMMON,
+    DEVICE,
+    TOLERANCE,
+    generate,
+    largest_logit_error,
+    pair,
+    prompt,
+)
+from torch_fattn.integrations.transformers import register, report, unregister
+from torch_fattn.integrations.transformers.compat import CACHE
+from torch_fattn.integrations.transformers.fusion import delta_functions, mixers, running
+from torch_fattn.integrations.transformers.fusion.launches import Launches
+
+KIMI = KimiLinearConfig(
+    **COMMON | {"num_key_value_heads": 4},
+    layer_types=LINEAR["layer_types"],
+    linear_num_heads=2,
+    linear_head_dim=16,
+    kv_lora_rank=16,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=16,
+    v_head_dim=16,
+    moe_intermediate_size=32,
+    n_shared_experts=1,
+    num_local_experts=2,
+    num_experts_per_tok=1,
+    n_group=1,
+    topk_group=1,
+)
+HYBRIDS: dict[str, PreTrainedConfig] = {name: MODELS[name] for name in ("qwen3_next", "qwen3_5")}
+HYBRIDS["kimi_linear"] = KIMI
+STEP = "fattn_gated_delta_step"
+
+
+def pair_of(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    ours, eager = pair(AutoModelForCausalLM, HYBRIDS[name])
+    linear_layers.randomise(eager)
+    ours.load_state_dict(eager.state_dict())
+    return ours, eager
+
+
+def steps(launches: dict[str, int]) -> int:
+    return sum(number for kernel, number in launches.items() if kernel.startswith(STEP))
+
+
+def both(family: str, **changes: Any) -> tuple[Any, Any]:
+    """A fused layer, and its like on the CPU."""
+    own = layer_of(family, **changes)
+    if own is None:
+        pytest.skip("transformers lacks the family")
+    ours = copy.deepcopy(own).to(DEVICE)
+    assert fuse(ours) == ""
+    return ours, own
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"), [(family, gates) for family, each in FAMILIES.items() for gates in ({}, *each[1:])]
+)
+def test_layers(family: str, changes: dict[str, Any]) -> None:
+    """Left padding, a step, several tokens at once, a long continuation; then a prompt of one token."""
+    layers, caches = both(family, **changes), (new_cache(), new_cache())
+    for begin, length in ((0, 9), (9, 1), (10, 3), (13, 20), (0, 1), (1, 2)):
+        x, mask = tokens(2, 33)[:, begin : begin + length], None
+        if length == 9:
+            mask = torch.ones(2, 9)
+            mask[0, :4] = 0
+        if (begin, length) == (0, 1):
+            for cache in caches:
+                cache.reset()
+        with counted_launches() as launches:
+            mine, theirs = (run(*each, mask) for each in zip(layers, (x, x), caches, strict=True))
+        is_step = length < 9 and begin > 0 and not changes
+        assert steps(launches) == is_step and launches.get("fattn_gated_delta_scan", 0) == (not is_step)
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+        for state, own in zip(*map(states, caches), strict=True):
+            torch.testing.assert_close(state, own, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "kimi_linear"])
+def test_rounding(family: str, dtype: torch.dtype) -> None:
+    """At most twice the error of the own layer, beside float64. States made in inference mode go on in it."""
+    ours, own = both(family, dtype=dtype)
+    exact = copy.deepcopy(own).double()
+    caches = new_cache(), new_cache(), new_cache()
+    for length in (12, 1):
+        x = tokens(2, length).to(dtype)
+        with torch.inference_mode():
+            mine, theirs, right = map(run, (ours, own, exact), (x, x, x.double()), caches)
+        errors = [(each.double() - right).abs().max() for each in (mine, theirs)]
+        assert 0 < errors[0] < 2 * errors[1]
+    run(ours, x, None)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"cache_implementation": "static"}])
+def test_tokens(name: str, options: dict[str, Any]) -> None:
+    ours, eager = pair_of(name)
+    ids, mask = prompt(padding=3)
+    with counted_launches() as launches:
+        mine = generate(ours, ids, mask, 8, **options, disable_compile=True)
+    theirs = generate(eager, ids, mask, 8, **options, disable_compile=True)
+    assert mine.sequences.tolist() == theirs.sequences.tolist()
+    assert largest_logit_error(mine, theirs) < 2 * TOLERANCE
+    assert steps(launches) == 7  # of one layer
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_drafts(name: str) -> None:
+    """Chunked prefill, and drafts that are all accepted: transformers refuses assistants of such models. An
+    assistant is one that records its past."""
+    ours, eager = pair_of(name)
+    ids, mask = (each[:1] for each in prompt())
+    logits, cache = [], None
+    for begin, end in ((0, 9), (9, 13), (13, 14), (14, 20)):
+        with torch.no_grad():
+            out = ours(ids[:, begin:end].to(DEVICE), **{CACHE: cache}, use_cache=True)
+        logits.append(out.logits.cpu())
+        cache = out[CACHE]
+    with torch.no_grad():
+        assert (torch.cat(logits, 1) - eager(ids).logits).abs().max() < 2 * TOLERANCE
+    target, own = pair(AutoModelForCausalLM, MODELS["llama"])
+    mine = generate(target, ids, mask, 8, assistant_model=ours)
+    assert mine.sequences.tolist() == generate(own, ids, mask, 8).sequences.tolist()
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_packed_sequences_are_separate(name: str) -> None:
+    ours, eager = pair_of(name)
+    ids, _mask = prompt()
+    bounds = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
+    positions = torch.cat([torch.arange(7), torch.arange(13)])[None]
+    with torch.no_grad():
+        packed = {"position_ids": positions.to(DEVICE), "cu_seq_lens_q": bounds.to(DEVICE)}
+        out = ours(ids[:1].to(DEVICE), **packed, use_cache=False)
+        apart = [eager(ids[:1, a:b]).logits for a, b in ((0, 7), (7, 20))]
+        mixed = eager(ids[:1]).logits
+    assert (out.logits.cpu() - torch.cat(apart, 1)).abs().max() < 2 * TOLERANCE
+    assert (mixed - torch.cat(apart, 1)).abs().max() > 100 * TOLERANCE
+
+
+def recording(_layer: Any, cache: Any) -> None:
+    cache.activate_past_recording()
+
+
+def hooked(layer: Any, _cache: Any) -> None:
+    layer.norm.register_forward_hook(lambda *_: None)
+
+
+def offloaded(layer: Any, _cache: Any) -> None:
+    hook = AlignDevicesHook(next(layer.parameters()).device, offload=True)
+    add_hook_to_module(layer.conv1d, hook)
+
+
+@pytest.mark.parametrize("change", [recording, hooked, offloaded])
+def test_own_forward_runs_where_it_must(change: Callable[[Any, Any], None]) -> None:
+    """Its functions are fused."""
+    ours, own = both("qwen3_5")
+    caches = new_cache(), new_cache()
+    for layer, cache in zip((ours, own), caches, strict=True):
+        run(layer, tokens(2, 5), cache)
+        change(layer, cache)
+    for length in (1, 3):
+        with counted_launches() as launches:
+            mine = run(ours, tokens(2, length), caches[0])
+        assert steps(launches) == 0 and any("gated_delta" in kernel for kernel in launches)
+        torch.testing.assert_close(mine, run(own, tokens(2, length), caches[1]), atol=TOLERANCE, rtol=0)
+
+
+def test_neither_operators_nor_functions() -> None:
+    """Gradients, autocast, other dtypes, a model that is not fused."""
+    ours, _own = both("qwen3_5")
+    x = tokens(2, 5).to(DEVICE)
+    with counted_launches() as launches:
+        with running.run(True):
+            ours(x).sum().backward()
+            with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
+                ours(x)
+        with torch.no_grad():
+            ours(x)
+    assert not any("delta" in kernel or "conv1d" in kernel for kernel in launches)
+
+
+def test_weights_that_change() -> None:
+    """Copies of A_log and dt_bias follow them."""
+    layers = both("kimi_linear", dtype=torch.bfloat16)
+    x = tokens(2, 5).bfloat16()
+    before = run(layers[0], x, None)
+    for layer in layers:
+        with torch.no_grad():
+            layer.forget_gate.A_log.add_(1)
+    after = run(layers[0], x, None)
+    assert (after - before).abs().max() > 0.05
+    for layer in layers:
+        layer.forget_gate.A_log.data = layer.forget_gate.A_log.data - 1
+    assert torch.equal(run(layers[0], x, None), before)
+
+
+def replaced(layer: Any, patch: pytest.MonkeyPatch) -> None:
+    layer.forward = lambda *_: None
+
+
+def of_unknown_source(layer: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mixers, "FAMILIES", {})
+
+
+def of_another_function(layer: Any, patch: pytest.MonkeyPatch) -> None:
+    file: Any = __import__(type(layer).__module__, fromlist=["_"])
+    rule = file.torch_chunk_gated_delta_rule
+    patch.setattr(file, "torch_chunk_gated_delta_rule", lambda *a, **o: rule(*a, **o)[0])
+
+
+def of_gelu(layer: Any, patch: pytest.MonkeyPatch) -> None:
+    layer.activation = "gelu"
+
+
+def of_odd_heads(layer: Any, patch: pytest.MonkeyPatch) -> None:
+    layer.head_k_dim = 12
+
+
+def sharded(layer: Any, patch: pytest.MonkeyPatch) -> None:
+    layer.A_log = nn.Parameter(layer.A_log[:2])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (replaced, "its forward is replaced; its functions are fused"),
+        (of_unknown_source, "of its forward is not known; its functions are fused"),
+        (of_another_function, "compute something else"),
+        (of_gelu, "activation gelu"),
+        (of_odd_heads, "no kernel for its sizes"),
+        (sharded, "shards"),
+    ],
+)
+def test_layers_that_are_left(
+    change: Callable[[Any, pytest.MonkeyPatch], None], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(fuse=False)
+    layer = layer_of("qwen3_5")
+    change(layer, monkeypatch)
+    assert why in fuse(layer) and not mixers.is_fused(layer)
+    delta_functions.restore()
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear"])
+def test_functions(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In layers of an unknown source the functions are fused. Callers may keep their states."""
+    monkeypatch.setattr(mixers, "FAMILIES", {})
+    own = layer_of(family)
+    ours, caches = copy.deepcopy(own).to(DEVICE), (new_cache(), new_cache())
+    assert "not known" in fuse(ours)
+    for length in (9, 1, 3):
+        with counted_launches() as launches:
+            mine = run(ours, tokens(2, length), caches[0])
+        assert {"fattn_causal_conv1d", "fattn_rms_norm"} <= launches.keys()
+        torch.testing.assert_close(mine, run(own, tokens(2, length), caches[1]), atol=TOLERANCE, rtol=0)
+    bounds = torch.tensor([0, 4, 9], device=DEVICE)
+    packed = run(ours, tokens(1, 9), None, cu_seq_lens_q=bounds)
+    apart = [run(own, tokens(1, 9)[:, a:b], None) for a, b in ((0, 4), (4, 9))]
+    torch.testing.assert_close(packed, torch.cat(apart, 1), atol=TOLERANCE, rtol=0)
+
+
+def test_report_and_unregister() -> None:
+    model, eager = pair_of("qwen3_5")
+    ids, _mask = prompt()
+    found = report(model)
+    assert found.mixers == ("model.layers.0.linear_attn",)
+    assert "fused: 1 layers of linear attention" in str(found)
+    copied = copy.deepcopy(model)
+    layers = [each.model.layers[0].linear_attn for each in (model, copied)]
+    assert all(map(mixers.is_fused, layers))
+    file: Any = __import__(type(layers[0]).__module__, fromlist=["_"])
+    assert hasattr(file.causal_conv1d_fn, "__wrapped__")
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        assert (compiled(ids.to(DEVICE)).logits.cpu() - eager(ids).logits).abs().max() < TOLERANCE
+    unregister()
+    assert not mixers.is_fused(layers[0]) and "forward" not in vars(layers[0])
+    assert not any(
+        "fusion" in function.__code__.co_filename
+        for function in vars(file).values()
+        if callable(function) and hasattr(function, "__code__")
+    )
+    copied.set_attn_implementation("sdpa")
+    with counted_launches() as launches, torch.no_grad():
+        copied(ids.to(DEVICE))
+    assert steps(launches) == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "step", "prefill"), [("qwen3_next", 4, 9), ("qwen3_5", 6, 10), ("kimi_linear", 10, 15)]
+)
+def test_kernels_of_a_layer(family: str, step: int, prefill: int) -> None:
+    ours, _own = both(family)
+    cache = new_cache()
+    run(ours, tokens(2, 9), new_cache())  # makes what all layers share
+    for length, expected in ((9, prefill), (1, step)):
+        x, launches = tokens(2, length).to(DEVICE), Launches(ours)
+        with launches.count():
+            run(ours, x, cache)
+        assert launches.parts.total() == expected + 1  # and the copy from the device
