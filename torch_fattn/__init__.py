@@ -45,6 +45,9 @@ from .operators.attention import (
 from .operators.backward import prefill_backward as prefill_backward
 from .operators.backward import varlen_prefill_backward as varlen_prefill_backward
 from .operators.cache_write import cache_write
+from .operators.delta import causal_conv1d as causal_conv1d
+from .operators.delta import gated_delta_rule as gated_delta_rule
+from .operators.delta import gated_delta_step as gated_delta_step
 from .operators.differentiable import attention, varlen_attention
 from .operators.logits import softcap as softcap
 from .operators.logits import softmax as softmax

@@ -34,13 +34,6 @@ void check_no_overlap(const char* op, const char* name, const Tensor& tensor) {
   }
 }
 
-void check_written(const char* op, const char* name, const Tensor& tensor, const Tensor& key) {
-  check_device(op, name, tensor, key, "key");
-  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, op, ": the last dimension of ", name,
-                    " has stride ", tensor.stride(-1), " and is written in place; it must be contiguous");
-  check_no_overlap(op, name, tensor);
-}
-
 // The range of storage elements that a tensor covers.
 std::pair<int64_t, int64_t> range_of(const Tensor& tensor) {
   int64_t end = tensor.storage_offset() + (tensor.numel() > 0 ? 1 : 0);
@@ -48,13 +41,6 @@ std::pair<int64_t, int64_t> range_of(const Tensor& tensor) {
     end += tensor.stride(dim) * (tensor.size(dim) - 1);
   }
   return {tensor.storage_offset() * tensor.element_size(), end * tensor.element_size()};
-}
-
-bool may_share(const Tensor& a, const Tensor& b) {
-  if (!a.is_alias_of(b)) return false;
-  const auto [a_begin, a_end] = range_of(a);
-  const auto [b_begin, b_end] = range_of(b);
-  return a_begin < b_end && b_begin < a_end;
 }
 
 // Whether two tensors begin at one address.
@@ -104,6 +90,21 @@ bool may_alias(const WriteOperands& call, const Tensor& tensor) {
 Strides3 pool_strides(const Tensor& pool) { return {pool.stride(0), pool.stride(2), pool.stride(1)}; }
 
 }  // namespace
+
+void check_written(const char* op, const char* name, const Tensor& tensor, const Tensor& first,
+                   const char* first_name) {
+  check_device(op, name, tensor, first, first_name);
+  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, op, ": the last dimension of ", name,
+                    " has stride ", tensor.stride(-1), " and is written in place; it must be contiguous");
+  check_no_overlap(op, name, tensor);
+}
+
+bool may_share(const Tensor& a, const Tensor& b) {
+  if (!a.is_alias_of(b)) return false;
+  const auto [a_begin, a_end] = range_of(a);
+  const auto [b_begin, b_end] = range_of(b);
+  return a_begin < b_end && b_begin < a_end;
+}
 
 bool share_elements(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !b.defined()) return false;
@@ -158,8 +159,8 @@ void add_written_caches(const char* op, const Arguments& arguments, WriteOperand
   check_same_size(op, "head count", "key", key.size(1), "value", value.size(1));
   check_rows(op, "key", key, "key_cache", key_cache, format);
   check_rows(op, "value", value, "value_cache", value_cache, format);
-  check_written(op, "key_cache", key_cache, key);
-  check_written(op, "value_cache", value_cache, key);
+  check_written(op, "key_cache", key_cache, key, "key");
+  check_written(op, "value_cache", value_cache, key, "key");
   TORCH_CHECK_VALUE(key_scales.has_value() == value_scales.has_value(), op, ": ",
                     key_scales.has_value() ? "key_scales" : "value_scales",
                     " comes without the other; pass both, or neither");

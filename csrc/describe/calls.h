@@ -104,6 +104,50 @@ struct MaskMapCall {
   at::Device device() const { return mask.device(); }
 };
 
+// Operands that the gated delta rule and its step share, as they are read. Absent ones are undefined.
+struct DeltaOperands {
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor decay;  // g, or a
+  at::Tensor beta;   // or b
+  at::Tensor a_log{};
+  at::Tensor dt_bias{};
+  at::Tensor state{};
+  at::Tensor slots{};
+
+  at::Device device() const { return query.device(); }
+};
+
+struct GatedDeltaCall : DeltaOperands {
+  GatedDeltaProblem problem{};
+  at::Tensor has_initial_state{};
+  at::Tensor cu_seqlens{};
+};
+
+struct GatedDeltaStepCall : DeltaOperands {
+  GatedDeltaStepProblem problem{};
+  at::Tensor gate{};
+  at::Tensor conv_weight{};
+  at::Tensor conv_bias{};
+  at::Tensor norm_weight{};
+  at::Tensor conv_state{};
+  at::Tensor counts{};
+};
+
+struct CausalConv1dCall {
+  CausalConv1dProblem problem{};
+  at::Tensor x;
+  at::Tensor weight{};
+  at::Tensor bias{};
+  at::Tensor state{};
+  at::Tensor has_initial_state{};
+  at::Tensor slots{};
+  at::Tensor cu_seqlens{};
+
+  at::Device device() const { return x.device(); }
+};
+
 // Describe a call of `op`, which has the arguments of prefill, or of varlen_prefill.
 Call describe_prefill_of(Op op, const Arguments& arguments);
 Call describe_varlen_prefill_of(Op op, const Arguments& arguments);
@@ -122,6 +166,9 @@ RmsNormCall describe_rms_norm(const Arguments& arguments);
 #define FATTN_DESCRIBE(op, name, ...) LogitsCall describe_##name(const Arguments& arguments);
 FATTN_LOGITS_OPS(FATTN_DESCRIBE)
 #undef FATTN_DESCRIBE
+GatedDeltaCall describe_gated_delta_rule(const Arguments& arguments);
+GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments);
+CausalConv1dCall describe_causal_conv1d(const Arguments& arguments);
 MaskMapCall describe_mask_map(const Arguments& arguments);
 MaskMapCall describe_map_of(const at::Tensor& attn_mask);
 

@@ -14,25 +14,6 @@ namespace {
 
 using at::Tensor;
 
-// Cos, sin and weights are in the dtype of the rows or in float32.
-void check_factor_dtype(const char* op, const char* name, const Tensor& factor, const Tensor& rows,
-                        const char* rows_name = "query") {
-  TORCH_CHECK_TYPE(factor.scalar_type() == rows.scalar_type() || factor.scalar_type() == at::kFloat, op, ": ",
-                   name, " is ", dtype_name(factor), " and ", rows_name, " ", dtype_name(rows), "; convert ",
-                   name, " with .to(", rows_name, ".dtype), or with .float()");
-}
-
-// The index of a name among those of an argument.
-template <size_t count>
-int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[count]) {
-  std::string choices;
-  for (size_t i = 0; i < count; ++i) {
-    if (given == names[i]) return static_cast<int>(i);
-    choices += (i == 0 ? "\"" : i + 1 < count ? "\", \"" : "\" or \"") + std::string(names[i]);
-  }
-  TORCH_CHECK_VALUE(false, op, ": ", what, " \"", given, "\" is not known; pass ", choices, "\"");
-}
-
 NormForm norm_form_of(const char* op, std::string_view norm) {
   return NormForm(choice_of(op, "norm", norm, {"rounded", "plus_one", "float"}));
 }

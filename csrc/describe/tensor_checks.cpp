@@ -89,6 +89,13 @@ void check_same_dtype(const char* op, const char* left_name, const Tensor& left,
                    left_name, ".dtype)");
 }
 
+void check_factor_dtype(const char* op, const char* name, const Tensor& factor, const Tensor& rows,
+                        const char* rows_name) {
+  TORCH_CHECK_TYPE(factor.scalar_type() == rows.scalar_type() || factor.scalar_type() == at::kFloat, op, ": ",
+                   name, " is ", dtype_name(factor), " and ", rows_name, " ", dtype_name(rows), "; convert ",
+                   name, " with .to(", rows_name, ".dtype), or with .float()");
+}
+
 void check_int32(const char* op, const char* name, const Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, op, ": ", name, " is ", dtype_name(tensor),
                    " and must be torch.int32; convert it with .to(torch.int32)");

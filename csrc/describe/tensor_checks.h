@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include <c10/util/Exception.h>
+
 #include "calls.h"
 #include "../plan/kv_format.h"
 
@@ -28,7 +30,21 @@ void check_float(const char* op, const char* name, const at::Tensor& tensor);
 // Advises to convert the right one.
 void check_same_dtype(const char* op, const char* left_name, const at::Tensor& left, const char* right_name,
                       const at::Tensor& right);
+// A tensor of factors is in the dtype of the rows or in float32.
+void check_factor_dtype(const char* op, const char* name, const at::Tensor& factor, const at::Tensor& rows,
+                        const char* rows_name = "query");
 void check_int32(const char* op, const char* name, const at::Tensor& tensor);
+
+// The index of a name among those of an argument.
+template <size_t count>
+int choice_of(const char* op, const char* what, std::string_view given, const char* const (&names)[count]) {
+  std::string choices;
+  for (size_t i = 0; i < count; ++i) {
+    if (given == names[i]) return static_cast<int>(i);
+    choices += (i == 0 ? "\"" : i + 1 < count ? "\", \"" : "\" or \"") + std::string(names[i]);
+  }
+  TORCH_CHECK_VALUE(false, op, ": ", what, " \"", given, "\" is not known; pass ", choices, "\"");
+}
 
 // Returns the format of a pair of caches; raises if kv_format does not match their dtypes.
 KvFormat check_kv_format(const char* op, std::string_view kv_format, const at::Tensor& key_cache,

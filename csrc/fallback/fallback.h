@@ -17,6 +17,9 @@ at::Tensor run_in_torch(const LogitsCall& call);
 at::Tensor run_in_torch(const MaskMapCall& call);
 std::vector<at::Tensor> run_in_torch(const RotaryCall& call);
 at::Tensor run_in_torch(const RmsNormCall& call);
+at::Tensor run_in_torch(const GatedDeltaCall& call);
+at::Tensor run_in_torch(const GatedDeltaStepCall& call);
+at::Tensor run_in_torch(const CausalConv1dCall& call);
 // Writes the caches; there is no result.
 std::tuple<> run_in_torch(const CacheWriteCall& call);
 

@@ -98,6 +98,23 @@ std::tuple<Tensor, Tensor> run_with_scratch(const Plan& plan, Bindings& bindings
   return {results.out, results.lse};
 }
 
+// Binds what the gated delta rule and its step share. Empty operands are not read.
+void bind_delta(const DeltaOperands& call, const Tensor& out, Bindings& bindings) {
+  const auto bind = [&](Slot slot, const Tensor& tensor) {
+    if (tensor.defined()) bindings[slot] = view_of(tensor, call.state.defined() ? call.state : out);
+  };
+  bind(kSlotQuery, call.query);
+  bind(kSlotKey, call.key);
+  bind(kSlotValue, call.value);
+  for (const Slot slot : {kSlotDecay, kSlotRawDecay}) bind(slot, call.decay);
+  for (const Slot slot : {kSlotBeta, kSlotRawBeta}) bind(slot, call.beta);
+  bind(kSlotALog, call.a_log);
+  bind(kSlotDtBias, call.dt_bias);
+  bind(kSlotStateSlots, call.slots);
+  if (call.state.defined()) bindings[kSlotState] = writable_view_of(call.state);
+  bind(kSlotOut, out);
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
@@ -215,6 +232,49 @@ Tensor launch(const RmsNormCall& call, const Plan& plan) {
   if (call.weight.defined()) bindings[kSlotWeight] = view_of(call.weight, out);
   if (gate.defined()) bindings[kSlotGate] = view_of(gate, out);
   bindings[kSlotOut] = view_of(out, out);
+  metal::execute(plan, bindings);
+  return out;
+}
+
+Tensor launch(const GatedDeltaCall& call, const Plan& plan) {
+  const GatedDeltaProblem& p = call.problem;
+  const Tensor out = at::empty({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
+  if (plan.pass_count == 0) return out.zero_();
+  Bindings bindings;
+  bind_delta(call, out, bindings);
+  if (call.has_initial_state.defined()) bindings[kSlotHasInitial] = view_of(call.has_initial_state, out);
+  if (call.cu_seqlens.defined()) bindings[kSlotSeqlens] = view_of(call.cu_seqlens, out);
+  const Tensor chunks = empty_floats({plan.scratch_chunk_floats}, out);
+  bindings[kSlotChunks] = view_of(chunks, call.state.defined() ? call.state : out);
+  metal::execute(plan, bindings);
+  return out;
+}
+
+Tensor launch(const GatedDeltaStepCall& call, const Plan& plan) {
+  const GatedDeltaStepProblem& p = call.problem;
+  const Tensor out = at::empty({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
+  if (plan.pass_count == 0) return out.zero_();
+  Bindings bindings;
+  bind_delta(call, out, bindings);
+  metal::execute(plan, bindings);
+  return out;
+}
+
+Tensor launch(const CausalConv1dCall& call, const Plan& plan) {
+  const Tensor out = at::empty(call.x.sizes(), call.x.options());
+  if (plan.pass_count == 0) return out.zero_();
+  Bindings bindings;
+  const auto bind = [&](Slot slot, const Tensor& tensor) {
+    if (tensor.defined()) bindings[slot] = view_of(tensor, call.weight);
+  };
+  bind(kSlotRows, call.x);
+  bind(kSlotWeight, call.weight);
+  bind(kSlotBias, call.bias);
+  bind(kSlotHasInitial, call.has_initial_state);
+  bind(kSlotStateSlots, call.slots);
+  bind(kSlotSeqlens, call.cu_seqlens);
+  if (call.state.defined()) bindings[kSlotState] = writable_view_of(call.state);
+  bind(kSlotOut, out);
   metal::execute(plan, bindings);
   return out;
 }

@@ -19,6 +19,9 @@ std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& pla
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan);
 std::vector<at::Tensor> launch(const RotaryCall& call, const Plan& plan);
 at::Tensor launch(const RmsNormCall& call, const Plan& plan);
+at::Tensor launch(const GatedDeltaCall& call, const Plan& plan);
+at::Tensor launch(const GatedDeltaStepCall& call, const Plan& plan);
+at::Tensor launch(const CausalConv1dCall& call, const Plan& plan);
 at::Tensor launch(const LogitsCall& call, const Plan& plan);
 at::Tensor launch(const MaskMapCall& call, const Plan& plan);
 

@@ -183,25 +183,28 @@ void refuse_negated(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::j
 
 }  // namespace
 
+#define FATTN_NAME(op, name) , #name
 TORCH_LIBRARY_IMPL(fattn, ADInplaceOrView, library) {
-  for (const char* name : {"cache_write", "rotary_write"}) {
+  for (const char* name : {"cache_write", "rotary_write" FATTN_DELTA_OPS(FATTN_NAME)}) {
     library.impl(name, boxed<bump_versions>());
   }
 }
 
 TORCH_LIBRARY_IMPL(fattn, Negative, library) {
-  for (const char* name : {"cache_write", "rotary_write"}) {
+  for (const char* name : {"cache_write", "rotary_write" FATTN_DELTA_OPS(FATTN_NAME)}) {
     library.impl(name, boxed<refuse_negated>());
   }
 }
+
+#undef FATTN_NAME
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
   library.impl("cache_write", boxed<write_without_gradient>());
 #define FATTN_NAME(op, name, ...) #name,
 #define FATTN_NAMES(op, name, ...) #name, #name ".part",
-  for (const char* name :
-       {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME) FATTN_ROTARY_OPS(FATTN_NAME) "rms_norm",
-        "merge", "merge.parts"}) {
+  for (const char* name : {FATTN_ATTENTION_OPS(FATTN_NAMES) FATTN_LOGITS_OPS(FATTN_NAME)
+                               FATTN_ROTARY_OPS(FATTN_NAME) FATTN_DELTA_OPS(FATTN_NAME) "rms_norm",
+                           "merge", "merge.parts"}) {
     library.impl(name, boxed<run_without_gradient<kNoBackward>>());
   }
   for (const char* name : {FATTN_BACKWARD_OPS(FATTN_NAME)}) {

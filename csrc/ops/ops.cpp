@@ -194,6 +194,10 @@ Tensor refuse_backward(const Tensor&, std::string_view op) {
   FATTN_ROTARY_OPS(FATTN_REFUSE)
   FATTN_REFUSE(RmsNorm, rms_norm)
 #undef FATTN_REFUSE
+#define FATTN_REFUSE(id, name) \
+  TORCH_CHECK(op != "fattn." #name, op, " has no backward; use the model's own layer where one is needed");
+  FATTN_DELTA_OPS(FATTN_REFUSE)
+#undef FATTN_REFUSE
   TORCH_CHECK(false, op,
               " has no backward; use torch_fattn.attention, torch_fattn.varlen_attention or "
               "torch.nn.functional.scaled_dot_product_attention where gradients are needed");
@@ -296,6 +300,19 @@ const std::string kRmsNormArguments =
     "Tensor x, Tensor? weight=None, Tensor? gate=None, *, float eps=1e-6, str norm=\"rounded\", "
     "str activation=\"silu\", bool float32_out=False";
 
+const std::string kGatedDeltaRuleArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor g, Tensor beta, Tensor(a!)? state=None, *, "
+    "Tensor? A_log=None, Tensor? dt_bias=None, Tensor? has_initial_state=None, Tensor? slots=None, "
+    "Tensor? cu_seqlens=None, float? scale=None, bool use_qk_l2norm_in_kernel=False, bool writes_state=True";
+const std::string kGatedDeltaStepArguments =
+    "Tensor query, Tensor key, Tensor value, Tensor z, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
+    "Tensor conv_weight, Tensor? conv_bias, Tensor norm_weight, Tensor(a!) conv_state, Tensor(b!) state, *, "
+    "Tensor? slots=None, Tensor? counts=None, str gate=\"silu\", float eps=1e-6, float? scale=None, "
+    "bool writes_state=True";
+const std::string kCausalConv1dArguments =
+    "Tensor x, Tensor weight, Tensor? bias=None, Tensor(a!)? state=None, *, Tensor? has_initial_state=None, "
+    "Tensor? slots=None, Tensor? cu_seqlens=None, str activation=\"none\"";
+
 template <bool may_wait>
 void register_ops(torch::Library& library) {
 #define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<OpOf<describe_##name>::run<may_wait>>());
@@ -343,6 +360,9 @@ TORCH_LIBRARY(fattn, library) {
             " -> (Tensor out, Tensor key)");
   define_op("rotary_write", kRotaryWriteArguments, " -> Tensor");
   define_op("rms_norm", kRmsNormArguments, " -> Tensor");
+#define FATTN_DEFINE(op, name) define_op(#name, k##op##Arguments, " -> Tensor");
+  FATTN_DELTA_OPS(FATTN_DEFINE)
+#undef FATTN_DEFINE
   define_op("mask_map", "Tensor attn_mask", " -> Tensor");
 #define FATTN_DEFINE(op, name, ...) define_op(#name, "Tensor scores, *, float softcap=0.0", " -> Tensor");
   FATTN_ROW_OPS(FATTN_DEFINE)

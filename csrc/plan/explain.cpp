@@ -15,17 +15,20 @@ namespace fattn {
 namespace {
 
 // The structs of parameters, each with its list of fields.
-#define FATTN_PARAMS(X)                           \
-  X(PrefillParams, FATTN_PREFILL_PARAMS)          \
-  X(DecodeParams, FATTN_DECODE_PARAMS)            \
-  X(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS) \
-  X(MergeParams, FATTN_MERGE_PARAMS)              \
-  X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS)   \
-  X(RotaryParams, FATTN_ROTARY_PARAMS)            \
-  X(LogitsParams, FATTN_LOGITS_PARAMS)            \
-  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)         \
-  X(RmsNormParams, FATTN_RMS_NORM_PARAMS)         \
-  X(BackwardParams, FATTN_BACKWARD_PARAMS)        \
+#define FATTN_PARAMS(X)                                  \
+  X(PrefillParams, FATTN_PREFILL_PARAMS)                 \
+  X(DecodeParams, FATTN_DECODE_PARAMS)                   \
+  X(TensorProbeParams, FATTN_TENSOR_PROBE_PARAMS)        \
+  X(MergeParams, FATTN_MERGE_PARAMS)                     \
+  X(CacheWriteParams, FATTN_CACHE_WRITE_PARAMS)          \
+  X(RotaryParams, FATTN_ROTARY_PARAMS)                   \
+  X(LogitsParams, FATTN_LOGITS_PARAMS)                   \
+  X(MaskMapParams, FATTN_MASK_MAP_PARAMS)                \
+  X(RmsNormParams, FATTN_RMS_NORM_PARAMS)                \
+  X(GatedDeltaParams, FATTN_GATED_DELTA_PARAMS)          \
+  X(GatedDeltaStepParams, FATTN_GATED_DELTA_STEP_PARAMS) \
+  X(CausalConv1dParams, FATTN_CAUSAL_CONV1D_PARAMS)      \
+  X(BackwardParams, FATTN_BACKWARD_PARAMS)               \
   X(BackwardHeadParams, FATTN_BACKWARD_HEAD_PARAMS)
 
 // Writes values in order, with commas and quotes.
@@ -91,6 +94,7 @@ class JsonWriter {
   FATTN_VALUE(Strides3, FATTN_STRIDES3)
   FATTN_VALUE(Strides4, FATTN_STRIDES4)
   FATTN_VALUE(TableStrides, FATTN_TABLE_STRIDES)
+  FATTN_VALUE(TokenStrides, FATTN_TOKEN_STRIDES)
   FATTN_VALUE(CausalSpan, FATTN_CAUSAL_SPAN)
   FATTN_PARAMS(FATTN_VALUE)
 #undef FATTN_VALUE
@@ -247,7 +251,8 @@ std::string to_json(const Plan& plan, const DeviceFacts& device) {
   for (uint32_t i = 0; i < plan.pass_count; ++i) write(json, plan, plan.passes[i]);
   json.close(']');
 
-  const int64_t floats = plan.scratch_out_floats + plan.scratch_sum_floats + plan.scratch_row_floats;
+  const int64_t floats =
+      plan.scratch_out_floats + plan.scratch_sum_floats + plan.scratch_row_floats + plan.scratch_chunk_floats;
   json.field("scratch_bytes", floats * int64_t{sizeof(float)} + plan.scratch_map_bytes);
   if (plan.kept_bytes > 0) json.field("kept_bytes", plan.kept_bytes);
   const bool two_walks = *plan.key_tuning.source != '\0';

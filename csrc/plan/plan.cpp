@@ -85,6 +85,16 @@ std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts
 std::variant<Plan, Refusal> plan(const RmsNormProblem& problem, const DeviceFacts& device) {
   return checked(problem, Op::kRmsNorm, device, plan_rms_norm);
 }
+std::variant<Plan, Refusal> plan(const GatedDeltaProblem& problem, const DeviceFacts& device) {
+  return checked(problem, problem.op, device,
+                 [&](const GatedDeltaProblem& p) { return plan_gated_delta(p, device); });
+}
+std::variant<Plan, Refusal> plan(const GatedDeltaStepProblem& problem, const DeviceFacts& device) {
+  return checked(problem, problem.op, device, [](const GatedDeltaStepProblem&) { return Plan(); });
+}
+std::variant<Plan, Refusal> plan(const CausalConv1dProblem& problem, const DeviceFacts& device) {
+  return checked(problem, Op::kCausalConv1d, device, plan_causal_conv1d);
+}
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device) {
   return checked(problem, problem.op, device, plan_logits);
 }

@@ -34,6 +34,9 @@ namespace fattn {
   X(CacheWrite, cache_write, cache, CacheWriteParams)                                 \
   X(Rotary, rotary, rotary, RotaryParams)                                             \
   X(RmsNorm, rms_norm, rms_norm, RmsNormParams)                                       \
+  X(GatedDeltaPrepare, gated_delta_prepare, gated_delta_prepare, GatedDeltaParams)    \
+  X(GatedDeltaScan, gated_delta_scan, gated_delta_scan, GatedDeltaParams)             \
+  X(CausalConv1d, causal_conv1d, causal_conv1d, CausalConv1dParams)                   \
   FATTN_LOGITS_OPS(X)                                                                 \
   X(MaskMap, mask_map, mask_map, MaskMapParams)                                       \
   FATTN_BACKWARD_KERNELS(X)
@@ -55,6 +58,10 @@ inline bool is_logits(Kernel kernel) {
 #define FATTN_IS(id, ...) || kernel == Kernel::k##id
   return false FATTN_LOGITS_OPS(FATTN_IS);
 #undef FATTN_IS
+}
+// Kernels of the gated delta rule.
+inline bool is_delta(Kernel kernel) {
+  return kernel == Kernel::kGatedDeltaPrepare || kernel == Kernel::kGatedDeltaScan;
 }
 inline bool is_backward(Kernel kernel) {
 #define FATTN_IS(id, ...) || kernel == Kernel::k##id
@@ -104,6 +111,12 @@ struct KernelSpec : Features, RotaryForm {
   uint16_t row_simdgroups = 1;  // softmax, rms_norm: per row
   uint16_t vectors = 1;         // softmax, rms_norm: per thread
 
+  // Linear attention.
+  DType decay_dtype = DType::kFloat32;
+  DType beta_dtype = DType::kFloat32;
+  bool channel_decay = false;
+  uint16_t taps = 0;  // of the convolution
+
   KvFormat kv_format = kKvFloat;
   bool long_slots = false;  // cache_write, rotary: slot_mapping or starts is int64
 
@@ -143,7 +156,7 @@ struct Pass {
   std::array<uint32_t, 3> threads{};  // per threadgroup
   uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
 
-  std::array<Binding, 14> bindings{};  // backward_query may bind all of them
+  std::array<Binding, 17> bindings{};  // gated_delta_step may bind all of them
   uint32_t binding_count = 0;
   std::array<std::byte, sizeof(BackwardParams)> params{};  // the kernel's struct; this is the largest
   uint32_t params_size = 0;
@@ -165,13 +178,14 @@ struct Plan {
   uint32_t pass_count = 0;  // 0: the result is empty, nothing is launched
   int64_t scratch_out_floats = 0;
   int64_t scratch_sum_floats = 0;
-  int64_t scratch_map_bytes = 0;   // of the mask map that the first pass makes
-  int64_t scratch_row_floats = 0;  // backward: of the states of the query rows
-  int64_t kept_bytes = 0;          // backward: of the forward's tensors that it reads
-  Scope tuning;                    // of the tile and chunk sizes
-  Scope key_tuning;                // backward: the same for the pass over keys
-  const char* launches = "";       // decode: how many, and why
-  const char* units = "";          // on a GPU with matrix units: whether the plan uses them, and why
+  int64_t scratch_map_bytes = 0;     // of the mask map that the first pass makes
+  int64_t scratch_chunk_floats = 0;  // gated_delta_rule: of what its first pass knows of the chunks
+  int64_t scratch_row_floats = 0;    // backward: of the states of the query rows
+  int64_t kept_bytes = 0;            // backward: of the forward's tensors that it reads
+  Scope tuning;                      // of the tile and chunk sizes
+  Scope key_tuning;                  // backward: the same for the pass over keys
+  const char* launches = "";         // decode: how many, and why
+  const char* units = "";            // on a GPU with matrix units: whether the plan uses them, and why
 
   Pass& add_pass() { return passes[pass_count++]; }
 };
@@ -192,6 +206,9 @@ std::optional<Refusal> check(const MergeProblem& problem);
 std::optional<Refusal> check(const CacheWriteProblem& problem);
 std::optional<Refusal> check(const RotaryProblem& problem);
 std::optional<Refusal> check(const RmsNormProblem& problem);
+std::optional<Refusal> check(const GatedDeltaProblem& problem);
+std::optional<Refusal> check(const GatedDeltaStepProblem& problem);
+std::optional<Refusal> check(const CausalConv1dProblem& problem);
 std::optional<Refusal> check(const LogitsProblem& problem);
 std::optional<Refusal> check(const MaskMapProblem& problem);
 std::optional<Refusal> check(const DeviceFacts& device, Op op);
@@ -201,6 +218,9 @@ std::variant<Plan, Refusal> plan(const MergeProblem& problem, const DeviceFacts&
 std::variant<Plan, Refusal> plan(const CacheWriteProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const RotaryProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const RmsNormProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const GatedDeltaProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const GatedDeltaStepProblem& problem, const DeviceFacts& device);
+std::variant<Plan, Refusal> plan(const CausalConv1dProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const LogitsProblem& problem, const DeviceFacts& device);
 std::variant<Plan, Refusal> plan(const MaskMapProblem& problem, const DeviceFacts& device);
 

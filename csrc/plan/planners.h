@@ -20,6 +20,8 @@ Plan plan_cache_write(const CacheWriteProblem& problem);
 Plan plan_rotary(const RotaryProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
 Plan plan_rms_norm(const RmsNormProblem& problem);
+Plan plan_gated_delta(const GatedDeltaProblem& problem, const DeviceFacts& device);
+Plan plan_causal_conv1d(const CausalConv1dProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
 // Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and
 // kSlotLse.

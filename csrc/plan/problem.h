@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../kernels/common/params.h"
+#include "../kernels/delta/delta_params.h"
 #include "score_options.h"
 
 namespace fattn {
@@ -18,6 +19,7 @@ namespace fattn {
   X(CacheWrite, cache_write) \
   FATTN_ROTARY_OPS(X)        \
   X(RmsNorm, rms_norm)       \
+  FATTN_DELTA_OPS(X)         \
   FATTN_LOGITS_OPS(X)        \
   X(MaskMap, mask_map)
 
@@ -32,6 +34,12 @@ namespace fattn {
 #define FATTN_ROTARY_OPS(X) \
   X(Rotary, rotary)         \
   X(RotaryWrite, rotary_write)
+
+// Linear attention: X(op, name).
+#define FATTN_DELTA_OPS(X)            \
+  X(GatedDeltaRule, gated_delta_rule) \
+  X(GatedDeltaStep, gated_delta_step) \
+  X(CausalConv1d, causal_conv1d)
 
 // Backward operators: X(op, name, the forward operator).
 #define FATTN_BACKWARD_OPS(X)                   \
@@ -305,6 +313,66 @@ struct RmsNormProblem {
   int64_t rows = 0;
   int64_t columns = 0;
   RmsNormParams params{};  // strides, heads and length; the planner sets the others
+};
+
+// The gated delta rule over tokens [batch, length, heads, columns]: query and key have key_heads, value and
+// the result value_heads, a multiple of them. Packed sequences share one batch.
+struct GatedDeltaProblem {
+  Op op = Op::kGatedDeltaRule;
+  DType dtype = DType::kFloat32;        // of query, key, value and result
+  DType decay_dtype = DType::kFloat32;  // of g or a
+  DType beta_dtype = DType::kFloat32;   // of beta or b
+  bool channel_decay = false;           // a decay per channel of a key, not per head
+  bool raw_gates = false;
+  bool l2norm = false;
+  bool packed = false;
+  bool has_state = false;
+  bool writes_state = false;
+  bool has_initial = false;  // bool per sequence: whether it begins with its state, not with zeros
+  bool has_slots = false;
+  bool vector_aligned = false;  // four columns of query, key and value can be read with one access
+  int64_t batch = 0;
+  int64_t length = 0;
+  int64_t sequences = 0;
+  int64_t states = 0;
+  int64_t key_heads = 0;
+  int64_t value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t value_dim = 0;
+  double scale = 1.0;
+  GatedDeltaParams params{};  // strides; the planner sets the others
+};
+
+// The rule, after a convolution of query, key and value and before a gated norm, for a few tokens.
+struct GatedDeltaStepProblem : GatedDeltaProblem {
+  DType conv_dtype = DType::kFloat32;  // of the convolution's weight and bias
+  DType norm_dtype = DType::kFloat32;
+  bool conv_bias = false;
+  bool has_counts = false;
+  GateKind gate = kGateSilu;
+  double eps = 0.0;
+  int64_t taps = 0;
+  int64_t conv_columns = 0;
+  GatedDeltaStepParams step{};  // strides of its own operands
+};
+
+// A causal convolution of each channel of tokens [batch, length, channels].
+struct CausalConv1dProblem {
+  DType dtype = DType::kFloat32;  // of tokens, state and result
+  DType weight_dtype = DType::kFloat32;
+  bool silu = false;
+  bool biased = false;
+  bool packed = false;
+  bool has_state = false;
+  bool has_initial = false;
+  bool has_slots = false;
+  int64_t batch = 0;
+  int64_t length = 0;
+  int64_t sequences = 0;
+  int64_t states = 0;
+  int64_t channels = 0;
+  int64_t taps = 0;
+  CausalConv1dParams params{};  // strides and columns
 };
 
 }  // namespace fattn

@@ -42,10 +42,8 @@ struct ScoreOptions {
 
 // The options as the kernels read them: see PrefillParams and DecodeParams.
 struct ScoreParams {
-#define FATTN_FIELD(type, name) type name;
   FATTN_SCORE_STRIDES(FATTN_FIELD)
   FATTN_SCORE_PARAMS(FATTN_FIELD)
-#undef FATTN_FIELD
 };
 
 struct Features;

@@ -78,6 +78,19 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_NORM", std::to_string(spec.norm));
     macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));
   }
+  if (spec.kernel == Kernel::kCausalConv1d) {
+    macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));
+    macros.emplace_back("FATTN_TAPS", std::to_string(spec.taps));
+    return macros;
+  }
+  if (is_delta(spec.kernel)) {
+    macros.emplace_back("FATTN_HEAD_DIM", std::to_string(spec.head_dim));
+    macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
+    macros.emplace_back("FATTN_DECAY_T", metal_type(spec.decay_dtype));
+    macros.emplace_back("FATTN_BETA_T", metal_type(spec.beta_dtype));
+    macros.emplace_back("FATTN_CHANNEL_DECAY", spec.channel_decay ? "true" : "false");
+    return macros;
+  }
   if (spec.kernel == Kernel::kBackwardHead) return macros;
   if (is_logits(spec.kernel) || spec.kernel == Kernel::kRmsNorm) {
     macros.emplace_back("FATTN_ROW_SIMDGROUPS", std::to_string(spec.row_simdgroups));
@@ -136,6 +149,17 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   if (spec.kernel == Kernel::kRotary) {
     return only({kConst_vector_loads, kConst_scales, kConst_query_norm, kConst_key_norm, kConst_slots,
                  kConst_starts, kConst_values, kConst_vector_tables});
+  }
+  if (spec.kernel == Kernel::kCausalConv1d) {
+    return only({kConst_packed, kConst_sliced, kConst_slots, kConst_gate, kConst_has_state,
+                 kConst_has_initial, kConst_biased});
+  }
+  if (spec.kernel == Kernel::kGatedDeltaPrepare) {
+    return only({kConst_packed, kConst_sliced, kConst_raw_gates, kConst_qk_norm});
+  }
+  if (spec.kernel == Kernel::kGatedDeltaScan) {
+    return only({kConst_vector_loads, kConst_packed, kConst_sliced, kConst_slots, kConst_raw_gates,
+                 kConst_has_state, kConst_writes_state, kConst_has_initial});
   }
   if (spec.kernel == Kernel::kRmsNorm) {
     return only({kConst_vector_loads, kConst_sliced, kConst_gate, kConst_weighted});

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import LOGITS_OPERATORS, ROTARY
+from ..operators import LINEAR, LOGITS_OPERATORS, ROTARY
 from ..operators.kv_formats import head_dim
 from ..operators.visibility import Visibility
 from .chips import Chip
@@ -21,7 +21,8 @@ LSE_BYTES = 4
 @dataclass(frozen=True)
 class Cost:
     """`flops` counts two per column of each visible pair of a row and a key, in q.k and the weighted sum of
-    values; in a backward, in five products."""
+    values; in a backward, in five products. In linear attention: two per element of a state in each of three
+    products of a token, and two per tap of a convolution."""
 
     bytes: int = 0  # operands and results, each counted once
     flops: int = 0
@@ -49,6 +50,8 @@ def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
     operands = sum(map(_bytes, tensors))
     if op == "rms_norm":
         return Cost(operands + call["x"].numel() * (4 if call.get("float32_out") else call["x"].itemsize))
+    if op in LINEAR:
+        return _linear(call, tensors)
     if op in LOGITS_OPERATORS:
         return Cost(operands + tensors[0].numel() * tensors[0].itemsize)
     if op == "mask_map":
@@ -66,6 +69,22 @@ def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
         results = {"cache_write": (), "rotary": ("query", "key"), "rotary_write": ("query",)}[op]
         return Cost(read + tokens * slot + sum(call[name].numel() * call[name].itemsize for name in results))
     return _attention(op.removesuffix("_backward"), op.endswith("_backward"), call, tensors)
+
+
+def _linear(call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:
+    states = [each for name in ("state", "conv_state") if (each := call.get(name)) is not None]
+    first, cu_seqlens = call.get("query", call.get("x")), call.get("cu_seqlens")
+    assert first is not None
+    sequences = first.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    passes = 2 if call.get("writes_state", True) else 1  # over the states
+    moved = passes * sequences * sum(each[:1].numel() * each.itemsize for each in states)
+    others = sum(_bytes(each) for each in tensors if all(each is not one for one in states))
+    result = call.get("value", first)
+    taps = call.get("conv_weight", call.get("weight"))
+    flops = 0 if taps is None else 2 * first.shape[:2].numel() * taps.numel()
+    if result is not first:
+        flops += 6 * result.numel() * first.shape[-1]
+    return Cost(others + moved + result.numel() * result.itemsize, flops)
 
 
 def _attention(op: str, is_backward: bool, call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:

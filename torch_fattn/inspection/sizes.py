@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, ROTARY
+from ..operators import BACKWARDS, DIFFERENTIABLE, DTYPES, LINEAR, ROTARY
 from ..operators.kv_formats import KV_FORMATS, KvFormat
 from ..runtime.options import hint
 from ..runtime.signatures import shown
@@ -28,6 +28,7 @@ ALIKE = DIFFERENTIABLE | {
 MASKED = ("prefill", "attention", "sdpa", "prefill_backward", "mask_map")
 WRITES = ("cache_write", *ROTARY)  # their key and value are of new tokens
 CAP = 30.0  # of softcap
+TAPS = 4
 
 
 def call_of_sizes(
@@ -50,11 +51,11 @@ def call_of_sizes(
     mask: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """A call by argument name, with operands on "meta". Defaults: kv_heads equals heads, value_dim equals
-    head_dim, and q_len is 1 (prefills and maps: kv_len). `mask` is the dtype of an attn_mask for all heads. A
-    backward has the `out` that `attention` keeps for it. With a prefix, `kv_len` counts the keys of the
-    suffix."""
+    head_dim, and q_len is 1 (prefills and maps, and linear attention but its step: kv_len). `mask` is the
+    dtype of an attn_mask for all heads. A backward has the `out` that `attention` keeps for it. With a prefix,
+    `kv_len` counts the keys of the suffix. In linear attention kv_heads are those of the keys."""
     signature, alike = signature_of(op), ALIKE.get(op, op).removesuffix("_backward")
-    q_len = q_len or (kv_len if alike.endswith(("prefill", "map")) else 1)
+    q_len = q_len or (kv_len if alike.endswith(("prefill", "map", "rule", "conv1d")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
     blocks = -(-(kv_len + (prefix_len if op == "shared_prefix_paged_decode" else 0)) // block_size)
     rows: tuple[int, ...] = (batch * q_len, heads) if alike in PACKED else (batch, heads, q_len)
@@ -104,6 +105,8 @@ def call_of_sizes(
             shape, of_scales = stored.scales(cached, dim)
             call[f"{whose}{part}_scales"] = torch.empty(shape, dtype=of_scales, device="meta")
             call[f"{whose}kv_format"] = kv_format
+    if op in LINEAR:
+        shapes = _of_linear(op, dtype, (batch, q_len), (kv_heads, head_dim), (heads, value_dim))
     call = {name: value for name, value in call.items() if name in signature.names}
     if op == "paged_prefill":
         call["is_causal"] = True
@@ -117,6 +120,7 @@ def call_of_sizes(
         "seq_lens": seq_lens is not False if alike == "decode" else seq_lens,
         "slot_mapping": op == "rotary_write",
         "weight": True,
+        "state": True,
     }
     needed |= dict.fromkeys(signature.operands, True)
     return call | {
@@ -124,6 +128,29 @@ def call_of_sizes(
         for name, shape in shapes.items()
         if needed.get(name) and name in signature.names and name not in call
     }
+
+
+def _of_linear(
+    op: str, dtype: torch.dtype, tokens: tuple[int, int], key: tuple[int, int], value: tuple[int, int]
+) -> dict[str, tuple[Any, ...]]:
+    """`key`, `value`: heads and columns."""
+    batch, heads, value_dim = tokens[0], *value
+    channels = heads * value_dim + (0 if op == "causal_conv1d" else 2 * math.prod(key))
+    columns = (dtype, batch, channels, TAPS - 1)
+    matrices = (torch.float32, batch, heads, key[1], value_dim)
+    shapes: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("query", "key"), (dtype, *tokens, *key)),
+        **dict.fromkeys(("value", "z"), (dtype, *tokens, *value)),
+        **dict.fromkeys(("g", "beta", "a", "b"), (dtype, *tokens, heads)),
+        **dict.fromkeys(("A_log", "dt_bias"), (torch.float32, heads)),
+        **dict.fromkeys(("weight", "conv_weight"), (dtype, channels, TAPS)),
+        "x": (dtype, *tokens, channels),
+        "conv_bias": (dtype, channels),
+        "norm_weight": (dtype, value_dim),
+        "conv_state": columns,
+        "state": columns if op == "causal_conv1d" else matrices,
+    }
+    return shapes
 
 
 SIZES = tuple(name for name in inspect.signature(call_of_sizes).parameters if name != "op")

@@ -26,6 +26,9 @@ def register() -> None:
         "mask_map": _map_of,
         "cache_write": lambda *_, **__: None,
         "rms_norm": _normed,
+        "gated_delta_rule": _of_value_heads,
+        "gated_delta_step": _of_value_heads,
+        "causal_conv1d": lambda x, *_, **__: x.new_empty(x.shape),
         "rotary": lambda query, key, *_, **options: (_rotated(query, **options), _rotated(key, **options)),
         "rotary_write": lambda query, *_, **options: _rotated(query, **options),
     }
@@ -92,6 +95,10 @@ def _gradients(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
 
 def _normed(x: Tensor, *_: Any, float32_out: bool = False, **__: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32 if float32_out else x.dtype)
+
+
+def _of_value_heads(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+    return query.new_empty((value.flatten(2, 3) if value.dim() == 5 else value).shape)
 
 
 def _rotated(rows: Tensor, token_major_out: bool = False, **_: Any) -> Tensor:

@@ -28,14 +28,18 @@ from .attention import (
     varlen_prefill,
 )
 from .backward import prefill_backward, varlen_prefill_backward
+from .delta import causal_conv1d, gated_delta_rule, gated_delta_step
 from .kv_formats import dequantise, quantise
 from .rotary import rms_norm, rotary, rotary_write
 from .scores import mask_map, softcap, softmax
 
 __all__ = [
     "cache_write",
+    "causal_conv1d",
     "decode",
     "dequantise",
+    "gated_delta_rule",
+    "gated_delta_step",
     "mask_map",
     "merge",
     "paged_decode",

@@ -55,7 +55,25 @@ namespace fattn {
   OTHER(KeyNorm, const device Weight*, key_norm)                                                 \
   OTHER(Rows, const device Element*, x) /* from here on of rms_norm, in RmsNormBuffer */         \
   OTHER(Weight, const device Weight*, weight)                                                    \
-  OTHER(Gate, const device Element*, gate)
+  OTHER(Gate, const device Element*, gate)                                                       \
+  OTHER(Decay, const device Decay*, g) /* from here on of linear attention, in DeltaBuffer */    \
+  OTHER(Beta, const device Beta*, beta)                                                          \
+  OTHER(RawDecay, const device Decay*, a)                                                        \
+  OTHER(RawBeta, const device Beta*, b)                                                          \
+  OTHER(ALog, const device float*, A_log)                                                        \
+  OTHER(DtBias, const device float*, dt_bias)                                                    \
+  OTHER(State, device float*, state)                                                             \
+  OTHER(HasInitial, const device bool*, has_initial_state)                                       \
+  OTHER(StateSlots, const device int*, slots)                                                    \
+  OTHER(Seqlens, const device int*, cu_seqlens)                                                  \
+  OTHER(Chunks, device float*, chunks) /* scratch: kDeltaChunkFloats per chunk and head */       \
+  OTHER(OutGate, const device Element*, z)                                                       \
+  OTHER(ConvWeight, const device Weight*, conv_weight)                                           \
+  OTHER(ConvBias, const device Weight*, conv_bias)                                               \
+  OTHER(NormWeight, const device Weight*, norm_weight)                                           \
+  OTHER(ConvState, device Element*, conv_state)                                                  \
+  OTHER(Counts, const device int*, counts)                                                       \
+  OTHER(Bias, const device Weight*, bias)
 
 #define FATTN_ENUMERATOR(slot, ...) kSlot##slot,
 enum Slot {
@@ -108,7 +126,14 @@ enum RmsNormBuffer { kBufferRows = kSlotQuery, kBufferWeight = kSlotKey, kBuffer
   X(bool, values)        /* values are written too */                                                   \
   X(bool, vector_tables) /* four columns of cos and sin can be read with one access */                  \
   X(uint, gate)          /* rms_norm: GateKind */                                                       \
-  X(bool, weighted)
+  X(bool, weighted)                                                                                     \
+  X(bool, raw_gates) /* from here on of linear attention: g and beta are computed from a and b */       \
+  X(bool, qk_norm)   /* queries and keys are normalised */                                              \
+  X(bool, has_state)                                                                                    \
+  X(bool, writes_state)                                                                                 \
+  X(bool, has_initial) /* some sequences may begin with a state of zeros */                             \
+  X(bool, biased)      /* the convolution has a bias */                                                 \
+  X(bool, counts)      /* each sequence has a number of tokens */
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };
@@ -375,8 +400,6 @@ struct LogitsParams {
 struct RmsNormParams {
   FATTN_RMS_NORM_PARAMS(FATTN_FIELD)
 };
-
-#undef FATTN_FIELD
 
 // Both compilers check this, so host and MSL agree on the layout.
 #define FATTN_CHECK_SIZE(type, bytes) \

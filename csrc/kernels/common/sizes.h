@@ -59,6 +59,11 @@ FATTN_CONSTEXPR int kShortChunks = 4;
 FATTN_CONSTEXPR int kShortRounds = 2;
 // Columns of the states that decode merges in a round, with this many chunks in flight.
 constexpr int state_columns(int chunks) { return chunks == 1 ? 64 : 32; }
+// The gated delta rule: tokens of a chunk; floats of scratch per chunk and value head (delta/chunk.h); tokens
+// that a thread of causal_conv1d walks over, more than any state holds.
+FATTN_CONSTEXPR int kDeltaChunk = 8;
+FATTN_CONSTEXPR int kDeltaChunkFloats = 160;
+FATTN_CONSTEXPR int kConvTokens = 16;
 // Floats of its sums: three per chunk and row, and three per row, in multiples of 16 bytes.
 constexpr int chunk_sum_floats(int chunks, int rows) {
   return chunks == 1 ? 0 : (3 * (chunks + 1) * rows + 3) / 4 * 4;

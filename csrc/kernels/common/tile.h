@@ -1,40 +1,21 @@
 // 8x8 simdgroup matrices (fragments), loaded in 16-byte chunks.
 //
-// A lane holds two neighbouring elements of an 8x8 matrix: (row, 2 * pair) and (row, 2 * pair + 1). Q K^T
-// sums over the head dimension, so any order of that dimension works if Q and K agree; and the columns of P V
-// may be permuted if the store undoes it. With the orders below a lane reads whole chunks of C contiguous
-// elements, and neighbouring lanes read neighbouring chunks: every load is wide and uses whole cache lines,
-// without a transposed copy.
+// A lane holds two neighbouring elements of an 8x8 matrix (fragment.h). Q K^T sums over the head dimension,
+// so any order of that dimension works if Q and K agree; and the columns of P V may be permuted if the store
+// undoes it. With the orders below a lane reads whole chunks of C contiguous elements, and neighbouring lanes
+// read neighbouring chunks: every load is wide and uses whole cache lines, without a transposed copy.
 //
 //   operand            lane reads, for all i                  elements of fragment f (c = f / C, j = f % C)
 //   Q (A of Q K^T)     row r,  [(8i + 2 pair) C, +2C)         run[2cC + j], run[2cC + C + j]
 //   K (B of Q K^T)     keys 2p, 2p+1, [(8i + row) C, +C)      first[j], second[j] of chunk c
 //   V (B of P V)       key `row`, [(4i + pair) C, +C)         run[2f], run[2f + 1]
 //   O (D of P V)       row r,  [(4i + pair) C, +C)            run[2f], run[2f + 1]
-//
-// Apple does not document this mapping of elements to lanes; MLX, torch and tinygrad have relied on it since
-// M1.
 #pragma once
 
-#include <metal_simdgroup_matrix>
-
+#include "fragment.h"
 #include "keys.h"
 
 namespace fattn {
-
-struct LanePosition {
-  ushort row;   // 0..7
-  ushort pair;  // 0..3: columns 2 * pair and 2 * pair + 1
-  ushort lane;
-};
-
-inline LanePosition lane_position(ushort lane) {
-  LanePosition at;
-  at.row = ((lane >> 2) & 4) | ((lane >> 1) & 3);
-  at.pair = ((lane >> 2) & 2) | (lane & 1);
-  at.lane = lane;
-  return at;
-}
 
 // The four lanes of a row differ in bits 0 and 3 of the lane number.
 inline float row_max_of(float x) {
@@ -48,12 +29,6 @@ inline float row_sum_of(float x) {
 }
 
 typedef simdgroup_matrix<Operand, 8, 8> OperandFragment;
-
-template <typename T>
-inline void set_elements(thread simdgroup_matrix<T, 8, 8>& target, T first, T second) {
-  target.thread_elements()[0] = first;
-  target.thread_elements()[1] = second;
-}
 
 // The largest power of two that divides n and is at most `most`.
 constexpr int chunk_of(int n, int most) {

@@ -1,0 +1,25 @@
+// The gates of a token: its decay exp(g), and beta. Declare fc_raw_gates before including this file.
+//
+// Decays between tokens are products of exp(g), never exponentials of differences of sums: nothing overflows
+// while g <= 0, and a decay of 0 needs no care.
+#pragma once
+
+#include "activations.h"
+
+namespace fattn {
+
+inline float softplus(float x) { return x > 20.0f ? x : precise::log(1.0f + precise::exp(x)); }
+
+// `a_log` and `dt_bias`: of the head and of the channel, at `head` and `channel`; unused unless gates are
+// raw.
+inline float decay_of(float raw, const device float* a_log, const device float* dt_bias, int head,
+                      int channel) {
+  const float g = fc_raw_gates ? -precise::exp(a_log[head]) * softplus(raw + dt_bias[channel]) : raw;
+  return precise::exp(g);
+}
+inline float beta_of(float raw) { return fc_raw_gates ? sigmoid(raw) : raw; }
+
+// 1 / length of a query or key, from the sum of its squares, as in transformers and fla.
+inline float inverse_length(float squares) { return 1.0f / sqrt(squares + 1e-6f); }
+
+}  // namespace fattn

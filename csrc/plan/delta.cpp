@@ -1,0 +1,211 @@
+// Plans linear attention. gated_delta_rule: a pass over all chunks of 8 tokens at once, with what does not
+// depend on the states, and a pass that walks over the chunks of each sequence with its states in registers.
+#include <cmath>
+
+#include "planners.h"
+#include "refuse.h"
+#include "slices.h"
+
+namespace fattn {
+namespace {
+
+using Kind = Refusal::Kind;
+
+constexpr uint16_t kPrepareSimdgroups = 4;  // of one key head, each with its own chunk
+constexpr int64_t kScanSimdgroups = 4;      // at most, of one value head, each with its own columns
+constexpr uint16_t kConvSimdgroups = 8;
+
+std::optional<Refusal> check_columns(const char* op, const char* what, int64_t dim) {
+  if (dim > 0 && dim <= kMaxDeltaHeadDim && dim % kHeadDimMultiple == 0) return std::nullopt;
+  return refuse(dim > kMaxDeltaHeadDim ? Kind::kNotImplemented : Kind::kValue, op, what, " head_dim ", dim,
+                " is not a positive multiple of ", kHeadDimMultiple, " up to ", kMaxDeltaHeadDim,
+                "; use the model's own functions for this layer");
+}
+
+std::optional<Refusal> check_tokens(const char* op, int64_t batch, int64_t length, int64_t sequences,
+                                    int64_t states) {
+  if (length > kMaxDeltaLength) {
+    return refuse(Kind::kValue, op, "length ", length, " is above ", kMaxDeltaLength,
+                  "; pass the tokens in pieces of a multiple of 8, each with the state of the last one");
+  }
+  if (std::max({batch, sequences, states}) > kMaxLength) {
+    return refuse(Kind::kValue, op, std::max({batch, sequences, states}),
+                  " sequences or states are more than ", kMaxLength, "; split the call");
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> check_taps(const char* op, int64_t taps) {
+  if (taps >= 2 && taps <= kMaxTaps) return std::nullopt;
+  return refuse(Kind::kNotImplemented, op, "a convolution of ", taps, " taps is not one of 2 to ", kMaxTaps,
+                "; use F.conv1d for this layer");
+}
+
+KernelSpec delta_spec(Kernel kernel, const GatedDeltaProblem& p, int64_t simdgroups) {
+  KernelSpec spec;
+  spec.kernel = kernel;
+  spec.dtype = p.dtype;
+  spec.decay_dtype = p.decay_dtype;
+  spec.beta_dtype = p.beta_dtype;
+  spec.channel_decay = p.channel_decay;
+  spec.head_dim = uint16_t(p.head_dim);
+  spec.value_dim = uint16_t(p.value_dim);
+  spec.simdgroups = uint16_t(simdgroups);
+  spec.vector_loads = p.vector_aligned;
+  spec.raw_gates = p.raw_gates;
+  spec.qk_norm = p.l2norm;
+  spec.packed = p.packed;
+  spec.has_state = p.has_state;
+  spec.writes_state = p.writes_state;
+  spec.has_initial = p.has_initial;
+  spec.slots = p.has_slots;
+  return spec;
+}
+
+Pass& add_delta_pass(Plan& plan, const KernelSpec& spec) {
+  Pass& pass = plan.add_pass();
+  pass.spec = spec;
+  pass.threads = {spec.simdgroups * uint32_t(kSimdWidth), 1, 1};
+  return pass;
+}
+
+}  // namespace
+
+std::optional<Refusal> check(const GatedDeltaProblem& p) {
+  const char* op = name_of(p.op);
+  if (auto refusal = check_columns(op, "query/key", p.head_dim)) return refusal;
+  if (auto refusal = check_columns(op, "value", p.value_dim)) return refusal;
+  if (p.key_heads == 0 ? p.value_heads != 0 : p.value_heads % p.key_heads != 0) {
+    return refuse(Kind::kValue, op, p.value_heads, " value heads cannot share ", p.key_heads,
+                  " key heads; pass a multiple of them");
+  }
+  if (p.channel_decay && p.value_heads != p.key_heads) {
+    return refuse(Kind::kNotImplemented, op, p.value_heads, " value heads cannot share ", p.key_heads,
+                  " key heads if each channel has a decay; pass query and key for each value head");
+  }
+  if (p.value_heads > kMaxLength) {
+    return refuse(Kind::kValue, op, p.value_heads, " value heads are more than ", kMaxLength,
+                  "; split the call");
+  }
+  if (!std::isfinite(static_cast<float>(p.scale))) {
+    return refuse(Kind::kValue, op, "scale ", p.scale,
+                  " is not finite in float32; leave it out for 1 / sqrt(head_dim)");
+  }
+  return check_tokens(op, p.batch, p.length, p.sequences, p.states);
+}
+
+std::optional<Refusal> check(const GatedDeltaStepProblem& p) {
+  const char* op = name_of(p.op);
+  if (auto refusal = check(static_cast<const GatedDeltaProblem&>(p))) return refusal;
+  if (p.length > kMaxStepLength) {
+    return refuse(Kind::kNotImplemented, op, p.length, " tokens per sequence are more than ", kMaxStepLength,
+                  "; use fattn.causal_conv1d, fattn.gated_delta_rule and fattn.rms_norm");
+  }
+  return check_taps(op, p.taps);
+}
+
+std::optional<Refusal> check(const CausalConv1dProblem& p) {
+  const char* op = name_of(Op::kCausalConv1d);
+  if (auto refusal = check_taps(op, p.taps)) return refusal;
+  if (p.channels > kMaxLength) {
+    return refuse(Kind::kValue, op, p.channels, " channels are more than ", kMaxLength, "; split the call");
+  }
+  return check_tokens(op, p.batch, p.length, p.sequences, p.states);
+}
+
+Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
+  Plan plan;
+  plan.tuning.source = "chunks of 8 tokens, 8 columns of a state per simdgroup";
+  const int64_t tokens = p.batch * p.length;
+  if (p.sequences * p.value_heads == 0 || (tokens == 0 && !(p.writes_state && p.has_initial))) return plan;
+
+  GatedDeltaParams params = p.params;
+  // Packed sequences begin at chunk start / 8 + number: at most one chunk is unused for each.
+  const int64_t chunks =
+      p.packed ? p.length / kDeltaChunk + p.sequences : p.batch * ceil_div(p.length, kDeltaChunk);
+  params.length = int32_t(p.length);
+  params.sequences = int32_t(p.sequences);
+  params.states = int32_t(p.states);
+  params.key_heads = int32_t(p.key_heads);
+  params.group_size = int32_t(p.value_heads / p.key_heads);
+  params.scale = float(p.scale);
+  params.chunks = int32_t(chunks);
+  plan.scratch_chunk_floats = chunks * p.value_heads * kDeltaChunkFloats;
+
+  const auto bind = [&](Pass& pass) {
+    pass.bind(kSlotQuery);
+    pass.bind(kSlotKey);
+    pass.bind(kSlotDecay, Slot(kBufferDecay));
+    if (p.raw_gates) pass.bind(kSlotALog, Slot(kBufferALog));
+    if (p.raw_gates) pass.bind(kSlotDtBias, Slot(kBufferDtBias));
+    if (p.packed) pass.bind(kSlotSeqlens, Slot(kBufferSeqlens));
+    pass.bind(kSlotChunks, Slot(kBufferChunks));
+    pass.set_params(params);
+  };
+  if (tokens > 0) {
+    Pass& pass = add_delta_pass(plan, delta_spec(Kernel::kGatedDeltaPrepare, p, kPrepareSimdgroups));
+    pass.grid = {uint32_t(ceil_div(chunks, kPrepareSimdgroups)), uint32_t(p.key_heads), 1};
+    bind(pass);
+    pass.bind(kSlotBeta, Slot(kBufferBeta));
+    limit_products(pass, device, double(kPrepareSimdgroups * kDeltaChunk * kDeltaChunk * p.head_dim));
+  }
+  const int64_t tiles = p.value_dim / kFragment;
+  int64_t simdgroups = kScanSimdgroups;
+  while (tiles % simdgroups != 0) --simdgroups;
+  Pass& pass = add_delta_pass(plan, delta_spec(Kernel::kGatedDeltaScan, p, simdgroups));
+  pass.grid = {uint32_t(tiles / simdgroups), uint32_t(p.value_heads), uint32_t(p.sequences)};
+  // Staged in a chunk: keys and queries with their decays, and the decay of the chunk.
+  if (p.channel_decay) {
+    pass.threadgroup_bytes = uint32_t((3 * kDeltaChunk + 1) * p.head_dim * int64_t{sizeof(float)});
+  }
+  bind(pass);
+  pass.bind(kSlotValue);
+  pass.bind(kSlotOut);
+  if (p.has_state) pass.bind(kSlotState, Slot(kBufferState));
+  if (p.has_initial) pass.bind(kSlotHasInitial, Slot(kBufferHasInitial));
+  if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
+  limit_products(pass, device, double(simdgroups * kFragment * p.length * 3 * p.head_dim));
+  return plan;
+}
+
+Plan plan_causal_conv1d(const CausalConv1dProblem& p) {
+  Plan plan;
+  plan.tuning.source = "one channel per thread";
+  if (p.sequences * p.channels == 0 || (p.batch * p.length == 0 && !(p.has_state && p.has_initial)))
+    return plan;
+  KernelSpec spec;
+  spec.kernel = Kernel::kCausalConv1d;
+  spec.dtype = p.dtype;
+  spec.weight_dtype = p.weight_dtype;
+  spec.taps = uint16_t(p.taps);
+  spec.gate = p.silu ? kGateSilu : kGateNone;
+  spec.simdgroups = uint16_t(std::min<int64_t>(ceil_div(p.channels, kSimdWidth), kConvSimdgroups));
+  spec.biased = p.biased;
+  spec.packed = p.packed;
+  spec.has_state = p.has_state;
+  spec.has_initial = p.has_initial;
+  spec.slots = p.has_slots;
+  Pass& pass = add_delta_pass(plan, spec);
+  const int64_t blocks = p.packed ? p.length / kConvTokens + p.sequences  // as with chunks
+                                  : std::max<int64_t>(ceil_div(p.length, kConvTokens), 1);
+  pass.grid = {uint32_t(ceil_div(p.channels, spec.simdgroups * kSimdWidth)), uint32_t(blocks),
+               uint32_t(p.packed ? 1 : p.sequences)};
+  pass.bind(kSlotRows, Slot(kBufferRows));
+  pass.bind(kSlotWeight, Slot(kBufferWeight));
+  if (p.biased) pass.bind(kSlotBias, Slot(kBufferConvBias));
+  pass.bind(kSlotOut);
+  if (p.has_state) pass.bind(kSlotState, Slot(kBufferState));
+  if (p.has_initial) pass.bind(kSlotHasInitial, Slot(kBufferHasInitial));
+  if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
+  if (p.packed) pass.bind(kSlotSeqlens, Slot(kBufferSeqlens));
+  CausalConv1dParams params = p.params;
+  params.length = int32_t(p.length);
+  params.sequences = int32_t(p.sequences);
+  params.states = int32_t(p.states);
+  params.channels = int32_t(p.channels);
+  pass.set_params(params);
+  limit_groups(pass, double(int64_t(1) << 28) / double(spec.simdgroups * kSimdWidth * kConvTokens));
+  return plan;
+}
+
+}  // namespace fattn

@@ -1,0 +1,182 @@
+"""Linear attention in float64: `gated_delta_rule`, `gated_delta_step` and `causal_conv1d`, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..runtime.signatures import check_writable, public
+
+__all__ = ["causal_conv1d", "gated_delta_rule", "gated_delta_step"]
+
+
+class _Span(NamedTuple):
+    """The tokens of a sequence, and its state; -1: the sequence is skipped."""
+
+    batch: int
+    tokens: slice
+    number: int
+    state: int
+
+
+@public("torch_fattn.reference.gated_delta_rule", refused_by="gated_delta_rule")
+def gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    slots: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    writes_state: bool = True,
+) -> Tensor:
+    """The result. `state` may be float64, and is written in its dtype."""
+    if state is not None and writes_state:
+        check_writable("torch_fattn.reference.gated_delta_rule", state=state)
+    q, k, v, g, beta = map(_exact, (query, key, value, g, beta))
+    heads = v.shape[2] * (v.shape[3] if v.dim() == 5 else 1)
+    tokens = v.shape[:2]
+    g = g.reshape(*tokens, heads, q.shape[-1] if g.dim() == v.dim() else 1)
+    v, beta = v.reshape(*tokens, heads, v.shape[-1]), beta.reshape(*tokens, heads, 1)
+    if A_log is not None and dt_bias is not None:
+        bias = _exact(dt_bias).reshape(heads, g.shape[-1])
+        g = -_exact(A_log).exp()[:, None] * F.softplus(g + bias, threshold=1e9)
+        beta = beta.sigmoid()
+    if use_qk_l2norm_in_kernel:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    q, k = (x.repeat_interleave(heads // max(x.shape[2], 1), 2) for x in (q, k))
+
+    out = torch.zeros_like(v)
+    for span in _spans(query, cu_seqlens, slots):
+        if span.state < 0:
+            continue
+        s = v.new_zeros(heads, q.shape[-1], v.shape[-1])
+        if state is not None and (has_initial_state is None or has_initial_state[span.number]):
+            s = _exact(state[span.state])
+        rows = (x[span.batch, span.tokens] for x in (q, k, v, g, beta, out))
+        for q_, k_, v_, g_, beta_, out_ in zip(*rows, strict=True):
+            s = s * g_.exp()[..., None]
+            delta = beta_ * (v_ - (k_[..., None] * s).sum(-2))
+            s = s + k_[..., None] * delta[:, None]
+            out_.copy_((q_[..., None] * s).sum(-2))
+        if state is not None and writes_state:
+            state[span.state] = s.to(state)
+    return out
+
+
+@public("torch_fattn.reference.causal_conv1d", refused_by="causal_conv1d")
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    has_initial_state: Tensor | None = None,
+    slots: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """The result. Writes the state."""
+    if state is not None:
+        check_writable("torch_fattn.reference.causal_conv1d", state=state)
+    taps = weight.shape[1]
+    out = torch.zeros(x.shape, dtype=torch.float64, device="cpu")
+    for span in _spans(x, cu_seqlens, slots):
+        if span.state < 0:
+            continue
+        before = out.new_zeros(x.shape[2], taps - 1 if state is None else state.shape[2])
+        if state is not None and (has_initial_state is None or has_initial_state[span.number]):
+            before = _exact(state[span.state])
+        rows = _exact(x[span.batch, span.tokens]).T
+        whole = torch.cat((before, rows), 1)
+        sums = torch.zeros_like(rows) if bias is None else _exact(bias)[:, None].expand_as(rows)
+        for tap in range(taps):
+            first = before.shape[1] + 1 - taps + tap
+            sums = sums + _exact(weight)[:, tap, None] * whole[:, first : first + rows.shape[1]]
+        out[span.batch, span.tokens] = (F.silu(sums) if activation == "silu" else sums).T
+        if state is not None:
+            state[span.state] = whole[:, whole.shape[1] - before.shape[1] :].to(state)
+    return out
+
+
+@public("torch_fattn.reference.gated_delta_step", refused_by="gated_delta_step")
+def gated_delta_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    z: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    norm_weight: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    *,
+    slots: Tensor | None = None,
+    counts: Tensor | None = None,
+    gate: str = "silu",
+    eps: float = 1e-6,
+    scale: float | None = None,
+    writes_state: bool = True,
+) -> Tensor:
+    """The result. Nothing is rounded between the parts of the step."""
+    check_writable("torch_fattn.reference.gated_delta_step", conv_state=conv_state, state=state)
+    batch, length, key_heads, dim = query.shape
+    keys = key_heads * dim
+    x = torch.cat([_exact(each).flatten(2) for each in (query, key, value)], -1)
+    out = torch.zeros(batch, length, *state.shape[1::2], dtype=torch.float64, device="cpu")
+    for n in range(batch):
+        at = n if slots is None else int(slots[n])
+        count = length if counts is None else int(counts[n])
+        if at < 0:
+            continue
+        part, states = (slice(n, n + 1), slice(count)), (conv_state[at][None], state[at][None])
+        if not writes_state:
+            states = states[0].clone(), states[1].clone()
+        mixed = causal_conv1d(x[part], conv_weight, conv_bias, states[0], activation="silu")
+        q, k, v = mixed.split((keys, keys, mixed.shape[-1] - 2 * keys), -1)
+        q, k = (each.unflatten(-1, (key_heads, dim)) for each in (q, k))
+        columns = (dim,) if a.dim() == value.dim() else ()
+        result = gated_delta_rule(
+            q,
+            k,
+            v.unflatten(-1, out.shape[2:]),
+            a[part].reshape(1, count, out.shape[2], *columns),
+            b[part].reshape(1, count, out.shape[2]),
+            states[1],
+            A_log=A_log,
+            dt_bias=dt_bias,
+            scale=scale,
+            use_qk_l2norm_in_kernel=True,
+        )
+        normed = result * torch.rsqrt(result.square().mean(-1, keepdim=True) + eps) * _exact(norm_weight)
+        of_gate = _exact(z)[part].reshape(normed.shape)
+        out[part] = normed * of_gate.sigmoid() * (of_gate if gate == "silu" else 1)
+    return out
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().double()
+
+
+def _spans(first: Tensor, cu_seqlens: Tensor | None, slots: Tensor | None) -> Iterator[_Span]:
+    """`first` is `[batch, length, ..]`."""
+    ends = None if cu_seqlens is None else cu_seqlens.tolist()
+    for n in range(first.shape[0] if ends is None else len(ends) - 1):
+        tokens = slice(0, first.shape[1]) if ends is None else slice(ends[n], ends[n + 1])
+        yield _Span(n if ends is None else 0, tokens, n, n if slots is None else int(slots[n]))
