@@ -139,6 +139,7 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
 }
 
 void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (c10::InferenceMode::is_enabled()) return;
   for_each_written(op, stack, [&](const std::string& name, const Tensor& written) {
     TORCH_CHECK(!written.is_inference(), public_name(op), ": ", name,
                 " is an inference tensor, which can be written in inference mode only; call under "
@@ -154,8 +155,8 @@ void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet k
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Bumps the versions of the written tensors, so that a backward that saved one raises. Runs only outside
-// inference mode, where tensors have versions.
+// Bumps the versions of the written tensors, so that a backward that saved one raises. Inference tensors have
+// none; in inference mode, this runs if another tensor is not one.
 void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   refuse_inference_tensors(op, *stack);
   std::vector<Tensor> written;

@@ -22,6 +22,7 @@ from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
 from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
+from torch_fattn.linear_attention import StateCache
 from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS, ROTARY
 
 Arguments = dict[str, Any]
@@ -34,7 +35,6 @@ INNER = tuple(
         "tuning",
     )
 )
-CACHES = {"PagedKVCache", "StaticKVCache"}
 # Classes that only the library instantiates.
 MADE_BY_THE_LIBRARY = {
     "CacheStats",
@@ -43,6 +43,7 @@ MADE_BY_THE_LIBRARY = {
     "Explanation",
     "Fallback",
     "Report",
+    "StateStep",
     "Warmup",
 }
 
@@ -248,6 +249,8 @@ def one_rank(thing: _Thing) -> _Thing:
 
 
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
+_STATE_SIZES: dict[str, Any] = {"num_layers": 1, "num_slots": 3, "num_key_heads": 1, "num_value_heads": 2}
+_STATE_SIZES |= {"key_dim": 16, "value_dim": 8, "dtype": torch.float32, "device": "cpu"}
 # A valid call of each on the CPU; for a method also the object, under "self".
 VALID: dict[str, Callable[[], Arguments]] = {
     **{
@@ -296,6 +299,15 @@ VALID: dict[str, Callable[[], Arguments]] = {
             "shards": [Shards.sizes([3]), Shards.sizes([1])],
         }
     ),
+    "torch_fattn.linear_attention.causal_conv1d": lambda: {
+        **{"x": heads(2, 3, 5), "weight": heads(5, 4), "initial_state": heads(2, 5, 3)},
+        "output_final_state": True,
+    },
+    "torch_fattn.linear_attention.gated_delta_rule": lambda: {
+        **{name: rows[None] for name, rows in _linear(3).items() if name in ("query", "key", "value")},
+        **{"g": -heads(1, 3, 2).abs(), "beta": heads(1, 3, 2), "initial_state": heads(1, 2, 16, 8)},
+        "output_final_state": True,
+    },
     "torch_fattn.distributed.explain": lambda: {
         "op": "prefill",
         **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
@@ -340,6 +352,15 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "StaticKVCache.reset": lambda: {"self": _static()[0]},
     "StaticKVCache.truncate": lambda: {"self": _static()[0], "sequence": 0, "length": 1},
     "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
+    "StateCache": lambda: dict(_STATE_SIZES),
+    "StateCache.allocate": lambda: {"self": _states(), "sequence": 7},
+    "StateCache.extend": lambda: {"self": _states(), "sequences": [1, 0], "tokens": [1, 1]},
+    "StateCache.fork": lambda: {"self": _states(), "sequence": 1, "target": 7},
+    "StateCache.free": lambda: {"self": _states(), "sequence": 0},
+    "StateCache.length": lambda: {"self": _states(), "sequence": 0},
+    "StateCache.reset": lambda: {"self": _states(), "sequence": 0},
+    "StateCache.run": lambda: _run_states(_states()),
+    "StateCache.truncate": lambda: {"self": _states(), "sequence": 0, "length": 0},
     "CompiledKernel.is_launched_by": lambda: {"self": _kernel(), "launch": {"kernel": "fattn_merge"}},
     "torch_fattn.flash_attn.flash_attn_func": _flash,
     "torch_fattn.flash_attn.flash_attn_kvpacked_func": lambda: {
@@ -403,6 +424,25 @@ def _decode(cache: Any, step: Any) -> Arguments:
 
 def _accept(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
+
+
+def _states() -> StateCache:
+    states = StateCache(**_STATE_SIZES)
+    for _ in range(2):
+        states.allocate()
+    return states
+
+
+def _linear(tokens: int) -> Arguments:
+    """Projections of a linear layer."""
+    shapes = {"query": (1, 16), "key": (1, 16), "value": (2, 8), "z": (2, 8), "a": (2,), "b": (2,)}
+    return {name: heads(tokens, *shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+
+
+def _run_states(states: StateCache) -> Arguments:
+    weights = {"A_log": heads(2), "dt_bias": heads(2), "conv_weight": heads(48, 4), "norm_weight": heads(8)}
+    step = {"self": states, "layer": 0, "step": states.extend([1, 0], 2)}
+    return step | _linear(4) | weights | {"conv_bias": heads(48)}
 
 
 def _saved() -> str:

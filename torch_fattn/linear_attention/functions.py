@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -49,9 +47,9 @@ def gated_delta_rule(
     """
     state, has_state = initial_state, None
     if output_final_state:
-        sequences = query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        size = (sequences, math.prod(value.shape[2:-1]), query.shape[-1], value.shape[-1])
-        state, has_state = _written(state, query, size, torch.float32)
+        size = (value.shape[2:-1].numel(), *query.shape[-1:], *value.shape[-1:])
+        of = _sequences("gated_delta_rule", query, cu_seqlens, initial_state)
+        state, has_state = _written(initial_state, query.new_empty((of, *size), dtype=torch.float32))
     out = delta.gated_delta_rule(
         *(query, key, value, g, beta, state),
         A_log=A_log,
@@ -91,10 +89,10 @@ def causal_conv1d(
 
     Errors are those of `torch_fattn.causal_conv1d`.
     """
+    of = _sequences("causal_conv1d", x, cu_seqlens, initial_state)
     state, has_state = initial_state, None
     if output_final_state or state is not None:
-        sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state, has_state = _written(state, x, (sequences, x.shape[-1], weight.shape[-1]), x.dtype)
+        state, has_state = _written(state, x.new_empty(of, *x.shape[-1:], *weight.shape[-1:]))
     out = delta.causal_conv1d(
         *(x, weight, bias, state),
         has_initial_state=has_state,
@@ -104,10 +102,19 @@ def causal_conv1d(
     return out, state if output_final_state else None
 
 
-def _written(
-    initial: Tensor | None, like: Tensor, size: tuple[int, ...], dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
+def _sequences(name: str, first: Tensor, cu_seqlens: Tensor | None, initial: Tensor | None) -> int:
+    count = first.shape[:1].numel() if cu_seqlens is None else max(cu_seqlens.numel() - 1, 0)
+    if initial is not None and initial.shape[:1] != (count,):
+        what = ("query" if name == "gated_delta_rule" else "x") if cu_seqlens is None else "cu_seqlens"
+        raise ValueError(
+            f"torch_fattn.linear_attention.{name}: initial_state has shape {list(initial.shape)} and {what} "
+            f"{count} sequences; pass one for each"
+        )
+    return count
+
+
+def _written(initial: Tensor | None, memory: Tensor) -> tuple[Tensor, Tensor | None]:
     """A state for an operator to write, and `has_initial_state`."""
     if initial is not None:
         return initial.clone(memory_format=torch.contiguous_format), None
-    return like.new_empty(size, dtype=dtype), like.new_zeros(size[0], dtype=torch.bool)
+    return memory, memory.new_zeros(memory.shape[0], dtype=torch.bool)

@@ -19,7 +19,9 @@ from ..operators.rms_norm import rms_norm
 from ..runtime.signatures import public, shown
 
 MOST_FEW = 16  # tokens of each sequence in a `gated_delta_step`
-_NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operators' errors
+_NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operator's errors
+_SIZES = {"query/key head_dim": "key_dim", "value head_dim": "value_dim"}
+_MOST = 2**31 - 1  # tokens of a step, whose starts are int32
 _OF_TOKENS = ("query", "key", "value", "z", "a", "b")
 _Call = tuple[tuple[Tensor | None, ...], dict[str, Any]]
 
@@ -29,12 +31,12 @@ def is_few(counts: Sequence[int]) -> bool:
     return len({*counts}) <= 1 and max(counts, default=0) <= MOST_FEW
 
 
-@dataclass(eq=False)
 class _Sequence:
-    slot: int
-    length: int = 0
-    begin: int = 0  # its tokens before its last step
-    step: StateStep | None = None  # the last one
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.length = 0
+        self.begin = 0  # its tokens before its last step
+        self.step: StateStep | None = None  # the last one
 
     @property
     def least(self) -> int:
@@ -84,7 +86,7 @@ class StateCache:
     them. The class is not thread-safe.
     """
 
-    @public("StateCache")
+    @public("StateCache", names=_SIZES)
     def __init__(
         self,
         num_layers: int,
@@ -113,6 +115,7 @@ class StateCache:
         sizes = ((channels, conv_width - 1), (num_value_heads, key_dim, value_dim))
         for size in sizes:
             check_bytes(name, 4, num_slots, num_layers, *size)
+        _check_heads(num_key_heads, num_value_heads, key_dim, value_dim, conv_width)
         # The states of a slot are contiguous: one launch clears or copies those of all layers.
         with torch.inference_mode(False):  # they outlive inference mode
             self._memory = tuple(
@@ -224,6 +227,8 @@ class StateCache:
                 f"{name}: {min(counts)} to {max(counts)} drafts of a sequence do not fit a gated_delta_step; "
                 f"add the same number of each, up to {MOST_FEW}"
             )
+        if sum(counts) > _MOST:
+            raise ValueError(f"{name}: {sum(counts)} new tokens are above 2^31 - 1; add fewer in a step")
         self._settle("extend", numbers, owners)
         last = self._last
         if last is not None and (last._owners, last.counts) == (owners, counts):
@@ -294,8 +299,12 @@ class StateCache:
         return delta.gated_delta_step(*operands, slots=step.slots, **options).flatten(0, 1)
 
     def _run_many(self, layer: int, step: StateStep, *operands: Any, **options: Any) -> Tensor:
-        *mixed, z, a, b, a_log, dt_bias, conv_weight, conv_bias, norm_weight = operands
         conv_state, state = self._of(layer)
+        # The operator has the errors for operands: a call without tokens.
+        nothing = (each[None, :0] for each in operands[: len(_OF_TOKENS)])
+        weights = *operands[len(_OF_TOKENS) :], conv_state, state
+        delta.gated_delta_step(*nothing, *weights, slots=step.slots[:1], **options)
+        *mixed, z, a, b, a_log, dt_bias, conv_weight, conv_bias, norm_weight = operands
         of: dict[str, Any] = {"slots": step.slots, "cu_seqlens": step.cu_seqlens}
         x = torch.cat([each.flatten(1) for each in mixed], 1)[None]
         x = delta.causal_conv1d(x, conv_weight, conv_bias, conv_state, activation="silu", **of)[0]
@@ -334,8 +343,8 @@ class StateCache:
             )
         if not self._free:
             raise CacheFullError(
-                f"StateCache.{method}: all {len(self._memory[0])} slots are in use; free() a sequence, or "
-                "make the cache with a larger num_slots"
+                f"StateCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
+                "cache; free() one, or make it with a larger num_slots"
             )
         own = _Sequence(self._free[-1])
         self._clear(own)
@@ -385,3 +394,20 @@ class StateCache:
             )
         if layer in step._ran:
             raise ValueError(f"StateCache.run: layer {layer} has run this step; extend() for the next tokens")
+
+
+def _check_heads(key_heads: int, heads: int, key_dim: int, value_dim: int, conv_width: int) -> None:
+    """`gated_delta_step` has the errors for sizes of heads."""
+
+    def operand(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device="meta")
+
+    key, value, gate = (
+        operand(0, 1, key_heads, key_dim),
+        operand(0, 1, heads, value_dim),
+        operand(0, 1, heads),
+    )
+    channels = 2 * key_heads * key_dim + heads * value_dim
+    weights = operand(heads), operand(heads), operand(channels, conv_width), None, operand(value_dim)
+    states = operand(0, channels, conv_width - 1), operand(0, heads, key_dim, value_dim)
+    delta.gated_delta_step(key, key, value, value, gate, gate, *weights, *states)
