@@ -21,6 +21,7 @@ from ..runtime.signatures import public, shown
 MOST_FEW = 16  # tokens of each sequence in a `gated_delta_step`
 _NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operator's errors
 _SIZES = {"query/key head_dim": "key_dim", "value head_dim": "value_dim"}
+_SIZES |= {"key heads": "num_key_heads", "value heads": "num_value_heads"}
 _MOST = 2**31 - 1  # tokens of a step, whose starts are int32
 _OF_TOKENS = ("query", "key", "value", "z", "a", "b")
 _Call = tuple[tuple[Tensor | None, ...], dict[str, Any]]
