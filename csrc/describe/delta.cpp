@@ -20,6 +20,14 @@ void check_shape(const char* op, const char* name, const Tensor& tensor, at::Int
                     shape, "; ", advice);
 }
 
+// From token to token. 32 bits hold the offset of a row of a chunk.
+constexpr int64_t kMaxTokenStride = int64_t(1) << 27;
+
+// Columns side by side, and tokens not too far apart.
+Tensor with_close_tokens(const Tensor& rows) {
+  return rows.stride(1) > kMaxTokenStride ? rows.contiguous() : with_contiguous_rows(rows);
+}
+
 // A copy if it may share memory with a written state.
 Tensor apart(const Tensor& operand, const Tensor& state) {
   return state.defined() && may_share(operand, state) ? operand.clone() : operand;
@@ -176,7 +184,7 @@ void check_matrices(const GatedDeltaProblem& problem, const Tensor& state) {
 void add_layout(DeltaOperands& call, GatedDeltaProblem& problem, bool split, const Tensor& other_state = {}) {
   const auto readable = [&](Tensor& operand, bool has_columns) {
     operand = apart(apart(operand, call.state), other_state);
-    if (has_columns) operand = with_contiguous_rows(operand);
+    if (has_columns) operand = with_close_tokens(operand);
   };
   readable(call.query, true);
   readable(call.key, true);
@@ -297,7 +305,7 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
     call.counts = vector("counts", *counts, "pass the number of tokens of each sequence");
 
   const auto readable = [&](const Tensor& operand) { return apart(apart(operand, state), conv_state); };
-  call.gate = with_contiguous_rows(readable(gate));
+  call.gate = with_close_tokens(readable(gate));
   call.conv_weight = readable(weight).contiguous();
   if (bias.has_value()) call.conv_bias = readable(*bias).contiguous();
   call.norm_weight = readable(norm).contiguous();

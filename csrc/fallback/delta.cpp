@@ -44,12 +44,16 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
         at::searchsorted(cu, token, /*out_int32=*/false, /*right=*/true).sub(1).clamp(0, p.sequences - 1);
   } else {
     tokens.start = at::arange(p.batch, options).mul(p.length);
-    tokens.count = counts.defined() ? counts.to(at::kLong) : at::full({p.batch}, p.length, options);
+    tokens.count =
+        counts.defined() ? counts.to(at::kLong).clamp(0, p.length) : at::full({p.batch}, p.length, options);
     tokens.sequence = token.floor_divide(std::max<int64_t>(p.length, 1));
   }
   tokens.position = token.sub(tokens.start.index_select(0, tokens.sequence));
   tokens.kept = tokens.position.lt(tokens.count.index_select(0, tokens.sequence));
-  if (slots.defined()) tokens.kept = tokens.kept.logical_and(slots.ge(0).index_select(0, tokens.sequence));
+  if (slots.defined()) {
+    const Tensor has_state = slots.ge(0).logical_and(slots.lt(p.states));
+    tokens.kept = tokens.kept.logical_and(has_state.index_select(0, tokens.sequence));
+  }
   return tokens;
 }
 
@@ -62,7 +66,8 @@ Tensor rows_like(const Tensor& mask, const Tensor& tensor) {
 
 // The state of each sequence before its first token.
 Tensor initial_states(const Tensor& state, const Tensor& slots, const Tensor& has_initial) {
-  Tensor before = slots.defined() ? state.index_select(0, slots.to(at::kLong).clamp(0)) : state.clone();
+  Tensor before = slots.defined() ? state.index_select(0, slots.to(at::kLong).clamp(0, state.size(0) - 1))
+                                  : state.clone();
   if (has_initial.defined()) before = at::where(rows_like(has_initial, before), before, 0.0);
   return before;
 }
@@ -195,7 +200,7 @@ Tensor run_in_torch(const GatedDeltaCall& call) {
 Tensor run_in_torch(const GatedDeltaStepCall& call) {
   const GatedDeltaStepProblem& p = call.problem;
   const Tensor out = at::zeros({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
-  if (out.numel() == 0) return out;
+  if (out.numel() == 0 || p.states == 0) return out;
   const Tokens tokens = tokens_of(p, call.query, {}, call.counts, call.slots);
   const auto channels = [&](const Tensor& tensor) { return tensor.flatten(2).flatten(0, 1); };
   const Tensor x = at::cat({channels(call.query), channels(call.key), channels(call.value)}, -1);

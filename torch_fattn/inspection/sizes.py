@@ -52,8 +52,8 @@ def call_of_sizes(
 ) -> dict[str, Any]:
     """A call by argument name, with operands on "meta". Defaults: kv_heads equals heads, value_dim equals
     head_dim, and q_len is 1 (prefills and maps, and linear attention but its step: kv_len). `mask` is the
-    dtype of an attn_mask for all heads. A backward has the `out` that `attention` keeps for it. With a prefix,
-    `kv_len` counts the keys of the suffix. In linear attention kv_heads are those of the keys."""
+    dtype of an attn_mask for all heads. A backward has the `out` that `attention` keeps for it. With a
+    prefix, `kv_len` counts the keys of the suffix. In linear attention kv_heads are those of the keys."""
     signature, alike = signature_of(op), ALIKE.get(op, op).removesuffix("_backward")
     q_len = q_len or (kv_len if alike.endswith(("prefill", "map", "rule", "conv1d")) else 1)
     kv_heads, value_dim = kv_heads or heads, value_dim or head_dim

@@ -13,28 +13,23 @@ FATTN_CONSTEXPR int kRuns = kHeadDim / kFragment;  // fragments of a state's col
 // Fragments that are read at a time.
 FATTN_CONSTEXPR int kRun = kRuns % 4 == 0 ? 4 : kRuns % 2 == 0 ? 2 : 1;
 
-// What a threadgroup reads; all of one sequence and key head.
-struct DeltaInputs {
+// What a threadgroup reads of a chunk, from its first token on. Rows beyond the end repeat the last token:
+// their columns of scores and their rows of delta are 0.
+struct ChunkInputs {
   const device Element* query;
   const device Element* key;
-  const device Decay* decay;  // with a_log and dt_bias only if each channel has a decay
-  const device float* a_log;
-  const device float* dt_bias;
-  Sequence sequence;
-  int head;
+  const device Decay* decay;    // used only if each channel has one
+  const device float* a_log;    // of the head
+  const device float* dt_bias;  // of its channels
+  const device float* chunk;    // of the first pass
+  int last;                     // row
 
-  long offset(constant TokenStrides& strides, int token) const thread {
-    return token_offset(strides, sequence, token, head, 0);
+  int query_at(int row, constant GatedDeltaParams& params) const thread {
+    return min(row, last) * int(params.query.token);
   }
-};
-
-// The tokens of a chunk. Rows beyond the end repeat the last token: their columns of scores and their rows of
-// delta are 0.
-struct ChunkTokens {
-  int first;
-  int count;
-
-  int at(int row) const thread { return first + min(row, count - 1); }
+  int key_at(int row, constant GatedDeltaParams& params) const thread {
+    return min(row, last) * int(params.key.token);
+  }
 };
 
 // A lane's elements of kRun fragments.
@@ -62,33 +57,36 @@ inline void read_run(const device Element* from, thread float (&run)[kRun]) {
 // sum over the channels in any order: column c of fragment f is channel c kRuns + f, and a lane reads runs of
 // channels, also of transposed keys.
 struct KeyRows {
-  const device Element* query;       // of the lane's row and first column
-  const device Element* key;         // likewise
-  const device Element* updates[2];  // keys of the tokens of its columns, from the channel of its row on
+  const device Element* query;
+  const device Element* key;
+  int query_offset;  // of the lane's row and first column
+  int key_offset;    // likewise
+  int2 update;       // of the tokens of its columns, and the channel of its row
   float decay;
 
   static int state_row(int f, LanePosition at) { return at.row * kRuns + f; }
 
-  void begin(thread const DeltaInputs& inputs, constant GatedDeltaParams& params, ChunkTokens tokens,
-             const device float* chunk, threadgroup float*, LanePosition at, ushort) thread {
+  void begin(thread const ChunkInputs& inputs, constant GatedDeltaParams& params, threadgroup float*,
+             LanePosition at, ushort) thread {
     const int column = 2 * at.pair;
-    query = inputs.query + inputs.offset(params.query, tokens.at(at.row)) + column * kRuns;
-    key = inputs.key + inputs.offset(params.key, tokens.at(at.row)) + column * kRuns;
-    updates[0] = inputs.key + inputs.offset(params.key, tokens.at(column)) + at.row * kRuns;
-    updates[1] = inputs.key + inputs.offset(params.key, tokens.at(column + 1)) + at.row * kRuns;
-    decay = chunk[kDecayAt];
+    query = inputs.query;
+    key = inputs.key;
+    query_offset = inputs.query_at(at.row, params) + column * kRuns;
+    key_offset = inputs.key_at(at.row, params) + column * kRuns;
+    update = int2(inputs.key_at(column, params), inputs.key_at(column + 1, params)) + at.row * kRuns;
+    decay = inputs.chunk[kDecayAt];
   }
   // Keys and queries [tokens, channels], from fragment f on.
   void read(int f, thread RunPair& of_key, thread RunPair& of_query) const thread {
-    read_run(key + f, of_key.first);
-    read_run(key + kRuns + f, of_key.second);
-    read_run(query + f, of_query.first);
-    read_run(query + kRuns + f, of_query.second);
+    read_run(key + (key_offset + f), of_key.first);
+    read_run(key + (key_offset + kRuns + f), of_key.second);
+    read_run(query + (query_offset + f), of_query.first);
+    read_run(query + (query_offset + kRuns + f), of_query.second);
   }
   // Keys [channels, tokens], and the decays of the state's rows.
   void read_update(int f, thread RunPair& of_key, thread float (&decays)[kRun]) const thread {
-    read_run(updates[0] + f, of_key.first);
-    read_run(updates[1] + f, of_key.second);
+    read_run(key + (update.x + f), of_key.first);
+    read_run(key + (update.y + f), of_key.second);
     FATTN_UNROLL
     for (int u = 0; u < kRun; u++) {
       decays[u] = decay;
@@ -109,12 +107,11 @@ struct StagedKeys {
 
   static int state_row(int f, LanePosition at) { return f * kFragment + at.row; }
 
-  void begin(thread const DeltaInputs& inputs, constant GatedDeltaParams& params, ChunkTokens tokens,
-             const device float* chunk, threadgroup float* staged, LanePosition at, ushort thread_index)
-      thread {
+  void begin(thread const ChunkInputs& inputs, constant GatedDeltaParams& params, threadgroup float* staged,
+             LanePosition at, ushort thread_index) thread {
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the last chunk has been read
     for (int channel = thread_index; channel < kHeadDim; channel += kThreads) {
-      stage(inputs, params, tokens, chunk, staged, channel);
+      stage(inputs, params, staged, channel);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     fragments = staged + at.row * kFragment + 2 * at.pair;
@@ -143,31 +140,28 @@ struct StagedKeys {
   }
 
   // Column c of fragment f is channel 8 f + c.
-  static void stage(thread const DeltaInputs& inputs, constant GatedDeltaParams& params, ChunkTokens tokens,
-                    const device float* chunk, threadgroup float* staged, int channel) {
+  static void stage(thread const ChunkInputs& inputs, constant GatedDeltaParams& params,
+                    threadgroup float* staged, int channel) {
     float keys[kDeltaChunk], decay[kDeltaChunk];
     const int of_fragment = channel / kFragment * 64, column = channel % kFragment;
     float from_start = 1.0f;
     FATTN_UNROLL
     for (int i = 0; i < kDeltaChunk; i++) {
-      const int token = tokens.at(i);
-      keys[i] = float(inputs.key[inputs.offset(params.key, token) + channel]);
-      const float raw = float(inputs.decay[inputs.offset(params.decay, token) + channel]);
-      decay[i] = i < tokens.count ? decay_of(raw, inputs.a_log, inputs.dt_bias, inputs.head,
-                                             inputs.head * kHeadDim + channel)
-                                  : 1.0f;
+      const float raw = float(inputs.decay[min(i, inputs.last) * int(params.decay.token) + channel]);
+      decay[i] = i <= inputs.last ? decay_of(raw, inputs.a_log, inputs.dt_bias, 0, channel) : 1.0f;
       from_start *= decay[i];
-      const float query = float(inputs.query[inputs.offset(params.query, token) + channel]);
+      keys[i] = float(inputs.key[inputs.key_at(i, params) + channel]);
+      const float query = float(inputs.query[inputs.query_at(i, params) + channel]);
       const int at = of_fragment + i * kFragment + column;
-      staged[at] = keys[i] * (from_start * chunk[kKeyAt + i]);
-      staged[kStagedQueries + at] = query * (from_start * chunk[kQueryAt + i]);
+      staged[at] = keys[i] * (from_start * inputs.chunk[kKeyAt + i]);
+      staged[kStagedQueries + at] = query * (from_start * inputs.chunk[kQueryAt + i]);
     }
     staged[kStagedDecays + channel] = from_start;
     float to_end = 1.0f;
     FATTN_UNROLL
     for (int i = kDeltaChunk - 1; i >= 0; i--) {
       staged[kStagedUpdates + of_fragment + column * kFragment + i] =
-          keys[i] * (to_end * chunk[kUpdateAt + i]);
+          keys[i] * (to_end * inputs.chunk[kUpdateAt + i]);
       to_end *= decay[i];
     }
   }

@@ -24,20 +24,9 @@ FATTN_CONSTEXPR int kLaneChannels = (kHeadDim + kSimdWidth - 1) / kSimdWidth;
 FATTN_CONSTEXPR bool kEvenLanes = kHeadDim % kSimdWidth == 0;
 
 // A number of a channel; 0 for a lane without one.
-inline float at_channel(const device Element* row, int channel) {
-  return kEvenLanes || channel < kHeadDim ? float(row[channel]) : 0.0f;
+inline float at_channel(const device Element* rows, int row_offset, int channel) {
+  return kEvenLanes || channel < kHeadDim ? float(rows[row_offset + channel]) : 0.0f;
 }
-
-// The chunk of a simdgroup. Rows beyond the end of a sequence repeat its last token, with a beta of 0.
-struct Chunk {
-  Sequence sequence;
-  int first;
-  int count;
-
-  long offset(constant TokenStrides& strides, int row, int key_head, int value_head) const thread {
-    return token_offset(strides, sequence, first + min(row, count - 1), key_head, value_head);
-  }
-};
 
 // The inverse of I + the strictly lower part of a fragment.
 inline float2 inverse_of(float2 system, LanePosition at) {
@@ -74,34 +63,35 @@ using namespace fattn;
   if (piece >= params.chunks) {
     return;
   }
-  Chunk chunk;
-  chunk.sequence = sequence_at(sequence_of(piece, kDeltaChunk, cu_seqlens, params.sequences, params.length),
-                               cu_seqlens, params.length);
-  chunk.first = (piece - first_piece(chunk.sequence, kDeltaChunk, params.length)) * kDeltaChunk;
-  if (chunk.first >= chunk.sequence.length) {
+  const Sequence of =
+      sequence_at(sequence_of(piece, kDeltaChunk, cu_seqlens, params.sequences, params.length), cu_seqlens,
+                  params.length);
+  const int first = (piece - first_piece(of, kDeltaChunk, params.length)) * kDeltaChunk;
+  if (first >= of.length) {
     return;
   }
-  chunk.count = min(kDeltaChunk, chunk.sequence.length - chunk.first);
+  // Rows beyond the end repeat the last token, with a beta of 0.
+  const int count = min(kDeltaChunk, of.length - first), last = count - 1;
   const LanePosition at = lane_position(lane);
   const int own = lane % kDeltaChunk;  // the token whose factors this lane has
-  const bool is_token = own < chunk.count;
+  const bool is_token = own < count;
+  const device Element* keys = tokens_from(key, params.key, of, first, head, 0);
+  const device Element* queries = tokens_from(query, params.query, of, first, head, 0);
+  const int key_step = params.key.token, query_step = params.query.token;
 
   float key_norm = 1.0f, query_norm = 1.0f;
-  if (fc_qk_norm) {
-    for (int i = 0; i < kDeltaChunk; i++) {
-      const device Element* key_row = key + chunk.offset(params.key, i, head, 0);
-      const device Element* query_row = query + chunk.offset(params.query, i, head, 0);
-      float2 squares = 0.0f;
-      FATTN_UNROLL
-      for (int c = 0; c < kLaneChannels; c++) {
-        const float2 x =
-            float2(at_channel(key_row, c * kSimdWidth + lane), at_channel(query_row, c * kSimdWidth + lane));
-        squares = fma(x, x, squares);
-      }
-      const float key_squares = simd_sum(squares.x), query_squares = simd_sum(squares.y);
-      key_norm = own == i ? inverse_length(key_squares) : key_norm;
-      query_norm = own == i ? inverse_length(query_squares) : query_norm;
+  for (int i = 0; fc_qk_norm && i < kDeltaChunk; i++) {
+    float2 squares = 0.0f;
+    FATTN_UNROLL
+    for (int c = 0; c < kLaneChannels; c++) {
+      const int channel = c * kSimdWidth + lane;
+      const float2 x = float2(at_channel(keys, min(i, last) * key_step, channel),
+                              at_channel(queries, min(i, last) * query_step, channel));
+      squares = fma(x, x, squares);
     }
+    const float key_squares = simd_sum(squares.x), query_squares = simd_sum(squares.y);
+    key_norm = own == i ? inverse_length(key_squares) : key_norm;
+    query_norm = own == i ? inverse_length(query_squares) : query_norm;
   }
 
   // products[8 i + j] is k_i . k_j below the diagonal, and q_j . k_i on it and above.
@@ -110,27 +100,29 @@ using namespace fattn;
   for (int i = 0; i < kDeltaChunk * kDeltaChunk; i++) {
     products[i] = 0.0f;
   }
+  const device Decay* channel_decays = tokens_from(decays, params.decay, of, first, head, 0);
+  const int decay_step = params.decay.token;
   for (int c = 0; c < kLaneChannels; c++) {
     const int channel = c * kSimdWidth + lane;
     float seen[kDeltaChunk];  // the keys, decayed up to token i
     FATTN_UNROLL
     for (int i = 0; i < kDeltaChunk; i++) {
-      const float of_key = at_channel(key + chunk.offset(params.key, i, head, 0), channel);
-      const float of_query = at_channel(query + chunk.offset(params.query, i, head, 0), channel);
+      const int row = min(i, last);
+      const float of_query = at_channel(queries, row * query_step, channel);
+      const float of_key = at_channel(keys, row * key_step, channel);
       float decay = 1.0f;
       if (kChannelDecay && (kEvenLanes || channel < kHeadDim)) {
-        const float raw = float(decays[chunk.offset(params.decay, i, head, 0) + channel]);
+        const float raw = float(channel_decays[row * decay_step + channel]);
         decay = decay_of(raw, a_log, dt_bias, head, head * kHeadDim + channel);
       }
-      seen[i] = of_key;
       FATTN_UNROLL
-      for (int j = 0; j <= i; j++) {
-        seen[j] *= j < i ? decay : 1.0f;
-        if (j < i) {
-          products[8 * i + j] = fma(of_key, seen[j], products[8 * i + j]);
-        }
+      for (int j = 0; j < i; j++) {
+        seen[j] *= decay;
+        products[8 * i + j] = fma(of_key, seen[j], products[8 * i + j]);
         products[8 * j + i] = fma(of_query, seen[j], products[8 * j + i]);
       }
+      seen[i] = of_key;
+      products[9 * i] = fma(of_query, of_key, products[9 * i]);
     }
   }
   float2 dots = sum_to_fragment(products, lane);
@@ -142,14 +134,14 @@ using namespace fattn;
   }
 
   for (int member = 0; member < params.group_size; member++) {
-    const int value_head = head * params.group_size + member;
-    const float raw = float(betas[chunk.offset(params.beta, own, head, member)]);
+    const int value_head = head * params.group_size + member, row = min(own, last);
+    const float raw = float(*tokens_from(betas, params.beta, of, first + row, head, member));
     const float beta = is_token ? beta_of(raw) : 0.0f;
 
     float from_start = 1.0f, to_end = 1.0f, whole = 1.0f;  // of the lane's token
     float2 between = 1.0f;                                 // the tokens of its two elements
     if (!kChannelDecay) {
-      const float g = float(decays[chunk.offset(params.decay, own, head, member)]);
+      const float g = float(*tokens_from(decays, params.decay, of, first + row, head, member));
       const float decay = is_token ? decay_of(g, a_log, dt_bias, value_head, value_head) : 1.0f;
       FATTN_UNROLL
       for (ushort i = 0; i < kDeltaChunk; i++) {

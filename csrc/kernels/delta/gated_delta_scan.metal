@@ -72,8 +72,19 @@ using namespace fattn;
   const int state_index = fc_slots ? slots[number] : number;
   const bool kept = !fc_slots || uint(state_index) < uint(params.states);
   const int end = kept ? sequence.length : 0;
-  const DeltaInputs inputs = {query, key, decays, a_log, dt_bias, sequence, value_head / params.group_size};
-  const int member = value_head % params.group_size;
+  const int head = value_head / params.group_size, member = value_head % params.group_size;
+  ChunkInputs inputs = {};
+  inputs.query = tokens_from(query, params.query, sequence, 0, head, 0);
+  inputs.key = tokens_from(key, params.key, sequence, 0, head, 0);
+  inputs.decay = tokens_from(decays, params.decay, sequence, 0, head, 0);
+  if (fc_raw_gates) {
+    inputs.a_log = a_log + head;
+    inputs.dt_bias = dt_bias + head * kHeadDim;
+  }
+  inputs.chunk =
+      chunks + (long(first_piece(sequence, kDeltaChunk, params.length)) * value_heads + value_head) *
+                   kDeltaChunkFloats;
+  const device Element* values = tokens_from(value, params.value, sequence, 0, head, member) + column;
 
   device float* columns = nullptr;  // of the state
   if (fc_has_state && kept) {
@@ -90,16 +101,13 @@ using namespace fattn;
     }
   }
 
-  const device float* chunk =
-      chunks + (long(first_piece(sequence, kDeltaChunk, params.length)) * value_heads + value_head) *
-                   kDeltaChunkFloats;
   device Element* target =
       out + (token_index(sequence, at.row, params.length) * value_heads + value_head) * kValueDim + column;
   const long row_step = long(value_heads) * kValueDim * kDeltaChunk;
   Operands operands;
-  for (int first = 0; first < end; first += kDeltaChunk) {
-    const ChunkTokens tokens = {first, min(kDeltaChunk, end - first)};
-    operands.begin(inputs, params, tokens, chunk, staged, at, thread_index);
+  for (int left = end; left > 0; left -= kDeltaChunk) {
+    inputs.last = min(kDeltaChunk, left) - 1;
+    operands.begin(inputs, params, staged, at, thread_index);
 
     Fragment from_keys, from_queries;
     set_elements(from_keys, 0.0f, 0.0f);
@@ -118,12 +126,13 @@ using namespace fattn;
       }
     }
 
-    const device Element* values =
-        value + token_offset(params.value, sequence, tokens.at(at.row), inputs.head, member) + column;
+    const device float* chunk = inputs.chunk;
+    const device Element* value_row = values + min(int(at.row), inputs.last) * int(params.value.token);
     const float key_factor = kChannelDecay ? 1.0f : chunk[kKeyAt + at.row];
     const float query_factor = kChannelDecay ? 1.0f : chunk[kQueryAt + at.row];
     const float update_factor = kChannelDecay ? 1.0f : chunk[kUpdateAt + at.row];
-    const float2 rest = float2(float(values[0]), float(values[1])) - key_factor * elements_of(from_keys);
+    const float2 rest =
+        float2(float(value_row[0]), float(value_row[1])) - key_factor * elements_of(from_keys);
     const float2 asked = query_factor * elements_of(from_queries);
     const device float* elements = chunk + at.row * kFragment + 2 * at.pair;
     Fragment matrix, delta, result;
@@ -133,7 +142,7 @@ using namespace fattn;
     set_elements(matrix, elements[kScoresAt], elements[kScoresAt + 1]);
     set_elements(result, asked.x, asked.y);
     simdgroup_multiply_accumulate(result, matrix, delta, result);
-    if (at.row < tokens.count) {
+    if (at.row <= inputs.last) {
       target[0] = Element(result.thread_elements()[0]);
       target[1] = Element(result.thread_elements()[1]);
     }
@@ -154,7 +163,11 @@ using namespace fattn;
         simdgroup_multiply_accumulate(state[f + u], operand, delta, state[f + u]);
       }
     }
-    chunk += long(value_heads) * kDeltaChunkFloats;
+    inputs.chunk += long(value_heads) * kDeltaChunkFloats;
+    inputs.query += kDeltaChunk * params.query.token;
+    inputs.key += kDeltaChunk * params.key.token;
+    inputs.decay += kDeltaChunk * params.decay.token;
+    values += kDeltaChunk * params.value.token;
     target += row_step;
   }
 

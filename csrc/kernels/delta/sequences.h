@@ -50,13 +50,15 @@ inline int sequence_of(int piece, int size, const device int* cu_seqlens, int se
   return from;
 }
 
-// The offset of a token in an operand: of a key head, or of a value head among those of a key head.
-inline long token_offset(constant TokenStrides& strides, Sequence of, int token, int key_head,
-                         int value_head) {
-  return of.batch * strides.batch + (of.first + token) * strides.token + key_head * strides.group +
+// An operand from a token on: of a key head, or of a value head among those of a key head. 32 bits hold the
+// offsets of the next tokens of a chunk.
+template <typename T>
+inline const device T* tokens_from(const device T* operand, constant TokenStrides& strides, Sequence of,
+                                   int token, int key_head, int value_head) {
+  return operand + of.batch * strides.batch + (of.first + token) * strides.token + key_head * strides.group +
          value_head * strides.head;
 }
-// Its index among all tokens of the call.
+// The index of a token among all of the call.
 inline long token_index(Sequence of, int token, int length) {
   return long(of.batch) * length + of.first + token;
 }
