@@ -154,10 +154,18 @@ class History:
                 assert equal(mine, exact)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.host_only
+@pytest.mark.parametrize("seed", range(16))
 def test_history(seed: int) -> None:
-    """Drafts, of which some are kept, have the bits of plain decoding; forks do not depend on each other."""
-    history = History(seed, "mps" if seed % 2 == 0 else "cpu")
+    """Drafts, of which some are kept, equal plain decoding; forks do not depend on each other."""
+    history = History(seed, "cpu")
+    history.run(40)
+    assert history.faults > 10
+
+
+@pytest.mark.parametrize("seed", range(16, 24))
+def test_history_on_mps(seed: int) -> None:
+    history = History(seed, "mps")
     history.run(40)
     assert history.faults > 10
 
