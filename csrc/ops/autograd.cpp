@@ -12,6 +12,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -139,7 +140,6 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
 }
 
 void refuse_inference_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  if (c10::InferenceMode::is_enabled()) return;
   for_each_written(op, stack, [&](const std::string& name, const Tensor& written) {
     TORCH_CHECK(!written.is_inference(), public_name(op), ": ", name,
                 " is an inference tensor, which can be written in inference mode only; call under "
@@ -156,11 +156,13 @@ void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet k
 }
 
 // Bumps the versions of the written tensors, so that a backward that saved one raises. Inference tensors have
-// none; in inference mode, this runs if another tensor is not one.
+// none. In inference mode this runs if an operand is not one, such as a weight.
 void bump_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  refuse_inference_tensors(op, *stack);
+  if (!c10::InferenceMode::is_enabled()) refuse_inference_tensors(op, *stack);
   std::vector<Tensor> written;
-  for_each_written(op, *stack, [&](const std::string&, const Tensor& tensor) { written.push_back(tensor); });
+  for_each_written(op, *stack, [&](const std::string&, const Tensor& tensor) {
+    if (!tensor.is_inference()) written.push_back(tensor);
+  });
   {
     at::AutoDispatchBelowADInplaceOrView below;
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
