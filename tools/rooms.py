@@ -27,6 +27,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "runtime",
         "operators",
         "reference caches distributed",
+        "linear_attention",
         "integrations",
         "flash_attn inspection",
         "tuning",

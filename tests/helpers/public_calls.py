@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import pkgutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,12 +16,11 @@ from torch import Tensor
 import torch_fattn
 from tests.helpers import cache_problems, rotary_problems, wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
-from torch_fattn import PagedKVCache, StaticKVCache
+from tests.helpers.public_caches import OF_CACHES, Arguments, heads, linear_rows
 from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
 from torch_fattn.operators import BACKWARDS, LINEAR, LOGITS_OPERATORS, OPERATORS, ROTARY
 
-Arguments = dict[str, Any]
 _Thing = TypeVar("_Thing")
 # Modules whose public names are those of torch_fattn.
 INNER = tuple(
@@ -34,7 +30,6 @@ INNER = tuple(
         "tuning",
     )
 )
-CACHES = {"PagedKVCache", "StaticKVCache"}
 # Classes that only the library instantiates.
 MADE_BY_THE_LIBRARY = {
     "CacheStats",
@@ -43,6 +38,7 @@ MADE_BY_THE_LIBRARY = {
     "Explanation",
     "Fallback",
     "Report",
+    "StateStep",
     "Warmup",
 }
 
@@ -132,30 +128,8 @@ def _members(module: str, name: str, thing: Any) -> Iterator[Public]:
         yield Public(full, thing, OPTIONS.get(full))
 
 
-def heads(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _int32(*numbers: Any) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
-
-
-def _paged(filled: bool = True) -> tuple[PagedKVCache, Any]:
-    cache = PagedKVCache(1, 8, 2, 16, block_size=2, max_sequences=3, dtype=torch.float32, device="cpu")
-    step = cache.extend([cache.allocate(), cache.allocate()], [3, 2])
-    if filled:
-        cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
-    return cache, step
-
-
-def _static(filled: bool = True, reset: int | None = None) -> tuple[StaticKVCache, Any]:
-    cache = StaticKVCache(1, 2, 8, 2, 16, dtype=torch.float32, device="cpu")
-    step = cache.extend(tokens=[3, 2])
-    if filled:
-        cache.append(0, step, heads(5, 2, 16), heads(5, 2, 16))
-    if reset is not None:
-        cache.reset(reset)
-    return cache, step
 
 
 def _shared() -> Arguments:
@@ -247,7 +221,6 @@ def one_rank(thing: _Thing) -> _Thing:
     return thing
 
 
-_CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
 # A valid call of each on the CPU; for a method also the object, under "self".
 VALID: dict[str, Callable[[], Arguments]] = {
     **{
@@ -303,6 +276,15 @@ VALID: dict[str, Callable[[], Arguments]] = {
             "shards": [Shards.sizes([3]), Shards.sizes([1])],
         }
     ),
+    "torch_fattn.linear_attention.causal_conv1d": lambda: {
+        **{"x": heads(2, 3, 5), "weight": heads(5, 4), "initial_state": heads(2, 5, 3)},
+        "output_final_state": True,
+    },
+    "torch_fattn.linear_attention.gated_delta_rule": lambda: {
+        **{name: rows[None] for name, rows in linear_rows(3).items() if name in ("query", "key", "value")},
+        **{"g": -heads(1, 3, 2).abs(), "beta": heads(1, 3, 2), "initial_state": heads(1, 2, 16, 8)},
+        "output_final_state": True,
+    },
     "torch_fattn.distributed.explain": lambda: {
         "op": "prefill",
         **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
@@ -316,37 +298,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "Shards.take": lambda: {"self": Shards.sizes([3, 2]), "all_positions": heads(2, 5), "dim": 1, "rank": 0},
     "Shards.join": lambda: {"self": Shards.sizes([3]), "parts": [heads(2, 3)], "dim": 1},
     "ShardedCache": lambda: one_rank({"block_size": 4}),
-    "PagedKVCache": lambda: {"num_blocks": 2} | _CACHE_SIZES,
-    "PagedKVCache.accept": lambda: _accept(*_paged()),
-    "PagedKVCache.allocate": lambda: {"self": _paged()[0], "token_ids": [5, 6, 7]},
-    "PagedKVCache.append": lambda: _append(*_paged(filled=False)),
-    "PagedKVCache.append_rotated": lambda: _append_rotated(*_paged(filled=False)),
-    "PagedKVCache.blocks": lambda: {"self": _paged()[0], "sequence": 0},
-    "PagedKVCache.blocks_needed": lambda: {"self": _paged()[0], "sequences": [1, 0]},
-    "PagedKVCache.clear_prefixes": lambda: {"self": _paged()[0]},
-    "PagedKVCache.commit": lambda: {"self": _paged()[0], "sequence": 0, "token_ids": [5, 6, 7]},
-    "PagedKVCache.decode": lambda: _decode(*_paged()),
-    "PagedKVCache.extend": lambda: {"self": _paged()[0], "sequences": [1, 0]},
-    "PagedKVCache.fork": lambda: {"self": _paged()[0], "sequence": 1},
-    "PagedKVCache.free": lambda: {"self": _paged()[0], "sequence": 0},
-    "PagedKVCache.load": lambda: {"self": _paged()[0], "path": _saved()},
-    "PagedKVCache.length": lambda: {"self": _paged()[0], "sequence": 0},
-    "PagedKVCache.prefill": lambda: _decode(*_paged()) | {"query": heads(5, 4, 16)},
-    "PagedKVCache.save": lambda: {"self": _paged()[0], "path": _saved()},
-    "PagedKVCache.swap_in": lambda: {"self": _swapped_out(), "sequence": 0},
-    "PagedKVCache.swap_out": lambda: {"self": _paged()[0], "sequence": 0},
-    "PagedKVCache.truncate": lambda: {"self": _paged()[0], "sequence": 0, "length": 1},
-    "StaticKVCache": lambda: {"batch_size": 2, "capacity": 4} | _CACHE_SIZES,
-    "StaticKVCache.append": lambda: _append(*_static(filled=False)),
-    "StaticKVCache.append_rotated": lambda: _append_rotated(*_static(filled=False)),
-    "StaticKVCache.decode": lambda: _decode(*_static()),
-    "StaticKVCache.extend": lambda: {"self": _static()[0], "tokens": 1},
-    "StaticKVCache.fork": lambda: {"self": _static(reset=1)[0], "sequence": 0, "target": 1},
-    "StaticKVCache.keys": lambda: {"self": _static()[0], "layer": 0},
-    "StaticKVCache.prefill": lambda: _decode(*_static()) | {"query": heads(5, 4, 16)},
-    "StaticKVCache.reset": lambda: {"self": _static()[0]},
-    "StaticKVCache.truncate": lambda: {"self": _static()[0], "sequence": 0, "length": 1},
-    "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
+    **OF_CACHES,
     "CompiledKernel.is_launched_by": lambda: {"self": _kernel(), "launch": {"kernel": "fattn_merge"}},
     "torch_fattn.flash_attn.flash_attn_func": _flash,
     "torch_fattn.flash_attn.flash_attn_kvpacked_func": lambda: {
@@ -394,34 +346,6 @@ LEFT_OUT = {
     "torch_fattn.integrations.transformers.make_sharded_mask": "transformers alone calls it",
     "torch_fattn.integrations.transformers.make_mask": "transformers alone calls it, with a model's config",
 }
-
-
-def _append(cache: Any, step: Any) -> Arguments:
-    return {"self": cache, "layer": 0, "step": step, "key": heads(5, 2, 16), "value": heads(5, 2, 16)}
-
-
-def _append_rotated(cache: Any, step: Any) -> Arguments:
-    return _append(cache, step) | {"query": heads(5, 4, 16), "cos": heads(5, 16), "sin": heads(5, 16)}
-
-
-def _decode(cache: Any, step: Any) -> Arguments:
-    return {"self": cache, "layer": 0, "step": step, "query": heads(2, 4, 1, 16)}
-
-
-def _accept(cache: Any, step: Any) -> Arguments:
-    return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
-
-
-def _saved() -> str:
-    path = Path(tempfile.gettempdir()) / f"torch-fattn-test-{os.getpid()}.safetensors"
-    _paged()[0].save(path, [0])
-    return str(path)
-
-
-def _swapped_out() -> PagedKVCache:
-    cache = _paged()[0]
-    cache.swap_out(0)
-    return cache
 
 
 def _kernel() -> Any:

@@ -15,7 +15,7 @@ from ..operators.return_lse import method_with_lse
 from ..operators.rotary import rotary_write
 from ..runtime.signatures import is_checked, public
 from .memory import Layers
-from .sequences import CachedSequence
+from .sequences import CachedSequence, counts_of
 from .step import CacheStep
 from .tables import Tables
 
@@ -135,16 +135,7 @@ class KVCache:
         """The sequences, and a number of new tokens for each."""
         name = f"{self._name}.{method}"
         growing = [self._get(method, sequence) for sequence in sequences]
-        if len(set(sequences)) != len(sequences):
-            raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
-        counts = [int(n) for n in (tokens if isinstance(tokens, Sequence) else [tokens] * len(sequences))]
-        if len(counts) != len(sequences):
-            raise ValueError(
-                f"{name}: {len(counts)} numbers of new tokens were given for {len(sequences)} sequences; "
-                "give one for each"
-            )
-        if any(count < 0 for count in counts):
-            raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")
+        counts = counts_of(name, sequences, tokens)
         for sequence, own in zip(sequences, growing, strict=True):
             self._check_filled(method, sequence, self._layers.written, own.length)
         return growing, counts

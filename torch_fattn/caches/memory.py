@@ -39,7 +39,7 @@ def check_bytes(name: str, itemsize: int, *shape: int) -> None:
         )
 
 
-def _check_device(name: str, device: torch.device | str) -> None:
+def check_available(name: str, device: torch.device | str) -> None:
     try:
         torch.empty(1, device=device)
     except (AssertionError, NotImplementedError, RuntimeError, ValueError):
@@ -69,7 +69,7 @@ class CacheShape:
                 f"{name}: value_dim {self.value_dim} is above head_dim {self.head_dim}, and the values of a "
                 f"latent cache are the first columns of its keys; give at most {self.head_dim}"
             )
-        _check_device(name, self.device)
+        check_available(name, self.device)
         check_format(name, self.kv_format, "auto")
         if self.dtype not in DTYPES.values():
             raise TypeError(

@@ -209,3 +209,18 @@ def longest_prefix(blocks: Sequence[int | None], window: Window, block_size: int
     begin_hidden, end_hidden = window.hidden(longest * block_size, block_size)
     seen = [None if begin_hidden <= n < end_hidden else block for n, block in enumerate(blocks[:longest])]
     return [GONE if block is None else block for block in seen]
+
+
+def counts_of(name: str, sequences: Sequence[int], tokens: int | Sequence[int]) -> list[int]:
+    """A number of new tokens for each sequence. Errors begin with `name`."""
+    if len(set(sequences)) != len(sequences):
+        raise ValueError(f"{name}: sequences {list(sequences)} are not distinct; give each once")
+    counts = [int(n) for n in (tokens if isinstance(tokens, Sequence) else [tokens] * len(sequences))]
+    if len(counts) != len(sequences):
+        raise ValueError(
+            f"{name}: {len(counts)} numbers of new tokens were given for {len(sequences)} sequences; "
+            "give one for each"
+        )
+    if any(count < 0 for count in counts):
+        raise ValueError(f"{name}: {min(counts)} is not a number of new tokens; give 0 or more")
+    return counts

@@ -40,6 +40,7 @@ FIND_FAULTS = (
 # Rows and keys that fill no tile, decodes whose keys are split, and sequences of different lengths.
 SIZES: dict[str, Any] = {"batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "q_len": 45, "kv_len": 61}
 DECODE_SIZES = SIZES | {"q_len": 1, "kv_len": 600, "prefix_len": 32}
+STEP_SIZES = SIZES | {"q_len": 5}
 
 
 @dataclass
@@ -73,13 +74,14 @@ class Case:
         return max(error if error == error else float("inf") for error in errors)
 
     def _results(self, function: Callable[..., Any], device: str, **more: Any) -> tuple[Tensor, ...]:
-        """Results; the caches that are written; or the gradients of query, key and value."""
+        """Results; the caches or states that are written; or the gradients of query, key and value."""
         call = self.on(device)
         results = function(**call, **more)
         if self.op in BACKWARDS:
             return results[:3]
         results = results if isinstance(results, tuple) else (results,)
-        written = (call[name] for name in ("key_cache", "value_cache") if self.op in WRITES and name in call)
+        caches = ("key_cache", "value_cache") if self.op in WRITES else ("conv_state", "state")
+        written = (call[name] for name in caches if name in call)
         return tuple(each for each in (*results, *written) if each is not None)
 
     def on(self, device: str) -> dict[str, Any]:
@@ -270,13 +272,15 @@ def judge(case: Case, device: str, tolerance: float) -> tuple[str, str]:
 
 
 def case_of(op: str, dtype: torch.dtype) -> Case:
-    sizes = DECODE_SIZES if op.endswith("decode") else SIZES
+    sizes = {"decode": DECODE_SIZES, "step": STEP_SIZES}.get(op.rpartition("_")[2], SIZES)
     mask = dtype if op == "mask_map" else None
     call = call_of_sizes(op, dtype=dtype, mask=mask, **sizes)
     call = {
         name: _filled(name, value, sizes) if isinstance(value, Tensor) else value
         for name, value in call.items()
     }
+    if op == "gated_delta_rule":
+        call["use_qk_l2norm_in_kernel"] = True
     if "is_causal" in signature_of(op).names and op != "sparse_decode":
         call["is_causal"] = True
     if op in BACKWARDS:
@@ -315,7 +319,9 @@ def _filled(name: str, like: Tensor, sizes: dict[str, Any]) -> Tensor:
         hidden = torch.ne(*torch.meshgrid(*document, indexing="ij"))
         return torch.zeros(shape, dtype=like.dtype).masked_fill(hidden, -torch.inf)
     if like.is_floating_point():
-        return torch.randn(shape, generator=generator).to(like.dtype)
+        numbers = torch.randn(shape, generator=generator)
+        in_range = {"g": -numbers.abs(), "beta": numbers.sigmoid()}  # others may grow with each token
+        return in_range.get(name, numbers).to(like.dtype)
     if name == "seq_lens":
         return torch.tensor([sizes["kv_len"], 50], dtype=like.dtype)
     if name.startswith("cu_seqlens"):

@@ -25,7 +25,7 @@ from . import options as options_of_operators
 __all__ = ["SIGNATURES", "Signature", "check_tensor", "check_writable", "is_checked", "public", "shown"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedCache|PagedKVCache|StaticKVCache)\b[\w.]*): ")
+_NAMED = re.compile(r"((?:fattn|torch_fattn|PagedCache|PagedKVCache|StateCache|StaticKVCache)\b[\w.]*): ")
 _NONE = type(None)
 _WORDS: dict[Any, str] = {
     Tensor: "a tensor",
