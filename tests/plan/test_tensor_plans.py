@@ -221,5 +221,5 @@ def test_routes() -> None:
 
 
 def test_an_unknown_state() -> None:
-    with pytest.raises(ValueError, match="tensor 'on' is not a state of tensor operations; use one of off"):
+    with pytest.raises(ValueError, match="tensor 'on' is not a mode of tensor operations; use one of off"):
         plan(*operands(), tensor="on")

@@ -276,7 +276,7 @@ def explain(
     check_settings()
     if tensor is not None and tensor not in STATES:
         raise ValueError(
-            f"{NAME}: tensor {shown(tensor)} is not a state of tensor operations; use one of "
+            f"{NAME}: tensor {shown(tensor)} is not a mode of tensor operations; use one of "
             f"{', '.join(STATES)}"
         )
     if device_name is None and (family is not None or cores is not None):
