@@ -16,7 +16,6 @@ from transformers import (
     Gemma4Config,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
-    Qwen3_5Config,
     WhisperConfig,
 )
 
@@ -175,27 +174,6 @@ def whisper() -> Real:
 TOWER = {"depth": 2, "num_heads": 2, "intermediate_size": 64}
 
 
-def qwen3_5() -> Real:
-    """Linear attention in one layer, heads of 256 in the other, a vision tower of 72."""
-    linear = {
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    }
-    rope = {"rope_parameters": MROPE | {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}}
-    vision = TOWER | {"hidden_size": 144, "out_hidden_size": 64, "num_position_embeddings": 64}
-    config = Qwen3_5Config(text_config=text(2, 1, 256, **linear, **rope), vision_config=vision, **QWEN_TOKENS)
-    return Real(
-        AutoModelForImageTextToText,
-        config,
-        {("decode", 256): 1, ("prefill", 72): 2},
-        {("decode", 256): 1},
-        lambda: qwen_image(16, 4, 6),
-    )
-
-
 def qwen2_5_vl() -> Real:
     """Heads of 128. The first layer of the vision tower, of 80, has two windows, of 64 patches and 32."""
     rope = {"rope_parameters": MROPE | {"mrope_section": [16, 24, 24]}}
@@ -211,5 +189,5 @@ def qwen2_5_vl() -> Real:
 
 
 MODELS: dict[str, Callable[[], Real]] = {
-    model.__name__: model for model in (gemma3, gemma4, qwen3_5, whisper, qwen2_5_vl)
+    model.__name__: model for model in (gemma3, gemma4, whisper, qwen2_5_vl)
 }

@@ -27,6 +27,7 @@ NEW_TOKENS = 20
 BLOCK_SIZE = 8
 BATCH_TOKENS = 32  # so that long prompts run in chunks, in one batch with single tokens of others
 MODELS = {name: tiny(name) for name in ("llama", "mistral", "gpt_oss")}
+MODELS["wide heads"] = tiny("gemma3", head_dim=256)
 PROMPT_LENGTHS = [37, 3, 35, 1, 12]
 SETTINGS = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
 
@@ -61,7 +62,8 @@ def test_generate_batch(name: str, block_size: int, calls: list[Call]) -> None:
     packed = [call for call in calls if call.op == "paged_prefill"]
     single = [call for call in calls if call.op == "paged_decode"]
     assert len(packed) + len(single) == len(calls) and packed and single
-    assert launches["fattn_prefill"] == len(packed) and decodes(launches) == len(single)
+    kernel = "fattn_prefill_wide" if name == "wide heads" else "fattn_prefill"
+    assert launches[kernel] == len(packed) and decodes(launches) == len(single)
     assert len(calls) % LAYERS == 0
     check_calls(name, calls, block_size)
     theirs = tokens_of(eager, "paged|eager", block_size)
@@ -69,22 +71,6 @@ def test_generate_batch(name: str, block_size: int, calls: list[Call]) -> None:
     assert ours.config._attn_implementation == NAME, "as it was before"
     assert all(len(tokens) == NEW_TOKENS for tokens in mine)
     assert any(len(set(tokens)) > 3 for tokens in mine), "a model that repeats itself shows nothing"
-
-
-def test_wide_heads(calls: list[Call]) -> None:
-    """Heads that take prefill_wide."""
-    config = tiny("gemma3", head_dim=256)
-    ours, eager = pair(AutoModelForCausalLM, config)
-    torch_fattn.reset_launch_counts()
-    mine = tokens_of(ours, NAME)
-    launches = torch_fattn.launch_counts()
-    packed = sum(call.op == "paged_prefill" for call in calls)
-    assert 0 < packed < len(calls) and len(calls) % LAYERS == 0
-    assert [call["window_left"] for call in calls[:LAYERS]] == [WINDOW - 1, -1]
-    assert launches["fattn_prefill_wide"] == packed
-    assert decodes(launches) == len(calls) - packed
-    assert mine == tokens_of(eager, "paged|eager")
-    assert any(len(set(tokens)) > 3 for tokens in mine)
 
 
 @pytest.mark.skipif(BATCHES_BY_NAME, reason="the prefix is gone from this transformers")
@@ -149,7 +135,7 @@ def check_against_eager(eager: PreTrainedModel, mine: list[list[int]]) -> None:
 
 def check_calls(name: str, calls: list[Call], block_size: int) -> None:
     for index, call in enumerate(calls):
-        sliding = name == "mistral" or (name == "gpt_oss" and index % LAYERS == 0)
+        sliding = name == "mistral" or (name in ("gpt_oss", "wide heads") and index % LAYERS == 0)
         assert call["window_left"] == (WINDOW - 1 if sliding else -1)
         assert (call["sinks"] is not None) == (name == "gpt_oss")
         if call.op == "paged_decode":

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    BertConfig,
     DeepseekV3Config,
     DynamicCache,
     PreTrainedModel,
@@ -436,4 +435,3 @@ def test_the_name_comes_and_goes() -> None:
     register()
     unregister()
     assert GenerationMixin._prepare_cache_for_generation is before
-    assert BertConfig().num_hidden_layers

@@ -346,16 +346,24 @@ def test_kernels_of_generate(room: dict[str, Any]) -> None:
     assert counts[1] - counts[0] <= (31 if room else 25)
 
 
+def replaced() -> list[Any]:
+    seams = [modeling_llama.apply_rotary_pos_emb, modeling_llama.LlamaRotaryEmbedding.forward]
+    return [*seams, DynamicLayer.update, StaticLayer.update]
+
+
 def test_other_models_and_unregister() -> None:
     ours, other = model_of("llama"), model_of("llama", "sdpa")
-    updates = DynamicLayer.update, StaticLayer.update
-    for model, rotations in ((ours, LAYERS), (other, 0), (ours, LAYERS)):
-        cache = DynamicCache(config=model.config)
+    for model, fuse in ((ours, True), (other, True), (ours, True), (ours, False), (ours, True)):
+        register(fuse=fuse)
+        cache, is_fused = DynamicCache(config=model.config), fuse and model is ours
         with torch.no_grad(), counted_launches() as launches:
             model(prompt(8)[0].to(DEVICE), **{CACHE: cache})
-        assert launches.get("fattn_rotary", 0) == rotations
-        assert cache.layers[0].keys.is_contiguous() == (rotations == 0)
-    theirs = modeling_llama.apply_rotary_pos_emb.__wrapped__
+        assert launches.get("fattn_rotary", 0) == LAYERS * is_fused
+        assert sum(map(norms.is_fused, model.modules())) == (2 * LAYERS + 1) * is_fused
+        assert cache.layers[0].keys.is_contiguous() == (not is_fused)
+    theirs, copied = [each.__wrapped__ for each in replaced()], copy.deepcopy(ours)
     unregister()
-    assert modeling_llama.apply_rotary_pos_emb is theirs
-    assert updates != (DynamicLayer.update, StaticLayer.update)
+    assert replaced() == theirs and "__call__" not in vars(PreTrainedModel)
+    assert not any(map(norms.is_fused, ours.modules()))
+    for norm in filter(norms.is_fused, copied.modules()):
+        assert norm(torch.ones(1, norm.weight.shape[0]).to(DEVICE)).isfinite().all()

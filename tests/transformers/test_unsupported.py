@@ -43,7 +43,6 @@ from torch_fattn.integrations.transformers import (
     unregister,
 )
 from torch_fattn.integrations.transformers import attend as attention_function
-from torch_fattn.integrations.transformers.visibility import read, write_packed, write_pattern
 from torch_fattn.runtime import versions
 
 OLD: dict[str, Any] = {
@@ -83,13 +82,21 @@ def sentences(seen: list[warnings.WarningMessage]) -> list[str]:
 
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_wide_heads_run_through_sdpa(
-    cache: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
+    name: str, cache: str, padding: int, sdpa_policy: None, seen: list[warnings.WarningMessage]
 ) -> None:
-    launches = same_as_eager(tiny("llama", head_dim=584), 4, cache=cache, padding=padding)
+    """Every form of a mask becomes the one that sdpa takes."""
+    config = tiny(name, head_dim=584)
+    launches = same_as_eager(config, 4, cache=cache, padding=padding)
     assert not any(name.startswith(("fattn_prefill", "fattn_decode")) for name in launches)
     (sentence,) = sentences(seen)
-    assert "LlamaAttention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
+    assert "Attention, layer 0: " in sentence and "584" in sentence and "sdpa attention runs" in sentence
+    ids, _ = prompt(24, batch=1)
+    ours, eager = pair(AutoModelForCausalLM, config)
+    packed = {"position_ids": torch.cat((torch.arange(13), torch.arange(11)))[None], "use_cache": False}
+    mine, theirs = both_forward(ours, eager, input_ids=ids, **packed)
+    assert (mine - theirs).abs().max() < TOLERANCE
 
 
 def test_one_layer_of_several(sdpa_policy: None, seen: list[warnings.WarningMessage]) -> None:
@@ -154,37 +161,6 @@ def test_dropout(seen: list[warnings.WarningMessage]) -> None:
             with counted_launches() as launches:
                 assert (model(ids.to(DEVICE)).logits.cpu() - exact).abs().max() < TOLERANCE
             assert launches["fattn_prefill"] == LAYERS
-
-
-def test_masks_without_patterns() -> None:
-    """The fallback converts each form to the mask that sdpa would have got."""
-    rows, keys, filled, window = 20, 24, 22, 5
-    padding = torch.rand(2, keys, generator=torch.Generator().manual_seed(3)) > 0.3
-    position = torch.arange(rows)[:, None] + filled - rows
-    key = torch.arange(keys)
-    causal = key <= position
-    for width, within in ((window, causal & (key > position - window)), (keys, causal)):
-        for real in (None, padding):
-            known = None if real is None else real[:, :filled]
-            lens = torch.tensor(filled)
-            for mask in (
-                write_pattern(2, keys, filled, width, known, "cpu"),
-                write_pattern(2, keys, lens, width, real, "cpu"),
-            ):
-                wanted = within[None, None].expand(2, 1, -1, -1)
-                if real is not None:
-                    wanted = wanted & real[:, None, None]
-                meaning = read(mask, rows, keys)
-                assert meaning is not None
-                got, _ = meaning.dense()
-                assert got is not None and got.expand(wanted.shape).equal(wanted)
-    ids = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
-    packed = write_packed(ids, 2)
-    meaning = None if packed is None else read(packed, 6, 6)
-    assert meaning is not None
-    got, _ = meaning.dense()
-    near = torch.ones(6, 6, dtype=torch.bool).tril().triu(-1)
-    assert got is not None and got.equal(((ids[:, :, None] == ids[:, None]) & near)[:, None])
 
 
 def test_unregister(seen: list[warnings.WarningMessage]) -> None:

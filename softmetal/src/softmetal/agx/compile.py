@@ -17,7 +17,6 @@ from typing import Any
 from . import build, listing, scheduler
 from .translate import AgxError, Kernel, to_bitcode, to_ir
 
-HALF_REGISTERS = 256  # of a lane, at most
 THREADGROUP_BYTES = 60 * 1024  # of a core
 # Mesa: the most half registers with which a core has room for this many threads (agx_performance.c).
 THREADS_BY_REGISTERS = {

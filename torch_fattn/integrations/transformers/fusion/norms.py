@@ -95,7 +95,7 @@ def forward(norm: nn.Module, *arguments: Any, **options: Any) -> Tensor:
         or len(operands) != 1 + form.is_gated
         or (options and not named)
         or torch.compiler.is_compiling()
-        or not _fits(operands[0], operands[-1])
+        or not _fits(*operands)
         or (chosen := _chosen(form, operands[0], weight)) is None
         or torch.is_autocast_enabled(operands[0].device.type)
     ):
@@ -117,14 +117,11 @@ def _rms_norm(form: Form, chosen: _Options, eps: float, weight: Any, x: Tensor, 
     return torch.rms_norm(x.contiguous(), weight.shape, weight, eps)
 
 
-def _fits(x: Any, gate: Any) -> bool:
-    """`gate`: x if there is none."""
-    return type(x) is Tensor and _has_no_gradient(x) and (gate is x or _is_gate(gate, x))
-
-
-def _is_gate(gate: Any, x: Tensor) -> bool:
-    is_like_x = type(gate) is Tensor and gate.dtype is x.dtype and gate.shape == x.shape
-    return is_like_x and _has_no_gradient(gate)
+def _fits(x: Any, *gate: Any) -> bool:
+    return all(
+        type(each) is Tensor and each.dtype is x.dtype and each.shape == x.shape and _has_no_gradient(each)
+        for each in (x, *gate)
+    )
 
 
 def _has_no_gradient(tensor: Tensor) -> bool:
