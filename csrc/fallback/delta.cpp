@@ -210,7 +210,7 @@ Tensor run_in_torch(const GatedDeltaCall& call) {
 Tensor run_in_torch(const GatedDeltaStepCall& call) {
   const GatedDeltaStepProblem& p = call.problem;
   const Tensor out = at::zeros({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
-  if (out.numel() == 0 || p.states == 0) return out;
+  if (out.numel() == 0) return out;
   const Tokens tokens = tokens_of(p, call.query, {}, call.counts, call.slots);
   const auto channels = [&](const Tensor& tensor) { return tensor.flatten(2).flatten(0, 1); };
   const Tensor x = at::cat({channels(call.query), channels(call.key), channels(call.value)}, -1);

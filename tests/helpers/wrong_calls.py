@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import counted_launches
-from tests.helpers import cache_problems, rotary_problems, step_problems
+from tests.helpers import cache_problems, rotary_problems
 from tests.helpers.problems import OPTIONS
 from torch_fattn import reference
 from torch_fattn.inspection.sizes import linear_shapes
@@ -54,8 +54,6 @@ def valid(op: str, device: str = "mps") -> Arguments:
     """Arguments of a call that works; cache_write may be followed by a format."""
     if op in ROTARY:
         return rotary_problems.valid(op, device)
-    if op == "gated_delta_step":
-        return step_problems.valid(device)
     if op.startswith("cache_write"):
         return cache_problems.valid(op.partition(" ")[2] or "float", device)
     generator = torch.Generator().manual_seed(0)
@@ -270,6 +268,25 @@ WRONG: dict[str, list[Fault]] = {
               "cu_seqlens", "batch size 2"),
         fault("slots without a state", without("state"), "slots", "no state"),
     ],
+    "gated_delta_step": [
+        unsupported("17 tokens", lambda a: {n: a[n][:, :1].repeat(1, 17, *[1] * (a[n].dim() - 2))
+                                            for n in ("query", "key", "value", "z", "a", "b")}, "17", "16"),
+        unsupported("Dv of 264", lambda a: head_dim(264, "value", "z", "state")(a) |
+                    {"norm_weight": a["norm_weight"].new_zeros(264),
+                     **{n: a[n].new_zeros(2 * 32 + 4 * 264, 4) for n in ("conv_weight",)},
+                     "conv_bias": None, "conv_state": a["conv_state"].new_zeros(2, 2 * 32 + 4 * 264, 3)},
+                    "264", "256"),
+        fault("states that overlap", changed("conv_state", lambda x: x[:1].expand(2, -1, -1)), "conv_state",
+              "share memory"),
+        fault("columns too few", sliced("conv_state", ..., slice(2)), "[2, 160, 2]", "3"),
+        fault("more states of one kind", changed("state", lambda x: x.repeat(2, 1, 1, 1)), "conv_state",
+              "4", "2"),
+        fault("counts on the CPU", zeros_for("counts", 2, device="cpu", dtype=torch.int32), "counts", "cpu"),
+        mistyped("counts of int64", zeros_for("counts", 2, dtype=torch.int64), "counts", "int64"),
+        fault("counts of three", zeros_for("counts", 3, dtype=torch.int32), "counts", "[3]", "[2]"),
+        fault("an unknown gate", option(gate="swish"), "swish", "silu"),
+        fault("a negative eps", option(eps=-1.0), "eps -1"),
+    ],
     "causal_conv1d": [
         unsupported("nine taps", lambda a: {"weight": a["weight"].new_zeros(96, 9),
                                             "state": a["state"].new_zeros(2, 96, 8)}, "9 taps"),
@@ -277,24 +294,6 @@ WRONG: dict[str, list[Fault]] = {
         fault("columns apart", changed("state", columns_apart), "state", "contiguous"),
         fault("states of one sequence", lambda a: {"slots": None, "state": a["state"][:1]}, "1 states",
               "2 sequences"),
-    ],
-    "gated_delta_step": [
-        unsupported("17 tokens", lambda a: {n: a[n][:, :1].repeat(1, 17, *[1] * (a[n].dim() - 2))
-                                            for n in ("query", "key", "value", "z", "a", "b")}, "17", "16"),
-        unsupported("D above 256", head_dim(264, "query", "key"), "264", "256"),
-        fault("Dv of 12", lambda a: {n: a[n][..., :12] for n in ("value", "z")}, "12", "multiple of 8"),
-        fault("four states for two", lambda a: {n: a[n].repeat(2, *[1] * (a[n].dim() - 1)) for n in
-              ("state", "conv_state")}, "4 states", "2 sequences", "slots"),
-        mistyped("a half state", cast("state", torch.float16), "state", "float16", "float32"),
-        fault("one state in another",
-              lambda a: {"state": (both := a["state"].new_zeros(2, 4, 32, 16)),
-                         "conv_state": both.flatten(1)[:, : 192 * 3].view(2, 192, 3)}, "share memory"),
-        fault("states that overlap", changed("conv_state", lambda x: x[:1].expand(2, -1, -1)), "conv_state",
-              "share memory"),
-        fault("columns too few", sliced("conv_state", ..., slice(2)), "[2, 192, 2]", "3"),
-        fault("counts on the CPU", zeros_for("counts", 2, device="cpu", dtype=torch.int32), "counts", "cpu"),
-        mistyped("counts of int64", zeros_for("counts", 2, dtype=torch.int64), "counts", "int64"),
-        fault("a gate by name", option(gate="swish"), "swish", "silu"),
     ],
 }  # fmt: skip
 for _name, _option in OPTIONS.items():
