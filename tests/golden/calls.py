@@ -171,6 +171,36 @@ def _backward(
     }
 
 
+def _step(
+    dtype: torch.dtype,
+    batch: int,
+    length: int,
+    key_heads: int,
+    heads: int,
+    dim: int,
+    *columns: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """`columns`: of a decay per channel. `slots` and `counts` are given by their lengths."""
+    vectors = {n: _empty(torch.int32, more.pop(n)) for n in ("slots", "counts") if n in more}
+    channels = (2 * key_heads + heads) * dim
+    return {
+        **{n: _empty(dtype, batch, length, key_heads, dim) for n in ("query", "key")},
+        **{n: _empty(dtype, batch, length, heads, dim) for n in ("value", "z")},
+        "a": _empty(dtype, batch, length, heads, *columns),
+        "b": _empty(dtype, batch, length, heads),
+        "A_log": _empty(f32, heads),
+        "dt_bias": _empty(f32, heads, *columns),
+        "conv_weight": _empty(dtype, channels, 4),
+        "conv_bias": None,
+        "norm_weight": _empty(f32, dim),
+        "conv_state": _empty(dtype, batch, channels, 4),
+        "state": _empty(f32, batch, heads, dim, dim),
+        **vectors,
+        **more,
+    }
+
+
 # Operators that no Problem describes.
 OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "merge_f16": ("merge", {"outs": _empty(f16, 4, 2, 8, 3, 64), "lses": _empty(f32, 4, 2, 8, 3)}),
@@ -213,6 +243,13 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             **{f"{n}_norm": _empty(f16, 128) for n in ("query", "key")},
             "starts": _empty(torch.int32, 4),
         },
+    ),
+    "gated_delta_step_qwen3_next": ("gated_delta_step", _step(bf16, 1, 1, 16, 32, 128, slots=1)),
+    "gated_delta_step_drafts": ("gated_delta_step", _step(f16, 2, 4, 16, 48, 64, writes_state=False)),
+    # A decay per channel, and columns in rounds.
+    "gated_delta_step_kimi": (
+        "gated_delta_step",
+        _step(f32, 4, 3, 32, 32, 256, 256, counts=4, gate="sigmoid"),
     ),
     "rms_norm_gemma": (
         "rms_norm",

@@ -235,6 +235,8 @@ VALID: dict[str, Callable[[], Arguments]] = {
         for op in ROTARY
         for room in ("fattn", "torch_fattn.reference")
     },
+    "fattn.gated_delta_step": lambda: wrong_calls.valid("gated_delta_step", "cpu"),
+    "torch_fattn.reference.gated_delta_step": lambda: wrong_calls.valid("gated_delta_step", "cpu"),
     "fattn.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
     "torch_fattn.reference.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
     "fattn.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},

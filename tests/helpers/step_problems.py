@@ -4,17 +4,22 @@ NaN."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import torch_fattn
 from tests.helpers.cache_problems import EVEN, Arguments, WriteCase, deal
+from tests.helpers.delta_problems import assert_close
 from tests.helpers.layouts import Operand, flat, spread, strided
 from tests.helpers.problems import DTYPES, SHORT
+from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 
+STATES = ("conv_state", "state")
 # Another choice of these is another kernel module. Columns of key and value: heads side by side in a
 # threadgroup, a head for each, and heads in rounds of columns.
 COMPILED: dict[str, tuple[Any, ...]] = {
@@ -153,24 +158,50 @@ def _views(values: dict[str, Tensor], parts: dict[str, tuple[int, ...]]) -> dict
     return found
 
 
-def expected(case: WriteCase) -> tuple[Tensor, dict[str, Tensor]]:
-    """The result, and both states after the call, in float64."""
-    arguments, _ = case.arguments("cpu")
-    states = {name: arguments[name].double() for name in ("conv_state", "state")}
-    if "slots" in arguments:
-        has_state = arguments["slots"].long() < len(states["state"])
-        arguments["slots"] = arguments["slots"].masked_fill(~has_state, -1)
-    return reference.gated_delta_step(**arguments | states), states
+@dataclass
+class Expected:
+    """The result and the states after the call: exact, and by the recurrence in float32."""
+
+    exact: dict[str, Tensor]
+    recurrent: dict[str, Tensor]
 
 
-def assert_close(mine: Tensor, exact: Tensor, dims: int) -> None:
-    """Half a unit of the last place, and an error of float32 arithmetic in the largest number of the last
-    `dims` dimensions: a row of the result, a matrix of a state."""
-    assert mine.shape == exact.shape and torch.equal(mine.isnan(), exact.isnan())
-    mine, exact = mine.nan_to_num(0), exact.nan_to_num(0)
-    largest = exact.abs().amax([*range(-dims, 0)], keepdim=True) if exact.numel() else exact
-    error, eps = (mine.double() - exact).abs(), torch.finfo(mine.dtype).eps
-    assert (error <= eps / 2 * exact.abs() + 6e-6 * largest).all(), float((error / largest).nan_to_num(0).max())
+def expected(case: WriteCase) -> Expected:
+    found = []
+    for function, dtype in (
+        (reference.gated_delta_step, torch.float64),
+        (torch_fattn.gated_delta_step, torch.float32),
+    ):
+        arguments, _ = case.arguments("cpu")
+        if dtype == torch.float32:
+            arguments = {n: x.float() if is_float(x) else x for n, x in arguments.items()}
+        states = {name: arguments[name].to(dtype, copy=True) for name in STATES}
+        if "slots" in arguments:
+            lacking = arguments["slots"] >= len(states["state"])
+            arguments["slots"] = arguments["slots"].masked_fill(lacking, -1)
+        found.append({"out": function(**arguments | states)} | states)
+    return Expected(*found)
+
+
+def is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def check(case: WriteCase, out: Tensor, memory: dict[str, Tensor], of: Expected) -> None:
+    """The result, and all memory of the operands after the call: the states of the sequences are new, and
+    nothing else."""
+    assert out.dtype == case.problem.dtype and out.is_contiguous()
+    assert not out[(of.exact["out"] == 0).all(-1)].any()
+    found = {"out": out}
+    for name, operand in case.operands.items():
+        base = memory[name].cpu().clone()
+        if name in STATES:
+            found[name] = operand.of(base).clone()
+            operand.of(base).copy_(operand.of(operand.base))
+        assert same_bits(base, operand.base), name
+    for name, mine in found.items():
+        assert torch.equal(mine.isnan(), of.exact[name].isnan()), name
+        assert_close(mine, of.recurrent[name], of.exact[name])
 
 
 def valid(device: str = "mps") -> Arguments:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import counted_launches
-from tests.helpers import cache_problems, rotary_problems
+from tests.helpers import cache_problems, rotary_problems, step_problems
 from tests.helpers.problems import OPTIONS
 from torch_fattn import reference
 from torch_fattn.operators import ROTARY
@@ -53,6 +53,8 @@ def valid(op: str, device: str = "mps") -> Arguments:
     """Arguments of a call that works; cache_write may be followed by a format."""
     if op in ROTARY:
         return rotary_problems.valid(op, device)
+    if op == "gated_delta_step":
+        return step_problems.valid(device)
     if op.startswith("cache_write"):
         return cache_problems.valid(op.partition(" ")[2] or "float", device)
     generator = torch.Generator().manual_seed(0)
@@ -241,6 +243,24 @@ WRONG: dict[str, list[Fault]] = {
         mistyped("a weight of another dtype", lambda a: {n: a[n].half() for n in ("x", "gate")} |
                  {"weight": a["weight"].bfloat16()}, "weight is torch.bfloat16", "x torch.float16"),
         fault("a gate on the CPU", on_cpu("gate"), "gate", "cpu"),
+    ],
+    "gated_delta_step": [
+        unsupported("17 tokens", lambda a: {n: a[n][:, :1].repeat(1, 17, *[1] * (a[n].dim() - 2))
+                                            for n in ("query", "key", "value", "z", "a", "b")}, "17", "16"),
+        unsupported("D above 256", head_dim(264, "query", "key"), "264", "256"),
+        fault("Dv of 12", lambda a: {n: a[n][..., :12] for n in ("value", "z")}, "12", "multiple of 8"),
+        fault("four states for two", lambda a: {n: a[n].repeat(2, *[1] * (a[n].dim() - 1)) for n in
+              ("state", "conv_state")}, "4 states", "2 sequences", "slots"),
+        mistyped("a half state", cast("state", torch.float16), "state", "float16", "float32"),
+        fault("one state in another",
+              lambda a: {"state": (both := a["state"].new_zeros(2, 4, 32, 16)),
+                         "conv_state": both.flatten(1)[:, : 192 * 3].view(2, 192, 3)}, "share memory"),
+        fault("states that overlap", changed("conv_state", lambda x: x[:1].expand(2, -1, -1)), "conv_state",
+              "share memory"),
+        fault("columns too few", sliced("conv_state", ..., slice(2)), "[2, 192, 2]", "3"),
+        fault("counts on the CPU", zeros_for("counts", 2, device="cpu", dtype=torch.int32), "counts", "cpu"),
+        mistyped("counts of int64", zeros_for("counts", 2, dtype=torch.int64), "counts", "int64"),
+        fault("a gate by name", option(gate="swish"), "swish", "silu"),
     ],
 }  # fmt: skip
 for _name, _option in OPTIONS.items():

@@ -74,7 +74,7 @@ struct Channel {
   int index;
 };
 
-// Of a key head: query, key, then the values of each value head.
+// A channel of a key head. They are the query, the key, then the values of each value head.
 inline Channel channel_of(int own, int head, threadgroup const StepPlaces& places,
                           const device Element* query, const device Element* key, const device Element* value,
                           device Element* conv_state, constant GatedDeltaStepParams& params) {
