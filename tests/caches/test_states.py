@@ -17,6 +17,7 @@ from tests.helpers.synchronisations import Synchronisations
 from tests.helpers.tensors import same_bits, tensors_in
 from torch_fattn import CacheFullError, PagedKVCache, reference
 from torch_fattn.linear_attention import StateCache, StateStep, causal_conv1d, gated_delta_rule
+from torch_fattn.operators import delta
 
 LAYERS, SLOTS, KEY_HEADS, HEADS, KEY_DIM, DIM, WIDTH = 2, 4, 1, 2, 16, 8, 4
 CHANNELS = 2 * KEY_HEADS * KEY_DIM + HEADS * DIM
@@ -341,6 +342,13 @@ def test_refusals() -> None:
     refused(lambda: linear.allocate(3), "allocate: sequence 3 is in use; give another number, or none")
     linear.free(3)
     refused(lambda: linear.length(3), "length: sequence 3 is not allocated; pass a number that")
+    step = linear.extend([1, 2], (1, 3))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(delta, "gated_delta_rule", None)
+        run(0, step)
+    refused(lambda: run(0, step), r"run: layer 0 failed in this step; reset\(\) its sequences")
+    refused(lambda: linear.extend([2]), r"extend: layer 0 has not run .* sequence 2; run it, or reset\(2\)")
+    linear.reset(1)
     half = {name: each.half() for name, each in layer.tokens(1).items()}
     step = linear.extend([1])
     refused(lambda: linear.run(0, step, **half, **layer.weights), "run: .*the cache", TypeError)

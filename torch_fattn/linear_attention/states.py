@@ -41,7 +41,7 @@ class _Sequence:
     def least(self) -> int:
         """The length to which it can go back."""
         step = self.step
-        can_drop = step is not None and (step.drafts or not step._ran)
+        can_drop = step is not None and (step.drafts or not (step._ran or step._begun))
         return self.begin if can_drop else self.length
 
 
@@ -57,6 +57,7 @@ class StateStep:
     cu_seqlens: Tensor  # where each sequence's new tokens begin, and the end, int32 [batch + 1]
     _owners: tuple[_Sequence, ...]
     _ran: set[int] = field(default_factory=set)  # layers
+    _begun: set[int] = field(default_factory=set)  # those with new convolution states
     _calls: dict[int, _Call] = field(default_factory=dict)  # of drafts, by layer
 
     def __repr__(self) -> str:  # without tensors: reading them waits for the GPU
@@ -306,6 +307,7 @@ class StateCache:
         of: dict[str, Any] = {"slots": step.slots, "cu_seqlens": step.cu_seqlens}
         x = torch.cat([each.flatten(1) for each in mixed], 1)[None]
         x = delta.causal_conv1d(x, conv_weight, conv_bias, conv_state, activation="silu", **of)[0]
+        step._begun.add(layer)
         columns = x.split([each[0].numel() for each in mixed], 1)
         rows = [part.unflatten(1, each.shape[1:]) for part, each in zip(columns, mixed, strict=True)]
         of |= {"state": state, "A_log": a_log, "dt_bias": dt_bias, "scale": options["scale"]}
@@ -392,3 +394,5 @@ class StateCache:
             )
         if layer in step._ran:
             raise ValueError(f"StateCache.run: layer {layer} has run this step; extend() for the next tokens")
+        if layer in step._begun:
+            raise ValueError(f"StateCache.run: layer {layer} failed in this step; reset() its sequences")
