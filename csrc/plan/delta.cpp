@@ -167,10 +167,9 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
   const int64_t tiles = p.value_dim / kFragment, simdgroups = divisor_of(tiles, kScanSimdgroups);
   Pass& pass = add_delta_pass(plan, delta_spec(Kernel::kGatedDeltaScan, p, simdgroups));
   pass.grid = {uint32_t(tiles / simdgroups), uint32_t(p.value_heads), uint32_t(p.sequences)};
-  // Staged in a chunk: keys and queries with their decays, and the decay of the chunk.
-  if (p.channel_decay) {
-    pass.threadgroup_bytes = uint32_t((3 * kDeltaChunk + 1) * p.head_dim * int64_t{sizeof(float)});
-  }
+  // Staged for a chunk: keys and queries with their decays, and its decays. Without them one float remains.
+  const int64_t staged = p.channel_decay ? (3 * kDeltaChunk + 1) * p.head_dim : 1;
+  pass.threadgroup_bytes = uint32_t(ceil_div(staged * int64_t{sizeof(float)}, 16) * 16);
   bind(pass);
   pass.bind(kSlotValue);
   pass.bind(kSlotOut);

@@ -25,7 +25,6 @@ STRIDES = (["batch", "head", "row"], ["batch", "token", "group"])  # of an opera
 FOLLOWS = (
     *("device", "bindings", "registers", "params_bytes", "tuning", "source"),
     *("FATTN_T", "FATTN_OUT_T", "FATTN_HEAD_DIM", "FATTN_VALUE_DIM", "batch", "q_heads", "group_size"),
-    *("state", "conv_state", "conv_channel"),
     *("q_len", "kv_len", "capacity", "head_dim", "score_scale", "slope_scale", "seq_lens_stride"),
 )
 # kNoWindow and kNoLimit of params.h.

@@ -19,7 +19,7 @@ from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.public_caches import OF_CACHES, Arguments, heads, linear_rows
 from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
-from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS, ROTARY
+from torch_fattn.operators import BACKWARDS, LINEAR, LOGITS_OPERATORS, OPERATORS, ROTARY
 
 _Thing = TypeVar("_Thing")
 # Modules whose public names are those of torch_fattn.
@@ -235,10 +235,13 @@ VALID: dict[str, Callable[[], Arguments]] = {
         for op in ROTARY
         for room in ("fattn", "torch_fattn.reference")
     },
-    "fattn.gated_delta_step": lambda: wrong_calls.valid("gated_delta_step", "cpu"),
-    "torch_fattn.reference.gated_delta_step": lambda: wrong_calls.valid("gated_delta_step", "cpu"),
     "fattn.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
     "torch_fattn.reference.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
+    **{
+        f"{room}.{op}": lambda op=op: wrong_calls.valid(op, "cpu")  # type: ignore[misc]
+        for op in LINEAR
+        for room in ("fattn", "torch_fattn.reference")
+    },
     "fattn.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
     "torch_fattn.reference.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
     **{

@@ -176,9 +176,6 @@ def expected(case: WriteCase) -> Expected:
         if dtype == torch.float32:
             arguments = {n: x.float() if is_float(x) else x for n, x in arguments.items()}
         states = {name: arguments[name].to(dtype, copy=True) for name in STATES}
-        if "slots" in arguments:
-            lacking = arguments["slots"] >= len(states["state"])
-            arguments["slots"] = arguments["slots"].masked_fill(lacking, -1)
         found.append({"out": function(**arguments | states)} | states)
     return Expected(*found)
 
@@ -202,23 +199,3 @@ def check(case: WriteCase, out: Tensor, memory: dict[str, Tensor], of: Expected)
     for name, mine in found.items():
         assert torch.equal(mine.isnan(), of.exact[name].isnan()), name
         assert_close(mine, of.recurrent[name], of.exact[name])
-
-
-def valid(device: str = "mps") -> Arguments:
-    """Arguments of a call that works: two sequences of three tokens, two key heads and four value heads."""
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
-
-    return {
-        **{name: randn(2, 3, 2, 32) for name in ("query", "key")},
-        **{name: randn(2, 3, 4, 16) for name in ("value", "z")},
-        **{name: randn(2, 3, 4) for name in ("a", "b")},
-        **{name: randn(4) for name in ("A_log", "dt_bias")},
-        "conv_weight": randn(192, 4),
-        "conv_bias": randn(192),
-        "norm_weight": randn(16),
-        "conv_state": randn(2, 192, 3),
-        "state": randn(2, 4, 32, 16),
-    }

@@ -23,6 +23,7 @@ import torch_fattn.reference as reference
 from tests.helpers import (
     backward_problems,
     cache_problems,
+    delta_problems,
     direct_launch,
     features,
     logits_problems,
@@ -35,6 +36,7 @@ from tests.helpers import (
 from tests.helpers.accuracy import assert_close
 from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.cache_problems import WriteProblem
+from tests.helpers.delta_problems import DeltaProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
@@ -326,6 +328,21 @@ def of_norm(problem: RmsNormProblem) -> Trial:
         return buffers | {"out": out}, lambda: rms_norm_problems.assert_close(out, arguments | options)
 
     return Trial(f"rms_norm: {problem}", plan, prepare, (("norm", problem.norm),))
+
+
+def of_linear(problem: DeltaProblem) -> Trial:
+    case = delta_problems.Case(problem)
+    plan = direct_launch.plan_of(problem.op, case.arguments(case.bases()) | case.options)
+
+    def prepare() -> Prepared:
+        bases = case.bases()
+        out = torch.full_like(case.expected[0][0], torch.nan, dtype=problem.dtype)
+        chunks = torch.full((plan["scratch_bytes"] // 4,), torch.nan)
+        buffers = case.readable(case.arguments(bases)) | {"out": out, "chunks": chunks}
+        return buffers, lambda: case.check(out, bases)
+
+    facts = (("states", problem.states), ("packed", problem.packed), ("kind", getattr(problem, "kind", "")))
+    return Trial(f"{problem.op}: {problem}", plan, prepare, facts)
 
 
 def of_step(problem: StepProblem) -> Trial:

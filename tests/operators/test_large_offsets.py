@@ -80,3 +80,19 @@ def test_packed_keys_past_32_bits(memory: torch.Tensor) -> None:
     out = torch_fattn.varlen_prefill(query.to("mps"), keys, keys, *on_device, 7, 40)
     exact, _ = torch_fattn.reference.varlen_prefill(query, content, content, *starts, 7, 40)
     assert close(out, exact)
+
+
+def test_linear_attention_past_32_bits(memory: torch.Tensor) -> None:
+    stride, length = 2**26 - 2**8, 63
+    tokens = memory.as_strided((1, length, 1, HEAD_DIM), (1, stride, HEAD_DIM, 1), HEAD_DIM)
+    content = torch.randn(1, length, 1, HEAD_DIM, dtype=torch.float16)
+    for row in range(length):
+        tokens[0, row].copy_(content[0, row])
+    gates, options = (-torch.rand(1, length, 1), torch.rand(1, length, 1)), {"use_qk_l2norm_in_kernel": True}
+    on_device = (gate.to("mps") for gate in gates)
+    out = torch_fattn.gated_delta_rule(tokens, tokens, tokens, *on_device, **options)
+    assert close(out, torch_fattn.reference.gated_delta_rule(content, content, content, *gates, **options))
+    weight = torch.randn(HEAD_DIM, 4, dtype=torch.float16)
+    out = torch_fattn.causal_conv1d(tokens[:, :, 0], weight.to("mps"))
+    exact = torch_fattn.reference.causal_conv1d(content[:, :, 0], weight)
+    assert torch.allclose(out.cpu().double(), exact, atol=1e-2)

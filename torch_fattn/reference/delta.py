@@ -15,7 +15,7 @@ __all__ = ["causal_conv1d", "gated_delta_rule", "gated_delta_step"]
 
 
 class _Span(NamedTuple):
-    """The tokens of a sequence, and its state; -1: the sequence is skipped."""
+    """The tokens of a sequence, and its state, if there are any."""
 
     batch: int
     tokens: slice
@@ -55,13 +55,11 @@ def gated_delta_rule(
         beta = beta.sigmoid()
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    q = q * (q.shape[-1] ** -0.5 if scale is None else float(scale))
     q, k = (x.repeat_interleave(heads // max(x.shape[2], 1), 2) for x in (q, k))
 
     out = torch.zeros_like(v)
-    for span in _spans(query, cu_seqlens, slots):
-        if span.state < 0:
-            continue
+    for span in _spans(query, state, cu_seqlens, slots):
         s = v.new_zeros(heads, q.shape[-1], v.shape[-1])
         if state is not None and (has_initial_state is None or has_initial_state[span.number]):
             s = _exact(state[span.state])
@@ -93,9 +91,7 @@ def causal_conv1d(
         check_writable("torch_fattn.reference.causal_conv1d", state=state)
     taps = weight.shape[1]
     out = torch.zeros(x.shape, dtype=torch.float64, device="cpu")
-    for span in _spans(x, cu_seqlens, slots):
-        if span.state < 0:
-            continue
+    for span in _spans(x, state, cu_seqlens, slots):
         before = out.new_zeros(x.shape[2], taps - 1 if state is None else state.shape[2])
         if state is not None and (has_initial_state is None or has_initial_state[span.number]):
             before = _exact(state[span.state])
@@ -143,7 +139,7 @@ def gated_delta_step(
     for n in range(batch):
         at = n if slots is None else int(slots[n])
         count = length if counts is None else int(counts[n])
-        if at < 0:
+        if not 0 <= at < len(state):
             continue
         part, states = (slice(n, n + 1), slice(count)), (conv_state[at][None], state[at][None])
         if not writes_state:
@@ -164,7 +160,8 @@ def gated_delta_step(
             scale=scale,
             use_qk_l2norm_in_kernel=True,
         )
-        normed = result * torch.rsqrt(result.square().mean(-1, keepdim=True) + eps) * _exact(norm_weight)
+        squares = result.square().mean(-1, keepdim=True)
+        normed = result * torch.rsqrt(squares + float(eps)) * _exact(norm_weight)
         of_gate = _exact(z)[part].reshape(normed.shape)
         out[part] = normed * of_gate.sigmoid() * (of_gate if gate == "silu" else 1)
     return out
@@ -174,9 +171,13 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-def _spans(first: Tensor, cu_seqlens: Tensor | None, slots: Tensor | None) -> Iterator[_Span]:
-    """`first` is `[batch, length, ..]`."""
+def _spans(
+    first: Tensor, states: Tensor | None, cu_seqlens: Tensor | None, slots: Tensor | None
+) -> Iterator[_Span]:
+    """The sequences that are not skipped. `first` is `[batch, length, ..]`."""
     ends = None if cu_seqlens is None else cu_seqlens.tolist()
     for n in range(first.shape[0] if ends is None else len(ends) - 1):
         tokens = slice(0, first.shape[1]) if ends is None else slice(ends[n], ends[n + 1])
-        yield _Span(n if ends is None else 0, tokens, n, n if slots is None else int(slots[n]))
+        slot = n if slots is None else int(slots[n])
+        if states is None or 0 <= slot < len(states):
+            yield _Span(n if ends is None else 0, tokens, n, slot)

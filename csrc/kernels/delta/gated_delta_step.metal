@@ -256,8 +256,7 @@ using namespace fattn;
         for (int i = kThreads - 1 - thread_index; i < kDecays; i += kThreads) {
           const int of = kChannelDecay ? value_head : value_head + i;
           const int channel = kChannelDecay ? value_head * kHeadDim + i : of;
-          const long place =
-              kChannelDecay ? member * params.decay.head + i : (member + i) * params.decay.head;
+          const long place = kChannelDecay ? i : (member + i) * params.decay.head;
           token.decay[i] =
               decay_of(raw_decay[places.decay + t * params.decay.token + place], a_log, dt_bias, of, channel);
         }
