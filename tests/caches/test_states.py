@@ -17,9 +17,14 @@ from tests.helpers.synchronisations import Synchronisations
 from tests.helpers.tensors import same_bits, tensors_in
 from torch_fattn import CacheFullError, PagedKVCache, reference
 from torch_fattn.linear_attention import StateCache, StateStep, causal_conv1d, gated_delta_rule
+from torch_fattn.operators import delta
 
 LAYERS, SLOTS, KEY_HEADS, HEADS, KEY_DIM, DIM, WIDTH = 2, 4, 1, 2, 16, 8, 4
 CHANNELS = 2 * KEY_HEADS * KEY_DIM + HEADS * DIM
+SHAPES: dict[str, tuple[int, ...]] = dict.fromkeys(("query", "key"), (KEY_HEADS, KEY_DIM))
+SHAPES |= {"value": (HEADS, DIM), "z": (HEADS, DIM), "a": (HEADS,), "b": (HEADS,)}
+WORDS = 40
+OF_A_SEQUENCE = (1, CHANNELS, WIDTH - 1), (1, HEADS, KEY_DIM, DIM)  # its states in a layer
 
 
 def states(device: str, **changes: Any) -> StateCache:
@@ -47,9 +52,7 @@ class Layer:
         return torch.randn(shape, generator=self.generator).to(self.device)
 
     def tokens(self, count: int) -> dict[str, Tensor]:
-        keys, values = (KEY_HEADS, KEY_DIM), (HEADS, DIM)
-        shapes = {"query": keys, "key": keys, "value": values, "z": values, "a": values[:1], "b": values[:1]}
-        return {name: self.rows(count, *shape) for name, shape in shapes.items()}
+        return {name: self.rows(count, *shape) for name, shape in SHAPES.items()}
 
 
 class Plain:
@@ -59,9 +62,8 @@ class Plain:
         self.layers, self.states = layers, dict[int, list[list[tuple[Tensor, Tensor]]]]()
 
     def add(self, sequence: int) -> None:
-        shapes, device = ((1, CHANNELS, WIDTH - 1), (1, HEADS, KEY_DIM, DIM)), self.layers[0].device
-        first = [torch.zeros(shape, device=device) for shape in shapes]
-        self.states[sequence] = [[(first[0], first[1])] for _ in self.layers]
+        conv, state = (torch.zeros(shape, device=self.layers[0].device) for shape in OF_A_SEQUENCE)
+        self.states[sequence] = [[(conv, state)] for _ in self.layers]
 
     def run(self, sequence: int, layer: int, token: dict[str, Tensor]) -> Tensor:
         conv, state = (each.clone() for each in self.states[sequence][layer][-1])
@@ -171,111 +173,79 @@ def test_history_on_mps(seed: int) -> None:
 
 
 class Hybrid:
-    """Two linear layers around one of attention, with random weights. `mixers` computes what depends on other
-    tokens."""
-
-    HIDDEN, WORDS = 32, 40
+    """Two linear layers and one of attention, with random weights."""
 
     def __init__(self, device: str) -> None:
-        self.layers, of = [Layer(seed, device) for seed in range(LAYERS)], Layer(9, device)
-        self.parts = {name: rows[0].shape for name, rows in ((n, r) for n, r in of.tokens(1).items())}
-        width, hidden = sum(map(Tensor.numel, of.tokens(1).values())), self.HIDDEN
-        self.words, self.head = of.rows(2, self.WORDS, hidden).unbind()
-        self.into = [of.rows(hidden, width) / 6 for _ in self.layers]
-        self.out = [of.rows(HEADS * DIM, hidden) / 4 for _ in self.layers]
-        self.attention = of.rows(hidden, 4 * 2 * 16) / 6
+        self.layers, of = [Layer(seed, device) for seed in range(LAYERS)], Layer(11, device)
+        self.words, self.head = of.rows(2, WORDS, 32).unbind()
+        self.into = {name: of.rows(32, *shape) / 6 for name, shape in SHAPES.items()}
+        self.out, self.attention = of.rows(HEADS * DIM, 32) / 4, of.rows(32, 3, 2, 16) / 6
 
-    def logits(self, ids: Tensor, mixers: Any) -> Tensor:
-        x = self.words[ids]
+    def says(self, ids: list[int], linear: Any, attend: Any) -> list[int]:
+        """The word after each. The functions compute what depends on other tokens."""
+        x = self.words[torch.tensor(ids, device=self.words.device)]
         for number, layer in enumerate(self.layers):
-            columns = (x @ self.into[number]).split([shape.numel() for shape in self.parts.values()], 1)
-            tokens = {
-                name: rows.unflatten(1, shape)
-                for (name, shape), rows in zip(self.parts.items(), columns, strict=True)
-            }
-            x = x + mixers.linear(number, tokens, layer.weights).flatten(1) @ self.out[number]
-            if number == 0:
-                query, key, value, _ = (x @ self.attention).unflatten(1, (4, 2, 16)).unbind(1)
-                x = x + mixers.attend(query, key, value).flatten(1)
-        return x @ self.head.T
+            tokens = {name: torch.tensordot(x, weight, 1) for name, weight in self.into.items()}
+            x = x + linear(number, tokens | layer.weights).flatten(1) @ self.out
+        x = x + attend(*torch.tensordot(x, self.attention, 1).unbind(1)).flatten(1)
+        return (x @ self.head.T).argmax(1).tolist()
 
+    def says_at_once(self, ids: list[int]) -> list[int]:
+        """Of a whole sequence, by the reference."""
 
-class Without:
-    """A whole sequence, without caches."""
+        def linear(_: int, operands: dict[str, Tensor]) -> Tensor:
+            rows = {name: each[None] if name in SHAPES else each for name, each in operands.items()}
+            conv, state = (torch.zeros(shape) for shape in OF_A_SEQUENCE)
+            return reference.gated_delta_step(**rows, conv_state=conv, state=state)[0].float()
 
-    def linear(self, _: int, tokens: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
-        parts = [tokens[name].flatten(1) for name in ("query", "key", "value")]
-        convolution = weights["conv_weight"], weights["conv_bias"]
-        mixed, _state = causal_conv1d(torch.cat(parts, 1)[None], *convolution, activation="silu")
-        heads = ((KEY_HEADS, KEY_DIM), (KEY_HEADS, KEY_DIM), (HEADS, DIM))
-        columns = mixed.split([part.shape[1] for part in parts], 2)
-        rows = [each.unflatten(2, shape) for each, shape in zip(columns, heads, strict=True)]
-        gates = {name: weights[name] for name in ("A_log", "dt_bias")}
-        gates |= {"g": tokens["a"][None], "beta": tokens["b"][None]}
-        out, _state = gated_delta_rule(*rows, **gates, use_qk_l2norm_in_kernel=True)
-        return torch_fattn.rms_norm(out[0], weights["norm_weight"], tokens["z"])
+        def attend(*rows: Tensor) -> Tensor:
+            out, _lse = reference.prefill(*(each.transpose(0, 1)[None] for each in rows), is_causal=True)
+            return out[0].transpose(0, 1).float()
 
-    def attend(self, *rows: Tensor) -> Tensor:
-        query, key, value = (each.transpose(0, 1)[None] for each in rows)
-        return torch_fattn.prefill(query, key, value, is_causal=True)[0].transpose(0, 1)
-
-
-class Cached:
-    """New tokens of some sequences, in both caches."""
-
-    def __init__(
-        self, cache: PagedKVCache, linear: StateCache, sequences: list[int], tokens: Any, **options: Any
-    ):
-        self.cache, self.states = cache, linear
-        self.keys, self.step = cache.extend(sequences, tokens), linear.extend(sequences, tokens, **options)
-
-    def linear(self, number: int, tokens: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
-        return self.states.run(number, self.step, **tokens, **weights)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.append(0, self.keys, key, value)
-        return self.cache.prefill(0, self.keys, query)
+        return self.says(ids, linear, attend)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_hybrid_model(device: str) -> None:
-    """Prompts in chunks, then drafts of which some are right: what the model says without caches."""
-    rng, prompts, answers = random.Random(0), (21, 4, 9), []
-    for length in prompts:
-        ids = torch.randint(Hybrid.WORDS, (length,), generator=torch.Generator().manual_seed(length))
+    """Prompts in chunks, then drafts of which some are right: the words are those without caches."""
+    rng, lengths = random.Random(0), (21, 4, 9)
+    exact = [[rng.randrange(WORDS) for _ in range(length)] for length in lengths]
+    for ids in exact:
         for _ in range(16):
-            ids = torch.cat((ids, Hybrid("cpu").logits(ids, Without())[-1:].argmax(1)))
-        answers.append(ids.tolist())
-    assert min(len({*ids[n:]}) for ids, n in zip(answers, prompts, strict=True)) > 4, (
-        "they depend on the past"
-    )
-    cache = PagedKVCache(1, 40, 2, 16, block_size=4, dtype=torch.float32, device=device)
+            ids.append(Hybrid("cpu").says_at_once(ids)[-1])
+    assert all(len({*ids[-16:]}) > 4 for ids in exact), "the words depend on the past"
+    keys = PagedKVCache(1, 40, 2, 16, block_size=4, dtype=torch.float32, device=device)
     model, linear = Hybrid(device), states(device)
-    sequences = [linear.allocate(cache.allocate()) for _ in prompts]
+    sequences = [linear.allocate(keys.allocate()) for _ in exact]
 
     def run(ids: list[list[int]], **options: Any) -> list[list[int]]:
-        """The word that the model says after each."""
-        mixers = Cached(cache, linear, sequences, [len(own) for own in ids], **options)
-        said = model.logits(torch.tensor(sum(ids, []), device=device), mixers).argmax(1).tolist()
-        return [[said.pop(0) for _ in own] for own in ids]
+        counts = [len(own) for own in ids]
+        step, of_linear = keys.extend(sequences, counts), linear.extend(sequences, counts, **options)
 
-    run([ids[:n] for ids, n in zip(answers, (8, 3, 5), strict=True)])
-    said = run([ids[n:m] for ids, n, m in zip(answers, (8, 3, 5), prompts, strict=True)])
-    found, kept = [own[-1:] for own in said], []
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys.append(0, step, key, value)
+            return keys.prefill(0, step, query)
+
+        words = iter(model.says(sum(ids, []), lambda n, rows: linear.run(n, of_linear, **rows), attend))
+        return [[next(words) for _ in own] for own in ids]
+
+    run([ids[:3] for ids in exact])
+    words = run([ids[3:length] for ids, length in zip(exact, lengths, strict=True)])
+    found, kept = [own[-1:] for own in words], []
     while min(map(len, found)) < 10:
         drafts = []
-        for ids, length, own in zip(answers, prompts, found, strict=True):
-            new, right = ids[length + len(own) :][:3], rng.randrange(4)
-            drafts.append([own[-1], *new[:right], *((word + 1) % Hybrid.WORDS for word in new[right:])])
-        said = run(drafts, drafts=True)
-        for sequence, own, given, words in zip(sequences, found, drafts, said, strict=True):
-            kept.append(next((n for n in range(3) if words[n] != given[n + 1]), 3) + 1)
-            own += words[: kept[-1]]
-            for each in (cache, linear):
-                each.truncate(sequence, each.length(sequence) - 4 + kept[-1])
+        for ids, own in zip(exact, found, strict=True):
+            new, right = ids[len(ids) - 16 + len(own) :][:3], rng.randrange(4)
+            drafts.append([own[-1], *new[:right], *((word + 1) % WORDS for word in new[right:])])
+        words = run(drafts, drafts=True)
+        for sequence, own, given, said in zip(sequences, found, drafts, words, strict=True):
+            kept.append(next((n for n in range(3) if said[n] != given[n + 1]), 3) + 1)
+            own += said[: kept[-1]]
+            for cache in (keys, linear):
+                cache.truncate(sequence, cache.length(sequence) - 4 + kept[-1])
     assert {*kept} == {1, 2, 3, 4}
-    for ids, length, own in zip(answers, prompts, found, strict=True):
-        assert own == ids[length:][: len(own)]
+    for ids, own in zip(exact, found, strict=True):
+        assert own == ids[len(ids) - 16 :][: len(own)]
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
@@ -372,6 +342,13 @@ def test_refusals() -> None:
     refused(lambda: linear.allocate(3), "allocate: sequence 3 is in use; give another number, or none")
     linear.free(3)
     refused(lambda: linear.length(3), "length: sequence 3 is not allocated; pass a number that")
+    step = linear.extend([1, 2], (1, 3))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(delta, "gated_delta_rule", None)
+        run(0, step)
+    refused(lambda: run(0, step), r"run: layer 0 failed in this step; reset\(\) its sequences")
+    refused(lambda: linear.extend([2]), r"extend: layer 0 has not run .* sequence 2; run it, or reset\(2\)")
+    linear.reset(1)
     half = {name: each.half() for name, each in layer.tokens(1).items()}
     step = linear.extend([1])
     refused(lambda: linear.run(0, step, **half, **layer.weights), "run: .*the cache", TypeError)

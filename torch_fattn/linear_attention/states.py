@@ -20,8 +20,6 @@ from ..runtime.signatures import public, shown
 
 MOST_FEW = 16  # tokens of each sequence in a `gated_delta_step`
 _NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operator's errors
-_SIZES = {"query/key head_dim": "key_dim", "value head_dim": "value_dim"}
-_SIZES |= {"key heads": "num_key_heads", "value heads": "num_value_heads"}
 _MOST = 2**31 - 1  # tokens of a step, whose starts are int32
 _OF_TOKENS = ("query", "key", "value", "z", "a", "b")
 _Call = tuple[tuple[Tensor | None, ...], dict[str, Any]]
@@ -43,7 +41,7 @@ class _Sequence:
     def least(self) -> int:
         """The length to which it can go back."""
         step = self.step
-        can_drop = step is not None and (step.drafts or not step._ran)
+        can_drop = step is not None and (step.drafts or not (step._ran or step._begun))
         return self.begin if can_drop else self.length
 
 
@@ -59,6 +57,7 @@ class StateStep:
     cu_seqlens: Tensor  # where each sequence's new tokens begin, and the end, int32 [batch + 1]
     _owners: tuple[_Sequence, ...]
     _ran: set[int] = field(default_factory=set)  # layers
+    _begun: set[int] = field(default_factory=set)  # those with new convolution states
     _calls: dict[int, _Call] = field(default_factory=dict)  # of drafts, by layer
 
     def __repr__(self) -> str:  # without tensors: reading them waits for the GPU
@@ -87,7 +86,7 @@ class StateCache:
     them. The class is not thread-safe.
     """
 
-    @public("StateCache", names=_SIZES)
+    @public("StateCache")
     def __init__(
         self,
         num_layers: int,
@@ -116,7 +115,6 @@ class StateCache:
         sizes = ((channels, conv_width - 1), (num_value_heads, key_dim, value_dim))
         for size in sizes:
             check_bytes(name, 4, num_slots, num_layers, *size)
-        _check_heads(num_key_heads, num_value_heads, key_dim, value_dim, conv_width)
         # The states of a slot are contiguous: one launch clears or copies those of all layers.
         with torch.inference_mode(False):  # they outlive inference mode
             self._memory = tuple(
@@ -309,6 +307,7 @@ class StateCache:
         of: dict[str, Any] = {"slots": step.slots, "cu_seqlens": step.cu_seqlens}
         x = torch.cat([each.flatten(1) for each in mixed], 1)[None]
         x = delta.causal_conv1d(x, conv_weight, conv_bias, conv_state, activation="silu", **of)[0]
+        step._begun.add(layer)
         columns = x.split([each[0].numel() for each in mixed], 1)
         rows = [part.unflatten(1, each.shape[1:]) for part, each in zip(columns, mixed, strict=True)]
         of |= {"state": state, "A_log": a_log, "dt_bias": dt_bias, "scale": options["scale"]}
@@ -395,20 +394,5 @@ class StateCache:
             )
         if layer in step._ran:
             raise ValueError(f"StateCache.run: layer {layer} has run this step; extend() for the next tokens")
-
-
-def _check_heads(key_heads: int, heads: int, key_dim: int, value_dim: int, conv_width: int) -> None:
-    """`gated_delta_step` has the errors for sizes of heads."""
-
-    def operand(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device="meta")
-
-    key, value, gate = (
-        operand(0, 1, key_heads, key_dim),
-        operand(0, 1, heads, value_dim),
-        operand(0, 1, heads),
-    )
-    channels = 2 * key_heads * key_dim + heads * value_dim
-    weights = operand(heads), operand(heads), operand(channels, conv_width), None, operand(value_dim)
-    states = operand(0, channels, conv_width - 1), operand(0, heads, key_dim, value_dim)
-    delta.gated_delta_step(key, key, value, value, gate, gate, *weights, *states)
+        if layer in step._begun:
+            raise ValueError(f"StateCache.run: layer {layer} failed in this step; reset() its sequences")
