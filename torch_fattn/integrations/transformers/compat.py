@@ -235,7 +235,8 @@ def append_tokens_in(runs_fused: Callable[[PreTrainedModel], bool]) -> Callable[
             if (mask := model_kwargs.pop("attention_mask", None)) is not None:
                 appended["attention_mask"] = torch.nn.functional.pad(mask, (0, 1), value=1)
         updated: dict[str, Any] = update(self, outputs, model_kwargs, is_encoder_decoder, num_new_tokens)
-        return updated | appended
+        updated.update(appended)
+        return updated
 
     return replace_method(mixin, "_update_model_kwargs_for_generation", update_or_append)
 

@@ -1,5 +1,5 @@
 """The tables of a rotary embedding, cos and sin, in four kernels, for which the models' own forward launches
-nine. Random numbers show where both compute the same bits. Forms that change their frequencies as they run
+nine. A few positions show where both compute the same bits. Forms that change their frequencies as they run
 (dynamic, longrope) are left as they are."""
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ..compat import replace_method
 from . import running
 
-_PROBED_SCALING = 1.25
 _WIDEN: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda frequencies: frequencies.expand(2, -1),  # the halves alike
     lambda frequencies: frequencies[:, None].expand(-1, 2),  # the columns of a pair alike
@@ -80,7 +79,9 @@ def _tables(
     prefix = "" if layer is None else f"{layer}_"
     frequencies = getattr(module, f"{prefix}inv_freq", None)
     scaling = getattr(module, f"{prefix}attention_scaling", None)
-    if layer not in _static(module) or not isinstance(scaling, float | int) or position_ids.ndim != 2:
+    if layer not in _static(module) or not isinstance(scaling, float | int):
+        return None
+    if position_ids.ndim != 2 or position_ids.is_floating_point():
         return None
     if type(frequencies) is not Tensor or not x.device == position_ids.device == frequencies.device:
         return None
@@ -97,8 +98,7 @@ def _tables(
 def _form_of(module: nn.Module, layer: str | None) -> Form | None:
     """The form with which `_tables` returns what the own forward of a copy on the CPU does."""
     probed = copy.copy(module)
-    prefix = "" if layer is None else f"{layer}_"
-    setattr(probed, f"{prefix}attention_scaling", _PROBED_SCALING)
+    setattr(probed, "attention_scaling" if layer is None else f"{layer}_attention_scaling", 1.25)
     x = torch.empty(2, 5, 1, dtype=torch.bfloat16, device="cpu")
     position_ids = torch.tensor([[0, 1, 2, 3, 1000], [77, 4096, 5, 131071, 9]], device="cpu")
     operands: tuple[Any, ...] = (probed, x, position_ids, layer)[: 3 + (layer is not None)]
