@@ -242,8 +242,7 @@ def _our_linear() -> Iterator[Entry]:
     """With a decay per head, and with one per channel."""
     ops = ("gated_delta_rule", "gated_delta_step")
     for op, dim, by_channel in itertools.product(ops, (64, 128), (False, True)):
-        heads = {"heads": 32, "kv_heads": 32 if by_channel else 16, "head_dim": dim}
-        call = call_of_sizes(op, dtype=torch.float16, **heads)
+        call = call_of_sizes(op, kv_heads=32 if by_channel else 16, head_dim=dim)
         for name in {"g", "a", "dt_bias"} & call.keys() if by_channel else ():
             call[name] = call[name].unsqueeze(-1).repeat_interleave(dim, -1)
         plan = torch_fattn.explain(op, **call, family=FAMILY, cores=CORES).data
