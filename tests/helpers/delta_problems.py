@@ -62,7 +62,7 @@ class DeltaProblem(SimpleNamespace):
 
     @property
     def lengths(self) -> list[int]:
-        """Of the sequences."""
+        """The tokens of each sequence."""
         if not self.packed:
             return [self.length] * self.batch
         return [self.rng.choice((0, 1, self.length // 2, self.length)) for _ in range(self.batch + 1)]
