@@ -42,7 +42,8 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
         at::searchsorted(cu, token, /*out_int32=*/false, /*right=*/true).sub(1).clamp(0, p.sequences - 1);
   } else {
     tokens.start = at::arange(p.batch, options).mul(p.length);
-    tokens.count = counts.defined() ? counts.to(at::kLong) : at::full({p.batch}, p.length, options);
+    tokens.count =
+        counts.defined() ? counts.to(at::kLong).clamp(0, p.length) : at::full({p.batch}, p.length, options);
     tokens.sequence = token.floor_divide(std::max<int64_t>(p.length, 1));
   }
   tokens.position = token.sub(tokens.start.index_select(0, tokens.sequence));

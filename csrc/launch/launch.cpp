@@ -256,6 +256,12 @@ Tensor launch(const GatedDeltaStepCall& call, const Plan& plan) {
   if (plan.pass_count == 0) return out.zero_();
   Bindings bindings;
   bind_delta(call, out, bindings);
+  bindings[kSlotOutGate] = view_of(call.gate, out);
+  bindings[kSlotConvWeight] = view_of(call.conv_weight, out);
+  if (call.conv_bias.defined()) bindings[kSlotConvBias] = view_of(call.conv_bias, out);
+  bindings[kSlotNormWeight] = view_of(call.norm_weight, out);
+  bindings[kSlotConvState] = writable_view_of(call.conv_state);
+  if (call.counts.defined()) bindings[kSlotCounts] = view_of(call.counts, out);
   metal::execute(plan, bindings);
   return out;
 }

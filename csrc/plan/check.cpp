@@ -144,13 +144,13 @@ std::optional<Refusal> check_paging(const char* op, const Problem& p) {
   return std::nullopt;
 }
 
+}  // namespace
+
 std::optional<Refusal> check_eps(const char* op, double eps) {
   if (std::isfinite(static_cast<float>(eps)) && eps >= 0.0) return std::nullopt;
   return refuse(Kind::kValue, op, "eps ", eps,
                 " is not a finite number >= 0 in float32; pass that of the model's norms");
 }
-
-}  // namespace
 
 std::optional<Refusal> check(const Problem& p) {
   const char* op = name_of(p.op);

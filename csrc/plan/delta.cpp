@@ -13,6 +13,8 @@ using Kind = Refusal::Kind;
 
 constexpr uint16_t kPrepareSimdgroups = 4;  // of one key head, each with its own chunk
 constexpr int64_t kScanSimdgroups = 4;      // at most, of one value head, each with its own columns
+constexpr int64_t kStepSimdgroups = 16;     // at most: with more, M1 and M2 would lack registers
+constexpr int64_t kStepPlaces = 8;          // 64-bit offsets in threadgroup memory
 constexpr uint16_t kConvSimdgroups = 8;
 
 std::optional<Refusal> check_columns(const char* op, const char* what, int64_t dim) {
@@ -39,6 +41,13 @@ std::optional<Refusal> check_taps(const char* op, int64_t taps) {
   if (taps >= 2 && taps <= kMaxTaps) return std::nullopt;
   return refuse(Kind::kNotImplemented, op, "a convolution of ", taps, " taps is not one of 2 to ", kMaxTaps,
                 "; use F.conv1d for this layer");
+}
+
+// The largest divisor of a number up to `limit`.
+int64_t divisor_of(int64_t number, int64_t limit) {
+  int64_t divisor = std::clamp<int64_t>(limit, 1, number);
+  while (number % divisor != 0) --divisor;
+  return divisor;
 }
 
 KernelSpec delta_spec(Kernel kernel, const GatedDeltaProblem& p, int64_t simdgroups) {
@@ -101,6 +110,12 @@ std::optional<Refusal> check(const GatedDeltaStepProblem& p) {
     return refuse(Kind::kNotImplemented, op, p.length, " tokens per sequence are more than ", kMaxStepLength,
                   "; use fattn.causal_conv1d, fattn.gated_delta_rule and fattn.rms_norm");
   }
+  const int64_t channels = 2 * p.key_heads * p.head_dim + p.value_heads * p.value_dim;
+  if (channels > kMaxLength / kMaxStepLength) {
+    return refuse(Kind::kValue, op, channels, " channels are more than ", kMaxLength / kMaxStepLength,
+                  "; pass the heads in parts");
+  }
+  if (auto refusal = check_eps(op, p.eps)) return refusal;
   return check_taps(op, p.taps);
 }
 
@@ -149,9 +164,7 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
     pass.bind(kSlotBeta, Slot(kBufferBeta));
     limit_products(pass, device, double(kPrepareSimdgroups * kDeltaChunk * kDeltaChunk * p.head_dim));
   }
-  const int64_t tiles = p.value_dim / kFragment;
-  int64_t simdgroups = kScanSimdgroups;
-  while (tiles % simdgroups != 0) --simdgroups;
+  const int64_t tiles = p.value_dim / kFragment, simdgroups = divisor_of(tiles, kScanSimdgroups);
   Pass& pass = add_delta_pass(plan, delta_spec(Kernel::kGatedDeltaScan, p, simdgroups));
   pass.grid = {uint32_t(tiles / simdgroups), uint32_t(p.value_heads), uint32_t(p.sequences)};
   // Staged for a chunk: keys and queries with their decays, and its decays. Without them one float remains.
@@ -164,6 +177,67 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
   if (p.has_initial) pass.bind(kSlotHasInitial, Slot(kBufferHasInitial));
   if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
   limit_products(pass, device, double(simdgroups * kFragment * p.length * 3 * p.head_dim));
+  return plan;
+}
+
+Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& device) {
+  Plan plan;
+  plan.tuning.source = "value heads side by side in up to 16 simdgroups";
+  if (p.sequences * p.length * p.value_heads == 0) return plan;
+
+  const int64_t group_size = p.value_heads / p.key_heads;
+  const int64_t tile = 2 * kSimdWidth / step_row_lanes(p.head_dim), tiles = p.value_dim / tile;
+  // Several value heads at a time, or one in rounds over its columns.
+  const int64_t together = divisor_of(group_size, kStepSimdgroups / tiles);
+  const int64_t of_head = divisor_of(tiles, kStepSimdgroups), simdgroups = together * of_head;
+  // Value heads share the state of the convolution. It must not move while another threadgroup reads it.
+  const int64_t heads = p.writes_state ? group_size : together;
+
+  KernelSpec spec = delta_spec(Kernel::kGatedDeltaStep, p, simdgroups);
+  spec.weight_dtype = p.conv_dtype;
+  spec.norm_dtype = p.norm_dtype;
+  spec.taps = uint16_t(p.taps);
+  spec.gate = p.gate;
+  spec.biased = p.conv_bias;
+  spec.counts = p.has_counts;
+  Pass& pass = add_delta_pass(plan, spec);
+  pass.grid = {uint32_t(p.value_heads / heads), uint32_t(p.sequences), 1};
+  const int64_t results = together * p.value_dim * (of_head < tiles ? kMaxStepLength : 1);
+  const int64_t decays = p.channel_decay ? p.head_dim : together;
+  const int64_t floats = 2 * p.head_dim + simdgroups * tile + decays + together + results;
+  pass.threadgroup_bytes = uint32_t(ceil_div(kStepPlaces * 8 + floats * 4, 16) * 16);
+
+  pass.bind(kSlotQuery);
+  pass.bind(kSlotKey);
+  pass.bind(kSlotValue);
+  pass.bind(kSlotOutGate, Slot(kBufferOutGate));
+  pass.bind(kSlotRawDecay, Slot(kBufferDecay));
+  pass.bind(kSlotRawBeta, Slot(kBufferBeta));
+  pass.bind(kSlotALog, Slot(kBufferALog));
+  pass.bind(kSlotDtBias, Slot(kBufferDtBias));
+  pass.bind(kSlotConvWeight, Slot(kBufferConvWeight));
+  if (p.conv_bias) pass.bind(kSlotConvBias, Slot(kBufferConvBias));
+  pass.bind(kSlotNormWeight, Slot(kBufferNormWeight));
+  pass.bind(kSlotConvState, Slot(kBufferConvState));
+  pass.bind(kSlotState, Slot(kBufferState));
+  if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
+  if (p.has_counts) pass.bind(kSlotCounts, Slot(kBufferCounts));
+  pass.bind(kSlotOut);
+
+  GatedDeltaStepParams params = p.step;
+#define FATTN_COPY(type, name) params.name = p.params.name;
+  FATTN_DELTA_ROWS(FATTN_COPY)
+#undef FATTN_COPY
+  params.conv_columns = int32_t(p.conv_columns);
+  params.length = int32_t(p.length);
+  params.states = int32_t(p.states);
+  params.key_heads = int32_t(p.key_heads);
+  params.group_size = int32_t(group_size);
+  params.heads = int32_t(heads);
+  params.scale = float(p.scale);
+  params.eps = float(p.eps);
+  pass.set_params(params);
+  limit_products(pass, device, double(3 * p.length * p.head_dim * p.value_dim * heads));
   return plan;
 }
 

@@ -90,7 +90,8 @@ std::variant<Plan, Refusal> plan(const GatedDeltaProblem& problem, const DeviceF
                  [&](const GatedDeltaProblem& p) { return plan_gated_delta(p, device); });
 }
 std::variant<Plan, Refusal> plan(const GatedDeltaStepProblem& problem, const DeviceFacts& device) {
-  return checked(problem, problem.op, device, [](const GatedDeltaStepProblem&) { return Plan(); });
+  return checked(problem, problem.op, device,
+                 [&](const GatedDeltaStepProblem& p) { return plan_gated_delta_step(p, device); });
 }
 std::variant<Plan, Refusal> plan(const CausalConv1dProblem& problem, const DeviceFacts& device) {
   return checked(problem, Op::kCausalConv1d, device, plan_causal_conv1d);

@@ -36,6 +36,7 @@ namespace fattn {
   X(RmsNorm, rms_norm, rms_norm, RmsNormParams)                                       \
   X(GatedDeltaPrepare, gated_delta_prepare, gated_delta_prepare, GatedDeltaParams)    \
   X(GatedDeltaScan, gated_delta_scan, gated_delta_scan, GatedDeltaParams)             \
+  X(GatedDeltaStep, gated_delta_step, gated_delta_step, GatedDeltaStepParams)         \
   X(CausalConv1d, causal_conv1d, causal_conv1d, CausalConv1dParams)                   \
   FATTN_LOGITS_OPS(X)                                                                 \
   X(MaskMap, mask_map, mask_map, MaskMapParams)                                       \
@@ -61,7 +62,8 @@ inline bool is_logits(Kernel kernel) {
 }
 // Kernels of the gated delta rule.
 inline bool is_delta(Kernel kernel) {
-  return kernel == Kernel::kGatedDeltaPrepare || kernel == Kernel::kGatedDeltaScan;
+  return kernel == Kernel::kGatedDeltaPrepare || kernel == Kernel::kGatedDeltaScan ||
+         kernel == Kernel::kGatedDeltaStep;
 }
 inline bool is_backward(Kernel kernel) {
 #define FATTN_IS(id, ...) || kernel == Kernel::k##id
@@ -115,7 +117,8 @@ struct KernelSpec : Features, RotaryForm {
   DType decay_dtype = DType::kFloat32;
   DType beta_dtype = DType::kFloat32;
   bool channel_decay = false;
-  uint16_t taps = 0;  // of the convolution
+  DType norm_dtype = DType::kFloat32;  // gated_delta_step
+  uint16_t taps = 0;                   // of the convolution
 
   KvFormat kv_format = kKvFloat;
   bool long_slots = false;  // cache_write, rotary: slot_mapping or starts is int64

@@ -21,6 +21,7 @@ Plan plan_rotary(const RotaryProblem& problem);
 Plan plan_logits(const LogitsProblem& problem);
 Plan plan_rms_norm(const RmsNormProblem& problem);
 Plan plan_gated_delta(const GatedDeltaProblem& problem, const DeviceFacts& device);
+Plan plan_gated_delta_step(const GatedDeltaStepProblem& problem, const DeviceFacts& device);
 Plan plan_causal_conv1d(const CausalConv1dProblem& problem);
 Plan plan_mask_map(const MaskMapProblem& problem);
 // Appends the pass that merges partial results (kSlotPartialOut, kSlotPartialSum) into kSlotOut and
@@ -41,6 +42,9 @@ bool pays_for_map(const Problem& problem, const DeviceFacts& device);
 void add_mask_map(Plan& plan, Problem& problem);
 // Threadgroups of the pass that makes the map.
 double map_groups(const MaskMapProblem& problem);
+
+// The eps of a norm.
+std::optional<Refusal> check_eps(const char* op, double eps);
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

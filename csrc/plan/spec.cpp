@@ -89,6 +89,11 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_DECAY_T", metal_type(spec.decay_dtype));
     macros.emplace_back("FATTN_BETA_T", metal_type(spec.beta_dtype));
     macros.emplace_back("FATTN_CHANNEL_DECAY", spec.channel_decay ? "true" : "false");
+    if (spec.kernel == Kernel::kGatedDeltaStep) {
+      macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));
+      macros.emplace_back("FATTN_NORM_T", metal_type(spec.norm_dtype));
+      macros.emplace_back("FATTN_TAPS", std::to_string(spec.taps));
+    }
     return macros;
   }
   if (spec.kernel == Kernel::kBackwardHead) return macros;
@@ -153,6 +158,10 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   if (spec.kernel == Kernel::kCausalConv1d) {
     return only({kConst_packed, kConst_sliced, kConst_slots, kConst_gate, kConst_has_state,
                  kConst_has_initial, kConst_biased});
+  }
+  if (spec.kernel == Kernel::kGatedDeltaStep) {
+    return only({kConst_sliced, kConst_slots, kConst_gate, kConst_raw_gates, kConst_writes_state,
+                 kConst_biased, kConst_counts});
   }
   if (spec.kernel == Kernel::kGatedDeltaPrepare) {
     return only({kConst_packed, kConst_sliced, kConst_raw_gates, kConst_qk_norm});

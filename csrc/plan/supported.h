@@ -12,7 +12,6 @@ inline constexpr int64_t kMaxHeadDim = 576;
 // Linear attention.
 inline constexpr int64_t kMaxDeltaHeadDim = 256;
 inline constexpr int64_t kMaxDeltaLength = int64_t(1) << 20;  // tokens of a sequence, which run in order
-inline constexpr int64_t kMaxStepLength = 16;
 inline constexpr int64_t kMaxTaps = 8;
 // Columns that a lane of rotary takes.
 inline constexpr int64_t kRotaryMultiple = 4;

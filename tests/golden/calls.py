@@ -10,6 +10,7 @@ import torch_fattn
 from tests.helpers import problems
 from tests.helpers.kv_formats import GROUPED, UNSCALED, columns, name_of
 from tests.helpers.problems import Problem
+from torch_fattn.inspection.sizes import call_of_sizes
 from torch_fattn.operators.kv_formats import KV_FORMATS
 
 M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
@@ -213,6 +214,21 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             **{f"{n}_norm": _empty(f16, 128) for n in ("query", "key")},
             "starts": _empty(torch.int32, 4),
         },
+    ),
+    "gated_delta_step_qwen3_next": (
+        "gated_delta_step",
+        call_of_sizes("gated_delta_step", dtype=bf16, kv_heads=16) | {"slots": _empty(torch.int32, 1)},
+    ),
+    "gated_delta_step_drafts": (
+        "gated_delta_step",
+        call_of_sizes("gated_delta_step", batch=2, q_len=4, heads=48, kv_heads=16, head_dim=64)
+        | {"writes_state": False},
+    ),
+    "gated_delta_step_kimi": (  # a decay per channel, and rounds over columns
+        "gated_delta_step",
+        call_of_sizes("gated_delta_step", dtype=f32, batch=4, q_len=3, head_dim=256)
+        | {"a": _empty(f32, 4, 3, 32, 256), "dt_bias": _empty(f32, 32, 256)}
+        | {"counts": _empty(torch.int32, 4), "gate": "sigmoid"},
     ),
     "rms_norm_gemma": (
         "rms_norm",

@@ -268,7 +268,25 @@ WRONG: dict[str, list[Fault]] = {
               "cu_seqlens", "batch size 2"),
         fault("slots without a state", without("state"), "slots", "no state"),
     ],
-    "gated_delta_step": [],
+    "gated_delta_step": [
+        unsupported("17 tokens", lambda a: {n: a[n][:, :1].repeat(1, 17, *[1] * (a[n].dim() - 2))
+                                            for n in ("query", "key", "value", "z", "a", "b")}, "17", "16"),
+        unsupported("Dv of 264", lambda a: head_dim(264, "value", "z", "state")(a) |
+                    {"norm_weight": a["norm_weight"].new_zeros(264),
+                     **{n: a[n].new_zeros(2 * 32 + 4 * 264, 4) for n in ("conv_weight",)},
+                     "conv_bias": None, "conv_state": a["conv_state"].new_zeros(2, 2 * 32 + 4 * 264, 3)},
+                    "264", "256"),
+        fault("states that overlap", changed("conv_state", lambda x: x[:1].expand(2, -1, -1)), "conv_state",
+              "share memory"),
+        fault("columns too few", sliced("conv_state", ..., slice(2)), "[2, 160, 2]", "3"),
+        fault("more states of one kind", changed("state", lambda x: x.repeat(2, 1, 1, 1)), "conv_state",
+              "4", "2"),
+        fault("counts on the CPU", zeros_for("counts", 2, device="cpu", dtype=torch.int32), "counts", "cpu"),
+        mistyped("counts of int64", zeros_for("counts", 2, dtype=torch.int64), "counts", "int64"),
+        fault("counts of three", zeros_for("counts", 3, dtype=torch.int32), "counts", "[3]", "[2]"),
+        fault("an unknown gate", option(gate="swish"), "swish", "silu"),
+        fault("a negative eps", option(eps=-1.0), "eps -1"),
+    ],
     "causal_conv1d": [
         unsupported("nine taps", lambda a: {"weight": a["weight"].new_zeros(96, 9),
                                             "state": a["state"].new_zeros(2, 96, 8)}, "9 taps"),

@@ -30,6 +30,7 @@ from tests.helpers import (
     problems,
     rms_norm_problems,
     rotary_problems,
+    step_problems,
     tensor_kernels,
 )
 from tests.helpers.accuracy import assert_close
@@ -41,6 +42,7 @@ from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
 from tests.helpers.rms_norm_problems import RmsNormProblem
 from tests.helpers.rotary_problems import RotaryProblem
+from tests.helpers.step_problems import StepProblem
 
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
@@ -341,6 +343,22 @@ def of_linear(problem: DeltaProblem) -> Trial:
 
     facts = (("states", problem.states), ("packed", problem.packed), ("kind", getattr(problem, "kind", "")))
     return Trial(f"{problem.op}: {problem}", plan, prepare, facts)
+
+
+def of_step(problem: StepProblem) -> Trial:
+    case = step_problems.build(problem)
+    right = step_problems.expected(case)
+
+    def prepare() -> Prepared:
+        arguments, bases = case.arguments("cpu")
+        out = torch.full_like(right.exact["out"], torch.nan, dtype=problem.dtype)
+        strided = ("b",) if problem.channel_decay else ("a", "b")
+        buffers = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+        buffers |= {n: x.contiguous() for n, x in buffers.items() if x.stride(-1) != 1 and n not in strided}
+        return buffers | {"out": out}, lambda: step_problems.check(case, out, bases, right)
+
+    plan = direct_launch.plan_of("gated_delta_step", case.arguments("cpu")[0])
+    return Trial(f"step: {problem}", plan, prepare, (("kind", problem.kind),))
 
 
 def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> Trial:

@@ -73,7 +73,7 @@ def gated_delta_step(
 ) -> Tensor:
     """A decode step of a layer of linear attention, for 1 to 16 tokens per sequence, in one launch:
     `causal_conv1d` with silu, `gated_delta_rule` with normalised queries and keys and raw gates, and the
-    gated RMSNorm of its result. Several tokens at once have the bits of calls of one.
+    gated RMSNorm of its result. On a GPU, several tokens at once have the bits of calls of one.
 
     Args:
         query, key, value, a, b, A_log, dt_bias, state: as in `gated_delta_rule` with A_log; query, key and

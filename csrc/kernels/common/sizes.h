@@ -68,6 +68,10 @@ FATTN_CONSTEXPR int kConvTokens = 16;
 constexpr int chunk_sum_floats(int chunks, int rows) {
   return chunks == 1 ? 0 : (3 * (chunks + 1) * rows + 3) / 4 * 4;
 }
+// gated_delta_step: tokens of a sequence, and lanes that share a column of a state. A lane holds two columns
+// of up to 16 rows in float32, a quarter of the registers of M1 and M2.
+FATTN_CONSTEXPR int kMaxStepLength = 16;
+constexpr int step_row_lanes(fattn_i64 head_dim) { return head_dim > 128 && head_dim % 16 == 0 ? 16 : 8; }
 // Arrays of the decode kernels in threadgroup memory, for kernels and planner. decode: rows of states, not
 // needed if simdgroups share no rows, and floats from row to row, padded so that fewer rows begin in the same
 // bank.

@@ -63,6 +63,7 @@ struct GatedDeltaParams {
   X(fattn_i32, states)                                                        \
   X(fattn_i32, key_heads)                                                     \
   X(fattn_i32, group_size)                                                    \
+  X(fattn_i32, heads) /* value heads per threadgroup */                       \
   X(fattn_f32, scale)                                                         \
   X(fattn_f32, eps)
 struct GatedDeltaStepParams {

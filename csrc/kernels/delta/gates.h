@@ -8,7 +8,11 @@
 
 namespace fattn {
 
-inline float softplus(float x) { return x > 20.0f ? x : precise::log(1.0f + precise::exp(x)); }
+// log(1 + exp(x)). The quotient undoes the rounding of 1 + exp, which would be an error of every slow decay.
+inline float softplus(float x) {
+  const float small = precise::exp(-fabs(x)), sum = 1.0f + small;
+  return fmax(x, 0.0f) + (sum == 1.0f ? small : precise::log(sum) * (small / (sum - 1.0f)));
+}
 
 // `a_log` and `dt_bias`: of the head and of the channel, at `head` and `channel`; unused unless gates are
 // raw.

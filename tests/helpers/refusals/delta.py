@@ -15,7 +15,7 @@ from tests.helpers.refusals import Refusal
 from tests.helpers.wrong_calls import Arguments, valid
 from torch_fattn import reference
 
-RULE = valid("gated_delta_rule", "cpu")
+RULE, STEP = (valid(op, "cpu") for op in ("gated_delta_rule", "gated_delta_step"))
 TOKENS = ("query", "key", "value", "g", "beta")
 PACKED = {name: RULE[name].flatten(0, 1)[None] for name in TOKENS}
 NARROW = {name: RULE[name][..., :12] for name in ("query", "key")} | {"state": torch.zeros(2, 4, 12, 24)}
@@ -61,6 +61,39 @@ def _gradient() -> None:
     torch_fattn.gated_delta_rule(**RULE | {"query": query}).sum().backward()
 
 
+def _in_parts() -> Tensor:
+    """17 tokens by the operators that a step joins."""
+    call = _seventeen()
+    x = torch.cat([call[name].flatten(2) for name in ("query", "key", "value")], -1)
+    mixed = torch_fattn.causal_conv1d(
+        x, call["conv_weight"], call["conv_bias"], call["conv_state"], slots=call["slots"], activation="silu"
+    )
+    query, key, value = mixed.split((32, 32, 96), -1)
+    heads = (query.unflatten(2, (2, 16)), key.unflatten(2, (2, 16)), value.unflatten(2, (4, 24)))
+    gates = {name: call[name] for name in ("A_log", "dt_bias", "slots")}
+    out = torch_fattn.gated_delta_rule(
+        *heads, call["a"], call["b"], call["state"], use_qk_l2norm_in_kernel=True, **gates
+    )
+    return torch_fattn.rms_norm(out, call["norm_weight"], call["z"], norm="float")
+
+
+def _seventeen() -> Arguments:
+    call = valid("gated_delta_step", "cpu")
+    return call | {n: heads(2, 17, *call[n].shape[2:]) for n in ("query", "key", "value", "z", "a", "b")}
+
+
+def _states_in_one(gap: int) -> Arguments:
+    """Both states in one memory, the second `gap` elements after the first."""
+    memory = torch.zeros(gap + 2 * 4 * 16 * 24)
+    conv_state = memory[: 160 * 3].view(1, 160, 3)
+    return {
+        "conv_state": conv_state,
+        "state": memory[gap : gap + 4 * 16 * 24].view(1, 4, 16, 24),
+        "slots": torch.tensor([0, -1]).int(),
+    }
+
+
+step = partial(_refused, op="gated_delta_step")
 conv = partial(_refused, op="causal_conv1d")
 REFUSALS = [
     _refused("pass the slots of the sequences, or a state for each",
@@ -91,6 +124,18 @@ REFUSALS = [
     Refusal("pass the tokens in pieces of a multiple of 8, each with the state of the last one",
             _call(torch_fattn, "gated_delta_rule", LONG | PLAIN), _in_pieces, _at_once),
     Refusal("use the model's own layer where one is needed", _gradient),
+    Refusal("use fattn.causal_conv1d, fattn.gated_delta_rule and fattn.rms_norm",
+            lambda: torch_fattn.gated_delta_step(**_seventeen()), _in_parts,
+            lambda: reference.gated_delta_step(**_seventeen())),
+    step("pass a gate for each value", {"z": STEP["z"][:, :, :2]}, {}),
+    step("pass a number for each column of a value", {"norm_weight": heads(16)}, {"norm_weight": heads(24)}),
+    Refusal("allocate separate memory for each",
+            lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(0)),
+            lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(160 * 3)),
+            lambda: reference.gated_delta_step(**STEP | _states_in_one(160 * 3))),
+    step("pass the number of tokens of each sequence", {"counts": torch.tensor([3]).int()},
+         {"counts": torch.tensor([3, 1]).int()}),
+    Refusal("pass the heads in parts", lambda: torch_fattn.explain("gated_delta_step", heads=2**20)),
     conv("use F.conv1d for this layer", {"weight": heads(96, 1)}, {}),
     conv("pass a number for each channel", {"bias": heads(95)}, {"bias": heads(96)}),
     conv("allocate a column for each token that the next ones see", {"state": heads(2, 96, 2)},

@@ -1,0 +1,310 @@
+// A step of a gated delta layer in one launch, for a few tokens of each sequence: the convolution of queries,
+// keys and values, their norms, the gates, the delta rule and the gated norm of its result. Both states are
+// read once and replaced in place.
+//
+// A threadgroup owns a key head of a sequence, because its value heads share the convolution of query and
+// key, whose state is replaced after the last of them has read it. A simdgroup has kTileColumns columns of a
+// value head's state in registers: a lane two of them, in every kRowLanes-th row.
+#include "delta_params.h"
+
+FATTN_DECLARE_CONSTANT(bool, sliced)
+FATTN_DECLARE_CONSTANT(bool, slots)
+FATTN_DECLARE_CONSTANT(uint, gate)
+FATTN_DECLARE_CONSTANT(bool, raw_gates)
+FATTN_DECLARE_CONSTANT(bool, writes_state)
+FATTN_DECLARE_CONSTANT(bool, biased)
+FATTN_DECLARE_CONSTANT(bool, counts)
+
+#include "../common/grid.h"
+#include "gates.h"
+
+namespace fattn {
+
+typedef FATTN_T Element;
+typedef FATTN_DECAY_T Decay;
+typedef FATTN_BETA_T Beta;
+typedef FATTN_WEIGHT_T Weight;
+typedef FATTN_NORM_T Norm;
+
+FATTN_CONSTEXPR int kHeadDim = FATTN_HEAD_DIM;
+FATTN_CONSTEXPR int kValueDim = FATTN_VALUE_DIM;
+FATTN_CONSTEXPR int kMatrix = kHeadDim * kValueDim;
+FATTN_CONSTEXPR int kTaps = FATTN_TAPS;
+FATTN_CONSTEXPR bool kChannelDecay = FATTN_CHANNEL_DECAY;
+FATTN_CONSTEXPR int kSimdgroups = FATTN_SIMDGROUPS;
+FATTN_CONSTEXPR int kThreads = kSimdgroups * kSimdWidth;
+
+FATTN_CONSTEXPR int kRowLanes = step_row_lanes(kHeadDim);
+FATTN_CONSTEXPR int kColumnLanes = kSimdWidth / kRowLanes;
+FATTN_CONSTEXPR int kLaneRows = kHeadDim / kRowLanes;
+FATTN_CONSTEXPR int kTileColumns = 2 * kColumnLanes;
+FATTN_CONSTEXPR int kRoundColumns = kSimdgroups * kTileColumns;
+// Value heads at a time, or rounds over the columns of one.
+FATTN_CONSTEXPR int kHeads = kRoundColumns > kValueDim ? kRoundColumns / kValueDim : 1;
+FATTN_CONSTEXPR int kRounds = kHeads * kValueDim / kRoundColumns;
+// Tokens whose results wait for the other rounds, for the norm.
+FATTN_CONSTEXPR int kWaiting = kRounds > 1 ? kMaxStepLength : 1;
+FATTN_CONSTEXPR int kDecays = kChannelDecay ? kHeadDim : kHeads;
+static_assert(kHeads == 1 || !kChannelDecay, "the value heads of a round would share decays");
+
+// Offsets of the first token of a threadgroup. M1 and M2 would keep them in registers of every lane.
+struct StepPlaces {
+  long query;
+  long key;
+  long value;
+  long past;  // of its sequence, in the convolution's state
+  long gate;
+  long decay;
+  long beta;
+  long out;
+};
+
+// A token as the rule takes it.
+struct StepToken {
+  float channels[2 * kHeadDim + kRoundColumns];  // query, key, values
+  float decay[kDecays];
+  float beta[kHeads];
+};
+
+// A channel of the convolution.
+struct Channel {
+  const device Element* input;  // of the first token
+  long step;                    // to the next one
+  device Element* past;         // the end of its state
+  int index;
+};
+
+// A channel of a key head. They are the query, the key, then the values of each value head.
+inline Channel channel_of(int own, int head, threadgroup const StepPlaces& places,
+                          const device Element* query, const device Element* key, const device Element* value,
+                          device Element* conv_state, constant GatedDeltaStepParams& params) {
+  Channel channel;
+  if (own < kHeadDim) {
+    channel.input = query + places.query + own;
+    channel.step = params.query.token;
+    channel.index = head * kHeadDim + own;
+  } else if (own < 2 * kHeadDim) {
+    channel.input = key + places.key + (own - kHeadDim);
+    channel.step = params.key.token;
+    channel.index = (params.key_heads + head - 1) * kHeadDim + own;
+  } else {
+    const int column = own - 2 * kHeadDim;
+    channel.input = value + places.value + column / kValueDim * params.value.head + column % kValueDim;
+    channel.step = params.value.token;
+    channel.index = 2 * params.key_heads * kHeadDim + head * params.group_size * kValueDim + column;
+  }
+  channel.past = conv_state + places.past + channel.index * params.conv_channel;
+  return channel;
+}
+
+inline float convolved(Channel channel, int token, const device Weight* weight, const device Weight* bias) {
+  float sum = 0.0f;
+  if (fc_biased) {
+    sum = float(bias[channel.index]);
+  }
+  FATTN_UNROLL
+  for (int tap = 0; tap < kTaps; tap++) {
+    const int from = token + tap + 1 - kTaps;
+    const Element x = from < 0 ? channel.past[from] : channel.input[from * channel.step];
+    sum = fma(float(x), float(weight[channel.index * kTaps + tap]), sum);
+  }
+  return silu(sum);
+}
+
+// The sum over the rows of a tile.
+template <typename T>
+inline T row_sum(T x) {
+  FATTN_UNROLL
+  for (ushort step = kColumnLanes; step < kSimdWidth; step *= 2) {
+    x += simd_shuffle_xor(x, step);
+  }
+  return x;
+}
+
+// Moves the state over a token. `own` is the value head, `column` that of its value in the round. Returns the
+// result by sums over the old state's rows: q (decay S + k delta) = decay (q S) + (q k) delta.
+inline float2 apply_rule(thread float2 (&state)[kLaneRows], threadgroup const StepToken& token, int own,
+                         int column, float scale, ushort first_row) {
+  float2 seen = float2(0.0f), asked = float2(0.0f);  // k S, q S
+  float3 dots = float3(0.0f);                        // k k, q q, q k
+  FATTN_UNROLL
+  for (int f = 0; f < kLaneRows; f++) {
+    const int row = kRowLanes * f + first_row;
+    const float query = token.channels[row], key = token.channels[kHeadDim + row];
+    if (kChannelDecay) {
+      state[f] *= token.decay[row];
+    }
+    seen = fma(state[f], float2(key), seen);
+    asked = fma(state[f], float2(query), asked);
+    dots = fma(float3(key, query, query), float3(key, query, key), dots);
+  }
+  seen = row_sum(seen);
+  asked = row_sum(asked);
+  dots = row_sum(dots);
+  const float key_norm = inverse_length(dots[0]), query_norm = scale * inverse_length(dots[1]);
+  threadgroup const float* values = token.channels + 2 * kHeadDim + column;
+  const float decay = kChannelDecay ? 1.0f : token.decay[own];
+  const float2 update =
+      token.beta[own] * key_norm * (float2(values[0], values[1]) - seen * (decay * key_norm));
+  FATTN_UNROLL
+  for (int f = 0; f < kLaneRows; f++) {
+    state[f] = fma(float2(token.channels[kHeadDim + kRowLanes * f + first_row]), update, state[f] * decay);
+  }
+  return query_norm * (asked * decay + dots[2] * update);
+}
+
+// Normalises and stores the result of a token and head; `gate` is its row of z.
+inline void store_result(threadgroup const float* result, const device Element* gate,
+                         const device Norm* weight, device Element* out, float eps, ushort lane) {
+  float squares = 0.0f;
+  for (int column = lane; column < kValueDim; column += kSimdWidth) {
+    squares = fma(result[column], result[column], squares);
+  }
+  const float scale = 1.0f / sqrt(simd_sum(squares) / float(kValueDim) + eps);
+  for (int column = lane; column < kValueDim; column += kSimdWidth) {
+    const float x = float(gate[column]);
+    const float activated = fc_gate == kGateSilu ? silu(x) : sigmoid(x);
+    out[column] = Element(result[column] * scale * float(weight[column]) * activated);
+  }
+}
+
+}  // namespace fattn
+
+using namespace fattn;
+
+[[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_gated_delta_step(
+    const device Element* query [[buffer(fattn::kSlotQuery)]],
+    const device Element* key [[buffer(fattn::kSlotKey)]],
+    const device Element* value [[buffer(fattn::kSlotValue)]],
+    const device Element* gate [[buffer(fattn::kBufferOutGate)]],
+    const device Decay* raw_decay [[buffer(fattn::kBufferDecay)]],
+    const device Beta* raw_beta [[buffer(fattn::kBufferBeta)]],
+    const device float* a_log [[buffer(fattn::kBufferALog)]],
+    const device float* dt_bias [[buffer(fattn::kBufferDtBias)]],
+    const device Weight* weight [[buffer(fattn::kBufferConvWeight)]],
+    const device Weight* bias [[buffer(fattn::kBufferConvBias), function_constant(fc_biased)]],
+    const device Norm* norm [[buffer(fattn::kBufferNormWeight)]],
+    device Element* conv_state [[buffer(fattn::kBufferConvState)]],
+    device float* states [[buffer(fattn::kBufferState)]],
+    const device int* slots [[buffer(fattn::kBufferStateSlots), function_constant(fc_slots)]],
+    const device int* counts [[buffer(fattn::kBufferCounts), function_constant(fc_counts)]],
+    device Element* out [[buffer(fattn::kSlotOut)]],
+    constant GatedDeltaStepParams& params [[buffer(fattn::kSlotParams)]],
+    constant GridSlice& slice [[buffer(fattn::kSlotSlice), function_constant(fc_sliced)]],
+    uint3 dispatched [[threadgroup_position_in_grid]], ushort thread_index [[thread_index_in_threadgroup]],
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup StepPlaces places;
+  threadgroup StepToken token;
+  threadgroup float results[kWaiting][kHeads * kValueDim];
+
+  const uint3 group = group_in_grid(dispatched, slice);
+  const int sequence = group.y;
+  const int shares = params.group_size / params.heads;
+  const int head = int(group.x) / shares;
+  const int first_head = int(group.x) % shares * params.heads;  // among the value heads of the key head
+
+  int slot = sequence, count = params.length;
+  if (fc_slots) {
+    slot = slots[sequence];
+  }
+  if (fc_counts) {
+    count = clamp(counts[sequence], 0, params.length);
+  }
+  count = uint(slot) < uint(params.states) ? count : 0;
+
+  const int value_heads = params.key_heads * params.group_size;
+  const long out_step = long(value_heads) * kValueDim;
+  if (thread_index == 0) {
+    const long n = sequence;
+    places.query = n * params.query.batch + head * params.query.group;
+    places.key = n * params.key.batch + head * params.key.group;
+    places.value = n * params.value.batch + head * params.value.group;
+    places.past = slot * params.conv_state + params.conv_columns;
+    places.gate = n * params.gate.batch + head * params.gate.group;
+    places.decay = n * params.decay.batch + head * params.decay.group;
+    places.beta = n * params.beta.batch + head * params.beta.group;
+    places.out = n * params.length * out_step + head * params.group_size * kValueDim;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  const int width = params.heads * kValueDim;
+  for (int i = thread_index; i < (params.length - count) * width; i += kThreads) {
+    out[places.out + (count + i / width) * out_step + first_head * kValueDim + i % width] = Element(0.0f);
+  }
+  if (count == 0) {
+    return;
+  }
+
+  for (int member = first_head; member < first_head + params.heads; member += kHeads) {
+    const int value_head = head * params.group_size + member;  // the first of kHeads
+    for (int round = 0; round < kRounds; round++) {
+      const int first_column = round * kRoundColumns;
+      const int in_round = simdgroup_index * kTileColumns + lane % kColumnLanes * 2;
+      const int own = (first_column + in_round) / kValueDim;  // among kHeads
+      device float* matrix = states + slot * params.state + (value_head + own) * long(kMatrix) +
+                             (lane / kColumnLanes * kValueDim + (first_column + in_round) % kValueDim);
+      float2 state[kLaneRows];
+      FATTN_UNROLL
+      for (int f = 0; f < kLaneRows; f++) {
+        state[f] = float2(*(const device packed_float2*)(matrix + f * kRowLanes * kValueDim));
+      }
+
+      for (int t = 0; t < count; t++) {
+        for (int i = thread_index; i < 2 * kHeadDim + kRoundColumns; i += kThreads) {
+          const int own = i < 2 * kHeadDim ? i : i + member * kValueDim + first_column;
+          token.channels[i] = convolved(channel_of(own, head, places, query, key, value, conv_state, params),
+                                        t, weight, bias);
+        }
+        // By the last threads, which have the fewest channels.
+        for (int i = kThreads - 1 - thread_index; i < kDecays; i += kThreads) {
+          const int of = kChannelDecay ? value_head : value_head + i;
+          const int channel = kChannelDecay ? value_head * kHeadDim + i : of;
+          const long place = kChannelDecay ? i : (member + i) * params.decay.head;
+          token.decay[i] =
+              decay_of(raw_decay[places.decay + t * params.decay.token + place], a_log, dt_bias, of, channel);
+          if (i < kHeads) {
+            token.beta[i] =
+                beta_of(raw_beta[places.beta + t * params.beta.token + (member + i) * params.beta.head]);
+          }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        const float2 result = apply_rule(state, token, own, in_round, params.scale, lane / kColumnLanes);
+        threadgroup float* row = results[kRounds > 1 ? t : 0];
+        if (lane < kColumnLanes) {
+          row[first_column + in_round] = result.x;
+          row[first_column + in_round + 1] = result.y;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (kRounds == 1 && simdgroup_index < kHeads) {
+          const int ready = member + simdgroup_index;
+          store_result(row + simdgroup_index * kValueDim,
+                       gate + places.gate + t * params.gate.token + ready * params.gate.head, norm,
+                       out + places.out + t * out_step + ready * kValueDim, params.eps, lane);
+        }
+      }
+      if (fc_writes_state) {
+        FATTN_UNROLL
+        for (int f = 0; f < kLaneRows; f++) {
+          *(device packed_float2*)(matrix + f * kRowLanes * kValueDim) = packed_float2(state[f]);
+        }
+      }
+    }
+    for (int t = simdgroup_index; kRounds > 1 && t < count; t += kSimdgroups) {
+      store_result(results[t], gate + places.gate + t * params.gate.token + member * params.gate.head, norm,
+                   out + places.out + t * out_step + member * kValueDim, params.eps, lane);
+    }
+  }
+
+  if (fc_writes_state) {
+    threadgroup_barrier(mem_flags::mem_device);  // the state is read
+    for (int i = thread_index; i < 2 * kHeadDim + params.group_size * kValueDim; i += kThreads) {
+      const Channel channel = channel_of(i, head, places, query, key, value, conv_state, params);
+      device Element* columns = channel.past - params.conv_columns;
+      for (int c = 0; c < params.conv_columns; c++) {  // upwards: reads are ahead of writes
+        const int from = count + c - params.conv_columns;
+        columns[c] = from < 0 ? channel.past[from] : channel.input[from * channel.step];
+      }
+    }
+  }
+}

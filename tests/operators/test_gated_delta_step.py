@@ -1,0 +1,179 @@
+"""gated_delta_step: the float64 reference, the bits of calls of one token, and the states in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_fattn
+from tests.conftest import Checked, counted_launches, needs_emulator
+from tests.helpers import step_problems
+from tests.helpers.step_problems import STATES, StepProblem, check, expected
+from tests.helpers.tensors import same_bits
+
+ORDERS = ("forward", "reverse", "random")  # of the threads
+
+
+def step(arguments: dict[str, Any]) -> Tensor:
+    return torch_fattn.gated_delta_step(**arguments)
+
+
+def run_and_check(problem: StepProblem, checked: Checked, device: str) -> None:
+    case = step_problems.build(problem)
+    right = expected(case)
+    arguments, bases = case.arguments(device)
+    right.exact["out"].to(problem.dtype).to(device).fill_(torch.nan)  # the memory of the result
+    with checked(order=ORDERS[problem.index % 3]), counted_launches() as launches:
+        out = step(arguments).cpu()
+    assert launches == ({"fattn_gated_delta_step": 1} if device == "mps" else {})
+    check(case, out, bases, right)
+
+
+@pytest.mark.parametrize("problem", step_problems.draw(60), ids=str)
+def test_problem(problem: StepProblem, device: str, checked: Checked) -> None:
+    run_and_check(problem, checked, device)
+
+
+def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
+    for problem in step_problems.draw(pytestconfig.getoption("--problems"), sweep_seed):
+        run_and_check(problem, checked, device)
+
+
+def call_of(device: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """Arguments of a call, of its own memory."""
+    drawn = vars(step_problems.draw(1, seed)[0])
+    kept = {"length": 6, "has_slots": False, "has_counts": False, "kind": "random", "writes_state": True}
+    problem = StepProblem(**drawn | {"batch": 2, "key_heads": 2, "layout": "packed"} | kept | changes)
+    return step_problems.build(problem).arguments(device)[0]
+
+
+def part(arguments: dict[str, Any], of: slice, dim: int = 1) -> dict[str, Any]:
+    """Some of the tokens, with the same states; or some of the sequences, with theirs."""
+    names = ("query", "key", "value", "z", "a", "b", *STATES[: 2 * (dim == 0)])
+    return arguments | {name: arguments[name].narrow(dim, of.start, of.stop - of.start) for name in names}
+
+
+def copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same call with states of its own."""
+    return arguments | {name: arguments[name].clone() for name in STATES}
+
+
+def states_of(arguments: dict[str, Any]) -> list[Tensor]:
+    return [arguments[name] for name in STATES]
+
+
+SHAPES = pytest.mark.parametrize(
+    "shape",
+    [
+        {"dims": (64, 32), "group": 3, "channel_decay": False},
+        {"dims": (64, 256), "group": 2, "channel_decay": False},  # in rounds
+        {"dims": (128, 128), "group": 1, "channel_decay": True},
+    ],
+    ids=str,
+)
+
+
+@SHAPES
+def test_tokens_at_once_have_the_bits_of_calls_of_one(shape: dict[str, Any]) -> None:
+    """Drafts, too: without writes both states stay, and a call with counts accepts some of the tokens."""
+    arguments = call_of("mps", **shape)
+    at_once, one_by_one, drafts = copied(arguments), copied(arguments), copied(arguments)
+    out = step(at_once)
+    outs, states = [], []
+    for t in range(6):
+        outs.append(step(part(one_by_one, slice(t, t + 1))))
+        states.append([state.clone() for state in states_of(one_by_one)])
+    assert same_bits(torch.cat(outs, 1), out) and same_bits(states_of(one_by_one), states_of(at_once))
+
+    drafted = step(drafts | {"writes_state": False})
+    assert same_bits(drafted, out) and same_bits(states_of(drafts), states_of(arguments))
+    counts = torch.tensor([2, 5], dtype=torch.int32, device="mps")
+    accepted = step(drafts | {"counts": counts})
+    for n, count in enumerate((2, 5)):
+        assert same_bits(accepted[n, :count], out[n, :count]) and not accepted[n, count:].any()
+        assert same_bits([state[n] for state in states_of(drafts)], [state[n] for state in states[count - 1]])
+
+
+@SHAPES
+def test_a_sequence_depends_on_itself(shape: dict[str, Any]) -> None:
+    """Its bits, too; and a NaN stays in it."""
+    arguments = call_of("mps", batch=3, **shape)
+    together = copied(arguments)
+    out = step(together)
+    for n in range(3):
+        alone = part(copied(arguments), slice(n, n + 1), dim=0)
+        assert same_bits(step(alone), out[n : n + 1])
+        assert same_bits(states_of(alone), [state[n : n + 1] for state in states_of(together)])
+    spoiled = copied(arguments)
+    spoiled["value"][1, 2, 0, 5] = torch.nan
+    assert same_bits((again := step(spoiled))[[0, 2]], out[[0, 2]]) and again[1].isnan().any()
+
+
+def test_slots_and_counts_out_of_range(device: str) -> None:
+    """A slot that the pool lacks skips its sequence: the result is 0, and no state moves."""
+    arguments = call_of(device, batch=3)
+    before = copied(arguments)
+    for skipped in (-1, 3, 2**31 - 1, -(2**31)):
+        slots = torch.tensor([skipped] * 3, dtype=torch.int32, device=device)
+        assert not step(arguments | {"slots": slots}).any()
+        assert same_bits(states_of(arguments), states_of(before))
+    counts = torch.tensor([-5, 0, 1000], dtype=torch.int32, device=device)  # 0, 0 and T
+    out = step(arguments | {"counts": counts})
+    assert same_bits(out[2], step(before)[2]) and not out[:2].any()
+
+
+@needs_emulator
+@pytest.mark.parametrize("length", [1, 16])
+@SHAPES
+def test_states_are_read_and_written_once(shape: dict[str, Any], length: int) -> None:
+    import softmetal
+
+    for writes in (True, False):
+        arguments = call_of("mps", length=length, writes_state=writes, **shape)
+        with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+            step(arguments)
+        [launch] = launches
+        slot = str(torch_fattn.explain("gated_delta_step", **arguments).passes[0]["bindings"]["state"])
+        size = 4 * arguments["state"].numel()
+        assert launch["buffers_read"][slot] == size
+        assert launch["buffers_written"].get(slot, 0) == size * writes
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(
+    ("sizes", "writes", "threads", "groups"),
+    [
+        ((16, 32, 128, 128), True, 512, 16),  # Qwen3-Next: a threadgroup for each key head
+        ((16, 32, 128, 128), False, 512, 32),  # or for each value head, which leave the states
+        ((16, 48, 64, 64), True, 256, 16),
+        ((4, 16, 32, 32), True, 512, 4),  # value heads side by side
+        ((2, 4, 256, 256), True, 512, 2),
+        ((2, 2, 64, 200), True, 160, 2),  # rounds of 40 columns
+    ],
+)
+def test_threads(sizes: tuple[int, ...], writes: bool, threads: int, groups: int) -> None:
+    key_heads, value_heads, dim, value_dim = sizes
+    shape = {"dims": (dim, value_dim), "key_heads": key_heads, "group": value_heads // key_heads}
+    arguments = call_of("meta", **shape, channel_decay=False, writes_state=writes)
+    [launch] = torch_fattn.explain("gated_delta_step", **arguments, family=7, cores=8).passes
+    assert (launch["threads"], launch["grid"]) == ([threads, 1, 1], [groups, 2, 1])
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("channel_decay", "group"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_no_registers_spill(channel_decay: bool, group: int, dim: int) -> None:
+    """On M1 and M2, by Mesa's compiler; a core holds a threadgroup of 512 threads."""
+    compiler = pytest.importorskip("softmetal.testing.agx")
+    if not compiler.is_built():
+        pytest.skip("needs the AGX compiler")
+    from bench.backends import agx
+    from bench.peers import fattn
+
+    shape = {"dims": (dim, dim), "channel_decay": channel_decay, "group": group}
+    [launch] = torch_fattn.explain("gated_delta_step", **call_of("meta", **shape), family=7, cores=8).passes
+    cost = compiler.compile_kernel(agx._kernel(fattn.pass_of(launch, "float32"), fast_math=False))
+    assert (cost.spills + cost.fills, cost.resident_threads) == (0, 512)
