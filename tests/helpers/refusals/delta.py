@@ -115,8 +115,6 @@ REFUSALS = [
     _refused("convert it with .float()", {"A_log": RULE["A_log"].half()}, {}),
     _refused("allocate a matrix for each state and value head", {"state": RULE["state"].mT},
              {"state": RULE["state"].clone()}),
-    _refused("its last three dimensions must be contiguous",
-             {"state": torch.zeros(2, 8, 16, 24)[:, ::2]}, {"state": torch.zeros(2, 4, 16, 24)}),
     _refused("pass both, or neither", {"A_log": None}, PLAIN | {"g": -RULE["g"].abs()}),
     Refusal("use the model's own functions for this layer", _call(torch_fattn, "gated_delta_rule", NARROW)),
     _refused("pass a multiple of them", _heads(3), _heads(2)),
