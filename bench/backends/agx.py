@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import torch_fattn
-from torch_fattn.inspection.sizes import call_of_sizes
-
 from ..cases.calls import Call
 from ..peers import fattn, llama_source
 from ..peers.launch import OURS, Pass
@@ -95,7 +92,6 @@ def entries() -> Iterator[Entry]:
         yield entry_of(call, plan_of(call, **options), options)
     yield from _our_backwards()
     yield from _our_rotary()
-    yield from _our_linear()
     for peer in PEERS:
         if peer.version() != "not installed":
             yield from _theirs(peer, _plain_calls())
@@ -236,24 +232,6 @@ def _our_rotary() -> Iterator[Entry]:
         name = f"{call.op} {call.dtype} D{dim}" + (" norms" if norms else "")
         facts = {"tuning": plan["tuning"], "by_hand": None}
         yield Entry(OURS, name, "", call.op, call.dtype, dim, kernel, "plain", facts=facts)
-
-
-def _our_linear() -> Iterator[Entry]:
-    """With a decay per head, and with one per channel."""
-    ops = ("gated_delta_rule", "gated_delta_step")
-    for op, dim, by_channel in itertools.product(ops, (64, 128), (False, True)):
-        heads = {"heads": 32, "kv_heads": 32 if by_channel else 16, "head_dim": dim}
-        call = call_of_sizes(op, dtype=torch.float16, **heads)
-        for name in {"g", "a", "dt_bias"} & call.keys() if by_channel else ():
-            call[name] = call[name].unsqueeze(-1).repeat_interleave(dim, -1)
-        plan = torch_fattn.explain(op, **call, family=FAMILY, cores=CORES).data
-        for step in plan["passes"]:
-            kernel = _kernel(fattn.pass_of(step, "float16"), fast_math=False)
-            name = f"{step['kernel'].removeprefix('fattn_')} float16 D{dim}" + (
-                " channels" if by_channel else ""
-            )
-            facts = {"tuning": plan["tuning"], "by_hand": None}
-            yield Entry(OURS, name, "", op, "float16", dim, kernel, "plain", facts=facts)
 
 
 def _shape(tile: Mapping[str, tuple[str, int]], macros: Mapping[str, str]) -> str:

@@ -118,15 +118,6 @@ def test_rotary_leaves_room_for_a_core_full_of_threads() -> None:
     assert all((row["resident"], row["spills"], row["needed"] <= 96) == (1024, 0, True) for row in rows)
 
 
-@pytest.mark.skipif(not compiler.is_built(), reason="needs the AGX compiler")
-def test_a_step_of_linear_attention_fits_a_core(entries: list[agx.Entry]) -> None:
-    chosen = [entry for entry in entries if entry.op == "gated_delta_step"]
-    assert len(chosen) == 4
-    for entry in chosen:
-        cost = compiler.compile_kernel(entry.kernel)
-        assert (cost.spills + cost.fills, cost.resident_threads) == (0, 512), entry.call
-
-
 def resident(row: dict[str, Any], table: dict[int, int]) -> int:
     by_registers = table[min(most for most in table if row["given"] <= most)]
     return compiler.resident_threads(by_registers, row["threads"], row["threadgroup_bytes"])

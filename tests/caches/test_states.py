@@ -191,7 +191,7 @@ class Hybrid:
         return (x @ self.head.T).argmax(1).tolist()
 
     def says_at_once(self, ids: list[int]) -> list[int]:
-        """Of a whole sequence, by the reference."""
+        """`says` of a whole sequence, by the reference."""
 
         def linear(_: int, operands: dict[str, Tensor]) -> Tensor:
             rows = {name: each[None] if name in SHAPES else each for name, each in operands.items()}

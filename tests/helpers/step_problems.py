@@ -46,7 +46,7 @@ CHOICES = COMPILED | {
     "has_bias": EVEN,
     "gate": ("silu", "sigmoid"),
     "writes_state": (True, True, True, False),
-    "kind": ("random", "repeated", "no_decay", "cleared"),
+    "kind": ("random", "repeated", "slow", "cleared"),
 }
 
 
@@ -128,8 +128,8 @@ def _tokens(p: StepProblem, randn: Any) -> dict[str, Operand]:
         x = randn(p.batch, p.length, *[p.key_heads] * split, *shape)
         if p.kind == "repeated" and name in ("key", "b"):  # nearly the same keys, beta near 1
             x = randn(*x.shape[2:]) + 1e-3 * x if name == "key" else 8 + x.abs()
-        if p.kind == "no_decay" and name == "a":
-            x = -30 + x
+        if p.kind == "slow" and name == "a":
+            x = -8 + x
         if p.kind == "cleared" and name == "a":
             x[x > 1] = math.inf  # g is -inf
         values[name] = x.to(torch.float32 if p.float_gates and name in gates else p.dtype)

@@ -160,3 +160,20 @@ def test_threads(sizes: tuple[int, ...], writes: bool, threads: int, groups: int
     arguments = call_of("meta", **shape, channel_decay=False, writes_state=writes)
     [launch] = torch_fattn.explain("gated_delta_step", **arguments, family=7, cores=8).passes
     assert (launch["threads"], launch["grid"]) == ([threads, 1, 1], [groups, 2, 1])
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("channel_decay", "group"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_no_registers_spill(channel_decay: bool, group: int, dim: int) -> None:
+    """On M1 and M2, by Mesa's compiler; a core holds a threadgroup of 512 threads."""
+    compiler = pytest.importorskip("softmetal.testing.agx")
+    if not compiler.is_built():
+        pytest.skip("needs the AGX compiler")
+    from bench.backends import agx
+    from bench.peers import fattn
+
+    shape = {"dims": (dim, dim), "channel_decay": channel_decay, "group": group}
+    [launch] = torch_fattn.explain("gated_delta_step", **call_of("meta", **shape), family=7, cores=8).passes
+    cost = compiler.compile_kernel(agx._kernel(fattn.pass_of(launch, "float32"), fast_math=False))
+    assert (cost.spills + cost.fills, cost.resident_threads) == (0, 512)
