@@ -4,6 +4,7 @@ how many kernels they launch."""
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.transformers.tiny_models import (
 )
 from torch_fattn.integrations.transformers import register, report, unregister
 from torch_fattn.integrations.transformers.compat import CACHE
-from torch_fattn.integrations.transformers.fusion import delta_functions, mixers, running
+from torch_fattn.integrations.transformers.fusion import mixers, running
 from torch_fattn.integrations.transformers.fusion.launches import Launches
 
 KIMI = KimiLinearConfig(
@@ -216,51 +217,41 @@ def test_weights_that_change() -> None:
     assert torch.equal(run(layers[0], x, None), before)
 
 
-def replaced(layer: Any, patch: pytest.MonkeyPatch) -> None:
-    layer.forward = lambda *_: None
+def nothing(*_arguments: Any) -> None:
+    pass
 
 
-def of_unknown_source(layer: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mixers, "FAMILIES", {})
-
-
-def of_another_function(layer: Any, patch: pytest.MonkeyPatch) -> None:
-    file: Any = __import__(type(layer).__module__, fromlist=["_"])
-    rule = file.torch_chunk_gated_delta_rule
-    patch.setattr(file, "torch_chunk_gated_delta_rule", lambda *a, **o: rule(*a, **o)[0])
-
-
-def of_gelu(layer: Any, patch: pytest.MonkeyPatch) -> None:
-    layer.activation = "gelu"
-
-
-def of_odd_heads(layer: Any, patch: pytest.MonkeyPatch) -> None:
-    layer.head_k_dim = 12
-
-
-def sharded(layer: Any, patch: pytest.MonkeyPatch) -> None:
-    layer.A_log = nn.Parameter(layer.A_log[:2])
+def zeros(*shape: int, device: str = "cpu") -> nn.Parameter:
+    return nn.Parameter(torch.zeros(*shape, device=device))
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("name", "value", "why"),
     [
-        (replaced, "its forward is replaced; its functions are fused"),
-        (of_unknown_source, "of its forward is not known; its functions are fused"),
-        (of_another_function, "compute something else"),
-        (of_gelu, "activation gelu"),
-        (of_odd_heads, "no kernel for its sizes"),
-        (sharded, "shards"),
+        ("forward", nothing, "its forward is replaced; its functions are fused"),
+        ("activation", "gelu", "activation gelu"),
+        ("head_k_dim", 12, "no kernel for its sizes"),
+        ("num_k_heads", 3, "no kernel for its sizes"),
+        ("conv1d.weight", zeros(160, 1, 9), "no kernel for its sizes"),
+        ("norm.forward", nothing, "its norm is not fused"),
+        ("A_log", zeros(2), "its weights are shards"),
+        ("dt_bias", zeros(4, device="meta"), "or not in memory"),
     ],
 )
-def test_layers_that_are_left(
-    change: Callable[[Any, pytest.MonkeyPatch], None], why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_are_left(name: str, value: Any, why: str) -> None:
+    layer = layer_of("qwen3_5")
+    *path, name = name.split(".")
+    setattr(layer.get_submodule(".".join(path)), name, value)
+    assert why in fuse(layer) and not mixers.is_fused(layer)
+
+
+def test_functions_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     register(fuse=False)
     layer = layer_of("qwen3_5")
-    change(layer, monkeypatch)
-    assert why in fuse(layer) and not mixers.is_fused(layer)
-    delta_functions.restore()
+    file: Any = importlib.import_module(type(layer).__module__)
+    monkeypatch.setattr(file, "torch_chunk_gated_delta_rule", lambda query, **_initial_state: (query, query))
+    assert fuse(layer) == "its functions compute something else than the gated delta rule"
+    register(fuse=False)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear"])
@@ -283,25 +274,23 @@ def test_functions(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_report_and_unregister() -> None:
     model, eager = pair_of("qwen3_5")
-    ids, _mask = prompt()
+    layer, ids = model.model.layers[0].linear_attn, prompt()[0]
+    file: Any = importlib.import_module(type(layer).__module__)
+    register(fuse=False)
+    theirs = file.causal_conv1d_fn
+    register()
     found = report(model)
     assert found.mixers == ("model.layers.0.linear_attn",)
     assert "fused: 1 layers of linear attention" in str(found)
     copied = copy.deepcopy(model)
-    layers = [each.model.layers[0].linear_attn for each in (model, copied)]
-    assert all(map(mixers.is_fused, layers))
-    file: Any = __import__(type(layers[0]).__module__, fromlist=["_"])
-    assert hasattr(file.causal_conv1d_fn, "__wrapped__")
+    assert mixers.is_fused(layer) and mixers.is_fused(copied.model.layers[0].linear_attn)
+    assert file.causal_conv1d_fn is not theirs
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         assert (compiled(ids.to(DEVICE)).logits.cpu() - eager(ids).logits).abs().max() < TOLERANCE
     unregister()
-    assert not mixers.is_fused(layers[0]) and "forward" not in vars(layers[0])
-    assert not any(
-        "fusion" in function.__code__.co_filename
-        for function in vars(file).values()
-        if callable(function) and hasattr(function, "__code__")
-    )
+    assert not mixers.is_fused(layer) and "forward" not in vars(layer)
+    assert file.causal_conv1d_fn is theirs
     copied.set_attn_implementation("sdpa")
     with counted_launches() as launches, torch.no_grad():
         copied(ids.to(DEVICE))
