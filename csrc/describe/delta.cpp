@@ -191,6 +191,10 @@ void add_layout(DeltaOperands& call, GatedDeltaProblem& problem, bool split, con
   readable(call.value, true);
   readable(call.decay, problem.channel_decay);
   readable(call.beta, false);
+  if (problem.raw_gates) {
+    readable(call.a_log, false);
+    readable(call.dt_bias, false);
+  }
   const int64_t group = problem.key_heads > 0 ? problem.value_heads / problem.key_heads : 1;
   problem.vector_aligned = is_multiple(call.query) && is_multiple(call.key);
   problem.params.query = token_strides(call.query, false, 1);

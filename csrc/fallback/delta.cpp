@@ -35,7 +35,7 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
   const Tensor token = at::arange(p.batch * p.length, options);
   Tokens tokens{.rows = p.batch, .length = p.length};
   if (p.packed) {
-    const Tensor cu = cu_seqlens.to(at::kLong);
+    const Tensor cu = cu_seqlens.to(at::kLong).clamp(0, p.length);
     tokens.start = cu.slice(0, 0, -1);
     tokens.count = cu.slice(0, 1).sub(tokens.start);
     tokens.sequence =
@@ -47,7 +47,8 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
     tokens.sequence = token.floor_divide(std::max<int64_t>(p.length, 1));
   }
   tokens.position = token.sub(tokens.start.index_select(0, tokens.sequence));
-  tokens.kept = tokens.position.lt(tokens.count.index_select(0, tokens.sequence));
+  tokens.kept =
+      tokens.position.ge(0).logical_and(tokens.position.lt(tokens.count.index_select(0, tokens.sequence)));
   if (slots.defined()) {
     const Tensor exists = slots.ge(0).logical_and(slots.lt(p.states));
     tokens.kept = tokens.kept.logical_and(exists.index_select(0, tokens.sequence));
@@ -244,7 +245,7 @@ Tensor run_in_torch(const CausalConv1dCall& call) {
                                     : at::zeros({p.sequences, p.channels, p.taps - 1}, call.x.options());
   const Convolved result = convolved(call.x.flatten(0, 1), call.weight, call.bias, before, tokens, p.silu);
   if (p.has_state) write_states(call.state, result.after, call.slots);
-  return result.out.to(call.x.scalar_type()).view(call.x.sizes());
+  return result.out.to(call.x.scalar_type()).view(call.x.sizes()).contiguous();
 }
 
 }  // namespace fattn

@@ -91,6 +91,23 @@ def test_splits_batches_and_packing(channel_decay: bool, dtype: torch.dtype, dev
         assert same_bits(list(states), [state[0], state[1], four[2], state[2]])
 
 
+def test_operands_in_the_memory_of_the_state(device: str, checked: Checked) -> None:
+    """They are copied before the state is written."""
+    call = call_of(True, 1, 12)
+    state = call["state"].to(device)
+    numbers = state.flatten()
+    inside = {
+        "A_log": numbers[:2],
+        "dt_bias": numbers[40:104].view(2, 32),
+        "beta": numbers[9:33].view(1, 12, 2),
+    }
+    apart, after = run(call | {name: each.cpu() for name, each in inside.items()}, device)
+    call = {n: x.to(device) for n, x in call.items() if n in TOKENS} | inside
+    with checked():
+        out = torch_fattn.gated_delta_rule(**call, state=state, use_qk_l2norm_in_kernel=True)
+    assert same_bits([out.cpu(), state.cpu()], [apart, after])
+
+
 @GATES
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_what_is_not_finite_stays_in_its_sequence(channel_decay: bool, number: float, device: str) -> None:
