@@ -1,6 +1,7 @@
 // Linear attention in plain PyTorch: the recurrences, token by token, without waiting for a GPU.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/searchsorted.h>
@@ -35,7 +36,8 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
   const Tensor token = at::arange(p.batch * p.length, options);
   Tokens tokens{.rows = p.batch, .length = p.length};
   if (p.packed) {
-    const Tensor cu = cu_seqlens.to(at::kLong);
+    // The first sequence begins at token 0.
+    const Tensor cu = at::constant_pad_nd(cu_seqlens.slice(0, 1).to(at::kLong), {1, 0});
     tokens.start = cu.slice(0, 0, -1);
     tokens.count = cu.slice(0, 1).sub(tokens.start);
     tokens.sequence =

@@ -13,8 +13,8 @@ FATTN_DECLARE_CONSTANT(bool, has_state)
 FATTN_DECLARE_CONSTANT(bool, has_initial)
 FATTN_DECLARE_CONSTANT(bool, biased)
 
+#include "../common/activations.h"
 #include "../common/grid.h"
-#include "activations.h"
 #include "sequences.h"
 
 namespace fattn {
