@@ -280,6 +280,25 @@ def test_functions(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(packed, torch.cat(apart, 1), atol=TOLERANCE, rtol=0)
 
 
+def test_calls_of_functions() -> None:
+    """Callers keep their states. Tokens of a cache before packed sequences are not packed."""
+    layer = layer_of("qwen3_next").to(DEVICE)
+    fuse(layer)
+    file: Any = importlib.import_module(type(layer).__module__)
+    query, key, value = (torch.randn(1, 5, 2, 16, device=DEVICE) for _ in range(3))
+    state = torch.randn(1, 2, 16, 16, device=DEVICE)
+    kept, rates = state.clone(), {"g": -torch.rand(1, 5, 2, device=DEVICE), "beta": query.sigmoid()[..., 0]}
+    x, bounds = torch.randn(1, 8, 9, device=DEVICE), torch.tensor([0, 2, 5], device=DEVICE)
+    rule, convolve, finals = file.torch_chunk_gated_delta_rule, file.causal_conv1d_fn, []
+    with torch.no_grad(), running.run(True), counted_launches() as launches:
+        for wanted in (True, False):
+            options = {"initial_state": state, "output_final_state": wanted}
+            finals.append(rule(query, key, value, **rates, **options)[1])
+        convolve(x, x[0, :, :4], cu_seq_lens_q=bounds)
+    assert torch.equal(state, kept) and not torch.equal(finals[0], kept) and finals[1] is None
+    assert launches == {"fattn_gated_delta_prepare": 2, "fattn_gated_delta_scan": 2}
+
+
 def test_report_and_unregister() -> None:
     model, eager = pair_of("qwen3_5")
     layer, ids = model.model.layers[0].linear_attn, prompt()[0]
