@@ -4,8 +4,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/searchsorted.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/softplus.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -51,8 +49,8 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
   tokens.position = token.sub(tokens.start.index_select(0, tokens.sequence));
   tokens.kept = tokens.position.lt(tokens.count.index_select(0, tokens.sequence));
   if (slots.defined()) {
-    const Tensor has_state = slots.ge(0).logical_and(slots.lt(p.states));
-    tokens.kept = tokens.kept.logical_and(has_state.index_select(0, tokens.sequence));
+    const Tensor exists = slots.ge(0).logical_and(slots.lt(p.states));
+    tokens.kept = tokens.kept.logical_and(exists.index_select(0, tokens.sequence));
   }
   return tokens;
 }
@@ -66,8 +64,15 @@ Tensor rows_like(const Tensor& mask, const Tensor& tensor) {
 
 // The state of each sequence before its first token.
 Tensor initial_states(const Tensor& state, const Tensor& slots, const Tensor& has_initial) {
-  Tensor before = slots.defined() ? state.index_select(0, slots.to(at::kLong).clamp(0, state.size(0) - 1))
-                                  : state.clone();
+  if (slots.defined() && state.size(0) == 0) {  // all sequences are skipped
+    std::vector<int64_t> sizes = state.sizes().vec();
+    sizes[0] = slots.size(0);
+    return at::zeros(sizes, state.options());
+  }
+  Tensor before = state.clone();
+  if (slots.defined()) {
+    before = state.index_select(0, slots.to(at::kLong).clamp(0, state.size(0) - 1));
+  }
   if (has_initial.defined()) before = at::where(rows_like(has_initial, before), before, 0.0);
   return before;
 }
@@ -87,6 +92,11 @@ void write_states(const Tensor& state, const Tensor& after, const Tensor& slots)
 }
 
 Tensor in_float(const Tensor& tensor) { return tensor.to(at::kFloat); }
+
+// torch's own round the last elements of a tensor differently, which would depend on other sequences.
+Tensor sigmoid(const Tensor& x) { return x.neg().exp().add(1.0).reciprocal(); }
+Tensor silu(const Tensor& x) { return x.div(x.neg().exp().add(1.0)); }
+Tensor softplus(const Tensor& x) { return at::where(x.gt(20.0), x, x.exp().log1p()); }
 
 Tensor normalised(const Tensor& rows) {
   return rows.mul(at::rsqrt(rows.square().sum(-1, /*keepdim=*/true).add(1e-6)));
@@ -110,8 +120,8 @@ Tensor recurrence(const DeltaOperands& call, const GatedDeltaProblem& p, const T
   if (p.raw_gates) {
     const Tensor rate = call.a_log.exp().neg().unsqueeze(-1);
     const Tensor bias = p.channel_decay ? call.dt_bias : call.dt_bias.unsqueeze(-1);
-    log_decay = at::softplus(a.add(bias)).mul(rate);
-    beta = b.sigmoid();
+    log_decay = softplus(a.add(bias)).mul(rate);
+    beta = sigmoid(b);
   }
   const Tensor decay = log_decay.exp();
   const Tensor q = (p.l2norm ? normalised(query) : query).mul(p.scale), k = p.l2norm ? normalised(key) : key;
@@ -142,7 +152,7 @@ struct Convolved {
   Tensor after;
 };
 Convolved convolved(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& before,
-                    const Tokens& tokens, bool silu) {
+                    const Tokens& tokens, bool activates) {
   const int64_t taps = weight.size(1), columns = before.size(2);
   const auto options = tokens.position.options();
   const Tensor rows = in_float(x), factors = in_float(weight);
@@ -163,7 +173,7 @@ Convolved convolved(const Tensor& x, const Tensor& weight, const Tensor& bias, c
       const Tensor position = tokens.position.sub(taps - 1 - tap);
       sum = sum.add(past(tokens.sequence, position, states).mul(factors.select(1, tap)));
     }
-    if (silu) sum = at::silu(sum);
+    if (activates) sum = silu(sum);
     sum = at::where(tokens.kept.unsqueeze(-1), sum, 0.0);
   }
   Tensor after = before;
@@ -200,12 +210,12 @@ Tensor run_in_torch(const GatedDeltaCall& call) {
 Tensor run_in_torch(const GatedDeltaStepCall& call) {
   const GatedDeltaStepProblem& p = call.problem;
   const Tensor out = at::zeros({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
-  if (out.numel() == 0 || p.states == 0) return out;
+  if (out.numel() == 0) return out;
   const Tokens tokens = tokens_of(p, call.query, {}, call.counts, call.slots);
   const auto channels = [&](const Tensor& tensor) { return tensor.flatten(2).flatten(0, 1); };
   const Tensor x = at::cat({channels(call.query), channels(call.key), channels(call.value)}, -1);
   const Tensor before = initial_states(call.conv_state, call.slots, {});
-  const Convolved mixed = convolved(x, call.conv_weight, call.conv_bias, before, tokens, /*silu=*/true);
+  const Convolved mixed = convolved(x, call.conv_weight, call.conv_bias, before, tokens, /*activates=*/true);
   const int64_t keys = p.key_heads * p.head_dim;
   const auto heads = [&](int64_t from, int64_t to, int64_t columns) {
     const Tensor rows = mixed.out.slice(1, from, to).unflatten(1, {-1, columns});
@@ -217,7 +227,7 @@ Tensor run_in_torch(const GatedDeltaStepCall& call) {
   const Tensor gate = by_value_head(call.gate, p.value_heads, true);
   const Tensor normed = result.mul(at::rsqrt(result.square().mean(-1, /*keepdim=*/true).add(p.eps)))
                             .mul(in_float(call.norm_weight))
-                            .mul(p.gate == kGateSilu ? at::silu(gate) : gate.sigmoid());
+                            .mul(p.gate == kGateSilu ? silu(gate) : sigmoid(gate));
   out.copy_(at::where(rows_like(tokens.kept, normed), normed, 0.0).view(out.sizes()));
   if (p.writes_state) {
     write_states(call.conv_state, mixed.after, call.slots);

@@ -132,7 +132,8 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
   Plan plan;
   plan.tuning.source = "chunks of 8 tokens, 8 columns of a state per simdgroup";
   const int64_t tokens = p.batch * p.length;
-  if (p.sequences * p.value_heads == 0 || (tokens == 0 && !(p.writes_state && p.has_initial))) return plan;
+  if (p.sequences * p.value_heads == 0 || (tokens == 0 && !(p.writes_state && p.has_initial && p.states > 0)))
+    return plan;
 
   GatedDeltaParams params = p.params;
   // Packed sequences begin at chunk start / 8 + number: at most one chunk is unused for each.
@@ -167,10 +168,9 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
   const int64_t tiles = p.value_dim / kFragment, simdgroups = divisor_of(tiles, kScanSimdgroups);
   Pass& pass = add_delta_pass(plan, delta_spec(Kernel::kGatedDeltaScan, p, simdgroups));
   pass.grid = {uint32_t(tiles / simdgroups), uint32_t(p.value_heads), uint32_t(p.sequences)};
-  // Staged in a chunk: keys and queries with their decays, and the decay of the chunk.
-  if (p.channel_decay) {
-    pass.threadgroup_bytes = uint32_t((3 * kDeltaChunk + 1) * p.head_dim * int64_t{sizeof(float)});
-  }
+  // Staged for a chunk: keys and queries with their decays, and its decays. Without them one float remains.
+  const int64_t staged = p.channel_decay ? (3 * kDeltaChunk + 1) * p.head_dim : 1;
+  pass.threadgroup_bytes = uint32_t(ceil_div(staged * int64_t{sizeof(float)}, 16) * 16);
   bind(pass);
   pass.bind(kSlotValue);
   pass.bind(kSlotOut);
@@ -245,7 +245,7 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
 Plan plan_causal_conv1d(const CausalConv1dProblem& p) {
   Plan plan;
   plan.tuning.source = "one channel per thread";
-  if (p.sequences * p.channels == 0 || (p.batch * p.length == 0 && !(p.has_state && p.has_initial)))
+  if (p.sequences * p.channels == 0 || (p.batch * p.length == 0 && !(p.states > 0 && p.has_initial)))
     return plan;
   KernelSpec spec;
   spec.kernel = Kernel::kCausalConv1d;

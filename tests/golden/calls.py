@@ -10,6 +10,7 @@ import torch_fattn
 from tests.helpers import problems
 from tests.helpers.kv_formats import GROUPED, UNSCALED, columns, name_of
 from tests.helpers.problems import Problem
+from torch_fattn.inspection.sizes import call_of_sizes
 from torch_fattn.operators.kv_formats import KV_FORMATS
 
 M1: dict[str, Any] = {"device_name": "Apple M1", "family": 7, "cores": 8}
@@ -214,6 +215,21 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             "starts": _empty(torch.int32, 4),
         },
     ),
+    "gated_delta_step_qwen3_next": (
+        "gated_delta_step",
+        call_of_sizes("gated_delta_step", dtype=bf16, kv_heads=16) | {"slots": _empty(torch.int32, 1)},
+    ),
+    "gated_delta_step_drafts": (
+        "gated_delta_step",
+        call_of_sizes("gated_delta_step", batch=2, q_len=4, heads=48, kv_heads=16, head_dim=64)
+        | {"writes_state": False},
+    ),
+    "gated_delta_step_kimi": (  # a decay per channel, and rounds over columns
+        "gated_delta_step",
+        call_of_sizes("gated_delta_step", dtype=f32, batch=4, q_len=3, head_dim=256)
+        | {"a": _empty(f32, 4, 3, 32, 256), "dt_bias": _empty(f32, 32, 256)}
+        | {"counts": _empty(torch.int32, 4), "gate": "sigmoid"},
+    ),
     "rms_norm_gemma": (
         "rms_norm",
         {"x": _empty(bf16, 1, 1, 2304), "weight": _empty(bf16, 2304), "norm": "plus_one"},
@@ -224,6 +240,42 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
             "x": _empty(f16, 2, 9, 4, 128),
             "weight": _empty(f32, 128),
             "gate": _empty(f16, 2, 9, 4, 256)[..., 128:],
+        },
+    ),
+    "gated_delta_rule_f16": (  # Qwen3-Next's interleaved projections, gates and slots
+        "gated_delta_rule",
+        {
+            "query": _empty(f16, 2, 100, 16, 768)[..., :128],
+            "key": _empty(f16, 2, 100, 16, 768)[..., 128:256],
+            "value": _empty(f16, 2, 100, 16, 768)[..., 256:512].unflatten(3, (2, 128)),
+            "g": _empty(f16, 2, 100, 16, 4)[..., 2:],
+            "beta": _empty(f16, 2, 100, 16, 4)[..., :2],
+            "state": _empty(f32, 9, 32, 128, 128),
+            **dict.fromkeys(("A_log", "dt_bias"), _empty(f32, 32)),
+            "slots": _empty(torch.int32, 2),
+            "has_initial_state": _empty(torch.bool, 2),
+            "use_qk_l2norm_in_kernel": True,
+        },
+    ),
+    "gated_delta_rule_kda_bf16": (
+        "gated_delta_rule",
+        {
+            **dict.fromkeys(("query", "key", "value"), _empty(bf16, 1, 77, 3, 72)),
+            "g": _empty(f32, 1, 77, 3, 72),
+            "beta": _empty(bf16, 1, 77, 3),
+            "state": _empty(f32, 4, 3, 72, 72),
+            "cu_seqlens": _empty(torch.int32, 5),
+            "writes_state": False,
+        },
+    ),
+    "causal_conv1d_bf16": (
+        "causal_conv1d",
+        {
+            "x": _empty(bf16, 2, 300, 100).mT,
+            "weight": _empty(bf16, 300, 4),
+            "bias": _empty(bf16, 300),
+            "state": _empty(bf16, 2, 300, 4),
+            "activation": "silu",
         },
     ),
     "softmax_f16": ("softmax", {"scores": _empty(f16, 2, 8, 77, 1500).transpose(1, 2)}),

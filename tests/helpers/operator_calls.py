@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tests.helpers.kv_formats import QUANTISED, columns
 from tests.helpers.problems import OPTIONS, Problem
-from torch_fattn.operators import ROTARY
+from torch_fattn.inspection.sizes import linear_shapes
+from torch_fattn.operators import LINEAR, ROTARY
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ FORMATS = ("auto", *QUANTISED)
 
 def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor:
     """The argument of that name, in the dtype that needs no conversion."""
+    if op in LINEAR:
+        return linear_operand(name, op, s, device)
     blocks = -(-s.keys // s.block)
     packed = op.startswith(("paged_prefill", "varlen_"))
     stored = columns(kv_format, DIM)
@@ -93,6 +96,17 @@ def operand(name: str, op: str, s: Sizes, device: str, kv_format: str) -> Tensor
     return torch.randn(shape, device=device)
 
 
+def linear_operand(name: str, op: str, s: Sizes, device: str) -> Tensor:
+    if name == "has_initial_state":
+        return torch.ones(s.batch, dtype=torch.bool, device=device)
+    if name in ("slots", "counts"):
+        numbers = torch.arange(s.batch) if name == "slots" else torch.full((s.batch,), s.rows)
+        return numbers.to(torch.int32).to(device)
+    heads = (s.heads, DIM)
+    dtype, *shape = linear_shapes(op, torch.float32, (s.batch, s.rows), heads, heads)[name]
+    return torch.randn(shape, dtype=dtype, device=device)
+
+
 def public_operators() -> list[str]:
     names = (name.removeprefix("fattn::") for name in torch._C._dispatch_get_all_op_names())
     return sorted(
@@ -116,8 +130,8 @@ def operator_call(op: str, s: Sizes, device: str, kv_format: str) -> dict[str, A
             arguments[argument.name] = NUMBERS[argument.name](s)
         elif argument.name == "kv_format":
             arguments["kv_format"] = kv_format
-        elif argument.name == "starts":
-            pass  # not with slot_mapping
+        elif argument.name in ("starts", "cu_seqlens"):
+            pass  # not with slot_mapping, or a batch
         elif "Tensor" in str(argument.type) and not (kv_format == "auto" and "_scales" in argument.name):
             arguments[argument.name] = operand(argument.name, op, s, device, kv_format)
     return arguments

@@ -22,7 +22,7 @@ from tests.helpers.logits_problems import LogitsProblem
 from torch_fattn import PagedKVCache, StaticKVCache
 from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
-from torch_fattn.operators import BACKWARDS, LOGITS_OPERATORS, OPERATORS, ROTARY
+from torch_fattn.operators import BACKWARDS, LINEAR, LOGITS_OPERATORS, OPERATORS, ROTARY
 
 Arguments = dict[str, Any]
 _Thing = TypeVar("_Thing")
@@ -264,6 +264,11 @@ VALID: dict[str, Callable[[], Arguments]] = {
     },
     "fattn.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
     "torch_fattn.reference.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
+    **{
+        f"{room}.{op}": lambda op=op: wrong_calls.valid(op, "cpu")  # type: ignore[misc]
+        for op in LINEAR
+        for room in ("fattn", "torch_fattn.reference")
+    },
     "fattn.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
     "torch_fattn.reference.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},
     **{

@@ -15,7 +15,8 @@ from tests.conftest import counted_launches
 from tests.helpers import cache_problems, rotary_problems
 from tests.helpers.problems import OPTIONS
 from torch_fattn import reference
-from torch_fattn.operators import ROTARY
+from torch_fattn.inspection.sizes import linear_shapes
+from torch_fattn.operators import LINEAR, ROTARY
 
 Arguments = dict[str, Any]
 Change = Callable[[Arguments], Arguments]
@@ -63,6 +64,11 @@ def valid(op: str, device: str = "mps") -> Arguments:
     def int32(*values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int32).to(device)
 
+    if op in LINEAR:
+        schema = getattr(torch.ops.fattn, op).default._schema
+        shapes = linear_shapes(op, torch.float32, (2, 3), (2, 16), (4, 24))
+        arguments = {a.name: randn(*shapes[a.name][1:]) for a in schema.arguments if a.name in shapes}
+        return arguments | {"slots": int32(1, 0)}
     if op.endswith("_backward"):
         forward = op.removesuffix("_backward")
         results = getattr(reference, forward)(**valid(forward, "cpu"))
@@ -241,6 +247,43 @@ WRONG: dict[str, list[Fault]] = {
         mistyped("a weight of another dtype", lambda a: {n: a[n].half() for n in ("x", "gate")} |
                  {"weight": a["weight"].bfloat16()}, "weight is torch.bfloat16", "x torch.float16"),
         fault("a gate on the CPU", on_cpu("gate"), "gate", "cpu"),
+    ],
+    "gated_delta_rule": [
+        unsupported("Dk of 264", lambda a: head_dim(264, "query", "key")(a) |
+                    {"state": a["state"].new_zeros(2, 4, 264, 24)}, "264", "256"),
+        mistyped("halves and brain floats", lambda a: {n: a[n].half() for n in ("query", "key", "value")} |
+                 {"beta": a["beta"].bfloat16()}, "beta is torch.bfloat16", "query torch.float16"),
+        fault("a state of another size", zeros_for("state", 2, 4, 16, 16), "[2, 4, 16, 16]",
+              "[2, 4, 16, 24]"),
+        fault("an expanded state", changed("state", lambda x: x[:1].expand(2, -1, -1, -1)), "share memory"),
+        fault("heads of a state apart", changed("state", lambda x: x.new_zeros(2, 8, 16, 24)[:, ::2]),
+              "last three dimensions"),
+        mistyped("a state in halves", cast("state", torch.float16), "state is torch.float16", "float32"),
+        mistyped("slots of int64", cast("slots", torch.int64), "slots is torch.int64", "int32"),
+    ],
+    "gated_delta_step": [
+        unsupported("17 tokens", lambda a: {n: a[n][:, :1].repeat(1, 17, *[1] * (a[n].dim() - 2))
+                                            for n in ("query", "key", "value", "z", "a", "b")}, "17", "16"),
+        unsupported("Dv of 264", lambda a: head_dim(264, "value", "z", "state")(a) |
+                    {"norm_weight": a["norm_weight"].new_zeros(264),
+                     **{n: a[n].new_zeros(2 * 32 + 4 * 264, 4) for n in ("conv_weight",)},
+                     "conv_bias": None, "conv_state": a["conv_state"].new_zeros(2, 2 * 32 + 4 * 264, 3)},
+                    "264", "256"),
+        fault("states that overlap", changed("conv_state", lambda x: x[:1].expand(2, -1, -1)), "conv_state",
+              "share memory"),
+        fault("columns too few", sliced("conv_state", ..., slice(2)), "[2, 160, 2]", "3"),
+        fault("more states of one kind", changed("state", lambda x: x.repeat(2, 1, 1, 1)), "conv_state",
+              "4", "2"),
+        fault("counts on the CPU", zeros_for("counts", 2, device="cpu", dtype=torch.int32), "counts", "cpu"),
+        mistyped("counts of int64", zeros_for("counts", 2, dtype=torch.int64), "counts", "int64"),
+        fault("counts of three", zeros_for("counts", 3, dtype=torch.int32), "counts", "[3]", "[2]"),
+        fault("an unknown gate", option(gate="swish"), "swish", "silu"),
+        fault("a negative eps", option(eps=-1.0), "eps -1"),
+    ],
+    "causal_conv1d": [
+        unsupported("nine taps", lambda a: {"weight": a["weight"].new_zeros(96, 9),
+                                            "state": a["state"].new_zeros(2, 96, 8)}, "9 taps"),
+        fault("columns apart", changed("state", columns_apart), "state", "contiguous"),
     ],
 }  # fmt: skip
 for _name, _option in OPTIONS.items():

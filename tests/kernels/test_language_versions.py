@@ -83,6 +83,9 @@ def others() -> Iterator[Pipeline]:
     yield from set(pipelines("mask_map", torch.float16))
     yield from pipelines("rotary", torch.bfloat16)[::16]
     yield from pipelines("rms_norm", torch.bfloat16)[::12]
+    yield from pipelines("gated_delta_rule", torch.bfloat16)[::6]
+    yield from pipelines("causal_conv1d", torch.bfloat16)[::6]
+    yield from pipelines("gated_delta_step", torch.bfloat16)[::6]
 
 
 @pytest.mark.parametrize("standard", [LANGUAGE, *NEWER])

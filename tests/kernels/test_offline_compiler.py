@@ -23,11 +23,20 @@ import torch
 
 import torch_fattn
 from tests.golden.calls import on_meta
-from tests.helpers import cache_problems, problems, rms_norm_problems, rotary_problems, tensor_kernels
+from tests.helpers import (
+    cache_problems,
+    delta_problems,
+    problems,
+    rms_norm_problems,
+    rotary_problems,
+    step_problems,
+    tensor_kernels,
+)
 from tests.helpers.cache_problems import WriteProblem
 from tests.helpers.direct_launch import INTERFACE, kernel_text
 from tests.helpers.problems import Problem
 from tests.helpers.tuning_rows import TUNING, rows, used
+from torch_fattn.operators import LINEAR
 from torch_fattn.operators.kv_formats import KV_FORMATS
 
 pytestmark = pytest.mark.host_only
@@ -37,7 +46,7 @@ LANGUAGE = "metal3.1"  # the version in csrc/metal/pipelines.mm
 NEWER = ("metal3.2", "metal4.0", "metal4.1")
 KERNELS = (
     *("prefill", "prefill_wide", "decode", "decode_wide", "decode_vector"),
-    *("merge", "cache", "rotary", "rms_norm", "logits", "mask_map"),
+    *("merge", "cache", "rotary", "rms_norm", "logits", "mask_map", *LINEAR),
     *("backward_query", "backward_key", "backward_head"),
     *("prefill_tensor", "prefill_latent_tensor", "backward_tensor"),
 )
@@ -113,6 +122,19 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             operands, options = rms_norm_problems.build(norm)
             operands = {name: each.of(each.base).to("meta") for name, each in operands.items()}
             yield torch_fattn.explain("rms_norm", **operands, **options, family=7, cores=8)
+        return
+    if kernel == "gated_delta_step":
+        for step in step_problems.draw(36)[::2]:
+            step.dtype = dtype
+            arguments, _ = step_problems.build(step).arguments("meta")
+            yield torch_fattn.explain(kernel, **arguments, family=7, cores=8)
+        return
+    if kernel in LINEAR:
+        for linear in delta_problems.draw(kernel, 36)[::2]:
+            linear.dtype = dtype
+            operands, options = delta_problems.build(linear)
+            operands = {name: each.of(each.base).to("meta") for name, each in operands.items()}
+            yield torch_fattn.explain(kernel, **operands, **options, family=7, cores=8)
         return
     if "tensor" in kernel:
         if dtype in tensor_kernels.DTYPES:

@@ -14,11 +14,13 @@ import torch
 from tests.helpers import (
     backward_problems,
     cache_problems,
+    delta_problems,
     drawing,
     logits_problems,
     problems,
     rms_norm_problems,
     rotary_problems,
+    step_problems,
     tensor_kernels,
 )
 from tests.helpers.backward_problems import BackwardProblem
@@ -38,6 +40,7 @@ from .trial import (
     f16,
     f32,
     of_backward,
+    of_linear,
     of_logits,
     of_map,
     of_merge,
@@ -45,6 +48,7 @@ from .trial import (
     of_probe,
     of_problem,
     of_rotary,
+    of_step,
     of_write,
 )
 
@@ -119,6 +123,15 @@ def _rotaries() -> Iterator[Trial]:
             yield of_norm(norm)
 
 
+def _linear() -> Iterator[Trial]:
+    for op in ("gated_delta_rule", "causal_conv1d"):
+        yield from map(of_linear, delta_problems.draw(op, 90, SEED))
+
+
+def _steps() -> Iterator[Trial]:
+    yield from map(of_step, step_problems.draw(60))
+
+
 def _logits() -> Iterator[Trial]:
     for problem in logits_problems.draw(40, SEED):
         problem = replace(problem, shape=problem.shape[-7:])  # of more dimensions, the operators make a copy
@@ -134,7 +147,7 @@ def _maps() -> Iterator[Trial]:
 
 def _candidates() -> Iterator[Trial]:
     """One of each kind in turn. Most have few pipelines, because compiling takes longer than running."""
-    others = (_probes(), _merges(), _writes(), _rotaries(), _logits(), _maps())
+    others = (_probes(), _merges(), _writes(), _rotaries(), _linear(), _steps(), _logits(), _maps())
     for trials in itertools.zip_longest(*_of_one_head(), *_on_tensors(), *_of_all_heads(), *others):
         yield from filter(None, trials)
 

@@ -1,7 +1,8 @@
-"""gated_delta_rule: the float64 recurrence, transformers' functions, splits, batches, and what a call costs."""
+"""gated_delta_rule: the float64 recurrence, transformers' functions, splits and batches, and its cost."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,19 +13,171 @@ import torch_fattn
 from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import delta_problems
 from tests.helpers.delta_problems import DeltaProblem
+from tests.helpers.problems import DTYPES
 from tests.helpers.tensors import same_bits
+from torch_fattn import reference
 
 ORDERS = ("forward", "reverse", "random")  # of the threads
-LAUNCHES = ("fattn_gated_delta_prepare", "fattn_gated_delta_scan")
+KERNELS = ("fattn_gated_delta_prepare", "fattn_gated_delta_scan")
+TOKENS = ("query", "key", "value", "g", "beta")
+GATES = pytest.mark.parametrize("channel_decay", [False, True], ids=["gdn", "kda"])
 
 
 def run_and_check(problem: DeltaProblem, device: str, checked: Checked) -> None:
     with checked(order=ORDERS[problem.index % 3]), counted_launches() as launches:
         delta_problems.run_and_check(problem, device)
-    if device == "mps" and sum(problem.tokens) and sum(problem.lengths):
-        assert launches == dict.fromkeys(LAUNCHES, 2)
+    if device == "mps" and sum(problem.tokens[1:]):
+        assert launches == dict.fromkeys(KERNELS, 2)
 
 
 @pytest.mark.parametrize("problem", delta_problems.draw("gated_delta_rule", 60), ids=str)
 def test_problem(problem: DeltaProblem, device: str, checked: Checked) -> None:
     run_and_check(problem, device, checked)
+
+
+def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
+    failed = []
+    for problem in delta_problems.draw("gated_delta_rule", pytestconfig.getoption("--problems"), sweep_seed):
+        try:
+            run_and_check(problem, device, checked)
+        except (AssertionError, RuntimeError) as error:
+            failed.append(f"seed {sweep_seed}, {problem}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+def call_of(
+    channel_decay: bool, batch: int, length: int, dims: tuple[int, int] = (32, 16), kind: str = ""
+) -> dict[str, Any]:
+    """Arguments with two key heads, of two value heads each unless channels decay, and their states."""
+    heads, columns = (2, (dims[0],)) if channel_decay else (4, ())
+    query, key = torch.randn(2, batch, length, 2, dims[0])
+    g, beta = -torch.rand(batch, length, heads, *columns), torch.rand(batch, length, heads)
+    if kind:
+        key = torch.randn(batch, 1, 2, dims[0]) + 1e-3 * key
+        beta, g = (1 if kind == "repeated" else 2) - 1e-3 * beta, 1e-3 * g
+    numbers = (query, key, torch.randn(batch, length, heads, dims[1]), g, beta)
+    state = torch.randn(batch, heads, *dims)
+    return dict(zip(TOKENS, numbers, strict=True)) | {"state": state, "use_qk_l2norm_in_kernel": True}
+
+
+def run(
+    call: dict[str, Any], device: str, tokens: slice = slice(None), **changes: Any
+) -> tuple[Tensor, Tensor]:
+    """The result of these tokens, and the states after them."""
+    call = {n: x[:, tokens] if n in TOKENS else x for n, x in (call | changes).items()}
+    on_device = {n: x.to(device, copy=True) if isinstance(x, Tensor) else x for n, x in call.items()}
+    return torch_fattn.gated_delta_rule(**on_device).cpu(), on_device["state"].cpu()
+
+
+@GATES
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_splits_batches_and_packing(channel_decay: bool, dtype: torch.dtype, device: str) -> None:
+    """Sequences alone, cut at any multiple of 8, and packed have the bits of one batch."""
+    call = call_of(channel_decay, 3, 45)
+    call |= {name: call[name].to(dtype) for name in ("query", "key", "value")}
+    out, state = run(call, device)
+    for cut in (8, 24, 40):
+        first, between = run(call, device, slice(cut))
+        second, after = run(call, device, slice(cut, None), state=between)
+        assert same_bits([torch.cat((first, second), 1), after], [out, state])
+    alone = {n: x[1:2] if isinstance(x, Tensor) else x for n, x in call.items()}
+    assert same_bits(list(run(alone, device)), [out[1:2], state[1:2]])
+    if device == "mps":
+        ends = torch.tensor([0, 45, 90, 90, 135]).int()
+        packed = {n: x.flatten(0, 1)[None] for n, x in call.items() if n in TOKENS}
+        four = call["state"][[0, 1, 1, 2]]
+        result, states = run(call | packed, device, state=four, cu_seqlens=ends)
+        assert same_bits(result[0].unflatten(0, (3, 45)), out)
+        assert same_bits(list(states), [state[0], state[1], four[2], state[2]])
+
+
+@GATES
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_in_its_sequence(channel_decay: bool, number: float, device: str) -> None:
+    call = call_of(channel_decay, 3, 21)
+    out, state = run(call, device)
+    for name in TOKENS:
+        bad = call[name].clone()
+        bad[1, 13] = -number if name == "g" else number
+        result, after = run(call | {name: bad}, device)
+        assert same_bits([result[::2], after[::2]], [out[::2], state[::2]])
+        assert same_bits(result[1, :8], out[1, :8]), "nor does it reach an earlier chunk"
+        assert name != "g" or number == torch.inf or after[1].isnan().any()
+
+
+@GATES
+@pytest.mark.parametrize("length", [1, 100, 300])
+@pytest.mark.parametrize("kind", ["random", "repeated", "reflecting"])
+def test_functions_of_transformers(kind: str, length: int, channel_decay: bool) -> None:
+    """At most twice as far from float64 as the worse of the two that serve a generation there."""
+    name, functions = "qwen3_next", ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+    if channel_decay:
+        name, functions = "kimi_linear", ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
+    module = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+    call = call_of(channel_decay, 1, length, (64, 32), "" if kind == "random" else kind)
+    exact = call | {"state": call["state"].double()}
+    exact = [reference.gated_delta_rule(**exact), exact["state"]]
+
+    def errors(results: Any) -> list[float]:
+        return [float((x - y).abs().max() / y.abs().max()) for x, y in zip(results, exact, strict=True)]
+
+    options = {"initial_state": call["state"], "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    heads = {n: call[n].repeat_interleave(call["g"].shape[2] // 2, 2) for n in ("query", "key")}
+    theirs = [
+        errors(getattr(module, each)(**{n: (call | heads)[n] for n in TOKENS}, **options))
+        for each in functions
+    ]
+    mine = errors(run(call, "mps"))
+    for error, *others in zip(mine, *theirs, strict=True):
+        assert error <= 2 * max(others) + 3e-7
+
+
+@needs_emulator
+@GATES
+def test_products_and_bytes(channel_decay: bool) -> None:
+    """At D = 128: 50 products for 8 tokens and 8 columns, one read and one write of a state, and 160 floats
+    of scratch per chunk and head."""
+    import softmetal
+
+    call = call_of(channel_decay, 1, 24, (128, 128))
+    with softmetal.checks(count_bytes=True), softmetal.record() as launches:
+        run(call, "mps")
+    prepare, scan = launches
+    heads, chunks, bytes_of_state = call["g"].shape[2], 3, call["state"].numel() * 4
+    assert prepare["counters"]["products"] == 0
+    assert scan["counters"]["products"] == 50 * chunks * heads * 128 // 8
+    plan = torch_fattn.explain("gated_delta_rule", **call).data
+    bound = plan["passes"][1]["bindings"]
+    for way in ("read", "written"):
+        assert scan[f"buffers_{way}"][str(bound["state"])] == bytes_of_state
+    assert plan["scratch_bytes"] == 4 * 160 * chunks * heads
+
+
+def test_no_registers_spill() -> None:
+    """On M1 and M2, by Mesa's compiler, up to 128 columns; above that the scan of D = 256 spills."""
+    compiler = pytest.importorskip("softmetal.testing.agx")
+    if not compiler.is_built():
+        pytest.skip("needs the AGX compiler")
+    from bench.backends import agx
+    from bench.peers import fattn
+
+    spills = {}
+    for channel_decay, dim in itertools.product((False, True), (64, 128, 256)):
+        call = call_of(channel_decay, 1, 8, (dim, dim))
+        call |= {name: call[name].half() for name in TOKENS}
+        call |= {"A_log": torch.zeros(call["g"].shape[2]), "dt_bias": torch.zeros(call["g"].shape[2:])}
+        for step in torch_fattn.explain("gated_delta_rule", **call, family=7, cores=8).data["passes"]:
+            kernel = agx._kernel(fattn.pass_of(step, "float16"), fast_math=False)
+            spills[step["kernel"], channel_decay, dim] = compiler.compile_kernel(kernel).spills
+    assert {case for case, count in spills.items() if count} == {
+        (KERNELS[1], each, 256) for each in (False, True)
+    }
+
+
+def test_gradients_are_refused(device: str) -> None:
+    call = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in call_of(False, 1, 3).items()}
+    out = torch_fattn.gated_delta_rule(**call | {"key": call["key"].requires_grad_()})
+    with pytest.raises(
+        RuntimeError, match=r"fattn\.gated_delta_rule has no backward; use the model's own layer"
+    ):
+        out.sum().backward()

@@ -15,6 +15,7 @@ from tests.helpers import refusals
 from tests.helpers.refusals import (
     Refusal,
     caches,
+    delta,
     derivatives,
     distributed,
     flash_attn,
@@ -28,6 +29,7 @@ from tests.helpers.refusals import (
 REFUSALS = [
     *refusals.REFUSALS,
     *caches.REFUSALS,
+    *delta.REFUSALS,
     *derivatives.REFUSALS,
     *distributed.REFUSALS,
     *flash_attn.REFUSALS,

@@ -47,7 +47,7 @@ _TENSORS = {
     for public in PUBLIC.values()
     for what, each in public.parameters.items()
     if "Tensor" in each.annotation
-} - {"x", "scores", "softcap", "func", "out"}
+} - {"a", "x", "state", "scores", "softcap", "func", "out"}
 OF_MANY_TYPES: list[Any] = [
     None,
     "wrong",

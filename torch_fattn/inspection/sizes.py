@@ -106,7 +106,7 @@ def call_of_sizes(
             call[f"{whose}{part}_scales"] = torch.empty(shape, dtype=of_scales, device="meta")
             call[f"{whose}kv_format"] = kv_format
     if op in LINEAR:
-        shapes = _of_linear(op, dtype, (batch, q_len), (kv_heads, head_dim), (heads, value_dim))
+        shapes = linear_shapes(op, dtype, (batch, q_len), (kv_heads, head_dim), (heads, value_dim))
     call = {name: value for name, value in call.items() if name in signature.names}
     if op == "paged_prefill":
         call["is_causal"] = True
@@ -130,7 +130,7 @@ def call_of_sizes(
     }
 
 
-def _of_linear(
+def linear_shapes(
     op: str, dtype: torch.dtype, tokens: tuple[int, int], key: tuple[int, int], value: tuple[int, int]
 ) -> dict[str, tuple[Any, ...]]:
     """`key`, `value`: heads and columns."""
@@ -145,7 +145,7 @@ def _of_linear(
         **dict.fromkeys(("A_log", "dt_bias"), (torch.float32, heads)),
         **dict.fromkeys(("weight", "conv_weight"), (dtype, channels, TAPS)),
         "x": (dtype, *tokens, channels),
-        "conv_bias": (dtype, channels),
+        **dict.fromkeys(("bias", "conv_bias"), (dtype, channels)),
         "norm_weight": (dtype, value_dim),
         "conv_state": columns,
         "state": columns if op == "causal_conv1d" else matrices,

@@ -167,3 +167,55 @@ class PagedPrefillOptions(CachePrefillOptions, StorageOptions, total=False):
 
 class VarlenPrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, total=False):
     """The options of `torch_fattn.varlen_prefill`."""
+
+
+class SequenceOptions(TypedDict, total=False):
+    """Options of linear attention over whole sequences."""
+
+    has_initial_state: Tensor | None
+    """bool `[sequences]`. A sequence with False begins with zeros. Default: all begin with their states."""
+    slots: Tensor | None
+    """int32 `[sequences]`, the state of each sequence; -1, or one that is not there, skips the sequence,
+    whose result is 0. Two sequences must not share a state. Default: sequence n has state n."""
+    cu_seqlens: Tensor | None
+    """int32 `[sequences + 1]`, where the sequences of a packed batch (B = 1) begin and end."""
+
+
+class GatedDeltaRuleOptions(SequenceOptions, total=False):
+    """The options of `torch_fattn.gated_delta_rule`."""
+
+    A_log: Tensor | None
+    """`[Hv]`, float32. With it, g and beta are the projections a and b, and the kernel computes
+    `g = -exp(A_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`."""
+    dt_bias: Tensor | None
+    """`[Hv]`, or `[Hv, Dk]` for a decay per channel; float32. With A_log, or neither."""
+    scale: float | None
+    """factor of the query. Default `Dk ** -0.5`."""
+    use_qk_l2norm_in_kernel: bool
+    """normalises each query and key to length 1."""
+    writes_state: bool
+    """False leaves the state as it is."""
+
+
+class GatedDeltaStepOptions(TypedDict, total=False):
+    """The options of `torch_fattn.gated_delta_step`."""
+
+    slots: Tensor | None
+    """int32 `[B]`, both states of each sequence; as in `gated_delta_rule`."""
+    counts: Tensor | None
+    """int32 `[B]`, tokens of each sequence, from 0 to T; the result of the others is 0. Default: T."""
+    gate: str
+    """activation of z, "silu" or "sigmoid"."""
+    eps: float
+    """of the norm."""
+    scale: float | None
+    """factor of the query. Default `Dk ** -0.5`."""
+    writes_state: bool
+    """False leaves both states as they are, as for draft tokens."""
+
+
+class CausalConv1dOptions(SequenceOptions, total=False):
+    """The options of `torch_fattn.causal_conv1d`."""
+
+    activation: str
+    """"none" or "silu"."""

@@ -8,22 +8,30 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import Unpack
 
+from ..operators.options import (
+    CausalConv1dOptions,
+    GatedDeltaRuleOptions,
+    GatedDeltaStepOptions,
+    SequenceOptions,
+)
+from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 
 __all__ = ["causal_conv1d", "gated_delta_rule", "gated_delta_step"]
 
 
 class _Span(NamedTuple):
-    """The tokens of a sequence, and its state; -1: the sequence is skipped."""
+    """The tokens of a sequence, and its state, if there are any."""
 
     batch: int
     tokens: slice
-    number: int
     state: int
+    begins: bool  # with its state, not with zeros
 
 
-@public("torch_fattn.reference.gated_delta_rule", refused_by="gated_delta_rule")
+@public("torch_fattn.reference.gated_delta_rule", options="gated_delta_rule", refused_by="gated_delta_rule")
 def gated_delta_rule(
     query: Tensor,
     key: Tensor,
@@ -31,17 +39,11 @@ def gated_delta_rule(
     g: Tensor,
     beta: Tensor,
     state: Tensor | None = None,
-    *,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    slots: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    writes_state: bool = True,
+    **options: Unpack[GatedDeltaRuleOptions],
 ) -> Tensor:
     """The result. `state` may be float64, and is written in its dtype."""
+    every = with_defaults("gated_delta_rule", options)
+    scale, writes_state = every["scale"], every["writes_state"]
     if state is not None and writes_state:
         check_writable("torch_fattn.reference.gated_delta_rule", state=state)
     q, k, v, g, beta = map(_exact, (query, key, value, g, beta))
@@ -49,21 +51,19 @@ def gated_delta_rule(
     tokens = v.shape[:2]
     g = g.reshape(*tokens, heads, q.shape[-1] if g.dim() == v.dim() else 1)
     v, beta = v.reshape(*tokens, heads, v.shape[-1]), beta.reshape(*tokens, heads, 1)
-    if A_log is not None and dt_bias is not None:
-        bias = _exact(dt_bias).reshape(heads, g.shape[-1])
-        g = -_exact(A_log).exp()[:, None] * F.softplus(g + bias, threshold=1e9)
+    if every["A_log"] is not None and every["dt_bias"] is not None:
+        bias = _exact(every["dt_bias"]).reshape(heads, g.shape[-1])
+        g = -_exact(every["A_log"]).exp()[:, None] * F.softplus(g + bias, threshold=1e9)
         beta = beta.sigmoid()
-    if use_qk_l2norm_in_kernel:
+    if every["use_qk_l2norm_in_kernel"]:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    q = q * (q.shape[-1] ** -0.5 if scale is None else float(scale))
     q, k = (x.repeat_interleave(heads // max(x.shape[2], 1), 2) for x in (q, k))
 
     out = torch.zeros_like(v)
-    for span in _spans(query, cu_seqlens, slots):
-        if span.state < 0:
-            continue
+    for span in _spans(query, state, every):
         s = v.new_zeros(heads, q.shape[-1], v.shape[-1])
-        if state is not None and (has_initial_state is None or has_initial_state[span.number]):
+        if state is not None and span.begins:
             s = _exact(state[span.state])
         rows = (x[span.batch, span.tokens] for x in (q, k, v, g, beta, out))
         for q_, k_, v_, g_, beta_, out_ in zip(*rows, strict=True):
@@ -76,28 +76,23 @@ def gated_delta_rule(
     return out
 
 
-@public("torch_fattn.reference.causal_conv1d", refused_by="causal_conv1d")
+@public("torch_fattn.reference.causal_conv1d", options="causal_conv1d", refused_by="causal_conv1d")
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     state: Tensor | None = None,
-    *,
-    has_initial_state: Tensor | None = None,
-    slots: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    activation: str = "none",
+    **options: Unpack[CausalConv1dOptions],
 ) -> Tensor:
     """The result. Writes the state."""
+    every = with_defaults("causal_conv1d", options)
     if state is not None:
         check_writable("torch_fattn.reference.causal_conv1d", state=state)
     taps = weight.shape[1]
     out = torch.zeros(x.shape, dtype=torch.float64, device="cpu")
-    for span in _spans(x, cu_seqlens, slots):
-        if span.state < 0:
-            continue
+    for span in _spans(x, state, every):
         before = out.new_zeros(x.shape[2], taps - 1 if state is None else state.shape[2])
-        if state is not None and (has_initial_state is None or has_initial_state[span.number]):
+        if state is not None and span.begins:
             before = _exact(state[span.state])
         rows = _exact(x[span.batch, span.tokens]).T
         whole = torch.cat((before, rows), 1)
@@ -105,13 +100,13 @@ def causal_conv1d(
         for tap in range(taps):
             first = before.shape[1] + 1 - taps + tap
             sums = sums + _exact(weight)[:, tap, None] * whole[:, first : first + rows.shape[1]]
-        out[span.batch, span.tokens] = (F.silu(sums) if activation == "silu" else sums).T
+        out[span.batch, span.tokens] = (F.silu(sums) if every["activation"] == "silu" else sums).T
         if state is not None:
             state[span.state] = whole[:, whole.shape[1] - before.shape[1] :].to(state)
     return out
 
 
-@public("torch_fattn.reference.gated_delta_step", refused_by="gated_delta_step")
+@public("torch_fattn.reference.gated_delta_step", options="gated_delta_step", refused_by="gated_delta_step")
 def gated_delta_step(
     query: Tensor,
     key: Tensor,
@@ -126,15 +121,11 @@ def gated_delta_step(
     norm_weight: Tensor,
     conv_state: Tensor,
     state: Tensor,
-    *,
-    slots: Tensor | None = None,
-    counts: Tensor | None = None,
-    gate: str = "silu",
-    eps: float = 1e-6,
-    scale: float | None = None,
-    writes_state: bool = True,
+    **options: Unpack[GatedDeltaStepOptions],
 ) -> Tensor:
     """The result. Nothing is rounded between the parts of the step."""
+    every = with_defaults("gated_delta_step", options)
+    slots, counts = every["slots"], every["counts"]
     check_writable("torch_fattn.reference.gated_delta_step", conv_state=conv_state, state=state)
     batch, length, key_heads, dim = query.shape
     keys = key_heads * dim
@@ -143,10 +134,10 @@ def gated_delta_step(
     for n in range(batch):
         at = n if slots is None else int(slots[n])
         count = length if counts is None else int(counts[n])
-        if at < 0:
+        if not 0 <= at < len(state):
             continue
         part, states = (slice(n, n + 1), slice(count)), (conv_state[at][None], state[at][None])
-        if not writes_state:
+        if not every["writes_state"]:
             states = states[0].clone(), states[1].clone()
         mixed = causal_conv1d(x[part], conv_weight, conv_bias, states[0], activation="silu")
         q, k, v = mixed.split((keys, keys, mixed.shape[-1] - 2 * keys), -1)
@@ -161,12 +152,13 @@ def gated_delta_step(
             states[1],
             A_log=A_log,
             dt_bias=dt_bias,
-            scale=scale,
+            scale=every["scale"],
             use_qk_l2norm_in_kernel=True,
         )
-        normed = result * torch.rsqrt(result.square().mean(-1, keepdim=True) + eps) * _exact(norm_weight)
+        squares = result.square().mean(-1, keepdim=True)
+        normed = result * torch.rsqrt(squares + float(every["eps"])) * _exact(norm_weight)
         of_gate = _exact(z)[part].reshape(normed.shape)
-        out[part] = normed * of_gate.sigmoid() * (of_gate if gate == "silu" else 1)
+        out[part] = normed * of_gate.sigmoid() * (of_gate if every["gate"] == "silu" else 1)
     return out
 
 
@@ -174,9 +166,12 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-def _spans(first: Tensor, cu_seqlens: Tensor | None, slots: Tensor | None) -> Iterator[_Span]:
-    """`first` is `[batch, length, ..]`."""
+def _spans(first: Tensor, states: Tensor | None, options: SequenceOptions) -> Iterator[_Span]:
+    """The sequences that are not skipped. `first` is `[batch, length, ..]`."""
+    cu_seqlens, slots, initial = (options[n] for n in ("cu_seqlens", "slots", "has_initial_state"))
     ends = None if cu_seqlens is None else cu_seqlens.tolist()
     for n in range(first.shape[0] if ends is None else len(ends) - 1):
         tokens = slice(0, first.shape[1]) if ends is None else slice(ends[n], ends[n + 1])
-        yield _Span(n if ends is None else 0, tokens, n, n if slots is None else int(slots[n]))
+        slot = n if slots is None else int(slots[n])
+        if states is None or 0 <= slot < len(states):
+            yield _Span(n if ends is None else 0, tokens, slot, initial is None or bool(initial[n]))

@@ -64,14 +64,14 @@ constexpr int state_columns(int chunks) { return chunks == 1 ? 64 : 32; }
 FATTN_CONSTEXPR int kDeltaChunk = 8;
 FATTN_CONSTEXPR int kDeltaChunkFloats = 160;
 FATTN_CONSTEXPR int kConvTokens = 16;
-// gated_delta_step: most tokens of a sequence, and lanes that share a column of a state. In float32, 16 rows of
-// two columns are a quarter of a lane's registers.
-FATTN_CONSTEXPR int kMaxStepLength = 16;
-constexpr int step_row_lanes(fattn_i64 head_dim) { return head_dim > 128 && head_dim % 16 == 0 ? 16 : 8; }
 // Floats of its sums: three per chunk and row, and three per row, in multiples of 16 bytes.
 constexpr int chunk_sum_floats(int chunks, int rows) {
   return chunks == 1 ? 0 : (3 * (chunks + 1) * rows + 3) / 4 * 4;
 }
+// gated_delta_step: tokens of a sequence, and lanes that share a column of a state. A lane holds two columns
+// of up to 16 rows in float32, a quarter of the registers of M1 and M2.
+FATTN_CONSTEXPR int kMaxStepLength = 16;
+constexpr int step_row_lanes(fattn_i64 head_dim) { return head_dim > 128 && head_dim % 16 == 0 ? 16 : 8; }
 // Arrays of the decode kernels in threadgroup memory, for kernels and planner. decode: rows of states, not
 // needed if simdgroups share no rows, and floats from row to row, padded so that fewer rows begin in the same
 // bank.

@@ -75,7 +75,7 @@ using namespace fattn;
   float taps[kTaps], window[kTaps];
   FATTN_UNROLL
   for (int w = 0; w < kTaps; w++) {
-    taps[w] = float(weight[channel * kTaps + w]);
+    taps[w] = float(weight[long(channel) * kTaps + w]);
     const int token = first + w - kTaps;  // of window[1] and on; window[0] leaves it first
     window[w] = 0.0f;
     if (w > 0 && token >= 0 && token < end) {

@@ -74,7 +74,7 @@ struct Channel {
   int index;
 };
 
-// Of a key head: query, key, then the values of each value head.
+// A channel of a key head. They are the query, the key, then the values of each value head.
 inline Channel channel_of(int own, int head, threadgroup const StepPlaces& places,
                           const device Element* query, const device Element* key, const device Element* value,
                           device Element* conv_state, constant GatedDeltaStepParams& params) {
@@ -121,10 +121,10 @@ inline T row_sum(T x) {
   return x;
 }
 
-// Moves the state over a token. Returns the result by sums over the old state's rows:
-// q (decay S + k delta) = decay (q S) + (q k) delta.
-inline float2 apply_rule(thread float2 (&state)[kLaneRows], threadgroup const StepToken& token, float2 value,
-                         float decay, float beta, float scale, ushort first_row) {
+// Moves the state over a token. `own` is the value head, `column` that of its value in the round. Returns the
+// result by sums over the old state's rows: q (decay S + k delta) = decay (q S) + (q k) delta.
+inline float2 apply_rule(thread float2 (&state)[kLaneRows], threadgroup const StepToken& token, int own,
+                         int column, float scale, ushort first_row) {
   float2 seen = float2(0.0f), asked = float2(0.0f);  // k S, q S
   float3 dots = float3(0.0f);                        // k k, q q, q k
   FATTN_UNROLL
@@ -142,7 +142,10 @@ inline float2 apply_rule(thread float2 (&state)[kLaneRows], threadgroup const St
   asked = row_sum(asked);
   dots = row_sum(dots);
   const float key_norm = inverse_length(dots[0]), query_norm = scale * inverse_length(dots[1]);
-  const float2 update = beta * key_norm * (value - seen * (decay * key_norm));
+  threadgroup const float* values = token.channels + 2 * kHeadDim + column;
+  const float decay = kChannelDecay ? 1.0f : token.decay[own];
+  const float2 update =
+      token.beta[own] * key_norm * (float2(values[0], values[1]) - seen * (decay * key_norm));
   FATTN_UNROLL
   for (int f = 0; f < kLaneRows; f++) {
     state[f] = fma(float2(token.channels[kHeadDim + kRowLanes * f + first_row]), update, state[f] * decay);
@@ -256,22 +259,17 @@ using namespace fattn;
         for (int i = kThreads - 1 - thread_index; i < kDecays; i += kThreads) {
           const int of = kChannelDecay ? value_head : value_head + i;
           const int channel = kChannelDecay ? value_head * kHeadDim + i : of;
-          const long place =
-              kChannelDecay ? member * params.decay.head + i : (member + i) * params.decay.head;
+          const long place = kChannelDecay ? i : (member + i) * params.decay.head;
           token.decay[i] =
               decay_of(raw_decay[places.decay + t * params.decay.token + place], a_log, dt_bias, of, channel);
-        }
-        for (int i = kThreads - 1 - thread_index; i < kHeads; i += kThreads) {
-          token.beta[i] =
-              beta_of(raw_beta[places.beta + t * params.beta.token + (member + i) * params.beta.head]);
+          if (i < kHeads) {
+            token.beta[i] =
+                beta_of(raw_beta[places.beta + t * params.beta.token + (member + i) * params.beta.head]);
+          }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
-        const float2 values =
-            float2(token.channels[2 * kHeadDim + in_round], token.channels[2 * kHeadDim + in_round + 1]);
-        const float decay = kChannelDecay ? 1.0f : token.decay[own];
-        const float2 result =
-            apply_rule(state, token, values, decay, token.beta[own], params.scale, lane / kColumnLanes);
+        const float2 result = apply_rule(state, token, own, in_round, params.scale, lane / kColumnLanes);
         threadgroup float* row = results[kRounds > 1 ? t : 0];
         if (lane < kColumnLanes) {
           row[first_column + in_round] = result.x;
