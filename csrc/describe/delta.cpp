@@ -42,6 +42,20 @@ void check_state(const char* op, const char* name, const Tensor& state, const Te
                     " sequences without slots; pass the slots of the sequences, or a state for each");
 }
 
+// A number for each sequence.
+Tensor numbers_of(const char* op, const char* name, const Tensor& numbers, const Tensor& first,
+                  const char* first_name, int64_t sequences, std::string_view advice) {
+  check_device(op, name, numbers, first, first_name);
+  check_int32(op, name, numbers);
+  check_shape(op, name, numbers, {sequences}, advice);
+  return numbers.contiguous();
+}
+Tensor slots_of(const char* op, const Tensor& slots, const Tensor& first, const char* first_name,
+                int64_t sequences) {
+  return numbers_of(op, "slots", slots, first, first_name, sequences,
+                    "pass the state of each sequence, or -1 to skip it");
+}
+
 // Where the sequences are, and which state each of them has.
 template <typename Call>
 void add_sequences(const char* op, Call& call, const Tensor& first, const char* first_name,
@@ -68,14 +82,8 @@ void add_sequences(const char* op, Call& call, const Tensor& first, const char* 
   TORCH_CHECK_VALUE(state.has_value() || !(slots.has_value() || initial.has_value()), op, ": ",
                     slots.has_value() ? "slots" : "has_initial_state",
                     " says which states the sequences have and there is no state; pass one, or leave it out");
-  if (slots.has_value()) {
-    check_device(op, "slots", *slots, first, first_name);
-    check_int32(op, "slots", *slots);
-    check_shape(op, "slots", *slots, {problem.sequences},
-                "pass the state of each sequence, or -1 to skip it");
-    call.slots = slots->contiguous();
-    problem.has_slots = true;
-  }
+  problem.has_slots = slots.has_value();
+  if (slots.has_value()) call.slots = slots_of(op, *slots, first, first_name, problem.sequences);
   if (initial.has_value()) {
     check_device(op, "has_initial_state", *initial, first, first_name);
     TORCH_CHECK_TYPE(initial->scalar_type() == at::kBool, op, ": has_initial_state is ", dtype_name(*initial),
@@ -295,18 +303,13 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
   problem.states = state.size(0);
   call.state = state;
   call.conv_state = conv_state;
-  const auto vector = [&](const char* name, const Tensor& given, const char* advice) {
-    check_device(op, name, given, call.query);
-    check_int32(op, name, given);
-    check_shape(op, name, given, {problem.sequences}, advice);
-    return given.contiguous();
-  };
   problem.has_slots = slots.has_value();
-  if (slots.has_value())
-    call.slots = vector("slots", *slots, "pass the state of each sequence, or -1 to skip it");
+  if (slots.has_value()) call.slots = slots_of(op, *slots, call.query, "query", problem.sequences);
   problem.has_counts = counts.has_value();
-  if (counts.has_value())
-    call.counts = vector("counts", *counts, "pass the number of tokens of each sequence");
+  if (counts.has_value()) {
+    call.counts = numbers_of(op, "counts", *counts, call.query, "query", problem.sequences,
+                             "pass the number of tokens of each sequence");
+  }
 
   const auto readable = [&](const Tensor& operand) { return apart(apart(operand, state), conv_state); };
   call.gate = with_close_tokens(readable(gate));

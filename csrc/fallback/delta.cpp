@@ -1,6 +1,7 @@
 // Linear attention in plain PyTorch: the recurrences, token by token, without waiting for a GPU.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/searchsorted.h>
@@ -35,7 +36,9 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
   const Tensor token = at::arange(p.batch * p.length, options);
   Tokens tokens{.rows = p.batch, .length = p.length};
   if (p.packed) {
-    const Tensor cu = cu_seqlens.to(at::kLong).clamp(0, p.length);
+    // The first sequence begins at token 0.
+    const Tensor ends = cu_seqlens.slice(0, 1).to(at::kLong).clamp(0, p.length);
+    const Tensor cu = at::constant_pad_nd(ends, {1, 0});
     tokens.start = cu.slice(0, 0, -1);
     tokens.count = cu.slice(0, 1).sub(tokens.start);
     tokens.sequence =
@@ -47,8 +50,7 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
     tokens.sequence = token.floor_divide(std::max<int64_t>(p.length, 1));
   }
   tokens.position = token.sub(tokens.start.index_select(0, tokens.sequence));
-  tokens.kept =
-      tokens.position.ge(0).logical_and(tokens.position.lt(tokens.count.index_select(0, tokens.sequence)));
+  tokens.kept = tokens.position.lt(tokens.count.index_select(0, tokens.sequence));
   if (slots.defined()) {
     const Tensor exists = slots.ge(0).logical_and(slots.lt(p.states));
     tokens.kept = tokens.kept.logical_and(exists.index_select(0, tokens.sequence));
@@ -239,13 +241,14 @@ Tensor run_in_torch(const GatedDeltaStepCall& call) {
 
 Tensor run_in_torch(const CausalConv1dCall& call) {
   const CausalConv1dProblem& p = call.problem;
-  if (p.sequences == 0) return at::zeros(call.x.sizes(), call.x.options());
+  const Tensor out = at::zeros(call.x.sizes(), call.x.options());
+  if (p.sequences == 0) return out;
   const Tokens tokens = tokens_of(p, call.x, call.cu_seqlens, {}, call.slots);
   const Tensor before = p.has_state ? initial_states(call.state, call.slots, call.has_initial_state)
                                     : at::zeros({p.sequences, p.channels, p.taps - 1}, call.x.options());
   const Convolved result = convolved(call.x.flatten(0, 1), call.weight, call.bias, before, tokens, p.silu);
   if (p.has_state) write_states(call.state, result.after, call.slots);
-  return result.out.to(call.x.scalar_type()).view(call.x.sizes()).contiguous();
+  return out.copy_(result.out.view(out.sizes()));
 }
 
 }  // namespace fattn

@@ -98,10 +98,16 @@ std::tuple<Tensor, Tensor> run_with_scratch(const Plan& plan, Bindings& bindings
   return {results.out, results.lse};
 }
 
+// A state, which is written. A pool without states is not.
+BufferView state_view_of(const Tensor& state, const Tensor& stand_in) {
+  return state.numel() > 0 ? writable_view_of(state) : view_of(state, stand_in);
+}
+
 // Binds what the gated delta rule and its step share. Empty operands are not read.
 void bind_delta(const DeltaOperands& call, const Tensor& out, Bindings& bindings) {
+  const bool has_states = call.state.defined() && call.state.numel() > 0;
   const auto bind = [&](Slot slot, const Tensor& tensor) {
-    if (tensor.defined()) bindings[slot] = view_of(tensor, call.state.defined() ? call.state : out);
+    if (tensor.defined()) bindings[slot] = view_of(tensor, has_states ? call.state : out);
   };
   bind(kSlotQuery, call.query);
   bind(kSlotKey, call.key);
@@ -111,7 +117,7 @@ void bind_delta(const DeltaOperands& call, const Tensor& out, Bindings& bindings
   bind(kSlotALog, call.a_log);
   bind(kSlotDtBias, call.dt_bias);
   bind(kSlotStateSlots, call.slots);
-  if (call.state.defined()) bindings[kSlotState] = writable_view_of(call.state);
+  if (call.state.defined()) bindings[kSlotState] = state_view_of(call.state, out);
   bind(kSlotOut, out);
 }
 
@@ -245,7 +251,7 @@ Tensor launch(const GatedDeltaCall& call, const Plan& plan) {
   if (call.has_initial_state.defined()) bindings[kSlotHasInitial] = view_of(call.has_initial_state, out);
   if (call.cu_seqlens.defined()) bindings[kSlotSeqlens] = view_of(call.cu_seqlens, out);
   const Tensor chunks = empty_floats({plan.scratch_chunk_floats}, out);
-  bindings[kSlotChunks] = view_of(chunks, call.state.defined() ? call.state : out);
+  bindings[kSlotChunks] = view_of(chunks, out.numel() > 0 ? out : call.state);
   metal::execute(plan, bindings);
   return out;
 }
@@ -260,7 +266,7 @@ Tensor launch(const GatedDeltaStepCall& call, const Plan& plan) {
   bindings[kSlotConvWeight] = view_of(call.conv_weight, out);
   if (call.conv_bias.defined()) bindings[kSlotConvBias] = view_of(call.conv_bias, out);
   bindings[kSlotNormWeight] = view_of(call.norm_weight, out);
-  bindings[kSlotConvState] = writable_view_of(call.conv_state);
+  bindings[kSlotConvState] = state_view_of(call.conv_state, out);
   if (call.counts.defined()) bindings[kSlotCounts] = view_of(call.counts, out);
   metal::execute(plan, bindings);
   return out;
@@ -279,7 +285,7 @@ Tensor launch(const CausalConv1dCall& call, const Plan& plan) {
   bind(kSlotHasInitial, call.has_initial_state);
   bind(kSlotStateSlots, call.slots);
   bind(kSlotSeqlens, call.cu_seqlens);
-  if (call.state.defined()) bindings[kSlotState] = writable_view_of(call.state);
+  if (call.state.defined()) bindings[kSlotState] = state_view_of(call.state, call.weight);
   bind(kSlotOut, out);
   metal::execute(plan, bindings);
   return out;

@@ -132,7 +132,8 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
   Plan plan;
   plan.tuning.source = "chunks of 8 tokens, 8 columns of a state per simdgroup";
   const int64_t tokens = p.batch * p.length;
-  if (p.sequences * p.value_heads == 0 || (tokens == 0 && !(p.writes_state && p.has_initial))) return plan;
+  if (p.sequences * p.value_heads == 0 || (tokens == 0 && !(p.writes_state && p.has_initial && p.states > 0)))
+    return plan;
 
   GatedDeltaParams params = p.params;
   // Packed sequences begin at chunk start / 8 + number: at most one chunk is unused for each.
@@ -244,7 +245,7 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
 Plan plan_causal_conv1d(const CausalConv1dProblem& p) {
   Plan plan;
   plan.tuning.source = "one channel per thread";
-  if (p.sequences * p.channels == 0 || (p.batch * p.length == 0 && !(p.has_state && p.has_initial)))
+  if (p.sequences * p.channels == 0 || (p.batch * p.length == 0 && !(p.states > 0 && p.has_initial)))
     return plan;
   KernelSpec spec;
   spec.kernel = Kernel::kCausalConv1d;

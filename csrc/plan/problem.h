@@ -330,7 +330,7 @@ struct GatedDeltaProblem {
   bool writes_state = false;
   bool has_initial = false;  // bool per sequence: whether it begins with its state, not with zeros
   bool has_slots = false;
-  bool vector_aligned = false;  // four columns of query, key and value can be read with one access
+  bool vector_aligned = false;  // four columns of query and key can be read with one access
   int64_t batch = 0;
   int64_t length = 0;
   int64_t sequences = 0;

@@ -117,8 +117,9 @@ def test_slots_and_counts_out_of_range(device: str) -> None:
     arguments = call_of(device, batch=3)
     before = copied(arguments)
     for skipped in (-1, 3, 2**31 - 1, -(2**31)):
-        slots = torch.tensor([skipped] * 3, dtype=torch.int32, device=device)
-        assert not step(arguments | {"slots": slots}).any()
+        slots = {"slots": torch.tensor([skipped] * 3, dtype=torch.int32, device=device)}
+        without_states = {name: arguments[name][:0] for name in STATES}
+        assert not step(arguments | slots).any() and not step(arguments | slots | without_states).any()
         assert same_bits(states_of(arguments), states_of(before))
     counts = torch.tensor([-5, 0, 1000], dtype=torch.int32, device=device)  # 0, 0 and T
     out = step(arguments | {"counts": counts})

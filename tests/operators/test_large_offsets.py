@@ -96,3 +96,18 @@ def test_linear_attention_past_32_bits(memory: torch.Tensor) -> None:
     out = torch_fattn.causal_conv1d(tokens[:, :, 0], weight.to("mps"))
     exact = torch_fattn.reference.causal_conv1d(content[:, :, 0], weight)
     assert torch.allclose(out.cpu().double(), exact, atol=1e-2)
+
+
+def test_a_step_past_32_bits(memory: torch.Tensor) -> None:
+    content = torch.randn(1, 16, 1, HEAD_DIM, dtype=torch.float16)
+    tokens = memory.as_strided(content.shape, (1, 2**28 - 2**8, HEAD_DIM, 1), HEAD_DIM)
+    for row in range(16):
+        tokens[0, row].copy_(content[0, row])
+    gates, heads = torch.randn(2, 1, 16, 1), torch.randn(2, 1)
+    weight, norm = torch.randn(3 * HEAD_DIM, 4).half(), torch.randn(HEAD_DIM).half()
+    states = torch.randn(1, 3 * HEAD_DIM, 3).half(), torch.randn(1, 1, HEAD_DIM, HEAD_DIM)
+    rest = (*gates, *heads, weight, None, norm, *states)
+    on_device = (each if each is None else each.to("mps") for each in rest)
+    out = torch_fattn.gated_delta_step(*[tokens] * 4, *on_device)
+    exact = torch_fattn.reference.gated_delta_step(*[content] * 4, *rest)
+    assert torch.allclose(out.cpu().double(), exact, rtol=1e-3, atol=1e-3)

@@ -29,7 +29,7 @@ from tests.transformers.tiny_models import (
 )
 from torch_fattn.integrations.transformers import register, report, unregister
 from torch_fattn.integrations.transformers.compat import CACHE
-from torch_fattn.integrations.transformers.fusion import mixers, running
+from torch_fattn.integrations.transformers.fusion import delta_functions, mixers, running
 from torch_fattn.integrations.transformers.fusion.launches import Launches
 
 KIMI = KimiLinearConfig(
@@ -92,7 +92,7 @@ def test_layers(family: str, changes: dict[str, Any]) -> None:
             mine, theirs = (run(*each, mask) for each in zip(layers, (x, x), caches, strict=True))
         is_step = length < 9 and begin > 0 and not changes
         assert steps(launches) == is_step and launches.get("fattn_gated_delta_scan", 0) == (not is_step)
-        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(mine, theirs, atol=2 * TOLERANCE, rtol=0)
         for state, own in zip(*map(states, caches), strict=True):
             torch.testing.assert_close(state, own, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -149,7 +149,7 @@ def test_drafts(name: str) -> None:
 def test_packed_sequences_are_separate(name: str) -> None:
     ours, eager = pair_of(name)
     ids, _mask = prompt()
-    bounds = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
+    bounds = torch.tensor([0, 7, 7, 20])
     positions = torch.cat([torch.arange(7), torch.arange(13)])[None]
     with torch.no_grad():
         packed = {"position_ids": positions.to(DEVICE), "cu_seq_lens_q": bounds.to(DEVICE)}
@@ -168,12 +168,15 @@ def hooked(layer: Any, _cache: Any) -> None:
     layer.norm.register_forward_hook(lambda *_: None)
 
 
+def awaited(layer: Any, _cache: Any) -> None:
+    add_hook_to_module(layer.conv1d, AlignDevicesHook(layer.A_log.device))
+
+
 def offloaded(layer: Any, _cache: Any) -> None:
-    hook = AlignDevicesHook(next(layer.parameters()).device, offload=True)
-    add_hook_to_module(layer.conv1d, hook)
+    add_hook_to_module(layer.conv1d, AlignDevicesHook(layer.A_log.device, offload=True))
 
 
-@pytest.mark.parametrize("change", [recording, hooked, offloaded])
+@pytest.mark.parametrize("change", [recording, hooked, awaited, offloaded])
 def test_own_forward_runs_where_it_must(change: Callable[[Any, Any], None]) -> None:
     """Its functions are fused."""
     ours, own = both("qwen3_5")
@@ -188,15 +191,20 @@ def test_own_forward_runs_where_it_must(change: Callable[[Any, Any], None]) -> N
         torch.testing.assert_close(mine, run(own, tokens(2, length), caches[1]), atol=TOLERANCE, rtol=0)
 
 
-def test_neither_operators_nor_functions() -> None:
-    """Gradients, autocast, other dtypes, a model that is not fused."""
-    ours, _own = both("qwen3_5")
+def test_neither_operators_nor_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients, autocast, the CPU, a model that is not fused."""
+    ours, own = both("qwen3_5")
+    assert fuse(own) == ""
     x = tokens(2, 5).to(DEVICE)
+    monkeypatch.setattr(mixers, "_run", None)
+    monkeypatch.setattr(delta_functions, "_rule", None)
     with counted_launches() as launches:
         with running.run(True):
             ours(x).sum().backward()
             with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
                 ours(x)
+            with torch.no_grad():
+                own(x.cpu())
         with torch.no_grad():
             ours(x)
     assert not any("delta" in kernel or "conv1d" in kernel for kernel in launches)
@@ -270,6 +278,25 @@ def test_functions(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = run(ours, tokens(1, 9), None, cu_seq_lens_q=bounds)
     apart = [run(own, tokens(1, 9)[:, a:b], None) for a, b in ((0, 4), (4, 9))]
     torch.testing.assert_close(packed, torch.cat(apart, 1), atol=TOLERANCE, rtol=0)
+
+
+def test_calls_of_functions() -> None:
+    """Callers keep their states. Tokens of a cache before packed sequences are not packed."""
+    layer = layer_of("qwen3_next").to(DEVICE)
+    fuse(layer)
+    file: Any = importlib.import_module(type(layer).__module__)
+    query, key, value = (torch.randn(1, 5, 2, 16, device=DEVICE) for _ in range(3))
+    state = torch.randn(1, 2, 16, 16, device=DEVICE)
+    kept, rates = state.clone(), {"g": -torch.rand(1, 5, 2, device=DEVICE), "beta": query.sigmoid()[..., 0]}
+    x, bounds = torch.randn(1, 8, 9, device=DEVICE), torch.tensor([0, 2, 5], device=DEVICE)
+    rule, convolve, finals = file.torch_chunk_gated_delta_rule, file.causal_conv1d_fn, []
+    with torch.no_grad(), running.run(True), counted_launches() as launches:
+        for wanted in (True, False):
+            options = {"initial_state": state, "output_final_state": wanted}
+            finals.append(rule(query, key, value, **rates, **options)[1])
+        convolve(x, x[0, :, :4], cu_seq_lens_q=bounds)
+    assert torch.equal(state, kept) and not torch.equal(finals[0], kept) and finals[1] is None
+    assert launches == {"fattn_gated_delta_prepare": 2, "fattn_gated_delta_scan": 2}
 
 
 def test_report_and_unregister() -> None:

@@ -160,7 +160,7 @@ inline void store_result(threadgroup const float* result, const device Element* 
   for (int column = lane; column < kValueDim; column += kSimdWidth) {
     squares = fma(result[column], result[column], squares);
   }
-  const float scale = 1.0f / sqrt(simd_sum(squares) / float(kValueDim) + eps);
+  const float scale = inverse_rms(simd_sum(squares), kValueDim, eps);
   for (int column = lane; column < kValueDim; column += kSimdWidth) {
     const float x = float(gate[column]);
     const float activated = fc_gate == kGateSilu ? silu(x) : sigmoid(x);
@@ -251,20 +251,20 @@ using namespace fattn;
 
       for (int t = 0; t < count; t++) {
         for (int i = thread_index; i < 2 * kHeadDim + kRoundColumns; i += kThreads) {
-          const int own = i < 2 * kHeadDim ? i : i + member * kValueDim + first_column;
-          token.channels[i] = convolved(channel_of(own, head, places, query, key, value, conv_state, params),
-                                        t, weight, bias);
+          const int place = i < 2 * kHeadDim ? i : i + member * kValueDim + first_column;
+          token.channels[i] = convolved(
+              channel_of(place, head, places, query, key, value, conv_state, params), t, weight, bias);
         }
         // By the last threads, which have the fewest channels.
         for (int i = kThreads - 1 - thread_index; i < kDecays; i += kThreads) {
           const int of = kChannelDecay ? value_head : value_head + i;
           const int channel = kChannelDecay ? value_head * kHeadDim + i : of;
           const long place = kChannelDecay ? i : (member + i) * params.decay.head;
-          token.decay[i] =
-              decay_of(raw_decay[places.decay + t * params.decay.token + place], a_log, dt_bias, of, channel);
+          token.decay[i] = decay_of(float(raw_decay[places.decay + t * params.decay.token + place]), a_log,
+                                    dt_bias, of, channel);
           if (i < kHeads) {
-            token.beta[i] =
-                beta_of(raw_beta[places.beta + t * params.beta.token + (member + i) * params.beta.head]);
+            token.beta[i] = beta_of(
+                float(raw_beta[places.beta + t * params.beta.token + (member + i) * params.beta.head]));
           }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);

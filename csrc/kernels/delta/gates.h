@@ -4,7 +4,7 @@
 // while g <= 0, and a decay of 0 needs no care.
 #pragma once
 
-#include "activations.h"
+#include "../common/activations.h"
 
 namespace fattn {
 

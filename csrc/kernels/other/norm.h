@@ -1,6 +1,7 @@
 // RMSNorm in the forms of transformers' modules, with their roundings.
 #pragma once
 
+#include "../common/activations.h"
 #include "column_loads.h"
 
 namespace fattn {
@@ -10,11 +11,6 @@ typedef FATTN_WEIGHT_T Weight;  // Element or float
 FATTN_CONSTEXPR int kNorm = FATTN_NORM;
 
 inline float rounded(float x) { return float(Element(x)); }
-
-// `squares`: their sum over a row.
-inline float inverse_rms(float squares, int columns, float eps) {
-  return 1.0f / sqrt(squares / float(columns) + eps);
-}
 
 // The product with the weight is not rounded.
 inline float normed(float x, float scale, float weight) {

@@ -43,7 +43,7 @@ inline void load_within(const device T* row, uint column, uint columns,
 // A rounded x and a weight of its dtype have a rounded product, as in torch.
 inline float gated(float product, float gate) {
   const bool rounds = kNorm == kNormRounded && is_same_v<Weight, Element>;
-  const float activated = (fc_gate == kGateSilu ? gate : 1.0f) / (1.0f + precise::exp(-gate));
+  const float activated = fc_gate == kGateSilu ? silu(gate) : sigmoid(gate);
   return (rounds ? rounded(product) : product) * activated;
 }
 

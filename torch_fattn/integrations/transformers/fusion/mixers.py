@@ -99,7 +99,7 @@ def forward(
     family: Family | None = vars(layer).get(_MARK)
     if family is not None and running.takes(hidden_states) and _has_plain_modules(layer, family):
         states = None if cache is None else cache.layers[layer.layer_idx]
-        if _fits(layer, family, states, hidden_states, options.get("cu_seq_lens_q")):
+        if _fits(layer, family, states, hidden_states):
             return _run(layer, family, hidden_states, states, attention_mask, options.get("cu_seq_lens_q"))
     own: Tensor = type(layer).forward(layer, hidden_states, cache, attention_mask, **options)
     return own
@@ -111,7 +111,7 @@ def _run(
     mask_padding = _own_forward(type(layer)).__globals__["apply_mask_to_padding_states"]
     x = mask_padding(hidden_states, mask)
     begun = states is not None and states.has_previous_state[0]
-    is_step = begun and x.shape[1] <= _STEP
+    is_step = begun and packed is None and x.shape[1] <= _STEP
     operands = family.read(layer, x, is_step)
     if is_step and operands.gates is not None:
         out = _step(layer, family, operands, states)
@@ -201,15 +201,13 @@ def _has_plain_modules(layer: Any, family: Family) -> bool:
     return running.is_counted() or not any(m._forward_hooks or m._forward_pre_hooks for m in skipped)
 
 
-def _fits(layer: Any, family: Family, states: Any, x: Tensor, packed: Tensor | None) -> bool:
-    """Whether the states are those of the sequences."""
+def _fits(layer: Any, family: Family, states: Any, x: Tensor) -> bool:
+    """Whether the operators take its weights, and the states are those of its sequences."""
     weight, norm = layer.conv1d.weight, getattr(layer, family.norm)
-    if any(w.dtype not in (x.dtype, torch.float32) or w.device != x.device for w in (weight, norm.weight)):
+    if any(each.dtype not in (x.dtype, torch.float32) for each in (weight, norm.weight)):
         return False
     if states is None:
-        return packed is None or len(x) == 1
-    if packed is not None:
-        return False  # the cache has no place for a state of each
+        return True
     if getattr(states, "record_past", True):
         return False  # another kind of layer, or one that keeps more columns than a step does
     found = states.conv_states[0], states.recurrent_states[0]
