@@ -16,8 +16,8 @@ from torch_fattn.linear_attention import StateCache
 
 Arguments = dict[str, Any]
 _CACHE_SIZES = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 16, "device": "cpu"}
-_STATE_SIZES: dict[str, Any] = {"num_layers": 1, "num_slots": 3, "num_key_heads": 1, "num_value_heads": 2}
-_STATE_SIZES |= {"key_dim": 16, "value_dim": 8, "dtype": torch.float32, "device": "cpu"}
+STATE_SIZES: dict[str, Any] = {"num_layers": 1, "num_slots": 3, "num_key_heads": 1, "num_value_heads": 2}
+STATE_SIZES |= {"key_dim": 16, "value_dim": 8, "dtype": torch.float32, "device": "cpu"}
 
 
 def heads(*shape: int, seed: int = 0) -> Tensor:
@@ -58,23 +58,27 @@ def _accept(cache: Any, step: Any) -> Arguments:
     return {"self": cache, "step": step, "accepted": [[0, 2], [1]]}
 
 
-def _states() -> StateCache:
-    states = StateCache(**_STATE_SIZES)
-    for _ in range(2):
-        states.allocate()
-    return states
-
-
-def linear_rows(tokens: int) -> Arguments:
+def linear_rows(tokens: int, seed: int = 0) -> Arguments:
     """Projections of a linear layer."""
     shapes = {"query": (1, 16), "key": (1, 16), "value": (2, 8), "z": (2, 8), "a": (2,), "b": (2,)}
-    return {name: heads(tokens, *shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    return {name: heads(tokens, *shape, seed=seed + n) for n, (name, shape) in enumerate(shapes.items())}
 
 
-def _run_states(states: StateCache) -> Arguments:
-    weights = {"A_log": heads(2), "dt_bias": heads(2), "conv_weight": heads(48, 4), "norm_weight": heads(8)}
-    step = {"self": states, "layer": 0, "step": states.extend([1, 0], 2)}
-    return step | linear_rows(4) | weights | {"conv_bias": heads(48)}
+def linear_weights(seed: int = 0) -> Arguments:
+    shapes = {"A_log": (2,), "dt_bias": (2,), "conv_weight": (48, 4), "conv_bias": (48,), "norm_weight": (8,)}
+    return {name: heads(*shape, seed=seed + n) for n, (name, shape) in enumerate(shapes.items())}
+
+
+def _states() -> Arguments:
+    states = StateCache(**STATE_SIZES, static=True)
+    states.free(2)
+    return {"self": states, "sequence": 0}
+
+
+def _run_states() -> Arguments:
+    states = _states()["self"]
+    call = {"self": states, "layer": 0, "step": states.extend([1, 0], 2)}
+    return call | linear_rows(4) | linear_weights()
 
 
 def _saved() -> str:
@@ -122,13 +126,13 @@ OF_CACHES: dict[str, Callable[[], Arguments]] = {
     "StaticKVCache.reset": lambda: {"self": _static()[0]},
     "StaticKVCache.truncate": lambda: {"self": _static()[0], "sequence": 0, "length": 1},
     "StaticKVCache.values": lambda: {"self": _static()[0], "layer": 0},
-    "StateCache": lambda: dict(_STATE_SIZES),
-    "StateCache.allocate": lambda: {"self": _states(), "sequence": 7},
-    "StateCache.extend": lambda: {"self": _states(), "sequences": [1, 0], "tokens": [1, 1]},
-    "StateCache.fork": lambda: {"self": _states(), "sequence": 1, "target": 7},
-    "StateCache.free": lambda: {"self": _states(), "sequence": 0},
-    "StateCache.length": lambda: {"self": _states(), "sequence": 0},
-    "StateCache.reset": lambda: {"self": _states(), "sequence": 0},
-    "StateCache.run": lambda: _run_states(_states()),
-    "StateCache.truncate": lambda: {"self": _states(), "sequence": 0, "length": 0},
+    "StateCache": lambda: dict(STATE_SIZES),
+    "StateCache.allocate": lambda: _states() | {"sequence": 7},
+    "StateCache.extend": lambda: {"self": _states()["self"], "sequences": [1, 0], "tokens": [1, 1]},
+    "StateCache.fork": lambda: _states() | {"target": 7},
+    "StateCache.free": _states,
+    "StateCache.length": _states,
+    "StateCache.reset": _states,
+    "StateCache.run": _run_states,
+    "StateCache.truncate": lambda: _states() | {"length": 0},
 }

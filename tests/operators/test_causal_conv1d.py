@@ -69,25 +69,6 @@ def test_the_first_packed_sequence_begins_at_token_0(device: str, checked: Check
     assert same_bits(*found)
 
 
-@pytest.mark.parametrize("activation", [None, "silu"])
-def test_functions_of_transformers(activation: str | None, device: str) -> None:
-    module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
-    x, weight, bias = torch.randn(2, 20, 24), torch.randn(24, 4), torch.randn(24)
-    state = torch.zeros(2, 24, 4)
-    mine_state = state.to(device, copy=True)
-    parameters = [each.to(device) for each in (weight, bias)]
-    options = {"activation": activation or "none"}
-    mine = torch_fattn.causal_conv1d(x.to(device), *parameters, mine_state, **options)
-    theirs = module.causal_conv1d_fn(x.mT, weight, bias, activation).mT
-    assert torch.allclose(mine.cpu(), theirs, atol=1e-5)
-    state.copy_(mine_state)
-    token = torch.randn(2, 1, 24)
-    mine = torch_fattn.causal_conv1d(token.to(device), *parameters, mine_state, **options)
-    theirs = module.causal_conv1d_update(token.mT, state, weight, bias, activation).mT
-    assert torch.allclose(mine.cpu(), theirs, atol=1e-5)
-    assert same_bits(mine_state.cpu(), state)
-
-
 @needs_emulator
 def test_a_token_is_read_once() -> None:
     """But for the window before every sixteenth token, and the columns of the state."""

@@ -157,9 +157,9 @@ def fill(out: Tensor, numbers: Sequence[int]) -> None:
             start = end
 
 
-def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """The numbers as int64 on the device."""
-    out = torch.empty(len(numbers), dtype=torch.int64, device=device)
+def on_device(numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """The numbers on the device."""
+    out = torch.empty(len(numbers), dtype=dtype, device=device)
     fill(out, numbers)
     return out
 

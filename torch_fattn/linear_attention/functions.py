@@ -12,7 +12,11 @@ from ..runtime.signatures import public
 
 __all__ = ["causal_conv1d", "gated_delta_rule", "gated_delta_step"]
 
-_NAMES = {"state": "initial_state"}  # in the operators' errors
+_NAMES = {  # in the operators' errors
+    " without slots": "",
+    "the slots of the sequences, or a state": "one",
+    "state": "initial_state",
+}
 
 
 @public("torch_fattn.linear_attention.gated_delta_rule", names=_NAMES)
@@ -45,16 +49,14 @@ def gated_delta_rule(
 
     Errors are those of `torch_fattn.gated_delta_rule`.
     """
-    state, has_state = initial_state, None
+    state = initial_state
     if output_final_state:
-        size = (value.shape[2:-1].numel(), *query.shape[-1:], *value.shape[-1:])
-        of = _sequences("gated_delta_rule", query, cu_seqlens, initial_state)
-        state, has_state = _written(initial_state, query.new_empty((of, *size), dtype=torch.float32))
+        sizes = (value.shape[2:-1].numel(), *query.shape[-1:], *value.shape[-1:])
+        state = _to_write(initial_state, query, cu_seqlens, sizes, torch.float32)
     out = delta.gated_delta_rule(
         *(query, key, value, g, beta, state),
         A_log=A_log,
         dt_bias=dt_bias,
-        has_initial_state=has_state,
         cu_seqlens=cu_seqlens,
         scale=scale,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
@@ -89,32 +91,19 @@ def causal_conv1d(
 
     Errors are those of `torch_fattn.causal_conv1d`.
     """
-    of = _sequences("causal_conv1d", x, cu_seqlens, initial_state)
-    state, has_state = initial_state, None
+    state = initial_state
     if output_final_state or state is not None:
-        state, has_state = _written(state, x.new_empty(of, *x.shape[-1:], *weight.shape[-1:]))
+        state = _to_write(state, x, cu_seqlens, (*x.shape[-1:], *weight.shape[-1:]), x.dtype)
     out = delta.causal_conv1d(
-        *(x, weight, bias, state),
-        has_initial_state=has_state,
-        cu_seqlens=cu_seqlens,
-        activation=activation or "none",
+        *(x, weight, bias, state), cu_seqlens=cu_seqlens, activation=activation or "none"
     )
     return out, state if output_final_state else None
 
 
-def _sequences(name: str, first: Tensor, cu_seqlens: Tensor | None, initial: Tensor | None) -> int:
-    count = first.shape[:1].numel() if cu_seqlens is None else max(cu_seqlens.numel() - 1, 0)
-    if initial is not None and initial.shape[:1] != (count,):
-        what = ("query" if name == "gated_delta_rule" else "x") if cu_seqlens is None else "cu_seqlens"
-        raise ValueError(
-            f"torch_fattn.linear_attention.{name}: initial_state has shape {list(initial.shape)} and {what} "
-            f"{count} sequences; pass one for each"
-        )
-    return count
-
-
-def _written(initial: Tensor | None, memory: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A state for an operator to write, and `has_initial_state`."""
+def _to_write(
+    initial: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, sizes: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
     if initial is not None:
-        return initial.clone(memory_format=torch.contiguous_format), None
-    return memory, memory.new_zeros(memory.shape[0], dtype=torch.bool)
+        return initial.clone(memory_format=torch.contiguous_format)
+    sequences = x.shape[:1].numel() if cu_seqlens is None else max(cu_seqlens.numel() - 1, 0)
+    return x.new_zeros((sequences, *sizes), dtype=dtype)

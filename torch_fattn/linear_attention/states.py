@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -13,52 +14,49 @@ from torch import Tensor
 from ..caches.memory import check_available, check_bytes, check_sizes
 from ..caches.sequences import counts_of
 from ..caches.step import CacheFullError
-from ..caches.tables import fill
+from ..caches.tables import on_device
 from ..operators import DTYPES, delta
 from ..operators.rms_norm import rms_norm
 from ..runtime.signatures import public, shown
 
-MOST_FEW = 16  # tokens of each sequence in a `gated_delta_step`
 _NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operator's errors
 _MOST = 2**31 - 1  # tokens of a step, whose starts are int32
-_OF_TOKENS = ("query", "key", "value", "z", "a", "b")
-_Call = tuple[tuple[Tensor | None, ...], dict[str, Any]]
+_MOST_FEW = 16  # tokens of each sequence in a `gated_delta_step`
 
 
-def is_few(counts: Sequence[int]) -> bool:
+def _is_few(counts: Sequence[int]) -> bool:
     """Whether a `gated_delta_step` takes these tokens of each sequence."""
-    return len({*counts}) <= 1 and max(counts, default=0) <= MOST_FEW
+    return len({*counts}) <= 1 and max(counts, default=0) <= _MOST_FEW
 
 
+@dataclass(eq=False)
 class _Sequence:
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
-        self.length = 0
-        self.begin = 0  # its tokens before its last step
-        self.step: StateStep | None = None  # the last one
+    number: int
+    slot: int
+    length: int = 0
+    begin: int = 0  # its tokens before its last step
+    step: StateStep | None = None  # the last one
 
     @property
     def least(self) -> int:
         """The length to which it can go back."""
-        step = self.step
-        can_drop = step is not None and (step.drafts or not (step._ran or step._begun))
-        return self.begin if can_drop else self.length
+        return self.length if self.step is None or self.step._begun else self.begin
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StateStep:
     """New tokens of some sequences, packed in the order of the sequences, with the tensors that the operators
     need. Do not write to them: steps share them."""
 
     sequences: tuple[int, ...]
     counts: tuple[int, ...]  # new tokens of each
-    drafts: bool  # the states do not have them yet
+    drafts: bool  # the states get those that are kept, in the next step
     slots: Tensor  # of the sequences, int32 [batch]
     cu_seqlens: Tensor  # where each sequence's new tokens begin, and the end, int32 [batch + 1]
     _owners: tuple[_Sequence, ...]
-    _ran: set[int] = field(default_factory=set)  # layers
-    _begun: set[int] = field(default_factory=set)  # those with new convolution states
-    _calls: dict[int, _Call] = field(default_factory=dict)  # of drafts, by layer
+    _begun: set[int] = field(default_factory=set)  # layers that wrote to states
+    _ran: dict[int, Callable[..., Tensor] | None] = field(default_factory=dict)
+    """The layers that have run it; of drafts, what runs those that are kept."""
 
     def __repr__(self) -> str:  # without tensors: reading them waits for the GPU
         return f"StateStep(sequences={self.sequences}, counts={self.counts}, drafts={self.drafts})"
@@ -108,8 +106,8 @@ class StateCache:
         check_available(name, device)
         if dtype not in DTYPES.values():
             raise TypeError(
-                f"{name}: dtype {dtype} is not torch.float32, torch.float16 or torch.bfloat16; give that of "
-                "the model's activations"
+                f"{name}: dtype {dtype} is not torch.float32, torch.float16 or torch.bfloat16; give "
+                "one of them"
             )
         channels = 2 * num_key_heads * key_dim + num_value_heads * value_dim
         sizes = ((channels, conv_width - 1), (num_value_heads, key_dim, value_dim))
@@ -121,6 +119,7 @@ class StateCache:
                 torch.zeros(num_slots, num_layers, *size, dtype=kind, device=device)
                 for size, kind in zip(sizes, (dtype, torch.float32), strict=True)
             )
+        self._numbers = partial(on_device, device=self._memory[0].device, dtype=torch.int32)
         self._every = frozenset(range(num_layers))
         self._free = [*reversed(range(num_slots))]
         self._sequences: dict[int, _Sequence] = {}
@@ -154,15 +153,30 @@ class StateCache:
 
         CacheFullError: all slots are in use. ValueError: the number is in use.
         """
-        return self._add("allocate", sequence)
+        number = self._next if sequence is None else sequence
+        if number in self._sequences:
+            raise ValueError(
+                f"StateCache.allocate: sequence {shown(number)} is in use; give another number, or none"
+            )
+        if not self._free:
+            raise CacheFullError(
+                f"StateCache.allocate: {len(self._sequences)} sequences are allocated, the most for this "
+                "cache; free() one, or make it with a larger num_slots"
+            )
+        own = _Sequence(number, self._free[-1])
+        self._clear(own)
+        self._free.pop()
+        self._sequences[number] = own
+        self._next = max(self._next, number + 1)
+        return number
 
     @public("StateCache.fork")
     def fork(self, sequence: int, target: int | None = None) -> int:
         """Creates a sequence with a copy of this one's states, and returns its number, `target` or a new one.
         Errors are those of `allocate` and `extend`."""
         source = self._get("fork", sequence)
-        self._settle("fork", [sequence], [source])
-        number = self._add("fork", target)
+        self._settle("fork", [source])
+        number = self.allocate(target)
         own = self._sequences[number]
         own.length = source.length
         for memory in self._memory:
@@ -186,8 +200,8 @@ class StateCache:
     @public("StateCache.truncate")
     def truncate(self, sequence: int, length: int) -> None:
         """Keeps the first `length` tokens of the sequence, and drops rejected drafts of its last step. The
-        next `extend` runs those that are kept, in one launch per layer. ValueError: the states have the
-        others.
+        next `extend` of one of the step's sequences runs those that are kept, in one launch per layer.
+        ValueError: the states have the others.
         """
         own = self._get("truncate", sequence)
         is_draft = own.step is not None and own.step.drafts
@@ -196,7 +210,8 @@ class StateCache:
                 f"StateCache.truncate: length {length} is not from {own.least} to {own.length}, and states "
                 f"cannot go back; extend() with drafts=True, or reset() sequence {sequence}"
             )
-        own.step = None if length == own.begin else own.step
+        if length == own.least < own.length:
+            own.step = None
         own.length = length
 
     @public("StateCache.extend")
@@ -211,9 +226,8 @@ class StateCache:
         each.
 
         Args:
-            drafts: `truncate` may drop the tokens: up to 16, the same number of each sequence. `run` leaves
-                the states as they are, and the next `extend` runs the tokens that are kept from the same
-                operands, which must not change before it.
+            drafts: `truncate` may drop the tokens: up to 16, the same number of each sequence. Those that
+                are kept are run again from the same operands, which must not change before that.
 
         ValueError: the numbers are not one for each sequence, a sequence is given twice, or a layer has not
         run the last step of one.
@@ -221,28 +235,21 @@ class StateCache:
         name, numbers = "StateCache.extend", self.sequences if sequences is None else tuple(sequences)
         owners = tuple(self._get("extend", number) for number in numbers)
         counts = tuple(counts_of(name, numbers, tokens))
-        if drafts and not is_few(counts):
+        if drafts and not _is_few(counts):
             raise ValueError(
                 f"{name}: {min(counts)} to {max(counts)} drafts of a sequence do not fit a gated_delta_step; "
-                f"add the same number of each, up to {MOST_FEW}"
+                f"add the same number of each, up to {_MOST_FEW}"
             )
         if sum(counts) > _MOST:
             raise ValueError(f"{name}: {sum(counts)} new tokens are above 2^31 - 1; add fewer in a step")
-        self._settle("extend", numbers, owners)
+        self._settle("extend", owners)
         last = self._last
         if last is not None and (last._owners, last.counts) == (owners, counts):
             slots, cu_seqlens = last.slots, last.cu_seqlens
         else:
-            slots = self._int32([own.slot for own in owners])
-            cu_seqlens = self._int32([0, *accumulate(counts)])
-        self._last = step = StateStep(
-            sequences=numbers,
-            counts=counts,
-            drafts=drafts,
-            slots=slots,
-            cu_seqlens=cu_seqlens,
-            _owners=owners,
-        )
+            slots = self._numbers([own.slot for own in owners])
+            cu_seqlens = self._numbers([0, *accumulate(counts)])
+        self._last = step = StateStep(numbers, counts, drafts, slots, cu_seqlens, owners)
         for own, count in zip(owners, counts, strict=True):
             if count > 0:
                 own.begin, own.length, own.step = own.length, own.length + count, step
@@ -272,116 +279,6 @@ class StateCache:
         """`torch_fattn.gated_delta_step` of the step's tokens, packed (`[tokens, heads, dim]`, ..), with the
         layer's states. More than 16 tokens of a sequence, or not the same number of each, run as
         `causal_conv1d`, `gated_delta_rule` and `rms_norm`. Returns `[tokens, Hv, Dv]`."""
-        self._check(layer, step)
-        weights = (A_log, dt_bias, conv_weight, conv_bias, norm_weight)
-        operands: tuple[Any, ...] = (query, key, value, z, a, b, *weights)
-        options: dict[str, Any] = {"gate": gate, "eps": eps, "scale": scale}
-        for what, rows in zip(_OF_TOKENS, operands, strict=False):
-            if rows.shape[:1] != (sum(step.counts),):
-                raise ValueError(
-                    f"StateCache.run: {what} has shape {list(rows.shape)} and the step {sum(step.counts)} "
-                    "new tokens; pass a row for each"
-                )
-        if not is_few(step.counts):
-            out = self._run_many(layer, step, *operands, **options)
-        else:
-            out = self._run_few(layer, step, *operands, **options, writes_state=not step.drafts)
-        if step.drafts:
-            step._calls[layer] = operands, options
-        step._ran.add(layer)
-        return out
-
-    def _run_few(self, layer: int, step: StateStep, *operands: Any, **options: Any) -> Tensor:
-        batch = len(step.counts), max(step.counts, default=0)
-        rows = (each.unflatten(0, batch) for each in operands[: len(_OF_TOKENS)])
-        operands = *rows, *operands[len(_OF_TOKENS) :], *self._of(layer)
-        return delta.gated_delta_step(*operands, slots=step.slots, **options).flatten(0, 1)
-
-    def _run_many(self, layer: int, step: StateStep, *operands: Any, **options: Any) -> Tensor:
-        conv_state, state = self._of(layer)
-        # The operator has the errors for operands: a call without tokens.
-        nothing = (each[None, :0] for each in operands[: len(_OF_TOKENS)])
-        weights = *operands[len(_OF_TOKENS) :], conv_state, state
-        delta.gated_delta_step(*nothing, *weights, slots=step.slots[:1], **options)
-        *mixed, z, a, b, a_log, dt_bias, conv_weight, conv_bias, norm_weight = operands
-        of: dict[str, Any] = {"slots": step.slots, "cu_seqlens": step.cu_seqlens}
-        x = torch.cat([each.flatten(1) for each in mixed], 1)[None]
-        x = delta.causal_conv1d(x, conv_weight, conv_bias, conv_state, activation="silu", **of)[0]
-        step._begun.add(layer)
-        columns = x.split([each[0].numel() for each in mixed], 1)
-        rows = [part.unflatten(1, each.shape[1:]) for part, each in zip(columns, mixed, strict=True)]
-        of |= {"state": state, "A_log": a_log, "dt_bias": dt_bias, "scale": options["scale"]}
-        rows = [each[None] for each in (*rows, a, b)]
-        out = delta.gated_delta_rule(*rows, use_qk_l2norm_in_kernel=True, **of)[0]
-        norm: dict[str, Any] = {"eps": options["eps"], "norm": "float", "activation": options["gate"]}
-        return rms_norm(out, norm_weight, z.reshape(out.shape), **norm)
-
-    def _of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The layer's convolution and recurrent states, of all slots."""
-        return self._memory[0][:, layer], self._memory[1][:, layer]
-
-    def _int32(self, numbers: Sequence[int]) -> Tensor:
-        """The numbers on the device. Copying them from the host would wait for the GPU."""
-        out = torch.empty(len(numbers), dtype=torch.int32, device=self._memory[0].device)
-        fill(out, numbers)
-        return out
-
-    def _get(self, method: str, sequence: int) -> _Sequence:
-        if sequence not in self._sequences:
-            raise ValueError(
-                f"StateCache.{method}: sequence {shown(sequence)} is not allocated; pass a number that "
-                "allocate() or fork() returned and free() has not released"
-            )
-        return self._sequences[sequence]
-
-    def _add(self, method: str, sequence: int | None) -> int:
-        number = self._next if sequence is None else sequence
-        if number < 0 or number in self._sequences:
-            raise ValueError(
-                f"StateCache.{method}: sequence {shown(number)} is {'negative' if number < 0 else 'in use'}; "
-                "give another number, or none"
-            )
-        if not self._free:
-            raise CacheFullError(
-                f"StateCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
-                "cache; free() one, or make it with a larger num_slots"
-            )
-        own = _Sequence(self._free[-1])
-        self._clear(own)
-        self._free.pop()
-        self._sequences[number] = own
-        self._next = max(self._next, number + 1)
-        return number
-
-    def _clear(self, own: _Sequence) -> None:
-        own.length, own.begin, own.step = 0, 0, None
-        for memory in self._memory:
-            memory[own.slot].zero_()
-
-    def _settle(self, method: str, numbers: Sequence[int], owners: Sequence[_Sequence]) -> None:
-        """Raises unless every layer has run the last steps of the sequences, and runs the drafts that these
-        have kept. After a failure, the next call runs the other layers."""
-        for number, own in zip(numbers, owners, strict=True):
-            if own.step and (lacking := self._every - own.step._ran - own.step._calls.keys()):
-                undo = f"truncate({number}, {own.least})" if own.least < own.length else f"reset({number})"
-                raise ValueError(
-                    f"StateCache.{method}: layer {min(lacking)} has not run the last step of sequence "
-                    f"{number}; run it, or {undo}"
-                )
-        for step in dict.fromkeys(own.step for own in owners if own.step and own.step.drafts):
-            kept = [own for own in owners if own.step is step]
-            counts = self._int32([own.length - own.begin if own in kept else 0 for own in step._owners])
-            calls = {layer: (rows, {**more, "counts": counts}) for layer, (rows, more) in step._calls.items()}
-            done = replace(step, drafts=False, _ran=set(), _calls=calls)
-            for own in kept:
-                own.step = done
-        for step in dict.fromkeys(own.step for own in owners if own.step):
-            for layer, (operands, options) in [*step._calls.items()]:
-                self._run_few(layer, step, *operands, **options)
-                del step._calls[layer]
-                step._ran.add(layer)
-
-    def _check(self, layer: int, step: StateStep) -> None:
         if layer not in self._every:
             raise IndexError(
                 f"StateCache.run: layer {layer} is not one of this cache's {len(self._every)}; count from 0"
@@ -392,7 +289,90 @@ class StateCache:
                 "StateCache.run: step is not the last one of its sequences; pass the newest that extend() "
                 "returned"
             )
-        if layer in step._ran:
-            raise ValueError(f"StateCache.run: layer {layer} has run this step; extend() for the next tokens")
-        if layer in step._begun:
-            raise ValueError(f"StateCache.run: layer {layer} failed in this step; reset() its sequences")
+        if layer in step._ran or layer in step._begun:
+            raise ValueError(
+                f"StateCache.run: layer {layer} has begun this step; extend() for the next tokens, or if it "
+                "failed, reset() its sequences"
+            )
+        rows = {"query": query, "key": key, "value": value, "z": z, "a": a, "b": b}
+        tokens = sum(step.counts)
+        for what, each in rows.items():
+            if each.shape[:1] != (tokens,):
+                raise ValueError(
+                    f"StateCache.run: {what} has shape {list(each.shape)} and the step {tokens} new tokens; "
+                    "pass a row for each"
+                )
+        weights = (A_log, dt_bias, conv_weight, conv_bias, norm_weight)
+        run = partial(
+            *(self._run_few if _is_few(step.counts) else self._run_many, layer, step),
+            *([*rows.values()], weights),
+            gate=gate,
+            eps=eps,
+            scale=scale,
+        )
+        out = run(writes_state=not step.drafts)
+        if not step.drafts:
+            step._begun.add(layer)
+        step._ran[layer] = run if step.drafts else None
+        return out
+
+    def _run_few(self, layer: int, step: StateStep, rows: Any, weights: Any, **options: Any) -> Tensor:
+        batch = len(step.counts), max(step.counts, default=0)
+        rows = [each.unflatten(0, batch) for each in rows]
+        operands: Any = (*rows, *weights, *self._of(layer))
+        return delta.gated_delta_step(*operands, slots=step.slots, **options).flatten(0, 1)
+
+    def _run_many(self, layer: int, step: StateStep, rows: Any, weights: Any, **options: Any) -> Tensor:
+        conv_state, state = self._of(layer)
+        # The operator has the errors for operands: a call without tokens.
+        operands: Any = (*(each[None, :0] for each in rows), *weights, conv_state, state)
+        delta.gated_delta_step(*operands, slots=step.slots[:1], **options)
+        a_log, dt_bias, conv_weight, conv_bias, norm_weight = weights
+        *mixed, z, a, b = rows
+        of: dict[str, Any] = {"slots": step.slots, "cu_seqlens": step.cu_seqlens}
+        x = torch.cat([each.flatten(1) for each in mixed], 1)[None]
+        x = delta.causal_conv1d(x, conv_weight, conv_bias, conv_state, activation="silu", **of)
+        step._begun.add(layer)
+        columns = x.split([each[0].numel() for each in mixed], 2)
+        heads = [part.unflatten(2, each.shape[1:]) for part, each in zip(columns, mixed, strict=True)]
+        of |= {"A_log": a_log, "dt_bias": dt_bias, "scale": options["scale"]}
+        operands = (*heads, a[None], b[None], state)
+        out = delta.gated_delta_rule(*operands, use_qk_l2norm_in_kernel=True, **of)[0]
+        norm: dict[str, Any] = {"eps": options["eps"], "norm": "float", "activation": options["gate"]}
+        return rms_norm(out, norm_weight, z.reshape(out.shape), **norm)
+
+    def _of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The layer's convolution and recurrent states, of all slots."""
+        return self._memory[0][:, layer], self._memory[1][:, layer]
+
+    def _get(self, method: str, sequence: int) -> _Sequence:
+        if sequence not in self._sequences:
+            raise ValueError(
+                f"StateCache.{method}: sequence {shown(sequence)} is not allocated; pass a number that "
+                "allocate() or fork() returned and free() has not released"
+            )
+        return self._sequences[sequence]
+
+    def _clear(self, own: _Sequence) -> None:
+        own.length, own.begin, own.step = 0, 0, None
+        for memory in self._memory:
+            memory[own.slot].zero_()
+
+    def _settle(self, method: str, owners: Sequence[_Sequence]) -> None:
+        """Raises unless every layer has run the last steps of these sequences, and runs the drafts that they
+        have kept. After a failure, the next call runs the other layers."""
+        last = {own.step: own for own in reversed(owners) if own.step}
+        for step, own in last.items():
+            if lacking := self._every - step._ran.keys():
+                undo = "reset({})" if step._begun else f"truncate({{}}, {own.begin})"
+                raise ValueError(
+                    f"StateCache.{method}: layer {min(lacking)} has not run the last step of sequence "
+                    f"{own.number}; run it, or {undo.format(own.number)}"
+                )
+        for step in last:
+            kept = [own.length - own.begin if own.step is step else 0 for own in step._owners]
+            for layer, run in step._ran.items():
+                if run is not None:
+                    run(counts=self._numbers(kept))
+                    step._begun.add(layer)
+                    step._ran[layer] = None
