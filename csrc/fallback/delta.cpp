@@ -1,7 +1,6 @@
 // Linear attention in plain PyTorch: the recurrences, token by token, without waiting for a GPU.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/searchsorted.h>
@@ -36,9 +35,7 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
   const Tensor token = at::arange(p.batch * p.length, options);
   Tokens tokens{.rows = p.batch, .length = p.length};
   if (p.packed) {
-    // The first sequence begins at token 0.
-    const Tensor ends = cu_seqlens.slice(0, 1).to(at::kLong).clamp(0, p.length);
-    const Tensor cu = at::constant_pad_nd(ends, {1, 0});
+    const Tensor cu = cu_seqlens.to(at::kLong).clamp(0, p.length);
     tokens.start = cu.slice(0, 0, -1);
     tokens.count = cu.slice(0, 1).sub(tokens.start);
     tokens.sequence =
@@ -50,7 +47,8 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
     tokens.sequence = token.floor_divide(std::max<int64_t>(p.length, 1));
   }
   tokens.position = token.sub(tokens.start.index_select(0, tokens.sequence));
-  tokens.kept = tokens.position.lt(tokens.count.index_select(0, tokens.sequence));
+  tokens.kept =
+      tokens.position.ge(0).logical_and(tokens.position.lt(tokens.count.index_select(0, tokens.sequence)));
   if (slots.defined()) {
     const Tensor exists = slots.ge(0).logical_and(slots.lt(p.states));
     tokens.kept = tokens.kept.logical_and(exists.index_select(0, tokens.sequence));

@@ -4,6 +4,7 @@ states that no sequence reads."""
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,9 +71,14 @@ class DeltaProblem(SimpleNamespace):
         return [self.rng.choice((0, 1, self.length // 2, self.length)) for _ in range(self.batch + 1)]
 
     @property
+    def ends(self) -> list[int]:
+        """Where packed sequences begin and end. Tokens before the first are of no sequence."""
+        return [*accumulate(self.lengths, initial=self.index // 3 % 3 * 9)]
+
+    @property
     def tokens(self) -> tuple[int, int]:
         """Batch and length. Packed tokens are followed by some of no sequence."""
-        return (1, sum(self.lengths) + self.index % 3) if self.packed else (self.batch, self.length)
+        return (1, self.ends[-1] + self.index % 3) if self.packed else (self.batch, self.length)
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, (*self.tokens, *getattr(self, "dims", ()))))
@@ -94,8 +100,7 @@ def build(p: DeltaProblem) -> tuple[dict[str, Operand], dict[str, Any]]:
     operands, options = (_rule if p.op == "gated_delta_rule" else _convolution)(p, generator)
     sequences = len(p.lengths)
     if p.packed:
-        ends = torch.tensor([0, *p.lengths]).cumsum(0)
-        operands["cu_seqlens"] = spread(ends.to(torch.int32))
+        operands["cu_seqlens"] = spread(torch.tensor(p.ends, dtype=torch.int32))
     if p.states == "none":
         return operands, options
     state = operands["state"]

@@ -51,24 +51,6 @@ def test_splits_and_batches(dtype: torch.dtype, device: str) -> None:
     assert same_bits(alone, out[1:2])
 
 
-def test_the_first_packed_sequence_begins_at_token_0(device: str, checked: Checked) -> None:
-    """Whatever cu_seqlens has there: the tokens before it are those of no other sequence."""
-    x, state = torch.randn(1, 40, 8), torch.randn(2, 8, 3)
-    tokens, matrices = (torch.randn(1, 40, 1, 8), torch.rand(1, 40, 1)), torch.randn(2, 1, 8, 8)
-    found = []
-    for first in (0, 20):
-        ends = torch.tensor([first, 30, 40], dtype=torch.int32, device=device)
-        states = [each.to(device, copy=True) for each in (state, matrices)]
-        row, gate = (each.to(device) for each in tokens)
-        with checked():
-            rows = torch_fattn.causal_conv1d(
-                x.to(device), x[0, :4].mT.to(device), None, states[0], cu_seqlens=ends
-            )
-            out = torch_fattn.gated_delta_rule(row, row, row, -gate, gate, states[1], cu_seqlens=ends)
-        found.append([each.cpu() for each in (rows, out, *states)])
-    assert same_bits(*found)
-
-
 @needs_emulator
 def test_a_token_is_read_once() -> None:
     """But for the window before every sixteenth token, and the columns of the state."""

@@ -178,8 +178,8 @@ class SequenceOptions(TypedDict, total=False):
     """int32 `[sequences]`, the state of each sequence; -1, or one that is not there, skips the sequence,
     whose result is 0. Two sequences must not share a state. Default: sequence n has state n."""
     cu_seqlens: Tensor | None
-    """int32 `[sequences + 1]`, where the sequences of a packed batch (B = 1) begin and end: from 0 on, and
-    not decreasing. The result of tokens after the last sequence is 0."""
+    """int32 `[sequences + 1]`, where the sequences of a packed batch (B = 1) begin and end; they do not
+    decrease. The result of tokens outside is 0."""
 
 
 class GatedDeltaRuleOptions(SequenceOptions, total=False):

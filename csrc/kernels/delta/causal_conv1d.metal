@@ -53,9 +53,9 @@ using namespace fattn;
   const Sequence of = sequence_at(number, cu_seqlens, params.length);
   const int piece = int(group.y) - (fc_packed ? first_piece(of, kConvTokens, params.length) : 0);
   const int first = piece * kConvTokens;
-  // The last packed sequence also clears the tokens after it.
+  // The first packed sequence also clears the tokens before it, and the last one those after it.
   const int room = fc_packed && number + 1 == params.sequences ? params.length - of.first : of.length;
-  if (first > 0 && first >= room) {
+  if (first < 0 || (first > 0 && first >= room)) {
     return;
   }
   const int state_index = fc_slots ? slots[number] : number;
@@ -86,9 +86,10 @@ using namespace fattn;
   }
   const float offset = fc_biased ? float(bias[channel]) : 0.0f;
   device Element* target = out + token_index(of, 0, params.length) * params.channels + channel;
-  for (int token = first; token < min(first + kConvTokens, room); token++) {
+  const int start = fc_packed && number == 0 && first == 0 ? -of.first : first;
+  for (int token = start; token < min(first + kConvTokens, room); token++) {
     float sum = 0.0f;
-    if (token < end) {
+    if (token >= 0 && token < end) {
       FATTN_UNROLL
       for (int w = 0; w + 1 < kTaps; w++) {
         window[w] = window[w + 1];

@@ -171,13 +171,16 @@ using namespace fattn;
     target += row_step;
   }
 
-  // Tokens of a sequence that is skipped, and after the last packed one.
+  // Tokens of a sequence that is skipped, before the first packed one and after the last.
+  const int before = fc_packed && number == 0 ? sequence.first : 0;
   const int room =
       fc_packed && number + 1 == params.sequences ? params.length - sequence.first : sequence.length;
-  for (int token = end + at.row; token < room; token += kFragment) {
-    device Element* row =
-        out + (token_index(sequence, token, params.length) * value_heads + value_head) * kValueDim + column;
-    row[0] = row[1] = Element(0.0f);
+  for (int token = at.row + (before > 0 ? -before : end); token < room; token += kFragment) {
+    if (token < 0 || token >= end) {
+      device Element* row =
+          out + (token_index(sequence, token, params.length) * value_heads + value_head) * kValueDim + column;
+      row[0] = row[1] = Element(0.0f);
+    }
   }
 
   if (fc_writes_state && kept) {

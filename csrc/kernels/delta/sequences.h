@@ -1,5 +1,5 @@
 // Where the tokens of a sequence are. Sequences are rows of a batch, or packed one after another in the only
-// row, from its first token on. Declare fc_packed before including this file.
+// row. Declare fc_packed before including this file.
 #pragma once
 
 #include <metal_stdlib>
@@ -22,7 +22,7 @@ inline Sequence sequence_at(int number, const device int* cu_seqlens, int length
   Sequence at = {number, number, 0, length};
   if (fc_packed) {
     at.batch = 0;
-    at.first = number == 0 ? 0 : clamp(cu_seqlens[number], 0, length);
+    at.first = clamp(cu_seqlens[number], 0, length);
     at.length = clamp(cu_seqlens[number + 1], at.first, length) - at.first;
   }
   return at;
