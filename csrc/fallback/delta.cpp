@@ -167,7 +167,8 @@ Convolved convolved(const Tensor& x, const Tensor& weight, const Tensor& bias, c
     const Tensor fresh = rows.index_select(0, token.clamp(0, x.size(0) - 1));
     return at::where(position.ge(0).unsqueeze(-1), fresh, old);
   };
-  Tensor sum = bias.defined() ? in_float(bias).expand_as(rows) : at::zeros_like(rows);
+  Tensor sum = at::zeros_like(rows);
+  if (bias.defined()) sum = sum.add(in_float(bias));
   if (x.size(0) > 0) {
     const Tensor states = in_float(before).index_select(0, tokens.sequence);
     for (int64_t tap = 0; tap < taps; ++tap) {

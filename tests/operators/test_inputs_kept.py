@@ -88,6 +88,10 @@ WRAPPERS = sorted(
 )
 
 
+# Options that come with another one.
+NEEDS = {"slots": "state", "has_initial_state": "state", "A_log": "dt_bias", "dt_bias": "A_log"}
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("op", "kv_format"), OPERATORS)
 def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
@@ -101,7 +105,8 @@ def test_operators(op: str, kv_format: str, size: str, device: str) -> None:
     schema = getattr(torch.ops.fattn, op).default._schema
     optional = {a.name for a in schema.arguments if "Optional[Tensor]" in str(a.type)} & arguments.keys()
     for name in optional - {"mask_map", "key_scales", "value_scales"} if size in ("ones", "no keys") else ():
-        others = {other for other in optional if other != name and "_scales" not in other}
+        with_it = (name, NEEDS.get(name))
+        others = {other for other in optional if other not in with_it and "_scales" not in other}
         alone = {n: None if n in others else given for n, given in arguments.items()}
         check_kept(getattr(torch.ops.fattn, op), alone, written_by(op))
 
