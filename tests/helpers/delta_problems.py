@@ -141,7 +141,9 @@ def _rule(p: DeltaProblem, generator: torch.Generator) -> tuple[dict[str, Operan
         "still": g * 0,
     }
     g = of_kind.get(p.kind, g)
-    if not p.l2norm:
+    if p.l2norm:  # lengths near the epsilon of the norm, too
+        query, key = query * p.rng.choice((1e-3, 1.0, 30.0)), key * p.rng.choice((1e-3, 1.0, 30.0))
+    else:
         key = torch.nn.functional.normalize(key, dim=-1)
     operands: dict[str, Operand] = {}
     if p.raw_gates:
