@@ -339,8 +339,7 @@ CausalConv1dCall describe_causal_conv1d(const Arguments& arguments) {
   problem.silu = choice_of(op, "activation", arguments.text("activation"), {"none", "silu"}) == 1;
   problem.biased = bias.has_value();
   if (state.has_value()) {
-    problem.params.columns =
-        int32_t(check_columns(op, "state", *state, x, "x", problem.channels, problem.taps));
+    problem.params.columns = check_columns(op, "state", *state, x, "x", problem.channels, problem.taps);
   }
   add_sequences(op, call, x, "x", arguments);
   call.x = apart(x, call.state);

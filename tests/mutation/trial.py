@@ -351,14 +351,15 @@ def of_step(problem: StepProblem) -> Trial:
 
     def prepare() -> Prepared:
         arguments, bases = case.arguments("cpu")
-        out = torch.full_like(right.exact["out"], torch.nan, dtype=problem.dtype)
+        out = torch.full_like(right["out"][1], torch.nan, dtype=problem.dtype)
         strided = ("b",) if problem.channel_decay else ("a", "b")
         buffers = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
         buffers |= {n: x.contiguous() for n, x in buffers.items() if x.stride(-1) != 1 and n not in strided}
         return buffers | {"out": out}, lambda: step_problems.check(case, out, bases, right)
 
     plan = direct_launch.plan_of("gated_delta_step", case.arguments("cpu")[0])
-    return Trial(f"step: {problem}", plan, prepare, (("kind", problem.kind),))
+    facts = (("kind", problem.kind), ("writes", problem.writes_state), ("group", problem.group))
+    return Trial(f"step: {problem}", plan, prepare, facts)
 
 
 def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> Trial:

@@ -25,7 +25,7 @@ def run_and_check(problem: StepProblem, checked: Checked, device: str) -> None:
     case = step_problems.build(problem)
     right = expected(case)
     arguments, bases = case.arguments(device)
-    right.exact["out"].to(problem.dtype).to(device).fill_(torch.nan)  # the memory of the result
+    right["out"][1].to(problem.dtype).to(device).fill_(torch.nan)  # the memory of the result
     with checked(order=ORDERS[problem.index % 3]), counted_launches() as launches:
         out = step(arguments).cpu()
     assert launches == ({"fattn_gated_delta_step": 1} if device == "mps" else {})
@@ -68,7 +68,7 @@ def states_of(arguments: dict[str, Any]) -> list[Tensor]:
 SHAPES = pytest.mark.parametrize(
     "shape",
     [
-        {"dims": (64, 32), "group": 3, "channel_decay": False},
+        {"dims": (64, 64), "group": 4, "channel_decay": False},  # two heads at a time
         {"dims": (64, 256), "group": 2, "channel_decay": False},  # in rounds
         {"dims": (128, 128), "group": 1, "channel_decay": True},
     ],

@@ -70,7 +70,7 @@ using namespace fattn;
   }
   const device Element* input =
       x + of.batch * params.x.batch + channel * params.x.head + of.first * params.x.row;
-  const int columns = params.columns;
+  const int columns = int(params.columns);
 
   float taps[kTaps], window[kTaps];
   FATTN_UNROLL

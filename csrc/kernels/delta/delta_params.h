@@ -70,15 +70,15 @@ struct GatedDeltaStepParams {
   FATTN_GATED_DELTA_STEP_PARAMS(FATTN_FIELD)
 };
 
-#define FATTN_CAUSAL_CONV1D_PARAMS(X)                                      \
-  X(Strides3, x)      /* batch, channel, token */                          \
-  X(fattn_i64, state) /* from a state to the next, and from a channel */   \
-  X(fattn_i64, state_channel)                                              \
-  X(fattn_i32, length) /* tokens per sequence; packed: of all sequences */ \
-  X(fattn_i32, sequences)                                                  \
-  X(fattn_i32, states)                                                     \
-  X(fattn_i32, channels)                                                   \
-  X(fattn_i32, columns) /* of a state */
+#define FATTN_CAUSAL_CONV1D_PARAMS(X)                                       \
+  X(Strides3, x)      /* batch, channel, token */                           \
+  X(fattn_i64, state) /* from a state to the next, and from a channel */    \
+  X(fattn_i64, state_channel)                                               \
+  X(fattn_i64, columns) /* of a state */                                    \
+  X(fattn_i32, length)  /* tokens per sequence; packed: of all sequences */ \
+  X(fattn_i32, sequences)                                                   \
+  X(fattn_i32, states)                                                      \
+  X(fattn_i32, channels)
 struct CausalConv1dParams {
   FATTN_CAUSAL_CONV1D_PARAMS(FATTN_FIELD)
 };
