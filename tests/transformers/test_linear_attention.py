@@ -257,7 +257,8 @@ def test_functions_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     register(fuse=False)
     layer = layer_of("qwen3_5")
     file: Any = importlib.import_module(type(layer).__module__)
-    monkeypatch.setattr(file, "torch_chunk_gated_delta_rule", lambda query, **_initial_state: (query, query))
+    other = lambda query, *_operands, initial_state, **_options: (query, initial_state)  # noqa: E731
+    monkeypatch.setattr(file, "torch_chunk_gated_delta_rule", other)
     assert fuse(layer) == "its functions compute something else than the gated delta rule"
     register(fuse=False)
 
