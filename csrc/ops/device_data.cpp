@@ -68,49 +68,75 @@ struct Starts {
   int64_t rows;  // rows in total
 };
 
-void check_cu_seqlens(const Problem& problem, const Starts& of, const int32_t* starts) {
-  const char* op = name_of(problem.op);
+void check_cu_seqlens(const char* op, const Starts& of, const at::Tensor& cu_seqlens) {
+  const at::Tensor copy = on_host(cu_seqlens);
+  const int32_t* starts = copy.const_data_ptr<int32_t>();
+  const int64_t sequences = copy.numel() - 1;
   TORCH_CHECK_VALUE(starts[0] == 0, op, ": ", of.name, "[0] is ", starts[0],
                     " and must be 0: the first sequence begins at row 0");
-  for (int64_t batch = 0; batch < problem.batch; ++batch) {
+  for (int64_t batch = 0; batch < sequences; ++batch) {
     const int64_t rows = int64_t{starts[batch + 1]} - starts[batch];
     TORCH_CHECK_VALUE(rows >= 0, op, ": ", of.name, "[", batch + 1, "] is ", starts[batch + 1],
                       " and must not be below the entry before it, ", starts[batch]);
     TORCH_CHECK_VALUE(rows <= of.most, op, ": sequence ", batch, " has ", rows, " ", of.rows_name,
                       " rows and ", of.max_name, " is ", of.most, "; pass the rows of the longest sequence");
   }
-  TORCH_CHECK_VALUE(starts[problem.batch] <= of.rows, op, ": ", of.name, " ends at ", starts[problem.batch],
-                    " and ", of.rows_name, " has ", of.rows, " rows; its last entry must not be above that");
+  TORCH_CHECK_VALUE(starts[sequences] <= of.rows, op, ": ", of.name, " ends at ", starts[sequences], " and ",
+                    of.rows_name, " has ", of.rows, " rows; its last entry must not be above that");
 }
 
-// Slots of a cache of `count` slots, of tokens in the order of `slots`.
-void check_slots(const char* op, const at::Tensor& slots, int64_t count) {
+// What slots are of: tokens of a cache, or sequences with states.
+struct SlotWords {
+  const char* name;
+  const char* count;
+  const char* owner;
+};
+constexpr SlotWords kCacheSlots = {"slot_mapping", "num_blocks * block_size", "token"};
+constexpr SlotWords kStateSlots = {"slots", "the number of states", "sequence"};
+
+// `count`: slots of the cache or states of the pool.
+void check_slots(const char* op, const SlotWords& of, const at::Tensor& slots, int64_t count) {
   const at::Tensor mapping = on_host(slots.to(at::kLong));
   const int64_t* slot_of = mapping.const_data_ptr<int64_t>();
   std::unordered_map<int64_t, int64_t> token_of;
   for (int64_t token = 0; token < mapping.numel(); ++token) {
     const int64_t slot = slot_of[token];
     if (slot < 0) continue;
-    TORCH_CHECK_VALUE(slot < count, op, ": slot_mapping[", token, "] is ", slot,
-                      " and must be below num_blocks * block_size = ", count, ", or -1 to drop the token");
+    TORCH_CHECK_VALUE(slot < count, op, ": ", of.name, "[", token, "] is ", slot, " and must be below ",
+                      of.count, " = ", count, ", or -1 to drop the ", of.owner);
     const auto [other, is_new] = token_of.try_emplace(slot, token);
-    TORCH_CHECK_VALUE(is_new, op, ": slot_mapping[", other->second, "] and [", token, "] are both ", slot,
-                      "; give every token a different slot, or -1 to drop it");
+    TORCH_CHECK_VALUE(is_new, op, ": ", of.name, "[", other->second, "] and [", token, "] are both ", slot,
+                      "; give every ", of.owner, " a different slot, or -1 to drop it");
   }
+}
+
+// Of linear attention.
+template <typename AnyCall>
+void check_states(const AnyCall& call, const char* op) {
+  if (is_enabled() && call.slots.defined()) check_slots(op, kStateSlots, call.slots, call.problem.states);
+}
+
+template <typename AnyCall>
+void check_sequences(const AnyCall& call, const char* op, const char* tokens) {
+  check_states(call, op);
+  if (!is_enabled() || !call.cu_seqlens.defined()) return;
+  const int64_t length = call.problem.length;
+  check_cu_seqlens(op, {"cu_seqlens", "length", length, tokens, length}, call.cu_seqlens);
 }
 
 }  // namespace
 
 void check_device_data_if_enabled(const Call& call) {
   if (!is_enabled()) return;
+  const char* op = name_of(call.problem.op);
   if (call.cu_seqlens_q.defined()) {
     const Starts of = {"cu_seqlens_q", "max_seqlen_q", call.problem.max_seqlen_q, "query",
                        call.problem.q_len};
-    check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_q).const_data_ptr<int32_t>());
+    check_cu_seqlens(op, of, call.cu_seqlens_q);
   }
   if (call.cu_seqlens_k.defined()) {
     const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key", call.problem.kv_len};
-    check_cu_seqlens(call.problem, of, on_host(call.cu_seqlens_k).const_data_ptr<int32_t>());
+    check_cu_seqlens(op, of, call.cu_seqlens_k);
   }
   if (call.mask_map.defined()) check_mask_map(call);
   if (!call.seq_lens.defined() || call.problem.batch == 0) return;
@@ -124,7 +150,8 @@ void check_device_data_if_enabled(const Call& call) {
 void check_device_data_if_enabled(const CacheWriteCall& call) {
   const CacheWriteProblem& problem = call.problem;
   if (!is_enabled()) return;
-  check_slots(name_of(Op::kCacheWrite), call.slot_mapping, problem.num_blocks * problem.block_size);
+  check_slots(name_of(Op::kCacheWrite), kCacheSlots, call.slot_mapping,
+              problem.num_blocks * problem.block_size);
 }
 
 void check_device_data_if_enabled(const RotaryCall& call) {
@@ -132,7 +159,8 @@ void check_device_data_if_enabled(const RotaryCall& call) {
   if (!is_enabled()) return;
   const int64_t capacity = problem.write.block_size;
   if (problem.has_slots) {
-    check_slots(name_of(problem.op), call.slot_mapping.reshape(-1), problem.write.num_blocks * capacity);
+    check_slots(name_of(problem.op), kCacheSlots, call.slot_mapping.reshape(-1),
+                problem.write.num_blocks * capacity);
   }
   if (!problem.has_starts) return;
   const at::Tensor starts = on_host(call.starts.to(at::kLong)).reshape(-1);
@@ -143,6 +171,26 @@ void check_device_data_if_enabled(const RotaryCall& call) {
                       " and must be between 0 and ", most, " for ", problem.q_len,
                       " tokens and a capacity of ", capacity,
                       "; pass the number of tokens that each sequence holds, or larger caches");
+  }
+}
+
+void check_device_data_if_enabled(const GatedDeltaCall& call) {
+  check_sequences(call, name_of(Op::kGatedDeltaRule), "query");
+}
+
+void check_device_data_if_enabled(const CausalConv1dCall& call) {
+  check_sequences(call, name_of(Op::kCausalConv1d), "x");
+}
+
+void check_device_data_if_enabled(const GatedDeltaStepCall& call) {
+  const char* op = name_of(Op::kGatedDeltaStep);
+  check_states(call, op);
+  if (!is_enabled() || !call.counts.defined()) return;
+  const at::Tensor counts = on_host(call.counts);
+  for (int64_t batch = 0; batch < counts.numel(); ++batch) {
+    const int32_t count = counts.const_data_ptr<int32_t>()[batch];
+    TORCH_CHECK_VALUE(count >= 0 && count <= call.problem.length, op, ": counts[", batch, "] is ", count,
+                      " and must be between 0 and the length ", call.problem.length);
   }
 }
 

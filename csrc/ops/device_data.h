@@ -11,5 +11,8 @@ namespace fattn {
 void check_device_data_if_enabled(const Call& call);
 void check_device_data_if_enabled(const CacheWriteCall& call);
 void check_device_data_if_enabled(const RotaryCall& call);
+void check_device_data_if_enabled(const GatedDeltaCall& call);
+void check_device_data_if_enabled(const GatedDeltaStepCall& call);
+void check_device_data_if_enabled(const CausalConv1dCall& call);
 
 }  // namespace fattn

@@ -51,6 +51,42 @@ def test_out_of_range_numbers_raise_when_asked(
         call(op, arguments)
 
 
+@pytest.mark.parametrize(
+    ("op", "name", "values", "words"),
+    [
+        ("gated_delta_rule", "slots", (0, 2), ["slots[1] is 2", "the number of states = 2"]),
+        ("causal_conv1d", "slots", (1, 1), ["slots[0] and [1] are both 1"]),
+        ("gated_delta_step", "slots", (7, -1), ["slots[0] is 7"]),
+        ("gated_delta_step", "counts", (4, 0), ["counts[0] is 4", "the length 3"]),
+        ("gated_delta_step", "counts", (0, -1), ["counts[1] is -1"]),
+    ],
+)
+def test_states_and_counts_out_of_range_raise_when_asked(
+    op: str,
+    name: str,
+    values: tuple[int, ...],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+) -> None:
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    arguments = valid(op, device)
+    call(op, arguments)
+    with refusal(f"fattn.{op}", ValueError, *words):
+        call(op, arguments | {name: torch.tensor(values, dtype=torch.int32, device=device)})
+
+
+@pytest.mark.parametrize("values", [(3, 9), (0, 9, 4), (0, 4, 10)])
+def test_packed_sequences_out_of_order_raise_when_asked(
+    values: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    x, weight = torch.randn(1, 9, 8, device=device), torch.randn(8, 4, device=device)
+    ends = torch.tensor(values, dtype=torch.int32, device=device)
+    with refusal("fattn.causal_conv1d", ValueError, "cu_seqlens"):
+        torch_fattn.causal_conv1d(x, weight, cu_seqlens=ends)
+
+
 @pytest.mark.parametrize(("op", "values", "words"), BEYOND)
 def test_out_of_range_numbers_read_nothing_outside(
     op: str, values: dict[str, Any], words: list[str], checked: Checked
