@@ -108,7 +108,8 @@ class History:
         del self.tokens[sequence][length:]
 
     def extend(self, drafts: bool) -> None:
-        chosen = self.rng.sample(self.cache.sequences, self.rng.randint(1, len(self.cache.sequences)))
+        every = self.cache.sequences
+        chosen = self.rng.choice((every, self.rng.sample(every, self.rng.randint(1, len(every)))))
         counts = [self.rng.choice((0, 1, 1, 2, 5))] * len(chosen)
         if not drafts and self.rng.random() < 0.3:
             counts = [self.rng.randint(0, 20) for _ in chosen]

@@ -303,13 +303,8 @@ class StateCache:
                     "pass a row for each"
                 )
         weights = (A_log, dt_bias, conv_weight, conv_bias, norm_weight)
-        run = partial(
-            *(self._run_few if _is_few(step.counts) else self._run_many, layer, step),
-            *([*rows.values()], weights),
-            gate=gate,
-            eps=eps,
-            scale=scale,
-        )
+        kind = self._run_few if _is_few(step.counts) else self._run_many
+        run = partial(kind, layer, step, [*rows.values()], weights, gate=gate, eps=eps, scale=scale)
         out = run(writes_state=not step.drafts)
         if not step.drafts:
             step._begun.add(layer)
