@@ -110,7 +110,7 @@ void check_slots(const char* op, const SlotWords& of, const at::Tensor& slots, i
   }
 }
 
-// Of linear attention.
+// The states of linear attention.
 template <typename AnyCall>
 void check_states(const AnyCall& call, const char* op) {
   if (is_enabled() && call.slots.defined()) check_slots(op, kStateSlots, call.slots, call.problem.states);
