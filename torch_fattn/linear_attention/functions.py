@@ -13,7 +13,7 @@ from ..runtime.signatures import public
 __all__ = ["causal_conv1d", "gated_delta_rule", "gated_delta_step"]
 
 _NAMES = {  # in the operators' errors
-    " without slots": "",
+    " without slots": " in the batch or cu_seqlens",
     "the slots of the sequences, or a state": "one",
     "state": "initial_state",
 }

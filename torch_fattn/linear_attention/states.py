@@ -29,13 +29,13 @@ def _is_few(counts: Sequence[int]) -> bool:
     return len({*counts}) <= 1 and max(counts, default=0) <= _MOST_FEW
 
 
-@dataclass(eq=False)
 class _Sequence:
-    number: int
-    slot: int
-    length: int = 0
-    begin: int = 0  # its tokens before its last step
-    step: StateStep | None = None  # the last one
+    def __init__(self, number: int, slot: int) -> None:
+        self.number = number
+        self.slot = slot
+        self.length = 0
+        self.begin = 0  # its tokens before its last step
+        self.step: StateStep | None = None  # the last one
 
     @property
     def least(self) -> int:
