@@ -131,6 +131,26 @@ def test_history(seed: int, device: str) -> None:
     assert history.faults > 10
 
 
+def test_drafts_have_the_bits_of_plain_decoding() -> None:
+    model, plain, drafted = Model("mps"), states("mps"), states("mps")
+    tokens = [3, 14, 15, 9, 26, 5]
+    one, other = plain.allocate(), drafted.allocate()
+    expected = torch.cat([model.run(plain, plain.extend([one]), [token]) for token in tokens], 1)
+    for kept in (2, 0, 1, 3):
+        done = drafted.length(other)
+        drafts = tokens[done : done + kept] + [0] * (3 - kept)  # the others are wrong
+        out = model.run(drafted, drafted.extend([other], 3, drafts=True), drafts)
+        drafted.truncate(other, done + kept)
+        assert same_bits(out[:, :kept], expected[:, done : done + kept])
+    drafted.fork(other)  # runs the last drafts
+    slots = [cache._sequences[number].slot for cache, number in ((plain, one), (drafted, other))]
+    both = [
+        [memory[slot] for memory in cache._memory]
+        for cache, slot in zip((plain, drafted), slots, strict=True)
+    ]
+    assert same_bits(*both)
+
+
 def test_rule_with_states_as_results(device: str) -> None:
     """Packed sequences, one of them empty: the reference's final states, and unchanged initial ones."""
     tokens, weights = linear_rows(21), linear_weights()
