@@ -218,9 +218,11 @@ def test_refusals() -> None:
     refused(r"run: query has shape \[3, 1, 16\] and the step 4 new tokens; pass", run, 0, step, 3)
     run(0, step)
     refused(r"run: layer 0 has begun this step; extend\(\)", run, 0, step)
-    lacking = r"\w+: layer 1 has not run the last step of sequence 0; run it, or "
-    for call in (cache.extend, cache.fork):
-        refused(lacking + r"reset\(0\)", call, [0] if call == cache.extend else 0)
+    refused(
+        r"extend: layer 1 has not run the last step of sequence 0; run it, or reset\(0\)", cache.extend, [0]
+    )
+    with pytest.raises(CacheFullError, match=r"^StateCache\.fork: 4 sequences"):
+        cache.fork(0)
     cache.reset()
     assert not cache._memory[0].any() and cache.length(3) == 0
     refused("run: step is not the last one of its sequences; pass the newest", run, 1, step)
@@ -246,7 +248,8 @@ def test_refusals() -> None:
         patch.setattr(delta, "gated_delta_rule", None)
         run(0, step)
     refused(r"run: layer 0 has begun this step; .* reset\(\) its sequences", run, 0, step)
-    refused(r"extend: layer 0 has not run .* sequence 2; run it, or reset\(2\)", cache.extend, [2])
+    for call, sequences in ((cache.extend, [2]), (cache.fork, 2)):
+        refused(r"\w+: layer 0 has not run .* sequence 2; run it, or reset\(2\)", call, sequences)
     cache.reset(1)
     half = {name: each.half() for name, each in linear_rows(1).items()}
     step = cache.extend([1])

@@ -158,11 +158,7 @@ class StateCache:
             raise ValueError(
                 f"StateCache.allocate: sequence {shown(number)} is in use; give another number, or none"
             )
-        if not self._free:
-            raise CacheFullError(
-                f"StateCache.allocate: {len(self._sequences)} sequences are allocated, the most for this "
-                "cache; free() one, or make it with a larger num_slots"
-            )
+        self._check_room("allocate")
         own = _Sequence(number, self._free[-1])
         self._clear(own)
         self._free.pop()
@@ -175,6 +171,7 @@ class StateCache:
         """Creates a sequence with a copy of this one's states, and returns its number, `target` or a new one.
         Errors are those of `allocate` and `extend`."""
         source = self._get("fork", sequence)
+        self._check_room("fork")
         self._settle("fork", [source])
         number = self.allocate(target)
         own = self._sequences[number]
@@ -339,6 +336,13 @@ class StateCache:
     def _of(self, layer: int) -> tuple[Tensor, Tensor]:
         """The layer's convolution and recurrent states, of all slots."""
         return self._memory[0][:, layer], self._memory[1][:, layer]
+
+    def _check_room(self, method: str) -> None:
+        if not self._free:
+            raise CacheFullError(
+                f"StateCache.{method}: {len(self._sequences)} sequences are allocated, the most for this "
+                "cache; free() one, or make it with a larger num_slots"
+            )
 
     def _get(self, method: str, sequence: int) -> _Sequence:
         if sequence not in self._sequences:
