@@ -101,8 +101,8 @@ def forward(
     are those of `running.takes`, while the cache records the past, and if its class has another by now."""
     cache = options.pop("cache_params", cache)  # its name until 5.23
     family: Family | None = vars(layer).get(_MARK)
-    is_ours = family is not None and is_mixer(layer) and running.takes(hidden_states)
-    if is_ours and _has_plain_modules(layer, family):
+    is_fusable = is_mixer(layer) and running.takes(hidden_states)
+    if is_fusable and family is not None and _has_plain_modules(layer, family):
         packed = options.get("cu_seq_lens_q")
         states = None if cache is None else cache.layers[layer.layer_idx]
         if _fits(layer, family, states, hidden_states, packed):
