@@ -13,6 +13,7 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
 from transformers import AutoModelForCausalLM, KimiLinearConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5RMSNormGated
 
 from tests.conftest import counted_launches
 from tests.transformers import linear_layers
@@ -154,9 +155,11 @@ def test_packed_sequences_are_separate(name: str) -> None:
     with torch.no_grad():
         packed = {"position_ids": positions.to(DEVICE), "cu_seq_lens_q": bounds.to(DEVICE)}
         out = ours(ids[:1].to(DEVICE), **packed, use_cache=False)
+        cached = ours(ids[:1].to(DEVICE), **packed, cu_seq_lens_k=bounds.to(DEVICE))
         apart = [eager(ids[:1, a:b]).logits for a, b in ((0, 7), (7, 20))]
         mixed = eager(ids[:1]).logits
-    assert (out.logits.cpu() - torch.cat(apart, 1)).abs().max() < 2 * TOLERANCE
+    for each in (out, cached):
+        assert (each.logits.cpu() - torch.cat(apart, 1)).abs().max() < 2 * TOLERANCE
     assert (mixed - torch.cat(apart, 1)).abs().max() > 100 * TOLERANCE
 
 
@@ -176,7 +179,16 @@ def offloaded(layer: Any, _cache: Any) -> None:
     add_hook_to_module(layer.conv1d, AlignDevicesHook(layer.A_log.device, offload=True))
 
 
-@pytest.mark.parametrize("change", [recording, hooked, awaited, offloaded])
+class Doubled(Qwen3_5GatedDeltaNet):
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        return 2 * super().forward(*arguments, **options)
+
+
+def derived(layer: Any, _cache: Any) -> None:
+    layer.__class__ = Doubled
+
+
+@pytest.mark.parametrize("change", [recording, hooked, awaited, offloaded, derived])
 def test_own_forward_runs_where_it_must(change: Callable[[Any, Any], None]) -> None:
     """Its functions are fused."""
     ours, own = both("qwen3_5")
@@ -229,6 +241,16 @@ def nothing(*_arguments: Any) -> None:
     pass
 
 
+class PlusOneNorm(Qwen3_5RMSNormGated):
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        norm = torch.rms_norm(hidden_states, self.weight.shape, 1 + self.weight, self.variance_epsilon)
+        return norm * nn.functional.silu(gate)
+
+
+class Inheriting(Qwen3_5GatedDeltaNet):
+    pass
+
+
 def zeros(*shape: int, device: str = "cpu") -> nn.Parameter:
     return nn.Parameter(torch.zeros(*shape, device=device))
 
@@ -242,6 +264,8 @@ def zeros(*shape: int, device: str = "cpu") -> nn.Parameter:
         ("num_k_heads", 3, "no kernel for its sizes"),
         ("conv1d.weight", zeros(160, 1, 9), "no kernel for its sizes"),
         ("norm.forward", nothing, "its norm is not fused"),
+        ("norm.__class__", PlusOneNorm, "its norm does not multiply by a weight"),
+        ("__class__", Inheriting, "its class inherits the forward"),
         ("A_log", zeros(2), "its weights are shards"),
         ("dt_bias", zeros(4, device="meta"), "or not in memory"),
     ],

@@ -45,6 +45,8 @@ def fuse(layer: nn.Module, functions: Mapping[str, Form | str]) -> str:
     why not, or an empty string."""
     if is_fused(layer):
         return ""
+    if "forward" not in vars(type(layer)):
+        return "its class inherits the forward"
     file = type(layer).__module__.rpartition(".")[2]
     if not all(functions.get(f"{file}.{name}") is Form.RULE for name in _rules(type(layer))):
         return "its functions compute something else than the gated delta rule"
@@ -69,6 +71,8 @@ def _fault(layer: Any, family: Family) -> str:
         return "there is no kernel for its sizes"
     if not norms.is_fused(norm) or not norms.form_in(norm).is_gated:
         return "its norm is not fused"
+    if norm.weight is None or norms.form_in(norm).alike["norm"] == "plus_one":
+        return "its norm does not multiply by a weight"
     counts = {
         taps: (2 * keys * columns[0] + values * columns[1]) * taps.shape[-1],
         gates.A_log: values,
@@ -94,13 +98,15 @@ def forward(
     layer: Any, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **options: Any
 ) -> Tensor:
     """The forward of a fused layer. Runs the layer's own for calls that the operators do not take, which
-    are those of `running.takes`, and while the cache records the past."""
+    are those of `running.takes`, while the cache records the past, and if its class has another by now."""
     cache = options.pop("cache_params", cache)  # its name until 5.23
     family: Family | None = vars(layer).get(_MARK)
-    if family is not None and running.takes(hidden_states) and _has_plain_modules(layer, family):
+    is_fusable = is_mixer(layer) and running.takes(hidden_states)
+    if is_fusable and family is not None and _has_plain_modules(layer, family):
+        packed = options.get("cu_seq_lens_q")
         states = None if cache is None else cache.layers[layer.layer_idx]
-        if _fits(layer, family, states, hidden_states):
-            return _run(layer, family, hidden_states, states, attention_mask, options.get("cu_seq_lens_q"))
+        if _fits(layer, family, states, hidden_states, packed):
+            return _run(layer, family, hidden_states, states, attention_mask, packed)
     own: Tensor = type(layer).forward(layer, hidden_states, cache, attention_mask, **options)
     return own
 
@@ -111,7 +117,7 @@ def _run(
     mask_padding = _own_forward(type(layer)).__globals__["apply_mask_to_padding_states"]
     x = mask_padding(hidden_states, mask)
     begun = states is not None and states.has_previous_state[0]
-    is_step = begun and packed is None and x.shape[1] <= _STEP
+    is_step = begun and x.shape[1] <= _STEP
     operands = family.read(layer, x, is_step)
     if is_step and operands.gates is not None:
         out = _step(layer, family, operands, states)
@@ -201,13 +207,15 @@ def _has_plain_modules(layer: Any, family: Family) -> bool:
     return running.is_counted() or not any(m._forward_hooks or m._forward_pre_hooks for m in skipped)
 
 
-def _fits(layer: Any, family: Family, states: Any, x: Tensor) -> bool:
+def _fits(layer: Any, family: Family, states: Any, x: Tensor, packed: Tensor | None) -> bool:
     """Whether the operators take its weights, and the states are those of its sequences."""
     weight, norm = layer.conv1d.weight, getattr(layer, family.norm)
     if any(each.dtype not in (x.dtype, torch.float32) for each in (weight, norm.weight)):
         return False
     if states is None:
         return True
+    if packed is not None:
+        return False  # the cache has no place for a state of each
     if getattr(states, "record_past", True):
         return False  # another kind of layer, or one that keeps more columns than a step does
     found = states.conv_states[0], states.recurrent_states[0]
