@@ -277,7 +277,7 @@ def _tokens(p: LinearProblem, randn: Any) -> dict[str, Operand]:
 
 
 def _gates(p: LinearProblem, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Of these normal numbers."""
+    """Makes gates of normal numbers."""
     repeats = p.kind in ("repeated", "reflecting")
     if p.raw_gates:
         raw = {"cleared": torch.where(g > 1, torch.inf, g), "still": 2 * g - 8}
@@ -309,7 +309,7 @@ def _laid_out(values: Tensor, layout: str) -> Operand:
 def _views(
     p: LinearProblem, values: dict[str, Tensor], parts: dict[str, tuple[int, ...]]
 ) -> dict[str, Operand]:
-    """Views of one projection. Of every other problem, or of a step, a NaN is behind each row, so that no row
+    """Views of one projection. A step, and every other problem, has a NaN behind each row, so that no row
     but the first is aligned."""
     sizes = {name: math.prod(shape) for name, shape in parts.items()}
     width = sum(sizes.values()) + (p.op == STEP or p.index % 2)
