@@ -39,9 +39,7 @@ HOSTED_RUNNER = {"SOFTMETAL_GPU_FAMILY": "5", "SOFTMETAL_GPU_CORES": "0"}
 SWEEPS = {
     "tests/operators/test_random.py::test_sweep": "20,000 random problems",
     "tests/operators/test_backward_random.py::test_sweep": "20,000 random problems",
-    "tests/operators/test_gated_delta_step.py::test_sweep": "20,000 random problems",
-    "tests/operators/test_gated_delta_rule.py::test_sweep": "20,000 random problems",
-    "tests/operators/test_causal_conv1d.py::test_sweep": "20,000 random problems",
+    "tests/operators/test_linear_problems.py::test_sweep": "60,000 random problems",
     "tests/pytorch/test_sdpa.py::test_more_random_calls": "2,000 random calls",
     "tests/distributed/test_random.py::test_more_varlen_prefills": "300 random problems",
     "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
@@ -66,11 +64,9 @@ ALWAYS = (
     "tests/operators/test_shared_prefix.py::test_random",
     "tests/operators/test_tensor_prefill.py::test_random_problems",
     "tests/operators/test_cache_write.py::test_problem",
-    "tests/operators/test_gated_delta_step.py::test_problem",
     "tests/operators/test_logits.py::test_problem",
     "tests/operators/test_rms_norm.py::test_problem",
-    "tests/operators/test_gated_delta_rule.py::test_problem",
-    "tests/operators/test_causal_conv1d.py::test_problem",
+    "tests/operators/test_linear_problems.py::test_problem",
     "tests/operators/test_rotary.py::test_problem",
     *CATALOGUES,
 )

@@ -25,11 +25,10 @@ import torch_fattn
 from tests.golden.calls import on_meta
 from tests.helpers import (
     cache_problems,
-    delta_problems,
+    linear_problems,
     problems,
     rms_norm_problems,
     rotary_problems,
-    step_problems,
     tensor_kernels,
 )
 from tests.helpers.cache_problems import WriteProblem
@@ -123,18 +122,11 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             operands = {name: each.of(each.base).to("meta") for name, each in operands.items()}
             yield torch_fattn.explain("rms_norm", **operands, **options, family=7, cores=8)
         return
-    if kernel == "gated_delta_step":
-        for step in step_problems.draw(36)[::2]:
-            step.dtype = dtype
-            arguments, _ = step_problems.build(step).arguments("meta")
-            yield torch_fattn.explain(kernel, **arguments, family=7, cores=8)
-        return
     if kernel in LINEAR:
-        for linear in delta_problems.draw(kernel, 36)[::2]:
+        for linear in linear_problems.draw(kernel, 36)[::2]:
             linear.dtype = dtype
-            operands, options = delta_problems.build(linear)
-            operands = {name: each.of(each.base).to("meta") for name, each in operands.items()}
-            yield torch_fattn.explain(kernel, **operands, **options, family=7, cores=8)
+            arguments, _ = linear_problems.build(linear).arguments("meta")
+            yield torch_fattn.explain(kernel, **arguments, family=7, cores=8)
         return
     if "tensor" in kernel:
         if dtype in tensor_kernels.DTYPES:

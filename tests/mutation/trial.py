@@ -23,26 +23,24 @@ import torch_fattn.reference as reference
 from tests.helpers import (
     backward_problems,
     cache_problems,
-    delta_problems,
     direct_launch,
     features,
+    linear_problems,
     logits_problems,
     problems,
     rms_norm_problems,
     rotary_problems,
-    step_problems,
     tensor_kernels,
 )
 from tests.helpers.accuracy import assert_close
 from tests.helpers.backward_problems import BackwardProblem
 from tests.helpers.cache_problems import WriteProblem
-from tests.helpers.delta_problems import DeltaProblem
 from tests.helpers.gradient_accuracy import assert_gradients_close
+from tests.helpers.linear_problems import LinearProblem
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
 from tests.helpers.rms_norm_problems import RmsNormProblem
 from tests.helpers.rotary_problems import RotaryProblem
-from tests.helpers.step_problems import StepProblem
 
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
@@ -330,36 +328,21 @@ def of_norm(problem: RmsNormProblem) -> Trial:
     return Trial(f"rms_norm: {problem}", plan, prepare, (("norm", problem.norm),))
 
 
-def of_linear(problem: DeltaProblem) -> Trial:
-    case = delta_problems.Case(problem)
-    plan = direct_launch.plan_of(problem.op, case.arguments(case.bases()) | case.options)
-
-    def prepare() -> Prepared:
-        bases = case.bases()
-        out = torch.full_like(case.expected[0][0], torch.nan, dtype=problem.dtype)
-        chunks = torch.full((plan["scratch_bytes"] // 4,), torch.nan)
-        buffers = case.readable(case.arguments(bases)) | {"out": out, "chunks": chunks}
-        return buffers, lambda: case.check(out, bases)
-
-    facts = (("states", problem.states), ("packed", problem.packed), ("kind", getattr(problem, "kind", "")))
-    return Trial(f"{problem.op}: {problem}", plan, prepare, facts)
-
-
-def of_step(problem: StepProblem) -> Trial:
-    case = step_problems.build(problem)
-    right = step_problems.expected(case)
+def of_linear(problem: LinearProblem) -> Trial:
+    case = linear_problems.build(problem)
+    plan = direct_launch.plan_of(problem.op, case.arguments("cpu")[0])
 
     def prepare() -> Prepared:
         arguments, bases = case.arguments("cpu")
-        out = torch.full_like(right["out"][1], torch.nan, dtype=problem.dtype)
-        strided = ("b",) if problem.channel_decay else ("a", "b")
-        buffers = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+        out = torch.full_like(case.expected["out"][1], torch.nan, dtype=problem.dtype)
+        strided = {"x", "beta", "b", *(() if problem.channel_decay else ("g", "a"))}
+        buffers = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
         buffers |= {n: x.contiguous() for n, x in buffers.items() if x.stride(-1) != 1 and n not in strided}
-        return buffers | {"out": out}, lambda: step_problems.check(case, out, bases, right)
+        chunks = torch.full((plan["scratch_bytes"] // 4,), torch.nan)
+        return buffers | {"out": out, "chunks": chunks}, lambda: case.check(out, bases)
 
-    plan = direct_launch.plan_of("gated_delta_step", case.arguments("cpu")[0])
-    facts = (("kind", problem.kind), ("writes", problem.writes_state), ("group", problem.group))
-    return Trial(f"step: {problem}", plan, prepare, facts)
+    facts = ("states", "packed", "kind", "writes_state")
+    return Trial(f"{problem.op}: {problem}", plan, prepare, tuple((n, getattr(problem, n)) for n in facts))
 
 
 def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> Trial:

@@ -14,13 +14,12 @@ import torch
 from tests.helpers import (
     backward_problems,
     cache_problems,
-    delta_problems,
     drawing,
+    linear_problems,
     logits_problems,
     problems,
     rms_norm_problems,
     rotary_problems,
-    step_problems,
     tensor_kernels,
 )
 from tests.helpers.backward_problems import BackwardProblem
@@ -48,7 +47,6 @@ from .trial import (
     of_probe,
     of_problem,
     of_rotary,
-    of_step,
     of_write,
 )
 
@@ -125,11 +123,11 @@ def _rotaries() -> Iterator[Trial]:
 
 def _linear() -> Iterator[Trial]:
     for op in ("gated_delta_rule", "causal_conv1d"):
-        yield from map(of_linear, delta_problems.draw(op, 90, SEED))
+        yield from map(of_linear, linear_problems.draw(op, 90, SEED))
 
 
 def _steps() -> Iterator[Trial]:
-    yield from map(of_step, step_problems.draw(60))
+    yield from map(of_linear, linear_problems.draw("gated_delta_step", 60))
 
 
 def _logits() -> Iterator[Trial]:

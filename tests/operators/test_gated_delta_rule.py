@@ -1,8 +1,7 @@
-"""gated_delta_rule: the float64 recurrence, transformers' functions, splits and batches, and its cost."""
+"""gated_delta_rule: transformers' functions, splits and batches, and its cost."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,39 +9,13 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches, needs_emulator
-from tests.helpers import delta_problems
-from tests.helpers.delta_problems import DeltaProblem
+from tests.conftest import Checked, needs_emulator
 from tests.helpers.problems import DTYPES
 from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 
-ORDERS = ("forward", "reverse", "random")  # of the threads
-KERNELS = ("fattn_gated_delta_prepare", "fattn_gated_delta_scan")
 TOKENS = ("query", "key", "value", "g", "beta")
 GATES = pytest.mark.parametrize("channel_decay", [False, True], ids=["gdn", "kda"])
-
-
-def run_and_check(problem: DeltaProblem, device: str, checked: Checked) -> None:
-    with checked(order=ORDERS[problem.index % 3]), counted_launches() as launches:
-        delta_problems.run_and_check(problem, device)
-    if device == "mps" and sum(problem.tokens[1:]):
-        assert launches == dict.fromkeys(KERNELS, 2)
-
-
-@pytest.mark.parametrize("problem", delta_problems.draw("gated_delta_rule", 60), ids=str)
-def test_problem(problem: DeltaProblem, device: str, checked: Checked) -> None:
-    run_and_check(problem, device, checked)
-
-
-def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
-    failed = []
-    for problem in delta_problems.draw("gated_delta_rule", pytestconfig.getoption("--problems"), sweep_seed):
-        try:
-            run_and_check(problem, device, checked)
-        except (AssertionError, RuntimeError) as error:
-            failed.append(f"seed {sweep_seed}, {problem}: {error}")
-    assert not failed, "\n".join(failed)
 
 
 def call_of(
@@ -168,33 +141,3 @@ def test_products_and_bytes(channel_decay: bool) -> None:
     for way in ("read", "written"):
         assert scan[f"buffers_{way}"][str(bound["state"])] == bytes_of_state
     assert plan["scratch_bytes"] == 4 * 160 * chunks * heads
-
-
-def test_no_registers_spill() -> None:
-    """On M1 and M2, by Mesa's compiler, up to 128 columns; above that the scan of D = 256 spills."""
-    compiler = pytest.importorskip("softmetal.testing.agx")
-    if not compiler.is_built():
-        pytest.skip("needs the AGX compiler")
-    from bench.backends import agx
-    from bench.peers import fattn
-
-    spills = {}
-    for channel_decay, dim in itertools.product((False, True), (64, 128, 256)):
-        call = call_of(channel_decay, 1, 8, (dim, dim))
-        call |= {name: call[name].half() for name in TOKENS}
-        call |= {"A_log": torch.zeros(call["g"].shape[2]), "dt_bias": torch.zeros(call["g"].shape[2:])}
-        for step in torch_fattn.explain("gated_delta_rule", **call, family=7, cores=8).data["passes"]:
-            kernel = agx._kernel(fattn.pass_of(step, "float16"), fast_math=False)
-            spills[step["kernel"], channel_decay, dim] = compiler.compile_kernel(kernel).spills
-    assert {case for case, count in spills.items() if count} == {
-        (KERNELS[1], each, 256) for each in (False, True)
-    }
-
-
-def test_gradients_are_refused(device: str) -> None:
-    call = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in call_of(False, 1, 3).items()}
-    out = torch_fattn.gated_delta_rule(**call | {"key": call["key"].requires_grad_()})
-    with pytest.raises(
-        RuntimeError, match=r"fattn\.gated_delta_rule has no backward; use the model's own layer"
-    ):
-        out.sum().backward()

@@ -1,7 +1,8 @@
-"""gated_delta_step: the float64 reference, the bits of calls of one token, and the states in place."""
+"""gated_delta_step: the bits of calls of one token, and the states in place."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,45 +10,16 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches, needs_emulator
-from tests.helpers import step_problems
-from tests.helpers.step_problems import STATES, StepProblem, check, expected
+from tests.conftest import needs_emulator
+from tests.helpers import linear_problems
+from tests.helpers.linear_problems import STATES
 from tests.helpers.tensors import same_bits
 
-ORDERS = ("forward", "reverse", "random")  # of the threads
+call_of = partial(linear_problems.call_of, "gated_delta_step")
 
 
 def step(arguments: dict[str, Any]) -> Tensor:
     return torch_fattn.gated_delta_step(**arguments)
-
-
-def run_and_check(problem: StepProblem, checked: Checked, device: str) -> None:
-    case = step_problems.build(problem)
-    right = expected(case)
-    arguments, bases = case.arguments(device)
-    right["out"][1].to(problem.dtype).to(device).fill_(torch.nan)  # the memory of the result
-    with checked(order=ORDERS[problem.index % 3]), counted_launches() as launches:
-        out = step(arguments).cpu()
-    assert launches == ({"fattn_gated_delta_step": 1} if device == "mps" else {})
-    check(case, out, bases, right)
-
-
-@pytest.mark.parametrize("problem", step_problems.draw(60), ids=str)
-def test_problem(problem: StepProblem, device: str, checked: Checked) -> None:
-    run_and_check(problem, checked, device)
-
-
-def test_sweep(sweep_seed: int, device: str, checked: Checked, pytestconfig: pytest.Config) -> None:
-    for problem in step_problems.draw(pytestconfig.getoption("--problems"), sweep_seed):
-        run_and_check(problem, checked, device)
-
-
-def call_of(device: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """Arguments of a call, of its own memory."""
-    drawn = vars(step_problems.draw(1, seed)[0])
-    kept = {"length": 6, "has_slots": False, "has_counts": False, "kind": "random", "writes_state": True}
-    problem = StepProblem(**drawn | {"batch": 2, "key_heads": 2, "layout": "packed"} | kept | changes)
-    return step_problems.build(problem).arguments(device)[0]
 
 
 def part(arguments: dict[str, Any], of: slice, dim: int = 1) -> dict[str, Any]:
@@ -161,20 +133,3 @@ def test_threads(sizes: tuple[int, ...], writes: bool, threads: int, groups: int
     arguments = call_of("meta", **shape, channel_decay=False, writes_state=writes)
     [launch] = torch_fattn.explain("gated_delta_step", **arguments, family=7, cores=8).passes
     assert (launch["threads"], launch["grid"]) == ([threads, 1, 1], [groups, 2, 1])
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(("channel_decay", "group"), [(False, 2), (True, 1)])
-@pytest.mark.parametrize("dim", [64, 128])
-def test_no_registers_spill(channel_decay: bool, group: int, dim: int) -> None:
-    """On M1 and M2, by Mesa's compiler; a core holds a threadgroup of 512 threads."""
-    compiler = pytest.importorskip("softmetal.testing.agx")
-    if not compiler.is_built():
-        pytest.skip("needs the AGX compiler")
-    from bench.backends import agx
-    from bench.peers import fattn
-
-    shape = {"dims": (dim, dim), "channel_decay": channel_decay, "group": group}
-    [launch] = torch_fattn.explain("gated_delta_step", **call_of("meta", **shape), family=7, cores=8).passes
-    cost = compiler.compile_kernel(agx._kernel(fattn.pass_of(launch, "float32"), fast_math=False))
-    assert (cost.spills + cost.fills, cost.resident_threads) == (0, 512)

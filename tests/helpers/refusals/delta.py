@@ -42,44 +42,9 @@ def _heads(count: int) -> Arguments:
     return PLAIN | heads | {"g": -RULE["g"][:, :, :count].abs()}
 
 
-def _in_pieces() -> Tensor:
-    """Of 8 and 9 tokens, with the state of the first."""
-    tokens = {name: heads(1, 17, *RULE[name].shape[2:]) for name in TOKENS}
-    state = torch.zeros(1, 4, 16, 24)
-    call = partial(torch_fattn.gated_delta_rule, A_log=RULE["A_log"], dt_bias=RULE["dt_bias"], state=state)
-    results = [call(**{n: x[:, cut] for n, x in tokens.items()}) for cut in (slice(8), slice(8, None))]
-    return torch.cat(results, 1)
-
-
-def _at_once() -> Tensor:
-    tokens = {name: heads(1, 17, *RULE[name].shape[2:]) for name in TOKENS}
-    return reference.gated_delta_rule(**tokens, A_log=RULE["A_log"], dt_bias=RULE["dt_bias"])
-
-
 def _gradient() -> None:
     query = RULE["query"].clone().requires_grad_()
     torch_fattn.gated_delta_rule(**RULE | {"query": query}).sum().backward()
-
-
-def _in_parts() -> Tensor:
-    """17 tokens by the operators that a step joins."""
-    call = _seventeen()
-    x = torch.cat([call[name].flatten(2) for name in ("query", "key", "value")], -1)
-    mixed = torch_fattn.causal_conv1d(
-        x, call["conv_weight"], call["conv_bias"], call["conv_state"], slots=call["slots"], activation="silu"
-    )
-    query, key, value = mixed.split((32, 32, 96), -1)
-    heads = (query.unflatten(2, (2, 16)), key.unflatten(2, (2, 16)), value.unflatten(2, (4, 24)))
-    gates = {name: call[name] for name in ("A_log", "dt_bias", "slots")}
-    out = torch_fattn.gated_delta_rule(
-        *heads, call["a"], call["b"], call["state"], use_qk_l2norm_in_kernel=True, **gates
-    )
-    return torch_fattn.rms_norm(out, call["norm_weight"], call["z"], norm="float")
-
-
-def _seventeen() -> Arguments:
-    call = valid("gated_delta_step", "cpu")
-    return call | {n: heads(2, 17, *call[n].shape[2:]) for n in ("query", "key", "value", "z", "a", "b")}
 
 
 def _states_in_one(gap: int) -> Arguments:
@@ -122,23 +87,16 @@ REFUSALS = [
              CHANNELS | {n: RULE[n].repeat_interleave(2, 2) for n in ("query", "key")}),
     _refused("leave it out for 1 / sqrt(head_dim)", {"scale": 1e39}, {}),
     Refusal("pass the tokens in pieces of a multiple of 8, each with the state of the last one",
-            _call(torch_fattn, "gated_delta_rule", LONG | PLAIN), _in_pieces, _at_once),
+            _call(torch_fattn, "gated_delta_rule", LONG | PLAIN)),
     Refusal("use the model's own layer where one is needed", _gradient),
-    Refusal("use fattn.causal_conv1d, fattn.gated_delta_rule and fattn.rms_norm",
-            lambda: torch_fattn.gated_delta_step(**_seventeen()), _in_parts,
-            lambda: reference.gated_delta_step(**_seventeen())),
     step("pass a gate for each value", {"z": STEP["z"][:, :, :2]}, {}),
     step("pass a number for each column of a value", {"norm_weight": heads(16)}, {"norm_weight": heads(24)}),
     Refusal("allocate separate memory for each",
             lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(0)),
             lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(160 * 3)),
             lambda: reference.gated_delta_step(**STEP | _states_in_one(160 * 3))),
-    step("pass the number of tokens of each sequence", {"counts": torch.tensor([3]).int()},
-         {"counts": torch.tensor([3, 1]).int()}),
     Refusal("pass the heads in parts", lambda: torch_fattn.explain("gated_delta_step", heads=2**20)),
     conv("use F.conv1d for this layer", {"weight": heads(96, 1)}, {}),
     conv("pass a number for each channel", {"bias": heads(95)}, {"bias": heads(96)}),
-    conv("allocate a column for each token that the next ones see", {"state": heads(2, 96, 2)},
-         {"state": heads(2, 96, 3)}),
     conv('pass "none" or "silu"', {"activation": "relu"}, {"activation": "silu"}),
 ]  # fmt: skip
