@@ -120,7 +120,8 @@ def test_the_trials_have_every_option(machines: Machines, tmp_path: Path, call: 
     same |= {"sinks_kind", "slopes_kind", "sliced"}
     of_other_calls = {"has_seq_lens", "block_size", "tree", "split", "grouped", "grad_lse"}
     of_other_calls |= {"query_norm", "key_norm", "values", "slots", "starts", "vector_tables"}
-    of_other_calls |= {"gate", "weighted"}
+    of_other_calls |= {"gate", "weighted", "raw_gates", "qk_norm", "has_state", "writes_state", "has_initial"}
+    of_other_calls |= {"biased", "counts"}
     assert {*run.found} - both <= same | of_other_calls
 
 
