@@ -112,17 +112,21 @@ Slots by_rows(const TensorShape& t, uint64_t seed, bool with_empty_slots) {
   if (with_empty_slots) capacity += 1 + static_cast<uint32_t>(of_tile.next() % 2);
   Slots slots(SOFTMETAL_SIMD_WIDTH, std::vector<int32_t>(capacity, kEmpty));
   for (uint32_t g = 0; g < groups; g++) {
+    // Dealt row by row: each lane holds elements of all rows of its group.
     std::vector<int32_t> elements;
-    for (uint32_t i = 0; i < rows * t.columns; i++)
-      elements.push_back(row_order[g * rows + i / t.columns] * static_cast<int32_t>(t.columns) +
-                         static_cast<int32_t>(i % t.columns));
-    of_tile.shuffle(elements);
+    for (uint32_t r = 0; r < rows; r++) {
+      std::vector<int32_t> columns = count_up(t.columns);
+      of_tile.shuffle(columns);
+      for (int32_t column : columns)
+        elements.push_back(row_order[g * rows + r] * static_cast<int32_t>(t.columns) + column);
+    }
     for (uint32_t l = 0; l < lanes; l++) {
-      std::vector<int32_t> free_slots = count_up(capacity);
-      if (with_empty_slots) of_tile.shuffle(free_slots);
+      const auto count = (static_cast<uint32_t>(elements.size()) - l + lanes - 1) / lanes;
+      std::vector<int32_t> own_slots = count_up(with_empty_slots ? capacity : count);
+      of_tile.shuffle(own_slots);
       auto& mine = slots[static_cast<size_t>(lane_order[g * lanes + l])];
       for (size_t i = l, n = 0; i < elements.size(); i += lanes, n++)
-        mine[static_cast<size_t>(free_slots[n])] = elements[i];
+        mine[static_cast<size_t>(own_slots[n])] = elements[i];
     }
   }
   return slots;
