@@ -297,7 +297,7 @@ using namespace fattn;
   }
 
   if (fc_writes_state) {
-    threadgroup_barrier(mem_flags::mem_device);  // the state is read
+    // All that was read of the state is in threadgroup memory since the barrier of the last token.
     for (int i = thread_index; i < 2 * kHeadDim + params.group_size * kValueDim; i += kThreads) {
       const Channel channel = channel_of(i, head, places, query, key, value, conv_state, params);
       device Element* columns = channel.past - params.conv_columns;
