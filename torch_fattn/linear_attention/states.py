@@ -21,12 +21,11 @@ from ..runtime.signatures import public, shown
 
 _NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operator's errors
 _MOST = 2**31 - 1  # tokens of a step, whose starts are int32
-_MOST_FEW = 16  # tokens of each sequence in a `gated_delta_step`
 
 
 def _is_few(counts: Sequence[int]) -> bool:
     """Whether a `gated_delta_step` takes these tokens of each sequence."""
-    return len({*counts}) <= 1 and max(counts, default=0) <= _MOST_FEW
+    return len({*counts}) <= 1 and max(counts, default=0) <= delta.MAX_STEP_LENGTH
 
 
 class _Sequence:
@@ -235,7 +234,7 @@ class StateCache:
         if drafts and not _is_few(counts):
             raise ValueError(
                 f"{name}: {min(counts)} to {max(counts)} drafts of a sequence do not fit a gated_delta_step; "
-                f"add the same number of each, up to {_MOST_FEW}"
+                f"add the same number of each, up to {delta.MAX_STEP_LENGTH}"
             )
         if sum(counts) > _MOST:
             raise ValueError(f"{name}: {sum(counts)} new tokens are above 2^31 - 1; add fewer in a step")

@@ -11,6 +11,8 @@ from .options import CausalConv1dOptions, GatedDeltaRuleOptions, GatedDeltaStepO
 
 __all__ = ["causal_conv1d", "gated_delta_rule", "gated_delta_step"]
 
+MAX_STEP_LENGTH = 16  # tokens of each sequence in a gated_delta_step
+
 
 @public("fattn.gated_delta_rule", options="gated_delta_rule")
 def gated_delta_rule(

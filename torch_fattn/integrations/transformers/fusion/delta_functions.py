@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....linear_attention import gated_delta_rule
 from . import running
 from .functions import Functions
 
@@ -69,19 +70,15 @@ def _rule(
     states = (sequences, value.shape[2], key.shape[3], value.shape[3])
     if not all(map(is_column_count, states[2:])) or (packed is not None and query.shape[0] != 1):
         return None
-    if initial_state is None:
-        state = query.new_zeros(states, dtype=torch.float32) if output_final_state else None
-    elif initial_state.shape == states:
-        state = initial_state.to(torch.float32, copy=output_final_state)
-    else:
+    if initial_state is not None and initial_state.shape != states:
         return None
-    out = torch.ops.fattn.gated_delta_rule(
-        *(query, key, value, g, beta, state),
-        cu_seqlens=None if packed is None else packed.to(torch.int32),
+    return gated_delta_rule(
+        *(query, key, value, g, beta),
+        initial_state=None if initial_state is None else initial_state.float(),
+        output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        writes_state=output_final_state,
+        cu_seqlens=None if packed is None else packed.to(torch.int32),
     )
-    return out, state if output_final_state else None
 
 
 def _convolution(

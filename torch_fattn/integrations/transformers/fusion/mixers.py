@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....operators.delta import MAX_STEP_LENGTH
 from . import norms, running
 from .delta_functions import ACTIVATIONS, RULES, Form, is_column_count
 from .readers import FAMILIES, Family, Operands, source_of
 
 _MARK = "_fattn_mixer"  # the family of a fused layer
 _GATES = "_fattn_gates"  # float32 copies of A_log and dt_bias, and what they were copied from
-_STEP = 16  # tokens that a step takes at once
 
 
 def is_mixer(module: nn.Module) -> bool:
@@ -117,7 +117,7 @@ def _run(
     mask_padding = _own_forward(type(layer)).__globals__["apply_mask_to_padding_states"]
     x = mask_padding(hidden_states, mask)
     begun = states is not None and states.has_previous_state[0]
-    is_step = begun and x.shape[1] <= _STEP
+    is_step = begun and x.shape[1] <= MAX_STEP_LENGTH
     operands = family.read(layer, x, is_step)
     if is_step and operands.gates is not None:
         out = _step(layer, family, operands, states)
