@@ -8,8 +8,6 @@
 namespace fattn {
 namespace {
 
-// Simdgroups of a prefill whose registers fit on a core.
-constexpr int64_t kSimdgroupsPerCore = 16;
 // Threadgroups of a decode, of few simdgroups each, whose threadgroup memory fits on a core.
 constexpr int64_t kDecodesPerCore = 4;
 // Fewest keys of a part: per row of its tile, and in total.
@@ -183,11 +181,6 @@ int64_t parts_that_fill(int64_t tiles, int64_t held, int64_t most) {
   return fullest;
 }
 
-// Threadgroups that are resident on the GPU.
-int64_t held_by(const DeviceFacts& device, const Tile& tile) {
-  return cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / tile.simdgroups, 1);
-}
-
 // Halves the rows of a tile if possible; results are bit-identical. Tiles that do not fill one wave of
 // threadgroups, with too few keys to cut into parts, leave cores idle. Smaller tiles use them, but read the
 // keys more often.
@@ -207,7 +200,7 @@ bool halve(Tile& tile) {
 // end. With many waves of threadgroups this does not matter, and tiles of one head, which read the same keys,
 // stay together.
 bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t threadgroups) {
-  return p.is_causal && !p.packed && threadgroups < kManyWaves * held_by(device, tile);
+  return p.is_causal && !p.packed && threadgroups < kManyWaves * held_by(device, tile.simdgroups);
 }
 
 // If the tiles of one sequence do not fill the GPU, each is cut into parts, whatever the batch size: results
@@ -232,7 +225,7 @@ Parts parts_of(const Problem& p, const DeviceFacts& device, const Tile& tile, in
   if (p.packed) return {needed, needed, max_steps, max_steps};
   // The results of a part pass through memory to the merge, so they should be small relative to its keys.
   const int64_t least = std::max(kMinKeysPerRow * tile.rows(), kMinPartKeys) / tile.tile_keys;
-  const int64_t held = held_by(device, tile);
+  const int64_t held = held_by(device, tile.simdgroups);
   if (is_decode(p.op) || p.has_seq_lens) {
     const int64_t most = std::max<int64_t>(std::min(held, kDecodesPerCore * cores_of(device)) / tiles, 1);
     const int64_t largest = std::max(max_steps, least);
@@ -314,7 +307,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const int64_t heads = p.packed || grouped ? p.kv_heads : p.q_heads;
   const int64_t batch = p.packed ? 1 : p.batch;
   const Parts parts = parts_of(p, device, tile, max_rows, q_tiles * heads);
-  while (!tile.tuned && parts.count == 1 && q_tiles * heads * batch < held_by(device, tile) && halve(tile)) {
+  while (!tile.tuned && parts.count == 1 && q_tiles * heads * batch < held_by(device, tile.simdgroups) &&
+         halve(tile)) {
     q_tiles = max_tiles(p, grouped, tile.rows());
   }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "plan.h"
 
@@ -18,6 +19,14 @@ inline constexpr double kMaxProductsPerCore = 2e10;
 inline int64_t cores_of(const DeviceFacts& device) {
   static const int fewest = DeviceFacts().cores;
   return device.cores > 0 ? device.cores : fewest;
+}
+
+// Simdgroups of a prefill or a backward whose registers fit on a core.
+inline constexpr int64_t kSimdgroupsPerCore = 16;
+
+// Threadgroups that are resident on the GPU.
+inline int64_t held_by(const DeviceFacts& device, int64_t simdgroups) {
+  return cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / simdgroups, 1);
 }
 
 inline double max_products(const DeviceFacts& device) {
@@ -43,9 +52,13 @@ inline void limit_groups(Pass& pass, double max_groups) {
   }
 }
 
-// The same by products, but never below a threadgroup per core.
+// The same by products, but never below a threadgroup per core. A slice is whole waves of threadgroups, or if
+// it is less than one, as many on each core: the next slice waits for its last threadgroup.
 inline void limit_products(Pass& pass, const DeviceFacts& device, double products_of_group) {
-  limit_groups(pass, std::max(max_products(device) / products_of_group, double(cores_of(device))));
+  const auto cores = double(cores_of(device)), held = double(held_by(device, pass.spec.simdgroups));
+  const double most = std::max(max_products(device) / products_of_group, cores);
+  const double wave = most < held ? cores : held;
+  limit_groups(pass, most < double(pass.groups()) ? std::floor(most / wave) * wave : most);
 }
 
 }  // namespace fattn
