@@ -159,6 +159,17 @@ double products_of_walked(const Tile& tile, const Problem& p) {
   return double(tile.rows()) * 2.5 * double(p.head_dim + p.value_dim);
 }
 
+// Halves the own rows or keys of a tile if possible; results are bit-identical. A core computes for four
+// simdgroups at a time: with fewer, a walk takes as long.
+bool halve(Tile& tile) {
+  if (uses_units(tile.kernel)) return false;  // the self-test covers no smaller tiles
+  const bool groups = tile.groups > 1 && tile.simdgroups > 4;
+  if (!groups && tile.owned == 1) return false;
+  (groups ? tile.groups : tile.owned) /= 2;
+  if (groups) tile.simdgroups /= 2;
+  return true;
+}
+
 // A walk cannot be split over dispatches, and macOS kills a dispatch that runs for some seconds.
 std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
   const auto most = int64_t(4 * kMaxProductsPerCore / products_of_walked(tile, p));
@@ -238,10 +249,18 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   Plan plan;
   if (is_empty(problem)) return plan;
   Problem p = problem;
-  const Tile rows = tile_of(/*walks_keys=*/true, p, device);
-  const Tile keys = tile_of(/*walks_keys=*/false, p, device);
-  for (const Tile& tile : {rows, keys}) {
-    if (auto refusal = check_walk(tile, p)) return *std::move(refusal);
+  Tile rows = tile_of(/*walks_keys=*/true, p, device);
+  Tile keys = tile_of(/*walks_keys=*/false, p, device);
+  for (Tile* tile : {&rows, &keys}) {
+    auto refusal = check_walk(*tile, p);
+    while (refusal && halve(*tile)) refusal = check_walk(*tile, p);
+    if (!refusal) continue;
+    if (!uses_units(tile->kernel)) return *std::move(refusal);
+    DeviceFacts without_units = device;
+    without_units.units = {};
+    auto found = plan_backward(problem, without_units);
+    if (Plan* smaller = std::get_if<Plan>(&found)) smaller->units = "so many rows or keys need smaller tiles";
+    return found;
   }
   plan.tuning = rows.scope;
   plan.key_tuning = keys.scope;

@@ -189,13 +189,15 @@ def dispatches(step: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:
 
 
 def set_params(step: dict[str, Any], numbers: Mapping[str, float]) -> None:
-    """Changes parameters that a pass is launched with; "span.q_len" is in its CausalSpan."""
+    """Changes parameters that a pass is launched with; "span.q_len" is in its CausalSpan, "forward.q_tiles"
+    of a backward in its PrefillParams."""
     structs, params = INTERFACE["params"], bytearray.fromhex(step["params_bytes"])
+    inner, own = {"span": "CausalSpan", "forward": "PrefillParams"}, PARAMS[step["kernel"]]
     for name, number in numbers.items():
-        *outer, field = name.split(".")
-        offset, code = structs["CausalSpan" if outer else PARAMS[step["kernel"]]][field]
+        outer, _, field = name.rpartition(".")
+        offset, code = structs[inner.get(outer, own)][field]
         if outer:
-            offset += structs[PARAMS[step["kernel"]]]["span"][0]
+            offset += structs[own][outer][0]
         struct.pack_into(f"<{code}", params, offset, number)
     step["params_bytes"] = params.hex()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches
+from tests.conftest import Checked, counted_launches, needs_emulator
 from tests.helpers import direct_launch
 from tests.helpers.accuracy import assert_lse_close
 
@@ -109,6 +109,19 @@ def test_the_work_of_a_dispatch_of_prefill_is_bounded(name: str, cores: int) -> 
     assert most % (wave if most >= wave else cores or 8) == 0, "no core is without work"
 
 
+def backward_passes(heads: int, kv_heads: int, length: int, **machine: Any) -> list[dict[str, Any]]:
+    query, key = (meta(1, n, length, 128) for n in (heads, kv_heads))
+    lse = meta(1, heads, length, dtype=torch.float32)
+    return torch_fattn.explain("prefill_backward", query, None, query, key, key, None, lse, **machine).passes
+
+
+def rows_of(step: dict[str, Any]) -> int:
+    """Rows of a threadgroup of a backward, or keys of one that walks rows."""
+    of_keys, macros = step["kernel"] == "fattn_backward_key", step["macros"]
+    owned = int(macros["FATTN_TILE_KEYS"]) if of_keys else 8 * int(macros["FATTN_ROW_FRAGMENTS"])
+    return owned * int(macros["FATTN_ROW_GROUPS"])
+
+
 @pytest.mark.host_only
 def test_usual_calls_take_one_dispatch() -> None:
     """The control: where the bound is far, and with more cores, nothing is cut."""
@@ -135,6 +148,14 @@ def test_many_sequences_or_heads_lie_along_x() -> None:
         step = plan_of(op, sizes, 8)["passes"][0]
         assert max(step["grid"][1:]) == 70_000 and step["constants"]["sliced"]
         assert list(direct_launch.dispatches(step)) == [(0, [math.prod(step["grid"]), 1, 1])]
+
+
+@pytest.mark.host_only
+def test_walks_too_long_for_matrix_units() -> None:
+    """Their tiles are of one size, since the self-test covers no other."""
+    for heads, units in ((8, True), (16, False)):
+        passes = backward_passes(heads, 1, 300_000, family=10, cores=10, tensor="registers")
+        assert [step["kernel"].endswith("_tensor") for step in passes] == [units, units]
 
 
 # ---- run
@@ -203,3 +224,31 @@ def test_slices_compute_what_one_dispatch_does(op: str, q_len: int, checked: Che
     exact_out, exact_lse = getattr(torch_fattn.reference, op)(**small)
     assert torch.allclose(results[0].cpu().double(), exact_out, atol=2e-3)
     assert_lse_close(results[1].cpu(), exact_lse, f16)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("heads", "length"), [(8, 300_000), (1, 5_000_000)])
+def test_long_walks_of_a_backward(heads: int, length: int) -> None:
+    """A walk over keys, or over the rows of all heads that share keys, cannot be cut. Its threadgroup has
+    fewer rows or keys instead, here of a call with many rows and few keys, and computes the same bits."""
+    long = backward_passes(heads, 1, length, family=9, cores=40)
+    for step, walked in zip(long, (length, heads * length), strict=True):
+        assert rows_of(step) * walked * 2.5 * (128 + 128) <= 2 * MOST_PRODUCTS_PER_CORE
+    rows, keys = torch.randn(1, 8, 100, 128, dtype=f16), torch.randn(1, 1, 40, 128, dtype=f16)
+    arguments = {"grad_out": rows, "query": rows, "key": keys, "value": keys, "lse": torch.zeros(1, 8, 100)}
+    arguments |= {"out": None, "grad_lse": None}
+    plan = direct_launch.plan_of("prefill_backward", arguments, family=9)
+
+    def gradients() -> list[Tensor]:
+        buffers = direct_launch.backward_buffers("prefill_backward", arguments, plan)
+        for step in plan["passes"]:
+            direct_launch.launch(step, buffers)
+        return [buffers[name] for name in direct_launch.GRADIENTS[:3]]
+
+    usual, tiles = gradients(), [rows_of(step) for step in plan["passes"]]
+    for step, other, count in zip(plan["passes"], long, (100, 40), strict=True):
+        step |= {name: other[name] for name in ("macros", "threads", "threadgroup_bytes")}
+        step["grid"][0] = -(-count // rows_of(step))
+    direct_launch.set_params(plan["passes"][0], {"forward.q_tiles": plan["passes"][0]["grid"][0]})
+    assert [rows_of(step) for step in long] != tiles, "the control"
+    assert all(torch.equal(one, other) for one, other in zip(gradients(), usual, strict=True))
