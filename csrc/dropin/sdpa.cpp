@@ -111,23 +111,18 @@ int64_t known(const SymInt& size, int64_t otherwise) { return size.maybe_as_int(
 
 // A symbolic length counts as long: the route must not add a guard to the graph.
 PlainCall plain(const SdpaCall& call) {
+  constexpr int64_t kLong = 1 << 20;
+  const Sizes sizes = *sizes_of(call);
   PlainCall described;
   described.dtype = plain(call.query.scalar_type());
   if (call.attn_mask) described.mask_dtype = plain(call.attn_mask->scalar_type());
-  described.q_len = known(size_of(call.query, 2), kAnyNumber);
-  described.kv_len = known(size_of(call.key, 2), kAnyNumber);
+  described.batch = known(sizes.batch, 1);
+  described.q_heads = known(sizes.q_heads, 1);
+  described.q_len = known(size_of(call.query, 2), kLong);
+  described.kv_len = known(size_of(call.key, 2), kLong);
   described.head_dim = known(size_of(call.query, 3), 0);
   described.value_dim = known(size_of(call.value, 3), 0);
   described.is_causal = call.is_causal;
-  return described;
-}
-
-// The same for calls that need gradients: an unknown length counts as long.
-TrainingCall training_call(const SdpaCall& call, const Sizes& sizes) {
-  constexpr int64_t kLong = 1 << 20;
-  TrainingCall described{plain(call), known(sizes.batch, 1), known(sizes.q_heads, 1)};
-  described.q_len = known(size_of(call.query, 2), kLong);
-  described.kv_len = known(size_of(call.key, 2), kLong);
   return described;
 }
 
@@ -190,8 +185,7 @@ Reason why_not(const SdpaCall& call, Autograd autograd) {
   if (!gpu_has_kernels()) return Reason::kNoKernel;
   const DeviceFacts& facts = facts_of(at::kMPS);
   if (trains)  // torch's own kernels have no backward
-    return training_route(training_call(call, *sizes), facts, training).to_torch ? Reason::kSmallTraining
-                                                                                 : Reason::kNone;
+    return training_route(plain(call), facts, training).to_torch ? Reason::kSmallTraining : Reason::kNone;
   if (torch_is_faster(call, facts)) return Reason::kTorchIsFaster;
   return Reason::kNone;
 }
@@ -230,7 +224,7 @@ Tensor run(const SdpaCall& call, Autograd autograd) {
   const bool traced = any_operand(call, is_subclass);
   if (needs_gradient(call, autograd)) {
     Tensor out = result_of(prefill(query, key, value, call, /*trains=*/true), call);
-    const TrainingCall described = training_call(call, sizes);
+    const PlainCall described = plain(call);
     if (traced) {
       count(Taken::kTraced);
     } else {
@@ -281,7 +275,7 @@ std::string megabytes(int64_t bytes) {
   return text.str();
 }
 
-std::string text_of(const Route& route, const TrainingCall& call, const DeviceFacts& facts) {
+std::string text_of(const Route& route, const PlainCall& call, const DeviceFacts& facts) {
   return "torch keeps " + megabytes(bytes_kept_by_torch(call)) + ", the limit is " +
          megabytes(facts.working_set_bytes / kTrainingFraction) + "; " + route.provenance;
 }
@@ -291,7 +285,8 @@ std::string text_of(const Route& route, const TrainingCall& call, const DeviceFa
 std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const std::optional<Tensor>& attn_mask, bool is_causal,
                                               bool needs_gradient, std::optional<int64_t> family,
-                                              std::optional<int64_t> macos, std::optional<int64_t> torch,
+                                              std::optional<int64_t> cores, std::optional<int64_t> macos,
+                                              std::optional<int64_t> torch,
                                               std::optional<std::string_view> tensor) {
   DeviceFacts facts = facts_of(query.device());
   if (family) {
@@ -299,19 +294,20 @@ std::tuple<bool, std::string> explained_route(const Tensor& query, const Tensor&
     facts.tuned = nullptr;  // tuned rows apply only to the GPU of this process
     facts.units = {};
   }
+  if (cores) facts.cores = static_cast<int>(*cores);
   if (macos) facts.macos = static_cast<int>(*macos);
   if (torch) facts.torch = static_cast<int>(*torch);
   if (tensor) facts.units.set_all(units_state(*tensor));
   const bool shares_heads = query.size(1) != key.size(1);
   const SdpaCall call{query, key, value, attn_mask, 0.0, is_causal, std::nullopt, shares_heads};
+  const PlainCall described = plain(call);
   if (needs_gradient) {
-    const TrainingCall described = training_call(call, *sizes_of(call));
     const Route route = training_route(described, facts, training);
     return {route.to_torch, text_of(route, described, facts)};
   }
-  const Route route = route_of(plain(call), facts, policy);
+  const Route route = route_of(described, facts, policy);
   std::string why = route.provenance;
-  if (deciding_size(plain(call), facts)) why += "; the first call runs the self-test, which may change this";
+  if (deciding_size(described, facts)) why += "; the first call runs the self-test, which may change this";
   return {route.to_torch, why};
 }
 
@@ -380,10 +376,8 @@ std::optional<Tensor> routed_sdpa(const SdpaCall& call, Autograd autograd, Reaso
     const DeviceFacts& facts = facts_of(at::kMPS);
     if (reason == Reason::kTorchIsFaster)
       return text_of(call) + ": " + route_of(plain(call), facts, policy).provenance;
-    if (reason == Reason::kSmallTraining) {
-      const TrainingCall described = training_call(call, *sizes_of(call));
-      return text_of(call) + ": " + text_of(training_route(described, facts, training), described, facts);
-    }
+    if (reason == Reason::kSmallTraining)
+      return text_of(call) + ": " + text_of(training_route(plain(call), facts, training), plain(call), facts);
     return text_of(call);
   });
   return std::nullopt;
@@ -399,7 +393,8 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
   library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
   library.def(
       "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, bool "
-      "needs_gradient, int? family=None, int? macos=None, int? torch=None, str? tensor=None) -> (bool, str)",
+      "needs_gradient, int? family=None, int? cores=None, int? macos=None, int? torch=None, str? "
+      "tensor=None) -> (bool, str)",
       explained_route);
   library.def("_may_go_to_torch() -> bool", [] { return may_go_to_torch(facts_of(at::kMPS), policy); });
   library.def("_set_training(str policy) -> ()", set_training);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "slices.h"
 #include "tuned.h"
 
 namespace fattn {
@@ -49,7 +50,7 @@ const TunedRoute* find(const PlainCall& call, const DeviceFacts& device) {
                    : find(Routed::kPrefill, call.q_len, call, device);
 }
 
-const TunedRoute* find(const TrainingCall& call, const DeviceFacts& device) {
+const TunedRoute* find_training(const PlainCall& call, const DeviceFacts& device) {
   return find(call.is_causal ? Routed::kTrainingCausal : Routed::kTraining, std::min(call.q_len, call.kv_len),
               call, device);
 }
@@ -65,6 +66,8 @@ TorchWay torch_way(const PlainCall& call, const DeviceFacts& device) {
 
 Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy policy) {
   if (policy == RoutePolicy::kAlways) return {false, "FATTN_ROUTE=always"};
+  if (call.products() > kMaxSlicesInTorch * max_products(device))
+    return {false, "torch runs a call in one dispatch, and macOS kills one that is too long"};
   if (const TunedRoute* tuned = find(call, device))
     return {tuned->to_torch, device.tuned->provenance.c_str()};
   const uint8_t way = set_of(torch_way(call, device));
@@ -97,21 +100,21 @@ bool may_go_to_torch(const DeviceFacts& device, RoutePolicy policy) {
           }));
 }
 
-int64_t bytes_kept_by_torch(const TrainingCall& call) {
+int64_t bytes_kept_by_torch(const PlainCall& call) {
   return 4 * call.batch * call.q_heads * call.q_len * call.kv_len;
 }
 
-int64_t bytes_kept(const TrainingCall& call) {
+int64_t bytes_kept(const PlainCall& call) {
   const int64_t of_row = 4 * (call.dtype == DType::kFloat32 ? 1 + call.value_dim : 1);
   return call.batch * call.q_heads * call.q_len * of_row;
 }
 
-Route training_route(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy) {
+Route training_route(const PlainCall& call, const DeviceFacts& device, TrainingPolicy policy) {
   if (policy == TrainingPolicy::kFused) return {false, "training=\"fused\""};
   if (policy == TrainingPolicy::kOff) return {true, "training=\"off\""};
   if (bytes_kept_by_torch(call) >= device.working_set_bytes / kTrainingFraction)
     return {false, "torch would keep a large matrix"};
-  if (const TunedRoute* tuned = find(call, device))
+  if (const TunedRoute* tuned = find_training(call, device))
     return {tuned->to_torch, device.tuned->provenance.c_str()};
   return {true, "torch may be faster: not timed on this GPU"};
 }

@@ -16,7 +16,9 @@ namespace fattn {
 struct PlainCall {
   DType dtype = DType::kFloat32;
   DType mask_dtype = DType::kOther;  // kOther: no attn_mask
-  int64_t q_len = 0;                 // kAnyNumber: unknown while the call is traced
+  int64_t batch = 0;
+  int64_t q_heads = 0;
+  int64_t q_len = 0;
   int64_t kv_len = 0;
   int64_t head_dim = 0;
   int64_t value_dim = 0;
@@ -24,6 +26,9 @@ struct PlainCall {
 
   bool is_padded() const {  // for our kernels
     return head_dim % kHeadDimMultiple != 0 || value_dim % kHeadDimMultiple != 0;
+  }
+  double products() const {
+    return double(batch) * double(q_heads) * double(q_len) * double(kv_len) * double(head_dim + value_dim);
   }
 };
 
@@ -34,6 +39,10 @@ enum class TorchWay : uint8_t {
   kMatrices,  // simdgroup matrices
   kScores,    // MPSGraph, with all scores in memory
 };
+
+// torch runs a call in one dispatch. With more products than this many slices of ours (slices.h), which are a
+// second of an M1 core, macOS might kill it.
+inline constexpr double kMaxSlicesInTorch = 8;
 
 inline constexpr int64_t kAnyNumber = int64_t(1) << 62;
 using Dims = std::array<uint16_t, 7>;  // head sizes; all 0: any
@@ -124,16 +133,10 @@ enum class RoutePolicy : uint8_t { kAuto, kAlways };  // FATTN_ROUTE
 // What to do with calls that need gradients: install(training=...).
 enum class TrainingPolicy : uint8_t { kAuto, kFused, kOff };
 
-// A call that needs gradients.
-struct TrainingCall : PlainCall {
-  int64_t batch = 0;
-  int64_t q_heads = 0;
-};
-
 // torch's own attention keeps the weights until the backward, in float32 for every dtype.
-int64_t bytes_kept_by_torch(const TrainingCall& call);
+int64_t bytes_kept_by_torch(const PlainCall& call);
 // Ours keeps lse and a float32 result. Both also keep the operands.
-int64_t bytes_kept(const TrainingCall& call);
+int64_t bytes_kept(const PlainCall& call);
 
 struct Route {
   bool to_torch = false;
@@ -146,7 +149,7 @@ struct Route {
 // this fraction of the working set, our kernels run. Below it 32 layers keep less than an eighth, and the
 // faster one runs: by a tuned route, else torch's.
 inline constexpr int64_t kTrainingFraction = 256;
-Route training_route(const TrainingCall& call, const DeviceFacts& device, TrainingPolicy policy);
+Route training_route(const PlainCall& call, const DeviceFacts& device, TrainingPolicy policy);
 
 TorchWay torch_way(const PlainCall& call, const DeviceFacts& device);
 Route route_of(const PlainCall& call, const DeviceFacts& device, RoutePolicy policy);

@@ -91,6 +91,14 @@ def test_one_thing_less(change: str) -> None:
 
 
 @pytest.mark.host_only
+def test_long_calls_are_ours() -> None:
+    """torch's kernel is one dispatch, in which the cores of a larger GPU do more."""
+    for length, cores, to in ((24_900, 8, "torch"), (25_100, 8, "fattn"), (25_100, 10, "torch")):
+        found = route(q_len=length, kv_len=length, machine=NEW | {"cores": cores})
+        assert found.to == to and ("one dispatch" in found.why) == (to == "fattn")
+
+
+@pytest.mark.host_only
 def test_settings_without_effect() -> None:
     for mask in (torch.bool, torch.float16):
         assert route(mask=mask).to == "torch"
@@ -333,6 +341,9 @@ def test_a_timed_route_is_of_its_system_torch_and_calls(tuned: Callable[..., Non
 
     assert goes_to_torch({}) and goes_to_torch({"max_length": 9})
     assert not goes_to_torch({}, attn_mask=torch.ones(9, 9, dtype=torch.bool, device="mps"))
+    long = torch.empty(1, 1, 1, 16, device="mps").expand(1, 8, 300_000, 16)
+    found = torch_fattn.explain("prefill", long, long, long).route
+    assert found is not None and "one dispatch" in found.why
     others = {"macos": "1.2", "torch": "2.9", "op": "decode", "dtype": "float16", "dim": 24, "min_length": 10}
     for name, other in others.items():
         assert not goes_to_torch({name: other}), name

@@ -293,8 +293,8 @@ def explain(
         nothing = torch.empty(1, 0, 1, 1, 8, device="meta")
         plan = planned("merge", {"outs": nothing, "lses": nothing[..., 0]}, **machine)
         return Explanation(op, [plan], Route("torch", str(refusal).splitlines()[0]))
-    plan_family = json.loads(plans[0].text)["device"]["family"] if device_name is not None else None
-    route = route_of(op, call, plan_family, macos, torch_version, tensor)
+    device = json.loads(plans[0].text)["device"] if device_name is not None else {}
+    route = route_of(op, call, device.get("family"), device.get("cores"), macos, torch_version, tensor)
     return Explanation(op, plans, None if call.get("return_lse") else route)
 
 
