@@ -92,13 +92,17 @@ def _blocks_of_32(call: Call, elements: Tensor, scales: Tensor) -> Tensor:
 
 
 def _mask(call: Call, buffers: Buffers) -> Tensor:
-    """Additive float16 [B, Lq, N]: 0 where a row sees a key, -inf elsewhere."""
-    return torch.stack([_hidden(call, buffers, batch) for batch in range(call.batch)]).half()
+    """Additive float16 [B, Lq, mask_pitch]: 0 where a row sees a key, -inf elsewhere."""
+    return _pitched(call, torch.stack([_hidden(call, buffers, n) for n in range(call.batch)]).half())
 
 
 def _seen(call: Call, buffers: Buffers) -> Tensor:
-    """bool [Lq, N]: whether a row of sequences of kv_len keys sees a key."""
-    return _hidden(call, buffers, 0) == 0
+    """bool [Lq, mask_pitch]: whether a row of sequences of kv_len keys sees a key."""
+    return _pitched(call, _hidden(call, buffers, 0) == 0)
+
+
+def _pitched(call: Call, mask: Tensor) -> Tensor:
+    return torch.nn.functional.pad(mask, (0, call.mask_pitch - call.kv_len))
 
 
 def _lse(call: Call, buffers: Buffers) -> Tensor:

@@ -61,6 +61,17 @@ class Call:
         return self.latent_dim or self.head_dim
 
     @property
+    def mask_pitch(self) -> int:
+        """Elements from row to row of a mask in buffers.py. llama.cpp reads rows in pairs of float16, which
+        an NVIDIA GPU refuses at odd elements."""
+        return -(-self.kv_len // 16) * 16
+
+    @property
+    def has_aligned_rows(self) -> bool:
+        """Whether rows of unquantised operands, like those of masks, begin on 16-byte boundaries."""
+        return not self.kv_format and self.head_dim * self.element_bytes % 16 == 0
+
+    @property
     def group_size(self) -> int:
         return self.q_heads // self.kv_heads
 

@@ -60,7 +60,7 @@ class Operands:
         return {
             **values,
             **_shape("ne3", 0, call.kv_len, call.q_len, 1, call.batch),
-            **_shape("nb3", 1, *_strides(2 * call.kv_len, call.q_len, 1)),
+            **_shape("nb3", 1, *_strides(2 * call.mask_pitch, call.q_len, 1)),
         }
 
     def pad(self) -> Pass:

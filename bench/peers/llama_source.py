@@ -105,5 +105,5 @@ def pipeline(
         threadgroup_memory={0: threadgroup_bytes} if threadgroup_bytes else {},
         include=(str(_metal() / "kernels"), str(_metal())),
         widened_from=METAL_TYPES[call.dtype],
-        aligned_runs=True,
+        aligned_runs=call.has_aligned_rows,
     )

@@ -139,7 +139,7 @@ def _pipeline(
         constants=constants,
         include=(str(include_folder()),),
         widened_from=METAL_TYPES[call.dtype],
-        aligned_runs=True,
+        aligned_runs=call.has_aligned_rows,
     )
 
 

@@ -89,7 +89,7 @@ def _pipeline(call: Call, header: str, kernel: str, threads: int) -> Pipeline:
         max_threads=threads,
         include=(str(INCLUDE),),
         widened_from=METAL_TYPES[call.dtype],
-        aligned_runs=True,
+        aligned_runs=call.has_aligned_rows,
     )
 
 
@@ -108,7 +108,7 @@ def _decode_shape(call: Call) -> list[bytes]:
         struct.pack("4I", query, kv, kv, 0),  # a uint3 has the size of four
         struct.pack("4I", d, d, d, 0),
         struct.pack("f", call.scale),
-        struct.pack("4I", *((1, call.kv_len, 0, 0) if needs_mask(call) else (0, 0, 0, 0))),
+        struct.pack("4I", *((1, call.mask_pitch, 0, 0) if needs_mask(call) else (0, 0, 0, 0))),
         struct.pack("4I", call.q_heads * query, call.kv_heads * kv, call.kv_heads * kv, call.q_heads),
     ]
 
@@ -164,7 +164,7 @@ def _prefill(call: Call) -> Launch:
     params = prefill_params(call, params_format())
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params, 5: bytes(16)}
     if masked:
-        arguments |= {5: struct.pack(f"4{params_format()[-1]}", 0, 0, call.kv_len, 1), 6: SEEN}
+        arguments |= {5: struct.pack(f"4{params_format()[-1]}", 0, 0, call.mask_pitch, 1), 6: SEEN}
     threads = 32 * simdgroups
     pipeline = _pipeline(call, "PrefillAttention.h", name, threads)
     grid = (-(-call.q_len // tile_rows), call.q_heads, call.batch)

@@ -61,7 +61,7 @@ def launch(call: Call) -> Launch | None:
         kernel=name,
         max_threads=128,
         include=(str(include),),
-        aligned_runs=True,
+        aligned_runs=call.has_aligned_rows,
         std="metal4.0",
     )
     params = torch_metal.prefill_params(call, torch_metal.params_format(include / torch_metal.PREFILL_HEADER))

@@ -69,6 +69,17 @@ def test_torch_gets_a_mask_where_causal_rows_begin_later(
     assert error_of_every_plan(torch_metal, chunk) > 0.1
 
 
+@pytest.mark.parametrize(("peer", "name"), [(llama_metal, "mask"), (torch_metal, "seen")])
+def test_rows_of_a_mask_are_aligned(peer: ModuleType, name: str) -> None:
+    """An NVIDIA GPU ends a process that reads a pair of halves from an odd element: "misaligned address"."""
+    needs(peer)
+    chunk = Call("prefill", 2, 1, 64, 24, 37, causal=True)
+    launch = registry.launch(peer, chunk)
+    mask = buffers.make(chunk, launch.buffers, launch.scratch, "cpu", seed=2)[name]
+    assert mask.stride(-2) * mask.itemsize % 16 == 0 and name in launch.buffers
+    assert all(step.pipeline.aligned_runs for step in launch.passes)
+
+
 ROWS = [
     Call("decode", 4, 2, 64, 1, 40),
     Call("decode", 4, 2, 64, 4, 40),
