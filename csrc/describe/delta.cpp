@@ -164,14 +164,15 @@ void add_raw_gates(DeltaOperands& call, GatedDeltaProblem& problem, const Tensor
   const int64_t heads = problem.value_heads;
   const auto check = [&](const char* name, const Tensor& tensor, at::IntArrayRef shape) {
     check_device(op, name, tensor, call.query);
-    TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, op, ": ", name, " is ", dtype_name(tensor),
-                     " and must be torch.float32; convert it with .float()");
+    check_factor_dtype(op, name, tensor, call.query);
     check_shape(op, name, tensor, shape, "pass that of the model's layer, viewed in this shape");
     return tensor.contiguous();
   };
   call.a_log = check("A_log", a_log, {heads});
   const int64_t sizes[] = {heads, problem.head_dim};
   call.dt_bias = check("dt_bias", dt_bias, at::IntArrayRef(sizes, problem.channel_decay ? 2 : 1));
+  problem.a_log_dtype = dtype_of(a_log.scalar_type());
+  problem.dt_bias_dtype = dtype_of(dt_bias.scalar_type());
   problem.raw_gates = true;
 }
 

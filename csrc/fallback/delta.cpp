@@ -119,8 +119,8 @@ Tensor recurrence(const DeltaOperands& call, const GatedDeltaProblem& p, const T
   const Tensor b = by_value_head(call.beta, p.value_heads, false);
   Tensor log_decay = a, beta = b;
   if (p.raw_gates) {
-    const Tensor rate = call.a_log.exp().neg().unsqueeze(-1);
-    const Tensor bias = p.channel_decay ? call.dt_bias : call.dt_bias.unsqueeze(-1);
+    const Tensor rate = in_float(call.a_log).exp().neg().unsqueeze(-1);
+    const Tensor bias = in_float(p.channel_decay ? call.dt_bias : call.dt_bias.unsqueeze(-1));
     log_decay = softplus(a.add(bias)).mul(rate);
     beta = sigmoid(b);
   }

@@ -56,6 +56,8 @@ KernelSpec delta_spec(Kernel kernel, const GatedDeltaProblem& p, int64_t simdgro
   spec.dtype = p.dtype;
   spec.decay_dtype = p.decay_dtype;
   spec.beta_dtype = p.beta_dtype;
+  spec.a_log_dtype = p.a_log_dtype;
+  spec.dt_bias_dtype = p.dt_bias_dtype;
   spec.channel_decay = p.channel_decay;
   spec.head_dim = uint16_t(p.head_dim);
   spec.value_dim = uint16_t(p.value_dim);

@@ -116,6 +116,8 @@ struct KernelSpec : Features, RotaryForm {
   // Linear attention.
   DType decay_dtype = DType::kFloat32;
   DType beta_dtype = DType::kFloat32;
+  DType a_log_dtype = DType::kFloat32;
+  DType dt_bias_dtype = DType::kFloat32;
   bool channel_decay = false;
   DType norm_dtype = DType::kFloat32;  // gated_delta_step
   uint16_t taps = 0;                   // of the convolution

@@ -322,6 +322,8 @@ struct GatedDeltaProblem {
   DType dtype = DType::kFloat32;        // of query, key, value and result
   DType decay_dtype = DType::kFloat32;  // of g or a
   DType beta_dtype = DType::kFloat32;   // of beta or b
+  DType a_log_dtype = DType::kFloat32;
+  DType dt_bias_dtype = DType::kFloat32;
   bool channel_decay = false;           // a decay per channel of a key, not per head
   bool raw_gates = false;
   bool l2norm = false;

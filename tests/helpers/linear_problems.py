@@ -199,8 +199,9 @@ def build(p: LinearProblem) -> Case:
         operands |= _tokens(p, randn)
         pools["state"] = (torch.float32, p.value_heads, *p.dims)
     if p.raw_gates:
-        operands["A_log"] = spread(randn(p.value_heads).sigmoid().mul(16).log())
-        operands["dt_bias"] = spread(randn(p.value_heads, *p.dims[: p.channel_decay]))
+        rates = randn(p.value_heads).sigmoid().mul(16).log()
+        operands["A_log"] = spread(rates.to(torch.float32 if p.float_gates else p.dtype))
+        operands["dt_bias"] = spread(randn(p.value_heads, *p.dims[: p.channel_decay]).to(weights))
     if p.op != RULE:
         prefix = "conv_" if p.op == STEP else ""
         operands[f"{prefix}weight"] = spread(randn(channels, p.taps).to(weights))

@@ -186,10 +186,10 @@ class GatedDeltaRuleOptions(SequenceOptions, total=False):
     """The options of `torch_fattn.gated_delta_rule`."""
 
     A_log: Tensor | None
-    """`[Hv]`, float32. With it, g and beta are the projections a and b, and the kernel computes
-    `g = -exp(A_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`."""
+    """`[Hv]`, float32 or the dtype of query. With it, g and beta are the projections a and b, and the kernel
+    computes `g = -exp(A_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`."""
     dt_bias: Tensor | None
-    """`[Hv]`, or `[Hv, Dk]` for a decay per channel; float32. With A_log, or neither."""
+    """`[Hv]`, or `[Hv, Dk]` for a decay per channel; float32 or the dtype of query. With A_log only."""
     scale: float | None
     """factor of the query. Default `Dk ** -0.5`."""
     use_qk_l2norm_in_kernel: bool

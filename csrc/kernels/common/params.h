@@ -60,8 +60,8 @@ namespace fattn {
   OTHER(Beta, const device Beta*, beta)                                                          \
   OTHER(RawDecay, const device Decay*, a)                                                        \
   OTHER(RawBeta, const device Beta*, b)                                                          \
-  OTHER(ALog, const device float*, A_log)                                                        \
-  OTHER(DtBias, const device float*, dt_bias)                                                    \
+  OTHER(ALog, const device ALog*, A_log)                                                         \
+  OTHER(DtBias, const device DtBias*, dt_bias)                                                   \
   OTHER(State, device float*, state)                                                             \
   OTHER(HasInitial, const device bool*, has_initial_state)                                       \
   OTHER(StateSlots, const device int*, slots)                                                    \
