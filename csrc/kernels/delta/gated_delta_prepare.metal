@@ -11,9 +11,10 @@ FATTN_DECLARE_CONSTANT(bool, sliced)
 FATTN_DECLARE_CONSTANT(bool, raw_gates)
 FATTN_DECLARE_CONSTANT(bool, qk_norm)
 
+#include "../common/fragment.h"
 #include "../common/grid.h"
+#include "../common/scatter_sum.h"
 #include "chunk.h"
-#include "fragment_sum.h"
 #include "gates.h"
 #include "sequences.h"
 
@@ -26,6 +27,17 @@ FATTN_CONSTEXPR bool kEvenLanes = kHeadDim % kSimdWidth == 0;
 // A number of a channel; 0 for a lane without one.
 inline float at_channel(const device Element* rows, int row_offset, int channel) {
   return kEvenLanes || channel < kHeadDim ? float(rows[row_offset + channel]) : 0.0f;
+}
+
+// Sums an 8x8 matrix, row by row, of which each lane has summands. This order of the masks leaves each lane
+// its two elements of a fragment.
+inline float2 sum_to_fragment(thread float (&summands)[64], ushort lane) {
+  const ushort masks[5] = {16, 4, 2, 8, 1};
+  FATTN_UNROLL
+  for (int stage = 0; stage < 5; stage++) {
+    scatter_sum(summands, 32 >> stage, masks[stage], lane);
+  }
+  return float2(summands[0], summands[1]);
 }
 
 // The inverse of I + the strictly lower part of a fragment.
