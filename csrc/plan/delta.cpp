@@ -192,7 +192,7 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
   const int64_t tile = 2 * kSimdWidth / step_row_lanes(p.head_dim), tiles = p.value_dim / tile;
   // Several value heads at a time, or one in rounds over its columns.
   const int64_t together = divisor_of(group_size, kStepSimdgroups / tiles);
-  const int64_t of_head = divisor_of(tiles, kStepSimdgroups), simdgroups = together * of_head;
+  const int64_t of_head = ceil_div(tiles, ceil_div(tiles, kStepSimdgroups)), simdgroups = together * of_head;
   // Value heads share the state of the convolution. It must not move while another threadgroup reads it.
   const int64_t heads = p.writes_state ? group_size : together;
 

@@ -124,7 +124,7 @@ def test_states_are_read_and_written_once(shape: dict[str, Any], length: int) ->
         ((16, 48, 64, 64), True, 256, 16),
         ((4, 16, 32, 32), True, 512, 4),  # value heads side by side
         ((2, 4, 256, 256), True, 512, 2),
-        ((2, 2, 64, 200), True, 160, 2),  # rounds of 40 columns
+        ((2, 2, 64, 200), True, 416, 2),  # rounds of 104 columns, the last of 96
     ],
 )
 def test_threads(sizes: tuple[int, ...], writes: bool, threads: int, groups: int) -> None:
