@@ -324,7 +324,7 @@ struct GatedDeltaProblem {
   DType beta_dtype = DType::kFloat32;   // of beta or b
   DType a_log_dtype = DType::kFloat32;
   DType dt_bias_dtype = DType::kFloat32;
-  bool channel_decay = false;           // a decay per channel of a key, not per head
+  bool channel_decay = false;  // a decay per channel of a key, not per head
   bool raw_gates = false;
   bool l2norm = false;
   bool packed = false;
@@ -351,6 +351,7 @@ struct GatedDeltaStepProblem : GatedDeltaProblem {
   DType norm_dtype = DType::kFloat32;
   bool conv_bias = false;
   bool has_counts = false;
+  bool conv_state_out = false;  // written in place of conv_state, which value heads share
   GateKind gate = kGateSilu;
   double eps = 0.0;
   int64_t taps = 0;

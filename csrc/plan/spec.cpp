@@ -163,7 +163,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   }
   if (spec.kernel == Kernel::kGatedDeltaStep) {
     return only({kConst_sliced, kConst_slots, kConst_gate, kConst_raw_gates, kConst_writes_state,
-                 kConst_biased, kConst_counts});
+                 kConst_biased, kConst_counts, kConst_conv_state_out});
   }
   if (spec.kernel == Kernel::kGatedDeltaPrepare) {
     return only({kConst_packed, kConst_sliced, kConst_raw_gates, kConst_qk_norm});

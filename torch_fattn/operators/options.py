@@ -205,6 +205,9 @@ class GatedDeltaStepOptions(TypedDict, total=False):
     """int32 `[B]`, both states of each sequence; as in `gated_delta_rule`."""
     counts: Tensor | None
     """int32 `[B]`, tokens of each sequence, from 0 to T; the result of the others is 0. Default: T."""
+    conv_state_out: Tensor | None
+    """of the shape and strides of conv_state: the new states of sequences with tokens are written here, and
+    conv_state stays. Value heads of one key head then run side by side. Default: conv_state."""
     gate: str
     """activation of z, "silu" or "sigmoid"."""
     eps: float

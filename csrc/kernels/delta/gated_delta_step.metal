@@ -1,10 +1,10 @@
 // A step of a gated delta layer in one launch, for a few tokens of each sequence: the convolution of queries,
 // keys and values, their norms, the gates, the delta rule and the gated norm of its result. Both states are
-// read once and replaced in place.
+// read once and replaced.
 //
-// A threadgroup owns a key head of a sequence, because its value heads share the convolution of query and
-// key, whose state is replaced after the last of them has read it. A simdgroup has kTileColumns columns of a
-// value head's state in registers: a lane two of them, in every kRowLanes-th row.
+// The value heads of a key head share the convolution of query and key. If its state is replaced in place,
+// one threadgroup takes them all, and replaces it after the last of them has read it. A simdgroup has
+// kTileColumns columns of a value head's state in registers: a lane two of them, in every kRowLanes-th row.
 #include "delta_params.h"
 
 FATTN_DECLARE_CONSTANT(bool, sliced)
@@ -14,6 +14,7 @@ FATTN_DECLARE_CONSTANT(bool, raw_gates)
 FATTN_DECLARE_CONSTANT(bool, writes_state)
 FATTN_DECLARE_CONSTANT(bool, biased)
 FATTN_DECLARE_CONSTANT(bool, counts)
+FATTN_DECLARE_CONSTANT(bool, conv_state_out)
 
 #include "../common/grid.h"
 #include "gates.h"
@@ -186,6 +187,8 @@ using namespace fattn;
     const device Weight* bias [[buffer(fattn::kBufferConvBias), function_constant(fc_biased)]],
     const device Norm* norm [[buffer(fattn::kBufferNormWeight)]],
     device Element* conv_state [[buffer(fattn::kBufferConvState)]],
+    device Element* conv_state_out
+    [[buffer(fattn::kBufferConvStateOut), function_constant(fc_conv_state_out)]],
     device float* states [[buffer(fattn::kBufferState)]],
     const device int* slots [[buffer(fattn::kBufferStateSlots), function_constant(fc_slots)]],
     const device int* counts [[buffer(fattn::kBufferCounts), function_constant(fc_counts)]],
@@ -305,9 +308,12 @@ using namespace fattn;
 
   if (fc_writes_state) {
     // All that was read of the state is in threadgroup memory since the barrier of the last token.
-    for (int i = thread_index; i < 2 * kHeadDim + params.group_size * kValueDim; i += kThreads) {
-      const Channel channel = channel_of(i, head, places, query, key, value, conv_state, params);
-      device Element* columns = channel.past - params.conv_columns;
+    device Element* written = fc_conv_state_out ? conv_state_out : conv_state;
+    const int shared = first_head == 0 ? 2 * kHeadDim : 0;  // channels of query and key
+    for (int i = thread_index; i < shared + width; i += kThreads) {
+      const int own = i < shared ? i : i - shared + 2 * kHeadDim + first_head * kValueDim;
+      const Channel channel = channel_of(own, head, places, query, key, value, conv_state, params);
+      device Element* columns = written + (channel.past - conv_state) - params.conv_columns;
       for (int c = 0; c < params.conv_columns; c++) {  // upwards: reads are ahead of writes
         const int from = count + c - params.conv_columns;
         columns[c] = from < 0 ? channel.past[from] : channel.input[from * channel.step];

@@ -55,6 +55,7 @@ def _states_in_one(gap: int) -> Arguments:
         "conv_state": conv_state,
         "state": memory[gap : gap + 4 * 16 * 24].view(1, 4, 16, 24),
         "slots": torch.tensor([0, -1]).int(),
+        "conv_state_out": None,
     }
 
 
@@ -95,6 +96,10 @@ REFUSALS = [
             lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(0)),
             lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(160 * 3)),
             lambda: reference.gated_delta_step(**STEP | _states_in_one(160 * 3))),
+    step("allocate it with torch.empty_like(conv_state)",
+         {"conv_state_out": STEP["conv_state"][..., :-1]}, {}),
+    step("allocate separate memory for each",
+         dict.fromkeys(("conv_state", "conv_state_out"), STEP["conv_state"]), {}),
     Refusal("pass the heads in parts", lambda: torch_fattn.explain("gated_delta_step", heads=2**20)),
     conv("use F.conv1d for this layer", {"weight": heads(96, 1)}, {}),
     conv("pass a number for each channel", {"bias": heads(95)}, {"bias": heads(96)}),

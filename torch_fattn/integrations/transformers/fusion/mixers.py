@@ -22,6 +22,7 @@ from .delta_functions import ACTIVATIONS, RULES, Form, is_column_count
 from .readers import FAMILIES, Family, Operands, source_of
 
 _MARK = "_fattn_mixer"  # the family of a fused layer
+_SPARE = "_fattn_conv_state"  # where the next step of a cache's states writes that of the convolution
 
 
 def is_mixer(module: nn.Module) -> bool:
@@ -126,16 +127,21 @@ def _run(
 
 
 def _step(layer: Any, family: Family, operands: Operands, states: Any) -> Tensor:
-    norm = getattr(layer, family.norm)
-    form = norms.form_in(norm)
+    norm, conv_state = getattr(layer, family.norm), states.conv_states[0]
+    form, spare = norms.form_in(norm), vars(states).get(_SPARE)
+    if spare is None or (spare.shape, spare.dtype) != (conv_state.shape, conv_state.dtype):
+        with torch.inference_mode(conv_state.is_inference()):
+            spare = torch.empty_like(conv_state)
     out: Tensor = torch.ops.fattn.gated_delta_step(
         *_heads(layer, family, operands, operands.rows),
         *(operands.z, operands.a, operands.b, *_gates(operands)),
         *(_taps(layer), layer.conv1d.bias, norm.weight),
-        *(states.conv_states[0], states.recurrent_states[0]),
+        *(conv_state, states.recurrent_states[0]),
+        conv_state_out=spare,
         gate=form.alike["activation"],
         eps=getattr(norm, form.eps),
     )
+    states.conv_states[0], vars(states)[_SPARE] = spare, conv_state
     return out
 
 
