@@ -132,6 +132,7 @@ struct GatedDeltaStepCall : DeltaOperands {
   at::Tensor conv_bias{};
   at::Tensor norm_weight{};
   at::Tensor conv_state{};
+  at::Tensor conv_state_out{};
   at::Tensor counts{};
 };
 

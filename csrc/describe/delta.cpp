@@ -164,14 +164,15 @@ void add_raw_gates(DeltaOperands& call, GatedDeltaProblem& problem, const Tensor
   const int64_t heads = problem.value_heads;
   const auto check = [&](const char* name, const Tensor& tensor, at::IntArrayRef shape) {
     check_device(op, name, tensor, call.query);
-    TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, op, ": ", name, " is ", dtype_name(tensor),
-                     " and must be torch.float32; convert it with .float()");
+    check_factor_dtype(op, name, tensor, call.query);
     check_shape(op, name, tensor, shape, "pass that of the model's layer, viewed in this shape");
     return tensor.contiguous();
   };
   call.a_log = check("A_log", a_log, {heads});
   const int64_t sizes[] = {heads, problem.head_dim};
   call.dt_bias = check("dt_bias", dt_bias, at::IntArrayRef(sizes, problem.channel_decay ? 2 : 1));
+  problem.a_log_dtype = dtype_of(a_log.scalar_type());
+  problem.dt_bias_dtype = dtype_of(dt_bias.scalar_type());
   problem.raw_gates = true;
 }
 
@@ -298,8 +299,6 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
   check_state(op, "conv_state", conv_state, call.query, "query", problem.sequences, slots.has_value());
   check_state(op, "state", state, call.query, "query", problem.sequences, slots.has_value());
   check_same_size(op, "states", "conv_state", conv_state.size(0), "state", state.size(0));
-  TORCH_CHECK_VALUE(!may_share(state, conv_state), op,
-                    ": conv_state and state share memory; allocate separate memory for each");
   problem.states = state.size(0);
   call.state = state;
   call.conv_state = conv_state;
@@ -311,12 +310,26 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
                              "pass the number of tokens of each sequence");
   }
 
-  const auto readable = [&](const Tensor& operand) { return apart(apart(operand, state), conv_state); };
+  const OptionalTensor conv_state_out = arguments.optional_tensor("conv_state_out");
+  const Tensor written = conv_state_out.value_or(conv_state);
+  bool share = may_share(state, conv_state);
+  if (conv_state_out.has_value()) {
+    check_state(op, "conv_state_out", written, call.query, "query", problem.sequences, slots.has_value());
+    check_same_dtype(op, "conv_state", conv_state, "conv_state_out", written);
+    TORCH_CHECK_VALUE(written.sizes() == conv_state.sizes() && written.strides() == conv_state.strides(), op,
+                      ": conv_state_out has shape ", written.sizes(), " and strides ", written.strides(),
+                      " and must have those of conv_state; allocate it with torch.empty_like(conv_state)");
+    share = share || may_share(written, conv_state) || may_share(written, state);
+    call.conv_state_out = written;
+    problem.conv_state_out = problem.writes_state;
+  }
+  TORCH_CHECK_VALUE(!share, op, ": states share memory; allocate separate memory for each");
+  const auto readable = [&](const Tensor& operand) { return apart(apart(operand, state), written); };
   call.gate = with_close_tokens(readable(gate));
   call.conv_weight = readable(weight).contiguous();
   if (bias.has_value()) call.conv_bias = readable(*bias).contiguous();
   call.norm_weight = readable(norm).contiguous();
-  add_layout(call, problem, split, conv_state);
+  add_layout(call, problem, split, written);
   problem.step.gate =
       token_strides(call.gate, split, problem.key_heads > 0 ? problem.value_heads / problem.key_heads : 1);
   problem.step.conv_state = conv_state.stride(0);

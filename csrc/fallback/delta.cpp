@@ -119,8 +119,8 @@ Tensor recurrence(const DeltaOperands& call, const GatedDeltaProblem& p, const T
   const Tensor b = by_value_head(call.beta, p.value_heads, false);
   Tensor log_decay = a, beta = b;
   if (p.raw_gates) {
-    const Tensor rate = call.a_log.exp().neg().unsqueeze(-1);
-    const Tensor bias = p.channel_decay ? call.dt_bias : call.dt_bias.unsqueeze(-1);
+    const Tensor rate = in_float(call.a_log).exp().neg().unsqueeze(-1);
+    const Tensor bias = in_float(p.channel_decay ? call.dt_bias : call.dt_bias.unsqueeze(-1));
     log_decay = softplus(a.add(bias)).mul(rate);
     beta = sigmoid(b);
   }
@@ -232,7 +232,10 @@ Tensor run_in_torch(const GatedDeltaStepCall& call) {
                             .mul(p.gate == kGateSilu ? silu(gate) : sigmoid(gate));
   out.copy_(at::where(rows_like(tokens.kept, normed), normed, 0.0).view(out.sizes()));
   if (p.writes_state) {
-    write_states(call.conv_state, mixed.after, call.slots);
+    const Tensor& written = p.conv_state_out ? call.conv_state_out : call.conv_state;
+    const Tensor old = initial_states(written, call.slots, {});
+    const Tensor has_tokens = rows_like(tokens.count.gt(0), old);
+    write_states(written, at::where(has_tokens, mixed.after, old), call.slots);
     write_states(call.state, states, call.slots);
   }
   return out;

@@ -267,6 +267,7 @@ Tensor launch(const GatedDeltaStepCall& call, const Plan& plan) {
   if (call.conv_bias.defined()) bindings[kSlotConvBias] = view_of(call.conv_bias, out);
   bindings[kSlotNormWeight] = view_of(call.norm_weight, out);
   bindings[kSlotConvState] = state_view_of(call.conv_state, out);
+  if (call.conv_state_out.defined()) bindings[kSlotConvStateOut] = state_view_of(call.conv_state_out, out);
   if (call.counts.defined()) bindings[kSlotCounts] = view_of(call.counts, out);
   metal::execute(plan, bindings);
   return out;

@@ -307,8 +307,8 @@ const std::string kGatedDeltaRuleArguments =
 const std::string kGatedDeltaStepArguments =
     "Tensor query, Tensor key, Tensor value, Tensor z, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
     "Tensor conv_weight, Tensor? conv_bias, Tensor norm_weight, Tensor(a!) conv_state, Tensor(b!) state, *, "
-    "Tensor? slots=None, Tensor? counts=None, str gate=\"silu\", float eps=1e-6, float? scale=None, "
-    "bool writes_state=True";
+    "Tensor? slots=None, Tensor? counts=None, Tensor(c!)? conv_state_out=None, str gate=\"silu\", "
+    "float eps=1e-6, float? scale=None, bool writes_state=True";
 const std::string kCausalConv1dArguments =
     "Tensor x, Tensor weight, Tensor? bias=None, Tensor(a!)? state=None, *, Tensor? has_initial_state=None, "
     "Tensor? slots=None, Tensor? cu_seqlens=None, str activation=\"none\"";

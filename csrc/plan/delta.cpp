@@ -56,6 +56,8 @@ KernelSpec delta_spec(Kernel kernel, const GatedDeltaProblem& p, int64_t simdgro
   spec.dtype = p.dtype;
   spec.decay_dtype = p.decay_dtype;
   spec.beta_dtype = p.beta_dtype;
+  spec.a_log_dtype = p.a_log_dtype;
+  spec.dt_bias_dtype = p.dt_bias_dtype;
   spec.channel_decay = p.channel_decay;
   spec.head_dim = uint16_t(p.head_dim);
   spec.value_dim = uint16_t(p.value_dim);
@@ -190,9 +192,9 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
   const int64_t tile = 2 * kSimdWidth / step_row_lanes(p.head_dim), tiles = p.value_dim / tile;
   // Several value heads at a time, or one in rounds over its columns.
   const int64_t together = divisor_of(group_size, kStepSimdgroups / tiles);
-  const int64_t of_head = divisor_of(tiles, kStepSimdgroups), simdgroups = together * of_head;
-  // Value heads share the state of the convolution. It must not move while another threadgroup reads it.
-  const int64_t heads = p.writes_state ? group_size : together;
+  const int64_t of_head = ceil_div(tiles, ceil_div(tiles, kStepSimdgroups)), simdgroups = together * of_head;
+  // Value heads share the state of the convolution. It must not change while another threadgroup reads it.
+  const int64_t heads = p.writes_state && !p.conv_state_out ? group_size : together;
 
   KernelSpec spec = delta_spec(Kernel::kGatedDeltaStep, p, simdgroups);
   spec.weight_dtype = p.conv_dtype;
@@ -201,6 +203,7 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
   spec.gate = p.gate;
   spec.biased = p.conv_bias;
   spec.counts = p.has_counts;
+  spec.conv_state_out = p.conv_state_out;
   Pass& pass = add_delta_pass(plan, spec);
   pass.grid = {uint32_t(p.value_heads / heads), uint32_t(p.sequences), 1};
   const int64_t results = together * p.value_dim * (of_head < tiles ? kMaxStepLength : 1);
@@ -220,6 +223,7 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
   if (p.conv_bias) pass.bind(kSlotConvBias, Slot(kBufferConvBias));
   pass.bind(kSlotNormWeight, Slot(kBufferNormWeight));
   pass.bind(kSlotConvState, Slot(kBufferConvState));
+  if (p.conv_state_out) pass.bind(kSlotConvStateOut, Slot(kBufferConvStateOut));
   pass.bind(kSlotState, Slot(kBufferState));
   if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
   if (p.has_counts) pass.bind(kSlotCounts, Slot(kBufferCounts));

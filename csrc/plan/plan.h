@@ -116,6 +116,8 @@ struct KernelSpec : Features, RotaryForm {
   // Linear attention.
   DType decay_dtype = DType::kFloat32;
   DType beta_dtype = DType::kFloat32;
+  DType a_log_dtype = DType::kFloat32;
+  DType dt_bias_dtype = DType::kFloat32;
   bool channel_decay = false;
   DType norm_dtype = DType::kFloat32;  // gated_delta_step
   uint16_t taps = 0;                   // of the convolution
@@ -159,7 +161,7 @@ struct Pass {
   std::array<uint32_t, 3> threads{};  // per threadgroup
   uint32_t threadgroup_bytes = 0;     // static, as the kernel declares it
 
-  std::array<Binding, 17> bindings{};  // gated_delta_step may bind all of them
+  std::array<Binding, 18> bindings{};  // gated_delta_step may bind all of them
   uint32_t binding_count = 0;
   std::array<std::byte, sizeof(BackwardParams)> params{};  // the kernel's struct; this is the largest
   uint32_t params_size = 0;

@@ -322,7 +322,9 @@ struct GatedDeltaProblem {
   DType dtype = DType::kFloat32;        // of query, key, value and result
   DType decay_dtype = DType::kFloat32;  // of g or a
   DType beta_dtype = DType::kFloat32;   // of beta or b
-  bool channel_decay = false;           // a decay per channel of a key, not per head
+  DType a_log_dtype = DType::kFloat32;
+  DType dt_bias_dtype = DType::kFloat32;
+  bool channel_decay = false;  // a decay per channel of a key, not per head
   bool raw_gates = false;
   bool l2norm = false;
   bool packed = false;
@@ -349,6 +351,7 @@ struct GatedDeltaStepProblem : GatedDeltaProblem {
   DType norm_dtype = DType::kFloat32;
   bool conv_bias = false;
   bool has_counts = false;
+  bool conv_state_out = false;  // written in place of conv_state, which value heads share
   GateKind gate = kGateSilu;
   double eps = 0.0;
   int64_t taps = 0;

@@ -88,6 +88,8 @@ std::vector<std::pair<std::string, std::string>> macros_of(const KernelSpec& spe
     macros.emplace_back("FATTN_VALUE_DIM", std::to_string(spec.value_dim));
     macros.emplace_back("FATTN_DECAY_T", metal_type(spec.decay_dtype));
     macros.emplace_back("FATTN_BETA_T", metal_type(spec.beta_dtype));
+    macros.emplace_back("FATTN_A_LOG_T", metal_type(spec.a_log_dtype));
+    macros.emplace_back("FATTN_DT_BIAS_T", metal_type(spec.dt_bias_dtype));
     macros.emplace_back("FATTN_CHANNEL_DECAY", spec.channel_decay ? "true" : "false");
     if (spec.kernel == Kernel::kGatedDeltaStep) {
       macros.emplace_back("FATTN_WEIGHT_T", metal_type(spec.weight_dtype));
@@ -161,7 +163,7 @@ std::vector<ConstantValue> constants_of(const KernelSpec& spec) {
   }
   if (spec.kernel == Kernel::kGatedDeltaStep) {
     return only({kConst_sliced, kConst_slots, kConst_gate, kConst_raw_gates, kConst_writes_state,
-                 kConst_biased, kConst_counts});
+                 kConst_biased, kConst_counts, kConst_conv_state_out});
   }
   if (spec.kernel == Kernel::kGatedDeltaPrepare) {
     return only({kConst_packed, kConst_sliced, kConst_raw_gates, kConst_qk_norm});

@@ -21,7 +21,7 @@ from tests.helpers.tensors import same_bits
 from torch_fattn import reference
 
 RULE, STEP, CONV = "gated_delta_rule", "gated_delta_step", "causal_conv1d"
-STATES = ("conv_state", "state")
+STATES, NEW = ("conv_state", "state"), "conv_state_out"
 # How hard numbers are: keys that repeat nearly, with beta near 1 or 2; decays of 0 to exp(-60), or of 0 and 1
 # side by side.
 KINDS = ("random", "random", "repeated", "reflecting", "strong", "mixed", "cleared", "still")
@@ -82,6 +82,7 @@ OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "spare_columns": (0, 1, 5),
         "states": ("each", "slots"),
         "has_counts": EVEN,
+        "moves": EVEN,  # has NEW
         "has_bias": EVEN,
         "kind": ("random", "repeated", "still", "cleared"),
     },
@@ -98,7 +99,7 @@ OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {
 class LinearProblem(SimpleNamespace):
     """Has an index, an op, and one of each of its choices."""
 
-    packed = channel_decay = raw_gates = has_counts = False
+    packed = channel_decay = raw_gates = has_counts = moves = False
     writes_state = True
     kind = "random"
 
@@ -159,10 +160,10 @@ class Case(WriteCase):
         single, double = (self.arguments("cpu")[0] for _ in range(2))
         for name, each in single.items():
             single[name] = each.float() if isinstance(each, Tensor) and each.is_floating_point() else each
-        double |= {name: double[name].double() for name in STATES if name in double}
+        double |= {name: double[name].double() for name in (NEW, *STATES) if name in double}
         single["out"] = getattr(torch_fattn, op)(**single)
         double["out"] = getattr(reference, op)(**double)
-        return {name: (single[name], double[name]) for name in ("out", *STATES) if name in double}
+        return {name: (single[name], double[name]) for name in ("out", NEW, *STATES) if name in double}
 
     def check(self, out: Tensor, bases: dict[str, Tensor]) -> None:
         """The result, and all memory of the operands after the call: the states of the sequences are new, and
@@ -173,9 +174,9 @@ class Case(WriteCase):
         found = {"out": out}
         for name, operand in self.operands.items():
             base = bases[name].cpu().clone()
-            if name in STATES:
+            if name in (NEW, *STATES):
                 found[name] = operand.of(base).clone()
-                if p.writes_state:
+                if p.writes_state and not (p.moves and name == "conv_state"):
                     operand.of(base).copy_(operand.of(operand.base))
             assert same_bits(base, operand.base), f"{name} was written"
         for name, mine in found.items():
@@ -199,14 +200,17 @@ def build(p: LinearProblem) -> Case:
         operands |= _tokens(p, randn)
         pools["state"] = (torch.float32, p.value_heads, *p.dims)
     if p.raw_gates:
-        operands["A_log"] = spread(randn(p.value_heads).sigmoid().mul(16).log())
-        operands["dt_bias"] = spread(randn(p.value_heads, *p.dims[: p.channel_decay]))
+        rates = randn(p.value_heads).sigmoid().mul(16).log()
+        operands["A_log"] = spread(rates.to(torch.float32 if p.float_gates else p.dtype))
+        operands["dt_bias"] = spread(randn(p.value_heads, *p.dims[: p.channel_decay]).to(weights))
     if p.op != RULE:
         prefix = "conv_" if p.op == STEP else ""
         operands[f"{prefix}weight"] = spread(randn(channels, p.taps).to(weights))
         if p.has_bias:
             operands[f"{prefix}bias"] = spread(randn(channels).to(weights))
         pools[f"{prefix}state"] = (p.dtype, channels, p.taps - 1 + p.spare_columns)
+    if p.moves:
+        pools[NEW] = pools["conv_state"]
     if p.op == STEP:
         operands["norm_weight"] = spread(randn(p.dims[1]).to(weights))
     if p.has_counts:
@@ -221,7 +225,7 @@ def build(p: LinearProblem) -> Case:
 def call_of(op: str, device: str, **changes: Any) -> Arguments:
     """Arguments of a call of two sequences, of its own memory."""
     kept = {"batch": 2, "length": 6, "key_heads": 2, "packed": False, "states": "each", "has_counts": False}
-    kept |= {"layout": "joined", "kind": "random", "writes_state": True, "raw_gates": True}
+    kept |= {"layout": "joined", "kind": "random", "writes_state": True, "raw_gates": True, "moves": False}
     return build(LinearProblem(**vars(draw(op, 1)[0]) | kept | changes)).arguments(device)[0]
 
 
@@ -243,7 +247,7 @@ def _states(p: LinearProblem, pools: dict[str, tuple[Any, ...]], randn: Any) -> 
         operands[name] = strided((count, *size), dtype, gaps={1: p.index % 2}, offset=p.index % 3)
         values = torch.full((count, *size), torch.nan)
         for slot, has_state in zip(slots, begins, strict=True):
-            if 0 <= slot < count and has_state:
+            if 0 <= slot < count and has_state and name != NEW:
                 values[slot] = randn(*size)
         operands[name].holding(values)
     return operands

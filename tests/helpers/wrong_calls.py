@@ -268,7 +268,8 @@ WRONG: dict[str, list[Fault]] = {
         unsupported("Dv of 264", lambda a: head_dim(264, "value", "z", "state")(a) |
                     {"norm_weight": a["norm_weight"].new_zeros(264),
                      **{n: a[n].new_zeros(2 * 32 + 4 * 264, 4) for n in ("conv_weight",)},
-                     "conv_bias": None, "conv_state": a["conv_state"].new_zeros(2, 2 * 32 + 4 * 264, 3)},
+                     **dict.fromkeys(("conv_bias", "conv_state_out")),
+                     "conv_state": a["conv_state"].new_zeros(2, 2 * 32 + 4 * 264, 3)},
                     "264", "256"),
         fault("states that overlap", changed("conv_state", lambda x: x[:1].expand(2, -1, -1)), "conv_state",
               "share memory"),

@@ -117,19 +117,20 @@ def test_states_are_read_and_written_once(shape: dict[str, Any], length: int) ->
 
 @pytest.mark.host_only
 @pytest.mark.parametrize(
-    ("sizes", "writes", "threads", "groups"),
+    ("sizes", "changes", "threads", "groups"),
     [
-        ((16, 32, 128, 128), True, 512, 16),  # Qwen3-Next: a threadgroup for each key head
-        ((16, 32, 128, 128), False, 512, 32),  # or for each value head, which leave the states
-        ((16, 48, 64, 64), True, 256, 16),
-        ((4, 16, 32, 32), True, 512, 4),  # value heads side by side
-        ((2, 4, 256, 256), True, 512, 2),
-        ((2, 2, 64, 200), True, 160, 2),  # rounds of 40 columns
+        ((16, 32, 128, 128), {}, 512, 16),  # Qwen3-Next: a threadgroup for each key head
+        ((16, 32, 128, 128), {"moves": True}, 512, 32),  # or for each value head, which leave its state
+        ((16, 32, 128, 128), {"writes_state": False}, 512, 32),
+        ((16, 48, 64, 64), {}, 256, 16),
+        ((4, 16, 32, 32), {}, 512, 4),  # value heads side by side
+        ((2, 4, 256, 256), {}, 512, 2),
+        ((2, 2, 64, 200), {}, 416, 2),  # rounds of 104 columns, the last of 96
     ],
 )
-def test_threads(sizes: tuple[int, ...], writes: bool, threads: int, groups: int) -> None:
+def test_threads(sizes: tuple[int, ...], changes: dict[str, Any], threads: int, groups: int) -> None:
     key_heads, value_heads, dim, value_dim = sizes
     shape = {"dims": (dim, value_dim), "key_heads": key_heads, "group": value_heads // key_heads}
-    arguments = call_of("meta", **shape, channel_decay=False, writes_state=writes)
+    arguments = call_of("meta", **shape, channel_decay=False, **changes)
     [launch] = torch_fattn.explain("gated_delta_step", **arguments, family=7, cores=8).passes
     assert (launch["threads"], launch["grid"]) == ([threads, 1, 1], [groups, 2, 1])

@@ -17,6 +17,7 @@ from transformers import BloomModel, FalconModel, LlamaConfig, LlamaModel, PreTr
 from transformers.masking_utils import bidirectional_mask_function, create_causal_mask
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from tests.helpers.synchronisations import Synchronisations
 from tests.transformers.tiny_models import DEVICE, TOLERANCE, VISIBLE_ERROR
 from torch_fattn.integrations.transformers import NAME, attend, make_mask
 
@@ -205,10 +206,14 @@ def test_recurrent_models_get_padding_as_eager_has_it() -> None:
     config = new_model("sdpa", "flash_attn")
     assert mask_for(config(), attention_mask=padding).equal(padding)
     invented[-1]._is_stateful = True  # type: ignore[attr-defined]
-    additive = mask_for(config(), attention_mask=padding)
-    assert additive.shape == (2, 1, LENGTH, LENGTH) and additive.is_floating_point()
+    with Synchronisations() as found:
+        additive = mask_for(config(), attention_mask=padding)
+    assert additive.shape == (2, 1, LENGTH, LENGTH) and additive.is_floating_point() and found.ops
     assert additive[0, 0, 0].isfinite().all(), "a row without a key is the mean of all values"
     assert mask_for(config(), attention_mask=torch.ones_like(padding)).shape == (2, LENGTH)
+    with Synchronisations() as found:  # a step does not wait
+        step = mask_for(config(), attention_mask=padding, q_length=1, q_offset=LENGTH - 1)
+    assert step.equal(padding) and not found.ops
 
 
 Attention = Callable[[torch.Tensor | None], torch.Tensor]

@@ -73,12 +73,13 @@ def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
 
 def _linear(call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:
     states = [each for name in ("state", "conv_state") if (each := call.get(name)) is not None]
+    moving = (*states, call.get("conv_state_out"))
     first, cu_seqlens = call.get("query", call.get("x")), call.get("cu_seqlens")
     assert first is not None
     sequences = first.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     passes = 2 if call.get("writes_state", True) else 1  # over the states
     moved = passes * sequences * sum(each[:1].numel() * each.itemsize for each in states)
-    others = sum(_bytes(each) for each in tensors if all(each is not one for one in states))
+    others = sum(_bytes(each) for each in tensors if all(each is not one for one in moving))
     result = call.get("value", first)
     taps = call.get("conv_weight", call.get("weight"))
     flops = 0 if taps is None else 2 * first.shape[:2].numel() * taps.numel()

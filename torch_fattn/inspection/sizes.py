@@ -147,7 +147,7 @@ def linear_shapes(
         "x": (dtype, *tokens, channels),
         **dict.fromkeys(("bias", "conv_bias"), (dtype, channels)),
         "norm_weight": (dtype, value_dim),
-        "conv_state": columns,
+        **dict.fromkeys(("conv_state", "conv_state_out"), columns),
         "state": columns if op == "causal_conv1d" else matrices,
     }
     return shapes

@@ -186,10 +186,10 @@ class GatedDeltaRuleOptions(SequenceOptions, total=False):
     """The options of `torch_fattn.gated_delta_rule`."""
 
     A_log: Tensor | None
-    """`[Hv]`, float32. With it, g and beta are the projections a and b, and the kernel computes
-    `g = -exp(A_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`."""
+    """`[Hv]`, float32 or the dtype of query. With it, g and beta are the projections a and b, and the kernel
+    computes `g = -exp(A_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`."""
     dt_bias: Tensor | None
-    """`[Hv]`, or `[Hv, Dk]` for a decay per channel; float32. With A_log, or neither."""
+    """`[Hv]`, or `[Hv, Dk]` for a decay per channel; float32 or the dtype of query. With A_log only."""
     scale: float | None
     """factor of the query. Default `Dk ** -0.5`."""
     use_qk_l2norm_in_kernel: bool
@@ -205,6 +205,9 @@ class GatedDeltaStepOptions(TypedDict, total=False):
     """int32 `[B]`, both states of each sequence; as in `gated_delta_rule`."""
     counts: Tensor | None
     """int32 `[B]`, tokens of each sequence, from 0 to T; the result of the others is 0. Default: T."""
+    conv_state_out: Tensor | None
+    """of the shape and strides of conv_state: the new states of sequences with tokens are written here, and
+    conv_state stays. Value heads of one key head then run side by side. Default: conv_state."""
     gate: str
     """activation of z, "silu" or "sigmoid"."""
     eps: float

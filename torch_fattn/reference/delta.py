@@ -126,7 +126,8 @@ def gated_delta_step(
     """The result. Nothing is rounded between the parts of the step."""
     every = with_defaults("gated_delta_step", options)
     slots, counts = every["slots"], every["counts"]
-    check_writable("torch_fattn.reference.gated_delta_step", conv_state=conv_state, state=state)
+    written = conv_state if every["conv_state_out"] is None else every["conv_state_out"]
+    check_writable("torch_fattn.reference.gated_delta_step", conv_state=written, state=state)
     batch, length, key_heads, dim = query.shape
     keys = key_heads * dim
     x = torch.cat([_exact(each).flatten(2) for each in (query, key, value)], -1)
@@ -134,11 +135,10 @@ def gated_delta_step(
     for n in range(batch):
         at = n if slots is None else int(slots[n])
         count = length if counts is None else int(counts[n])
-        if not 0 <= at < len(state):
+        if count == 0 or not 0 <= at < len(state):
             continue
-        part, states = (slice(n, n + 1), slice(count)), (conv_state[at][None], state[at][None])
-        if not every["writes_state"]:
-            states = states[0].clone(), states[1].clone()
+        part = slice(n, n + 1), slice(count)
+        states = conv_state[at][None].clone(), state[at][None].clone()
         mixed = causal_conv1d(x[part], conv_weight, conv_bias, states[0], activation="silu")
         q, k, v = mixed.split((keys, keys, mixed.shape[-1] - 2 * keys), -1)
         q, k = (each.unflatten(-1, (key_heads, dim)) for each in (q, k))
@@ -156,6 +156,8 @@ def gated_delta_step(
             use_qk_l2norm_in_kernel=True,
         )
         squares = result.square().mean(-1, keepdim=True)
+        if every["writes_state"]:
+            written[at], state[at] = states[0][0], states[1][0]
         normed = result * torch.rsqrt(squares + float(every["eps"])) * _exact(norm_weight)
         of_gate = _exact(z)[part].reshape(normed.shape)
         out[part] = normed * of_gate.sigmoid() * (of_gate if every["gate"] == "silu" else 1)

@@ -60,8 +60,8 @@ namespace fattn {
   OTHER(Beta, const device Beta*, beta)                                                          \
   OTHER(RawDecay, const device Decay*, a)                                                        \
   OTHER(RawBeta, const device Beta*, b)                                                          \
-  OTHER(ALog, const device float*, A_log)                                                        \
-  OTHER(DtBias, const device float*, dt_bias)                                                    \
+  OTHER(ALog, const device ALog*, A_log)                                                         \
+  OTHER(DtBias, const device DtBias*, dt_bias)                                                   \
   OTHER(State, device float*, state)                                                             \
   OTHER(HasInitial, const device bool*, has_initial_state)                                       \
   OTHER(StateSlots, const device int*, slots)                                                    \
@@ -72,6 +72,7 @@ namespace fattn {
   OTHER(ConvBias, const device Weight*, conv_bias)                                               \
   OTHER(NormWeight, const device Weight*, norm_weight)                                           \
   OTHER(ConvState, device Element*, conv_state)                                                  \
+  OTHER(ConvStateOut, device Element*, conv_state_out)                                           \
   OTHER(Counts, const device int*, counts)                                                       \
   OTHER(Bias, const device Weight*, bias)
 
@@ -131,9 +132,10 @@ enum RmsNormBuffer { kBufferRows = kSlotQuery, kBufferWeight = kSlotKey, kBuffer
   X(bool, qk_norm)   /* queries and keys are normalised */                                              \
   X(bool, has_state)                                                                                    \
   X(bool, writes_state)                                                                                 \
-  X(bool, has_initial) /* some sequences may begin with a state of zeros */                             \
-  X(bool, biased)      /* the convolution has a bias */                                                 \
-  X(bool, counts)      /* each sequence has a number of tokens */
+  X(bool, has_initial)    /* some sequences may begin with a state of zeros */                          \
+  X(bool, biased)         /* the convolution has a bias */                                              \
+  X(bool, counts)         /* each sequence has a number of tokens */                                    \
+  X(bool, conv_state_out) /* the convolution's new state has memory of its own */
 
 #define FATTN_ENUMERATOR(type, name) kConst_##name,
 enum FunctionConstant { FATTN_FUNCTION_CONSTANTS(FATTN_ENUMERATOR) kConstCount };

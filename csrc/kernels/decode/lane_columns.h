@@ -6,6 +6,7 @@
 // scale (q k) + middle (sum of q), and its part of the output adds scale w v, and middle w once.
 #pragma once
 
+#include "../common/scatter_sum.h"
 #include "decode_rows.h"
 
 namespace fattn {
@@ -195,16 +196,7 @@ inline void scatter_sums(thread float (&numbers)[N], ushort lane) {
   constexpr int kStages = log2_of(kLanes);
   FATTN_UNROLL
   for (int stage = 1; stage <= kStages; stage++) {
-    const ushort distance = (kLanes >> stage) * kStride;
-    const bool upper = (lane & distance) != 0;
-    FATTN_UNROLL
-    for (int i = 0; i < N / 2; i++) {  // the same length in all stages, so that the loop unrolls
-      if (i < N >> stage) {
-        const float low = numbers[i];
-        const float high = numbers[i + (N >> stage)];
-        numbers[i] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, distance);
-      }
-    }
+    scatter_sum(numbers, N >> stage, (kLanes >> stage) * kStride, lane);
   }
 }
 

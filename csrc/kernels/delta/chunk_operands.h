@@ -18,11 +18,11 @@ FATTN_CONSTEXPR int kRun = kRuns % 4 == 0 ? 4 : kRuns % 2 == 0 ? 2 : 1;
 struct ChunkInputs {
   const device Element* query;
   const device Element* key;
-  const device Decay* decay;    // used only if each channel has one
-  const device float* a_log;    // of the head
-  const device float* dt_bias;  // of its channels
-  const device float* chunk;    // of the first pass
-  int last;                     // row
+  const device Decay* decay;     // used only if each channel has one
+  const device ALog* a_log;      // of the head
+  const device DtBias* dt_bias;  // of its channels
+  const device float* chunk;     // of the first pass
+  int last;                      // row
 
   int query_at(int row, constant GatedDeltaParams& params) const thread {
     return min(row, last) * int(params.query.token);

@@ -22,6 +22,7 @@ enum DeltaBuffer {
   kBufferNormWeight,
   kBufferConvState,
   kBufferCounts,
+  kBufferConvStateOut,
 };
 
 // Strides of tokens [batch, length, heads, columns]. `group`: from a key head to the next; `head`: among the

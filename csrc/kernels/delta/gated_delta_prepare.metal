@@ -11,9 +11,10 @@ FATTN_DECLARE_CONSTANT(bool, sliced)
 FATTN_DECLARE_CONSTANT(bool, raw_gates)
 FATTN_DECLARE_CONSTANT(bool, qk_norm)
 
+#include "../common/fragment.h"
 #include "../common/grid.h"
+#include "../common/scatter_sum.h"
 #include "chunk.h"
-#include "fragment_sum.h"
 #include "gates.h"
 #include "sequences.h"
 
@@ -26,6 +27,17 @@ FATTN_CONSTEXPR bool kEvenLanes = kHeadDim % kSimdWidth == 0;
 // A number of a channel; 0 for a lane without one.
 inline float at_channel(const device Element* rows, int row_offset, int channel) {
   return kEvenLanes || channel < kHeadDim ? float(rows[row_offset + channel]) : 0.0f;
+}
+
+// Sums an 8x8 matrix, row by row, of which each lane has summands. This order of the masks leaves each lane
+// its two elements of a fragment.
+inline float2 sum_to_fragment(thread float (&summands)[64], ushort lane) {
+  const ushort masks[5] = {16, 4, 2, 8, 1};
+  FATTN_UNROLL
+  for (int stage = 0; stage < 5; stage++) {
+    scatter_sum(summands, 32 >> stage, masks[stage], lane);
+  }
+  return float2(summands[0], summands[1]);
 }
 
 // The inverse of I + the strictly lower part of a fragment.
@@ -50,8 +62,8 @@ using namespace fattn;
     const device Element* key [[buffer(fattn::kSlotKey)]],
     const device Decay* decays [[buffer(fattn::kBufferDecay)]],
     const device Beta* betas [[buffer(fattn::kBufferBeta)]],
-    const device float* a_log [[buffer(fattn::kBufferALog), function_constant(fc_raw_gates)]],
-    const device float* dt_bias [[buffer(fattn::kBufferDtBias), function_constant(fc_raw_gates)]],
+    const device ALog* a_log [[buffer(fattn::kBufferALog), function_constant(fc_raw_gates)]],
+    const device DtBias* dt_bias [[buffer(fattn::kBufferDtBias), function_constant(fc_raw_gates)]],
     const device int* cu_seqlens [[buffer(fattn::kBufferSeqlens), function_constant(fc_packed)]],
     device float* chunks [[buffer(fattn::kBufferChunks)]],
     constant GatedDeltaParams& params [[buffer(fattn::kSlotParams)]],

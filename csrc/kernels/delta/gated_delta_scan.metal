@@ -47,8 +47,8 @@ using namespace fattn;
     const device Element* key [[buffer(fattn::kSlotKey)]],
     const device Element* value [[buffer(fattn::kSlotValue)]],
     const device Decay* decays [[buffer(fattn::kBufferDecay)]],
-    const device float* a_log [[buffer(fattn::kBufferALog), function_constant(fc_raw_gates)]],
-    const device float* dt_bias [[buffer(fattn::kBufferDtBias), function_constant(fc_raw_gates)]],
+    const device ALog* a_log [[buffer(fattn::kBufferALog), function_constant(fc_raw_gates)]],
+    const device DtBias* dt_bias [[buffer(fattn::kBufferDtBias), function_constant(fc_raw_gates)]],
     const device float* chunks [[buffer(fattn::kBufferChunks)]],
     device float* states [[buffer(fattn::kBufferState), function_constant(fc_has_state)]],
     const device bool* initial [[buffer(fattn::kBufferHasInitial), function_constant(fc_has_initial)]],
@@ -135,10 +135,10 @@ using namespace fattn;
         float2(float(value_row[0]), float(value_row[1])) - key_factor * elements_of(from_keys);
     const float2 asked = query_factor * elements_of(from_queries);
     const device float* elements = chunk + at.row * kFragment + 2 * at.pair;
-    Fragment matrix, delta, result;
+    Fragment matrix, rhs, delta, result;
     set_elements(matrix, elements[kSolveAt], elements[kSolveAt + 1]);
-    set_elements(delta, rest.x, rest.y);
-    simdgroup_multiply(delta, matrix, delta);
+    set_elements(rhs, rest.x, rest.y);
+    simdgroup_multiply(delta, matrix, rhs);
     set_elements(matrix, elements[kScoresAt], elements[kScoresAt + 1]);
     set_elements(result, asked.x, asked.y);
     simdgroup_multiply_accumulate(result, matrix, delta, result);

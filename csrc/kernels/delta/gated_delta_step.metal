@@ -1,10 +1,10 @@
 // A step of a gated delta layer in one launch, for a few tokens of each sequence: the convolution of queries,
 // keys and values, their norms, the gates, the delta rule and the gated norm of its result. Both states are
-// read once and replaced in place.
+// read once and replaced.
 //
-// A threadgroup owns a key head of a sequence, because its value heads share the convolution of query and
-// key, whose state is replaced after the last of them has read it. A simdgroup has kTileColumns columns of a
-// value head's state in registers: a lane two of them, in every kRowLanes-th row.
+// The value heads of a key head share the convolution of query and key. If its state is replaced in place,
+// one threadgroup takes them all, and replaces it after the last of them has read it. A simdgroup has
+// kTileColumns columns of a value head's state in registers: a lane two of them, in every kRowLanes-th row.
 #include "delta_params.h"
 
 FATTN_DECLARE_CONSTANT(bool, sliced)
@@ -14,6 +14,7 @@ FATTN_DECLARE_CONSTANT(bool, raw_gates)
 FATTN_DECLARE_CONSTANT(bool, writes_state)
 FATTN_DECLARE_CONSTANT(bool, biased)
 FATTN_DECLARE_CONSTANT(bool, counts)
+FATTN_DECLARE_CONSTANT(bool, conv_state_out)
 
 #include "../common/grid.h"
 #include "gates.h"
@@ -41,7 +42,8 @@ FATTN_CONSTEXPR int kTileColumns = 2 * kColumnLanes;
 FATTN_CONSTEXPR int kRoundColumns = kSimdgroups * kTileColumns;
 // Value heads at a time, or rounds over the columns of one.
 FATTN_CONSTEXPR int kHeads = kRoundColumns > kValueDim ? kRoundColumns / kValueDim : 1;
-FATTN_CONSTEXPR int kRounds = kHeads * kValueDim / kRoundColumns;
+FATTN_CONSTEXPR int kRounds = (kHeads * kValueDim + kRoundColumns - 1) / kRoundColumns;
+FATTN_CONSTEXPR bool kWholeRounds = kHeads * kValueDim % kRoundColumns == 0;
 // Tokens whose results wait for the other rounds, for the norm.
 FATTN_CONSTEXPR int kWaiting = kRounds > 1 ? kMaxStepLength : 1;
 FATTN_CONSTEXPR int kDecays = kChannelDecay ? kHeadDim : kHeads;
@@ -111,9 +113,9 @@ inline float convolved(Channel channel, int token, const device Weight* weight, 
   return silu(sum);
 }
 
-// The sum over the rows of a tile.
+// Sums of the columns of a tile.
 template <typename T>
-inline T row_sum(T x) {
+inline T column_sum(T x) {
   FATTN_UNROLL
   for (ushort step = kColumnLanes; step < kSimdWidth; step *= 2) {
     x += simd_shuffle_xor(x, step);
@@ -138,9 +140,9 @@ inline float2 apply_rule(thread float2 (&state)[kLaneRows], threadgroup const St
     asked = fma(state[f], float2(query), asked);
     dots = fma(float3(key, query, query), float3(key, query, key), dots);
   }
-  seen = row_sum(seen);
-  asked = row_sum(asked);
-  dots = row_sum(dots);
+  seen = column_sum(seen);
+  asked = column_sum(asked);
+  dots = column_sum(dots);
   const float key_norm = inverse_length(dots[0]), query_norm = scale * inverse_length(dots[1]);
   threadgroup const float* values = token.channels + 2 * kHeadDim + column;
   const float decay = kChannelDecay ? 1.0f : token.decay[own];
@@ -179,12 +181,14 @@ using namespace fattn;
     const device Element* gate [[buffer(fattn::kBufferOutGate)]],
     const device Decay* raw_decay [[buffer(fattn::kBufferDecay)]],
     const device Beta* raw_beta [[buffer(fattn::kBufferBeta)]],
-    const device float* a_log [[buffer(fattn::kBufferALog)]],
-    const device float* dt_bias [[buffer(fattn::kBufferDtBias)]],
+    const device ALog* a_log [[buffer(fattn::kBufferALog)]],
+    const device DtBias* dt_bias [[buffer(fattn::kBufferDtBias)]],
     const device Weight* weight [[buffer(fattn::kBufferConvWeight)]],
     const device Weight* bias [[buffer(fattn::kBufferConvBias), function_constant(fc_biased)]],
     const device Norm* norm [[buffer(fattn::kBufferNormWeight)]],
     device Element* conv_state [[buffer(fattn::kBufferConvState)]],
+    device Element* conv_state_out
+    [[buffer(fattn::kBufferConvStateOut), function_constant(fc_conv_state_out)]],
     device float* states [[buffer(fattn::kBufferState)]],
     const device int* slots [[buffer(fattn::kBufferStateSlots), function_constant(fc_slots)]],
     const device int* counts [[buffer(fattn::kBufferCounts), function_constant(fc_counts)]],
@@ -239,18 +243,22 @@ using namespace fattn;
     const int value_head = head * params.group_size + member;  // the first of kHeads
     for (int round = 0; round < kRounds; round++) {
       const int first_column = round * kRoundColumns;
+      const int columns = min(kRoundColumns, kHeads * kValueDim - first_column);
       const int in_round = simdgroup_index * kTileColumns + lane % kColumnLanes * 2;
+      const bool has_tile = kWholeRounds || in_round < columns;
       const int own = (first_column + in_round) / kValueDim;  // among kHeads
       device float* matrix = states + slot * params.state + (value_head + own) * long(kMatrix) +
                              (lane / kColumnLanes * kValueDim + (first_column + in_round) % kValueDim);
       float2 state[kLaneRows];
       FATTN_UNROLL
       for (int f = 0; f < kLaneRows; f++) {
-        state[f] = float2(*(const device packed_float2*)(matrix + f * kRowLanes * kValueDim));
+        if (has_tile) {
+          state[f] = float2(*(const device packed_float2*)(matrix + f * kRowLanes * kValueDim));
+        }
       }
 
       for (int t = 0; t < count; t++) {
-        for (int i = thread_index; i < 2 * kHeadDim + kRoundColumns; i += kThreads) {
+        for (int i = thread_index; i < 2 * kHeadDim + columns; i += kThreads) {
           const int place = i < 2 * kHeadDim ? i : i + member * kValueDim + first_column;
           token.channels[i] = convolved(
               channel_of(place, head, places, query, key, value, conv_state, params), t, weight, bias);
@@ -269,11 +277,13 @@ using namespace fattn;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
-        const float2 result = apply_rule(state, token, own, in_round, params.scale, lane / kColumnLanes);
         threadgroup float* row = results[kRounds > 1 ? t : 0];
-        if (lane < kColumnLanes) {
-          row[first_column + in_round] = result.x;
-          row[first_column + in_round + 1] = result.y;
+        if (has_tile) {
+          const float2 result = apply_rule(state, token, own, in_round, params.scale, lane / kColumnLanes);
+          if (lane < kColumnLanes) {
+            row[first_column + in_round] = result.x;
+            row[first_column + in_round + 1] = result.y;
+          }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (kRounds == 1 && simdgroup_index < kHeads) {
@@ -283,7 +293,7 @@ using namespace fattn;
                        out + places.out + t * out_step + ready * kValueDim, params.eps, lane);
         }
       }
-      if (fc_writes_state) {
+      if (fc_writes_state && has_tile) {
         FATTN_UNROLL
         for (int f = 0; f < kLaneRows; f++) {
           *(device packed_float2*)(matrix + f * kRowLanes * kValueDim) = packed_float2(state[f]);
@@ -298,9 +308,12 @@ using namespace fattn;
 
   if (fc_writes_state) {
     // All that was read of the state is in threadgroup memory since the barrier of the last token.
-    for (int i = thread_index; i < 2 * kHeadDim + params.group_size * kValueDim; i += kThreads) {
-      const Channel channel = channel_of(i, head, places, query, key, value, conv_state, params);
-      device Element* columns = channel.past - params.conv_columns;
+    device Element* written = fc_conv_state_out ? conv_state_out : conv_state;
+    const int shared = first_head == 0 ? 2 * kHeadDim : 0;  // channels of query and key
+    for (int i = thread_index; i < shared + width; i += kThreads) {
+      const int own = i < shared ? i : i - shared + 2 * kHeadDim + first_head * kValueDim;
+      const Channel channel = channel_of(own, head, places, query, key, value, conv_state, params);
+      device Element* columns = written + (channel.past - conv_state) - params.conv_columns;
       for (int c = 0; c < params.conv_columns; c++) {  // upwards: reads are ahead of writes
         const int from = count + c - params.conv_columns;
         columns[c] = from < 0 ? channel.past[from] : channel.input[from * channel.step];

@@ -8,6 +8,9 @@
 
 namespace fattn {
 
+typedef FATTN_A_LOG_T ALog;      // Element or float
+typedef FATTN_DT_BIAS_T DtBias;  // likewise
+
 // log(1 + exp(x)). The quotient undoes the rounding of 1 + exp, which would be an error of every slow decay.
 inline float softplus(float x) {
   const float small = precise::exp(-fabs(x)), sum = 1.0f + small;
@@ -16,9 +19,10 @@ inline float softplus(float x) {
 
 // `a_log` and `dt_bias`: of the head and of the channel, at `head` and `channel`; unused unless gates are
 // raw.
-inline float decay_of(float raw, const device float* a_log, const device float* dt_bias, int head,
+inline float decay_of(float raw, const device ALog* a_log, const device DtBias* dt_bias, int head,
                       int channel) {
-  const float g = fc_raw_gates ? -precise::exp(a_log[head]) * softplus(raw + dt_bias[channel]) : raw;
+  const float g =
+      fc_raw_gates ? -precise::exp(float(a_log[head])) * softplus(raw + float(dt_bias[channel])) : raw;
   return precise::exp(g);
 }
 inline float beta_of(float raw) { return fc_raw_gates ? sigmoid(raw) : raw; }

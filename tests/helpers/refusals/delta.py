@@ -55,6 +55,7 @@ def _states_in_one(gap: int) -> Arguments:
         "conv_state": conv_state,
         "state": memory[gap : gap + 4 * 16 * 24].view(1, 4, 16, 24),
         "slots": torch.tensor([0, -1]).int(),
+        "conv_state_out": None,
     }
 
 
@@ -77,7 +78,7 @@ REFUSALS = [
     _refused("pass one for each token and value head, or for each channel too", {"g": RULE["g"][:, :2]}, {}),
     _refused("pass one for each token and value head", {"beta": RULE["beta"][..., None]}, {}),
     _refused("pass that of the model's layer, viewed in this shape", {"dt_bias": RULE["dt_bias"][None]}, {}),
-    _refused("convert it with .float()", {"A_log": RULE["A_log"].half()}, {}),
+    _refused("convert it with .float()", {"state": RULE["state"].half()}, {"state": RULE["state"].clone()}),
     _refused("allocate a matrix for each state and value head", {"state": RULE["state"].mT},
              {"state": RULE["state"].clone()}),
     _refused("pass both, or neither", {"A_log": None}, PLAIN | {"g": -RULE["g"].abs()}),
@@ -95,6 +96,10 @@ REFUSALS = [
             lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(0)),
             lambda: torch_fattn.gated_delta_step(**STEP | _states_in_one(160 * 3)),
             lambda: reference.gated_delta_step(**STEP | _states_in_one(160 * 3))),
+    step("allocate it with torch.empty_like(conv_state)",
+         {"conv_state_out": STEP["conv_state"][..., :-1]}, {}),
+    step("allocate separate memory for each",
+         dict.fromkeys(("conv_state", "conv_state_out"), STEP["conv_state"]), {}),
     Refusal("pass the heads in parts", lambda: torch_fattn.explain("gated_delta_step", heads=2**20)),
     conv("use F.conv1d for this layer", {"weight": heads(96, 1)}, {}),
     conv("pass a number for each channel", {"bias": heads(95)}, {"bias": heads(96)}),

@@ -13,7 +13,8 @@ The first two forms are only for causal patterns, with or without a window, and 
 flash attention and so expect no 4D mask. All others (chunks, prefix tuning, padding with many rows after the
 keys of a static cache) are the 4D masks that transformers builds for its own implementations. Recurrent
 models get their padding as additive 4D masks, which hide by a finite number: a row that sees no key is then
-the mean of all values, as under eager attention, and affects later tokens through the state. An attention
+the mean of all values, as under eager attention, and affects later tokens through the state. The row of a
+single new token sees itself, and needs no such mask. An attention
 function without a mask function would silently lose padding.
 """
 
@@ -71,7 +72,8 @@ def make_mask(
     filled = q_offset + (q_length - kv_offset)
     whole_padding = attention_mask is None or _covers(attention_mask, kv_offset, kv_length, filled)
     if attention_mask is not None and is_recurrent(config):
-        if not whole_padding or _padding_or_none(attention_mask, kv_offset, filled) is not None:
+        hides = q_length > 1 and _padding_or_none(attention_mask, kv_offset, filled) is not None
+        if hides or not whole_padding:
             form = MaskForm.ADDITIVE
     if whole_padding and form is not MaskForm.ADDITIVE:
         window = causal_window(mask_function)

@@ -22,7 +22,7 @@ from .delta_functions import ACTIVATIONS, RULES, Form, is_column_count
 from .readers import FAMILIES, Family, Operands, source_of
 
 _MARK = "_fattn_mixer"  # the family of a fused layer
-_GATES = "_fattn_gates"  # float32 copies of A_log and dt_bias, and what they were copied from
+_SPARE = "_fattn_conv_state"  # where the next step of a cache's states writes that of the convolution
 
 
 def is_mixer(module: nn.Module) -> bool:
@@ -84,8 +84,7 @@ def _fault(layer: Any, family: Family) -> str:
 
 
 def restore(layer: nn.Module) -> None:
-    for name in (_MARK, _GATES):
-        vars(layer).pop(name, None)
+    vars(layer).pop(_MARK, None)
     if norms.replaced_by(layer) is forward:
         del layer.forward
 
@@ -128,16 +127,21 @@ def _run(
 
 
 def _step(layer: Any, family: Family, operands: Operands, states: Any) -> Tensor:
-    norm = getattr(layer, family.norm)
-    form = norms.form_in(norm)
+    norm, conv_state = getattr(layer, family.norm), states.conv_states[0]
+    form, spare = norms.form_in(norm), vars(states).get(_SPARE)
+    if spare is None or (spare.shape, spare.dtype) != (conv_state.shape, conv_state.dtype):
+        with torch.inference_mode(conv_state.is_inference()):
+            spare = torch.empty_like(conv_state)
     out: Tensor = torch.ops.fattn.gated_delta_step(
         *_heads(layer, family, operands, operands.rows),
-        *(operands.z, operands.a, operands.b, *_gates(layer, operands)),
+        *(operands.z, operands.a, operands.b, *_gates(operands)),
         *(_taps(layer), layer.conv1d.bias, norm.weight),
-        *(states.conv_states[0], states.recurrent_states[0]),
+        *(conv_state, states.recurrent_states[0]),
+        conv_state_out=spare,
         gate=form.alike["activation"],
         eps=getattr(norm, form.eps),
     )
+    states.conv_states[0], vars(states)[_SPARE] = spare, conv_state
     return out
 
 
@@ -154,7 +158,7 @@ def _prefill(layer: Any, family: Family, operands: Operands, states: Any, packed
     rows = torch.ops.fattn.causal_conv1d(
         *(rows, _taps(layer), layer.conv1d.bias, conv_state), cu_seqlens=packed, activation="silu"
     )
-    a_log, dt_bias = _gates(layer, operands)
+    a_log, dt_bias = _gates(operands)
     out = torch.ops.fattn.gated_delta_rule(
         *_heads(layer, family, operands, (rows,)),
         *(operands.a, operands.b, state),
@@ -182,19 +186,12 @@ def _taps(layer: Any) -> Tensor:
     return taps
 
 
-def _gates(layer: Any, operands: Operands) -> tuple[Tensor | None, Tensor | None]:
-    """A_log and dt_bias in float32 and the shapes of the operators."""
+def _gates(operands: Operands) -> tuple[Tensor | None, Tensor | None]:
+    """A_log and dt_bias in the shapes of the operators."""
     if operands.gates is None:
         return None, None
-    of_inference = any(each.is_inference() for each in operands.gates)  # without a version
-    source = None if of_inference else [(each.data_ptr(), each._version) for each in operands.gates]
-    kept = vars(layer).get(_GATES)
-    if source is None or kept is None or kept[0] != source:
-        copies = [each.detach().float().flatten() for each in operands.gates]
-        if operands.a.ndim > operands.b.ndim:  # a decay for each channel
-            copies[1] = copies[1].unflatten(0, (-1, operands.a.shape[-1]))
-        kept = vars(layer)[_GATES] = source, *copies
-    return kept[1], kept[2]
+    a_log, dt_bias = operands.gates
+    return a_log.flatten(), dt_bias.reshape(-1, *operands.a.shape[operands.b.ndim :])
 
 
 def _has_plain_modules(layer: Any, family: Family) -> bool:
@@ -209,8 +206,9 @@ def _has_plain_modules(layer: Any, family: Family) -> bool:
 
 def _fits(layer: Any, family: Family, states: Any, x: Tensor, packed: Tensor | None) -> bool:
     """Whether the operators take its weights, and the states are those of its sequences."""
-    weight, norm = layer.conv1d.weight, getattr(layer, family.norm)
-    if any(each.dtype not in (x.dtype, torch.float32) for each in (weight, norm.weight)):
+    weight, gates = layer.conv1d.weight, getattr(layer, "forget_gate", layer)
+    weights = weight, getattr(layer, family.norm).weight, gates.A_log, gates.dt_bias
+    if any(each.dtype not in (x.dtype, torch.float32) for each in weights):
         return False
     if states is None:
         return True
