@@ -1,5 +1,5 @@
-// Plans fattn.cache_write, fattn.rotary and fattn.rotary_write: one pass, a simdgroup per row of a token, a
-// head, query, key or value.
+// Plans fattn.cache_write, fattn.rotary and fattn.rotary_write: one pass. A simdgroup takes a row, the query,
+// key or value of a token and head, or rows of several heads.
 #include "kv_format.h"
 #include "planners.h"
 
@@ -7,6 +7,10 @@ namespace fattn {
 namespace {
 
 constexpr uint16_t kSimdgroups = 8;
+// From this many tokens on, all GPUs are busy with eight narrow heads per simdgroup, which loads factors
+// once.
+constexpr int64_t kManyTokens = 1024;
+constexpr int64_t kSharedHeads = 8, kNarrowHead = 128;
 
 Plan one_row_per_simdgroup() {
   Plan plan;
@@ -74,8 +78,7 @@ Plan plan_rotary(const RotaryProblem& p) {
   Plan plan = one_row_per_simdgroup();
   const CacheWriteProblem& write = p.write;
   const bool values = p.op == Op::kRotaryWrite;
-  const int64_t heads = p.q_heads + write.kv_heads * (values ? 2 : 1);
-  if (write.tokens * heads == 0) return plan;
+  if (write.tokens * (p.q_heads + write.kv_heads) == 0) return plan;
 
   Pass& pass = add_pass(plan, Kernel::kRotary, write, values);
   KernelSpec& spec = pass.spec;
@@ -86,7 +89,12 @@ Plan plan_rotary(const RotaryProblem& p) {
   spec.starts = p.has_starts;
   spec.values = values;
   spec.vector_tables = p.vector_tables;
-  pass.grid = {uint32_t(p.q_len), uint32_t(ceil_div(heads, kSimdgroups)), uint32_t(write.tokens / p.q_len)};
+  const bool shares = write.tokens >= kManyTokens && write.key.head_dim <= kNarrowHead;
+  const int64_t heads_each = shares ? kSharedHeads : 1;
+  if (shares) plan.tuning.source = "eight heads per simdgroup";
+  const int64_t q_units = ceil_div(p.q_heads, heads_each), kv_units = ceil_div(write.kv_heads, heads_each);
+  pass.grid = {uint32_t(ceil_div(write.tokens, kSimdgroups)), uint32_t(q_units + kv_units * (values ? 2 : 1)),
+               1};
 
   pass.bind(kSlotQuery);
   pass.bind(kSlotCos, Slot(kBufferCos));
@@ -101,6 +109,10 @@ Plan plan_rotary(const RotaryProblem& p) {
   add_caches(params, write);
   params.out = row_strides(p.q_heads, p.q_len, write.key.head_dim, p.token_major_out);
   params.q_heads = int32_t(p.q_heads);
+  params.q_units = int32_t(q_units);
+  params.kv_units = int32_t(kv_units);
+  params.tokens = int32_t(write.tokens);
+  params.q_len = int32_t(p.q_len);
   const auto second = int32_t(p.table_columns == p.rotary_dim ? p.rotary_dim / 2 : 0);
   params.cos.second = params.cos.column * second;
   params.sin.second = params.sin.column * second;

@@ -355,6 +355,10 @@ enum NormForm { kNormRounded = 0, kNormPlusOne = 1, kNormFloat = 2 };
   X(fattn_i64, start) /* slot of position 0, in its sequence; starts are added */                   \
   X(fattn_i32, q_heads)                                                                             \
   X(fattn_i32, kv_heads)                                                                            \
+  X(fattn_i32, q_units)  /* simdgroups that share the query heads of a token */                     \
+  X(fattn_i32, kv_units) /* the same of key heads, and of value heads */                            \
+  X(fattn_i32, tokens)                                                                              \
+  X(fattn_i32, q_len)                                                                               \
   X(fattn_i32, block_size)                                                                          \
   X(fattn_f32, eps)
 struct RotaryParams {

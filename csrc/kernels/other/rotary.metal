@@ -1,5 +1,5 @@
 // RMS norm of query and key heads, rotary embedding, and the write of keys and values into a cache, with the
-// roundings of transformers. A simdgroup takes one row: the query, key or value of one token and head.
+// roundings of transformers. A simdgroup takes one or several heads of a token: of the query, key or value.
 #include "lane_row.h"
 #include "norm.h"
 
@@ -18,6 +18,8 @@ FATTN_CONSTEXPR int kRotaryDim = FATTN_ROTARY_DIM;
 FATTN_CONSTEXPR int kOffset = FATTN_ROTARY_OFFSET;  // the first rotated column
 FATTN_CONSTEXPR int kPairs = kRotaryDim / 2;
 FATTN_CONSTEXPR int kStyle = FATTN_ROTARY_STYLE;
+// Whether a simdgroup holds the factors of all columns, and so takes several heads with them.
+FATTN_CONSTEXPR bool kOnePass = kHeadDim <= kPassColumns;
 // Whether the pairs of a lane's four columns are neighbours, and aligned.
 FATTN_CONSTEXPR bool kPairsAligned = kOffset % kLaneColumns == 0 && kPairs % kLaneColumns == 0;
 
@@ -43,25 +45,26 @@ inline int source_of(int pair, bool second) {
   return kOffset + (kStyle == kStyleHalves ? pair + (second ? kPairs : 0) : 2 * pair + (second ? 1 : 0));
 }
 
-// Loads the numbers for four neighbouring columns of the result: those at the same place in their pairs, and
-// the other ones of these pairs.
+// Loads the other numbers of the pairs of four neighbouring columns of the result. `own` holds these columns
+// of the source, and then the numbers at the same place in the pairs.
 template <typename T>
-inline void load_pairs(const device T* source, int column, thread float (&own)[kLaneColumns],
-                       thread float (&other)[kLaneColumns]) {
-  const bool together = fc_vector_loads && kPairsAligned && kStyle != kStylePairsToHalves;
-  if (together) {
-    const bool is_apart = kStyle == kStyleHalves && is_rotated(column);
-    load_columns(source, column, true, own);
-    load_columns(source, is_apart ? source_of(pair_of(column), !is_second(column)) : column, true, other);
+inline void load_others(const device T* source, int column, thread float (&own)[kLaneColumns],
+                        thread float (&other)[kLaneColumns]) {
+  if (kPairsAligned && kStyle == kStyleHalves) {
+    load_columns(source, is_rotated(column) ? source_of(pair_of(column), !is_second(column)) : column,
+                 fc_vector_loads, other);
+    return;
   }
   FATTN_UNROLL
   for (int e = 0; e < kLaneColumns; e++) {
     const int c = column + e;
-    if (!together) {
-      own[e] = float(source[is_rotated(c) ? source_of(pair_of(c), is_second(c)) : c]);
-      other[e] = float(source[is_rotated(c) ? source_of(pair_of(c), !is_second(c)) : c]);
-    } else if (kStyle == kStylePairs) {
+    if (kPairsAligned && kStyle == kStylePairs) {
       other[e] = own[e ^ 1];
+      continue;
+    }
+    other[e] = float(source[is_rotated(c) ? source_of(pair_of(c), !is_second(c)) : c]);
+    if (kStyle == kStylePairsToHalves) {
+      own[e] = float(source[is_rotated(c) ? source_of(pair_of(c), is_second(c)) : c]);
     }
   }
 }
@@ -82,73 +85,96 @@ inline void load_factors(const device Table* table, constant TableStrides& strid
   }
 }
 
-// 1 / the root mean square of a row.
-inline float norm_scale(const device Element* source, float eps, ushort lane) {
-  float sum = 0.0f;
-  FATTN_UNROLL
-  for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
-    const int column = pass * kPassColumns + lane * kLaneColumns;
-    float x[kLaneColumns] = {0.0f};
-    if (column < kHeadDim) {
-      load_columns(source, column, fc_vector_loads, x);
-    }
+// A head of queries or keys, four columns of a lane at a time. Wide ones are read twice and load their
+// factors again in each pass: all columns would not fit in registers.
+struct Head {
+  const device Element* source;
+  const device Table* cosines;
+  const device Table* sines;
+  const device Weight* weight;
+  bool has_norm;
+  float scale;
+  float own[kLaneColumns], other[kLaneColumns];
+  float cosine[kLaneColumns], sine[kLaneColumns];
+  float own_weight[kLaneColumns], other_weight[kLaneColumns];
+
+  void load_rotation(int column, constant RotaryParams& params) thread {
+    load_factors(cosines, params.cos, column, cosine);
+    load_factors(sines, params.sin, column, sine);
     FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
-      sum += x[e] * x[e];
+      sine[e] = is_second(column + e) ? sine[e] : -sine[e];
     }
   }
-  return inverse_rms(simd_sum(sum), kHeadDim, eps);
-}
 
-// Loads, normalises and rotates a row of queries or keys. The norm reads it twice: with all columns in
-// registers, wide rows would not fit.
-inline void make_row(thread LaneRow<kHeadDim>& row, const device Element* source, const device Weight* weight,
-                     bool has_norm, const device Table* cosines, const device Table* sines,
-                     constant RotaryParams& params, ushort lane) {
-  const float scale = has_norm ? norm_scale(source, params.eps, lane) : 1.0f;
-  FATTN_UNROLL
-  for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
-    const int column = pass * kPassColumns + lane * kLaneColumns;
-    float own[kLaneColumns] = {0.0f}, other[kLaneColumns] = {0.0f};
-    if (column < kHeadDim) {
-      load_pairs(source, column, own, other);
-      if (has_norm) {
-        float own_weight[kLaneColumns], other_weight[kLaneColumns];
-        load_pairs(weight, column, own_weight, other_weight);
-        FATTN_UNROLL
-        for (int e = 0; e < kLaneColumns; e++) {
-          own[e] = rounded(normed(own[e], scale, own_weight[e]));
-          other[e] = rounded(normed(other[e], scale, other_weight[e]));
-        }
-      }
-      float cosine[kLaneColumns], sine[kLaneColumns];
-      load_factors(cosines, params.cos, column, cosine);
-      load_factors(sines, params.sin, column, sine);
+  void load_weights(int column) thread {
+    if (has_norm) {
+      load_columns(weight, column, fc_vector_loads, own_weight);
+      load_others(weight, column, own_weight, other_weight);
+    }
+  }
+
+  void load_scale(float eps, ushort lane) thread {
+    float squares = 0.0f;
+    for (int column = lane * kLaneColumns; column < kHeadDim; column += kPassColumns) {
+      load_columns(source, column, fc_vector_loads, own);
       FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
-        const float y = is_second(column + e) ? other[e] : -other[e];
-        const float turned = rounded(rounded_product(own[e], cosine[e]) + rounded_product(y, sine[e]));
-        own[e] = is_rotated(column + e) ? turned : own[e];
+        squares += own[e] * own[e];
       }
+    }
+    scale = has_norm ? inverse_rms(simd_sum(squares), kHeadDim, eps) : 1.0f;
+  }
+
+  // Normalises and rotates `own`.
+  void make(int column, constant RotaryParams& params) thread {
+    if (!kOnePass) {
+      load_columns(source, column, fc_vector_loads, own);
+      load_weights(column);
+    }
+    load_others(source, column, own, other);
+    FATTN_UNROLL
+    for (int e = 0; e < kLaneColumns; e++) {
+      if (has_norm) {
+        own[e] = rounded(normed(own[e], scale, own_weight[e]));
+        other[e] = rounded(normed(other[e], scale, other_weight[e]));
+      }
+    }
+    if (!kOnePass) {
+      load_rotation(column, params);
     }
     FATTN_UNROLL
     for (int e = 0; e < kLaneColumns; e++) {
-      row.x[pass][e] = own[e];
+      const float turned = rounded(rounded_product(own[e], cosine[e]) + rounded_product(other[e], sine[e]));
+      own[e] = is_rotated(column + e) ? turned : own[e];
     }
   }
-}
 
-// Stores a row as it is.
-template <typename T>
-inline void store_row(thread LaneRow<kHeadDim>& row, device T* target, ushort lane) {
-  FATTN_UNROLL
-  for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
-    const int column = pass * kPassColumns + lane * kLaneColumns;
-    if (column < kHeadDim) {
-      store_columns(target, column, row.x[pass]);
+  template <typename T>
+  void store(device T* target, constant RotaryParams& params, ushort lane) thread {
+    for (int column = lane * kLaneColumns; column < kHeadDim; column += kPassColumns) {
+      make(column, params);
+      store_columns(target, column, own);
     }
   }
-}
+
+  void quantise(device Stored* target, device Scale* scales, constant RotaryParams& params, ushort lane)
+      thread {
+    LaneRow<kHeadDim> row;
+    FATTN_UNROLL
+    for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
+      const int column = pass * kPassColumns + lane * kLaneColumns;
+      if (column < kHeadDim) {
+        make(column, params);
+      }
+      FATTN_UNROLL
+      for (int e = 0; e < kLaneColumns; e++) {
+        row.x[pass][e] = column < kHeadDim ? own[e] : 0.0f;
+      }
+    }
+    write_quantised_row<kHeadDim>(row, target, scales, lane);
+  }
+};
 
 }  // namespace fattn
 
@@ -169,68 +195,87 @@ using namespace fattn;
     device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant RotaryParams& params [[buffer(fattn::kSlotParams)]],
-    uint3 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    uint2 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
-  const int batch = int(group.z), position = int(group.x);
-  int head = int(group.y) * kSimdgroups + simdgroup_index;
-  if (head >= params.q_heads + params.kv_heads * (fc_values ? 2 : 1)) {
+  const int index = int(group.x) * kSimdgroups + simdgroup_index;
+  if (index >= params.tokens) {
     return;
   }
+  const int batch = index / params.q_len, position = index - batch * params.q_len;
+  int head = int(group.y);
+  const bool is_query = head < params.q_units;
+  head -= is_query ? 0 : params.q_units;
+  const bool is_value = fc_values && !is_query && head >= params.kv_units;
+  head -= is_value ? params.kv_units : 0;
+  const int heads = is_query ? params.q_heads : params.kv_heads;
+  const int units = is_query ? params.q_units : params.kv_units;
+
   const SlotPlace token = {batch, position};
-  SlotPlace place = {batch, params.start + position};
-  const bool is_query = head < params.q_heads;
-  if (!is_query) {
-    head -= params.q_heads;
-    if (fc_slots) {
-      const long slot = slot_mapping[batch * params.slot_batch + position * params.slot_row];
-      if (slot < 0 || slot >= params.slots) {
-        return;
-      }
-      place = place_of(slot, params.block_size);
+  SlotPlace place = {batch, position + (is_query ? 0 : params.start)};
+  if (fc_slots && !is_query) {
+    const long slot = slot_mapping[batch * params.slot_batch + position * params.slot_row];
+    if (slot < 0 || slot >= params.slots) {
+      return;
     }
-    if (fc_starts) {
-      const long start = starts[batch * params.slot_batch];
-      if (start < 0 || start >= params.block_size - place.slot) {
-        return;
-      }
-      place.slot += start;
-    }
+    place = place_of(slot, params.block_size);
   }
-  device Scale* scales = nullptr;
-  if (fc_values && !is_query && head >= params.kv_heads) {
-    head -= params.kv_heads;
-    if (fc_scales) {
-      scales = value_scales + offset_of(place, head, params.value_scales);
+  if (fc_starts && !is_query) {
+    const long start = starts[batch * params.slot_batch];
+    if (start < 0 || start >= params.block_size - place.slot) {
+      return;
     }
-    write_row<kValueDim>(value + offset_of(token, head, params.value),
-                         value_cache + offset_of(place, head, params.value_cache), scales, lane);
+    place.slot += start;
+  }
+  constant Strides3& from = is_query ? params.query : is_value ? params.value : params.key;
+  constant Strides3& to = is_query ? params.out : is_value ? params.value_cache : params.key_cache;
+  long source = offset_of(token, head, from), target = offset_of(place, head, to);
+
+  const long source_step = units * from.head, target_step = units * to.head;
+  if (is_value) {
+    for (; head < heads; head += units) {
+      device Scale* scales = nullptr;
+      if (fc_scales) {
+        scales = value_scales + offset_of(place, head, params.value_scales);
+      }
+      write_row<kValueDim>(value + source, value_cache + target, scales, lane);
+      source += source_step;
+      target += target_step;
+    }
     return;
   }
 
-  const device Element* source =
-      is_query ? query + offset_of(token, head, params.query) : key + offset_of(token, head, params.key);
-  const bool has_norm = is_query ? fc_query_norm : fc_key_norm;
-  const device Weight* weight = nullptr;
+  Head rotated;
+  rotated.source = (is_query ? query : key) + source;
+  rotated.cosines = cosines + batch * params.cos.batch + position * params.cos.row;
+  rotated.sines = sines + batch * params.sin.batch + position * params.sin.row;
+  rotated.has_norm = is_query ? fc_query_norm : fc_key_norm;
   if (fc_query_norm && is_query) {
-    weight = query_norm;
+    rotated.weight = query_norm;
   }
   if (fc_key_norm && !is_query) {
-    weight = key_norm;
+    rotated.weight = key_norm;
   }
-  LaneRow<kHeadDim> row;
-  make_row(row, source, weight, has_norm, cosines + batch * params.cos.batch + position * params.cos.row,
-           sines + batch * params.sin.batch + position * params.sin.row, params, lane);
-  if (is_query) {
-    store_row(row, out + offset_of(token, head, params.out), lane);
-    return;
+  if (lane * kLaneColumns < kHeadDim) {
+    rotated.load_rotation(lane * kLaneColumns, params);
+    rotated.load_weights(lane * kLaneColumns);
   }
-  device Stored* target = key_cache + offset_of(place, head, params.key_cache);
-  if (kFormat == kKvFloat) {
-    store_row(row, target, lane);
-    return;
+  for (; head < heads; head += units) {
+    rotated.load_scale(params.eps, lane);
+    if (is_query) {
+      rotated.store(out + target, params, lane);
+    } else if (kFormat == kKvFloat) {
+      rotated.store(key_cache + target, params, lane);
+    } else {
+      device Scale* scales = nullptr;
+      if (fc_scales) {
+        scales = key_scales + offset_of(place, head, params.key_scales);
+      }
+      rotated.quantise(key_cache + target, scales, params, lane);
+    }
+    if (!kOnePass) {
+      return;
+    }
+    rotated.source += source_step;
+    target += target_step;
   }
-  if (fc_scales) {
-    scales = key_scales + offset_of(place, head, params.key_scales);
-  }
-  write_quantised_row<kHeadDim>(row, target, scales, lane);
 }
