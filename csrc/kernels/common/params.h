@@ -13,66 +13,66 @@ namespace fattn {
 // shows the name. ALWAYS and OPTIONAL are inputs of the attention operators, Call::<name> on the host. The
 // attention kernels take them and RESULT; OPTIONAL and RESULT depend on a function constant.
 // ALWAYS, OTHER(slot, type, name), OPTIONAL, RESULT(slot, type, name, function constant)
-#define FATTN_OPERANDS(ALWAYS, OPTIONAL, RESULT, OTHER)                                                  \
-  ALWAYS(Query, const device Element*, query)                                                            \
-  ALWAYS(Key, const device Stored*, key)                                                                 \
-  ALWAYS(Value, const device Stored*, value)                                                             \
-  RESULT(Out, device Element*, out, fc_whole)                                                            \
-  RESULT(Lse, device float*, lse, fc_whole)                                                              \
-  OTHER(Params, constant Params&, params)                                                                \
-  OPTIONAL(Mask, const device uchar*, attn_mask, fc_has_mask)                                            \
-  OPTIONAL(SeqLens, const device int*, seq_lens, fc_has_seq_lens)                                        \
-  OPTIONAL(BlockTables, const device int*, block_tables, fc_paged)                                       \
-  RESULT(PartialOut, device float*, partial_out, fc_split)                                               \
-  RESULT(PartialSum, device float4*, partial_sum, fc_split)                                              \
-  OPTIONAL(Sinks, const device uchar*, sinks, fc_sinks)                                                  \
-  OPTIONAL(AlibiSlopes, const device uchar*, alibi_slopes, fc_alibi)                                     \
-  OPTIONAL(TreeMask, const device long*, tree_mask, fc_tree)                                             \
-  OPTIONAL(KeyScales, const device Scale*, key_scales, fc_scales)                                        \
-  OPTIONAL(ValueScales, const device Scale*, value_scales, fc_scales)                                    \
-  OPTIONAL(CuSeqlens, const device int*, cu_seqlens_q, fc_packed)                                        \
-  OTHER(Slice, constant GridSlice&, slice)                                                               \
-  OPTIONAL(CuSeqlensK, const device int*, cu_seqlens_k, fc_packed_keys)                                  \
-  OPTIONAL(MaskMap, const device uchar*, mask_map, fc_mask_map) /* or block_mask, or made by the plan */ \
-  OTHER(KeyCache, device Stored*, key_cache)                    /* of cache_write */                     \
-  OTHER(ValueCache, device Stored*, value_cache)                                                         \
-  OTHER(SlotMapping, const device SlotNumber*, slot_mapping)                                             \
-  OTHER(Logits, const device Element*, logits)    /* of softmax and softcap */                           \
-  OTHER(GradOut, const device Element*, grad_out) /* from here on of a backward */                       \
-  OTHER(GradLse, const device float*, grad_lse)                                                          \
-  OTHER(SavedOut, const device float*, saved_out) /* the result of the forward */                        \
-  OTHER(RowStates, device float4*, row_states)    /* scratch: RowState */                                \
-  OTHER(GradKey, device Element*, grad_key)                                                              \
-  OTHER(GradValue, device Element*, grad_value)                                                          \
-  OTHER(GradQuery, device Element*, grad_query) /* written to the slot of out */                         \
-  OTHER(GradSinks, device Element*, grad_sinks) /* likewise */                                           \
-  OTHER(GradAlibi, device Element*, grad_alibi) /* likewise */                                           \
-  OTHER(TensorFacts, device int*, tensor_facts) /* of tensor_probe; likewise */                          \
-  OTHER(Cos, const device Table*, cos)          /* from here on of rotary, in RotaryBuffer */            \
-  OTHER(Sin, const device Table*, sin)                                                                   \
-  OTHER(Starts, const device SlotNumber*, starts)                                                        \
-  OTHER(QueryNorm, const device Weight*, query_norm)                                                     \
-  OTHER(KeyNorm, const device Weight*, key_norm)                                                         \
-  OTHER(Rows, const device Element*, x) /* from here on of rms_norm, in RmsNormBuffer */                 \
-  OTHER(Weight, const device Weight*, weight)                                                            \
-  OTHER(Gate, const device Element*, gate)                                                               \
-  OTHER(Decay, const device Decay*, g) /* from here on of linear attention, in DeltaBuffer */            \
-  OTHER(Beta, const device Beta*, beta)                                                                  \
-  OTHER(RawDecay, const device Decay*, a)                                                                \
-  OTHER(RawBeta, const device Beta*, b)                                                                  \
-  OTHER(ALog, const device float*, A_log)                                                                \
-  OTHER(DtBias, const device float*, dt_bias)                                                            \
-  OTHER(State, device float*, state)                                                                     \
-  OTHER(HasInitial, const device bool*, has_initial_state)                                               \
-  OTHER(StateSlots, const device int*, slots)                                                            \
-  OTHER(Seqlens, const device int*, cu_seqlens)                                                          \
-  OTHER(Chunks, device float*, chunks) /* scratch: kDeltaChunkFloats per chunk and head */               \
-  OTHER(OutGate, const device Element*, z)                                                               \
-  OTHER(ConvWeight, const device Weight*, conv_weight)                                                   \
-  OTHER(ConvBias, const device Weight*, conv_bias)                                                       \
-  OTHER(NormWeight, const device Weight*, norm_weight)                                                   \
-  OTHER(ConvState, device Element*, conv_state)                                                          \
-  OTHER(Counts, const device int*, counts)                                                               \
+#define FATTN_OPERANDS(ALWAYS, OPTIONAL, RESULT, OTHER)                                          \
+  ALWAYS(Query, const device Element*, query)                                                    \
+  ALWAYS(Key, const device Stored*, key)                                                         \
+  ALWAYS(Value, const device Stored*, value)                                                     \
+  RESULT(Out, device Element*, out, fc_whole)                                                    \
+  RESULT(Lse, device float*, lse, fc_whole)                                                      \
+  OTHER(Params, constant Params&, params)                                                        \
+  OPTIONAL(Mask, const device uchar*, attn_mask, fc_has_mask)                                    \
+  OPTIONAL(SeqLens, const device int*, seq_lens, fc_has_seq_lens)                                \
+  OPTIONAL(BlockTables, const device int*, block_tables, fc_paged)                               \
+  RESULT(PartialOut, device float*, partial_out, fc_split)                                       \
+  RESULT(PartialSum, device float4*, partial_sum, fc_split)                                      \
+  OPTIONAL(Sinks, const device uchar*, sinks, fc_sinks)                                          \
+  OPTIONAL(AlibiSlopes, const device uchar*, alibi_slopes, fc_alibi)                             \
+  OPTIONAL(TreeMask, const device long*, tree_mask, fc_tree)                                     \
+  OPTIONAL(KeyScales, const device Scale*, key_scales, fc_scales)                                \
+  OPTIONAL(ValueScales, const device Scale*, value_scales, fc_scales)                            \
+  OPTIONAL(CuSeqlens, const device int*, cu_seqlens_q, fc_packed)                                \
+  OTHER(Slice, constant GridSlice&, slice)                                                       \
+  OPTIONAL(CuSeqlensK, const device int*, cu_seqlens_k, fc_packed_keys)                          \
+  OPTIONAL(MaskMap, const device uchar*, mask_map, fc_mask_map) /* a block_mask, or made here */ \
+  OTHER(KeyCache, device Stored*, key_cache)                    /* of cache_write */             \
+  OTHER(ValueCache, device Stored*, value_cache)                                                 \
+  OTHER(SlotMapping, const device SlotNumber*, slot_mapping)                                     \
+  OTHER(Logits, const device Element*, logits)    /* of softmax and softcap */                   \
+  OTHER(GradOut, const device Element*, grad_out) /* from here on of a backward */               \
+  OTHER(GradLse, const device float*, grad_lse)                                                  \
+  OTHER(SavedOut, const device float*, saved_out) /* the result of the forward */                \
+  OTHER(RowStates, device float4*, row_states)    /* scratch: RowState */                        \
+  OTHER(GradKey, device Element*, grad_key)                                                      \
+  OTHER(GradValue, device Element*, grad_value)                                                  \
+  OTHER(GradQuery, device Element*, grad_query) /* written to the slot of out */                 \
+  OTHER(GradSinks, device Element*, grad_sinks) /* likewise */                                   \
+  OTHER(GradAlibi, device Element*, grad_alibi) /* likewise */                                   \
+  OTHER(TensorFacts, device int*, tensor_facts) /* of tensor_probe; likewise */                  \
+  OTHER(Cos, const device Table*, cos)          /* from here on of rotary, in RotaryBuffer */    \
+  OTHER(Sin, const device Table*, sin)                                                           \
+  OTHER(Starts, const device SlotNumber*, starts)                                                \
+  OTHER(QueryNorm, const device Weight*, query_norm)                                             \
+  OTHER(KeyNorm, const device Weight*, key_norm)                                                 \
+  OTHER(Rows, const device Element*, x) /* from here on of rms_norm, in RmsNormBuffer */         \
+  OTHER(Weight, const device Weight*, weight)                                                    \
+  OTHER(Gate, const device Element*, gate)                                                       \
+  OTHER(Decay, const device Decay*, g) /* from here on of linear attention, in DeltaBuffer */    \
+  OTHER(Beta, const device Beta*, beta)                                                          \
+  OTHER(RawDecay, const device Decay*, a)                                                        \
+  OTHER(RawBeta, const device Beta*, b)                                                          \
+  OTHER(ALog, const device float*, A_log)                                                        \
+  OTHER(DtBias, const device float*, dt_bias)                                                    \
+  OTHER(State, device float*, state)                                                             \
+  OTHER(HasInitial, const device bool*, has_initial_state)                                       \
+  OTHER(StateSlots, const device int*, slots)                                                    \
+  OTHER(Seqlens, const device int*, cu_seqlens)                                                  \
+  OTHER(Chunks, device float*, chunks) /* scratch: kDeltaChunkFloats per chunk and head */       \
+  OTHER(OutGate, const device Element*, z)                                                       \
+  OTHER(ConvWeight, const device Weight*, conv_weight)                                           \
+  OTHER(ConvBias, const device Weight*, conv_bias)                                               \
+  OTHER(NormWeight, const device Weight*, norm_weight)                                           \
+  OTHER(ConvState, device Element*, conv_state)                                                  \
+  OTHER(Counts, const device int*, counts)                                                       \
   OTHER(Bias, const device Weight*, bias)
 
 #define FATTN_ENUMERATOR(slot, ...) kSlot##slot,
@@ -112,7 +112,7 @@ enum RmsNormBuffer { kBufferRows = kSlotQuery, kBufferWeight = kSlotKey, kBuffer
   X(bool, packed)          /* the query rows of all sequences lie in one tensor, cut by cu_seqlens */   \
   X(bool, sliced)          /* the grid takes several dispatches (plan/slices.h) */                      \
   X(bool, packed_keys)     /* the keys of all sequences lie in one tensor, cut by cu_seqlens_k */       \
-  X(bool, mask_map)        /* there is a map of the mask; without a mask, a block mask */               \
+  X(bool, mask_map)        /* there is a map of the mask, or a block mask */                            \
   X(bool, token_major_out) /* decode, merge: out is [batch, row, head] in memory */                     \
   X(bool, grouped)         /* a dense tile has rows of all query heads that share a key-value head */   \
   X(uint, sinks_kind)      /* FloatKind of sinks */                                                     \
@@ -205,35 +205,35 @@ struct GridSlice {
   X(fattn_f32, softcap)     /* in score units */                                                        \
   X(fattn_f32, slope_scale) /* from ALiBi's slopes to score units */
 
-#define FATTN_PREFILL_PARAMS(X)                                                                           \
-  FATTN_OPERAND_STRIDES(X)                                                                                \
-  X(Strides4, mask_map) /* by cells, or by blocks */                                                      \
-  X(Strides3, out)      /* packed rows: head and row of the call */                                       \
-  X(fattn_i64, block_table_batch_stride)                                                                  \
-  X(fattn_i64, block_table_entry_stride)                                                                  \
-  X(fattn_i64, seq_lens_stride)                                                                           \
-  X(fattn_i64, cu_seqlens_stride)                                                                         \
-  X(fattn_i64, cu_seqlens_k_stride)                                                                       \
-  FATTN_SCORE_STRIDES(X)                                                                                  \
-  X(fattn_i32, batch)                                                                                     \
-  X(fattn_i32, q_len)  /* packed: rows of all sequences */                                                \
-  X(fattn_i32, kv_len) /* paged: max_blocks * block_size; packed keys: of all sequences */                \
-  X(fattn_i32, q_heads)                                                                                   \
-  X(fattn_i32, group_size)   /* query heads per key-value head */                                         \
-  X(fattn_i32, q_offset)     /* absolute position of query row 0; unused with seq_lens */                 \
-  X(fattn_i32, window_left)  /* kNoLimit: every key below the row's own */                                \
-  X(fattn_i32, window_right) /* kNoLimit: every key above it */                                           \
-  X(fattn_i32, sink_tokens)                                                                               \
-  X(fattn_i32, num_blocks)                                                                                \
-  X(fattn_i32, q_tiles)                                                                                   \
-  X(fattn_i32, last_rows_meet) /* packed keys: the last row is at the last key, instead of q_offset */    \
-  X(fattn_i32, map_row_shift)  /* log2 of the rows of cells in a row of blocks; 0 without a block mask */ \
-  X(fattn_i32, map_key_shift)  /* the same along the keys */                                              \
-  FATTN_SCORE_PARAMS(X)                                                                                   \
-  X(fattn_i32, parts)        /* per tile, in the grid */                                                  \
-  X(fattn_i32, max_parts)    /* per tile, unless largest_part makes them more */                          \
-  X(fattn_i32, min_part)     /* steps */                                                                  \
-  X(fattn_i32, largest_part) /* steps */                                                                  \
+#define FATTN_PREFILL_PARAMS(X)                                                                        \
+  FATTN_OPERAND_STRIDES(X)                                                                             \
+  X(Strides4, mask_map) /* by cells or blocks */                                                       \
+  X(Strides3, out)      /* packed rows: head and row of the call */                                    \
+  X(fattn_i64, block_table_batch_stride)                                                               \
+  X(fattn_i64, block_table_entry_stride)                                                               \
+  X(fattn_i64, seq_lens_stride)                                                                        \
+  X(fattn_i64, cu_seqlens_stride)                                                                      \
+  X(fattn_i64, cu_seqlens_k_stride)                                                                    \
+  FATTN_SCORE_STRIDES(X)                                                                               \
+  X(fattn_i32, batch)                                                                                  \
+  X(fattn_i32, q_len)  /* packed: rows of all sequences */                                             \
+  X(fattn_i32, kv_len) /* paged: max_blocks * block_size; packed keys: of all sequences */             \
+  X(fattn_i32, q_heads)                                                                                \
+  X(fattn_i32, group_size)   /* query heads per key-value head */                                      \
+  X(fattn_i32, q_offset)     /* absolute position of query row 0; unused with seq_lens */              \
+  X(fattn_i32, window_left)  /* kNoLimit: every key below the row's own */                             \
+  X(fattn_i32, window_right) /* kNoLimit: every key above it */                                        \
+  X(fattn_i32, sink_tokens)                                                                            \
+  X(fattn_i32, num_blocks)                                                                             \
+  X(fattn_i32, q_tiles)                                                                                \
+  X(fattn_i32, last_rows_meet) /* packed keys: the last row is at the last key, instead of q_offset */ \
+  X(fattn_i32, map_row_shift)  /* of a block mask: log2 of the rows of cells in a row of blocks */     \
+  X(fattn_i32, map_key_shift)  /* the same along the keys */                                           \
+  FATTN_SCORE_PARAMS(X)                                                                                \
+  X(fattn_i32, parts)        /* per tile, in the grid */                                               \
+  X(fattn_i32, max_parts)    /* per tile, unless largest_part makes them more */                       \
+  X(fattn_i32, min_part)     /* steps */                                                               \
+  X(fattn_i32, largest_part) /* steps */                                                               \
   X(fattn_i32, heads_first)  /* heads are neighbours in the grid, not the tiles of a head */
 struct PrefillParams {
   FATTN_PREFILL_PARAMS(FATTN_FIELD)
