@@ -26,7 +26,6 @@ from tests.operators.test_attention import (
 )
 from torch_fattn import attention, varlen_attention
 
-
 # One of four heads sees no key.
 BLOCKS = {"block_mask": torch.tensor([True, False, True, True]).view(1, 4, 1, 1), "block_size": (32, 64)}
 

@@ -46,11 +46,8 @@ def blocks_of(call: Mapping[str, Any], plan: Mapping[str, Any]) -> Blocks | None
     heads = query.shape[:2].numel() // max(visible.shape[:2].numel(), 1)  # that share a mask
     pairs = tile_pairs = 0
     for first, own in _cut(positions, size[0]):
-        by_position = (
-            edges.diff() * len(own)
-            if visibility == Visibility(is_causal=False)
-            else _keys_of(visibility, own, own, edges).sum(0)
-        )
+        seen = _keys_of(visibility, own, own, edges)
+        by_position = seen.sum(0) * (len(own) // len(seen))
         pairs += heads * int((by_position * visible[:, :, first // size[0]]).sum())
     tile_rows, step = _tile_of(plan)
     for first, own in _cut(positions, tile_rows) if tile_rows else ():
@@ -76,7 +73,10 @@ def _cut(positions: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _keys_of(visibility: Visibility, first: Tensor, last: Tensor, edges: Tensor) -> Tensor:
-    """The keys between neighbouring edges that rows from `first` to `last` see: `[rows, columns]`."""
+    """The keys between neighbouring edges that rows from `first` to `last` see: `[rows, columns]`, or
+    `[1, columns]` for all rows alike."""
+    if visibility == Visibility(is_causal=False):
+        return edges.diff()[None]
     begin, end = visibility.window(first)[0][:, None], visibility.window(last)[1][:, None]
     sinks = torch.as_tensor(visibility.sinks(last))[..., None]
     low, high = edges[:-1], edges[1:]

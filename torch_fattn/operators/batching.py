@@ -64,8 +64,8 @@ def _folded(op: Callable[..., Any], size: int, call: dict[str, Any], dims: Dims)
 
 def _looped(op: Callable[..., Any], size: int, call: dict[str, Any], dims: Dims) -> tuple[Tensor, ...]:
     def member(name: str, i: int) -> Any:
-        dim = dims[name]
-        return call[name] if dim is None else call[name].select(dim, i)
+        value, dim = call[name], dims[name]  # a list of numbers has a list of dims
+        return value.select(dim, i) if isinstance(value, Tensor) and dim is not None else value
 
     results = [op(**{name: member(name, i) for name in call}) for i in range(size)]
     return tuple(torch.stack(each) for each in zip(*results, strict=True))
