@@ -44,7 +44,7 @@ def planned(op: str, call: Mapping[str, Any], overload: str = "default", **machi
     every = {each.name: each.default_value for each in arguments} | dict(call)
     text = plan(**call, **machine)
     blocks = blocks_of(every, json.loads(text)) if every.get("block_mask") is not None else None
-    return Planned(op, text, cost_of(op, every, blocks and blocks.pairs), blocks)
+    return Planned(op, text, cost_of(op, every, blocks.pairs if blocks else None), blocks)
 
 
 def plans_of(function: str, call: Mapping[str, Any], **machine: Any) -> list[Planned]:
