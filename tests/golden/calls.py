@@ -96,6 +96,9 @@ GOLDEN_CALLS: dict[str, tuple[Problem, dict[str, Any]]] = {
     # A map that the plan makes of a mask for all heads, and a given map.
     "prefill_documents": _call("prefill", f16, (2, 32, 8, 2000, 2000, 128, 128), mask=torch.bool,
         mask_broadcast=(False, True, False, False), **CAUSAL),
+    # Tiles of 128 rows become tiles of one row of blocks; the query heads of a group do not share a tile.
+    "prefill_block_mask": _call("prefill", bf16, (2, 16, 4, 3000, 4000, 128, 128),
+        {"device_name": "Apple M3 Max", "family": 9, "cores": 40}, block_mask=(64, 256), **CAUSAL),
     "prefill_wide_mask_map": _call("prefill", bf16, (2, 4, 4, 100, 100, 256, 256), mask=bf16,
         mask_broadcast=(True, False, False, False), mask_map=True),
     "decode_one_split": _call("decode", f16, (1, 8, 8, 1, 100, 64, 64), seq_lens=(100,)),

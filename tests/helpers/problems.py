@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.helpers import option_tensors
 from tests.helpers.caches import Cache, as_scales, first_scales, poison
 from tests.helpers.kv_formats import GROUPED, columns, name_of
 from tests.helpers.layouts import Operand, flat, lay_out, packed, spread, starts
@@ -102,34 +103,6 @@ def option(
     return field(default=values[0], metadata={"option": each})
 
 
-def _parameter_dtype(problem: Problem) -> torch.dtype:
-    """A layer's parameters have the dtype of its operands, or are kept in float32."""
-    return problem.dtype if problem.index % 3 else torch.float32
-
-
-def _sinks(problem: Problem, generator: torch.Generator) -> Tensor:
-    return (torch.randn(problem.q_heads, generator=generator) * 2).to(_parameter_dtype(problem))
-
-
-def _slopes(problem: Problem, generator: torch.Generator) -> Tensor:
-    by_sequence = (problem.batch,) if problem.index % 2 else ()
-    slopes = torch.rand(*by_sequence, problem.q_heads, generator=generator) * 0.2
-    return slopes.to(_parameter_dtype(problem))
-
-
-def _limited(score: float, cap: float, _: Score) -> float:
-    return cap * math.tanh(score / cap)
-
-
-def _sloped(score: float, slopes: Tensor, of: Score) -> float:
-    return score + float((slopes[of.sequence] if slopes.dim() == 2 else slopes)[of.head]) * of.distance
-
-
-def _tree(problem: Problem, generator: torch.Generator) -> Tensor:
-    rows, size = problem.q_len, (problem.batch, problem.q_len)[problem.tree == "shared" :]
-    return torch.randint(-(2**63) * (rows > 62), 2 ** min(rows, 62), size, generator=generator)
-
-
 @dataclass(frozen=True)
 class Problem:
     index: int
@@ -163,12 +136,20 @@ class Problem:
     window_left: int = option(-1, -1, -1, 0, 1, 5, 40, 200, 10**9, shown="window{}", refused=(-2,))
     window_right: int = option(-1, -1, 0, 3, shown="right{}", refused=(-7,))
     sink_tokens: int = option(0, 0, 1, 4, 40, 300, shown="first{}", refused=(-1,))
-    sinks: bool = option(False, False, True, tensor=_sinks)
-    softcap: float = option(0.0, 0.0, 2.0, 30.0, rule=_limited, refused=(-3.0, math.nan, math.inf, 1e39))
-    alibi_slopes: bool = option(False, False, True, tensor=_slopes, rule=_sloped)
+    sinks: bool = option(False, False, True, tensor=option_tensors.sinks)
+    softcap: float = option(
+        0.0, 0.0, 2.0, 30.0, rule=option_tensors.limited, refused=(-3.0, math.nan, math.inf, 1e39)
+    )
+    alibi_slopes: bool = option(False, False, True, tensor=option_tensors.slopes, rule=option_tensors.sloped)
     scale: float | None = option(None, None, 0.0625, 0.3, refused=(math.nan, -math.inf, 1e39))
     tree: str | None = option(
-        None, None, None, "shared", "each", ops=DECODES, argument="tree_mask", tensor=_tree
+        None, None, None, "shared", "each", ops=DECODES, argument="tree_mask", tensor=option_tensors.tree
+    )
+    block_mask: tuple[int, int] | None = option(  # the block size
+        *(None, None, None, None, (32, 32), (64, 128), (128, 64), (32, 256)),
+        ops=("prefill",),
+        shown="blocks{0[0]}x{0[1]}",
+        tensor=option_tensors.blocks,
     )
     token_major_out: bool = option(False, True, ops=("prefill", *DECODES), shown="token_major")
 
@@ -198,11 +179,12 @@ class Problem:
     @property
     def numbers(self) -> dict[str, Any]:
         """The arguments of these options that are not tensors."""
-        return {
+        numbers = {
             OPTIONS[name].argument or name: value
             for name, value in self.options.items()
             if OPTIONS[name].tensor is None
         }
+        return numbers | ({} if self.block_mask is None else {"block_size": self.block_mask})
 
     def tensors(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Those that are tensors."""
@@ -385,7 +367,7 @@ def build(problem: Problem, seed: int = 0) -> Case:
         value = key[..., : p.value_dim]
     mask = _mask(p, generator)
     extra = p.tensors(generator)
-    visible = visibility(p, mask, extra.get("tree_mask"))
+    visible = visibility(p, mask, extra.get("tree_mask"), extra.get("block_mask"))
 
     clean = {"query": query, **extra}
     if p.q_lens is None:

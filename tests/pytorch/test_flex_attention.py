@@ -232,6 +232,42 @@ def test_blocks_override_mask_mod(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("size", "is_block_mask"), [((32, 64), True), ((96, 64), True), ((48, 64), False)])
+def test_full_blocks(
+    size: tuple[int, int], is_block_mask: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They become a block_mask of blocks that the kernels have, without a mask; beside a bias, a mask."""
+    prefill = mock.Mock(wraps=ours.prefill)
+    monkeypatch.setattr(ours, "prefill", prefill)
+    counts, indices = lists([0, 2], [1], [0, 1, 2], device=device)
+    none, rows = torch.zeros_like(counts), 2 * size[0] + 11
+    of_size: dict[str, Any] = {"BLOCK_SIZE": size, "seq_lengths": (rows, 130)}
+    blocks = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]], dtype=torch.bool)
+    shown = blocks.repeat_interleave(size[0], 0)[:rows].repeat_interleave(64, 1)[:, :130]
+    query, key, value = (torch.randn(2, 2, n, 32, device=device) for n in (rows, 130, 130))
+    for block_mask in (
+        BlockMask.from_kv_blocks(none, indices, counts, indices, mask_mod=causal, **of_size),
+        BlockMask.from_kv_blocks(counts, indices, **of_size),  # whose mask_mod hides nothing
+    ):
+        for score_mod, bias in ((None, 0.0), (biased, torch.arange(130) / 50)):
+            out = flex_attention(query, key, value, score_mod, block_mask)
+            exact, _ = torch_fattn.reference.prefill(
+                query, key, value, bias + torch.where(shown, 0, -torch.inf)
+            )
+            assert (out.cpu() - exact).abs().max() < 1e-5
+            (*_, mask), options = prefill.call_args
+            assert (mask is None) == (is_block_mask and score_mod is None) == ("block_mask" in options)
+
+
+def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return q_idx >= kv_idx
+
+
+def biased(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return score + kv_idx / 50
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("number", [-1, 3, 9])
 def test_blocks_that_the_mask_does_not_have(
     number: int, device: str, monkeypatch: pytest.MonkeyPatch
