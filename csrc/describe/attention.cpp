@@ -303,6 +303,7 @@ Call describe_prefill_of(Op op, const Arguments& arguments) {
   }
   add_score_options(call, arguments);
   add_mask(call, arguments);
+  add_block_mask(call, arguments);
   add_mask_map(call, arguments);
   add_flags(call, arguments);
   return call;

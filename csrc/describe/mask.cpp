@@ -1,12 +1,15 @@
-// Adds attn_mask and its map to a Call, and describes the op that makes a map.
+// Adds attn_mask and its map, or a block mask, to a Call, and describes the op that makes a map.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <optional>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
 #include "options.h"
 #include "tensor_checks.h"
+#include "../plan/supported.h"
 
 namespace fattn {
 namespace {
@@ -86,6 +89,45 @@ void add_mask_map(Call& call, const Arguments& arguments) {
   problem.has_mask_map = true;
   problem.mask_map = *strides;
   call.mask_map = map;
+}
+
+void add_block_mask(Call& call, const Arguments& arguments) {
+  const c10::IValue& block_size = arguments["block_size"];
+  const OptionalTensor block_mask = arguments.optional_tensor("block_mask");
+  if (!block_mask.has_value()) return;
+  const Tensor& mask = *block_mask;
+  Problem& problem = call.problem;
+  const char* name = name_of(problem.op);
+  const bool has_map = arguments.optional_tensor("mask_map").has_value();
+  TORCH_CHECK_VALUE(!call.attn_mask.defined() && !has_map, name, ": block_mask came with ",
+                    has_map ? "mask_map" : "attn_mask",
+                    "; pass one of them, or hide the blocks in attn_mask too");
+  check_device(name, "block_mask", mask, call.query);
+  TORCH_CHECK_TYPE(
+      mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte, name, ": block_mask is ",
+      dtype_name(mask),
+      " and must be torch.bool or torch.uint8 (not 0 = attend); compare its scores to a threshold");
+  const std::vector<int64_t> sizes = block_size.toIntVector();
+  for (const int64_t size : sizes) {
+    TORCH_CHECK_VALUE(size >= kMinMaskBlock && size <= kMaxMaskBlock && std::has_single_bit(uint64_t(size)),
+                      name, ": block_size has ", size, ", which is not a power of two from ", kMinMaskBlock,
+                      " to ", kMaxMaskBlock, "; use blocks of 64 or 128");
+  }
+  problem.block_rows = sizes[0];
+  problem.block_keys = sizes[1];
+  const std::array<int64_t, 4> target = {problem.batch, problem.q_heads,
+                                         cells_of(problem.q_len, problem.block_rows),
+                                         cells_of(problem.kv_len, problem.block_keys)};
+  const auto strides = broadcast_strides(mask, target);
+  TORCH_CHECK_VALUE(
+      mask.dim() == 4 && strides.has_value() && mask.size(2) == target[2] && mask.size(3) == target[3], name,
+      ": block_mask has shape ", mask.sizes(),
+      " and must be [batch or 1, query heads or 1, q_len / block_size[0], kv_len / block_size[1]], rounded "
+      "up = ",
+      at::IntArrayRef(target), "; expand a dimension in which all blocks are alike");
+  problem.has_mask_map = true;
+  problem.mask_map = *strides;
+  call.mask_map = mask;
 }
 
 MaskMapCall describe_mask_map(const Arguments& arguments) {

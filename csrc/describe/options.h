@@ -11,5 +11,6 @@ void add_tree_mask(Call& call, const Arguments& arguments);
 void add_mask(Call& call, const Arguments& arguments);
 // Call it after add_mask.
 void add_mask_map(Call& call, const Arguments& arguments);
+void add_block_mask(Call& call, const Arguments& arguments);
 
 }  // namespace fattn

@@ -131,6 +131,11 @@ Tensor row_positions(const Rows& query, int64_t first, int64_t rows) {
   return query.first_position.add(at::arange(first, first + rows, query.first_position.options()));
 }
 
+Tensor key_positions(const Rows& query) {
+  if (query.key_positions.defined()) return query.key_positions;
+  return at::arange(query.call.problem.kv_len, query.call.query.options().dtype(at::kLong));
+}
+
 // Visibility under a tree mask: bool [batch, rows, kv_len]. The draft tokens are the newest q_len keys; all
 // older keys are visible.
 Tensor visible_drafts(const Call& call, const Tensor& key, int64_t first, int64_t rows) {
@@ -147,9 +152,11 @@ Tensor visible_keys(const Rows& query, const Keys& keys, int64_t first, int64_t 
   const Call& call = query.call;
   const Problem& problem = call.problem;
   const ScoreOptions& options = problem.options;
-  const Tensor key = at::arange(problem.kv_len, call.query.options().dtype(at::kLong));
+  const Tensor key = key_positions(query);
   const Tensor position = row_positions(query, first, rows).unsqueeze(2);
-  Tensor visible = keys.exists.logical_and(key.lt(key_counts(call))).unsqueeze(1);
+  Tensor visible = keys.exists.unsqueeze(1);
+  // The keys of visible blocks exist, and may be few.
+  if (!query.key_positions.defined()) visible = visible.logical_and(key.lt(key_counts(call)).unsqueeze(1));
   if (query.count.defined()) {
     const Tensor row = at::arange(first, first + rows, key.options());
     visible = visible.logical_and(row.lt(query.count).unsqueeze(2));
@@ -246,8 +253,8 @@ Logits logits_of(const Rows& query_rows, const Keys& keys, int64_t first, int64_
   Logits logits;
   logits.visible = visible_keys(query_rows, keys, first, rows).expand(shape);
   logits.products = at::matmul(query, keys.key.transpose(2, 3)).view(shape);
-  const Tensor key = at::arange(problem.kv_len, call.query.options().dtype(at::kLong));
-  logits.distances = key.sub(row_positions(query_rows, first, rows).unsqueeze(2)).unsqueeze(1);
+  logits.distances =
+      key_positions(query_rows).sub(row_positions(query_rows, first, rows).unsqueeze(2)).unsqueeze(1);
   logits.scores = modify_scores(call, logits.products, logits.distances);
   if (call.attn_mask.defined()) {
     const Tensor mask = call.attn_mask.expand({problem.batch, problem.q_heads, problem.q_len, problem.kv_len})

@@ -10,8 +10,9 @@ namespace fattn {
 // A call whose query is [batch, q_heads, q_len, head_dim], and the positions of its rows.
 struct Rows {
   const Call& call;
-  at::Tensor first_position;  // of query row 0: [batch or 1, 1]
-  at::Tensor count = {};      // rows per sequence, without padding: [batch, 1]. Undefined: q_len
+  at::Tensor first_position;      // of query row 0: [batch or 1, 1]
+  at::Tensor count = {};          // rows per sequence, without padding: [batch, 1]. Undefined: q_len
+  at::Tensor key_positions = {};  // int64 [kv_len]. Undefined: 0, 1, ..
 };
 
 // First packed key of each sequence, and its number of keys, clamped to the capacity: [batch, 1].

@@ -14,6 +14,7 @@
 
 #include "../describe/tensor_checks.h"
 #include "attention.h"
+#include "block_mask.h"
 #include "fallback.h"
 #include "sequences.h"
 
@@ -139,6 +140,23 @@ Sums zero_sums(const Call& call) {
           at::zeros({own_slopes ? call.problem.batch : 1, call.problem.q_heads}, floats)};
 }
 
+// The gradients of a sequence under a block mask.
+void add_visible_blocks(const Sequence& sequence, const Call& call, const Received& received,
+                        const Sums& sums) {
+  visit_block_rows(call, [&](const BlockRows& rows) {
+    const auto zeros_like = [&](const Tensor& keys) { return at::zeros(keys.sizes(), sums.key.options()); };
+    const Tensor key = zeros_like(rows.call.key), value = zeros_like(rows.call.value);
+    add_gradients({.call = rows.call,
+                   .first_position = sequence.first_position().add(rows.row),
+                   .key_positions = rows.key_positions},
+                  received.map([&](const Tensor& of) { return rows.rows_of(of); }),
+                  {rows.rows_of(sums.query), key, value, sums.sinks.narrow(0, rows.head, rows.heads),
+                   sums.alibi_slopes.narrow(1, rows.head, rows.heads)});
+    rows.add_keys(sums.key, key);
+    rows.add_keys(sums.value, value);
+  });
+}
+
 Sums one_by_one(const BackwardCall& call) {
   const Sums sums = zero_sums(call);
   for (const Sequence& sequence : sequences_of(call)) {
@@ -150,10 +168,14 @@ Sums one_by_one(const BackwardCall& call) {
     const Received received = {sequence.rows_of(call.grad_out), rows_of(call.grad_lse), rows_of(call.lse),
                                call.out.defined() ? sequence.rows_of(call.out) : call.out};
     const bool own_slopes = call.problem.options.alibi_slopes.of_sequences;
-    add_gradients(
-        {.call = own, .first_position = sequence.first_position()}, received,
-        {sequence.rows_of(sums.query), sequence.keys_of(sums.key), sequence.keys_of(sums.value), sums.sinks,
-         own_slopes ? sums.alibi_slopes.narrow(0, sequence.number, 1) : sums.alibi_slopes});
+    const Sums own_sums = {sequence.rows_of(sums.query), sequence.keys_of(sums.key),
+                           sequence.keys_of(sums.value), sums.sinks,
+                           own_slopes ? sums.alibi_slopes.narrow(0, sequence.number, 1) : sums.alibi_slopes};
+    if (call.problem.block_rows > 0) {
+      add_visible_blocks(sequence, own, received, own_sums);
+    } else {
+      add_gradients({.call = own, .first_position = sequence.first_position()}, received, own_sums);
+    }
   }
   return sums;
 }
@@ -210,7 +232,7 @@ Sums together(const BackwardCall& call) {
 }  // namespace
 
 Gradients run_in_torch(const BackwardCall& call, bool may_wait) {
-  const Sums sums = may_wait ? one_by_one(call) : together(call);
+  const Sums sums = may_wait || call.problem.block_rows > 0 ? one_by_one(call) : together(call);
   const Gradients gradients = empty_gradients(call);
   const auto& [query, key, value, sinks, alibi_slopes] = gradients;
   query.copy_(sums.query);

@@ -11,6 +11,7 @@
 #include <ATen/ops/where.h>
 
 #include "attention.h"
+#include "block_mask.h"
 #include "fallback.h"
 #include "../plan/supported.h"
 
@@ -85,6 +86,7 @@ Call with_own_keys(const Call& call, int64_t b, Run keys) {
     if (call.attn_mask.dim() > 0 && call.attn_mask.size(-1) > 1)
       own.attn_mask = own.attn_mask.narrow(-1, 0, problem.kv_len);
   }
+  if (problem.block_rows > 0 && call.mask_map.size(0) > 1) own.mask_map = call.mask_map.narrow(0, b, 1);
   if (call.tree_mask.defined() && call.tree_mask.dim() == 2) own.tree_mask = own.tree_mask.narrow(0, b, 1);
 #define FATTN_TENSOR(slot, name, shapes) \
   if (problem.options.name.of_sequences) own.name = own.name.narrow(0, b, 1);
@@ -124,8 +126,17 @@ std::tuple<Tensor, Tensor> attend_one_by_one(const Call& call) {
   for (const Sequence& sequence : sequences_of(call)) {
     Call own = sequence.call;
     own.query = sequence.rows_of(call.query);
-    attend({.call = own, .first_position = sequence.first_position()}, sequence.rows_of(out),
-           sequence.rows_of(lse, 1));
+    const Tensor own_out = sequence.rows_of(out), own_lse = sequence.rows_of(lse, 1);
+    if (call.problem.block_rows == 0) {
+      attend({.call = own, .first_position = sequence.first_position()}, own_out, own_lse);
+      continue;
+    }
+    visit_block_rows(own, [&](const BlockRows& rows) {
+      attend({.call = rows.call,
+              .first_position = sequence.first_position().add(rows.row),
+              .key_positions = rows.key_positions},
+             rows.rows_of(own_out), rows.rows_of(own_lse));
+    });
   }
   return {out, lse};
 }
@@ -206,7 +217,8 @@ Tensor PaddedRows::unpad(const Tensor& padded) const {
 }
 
 std::tuple<Tensor, Tensor> run_in_torch(const Call& call, bool may_wait) {
-  return may_wait ? attend_one_by_one(call) : attend_together(call);
+  const bool waits = may_wait || call.problem.block_rows > 0;
+  return waits ? attend_one_by_one(call) : attend_together(call);
 }
 
 }  // namespace fattn

@@ -138,7 +138,7 @@ void check_device_data_if_enabled(const Call& call) {
     const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key", call.problem.kv_len};
     check_cu_seqlens(op, of, call.cu_seqlens_k);
   }
-  if (call.mask_map.defined()) check_mask_map(call);
+  if (call.mask_map.defined() && call.attn_mask.defined()) check_mask_map(call);
   if (!call.seq_lens.defined() || call.problem.batch == 0) return;
   const at::Tensor lens = on_host(call.seq_lens);
   check_seq_lens(call.problem, lens.const_data_ptr<int32_t>());

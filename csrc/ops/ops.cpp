@@ -240,7 +240,8 @@ std::string flags([[maybe_unused]] bool of_prefill) {
 }
 const std::string kPrefillArguments =
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, *, Tensor? mask_map=None, "
-    "bool is_causal=False, SymInt? q_offset=None, Tensor? seq_lens=None, " +
+    "Tensor? block_mask=None, int[2] block_size=[128, 128], bool is_causal=False, SymInt? q_offset=None, "
+    "Tensor? seq_lens=None, " +
     kOptions + flags(true);
 const std::string kFormat = ", Tensor? key_scales=None, Tensor? value_scales=None, str kv_format=\"auto\"";
 const std::string kDecodeArguments =

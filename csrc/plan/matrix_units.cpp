@@ -89,7 +89,8 @@ const char* why_no_units(const Problem& p) {
   if (is_backward(p.op) && !have_rows_apart(p.query, p.grad_out))
     return "rows of query or of the gradient of out are not 1 to 65,535 elements apart";
   // Under the mask of a prefill, and in a backward, a tile has rows of one head.
-  const bool has_pairs = is_decode(p.op) || (p.mask_dtype == DType::kOther && !is_backward(p.op));
+  const bool is_masked = p.mask_dtype != DType::kOther || p.has_mask_map;
+  const bool has_pairs = is_decode(p.op) || !(is_masked || is_backward(p.op));
   const bool packs_heads = has_pairs && p.kv_heads > 0;
   const int64_t heads = packs_heads ? p.q_heads / p.kv_heads : 1;
   if (is_decode(p.op) && p.head_dim != kLatentKeyDim && p.q_len * heads < kMinDecodeRows)

@@ -1,6 +1,8 @@
 // Plans fattn.prefill, fattn.paged_prefill and fattn.varlen_prefill, and decodes on matrix units: a pass
 // with a threadgroup per tile of query rows, or per part of the keys of a tile. A pass that merges the parts
 // follows. A pass that makes a mask map comes first if it saves more than it costs.
+#include <bit>
+
 #include "planners.h"
 #include "slices.h"
 #include "tuned.h"
@@ -142,7 +144,7 @@ bool pays_to_group(const Problem& p, int64_t tile_rows) {
   const int64_t group_size = p.q_heads / p.kv_heads;
   if (p.packed || group_size == 1) return false;
   if (is_decode(p.op)) return true;
-  if (p.mask_dtype != DType::kOther) return false;
+  if (p.mask_dtype != DType::kOther || p.has_mask_map) return false;
   const int64_t by_head = ceil_div(p.q_len, tile_rows) * group_size;
   return ceil_div(p.q_len * group_size, tile_rows) * 8 <= by_head * 7;
 }
@@ -274,6 +276,10 @@ PrefillParams prefill_params(const Problem& p, const Strides3& out) {
   PrefillParams params{};
   set_attention_params(params, p);
   params.mask_map = p.mask_map;
+  if (p.block_rows > 0) {
+    params.map_row_shift = std::countr_zero(uint64_t(p.block_rows / kCellRows));
+    params.map_key_shift = std::countr_zero(uint64_t(p.block_keys / kCellKeys));
+  }
   params.out = out;
   params.seq_lens_stride = p.seq_lens_stride;
   params.cu_seqlens_stride = p.cu_seqlens_stride;
@@ -309,6 +315,9 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const bool on_units = uses_units(tile.kernel);
   if (!on_units && rows <= tile.row_groups * kFragment) tile.row_fragments = 1;
   const bool wide = tile.kernel == Kernel::kPrefillWide;
+  // A tile of several rows of blocks visits the keys of all of them.
+  while (p.block_rows > 0 && tile.rows() > p.block_rows && halve(tile)) {
+  }
 
   int64_t q_tiles = max_tiles(p, grouped, tile.rows());
   const int64_t heads = p.packed || grouped ? p.kv_heads : p.q_heads;

@@ -134,7 +134,9 @@ struct Problem {
   Strides4 mask{};                   // 0 where the mask is broadcast
   bool mask_pairs = false;           // pairs of keys can be read with one load, from key 0 on
   bool has_mask_map = false;
-  Strides4 mask_map{};  // like `mask`, in cells
+  Strides4 mask_map{};     // like `mask`, in cells; of a block mask in blocks
+  int64_t block_rows = 0;  // of a block mask, which is the map of no mask; 0: none
+  int64_t block_keys = 0;
 
   bool is_causal = false;
   int64_t q_offset = 0;  // prefill: absolute position of query row 0; packed keys: in each sequence

@@ -18,6 +18,9 @@ inline constexpr int64_t kRotaryMultiple = 4;
 inline constexpr int64_t kMaxBackwardHeadDim = 256;
 // With a larger cap, the quotient of a score and the cap could be subnormal in float32.
 inline constexpr double kMaxSoftcap = 1e30;
+// Rows or keys of a block of block_mask, a power of two.
+inline constexpr int64_t kMinMaskBlock = 32;
+inline constexpr int64_t kMaxMaskBlock = 256;
 inline constexpr int64_t kMaxTreeRows = 64;  // query rows under a tree mask, which has a bit for each
 // Lengths and block counts are passed as 32-bit integers; offsets are 64-bit.
 inline constexpr int64_t kMaxLength = int64_t(1) << 30;

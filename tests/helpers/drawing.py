@@ -148,6 +148,8 @@ def _candidates(
                 **{name: cards[i] for name, cards in options.items() if op in OPTIONS[name].ops},
             )
         )
+        if masks[i] is not None:
+            problems[-1] = replace(problems[-1], block_mask=None)
         if op == "prefill" and chunks.random() < 0.4:
             problems[-1] = _chunk(problems[-1], chunks, work)
         if problems[-1].q_offset is None and op == "prefill" and lengths.random() < 0.3:

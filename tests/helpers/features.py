@@ -29,6 +29,7 @@ _TIED = {
     *(("q_offset", "window_left"), ("q_offset", "window_right")),
     *(("q_offset", "seq_lens"), ("causality", "seq_lens")),
     *(("dims", "value_in_key"), ("dims", "kv_format"), ("kv_format", "value_in_key"), ("batch", "q_lens")),
+    ("block_mask", "mask"),
 }
 
 
@@ -51,7 +52,7 @@ def features(problem: Problem) -> dict[str, Any]:
             continue
         if field.name in ("layouts", "mask_broadcast"):
             found |= {f"{field.name}{i}": part for i, part in enumerate(value)}
-        elif isinstance(value, tuple):  # lengths
+        elif isinstance(value, tuple) and field.name != "block_mask":  # lengths
             found[field.name] = "some are 0" if 0 in value else "none is 0"
         elif field.name == "q_offset":
             # Beyond the keys and without a window the planner moves it, unless an option reads positions.
@@ -109,7 +110,7 @@ def missing(problems: Iterable[Problem]) -> tuple[set[Pair], int]:
         (op, (a, x), (b, y))
         for op, a, b in {(op, a[0], b[0]) for op, a, b in met}
         for x, y in itertools.product(values[op, a], values[op, b])
-        if not (a == "mask" and x is None and b.startswith("mask_"))
+        if not (b.startswith("mask_") and (a, x is None) in (("mask", True), ("block_mask", False)))
     }
     return possible - met, len(possible)
 

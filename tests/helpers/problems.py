@@ -130,6 +130,19 @@ def _tree(problem: Problem, generator: torch.Generator) -> Tensor:
     return torch.randint(-(2**63) * (rows > 62), 2 ** min(rows, 62), size, generator=generator)
 
 
+def _blocks(problem: Problem, generator: torch.Generator) -> Tensor:
+    """Of any density, with rows of hidden blocks, for each sequence and head or for all."""
+    assert problem.block_mask is not None
+    whole = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
+    size = [-(-n // block) for n, block in zip(whole, (1, 1, *problem.block_mask), strict=True)]
+    size[:2] = [n if problem.index >> bit & 1 else 1 for bit, n in enumerate(size[:2])]
+    density = torch.rand((*size[:3], 1), generator=generator) * 1.5 - 0.25
+    visible = torch.rand(size, generator=generator) < density
+    if problem.index % 3:
+        return visible
+    return visible * torch.randint(1, 256, size, generator=generator, dtype=torch.uint8)
+
+
 @dataclass(frozen=True)
 class Problem:
     index: int
@@ -170,6 +183,12 @@ class Problem:
     tree: str | None = option(
         None, None, None, "shared", "each", ops=DECODES, argument="tree_mask", tensor=_tree
     )
+    block_mask: tuple[int, int] | None = option(  # the block size
+        *(None, None, None, None, (32, 32), (64, 128), (128, 64), (32, 256)),
+        ops=("prefill",),
+        shown="blocks{0[0]}x{0[1]}",
+        tensor=_blocks,
+    )
     token_major_out: bool = option(False, True, ops=("prefill", *DECODES), shown="token_major")
 
     def __str__(self) -> str:
@@ -198,11 +217,12 @@ class Problem:
     @property
     def numbers(self) -> dict[str, Any]:
         """The arguments of these options that are not tensors."""
-        return {
+        numbers = {
             OPTIONS[name].argument or name: value
             for name, value in self.options.items()
             if OPTIONS[name].tensor is None
         }
+        return numbers | ({} if self.block_mask is None else {"block_size": self.block_mask})
 
     def tensors(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Those that are tensors."""
@@ -385,7 +405,7 @@ def build(problem: Problem, seed: int = 0) -> Case:
         value = key[..., : p.value_dim]
     mask = _mask(p, generator)
     extra = p.tensors(generator)
-    visible = visibility(p, mask, extra.get("tree_mask"))
+    visible = visibility(p, mask, extra.get("tree_mask"), extra.get("block_mask"))
 
     clean = {"query": query, **extra}
     if p.q_lens is None:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from tests.helpers.problems import Problem
 
 
-def visibility(problem: Problem, mask: Tensor | None, tree: Tensor | None = None) -> Tensor:
+def visibility(
+    problem: Problem, mask: Tensor | None, tree: Tensor | None = None, blocks: Tensor | None = None
+) -> Tensor:
     """bool [B, Hq, Lq, Lk]: key j is visible to row i."""
     keys = torch.arange(problem.kv_len)
     rows = torch.arange(problem.q_len)
@@ -34,4 +36,7 @@ def visibility(problem: Problem, mask: Tensor | None, tree: Tensor | None = None
         visible[b] = seen
     if mask is not None:
         visible &= mask if mask.dtype == torch.bool else mask != -torch.inf
+    if blocks is not None and problem.block_mask is not None:
+        row, key = (each // size for each, size in zip((rows, keys), problem.block_mask, strict=True))
+        visible &= (blocks != 0)[:, :, row][..., key]
     return visible

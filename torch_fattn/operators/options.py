@@ -139,6 +139,13 @@ class PrefillOptions(CausalOptions, OffsetOptions, LengthOptions, ScoreOptions, 
     groups of 8 keys that are fully hidden, and does not read cells that hide nothing. Larger calls make a map
     themselves; pass one to make it once for all layers. Results are bit-identical with and without, unless
     the keys are split into parts."""
+    block_mask: Tensor | None
+    """which blocks of rows and keys see each other: bool, or uint8 where not 0 is visible, `[B or 1, Hq or 1,
+    ceil(Lq / block_size[0]), ceil(Lk / block_size[1])]`, any strides. Hidden blocks are neither read nor
+    computed, and there is no mask of single keys. The other options hide keys inside visible blocks. Not with
+    attn_mask or mask_map."""
+    block_size: tuple[int, int]
+    """rows and keys of a block, powers of two from 32 to 256."""
 
 
 class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Visibility", "biased", "masked", "tree_bits", "tree_visible"]
+__all__ = ["Visibility", "biased", "expanded_blocks", "masked", "tree_bits", "tree_visible"]
 
 _FAR = 2**62  # exceeds any distance; its sum with a position fits an int64
 
@@ -78,6 +78,12 @@ def tree_visible(tree_mask: Tensor, token: Tensor) -> Tensor:
     bits = tree_bits(tree_mask)[..., None]
     token = token[:, None]
     return (token < 0) | ((bits >> token.clamp(0, bits.shape[-2] - 1)) & 1).bool()
+
+
+def expanded_blocks(block_mask: Tensor, block_size: Sequence[int], rows: int, keys: int) -> Tensor:
+    """A block mask as a bool mask of these rows and keys."""
+    visible = block_mask.bool().repeat_interleave(block_size[0], -2)[..., :rows, :]
+    return visible.repeat_interleave(block_size[1], -1)[..., :keys]
 
 
 def biased(mask: Tensor | None, bias: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..operators.options import (
     VarlenPrefillOptions,
 )
 from ..operators.parts import token_major
-from ..operators.visibility import Visibility, tree_visible
+from ..operators.visibility import Visibility, expanded_blocks, tree_visible
 from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 from .kv_formats import dequantise, quantise
@@ -52,6 +52,8 @@ def differentiable_prefill(
     first = lengths[:, None] - q_len if offset is None else max(-(2**60), min(offset, 2**60))
     positions = (first + torch.arange(q_len, device="cpu")).expand(batch, q_len)
     visible = _visible(positions, lengths, kv_len, every["is_causal"], every)
+    if (block_mask := every["block_mask"]) is not None:
+        visible = visible & expanded_blocks(block_mask.cpu(), every["block_size"], q_len, kv_len)
     out, lse = _attend(query, key, value, positions, visible, attn_mask, every)
     return (token_major(out) if every["token_major_out"] else out), lse
 

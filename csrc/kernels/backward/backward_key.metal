@@ -13,7 +13,7 @@
 #include "../prefill/staging.h"
 
 // Whether there may be rows without visible keys.
-constant bool fc_blind_rows = fc_causal || fc_window || fc_has_mask || fc_packed;
+constant bool fc_blind_rows = fc_causal || fc_window || fc_has_mask || fc_mask_map || fc_packed;
 
 namespace fattn {
 

@@ -163,8 +163,9 @@ struct StepCells {
     const int column = tile.first_key / kCellKeys + lane % kOwnedCells;
     if (cell_row * kCellRows < tile.q_len && column * kCellKeys < tile.length) {
       constant Strides4& strides = params.mask_map;
-      looked_up = cell_of(map[tile.batch * strides.batch + head * strides.head + cell_row * strides.row +
-                              column * strides.key]);
+      looked_up = cell_of(map[tile.batch * strides.batch + head * strides.head +
+                              (cell_row >> params.map_row_shift) * strides.row +
+                              (column >> params.map_key_shift) * strides.key]);
     }
   }
 

@@ -15,6 +15,8 @@ constant bool fc_has_mask = fc_mask != fattn::kMaskNone;
 constant bool fc_additive_mask = fc_mask > fattn::kMaskBool;
 constant bool fc_paged = fc_block_size != 0;
 constant bool fc_whole = !fc_split;
+// Whether the map is a block mask: a byte per block, not 0 if it is visible.
+constant bool fc_block_mask = fc_mask_map && !fc_has_mask;
 // Whether a mask may hide a key from all rows that see it by position.
 constant bool fc_hides_any = fc_has_mask || fc_tree;
 

@@ -33,7 +33,7 @@ namespace fattn {
   OPTIONAL(CuSeqlens, const device int*, cu_seqlens_q, fc_packed)                                \
   OTHER(Slice, constant GridSlice&, slice)                                                       \
   OPTIONAL(CuSeqlensK, const device int*, cu_seqlens_k, fc_packed_keys)                          \
-  OPTIONAL(MaskMap, const device uchar*, mask_map, fc_mask_map) /* or made by the plan itself */ \
+  OPTIONAL(MaskMap, const device uchar*, mask_map, fc_mask_map) /* a block_mask, or made here */ \
   OTHER(KeyCache, device Stored*, key_cache)                    /* of cache_write */             \
   OTHER(ValueCache, device Stored*, value_cache)                                                 \
   OTHER(SlotMapping, const device SlotNumber*, slot_mapping)                                     \
@@ -112,7 +112,7 @@ enum RmsNormBuffer { kBufferRows = kSlotQuery, kBufferWeight = kSlotKey, kBuffer
   X(bool, packed)          /* the query rows of all sequences lie in one tensor, cut by cu_seqlens */   \
   X(bool, sliced)          /* the grid takes several dispatches (plan/slices.h) */                      \
   X(bool, packed_keys)     /* the keys of all sequences lie in one tensor, cut by cu_seqlens_k */       \
-  X(bool, mask_map)        /* there is a map of the mask */                                             \
+  X(bool, mask_map)        /* there is a map of the mask, or a block mask */                            \
   X(bool, token_major_out) /* decode, merge: out is [batch, row, head] in memory */                     \
   X(bool, grouped)         /* a dense tile has rows of all query heads that share a key-value head */   \
   X(uint, sinks_kind)      /* FloatKind of sinks */                                                     \
@@ -207,7 +207,7 @@ struct GridSlice {
 
 #define FATTN_PREFILL_PARAMS(X)                                                                        \
   FATTN_OPERAND_STRIDES(X)                                                                             \
-  X(Strides4, mask_map) /* by cells */                                                                 \
+  X(Strides4, mask_map) /* by cells or blocks */                                                       \
   X(Strides3, out)      /* packed rows: head and row of the call */                                    \
   X(fattn_i64, block_table_batch_stride)                                                               \
   X(fattn_i64, block_table_entry_stride)                                                               \
@@ -227,6 +227,8 @@ struct GridSlice {
   X(fattn_i32, num_blocks)                                                                             \
   X(fattn_i32, q_tiles)                                                                                \
   X(fattn_i32, last_rows_meet) /* packed keys: the last row is at the last key, instead of q_offset */ \
+  X(fattn_i32, map_row_shift)  /* of a block mask: log2 of the rows of cells in a row of blocks */     \
+  X(fattn_i32, map_key_shift)  /* the same along the keys */                                           \
   FATTN_SCORE_PARAMS(X)                                                                                \
   X(fattn_i32, parts)        /* per tile, in the grid */                                               \
   X(fattn_i32, max_parts)    /* per tile, unless largest_part makes them more */                       \

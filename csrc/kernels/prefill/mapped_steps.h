@@ -27,6 +27,9 @@ inline bool is_whole(uint cell) { return cell == kCellWhole || cell == kWholeCol
 
 // A cell's byte after look-up. An undefined byte in a caller's map counts as mixed.
 inline uint cell_of(uint byte) {
+  if (fc_block_mask) {
+    return byte != 0 ? uint(kCellWhole) : kHiddenCell;
+  }
   const bool mixed = byte % (1 << kCellKindBits) == kCellMixed && byte < uint(kCellBytes);
   return byte == kCellHidden ? kHiddenCell : mixed || byte == kCellWhole ? byte : uint(kCellMixed);
 }
@@ -44,7 +47,8 @@ struct TileSteps {
       // Rows past the tile's last row count as that row.
       const int row = min(rows.tile.begin / kCellRows + thread_index, (rows.tile.end - 1) / kCellRows);
       state.saved->map_rows[thread_index] = rows.tile.batch * params.mask_map.batch +
-                                            rows.tile.head * params.mask_map.head + row * params.mask_map.row;
+                                            rows.tile.head * params.mask_map.head +
+                                            (row >> params.map_row_shift) * params.mask_map.row;
     }
   }
 
@@ -98,11 +102,12 @@ struct TileSteps {
     const int key = column * kCellKeys;
     uint own = kHiddenColumn;
     if (key < ranges.end && ranges.meet(key, key + kCellKeys)) {
+      const long place = (column >> params.map_key_shift) * params.mask_map.key;
       bool hidden = true;
       bool whole = true;
       FATTN_UNROLL
       for (int i = 0; i < kTileCells; i++) {
-        const uint byte = cell_of(mask_map[state.saved->map_rows[i] + column * params.mask_map.key]);
+        const uint byte = cell_of(mask_map[state.saved->map_rows[i] + place]);
         hidden = hidden && byte == kHiddenCell;
         whole = whole && byte == kCellWhole;
         own = i == state.row / kCellRows ? byte : own;
