@@ -3,6 +3,8 @@
     from torch_fattn.integrations import comfyui
     model = comfyui.apply(model)  # a clone; the given model is unchanged
 
+`integrations/comfyui_node` in the repository is a package of nodes that do this.
+
 On a Mac, ComfyUI computes attention in slices unless it is started with --use-pytorch-cross-attention, and
 `torch_fattn.install()` never sees those calls. This module uses its `optimized_attention_override`.
 """
@@ -11,42 +13,46 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..patterns.attention import Pattern, check_pattern
+from ..runtime.settings import check_settings
 from ..runtime.signatures import public
-from .pytorch.sdpa import sdpa
 
 __all__ = ["apply", "attention_override"]
 
 _OVERRIDE = "optimized_attention_override"
 _OVERRIDE_NAME = "torch_fattn.integrations.comfyui.attention_override"
 # Options of ComfyUI's functions that do not affect these kernels.
-_NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
+_NO_EFFECT = {"_inside_attn_wrapper", "low_precision_attention"}
 
 
-def apply(model: Any) -> Any:
+def apply(model: Any, pattern: Pattern | None = None, *, exact_steps: int = 2) -> Any:
     """Returns a clone of a ModelPatcher that uses torch_fattn's attention. An existing override of the model
-    runs first, since it may change the call; it is given torch_fattn instead of ComfyUI's function."""
+    runs first, since it may change the call; it is given torch_fattn instead of ComfyUI's function.
+
+    Args:
+        pattern: what replaces long self-attention without a mask, such as
+            `torch_fattn.patterns.top_pattern(0.3)`: an approximation. All other calls stay exact.
+        exact_steps: the first steps of a sampler, which stay exact too: they decide the layout of the
+            picture. A compiled model needs 0 or a graph break at each call.
+    """
+    name = "torch_fattn.integrations.comfyui.apply"
     if fault := _fault_of(model):
-        raise TypeError(
-            f"torch_fattn.integrations.comfyui.apply: {fault}; pass a ModelPatcher, which ComfyUI's loaders "
-            "return"
-        )
+        raise TypeError(f"{name}: {fault}; pass a ModelPatcher, which ComfyUI's loaders return")
+    check_pattern(name, pattern)
     clone = model.clone()
     options = dict(clone.model_options.get("transformer_options", {}))
     before = options.get(_OVERRIDE)
-    if before is None:
-        options[_OVERRIDE] = attention_override
-    elif not getattr(before, "is_torch_fattns", False):
-
-        def override(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-            return before(functools.wraps(func)(functools.partial(attention_override, func)), *args, **kwargs)
-
-        override.is_torch_fattns = True  # type: ignore[attr-defined]
-        options[_OVERRIDE] = override
+    if isinstance(before, _Override):
+        before = before.before
+    elif before is attention_override:
+        before = None
+    plain = before is None and pattern is None
+    options[_OVERRIDE] = attention_override if plain else _Override(before, pattern, exact_steps)
     clone.model_options = {**clone.model_options, "transformer_options": options}
     return clone
 
@@ -66,8 +72,34 @@ def _fault_of(model: Any) -> str:
     return ""
 
 
+class _Call(NamedTuple):
+    """A call of ComfyUI's function, with operands `[B, H, L, D]`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scale: float | None
+    enable_gqa: bool
+    skip_output_reshape: bool
+    transformer_options: Mapping[str, Any]
+
+    def run(self, pattern: Pattern | None = None) -> Tensor:
+        out = None
+        if pattern is not None and self.mask is None:
+            out = pattern.attention(self.query, self.key, self.value, scale=self.scale)
+        if out is None:
+            out = torch.ops.fattn.sdpa(
+                *self[:4],
+                scale=self.scale,
+                enable_gqa=self.enable_gqa,
+                token_major_out=not self.skip_output_reshape,
+            )
+        return out if self.skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+
 @public(_OVERRIDE_NAME)
-def _attention(
+def _call_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -79,9 +111,10 @@ def _attention(
     *more: Any,
     scale: float | None = None,
     enable_gqa: bool = False,
+    transformer_options: Mapping[str, Any] | None = None,
     **others: Any,
-) -> Tensor | None:
-    """Attention of q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out is `[B, L, H * D]`, or `[B, H,
+) -> _Call | None:
+    """The call of q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out is `[B, L, H * D]`, or `[B, H,
     L, D]` with skip_output_reshape. None if there is no kernel or an option is unknown."""
     asked = (value for name, value in others.items() if name not in _NO_EFFECT)
     if any(value is not None and value is not False for value in (*more, *asked)):
@@ -97,15 +130,14 @@ def _attention(
         return None
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
         mask = mask[:, None]
-    arguments = (q, k, v, mask, 0.0, False)
     # A compiled graph cannot call ComfyUI's function, so `sdpa` falls back to torch's attention. Where torch
     # is faster than these kernels, it also beats ComfyUI's slices.
     if not torch.compiler.is_compiling():
-        reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
+        check_settings()
+        reason = torch.ops.fattn._sdpa_reason(q, k, v, mask, scale=scale, enable_gqa=enable_gqa)
         if torch.ops.fattn._reason_name(reason) not in ("none", "torch_is_faster"):
             return None
-    out = sdpa(*arguments, scale, enable_gqa)
-    return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+    return _Call(q, k, v, mask, scale, enable_gqa, skip_output_reshape, transformer_options or {})
 
 
 @public(_OVERRIDE_NAME)
@@ -114,8 +146,40 @@ def attention_override(
 ) -> Tensor:
     """The value of `transformer_options["optimized_attention_override"]`. `func`, the function that ComfyUI
     chose, runs calls that torch_fattn has no kernel for."""
-    out = _attention(q, k, v, heads, *args, **kwargs)
-    return func(q, k, v, heads, *args, **kwargs) if out is None else out
+    call = _call_of(q, k, v, heads, *args, **kwargs)
+    return func(q, k, v, heads, *args, **kwargs) if call is None else call.run()
 
 
-attention_override.is_torch_fattns = True  # type: ignore[attr-defined]
+class _Override:
+    """The same around another override, and with a pattern."""
+
+    def __init__(
+        self, before: Callable[..., Tensor] | None, pattern: Pattern | None, exact_steps: int
+    ) -> None:
+        self.before = before
+        self._pattern = pattern
+        self._exact_steps = exact_steps
+        self._latest: tuple[Any, bool] = (None, True)  # the sigmas of a step, and whether it is exact
+
+    def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if self.before is None:
+            return self._own(func, *args, **kwargs)
+        return self.before(functools.wraps(func)(functools.partial(self._own, func)), *args, **kwargs)
+
+    def _own(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        call = _call_of(*args, **kwargs)
+        if call is None:
+            return func(*args, **kwargs)
+        is_exact = self._exact_steps > 0 and self._is_exact(call.transformer_options)
+        return call.run(None if is_exact else self._pattern)
+
+    def _is_exact(self, options: Mapping[str, Any]) -> bool:
+        """Whether the sampler is in its first steps. Reading its sigmas waits for the GPU, so this happens
+        once for all layers of a step."""
+        every, now = options.get("sample_sigmas"), options.get("sigmas")
+        if every is None or now is None:
+            return False
+        if self._latest[0] is not now:
+            step = int((every.cpu() > now.max().cpu()).sum())
+            self._latest = (now, step < self._exact_steps)
+        return self._latest[1]

@@ -36,7 +36,7 @@ def sdpa(
     memory (`training` of `install`). Head sizes that are not multiples of 8 are padded. torch raises its own
     errors for calls that it refuses.
 
-    The result has the order of the query's memory: of a query `[B, H, L, D]` that is a view of `[B, L, H * D]`,
+    The result has the order of the query's memory: if the query is a view of `[B, L, H * D]`,
     `out.transpose(1, 2).flatten(2)` copies nothing.
     """
     if torch.compiler.is_compiling():
