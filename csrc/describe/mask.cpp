@@ -98,15 +98,14 @@ void add_block_mask(Call& call, const Arguments& arguments) {
   const Tensor& mask = *block_mask;
   Problem& problem = call.problem;
   const char* name = name_of(problem.op);
-  const bool has_map = arguments.optional_tensor("mask_map").has_value();
-  TORCH_CHECK_VALUE(!call.attn_mask.defined() && !has_map, name, ": block_mask came with ",
-                    has_map ? "mask_map" : "attn_mask",
-                    "; pass one of them, or hide the blocks in attn_mask too");
+  TORCH_CHECK_VALUE(!call.attn_mask.defined(), name,
+                    ": block_mask came with attn_mask; leave it out and hide its blocks in attn_mask");
+  TORCH_CHECK_VALUE(!arguments.optional_tensor("mask_map").has_value(), name,
+                    ": block_mask came with mask_map, which describes an attn_mask; leave mask_map out");
   check_device(name, "block_mask", mask, call.query);
-  TORCH_CHECK_TYPE(
-      mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte, name, ": block_mask is ",
-      dtype_name(mask),
-      " and must be torch.bool or torch.uint8 (not 0 = attend); compare its scores to a threshold");
+  TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte, name,
+                   ": block_mask is ", dtype_name(mask),
+                   " and must be torch.bool or torch.uint8 (not 0 = attend); convert it with .bool()");
   const std::vector<int64_t> sizes = block_size.toIntVector();
   for (const int64_t size : sizes) {
     TORCH_CHECK_VALUE(size >= kMinMaskBlock && size <= kMaxMaskBlock && std::has_single_bit(uint64_t(size)),

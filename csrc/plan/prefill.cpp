@@ -272,6 +272,8 @@ Plan plan_tensor_probe(UnitsSize size, bool registers) {
   return plan;
 }
 
+static_assert(kMinMaskBlock % kCellRows == 0 && kMinMaskBlock % kCellKeys == 0, "blocks are whole cells");
+
 PrefillParams prefill_params(const Problem& p, const Strides3& out) {
   PrefillParams params{};
   set_attention_params(params, p);

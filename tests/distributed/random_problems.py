@@ -50,7 +50,7 @@ def draw(op: str, count: int, most_ranks: int = MOST_RANKS) -> list[Sharded]:
 def _sharded(problem: Problem, rng: random.Random, most_ranks: int) -> Sharded:
     ranks = rng.randint(1, most_ranks) if problem.index % 8 else most_ranks
     if problem.op == "prefill":
-        problem = replace(problem, seq_lens=None)
+        problem = replace(problem, seq_lens=None, block_mask=None)
     if problem.op == "paged_decode":
         blocks = _shards(problem.kv_len // problem.block_size, ranks, rng)
         return Sharded(problem, _mapped(blocks, lambda n: n * problem.block_size))

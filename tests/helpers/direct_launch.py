@@ -84,7 +84,7 @@ def plan_of(op: str, arguments: Mapping[str, Any], family: int = 7, **device: An
 
 def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of a plan's bindings: the operands, and results and partial results full of NaN."""
-    buffers = {name.removesuffix("_cache"): a for name, a in arguments.items() if isinstance(a, Tensor)}
+    buffers = {name.removesuffix("_cache"): a for name, a in _tensors_of(arguments).items()}
     if op == "merge":  # its operands are partial results
         buffers["partial_out"], buffers["partial_sum"] = arguments["outs"], arguments["lses"]
     on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}
@@ -102,9 +102,15 @@ def buffers_of(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> d
     return buffers
 
 
+def _tensors_of(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The operands under the names of their bindings."""
+    renamed = {"block_mask": "mask_map"}
+    return {renamed.get(name, name): each for name, each in arguments.items() if isinstance(each, Tensor)}
+
+
 def backward_buffers(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]) -> dict[str, Tensor]:
     """Likewise of a backward: the operands, and full of NaN the gradients and what is known of the rows."""
-    buffers = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
+    buffers = _tensors_of(arguments)
     if "out" in buffers:
         buffers["saved_out"] = buffers.pop("out")
     on_meta = {name: a.to("meta") if isinstance(a, Tensor) else a for name, a in arguments.items()}

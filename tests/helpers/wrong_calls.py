@@ -165,6 +165,10 @@ WRONG: dict[str, list[Fault]] = {
         fault("seq_lens and q_offset",
               lambda a: zeros_for("seq_lens", 2, dtype=torch.int32)(a) | {"q_offset": 3},
               "q_offset 3 came with seq_lens", "pass one of them"),
+        fault("blocks on the CPU", zeros_for("block_mask", 1, 1, 1, 1, device="cpu", dtype=torch.bool),
+              "block_mask", "cpu"),
+        fault("blocks for all rows and keys", zeros_for("block_mask", 1, 1, 2, 1, dtype=torch.bool),
+              "block_mask has shape [1, 1, 2, 1]", "[2, 4, 1, 1]"),
     ],
     "decode": [
         unsupported("int8 of D above 576", int8_caches(584), "584", "576"),

@@ -27,6 +27,10 @@ from tests.operators.test_attention import (
 from torch_fattn import attention, varlen_attention
 
 
+# One of four heads sees no key.
+BLOCKS = {"block_mask": torch.tensor([True, False, True, True]).view(1, 4, 1, 1), "block_size": (32, 64)}
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint(use_reentrant: bool, device: str) -> None:
     given = operands(device, is_causal=True)
@@ -53,7 +57,7 @@ def test_compile_by_inductor(op: str) -> None:
 
 
 def assert_compiled_alike(op: str, dynamic: bool, backend: str, device: str) -> None:
-    given = operands(device, is_causal=True) if op == "attention" else packed(device)
+    given = operands(device, is_causal=True, **BLOCKS) if op == "attention" else packed(device)
     function = getattr(torch_fattn, op)
 
     def scaled(query: Tensor, **others: Any) -> Any:
@@ -101,7 +105,8 @@ class Graphs:
 @pytest.mark.parametrize("op", ["attention", "varlen_attention"])
 def test_compiled_autograd(op: str, options: dict[str, Any], device: str) -> None:
     """The second call has the graph of the first, and one without a gradient of keys its own."""
-    given = packed(device) if op == "varlen_attention" else operands(device)
+    blocks = {"block_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "block_size": (32, 64)}
+    given = packed(device) if op == "varlen_attention" else operands(device, **blocks)
     given |= {n: v.to(device) if isinstance(v, Tensor) else v for n, v in options.items()}
     graphs = Graphs()
     for frozen, count in (("", 1), ("", 1), ("key", 2)):
@@ -138,7 +143,7 @@ def test_compiled_autograd_of_one_result(device: str) -> None:
 @pytest.mark.parametrize("op", ["attention", "varlen_attention"])
 def test_opcheck(op: str) -> None:
     """With gradients, of which opcheck knows those of the CPU."""
-    given = leaves(packed("cpu") if op == "varlen_attention" else operands("cpu", is_causal=True))
+    given = leaves(packed("cpu") if op == "varlen_attention" else operands("cpu", is_causal=True, **BLOCKS))
     overload = getattr(torch.ops.fattn, op).default
     positional = tuple(given.pop(a.name, None) for a in overload._schema.arguments if not a.kwarg_only)
     assert set(torch.library.opcheck(overload, positional, given).values()) == {"SUCCESS"}
@@ -174,6 +179,8 @@ VMAPS: dict[str, dict[str, Any]] = {
     "lengths": {"seq_lens": (3, 2)},
     "lengths with sinks": {"seq_lens": (3, 2), "sinks": (4,)},
     "one lengths": {"seq_lens": (2,), "sinks": (3, 4)},
+    "blocks": {"block_mask": (3, 2, 4, 1, 1)},
+    "one block mask": {"block_mask": (1, 4, 1, 1)},
 }
 
 
@@ -186,9 +193,11 @@ def test_vmap(sizes: dict[str, tuple[int, ...]], device: str) -> None:
     given: Operands = {n: torch.randn(s, generator=generator).to(device) for n, s in shapes.items()}
     if "attn_mask" in given:
         given["attn_mask"] = given["attn_mask"] > -0.5
+    if "block_mask" in given:
+        given |= {"block_mask": given["block_mask"] > -0.5, "block_size": (32, 64)}
     if "seq_lens" in given:
         given["seq_lens"] = (given["seq_lens"].abs() * 6).int()
-    dims = {n: 0 if s[0] == 3 else None for n, s in shapes.items()}
+    dims = {n: 0 if n in shapes and shapes[n][0] == 3 else None for n in given}
 
     def of(i: int) -> Operands:
         return {n: v if dims[n] is None else v[i] for n, v in given.items()}

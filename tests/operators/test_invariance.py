@@ -75,6 +75,7 @@ OF_A_SEQUENCE = {
     "value": 4,
     "attn_mask": 4,
     "mask_map": 4,
+    "block_mask": 4,
     "seq_lens": 1,
     "block_tables": 2,
     "tree_mask": 2,
@@ -95,7 +96,7 @@ def of_sequences(arguments: dict[str, Any], order: list[int]) -> dict[str, Any]:
     is_dense = "key" in arguments
     for name, dimensions in (OF_A_SEQUENCE | (scale_dimensions(arguments) if is_dense else {})).items():
         tensor = arguments.get(name)
-        is_mask = name in ("attn_mask", "mask_map")
+        is_mask = name in ("attn_mask", "mask_map", "block_mask")
         if tensor is not None and tensor.dim() == dimensions and (tensor.shape[0] > 1 or not is_mask):
             # A single sequence stays the view that it is.
             chosen[name] = tensor[order] if len(order) > 1 else tensor[order[0] : order[0] + 1]

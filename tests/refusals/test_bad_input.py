@@ -120,7 +120,7 @@ def test_an_unknown_option(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError) as caught:
         function(**valid("prefill"), causal=True)
     options = ", ".join(each for each in defaults_of("prefill") if each != "attn_mask")
-    assert options.startswith("mask_map, is_causal, q_offset, seq_lens, ")
+    assert options.startswith("mask_map, block_mask, block_size, is_causal, q_offset, seq_lens, ")
     hint = "(did you mean is_causal?)"
     assert str(caught.value) == f"{name}: there is no option 'causal' {hint}; the options are {options}"
 

@@ -93,8 +93,11 @@ def prefill_call(
     name, rank, ranks = exchange.name, exchange.rank, exchange.ranks
     for what, operand in (("query", query), ("key", key), ("value", value)):
         check_shape(name, what, operand, ("batch", "heads", "length", "head_dim"))
-    if options.pop("seq_lens", None) is not None:
-        raise NotImplementedError(f"{name}: seq_lens is not supported; pass an attn_mask of the filled keys")
+    for what, keys in (("seq_lens", "filled"), ("block_mask", "visible")):
+        if options.pop(what, None) is not None:
+            raise NotImplementedError(
+                f"{name}: {what} is not supported; pass an attn_mask of the {keys} keys"
+            )
     placed = shards or Shards.sizes([key.shape[2]] * ranks)
     check_ranks(name, "shards", placed, ranks)
     check_count(name, "key", key.shape[2], "shards", placed, rank)

@@ -44,10 +44,11 @@ class Cost:
         return max(memory, (self.flops / rate, f"products at {rate / 1e12:.1f} TFLOP/s"))
 
 
-def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
-    """`call`: the arguments of the operator by name, defaults included."""
+def cost_of(op: str, call: Mapping[str, Any], pairs: int | None = None) -> Cost:
+    """`call`: the arguments of the operator by name, defaults included. `pairs`: the visible pairs of a row
+    and a key, of all heads and sequences, if a block mask hides some."""
     tensors = list({id(each): each for each in call.values() if isinstance(each, Tensor)}.values())
-    operands = sum(map(_bytes, tensors))
+    operands = sum(map(bytes_of, tensors))
     if op == "rms_norm":
         return Cost(operands + call["x"].numel() * (4 if call.get("float32_out") else call["x"].itemsize))
     if op in LINEAR:
@@ -63,12 +64,12 @@ def cost_of(op: str, call: Mapping[str, Any]) -> Cost:
     if op == "cache_write" or op in ROTARY:
         caches = [call.get(name) for name in ("key_cache", "value_cache", "key_scales", "value_scales")]
         written = [each for each in caches if each is not None]
-        read = sum(_bytes(each) for each in tensors if all(each is not one for one in written))
+        read = sum(bytes_of(each) for each in tensors if all(each is not one for one in written))
         slot = sum(each[:1, :1].numel() * each.itemsize for each in written)
         tokens = call["key"].shape[0] if op == "cache_write" else call["key"].shape[0] * call["key"].shape[2]
         results = {"cache_write": (), "rotary": ("query", "key"), "rotary_write": ("query",)}[op]
         return Cost(read + tokens * slot + sum(call[name].numel() * call[name].itemsize for name in results))
-    return _attention(op.removesuffix("_backward"), op.endswith("_backward"), call, tensors)
+    return _attention(op.removesuffix("_backward"), op.endswith("_backward"), call, tensors, pairs)
 
 
 def _linear(call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:
@@ -78,7 +79,7 @@ def _linear(call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:
     sequences = first.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     passes = 2 if call.get("writes_state", True) else 1  # over the states
     moved = passes * sequences * sum(each[:1].numel() * each.itemsize for each in states)
-    others = sum(_bytes(each) for each in tensors if all(each is not one for one in states))
+    others = sum(bytes_of(each) for each in tensors if all(each is not one for one in states))
     result = call.get("value", first)
     taps = call.get("conv_weight", call.get("weight"))
     flops = 0 if taps is None else 2 * first.shape[:2].numel() * taps.numel()
@@ -87,7 +88,9 @@ def _linear(call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:
     return Cost(others + moved + result.numel() * result.itemsize, flops)
 
 
-def _attention(op: str, is_backward: bool, call: Mapping[str, Any], tensors: list[Tensor]) -> Cost:
+def _attention(
+    op: str, is_backward: bool, call: Mapping[str, Any], tensors: list[Tensor], in_blocks: int | None
+) -> Cost:
     query, is_packed = call["query"], op in ("varlen_prefill", "paged_prefill")
     key, value = (call.get(f"{name}_cache", call.get(name)) for name in ("key", "value"))
     stored = [each for name in ("key_scales", "value_scales") if (each := call.get(name)) is not None]
@@ -103,21 +106,23 @@ def _attention(op: str, is_backward: bool, call: Mapping[str, Any], tensors: lis
         sequences = call["cu_seqlens_q"].numel() - 1 if is_packed else query.shape[0]
         keys = min(call["max_seqlen_k"], key.shape[0]) if is_packed else key.shape[2]
         capacity = key.shape[0] if is_packed else sequences * keys
-        filled = sum(map(_bytes, cache))
+        filled = sum(map(bytes_of, cache))
     most_rows = min(call["max_seqlen_q"], rows) if is_packed else rows
     pairs, seen = pairs_and_keys(most_rows, keys, call, call.get("is_causal", op.endswith("decode")))
     pairs = min(sequences * pairs, rows * keys) if is_packed else sequences * pairs
     read = filled * min(sequences * seen, capacity) // max(capacity, 1)
-    others = sum(_bytes(each) for each in tensors if all(each is not one for one in (*cache, value)))
+    others = sum(bytes_of(each) for each in tensors if all(each is not one for one in (*cache, value)))
     results = query.numel() // dim * (value_dim * query.itemsize + LSE_BYTES)
     if is_backward:  # the gradients of query, key and value
         results = sum(each.numel() * each.itemsize for each in (query, key, value))
     columns = 3 * dim + 2 * value_dim if is_backward else dim + value_dim
-    is_most = any(call.get(n) is not None for n in ("seq_lens", "cu_seqlens_q", "attn_mask", "tree_mask"))
-    return Cost(others + read + results, 2 * pairs * heads * columns, is_most)
+    masks = ("attn_mask", "tree_mask") if in_blocks is not None else ("attn_mask", "tree_mask", "block_mask")
+    is_most = any(call.get(name) is not None for name in ("seq_lens", "cu_seqlens_q", *masks))
+    pairs = pairs * heads if in_blocks is None else in_blocks
+    return Cost(others + read + results, 2 * pairs * columns, is_most)
 
 
-def _bytes(operand: Tensor) -> int:
+def bytes_of(operand: Tensor) -> int:
     """The bytes of an operand; expanded dimensions count once."""
     sizes = zip(operand.shape, operand.stride(), strict=True)
     return math.prod(size for size, stride in sizes if stride or size == 0) * operand.itemsize

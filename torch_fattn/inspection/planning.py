@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from ..operators.attention import decode, prefill
 from ..operators.head_padding import pad_heads
 from ..operators.options import PrefillOptions
 from ..runtime.signatures import SIGNATURES, Signature
+from .block_masks import Blocks, blocks_of
 from .cost import Cost, cost_of
 
 COMPOSED = ("shared_prefix_decode", "shared_prefix_paged_decode", "sparse_decode")
@@ -29,6 +31,7 @@ class Planned:
     op: str
     text: str
     cost: Cost
+    blocks: Blocks | None = None
 
 
 def signature_of(function: str) -> Signature:
@@ -40,7 +43,9 @@ def planned(op: str, call: Mapping[str, Any], overload: str = "default", **machi
     plan = getattr(getattr(torch.ops.fattn, f"_plan_{op}"), overload)
     arguments = getattr(getattr(torch.ops.fattn, op), overload)._schema.arguments
     every = {each.name: each.default_value for each in arguments} | dict(call)
-    return Planned(op, plan(**call, **machine), cost_of(op, every))
+    text = plan(**call, **machine)
+    blocks = blocks_of(every, json.loads(text)) if every.get("block_mask") is not None else None
+    return Planned(op, text, cost_of(op, every, blocks and blocks.pairs), blocks)
 
 
 def plans_of(function: str, call: Mapping[str, Any], **machine: Any) -> list[Planned]:

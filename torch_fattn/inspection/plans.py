@@ -38,6 +38,7 @@ class Explanation:
         self.op = op
         self.route = route  # of the equivalent call of torch's attention, if there is one
         self.cost = sum((each.cost for each in plans), Cost())
+        self.blocks = next((each.blocks for each in plans if each.blocks), None)  # of a block mask
         parts = [json.loads(each.text) for each in plans]
         self.data: dict[str, Any] = parts[0]
         self.json = plans[0].text
@@ -105,6 +106,8 @@ class Explanation:
         yield "bytes", f"{up_to}{_rounded(self.cost.bytes)}B, operands and results once each"
         if self.cost.flops:
             yield "products", f"{up_to}{_rounded(self.cost.flops)}FLOP"
+        if self.blocks is not None:
+            yield "blocks", str(self.blocks)
         if least := self._least():
             us = 1e6 * least[0]
             time = f"{us:.1f} us" if us < 100 else f"{us / 1e3:,.2f} ms"
@@ -255,7 +258,8 @@ def explain(
     else of an Apple M1 with 8 GB.
 
     `.cost` has the bytes of operands and results and the FLOPs of all pairs visible by position, for full
-    caches. `.least_seconds` divides them by published rates: a lower bound for any kernel.
+    caches. A block_mask is read: `.blocks` has its density and its visible pairs. `.least_seconds` divides
+    the cost by published rates: a lower bound for any kernel.
 
     Raises the function's own errors. A call that `sdpa` leaves to torch has no passes.
     """

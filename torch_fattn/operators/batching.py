@@ -1,4 +1,4 @@
-"""The differentiable operators, and their backward, under `torch.func.vmap`. Dense calls without a mask,
+"""The differentiable operators, and their backward, under `torch.func.vmap`. Dense calls without masks,
 sinks or slopes fold the dimension of the transform into the batch; others run once for each member.
 
 `torch.library.register_vmap` does not support tensors among keyword arguments, so these are separate kernels.
@@ -35,7 +35,8 @@ def _batched(op: str) -> Callable[..., Any]:
         def rule(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> Results:
             dims = dict(zip(given, in_dims, strict=True))
             call = dict(zip(given, values, strict=True))
-            is_plain = not any(call.get(name) is not None for name in ("attn_mask", "sinks", "alibi_slopes"))
+            apart = ("attn_mask", "block_mask", "sinks", "alibi_slopes")
+            is_plain = not any(call.get(name) is not None for name in apart)
             batched = _folded if is_plain and not op.startswith("varlen") else _looped
             results = batched(overload, info.batch_size, call, dims)
             return results, (0,) * len(results)

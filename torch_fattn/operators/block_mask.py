@@ -1,4 +1,4 @@
-"""FlexAttention's `BlockMask` as the bool mask of the operators."""
+"""FlexAttention's `BlockMask` as the masks of the operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..runtime.signatures import is_checked
 
-__all__ = ["BlockMask", "mask_of"]
+__all__ = ["BlockMask", "blocks_of", "mask_of"]
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -30,6 +30,7 @@ else:
 
 
 _ELEMENTS_AT_A_TIME = 2**24
+_LEAST, _MOST = 32, 256  # rows or keys of a block of `prefill`
 
 
 def mask_of(
@@ -68,6 +69,30 @@ def places_of(name: str, block_mask: BlockMask, shape: tuple[int, int], waits: b
     every = torch.cartesian_prod(*(torch.arange(n, device=partial.device) for n in partial.shape))
     decides = partial.flatten()
     return torch.where(decides[:, None], every, every.index_select(0, decides.int().argmax()[None]))
+
+
+def blocks_of(
+    name: str, block_mask: BlockMask, is_whole: bool | None = None
+) -> tuple[Tensor, tuple[int, int]] | None:
+    """The visible blocks as `block_mask` and `block_size` of `prefill`; None if `mask_mod` is evaluated in
+    some block, or the kernels have no such blocks. `is_whole`: whether it is evaluated in none; by default
+    this waits for the device, unless `mask_mod` is torch's own that hides nothing."""
+    from torch.nn.attention.flex_attention import noop_mask
+
+    _check(name, block_mask)
+    partial, visible = _blocks_of(block_mask, (1, 1))
+    if block_mask.mask_mod is noop_mask:
+        visible = partial | visible
+    elif bool(partial.any()) if is_whole is None else not is_whole:
+        return None
+    rows, keys = (min(size & -size, _MOST) for size in block_mask.BLOCK_SIZE)
+    if min(rows, keys) < _LEAST:
+        return None
+    for dim, unit in ((2, rows), (3, keys)):
+        count = -(-block_mask.seq_lengths[dim - 2] // unit)
+        of_each = min(block_mask.BLOCK_SIZE[dim - 2] // unit, count)
+        visible = visible.repeat_interleave(of_each, dim).narrow(dim, 0, count)
+    return visible, (rows, keys)
 
 
 def _blocks_of(block_mask: BlockMask, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:

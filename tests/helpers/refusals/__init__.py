@@ -124,6 +124,7 @@ HALVES |= {f"{name}_scales": torch.zeros(2, 2, 32, 1, 2).half() for name in ("ke
 HALVES["query"] = heads(2, 4, 2, 40)
 MANY = heads(1, 1, 1, 8).expand(2**30 + 1, -1, -1, -1)
 SHARED = tuple(of("prefill")[name] for name in ("query", "key", "value"))
+BLOCKS = {"block_mask": torch.tensor([True, False, True, True]).view(2, 2, 1, 1).repeat(1, 2, 1, 1)}
 SLOPES, MASK = torch.tensor([0.5, 0.25, 0.125, 1.0]), heads(9, 24) > 0
 
 
@@ -213,6 +214,14 @@ REFUSALS: list[Refusal] = [
             run("prefill", attn_mask=MASK, mask_map=torch_fattn.mask_map(MASK))),
     of_op("make it with torch_fattn.mask_map(attn_mask)", "prefill",
           {"attn_mask": MASK, "mask_map": torch_fattn.mask_map(MASK).int()}),
+    Refusal("leave it out and hide its blocks in attn_mask", run("prefill", **BLOCKS, attn_mask=MASK),
+            run("prefill", attn_mask=MASK & BLOCKS["block_mask"]), exact("prefill", attn_mask=MASK, **BLOCKS)),
+    of_op("leave mask_map out", "prefill", {**BLOCKS, "mask_map": torch_fattn.mask_map(MASK)}, BLOCKS),
+    of_op("convert it with .bool()", "prefill", {"block_mask": BLOCKS["block_mask"].long()}, BLOCKS),
+    of_op("use blocks of 64 or 128", "prefill", {**BLOCKS, "block_size": (128, 48)},
+          {**BLOCKS, "block_size": (128, 64)}),
+    of_op("expand a dimension in which all blocks are alike", "prefill",
+          {"block_mask": BLOCKS["block_mask"][:, :2]}, {"block_mask": BLOCKS["block_mask"][:, :1]}),
     of_write("pass the result of its .resolve_neg()",
              written(key_cache=torch._neg_view(WRITTEN["key_cache"])),
              written(key_cache=torch._neg_view(WRITTEN["key_cache"]).resolve_neg())),

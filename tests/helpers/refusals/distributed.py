@@ -58,6 +58,8 @@ REFUSALS = [
             _prefill(query_shards="keys")),
     Refusal("pass an attn_mask of the filled keys", _prefill(seq_lens=torch.tensor([4])),
             _prefill(attn_mask=torch.arange(6) < 4)),
+    Refusal("pass an attn_mask of the visible keys", _prefill(block_mask=torch.ones(1, 1, 1, 1).bool()),
+            _prefill(attn_mask=torch.ones(6, 6).bool())),
     Refusal("use method='auto'", _prefill(query_shards="replicated", method="ring"),
             _prefill(query_shards="replicated", method="auto")),
     Refusal("pass a process group, a DeviceMesh or None", _prefill(group="mine"), _prefill(group=None)),

@@ -17,6 +17,7 @@ from ...operators.attention import prefill
 from ...operators.differentiable import attention, needs_gradient
 from ...operators.head_padding import pad_heads, without_padding
 from ...operators.mask_map import mask_map
+from ...operators.visibility import expanded_blocks, masked
 from ...runtime.signatures import public
 from ...runtime.tensor_checks import check_shape
 from ...runtime.tracing import untraced
@@ -26,11 +27,12 @@ from .tracing import INDICES, evaluate, everywhere, symbols_of, trace
 
 
 class _Seen(NamedTuple):
-    """The visible keys of a BlockMask: those in a box and, if there is a mask, True in it."""
+    """The visible keys of a BlockMask: those in a box and, if there are blocks or a mask, visible in them."""
 
     boxes: list[Box]
     mask: Tensor | None = None
     mask_map: Tensor | None = None
+    blocks: tuple[Tensor, tuple[int, int]] | None = None  # and their size
 
 
 class _Prepared(NamedTuple):
@@ -39,6 +41,7 @@ class _Prepared(NamedTuple):
     state: Any  # of its lists of blocks
     held: tuple[Any, ...]  # objects that `state` identifies by address
     places: Tensor  # the blocks in which mask_mod is evaluated
+    blocks: tuple[Tensor, tuple[int, int]] | None  # if there are no such places
     mask_mod: str = ""  # its trace, if nothing that it reads can change
     seen: _Seen = _Seen([])  # by that mask_mod
 
@@ -84,7 +87,8 @@ def flex_attention(
             by -inf. Every call traces it on the host. ALiBi, causality, windows and prefixes become options;
             everything else becomes an attn_mask, which every call makes.
         block_mask: of `[B or 1, Hq or 1, Lq, Lk]`. The first call makes its mask and map and caches them with
-            it; causality, windows and prefixes become options instead. If mask_mod reads tensors, every call
+            it; causality, windows and prefixes become options instead, and a BlockMask of full blocks only a
+            block_mask. If mask_mod reads tensors, every call
             makes the mask. Changes to the lists of blocks are detected by tensor versions, so writes through
             `.data` are missed.
         kernel_options: ignored: results do not depend on them.
@@ -123,11 +127,17 @@ def flex_attention(
         seen, options = _modified(score_mod, seen, shape, device)
     if seen.mask_map is not None:
         options["mask_map"] = seen.mask_map
+    mask = seen.mask
+    if seen.blocks is not None:
+        if mask is None:
+            options["block_mask"], options["block_size"] = seen.blocks
+        else:
+            mask = masked(mask, expanded_blocks(*seen.blocks, rows, shape[3]))
     options |= {"q_offset": 0, **(options_of(seen.boxes, rows, shape[3]) or {})}
     value_dim = value.shape[-1]
     query, key, value, options["scale"] = pad_heads(query, key, value, scale)
     op = attention if needs_gradient(query, key, value) else prefill
-    out, lse = op(query, key, value, seen.mask, return_lse=True, **options)
+    out, lse = op(query, key, value, mask, return_lse=True, **options)
     out = without_padding(out, value_dim)
     if return_aux is not None:
         return out, AuxOutput(lse if return_aux.lse else None)
@@ -161,7 +171,7 @@ def _modified(
         options["alibi_slopes"] = slopes
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
-    return _Seen(boxes, mask, seen.mask_map if mask is seen.mask else None), options
+    return _Seen(boxes, mask, seen.mask_map if mask is seen.mask else None, seen.blocks), options
 
 
 def _seen_through(block_mask: BlockMask, shape: tuple[int, int, int, int], device: torch.device) -> _Seen:
@@ -187,9 +197,12 @@ def _seen_through(block_mask: BlockMask, shape: tuple[int, int, int, int], devic
     prepared = _prepared.get(block_mask)
     if prepared is None or state is None or prepared.state != state:
         places = block_masks.places_of(NAME, block_mask, heads_of_mask, waits)
-        prepared = _Prepared(state, held, places)
+        is_whole = waits and len(places) == 0
+        prepared = _Prepared(state, held, places, block_masks.blocks_of(NAME, block_mask, is_whole))
         if state is not None:
             _prepared[block_mask] = prepared
+    if prepared.blocks is not None:
+        return _Seen([Box()], blocks=prepared.blocks)
     if state is None or traced is None or traced.reads:
         return _Seen([Box()], block_masks.mask_of(NAME, block_mask, heads_of_mask, prepared.places))
     if prepared.mask_mod != repr(traced):
