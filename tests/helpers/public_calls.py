@@ -160,6 +160,13 @@ def _sparse() -> Arguments:
     return arguments | {"indices": indices, "seq_lens": _int32(10, 4)}
 
 
+def _full_blocks() -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    count, index = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(0 * count, index, count, index)
+
+
 def _masked_blocks() -> Arguments:
     operands = {n: heads(1, 2, 40, 16) for n in ("query", "key", "value")}
     return operands | {"block_mask": torch.tensor([[[[True, False]] * 2]]), "block_size": (32, 32)}
@@ -336,6 +343,7 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.patterns.mass_blocks": lambda: {"scores": heads(1, 2, 3, 4), "mass": 0.5},
     "torch_fattn.patterns.tile_order": lambda: {"grid": [4, 6], "tile": [2, 3]},
     "torch_fattn.patterns.neighborhood": lambda: {"grid": [4, 6], "window": [1, 1]},
+    "torch_fattn.patterns.of_block_mask": lambda: {"block_mask": _full_blocks()},
     "torch_fattn.patterns.attention_with_means": _masked_blocks,
     "torch_fattn.patterns.top_pattern": lambda: {"density": 0.5},
     "Pattern": lambda: {"select": lambda query, key: None},

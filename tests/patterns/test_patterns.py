@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import torch_fattn
 from tests.conftest import counted_launches
@@ -96,6 +97,21 @@ def test_neighborhood(grid: tuple[int, ...], window: tuple[int, ...], tiled: boo
     exact = [[bool(visible[r, k].any()) for k in blocks_of(length, 32)] for r in blocks_of(length, 16)]
     assert mask.dtype == torch.bool and mask[0, 0].tolist() == exact
     assert not all(map(all, exact)) or first > 32, "the control: some blocks are hidden"
+
+
+def test_blocks_of_a_block_mask() -> None:
+    kept = torch.rand(2, 3, 4, 5) < 0.5
+    listed = kept.int().argsort(-1, descending=True).int()
+    counts, none = kept.sum(-1).int(), torch.zeros(2, 3, 4, dtype=torch.int32)
+    lists = (none, listed, counts, listed)
+    full = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(64, 32), seq_lengths=(250, 150))
+    mask, size = patterns.of_block_mask(full)
+    assert size == (64, 32) and torch.equal(mask, kept)
+    causal = create_block_mask(lambda b, h, q, k: q >= k, None, None, 96, 96, "cpu", BLOCK_SIZE=32)
+    with pytest.raises(
+        ValueError, match="has partial blocks.*; pass it to torch_fattn.integrations.flex_att"
+    ):
+        patterns.of_block_mask(causal)
 
 
 def with_means(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from .attention import Pattern, attention_with_means, top_pattern
 from .grids import neighborhood, tile_order
-from .selection import mass_blocks, pooled_scores, top_blocks
+from .selection import mass_blocks, of_block_mask, pooled_scores, top_blocks
 
 __all__ = [
     "Pattern",
     "attention_with_means",
     "mass_blocks",
     "neighborhood",
+    "of_block_mask",
     "pooled_scores",
     "tile_order",
     "top_blocks",

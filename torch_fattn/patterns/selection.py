@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..operators.block_mask import BlockMask, blocks_of
 from ..runtime.signatures import public
 
 BLOCK_SIZE = (128, 128)  # the default of `block_size` in the operators
@@ -86,6 +87,20 @@ def mass_blocks(scores: Tensor, mass: float, least: float = 0.1) -> Tensor:
     is_needed = ranked.cumsum(-1) - ranked < mass
     is_needed[..., : max(1, math.ceil(least * scores.shape[-1]))] = True
     return _marked(indices, scores, is_needed)
+
+
+@public("torch_fattn.patterns.of_block_mask")
+def of_block_mask(block_mask: BlockMask) -> tuple[Tensor, tuple[int, int]]:
+    """The `block_mask` and `block_size` of a FlexAttention `BlockMask` without partial blocks. It waits for
+    the device to check that."""
+    name = "torch_fattn.patterns.of_block_mask"
+    found = blocks_of(name, block_mask)
+    if found is None:
+        raise ValueError(
+            f"{name}: block_mask has partial blocks, or blocks that are not multiples of 32; pass it to "
+            "torch_fattn.integrations.flex_attention.flex_attention"
+        )
+    return found
 
 
 def _marked(indices: Tensor, scores: Tensor, marks: Tensor | None = None) -> Tensor:
