@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_fattn.integrations import comfyui
-from torch_fattn.patterns import top_pattern
+from torch_fattn.patterns import Pattern
 
 
 class Attention:
@@ -47,5 +47,5 @@ class SparseAttention(Attention):
     def apply(  # type: ignore[override]
         self, model: Any, density: float, min_tokens: int, exact_steps: int, with_means: bool
     ) -> tuple[Any]:
-        pattern = top_pattern(density, min_tokens=min_tokens, with_means=with_means)
+        pattern = Pattern(density, min_tokens=min_tokens, with_means=with_means)
         return (comfyui.apply(model, pattern, exact_steps=exact_steps),)

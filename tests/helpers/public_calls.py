@@ -81,7 +81,7 @@ OPTIONS = {
     "torch_fattn.explain": torch_fattn.prefill,
     "torch_fattn.shared_prefix_decode": torch_fattn.decode,
     "torch_fattn.shared_prefix_paged_decode": torch_fattn.decode,
-    "torch_fattn.integrations.comfyui.attention_override": comfyui._call_of,
+    "torch_fattn.integrations.comfyui.attention_override": comfyui._attention,
 }
 
 
@@ -345,10 +345,9 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.patterns.neighborhood": lambda: {"grid": [4, 6], "window": [1, 1]},
     "torch_fattn.patterns.of_block_mask": lambda: {"block_mask": _full_blocks()},
     "torch_fattn.patterns.attention_with_means": _masked_blocks,
-    "torch_fattn.patterns.top_pattern": lambda: {"density": 0.5},
     "Pattern": lambda: {"select": lambda query, key: None},
     "Pattern.attention": lambda: {
-        "self": patterns.top_pattern(0.5),
+        "self": patterns.Pattern(0.5),
         **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
     },
     "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},

@@ -7,7 +7,6 @@ import copy
 import sys
 import types
 from collections.abc import Callable, Iterator
-from enum import Enum
 from typing import Any
 
 import pytest
@@ -16,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.conftest import counted_launches
-from tests.integrations.test_comfyui import Patcher, never
+from tests.integrations.test_comfyui import HIDES_ALL, Patcher, never
 from torch_fattn import patterns
 from torch_fattn.integrations import comfyui, diffusers
 
-HEADS, DIM, TEXT, GRID = 4, 16, 20, (2, 8, 8)
-TOKENS = GRID[0] * GRID[1] * GRID[2]
+HEADS, DIM, TEXT, TOKENS = 4, 16, 20, 128
 Dispatch = Callable[[Tensor, Tensor, Tensor], Tensor]  # attention of [B, L, H, D]
 
 
@@ -33,94 +31,64 @@ def native(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
-    enable_gqa: bool = False,
-    return_lse: bool = False,
-    _parallel_config: Any = None,
+    **options: Any,
 ) -> Tensor:
-    """With the signature of diffusers' function."""
+    """diffusers' own function."""
     operands = (x.transpose(1, 2) for x in (query, key, value))
-    options = {"scale": scale, "enable_gqa": enable_gqa}
-    return F.scaled_dot_product_attention(*operands, attn_mask, dropout_p, is_causal, **options).transpose(
-        1, 2
-    )
+    out = F.scaled_dot_product_attention(*operands, attn_mask, dropout_p, is_causal, scale=scale, **options)
+    return out.transpose(1, 2)
 
 
-class Name(Enum):
-    NATIVE = "native"
-
-
-class Registry:
-    _backends: dict[Name, Callable[..., Tensor]] = {}
+BACKENDS: dict[str, Callable[..., Tensor]] = {}
 
 
 @pytest.fixture(autouse=True)
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The part of diffusers that the integration uses."""
     module: Any = types.ModuleType("diffusers.models.attention_dispatch")
-    module.AttentionBackendName, module._AttentionBackendRegistry = Name, Registry
+    module.AttentionBackendName = types.SimpleNamespace(NATIVE="native")
+    module._AttentionBackendRegistry = types.SimpleNamespace(_backends=BACKENDS)
     for name in ("diffusers", "diffusers.models"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    Registry._backends = {Name.NATIVE: native}
+    BACKENDS["native"] = native
     yield
     diffusers.unregister()
 
 
-class Layer(nn.Module):
-    """Self-attention of x or, as a joint one, of text and x, else with cross-attention to text after it."""
+class Model(nn.Module):
+    """Two layers: self-attention of the tokens and cross-attention to text, or self-attention of both."""
 
     def __init__(self, joint: bool) -> None:
         super().__init__()
         self.joint = joint
-        self.qkv = nn.Linear(HEADS * DIM, 3 * HEADS * DIM)
-        self.cross = nn.Linear(HEADS * DIM, 3 * HEADS * DIM)
-        self.mlp = nn.Sequential(nn.Linear(HEADS * DIM, 96), nn.GELU(), nn.Linear(96, HEADS * DIM))
-
-    def attend(self, project: nn.Module, x: Tensor, context: Tensor, dispatch: Dispatch) -> Tensor:
-        query, _, _ = project(x).chunk(3, -1)
-        _, key, value = project(context).chunk(3, -1)
-        query, key, value = (each.unflatten(-1, (HEADS, DIM)) for each in (query, key, value))
-        query, key = (rotated(F.rms_norm(each, (DIM,)) * 2) for each in (query, key))
-        out = dispatch(query, key, value)
-        joined = out.flatten(2)
-        if joined.device.type == "mps":
-            assert joined.data_ptr() == out.data_ptr(), "no copy"
-        return joined
-
-    def forward(self, x: Tensor, text: Tensor, dispatch: Dispatch) -> tuple[Tensor, Tensor]:
-        if self.joint:
-            both = torch.cat([text, x], 1)
-            both = both + self.attend(self.qkv, both, both, dispatch)
-            text, x = both.split([TEXT, x.shape[1]], 1)
-        else:
-            x = x + self.attend(self.qkv, x, x, dispatch)
-            x = x + self.attend(self.cross, x, text, dispatch)
-        return x + self.mlp(F.layer_norm(x, x.shape[-1:])), text
-
-
-def rotated(x: Tensor) -> Tensor:
-    angle = torch.arange(x.shape[1], device=x.device)[:, None, None] * torch.logspace(
-        0, -2, DIM // 2, device=x.device
-    )
-    first, second = x.chunk(2, -1)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-class Model(nn.Module):
-    def __init__(self, joint: bool) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(joint) for _ in range(2))
+        self.qkv = nn.ModuleList(nn.Linear(HEADS * DIM, 3 * HEADS * DIM) for _ in range(4))
 
     def forward(self, x: Tensor, text: Tensor, dispatch: Dispatch) -> Tensor:
-        for layer in self.layers:
-            x, text = layer(x, text, dispatch)
+        for layer in (0, 2):
+            if self.joint:
+                both = attend(self.qkv[layer], torch.cat([text, x], 1), None, dispatch)
+                text, x = both.split([TEXT, TOKENS], 1)
+            else:
+                x = attend(self.qkv[layer], x, None, dispatch)
+                x = attend(self.qkv[layer + 1], x, text, dispatch)
         return x
+
+
+def attend(project: nn.Module, x: Tensor, context: Tensor | None, dispatch: Dispatch) -> Tensor:
+    query, key, value = project(x).unflatten(-1, (3, HEADS, DIM)).unbind(2)
+    if context is not None:
+        _, key, value = project(context).unflatten(-1, (3, HEADS, DIM)).unbind(2)
+    query, key = (F.rms_norm(each, (DIM,)) * 2 for each in (query, key))
+    out = dispatch(query, key, value)
+    joined = out.flatten(2)
+    assert joined.device.type != "mps" or joined.data_ptr() == out.data_ptr(), "a copy"
+    return x + joined
 
 
 def by_diffusers(pattern: patterns.Pattern | None) -> Dispatch:
     diffusers.register(pattern)
-    return Registry._backends[Name.NATIVE]
+    return BACKENDS["native"]
 
 
 def by_comfyui(pattern: patterns.Pattern | None) -> Dispatch:
@@ -135,7 +103,7 @@ def by_comfyui(pattern: patterns.Pattern | None) -> Dispatch:
 
 
 def through(masks: list[Tensor]) -> Dispatch:
-    """Attention in which the calls of `TOKENS` rows and more see the next mask's blocks of 32."""
+    """Attention in which each self-attention sees the blocks of the next mask."""
     left = iter(masks)
 
     def dispatch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -178,9 +146,8 @@ def test_a_model(library: Callable[..., Dispatch], joint: bool, sparse: bool) ->
 
 
 def test_another_pattern_replaces_the_first() -> None:
-    query, mask = torch.randn(1, 64, HEADS, DIM, device="mps"), torch.zeros(1, 1, 2, 2, dtype=torch.bool)
-    nothing = patterns.Pattern(lambda q, k: mask.to("mps"), (32, 32), min_tokens=64)
-    attend = by_diffusers(nothing)
+    query = torch.randn(1, 64, HEADS, DIM, device="mps")
+    attend = by_diffusers(HIDES_ALL)
     assert not attend(query, query, query).any()
     for exact in ((query[:, :63],) * 3, (query, query[:, :63], query[:, :63])):
         assert attend(*exact).any(), "short calls and cross-attention"
@@ -188,9 +155,9 @@ def test_another_pattern_replaces_the_first() -> None:
         assert attend(query, query, query, **options).any()  # type: ignore[call-arg]
     diffusers.register()
     assert attend(query, query, query).any()
-    diffusers.register(nothing)
+    diffusers.register(HIDES_ALL)
     diffusers.unregister()
-    assert Registry._backends == {Name.NATIVE: native} and attend(query, query, query).any()
+    assert BACKENDS == {"native": native} and attend(query, query, query).any()
     with pytest.raises(
         TypeError, match="diffusers.register: pattern is of type int; pass a torch_fattn.patterns"
     ):

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-import torch_fattn
 from tests.conftest import counted_launches
 from torch_fattn import patterns, reference
 
 BLOCKS = (32, 64)
 
 
-def rows(*shape: int, device: str = "mps", dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape).to(device, dtype)
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to("mps", dtype)
 
 
 def blocks_of(length: int, size: int) -> list[slice]:
@@ -56,12 +55,10 @@ def test_mass_blocks(mass: float, least: float) -> None:
     scores = torch.softmax(3 * rows(2, 3, 7, 10), -1)
     kept = patterns.mass_blocks(scores, mass, least).cpu().flatten(0, 2)
     for own, marks in zip(scores.cpu().flatten(0, 2), kept, strict=True):
-        ranked = own.argsort(descending=True)
-        # torch adds in float32, in an order of its own.
-        count = next((n for n in range(1, 11) if own[ranked[:n]].sum() >= mass - 1e-6), 10)
-        assert set(marks.nonzero().flatten().tolist()) == set(
-            ranked[: max(count, math.ceil(10 * least))].tolist()
-        )
+        ranked, count = own.sort(descending=True), int(marks.sum())
+        assert marks[ranked.indices[:count]].all()
+        assert ranked.values[:count].sum() > mass - 1e-5 and count >= math.ceil(10 * least)
+        assert count == math.ceil(10 * least) or ranked.values[: count - 1].sum() < mass + 1e-5
 
 
 GRIDS = [((7,), (3,)), ((5, 6), (2, 4)), ((3, 9, 7), (2, 4, 4)), ((4, 8, 8), (4, 4, 4))]
@@ -153,33 +150,16 @@ def test_hidden_blocks_take_part_as_their_means(
     assert not torch.allclose(hidden, exact, atol=1e-3), "the control: means change the result"
 
 
-def test_the_means_of_flat_heads_halve_the_error() -> None:
-    query, key, value = rows(1, 2, 512, 16) * 0.5, rows(1, 2, 512, 16) * 0.5, rows(1, 2, 512, 16) + 1
-    mask = patterns.top_blocks(patterns.pooled_scores(query, key, BLOCKS), 0.3)
-    exact = reference.prefill(query, key, value)[0]
-    hidden = torch_fattn.prefill(query, key, value, block_mask=mask, block_size=BLOCKS)
-    corrected = patterns.attention_with_means(query, key, value, mask, block_size=BLOCKS)
-    without, with_them = ((out.cpu().double() - exact).norm() for out in (hidden, corrected))
-    assert with_them < 0.5 * without
-
-
-def test_calls_that_a_pattern_leaves_exact() -> None:
-    x, fewer, shared = rows(1, 4, 64, 16), rows(1, 4, 63, 16), rows(1, 2, 64, 16)
-    pattern = patterns.top_pattern(0.5, (32, 32), min_tokens=64)
+def test_a_pattern() -> None:
+    x, fewer, shared = rows(2, 4, 100, 20), rows(2, 4, 99, 20), rows(2, 2, 100, 20).requires_grad_()
+    pattern = patterns.Pattern(0.5, (32, 32), min_tokens=100)
     assert pattern.attention(x, fewer, fewer) is None and pattern.attention(fewer, fewer, fewer) is None
-    assert patterns.Pattern(lambda q, k: None, min_tokens=1).attention(x, x, x) is None
-    assert pattern.attention(x, shared, shared) is not None, "the control, with shared heads"
-
-
-def test_a_pattern_pads_heads_and_has_gradients() -> None:
-    query, key, value = (rows(2, 3, 100, 20).requires_grad_() for _ in range(3))
-    pattern = patterns.top_pattern(0.5, (32, 32), min_tokens=1)
-    out = pattern.attention(query, key, value)
+    assert patterns.Pattern(lambda query, key: None, min_tokens=1).attention(x, x, x) is None
+    out = pattern.attention(x, shared, shared)  # padded, and with a gradient
     assert out is not None and out.transpose(1, 2).is_contiguous()
-    mask = pattern.select(query, key).cpu()  # type: ignore[union-attr]
-    with torch.no_grad():
-        padded = [torch.nn.functional.pad(x, (0, 4)) for x in (query, key, value)]
-        exact = reference.prefill(*padded, block_mask=mask, block_size=(32, 32), scale=20**-0.5)[0]
+    padded = [torch.nn.functional.pad(each.detach(), (0, 4)) for each in (x, shared, shared)]
+    mask = patterns.top_blocks(patterns.pooled_scores(x, shared, (32, 32)), 0.5)
+    exact, _ = reference.prefill(*padded, block_mask=mask.cpu(), block_size=(32, 32), scale=20**-0.5)
     assert torch.allclose(out.cpu().double(), exact[..., :20], atol=2e-6)
     out.sum().backward()
-    assert all(x.grad is not None and x.grad.abs().sum() > 0 for x in (query, key, value))
+    assert shared.grad is not None and shared.grad.abs().sum() > 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ __all__ = ["apply", "attention_override"]
 _OVERRIDE = "optimized_attention_override"
 _OVERRIDE_NAME = "torch_fattn.integrations.comfyui.attention_override"
 # Options of ComfyUI's functions that do not affect these kernels.
-_NO_EFFECT = {"_inside_attn_wrapper", "low_precision_attention"}
+_NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
 
 
 def apply(model: Any, pattern: Pattern | None = None, *, exact_steps: int = 2) -> Any:
@@ -36,7 +36,7 @@ def apply(model: Any, pattern: Pattern | None = None, *, exact_steps: int = 2) -
 
     Args:
         pattern: what replaces long self-attention without a mask, such as
-            `torch_fattn.patterns.top_pattern(0.3)`: an approximation. All other calls stay exact.
+            `torch_fattn.patterns.Pattern(0.3)`: an approximation. All other calls stay exact.
         exact_steps: the first steps of a sampler, which stay exact too: they decide the layout of the
             picture. A compiled model needs 0 or a graph break at each call.
     """
@@ -72,34 +72,8 @@ def _fault_of(model: Any) -> str:
     return ""
 
 
-class _Call(NamedTuple):
-    """A call of ComfyUI's function, with operands `[B, H, L, D]`."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    scale: float | None
-    enable_gqa: bool
-    skip_output_reshape: bool
-    transformer_options: Mapping[str, Any]
-
-    def run(self, pattern: Pattern | None = None) -> Tensor:
-        out = None
-        if pattern is not None and self.mask is None:
-            out = pattern.attention(self.query, self.key, self.value, scale=self.scale)
-        if out is None:
-            out = torch.ops.fattn.sdpa(
-                *self[:4],
-                scale=self.scale,
-                enable_gqa=self.enable_gqa,
-                token_major_out=not self.skip_output_reshape,
-            )
-        return out if self.skip_output_reshape else out.transpose(1, 2).flatten(2)
-
-
 @public(_OVERRIDE_NAME)
-def _call_of(
+def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -111,10 +85,10 @@ def _call_of(
     *more: Any,
     scale: float | None = None,
     enable_gqa: bool = False,
-    transformer_options: Mapping[str, Any] | None = None,
+    pattern: Pattern | None = None,
     **others: Any,
-) -> _Call | None:
-    """The call of q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out is `[B, L, H * D]`, or `[B, H,
+) -> Tensor | None:
+    """Attention of q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out is `[B, L, H * D]`, or `[B, H,
     L, D]` with skip_output_reshape. None if there is no kernel or an option is unknown."""
     asked = (value for name, value in others.items() if name not in _NO_EFFECT)
     if any(value is not None and value is not False for value in (*more, *asked)):
@@ -130,14 +104,21 @@ def _call_of(
         return None
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
         mask = mask[:, None]
+    arguments = (q, k, v, mask, 0.0, False)
     # A compiled graph cannot call ComfyUI's function, so `sdpa` falls back to torch's attention. Where torch
     # is faster than these kernels, it also beats ComfyUI's slices.
     if not torch.compiler.is_compiling():
         check_settings()
-        reason = torch.ops.fattn._sdpa_reason(q, k, v, mask, scale=scale, enable_gqa=enable_gqa)
+        reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
         if torch.ops.fattn._reason_name(reason) not in ("none", "torch_is_faster"):
             return None
-    return _Call(q, k, v, mask, scale, enable_gqa, skip_output_reshape, transformer_options or {})
+    out = None
+    if pattern is not None and mask is None:
+        out = pattern.attention(q, k, v, scale=scale)
+    if out is None:
+        layout = {"token_major_out": not skip_output_reshape}
+        out = torch.ops.fattn.sdpa(*arguments, scale=scale, enable_gqa=enable_gqa, **layout)
+    return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
 
 @public(_OVERRIDE_NAME)
@@ -146,12 +127,12 @@ def attention_override(
 ) -> Tensor:
     """The value of `transformer_options["optimized_attention_override"]`. `func`, the function that ComfyUI
     chose, runs calls that torch_fattn has no kernel for."""
-    call = _call_of(q, k, v, heads, *args, **kwargs)
-    return func(q, k, v, heads, *args, **kwargs) if call is None else call.run()
+    out = _attention(q, k, v, heads, *args, **kwargs)
+    return func(q, k, v, heads, *args, **kwargs) if out is None else out
 
 
 class _Override:
-    """The same around another override, and with a pattern."""
+    """The same with a pattern, and inside of another override."""
 
     def __init__(
         self, before: Callable[..., Tensor] | None, pattern: Pattern | None, exact_steps: int
@@ -167,17 +148,15 @@ class _Override:
         return self.before(functools.wraps(func)(functools.partial(self._own, func)), *args, **kwargs)
 
     def _own(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        call = _call_of(*args, **kwargs)
-        if call is None:
-            return func(*args, **kwargs)
-        is_exact = self._exact_steps > 0 and self._is_exact(call.transformer_options)
-        return call.run(None if is_exact else self._pattern)
+        is_exact = self._pattern is None or self._is_exact(kwargs.get("transformer_options") or {})
+        out = _attention(*args, pattern=None if is_exact else self._pattern, **kwargs)
+        return func(*args, **kwargs) if out is None else out
 
     def _is_exact(self, options: Mapping[str, Any]) -> bool:
         """Whether the sampler is in its first steps. Reading its sigmas waits for the GPU, so this happens
         once for all layers of a step."""
         every, now = options.get("sample_sigmas"), options.get("sigmas")
-        if every is None or now is None:
+        if self._exact_steps <= 0 or every is None or now is None:
             return False
         if self._latest[0] is not now:
             step = int((every.cpu() > now.max().cpu()).sum())

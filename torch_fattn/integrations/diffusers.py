@@ -71,7 +71,7 @@ def register(pattern: Pattern | None = None) -> None:
 
     Args:
         pattern: what replaces long self-attention without a mask, such as
-            `torch_fattn.patterns.top_pattern(0.3)`: an approximation. All other calls stay exact. Another
+            `torch_fattn.patterns.Pattern(0.3)`: an approximation. All other calls stay exact. Another
             call replaces it: to keep the first steps exact, call `register(pattern)` in the pipeline's
             `callback_on_step_end`.
     """

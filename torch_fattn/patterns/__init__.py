@@ -11,7 +11,7 @@ tokens, made in plain PyTorch on any device, by few large operations on pooled r
 
 from __future__ import annotations
 
-from .attention import Pattern, attention_with_means, top_pattern
+from .attention import Pattern, attention_with_means
 from .grids import neighborhood, tile_order
 from .selection import mass_blocks, of_block_mask, pooled_scores, top_blocks
 
@@ -24,5 +24,4 @@ __all__ = [
     "pooled_scores",
     "tile_order",
     "top_blocks",
-    "top_pattern",
 ]

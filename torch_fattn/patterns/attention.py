@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,8 +66,9 @@ class Pattern:
     """What the integrations replace a model's long self-attention with.
 
     Args:
-        select: `select(query, key)` returns the block mask of a layer's `[B, H, L, D]`, or None where the
-            attention shall stay exact.
+        select: the density for `top_blocks(pooled_scores(query, key), density)`; or a function
+            `select(query, key)` that returns the block mask of a layer's `[B, H, L, D]`, or None to keep the
+            attention exact.
         block_size: rows of query and of key in a block.
         min_tokens: shorter calls stay exact.
         with_means: let hidden blocks take part as their means, with `attention_with_means`.
@@ -75,12 +77,14 @@ class Pattern:
     @public("Pattern")
     def __init__(
         self,
-        select: Callable[[Tensor, Tensor], Tensor | None],
+        select: float | Callable[[Tensor, Tensor], Tensor | None],
         block_size: tuple[int, int] = BLOCK_SIZE,
         min_tokens: int = 16384,
         with_means: bool = False,
     ) -> None:
         check_block_size("Pattern", block_size)
+        if not callable(select):
+            check_share("Pattern", "select", select)
         self.select, self.block_size = select, block_size
         self.min_tokens, self.with_means = min_tokens, with_means
 
@@ -94,44 +98,21 @@ class Pattern:
         is_self = (batch, length) == (key.shape[0], key.shape[2]) and key.shape[:3] == value.shape[:3]
         if not is_self or length < self.min_tokens or key.shape[1] == 0 or heads % key.shape[1]:
             return None
-        block_mask = self.select(query, key)
+        if callable(self.select):
+            block_mask = self.select(query, key)
+        else:
+            block_mask = top_blocks(pooled_scores(query, key, self.block_size), self.select)
         if block_mask is None:
             return None
         value_dim = value.shape[-1]
         query, key, value, scale = pad_heads(query, key, value, scale)
+        blocks: dict[str, Any] = {"block_mask": block_mask, "block_size": self.block_size, "scale": scale}
         if self.with_means:
-            out = attention_with_means(query, key, value, block_mask, block_size=self.block_size, scale=scale)
-            return without_padding(out, value_dim)
-        op = attention if needs_gradient(query, key, value) else prefill
-        out = op(
-            query,
-            key,
-            value,
-            block_mask=block_mask,
-            block_size=self.block_size,
-            scale=scale,
-            token_major_out=True,
-        )
+            out = attention_with_means(query, key, value, **blocks)
+        else:
+            op = attention if needs_gradient(query, key, value) else prefill
+            out = op(query, key, value, token_major_out=True, **blocks)
         return without_padding(out.transpose(1, 2), value_dim).transpose(1, 2)
-
-
-@public("torch_fattn.patterns.top_pattern")
-def top_pattern(
-    density: float,
-    block_size: tuple[int, int] = BLOCK_SIZE,
-    min_tokens: int = 16384,
-    with_means: bool = False,
-) -> Pattern:
-    """The pattern of `top_blocks(pooled_scores(query, key), density)` in every layer and head; the other
-    arguments are those of `Pattern`."""
-    name = "torch_fattn.patterns.top_pattern"
-    check_share(name, "density", density)
-    check_block_size(name, block_size)
-
-    def select(query: Tensor, key: Tensor) -> Tensor:
-        return top_blocks(pooled_scores(query, key, block_size), density)
-
-    return Pattern(select, block_size, min_tokens, with_means)
 
 
 def check_pattern(name: str, pattern: object) -> None:

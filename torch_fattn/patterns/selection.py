@@ -32,7 +32,7 @@ def pooled_scores(
     SpargeAttn, MoBA and VSA.
 
     Args:
-        query, key: `[B, Hq, Lq, D]` and `[B, Hkv, Lk, D]`, where Hq is a multiple of Hkv.
+        query, key: `[B, Hq, Lq, D]` and `[B, Hkv, Lk, D]`.
         block_size: rows of query and of key in a block.
         scale: of the scores; default D^-0.5.
 
@@ -41,19 +41,15 @@ def pooled_scores(
     """
     name = "torch_fattn.patterns.pooled_scores"
     check_block_size(name, block_size)
-    if not query.dim() == key.dim() == 4 or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
+    is_rank_4 = query.dim() == key.dim() == 4 and key.shape[1] > 0
+    if not is_rank_4 or query.shape[::3] != key.shape[::3] or query.shape[1] % key.shape[1]:
         raise ValueError(
             f"{name}: query has shape {list(query.shape)} and key {list(key.shape)}; pass [B, Hq, Lq, D] and "
-            "[B, Hkv, Lk, D]"
-        )
-    heads, kv_heads = query.shape[1], key.shape[1]
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(
-            f"{name}: {heads} query heads cannot share {kv_heads} key heads; pass a multiple of them"
+            "[B, Hkv, Lk, D], where Hq is a multiple of Hkv"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     rows, keys = pooled(query, block_size[0]), pooled(key, block_size[1])
-    keys = keys.repeat_interleave(heads // kv_heads, 1)
+    keys = keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return torch.softmax(rows @ keys.mT * scale, -1)
 
 

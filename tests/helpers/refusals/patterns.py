@@ -12,8 +12,7 @@ REFUSALS = [
     Refusal("pass a number above 0 and at most 1", lambda: patterns.top_blocks(SCORES, 30)),
     Refusal("pass a number above 0 and at most 1", lambda: patterns.mass_blocks(SCORES, 0.5, 0.0)),
     Refusal("pass two positive sizes", lambda: patterns.pooled_scores(ROWS, ROWS, (0, 128))),
-    Refusal("pass [B, Hq, Lq, D] and", lambda: patterns.pooled_scores(ROWS, ROWS[..., :8])),
-    Refusal("pass a multiple of them", lambda: patterns.pooled_scores(ROWS, ODD)),
+    Refusal("where Hq is a multiple of Hkv", lambda: patterns.pooled_scores(ROWS, ODD)),
     Refusal("pass a positive size for each", lambda: patterns.neighborhood((4, 0), (1, 1))),
     Refusal(
         "pass 2 sizes of at least 0",
