@@ -19,10 +19,10 @@ from torch.nn.functional import interpolate
 import torch_fattn
 from torch_fattn import patterns
 
-HEADS, DIM = 4, 64
+HEADS, DIM = 2, 64
 SHARPNESS = {"peaked": 3.0, "flat": 0.75}
 TILE = (4, 4, 4)
-DENSITIES = (0.1, 0.2, 0.3, 0.5)
+DENSITIES = (0.1, 0.3)
 
 
 def field(grid: list[int]) -> Tensor:

@@ -67,7 +67,7 @@ def patterns_picture() -> bytes:
     from bench.report import pattern_picture
 
     with tempfile.TemporaryDirectory() as folder:
-        return pattern_picture.draw(Path(folder) / "patterns")[0].read_bytes()
+        return pattern_picture.draw(Path(folder) / "patterns").read_bytes()
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:

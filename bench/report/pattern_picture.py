@@ -28,7 +28,7 @@ def masks() -> dict[str, Tensor]:
     }
 
 
-def draw(stem: Path, endings: tuple[str, ...] = (".png",)) -> list[Path]:
+def draw(stem: Path) -> Path:
     """Writes the picture to stem.png."""
     drawn = masks()
     with plt.rc_context(STYLE):
@@ -40,4 +40,4 @@ def draw(stem: Path, endings: tuple[str, ...] = (".png",)) -> list[Path]:
             panel.set(xlabel="blocks of keys", xticks=[], yticks=[])
             panel.spines[["left", "bottom"]].set_color(MUTED)
         axes[0].set_ylabel("blocks of query rows")
-        return save(figure, stem, endings)
+        return save(figure, stem, (".png",))[0]

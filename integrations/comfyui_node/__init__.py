@@ -10,23 +10,16 @@ NODE_CLASS_MAPPINGS: dict[str, Any] = {}
 NODE_DISPLAY_NAME_MAPPINGS: dict[str, str] = {}
 
 try:
-    import torch_fattn  # noqa: F401  its errors name the torch that it needs
-except ImportError as error:
+    from .nodes import Attention, SparseAttention
+except ImportError as error:  # it names the torch that torch_fattn needs
     logging.warning(
         "torch_fattn's nodes are missing: %s; a wheel of torch-fattn is for one minor version of torch, 2.13 "
         "or later: install the one for your torch with pip in ComfyUI's environment",
         error,
     )
 else:
-    from .nodes import Attention, SparseAttention
-
-    NODE_CLASS_MAPPINGS |= {
-        "TorchFattnAttention": Attention,
-        "TorchFattnSparseAttention": SparseAttention,
-    }
+    NODE_CLASS_MAPPINGS |= {"TorchFattnAttention": Attention, "TorchFattnSparseAttention": SparseAttention}
     NODE_DISPLAY_NAME_MAPPINGS |= {
         "TorchFattnAttention": "Attention (torch_fattn)",
         "TorchFattnSparseAttention": "Sparse attention (torch_fattn)",
     }
-
-__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]

@@ -9,8 +9,6 @@ from torch_fattn.patterns import Pattern
 
 
 class Attention:
-    """Exact attention."""
-
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "apply"
     CATEGORY = "model/attention"
@@ -25,8 +23,6 @@ class Attention:
 
 
 class SparseAttention(Attention):
-    """Long self-attention over the blocks of keys with the highest scores."""
-
     DESCRIPTION = (
         "An approximation for long videos and large images: each block of 128 tokens sees only the blocks of "
         "keys with the highest scores. Short calls, cross-attention, masks and the first steps stay exact."

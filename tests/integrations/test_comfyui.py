@@ -244,6 +244,6 @@ def test_nodes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     exact, sparse = outs
     assert torch.allclose(exact, theirs(q, q, q, 4), atol=1e-6)
     assert not torch.allclose(sparse, exact, atol=1e-3)
-    monkeypatch.setitem(sys.modules, "torch_fattn", None)
+    monkeypatch.setitem(sys.modules, node.__name__ + ".nodes", None)
     assert importlib.reload(node).NODE_CLASS_MAPPINGS == {}
     assert "for one minor version of torch" in caplog.text
