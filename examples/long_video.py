@@ -68,7 +68,7 @@ def main() -> None:
     # With every block visible, a pattern is exact.
     mask = torch.ones_like(mask)
     worst = (torch_fattn.prefill(q, k, v, block_mask=mask, block_size=block) - exact).abs().max().item()
-    print(f"difference    {worst:.2g} at most, with every block visible")
+    print(f"difference    {worst:.1e} at most, with every block visible")
 
 
 if __name__ == "__main__":
