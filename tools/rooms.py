@@ -26,7 +26,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "torch_fattn": (
         "runtime",
         "operators",
-        "reference caches distributed",
+        "reference caches distributed patterns",
         "linear_attention",
         "integrations",
         "flash_attn inspection",

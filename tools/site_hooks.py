@@ -1,5 +1,5 @@
 """Hooks of mkdocs: pages from files outside docs/, links to files that are not pages, pictures of
-measurements, and the options of functions."""
+measurements and patterns, and the options of functions."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def repository() -> str | None:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "pictures/nvidia-h200.png", content=measured_picture()))
+    files.append(File.generated(config, "pictures/patterns.png", content=patterns_picture()))
     for name in PICTURES:
         path = f"pictures/{posixpath.basename(name)}"
         files.append(File.generated(config, path, abs_src_path=str(ROOT / name)))
@@ -59,6 +60,14 @@ def measured_picture() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         results = record.read(ROOT / "bench/results/nvidia-h200.json")
         return pictures.draw(results, Path(folder) / "rates", endings=(".png",))[0].read_bytes()
+
+
+def patterns_picture() -> bytes:
+    """Draws block masks."""
+    from bench.report import pattern_picture
+
+    with tempfile.TemporaryDirectory() as folder:
+        return pattern_picture.draw(Path(folder) / "patterns").read_bytes()
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:

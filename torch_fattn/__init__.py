@@ -9,14 +9,15 @@ model's keys and values during generation. `explain` shows how a call would run 
 its kernels ahead of time, and `compiled_kernels` lists compile times. `sdpa` is
 `F.scaled_dot_product_attention` on these kernels, `install` routes a program's calls of that function to
 them, and `report` counts those calls. `torch_fattn.distributed` attends over keys that several processes
-share, and `torch_fattn.linear_attention` holds the states of hybrid models. `torch_fattn.reference` defines
-what the operators must compute, `torch_fattn.integrations.transformers.register()` makes transformers models
-use it, and `python -m torch_fattn doctor` checks the installation.
+share, `torch_fattn.patterns` chooses the blocks that long calls see, and `torch_fattn.linear_attention` holds
+the states of hybrid models. `torch_fattn.reference` defines what the operators must compute,
+`torch_fattn.integrations.transformers.register()` makes transformers models use it, and
+`python -m torch_fattn doctor` checks the installation.
 """
 
 from __future__ import annotations
 
-from . import distributed, flash_attn, linear_attention, reference
+from . import distributed, flash_attn, linear_attention, patterns, reference
 from .caches import CacheFullError, CacheStats, CacheStep, PagedKVCache, StaticKVCache
 from .inspection.compiled import CompiledKernel as CompiledKernel
 from .inspection.compiled import compiled_kernels as compiled_kernels
@@ -91,6 +92,7 @@ __all__ = [
     "merge",
     "paged_decode",
     "paged_prefill",
+    "patterns",
     "prefill",
     "reference",
     "report",

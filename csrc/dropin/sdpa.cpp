@@ -197,6 +197,14 @@ std::optional<double> scale_of(const SdpaCall& call) {
   return 1.0 / std::sqrt(double(head_dim.guard_int(__FILE__, __LINE__)));
 }
 
+// The result has the order of the query's memory: callers that split heads from [B, L, H * D] flatten it
+// again, which is then a view.
+bool is_token_major(const SdpaCall& call) {
+  const Tensor& query = call.query;
+  if (call.token_major_out || query.dim() < 3) return call.token_major_out;
+  return TORCH_GUARD_OR_FALSE(query.sym_stride(-3).sym_lt(query.sym_stride(-2)));
+}
+
 Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, const SdpaCall& call,
                bool trains) {
   static const auto without_gradient = c10::Dispatcher::singleton().findSchemaOrThrow("fattn::prefill", "");
@@ -204,6 +212,7 @@ Tensor prefill(const Tensor& query, const Tensor& key, const Tensor& value, cons
   Invocation prefill(trains ? with_gradient : without_gradient);
   prefill.set("query", query).set("key", key).set("value", value).set("attn_mask", call.attn_mask);
   prefill.set("is_causal", call.is_causal).set("scale", scale_of(call));
+  prefill.set("token_major_out", is_token_major(call));
   if (call.is_causal) prefill.set("q_offset", 0);  // torch aligns causal to the upper left corner
   return std::move(prefill).call()[0].toTensor();
 }
@@ -245,8 +254,9 @@ Tensor run(const SdpaCall& call, Autograd autograd) {
 
 std::tuple<Tensor, int64_t> sdpa_and_reason(const Tensor& query, const Tensor& key, const Tensor& value,
                                             const std::optional<Tensor>& attn_mask, double dropout_p,
-                                            bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa};
+                                            bool is_causal, std::optional<double> scale, bool enable_gqa,
+                                            bool token_major_out) {
+  const SdpaCall call{query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, token_major_out};
   Reason reason = Reason::kNone;
   if (auto out = routed_sdpa(call, Autograd::kHere, reason)) return {*out, 0};
   const NextSdpaGoesToTorch decided;
@@ -257,8 +267,9 @@ std::tuple<Tensor, int64_t> sdpa_and_reason(const Tensor& query, const Tensor& k
 
 Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
             const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
-            std::optional<double> scale, bool enable_gqa) {
-  return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa));
+            std::optional<double> scale, bool enable_gqa, bool token_major_out) {
+  return std::get<0>(sdpa_and_reason(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+                                     token_major_out));
 }
 
 // For callers with their own fallback: returns the reason without counting it.
@@ -388,8 +399,9 @@ TORCH_LIBRARY_FRAGMENT(fattn, library) {
       "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
       "bool is_causal=False, *, float? scale=None, bool enable_gqa=False";
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  library.def(("sdpa(" + arguments + ") -> Tensor").c_str(), tags);
-  library.def(("_sdpa_and_reason(" + arguments + ") -> (Tensor, int)").c_str(), tags);
+  const std::string layout = ", bool token_major_out=False";
+  library.def(("sdpa(" + arguments + layout + ") -> Tensor").c_str(), tags);
+  library.def(("_sdpa_and_reason(" + arguments + layout + ") -> (Tensor, int)").c_str(), tags);
   library.def(("_sdpa_reason(" + arguments + ") -> int").c_str(), tags);
   library.def(
       "_route(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, bool "

@@ -19,6 +19,7 @@ struct SdpaCall {
   bool is_causal;
   std::optional<double> scale;
   bool enable_gqa;
+  bool token_major_out = false;  // even if query is not
 };
 
 // kAbove: autograd has already run, so gradients need no check.

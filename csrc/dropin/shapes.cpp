@@ -78,7 +78,7 @@ Tensor operand_of(const Tensor& given, const SymInt& batch, const SymInt& heads)
 
 Tensor result_of(Tensor out, const SdpaCall& call) {
   const SymInt value_dim = size_of(call.value, 3);
-  if (out.sym_size(3) != value_dim) out = out.slice_symint(3, 0, value_dim).contiguous();
+  if (out.sym_size(3) != value_dim) out = out.slice_symint(3, 0, value_dim).clone();  // in the same order
   while (out.dim() > call.query.dim()) out = out.squeeze(0);
   return out;
 }

@@ -27,6 +27,7 @@ RUNS = [
     ),
     ("varlen.py --sentences 5 --longest 70", "packed, 350 padded", 1e-3),
     ("document_mask.py --documents 2 --shortest 64", "2 documents, 157 tokens", 1e-3),
+    ("long_video.py --grid 4 8 8 --block 32", "256 tokens, blocks of 32", 1e-5),
     ("encoder.py --clips 3 --longest 50", "padded        150 rows, 7,500 pairs of frames", 1e-4),
 ]
 

@@ -17,6 +17,7 @@ import torch_fattn
 from tests.helpers import cache_problems, rotary_problems, wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.public_caches import OF_CACHES, Arguments, heads, linear_rows
+from torch_fattn import patterns
 from torch_fattn.distributed import Shards
 from torch_fattn.integrations import comfyui
 from torch_fattn.operators import BACKWARDS, LINEAR, LOGITS_OPERATORS, OPERATORS, ROTARY
@@ -157,6 +158,18 @@ def _sparse() -> Arguments:
     }
     indices = torch.tensor([3, 9, -1, 0], dtype=torch.int32).expand(2, 3, 4).clone()
     return arguments | {"indices": indices, "seq_lens": _int32(10, 4)}
+
+
+def _full_blocks() -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    count, index = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(0 * count, index, count, index)
+
+
+def _masked_blocks() -> Arguments:
+    operands = {n: heads(1, 2, 40, 16) for n in ("query", "key", "value")}
+    return operands | {"block_mask": torch.tensor([[[[True, False]] * 2]]), "block_size": (32, 32)}
 
 
 def _quantised() -> Arguments:
@@ -325,6 +338,18 @@ VALID: dict[str, Callable[[], Arguments]] = {
     "torch_fattn.integrations.comfyui.attention_override": _comfyui,
     "torch_fattn.integrations.flex_attention.flex_attention": _flex,
     "torch_fattn.integrations.flex_attention.mask_of": lambda: {"block_mask": _block_mask()},
+    "torch_fattn.patterns.pooled_scores": lambda: {"query": heads(1, 4, 40, 16), "key": heads(1, 2, 9, 16)},
+    "torch_fattn.patterns.top_blocks": lambda: {"scores": heads(1, 2, 3, 4), "density": 0.5},
+    "torch_fattn.patterns.mass_blocks": lambda: {"scores": heads(1, 2, 3, 4), "mass": 0.5},
+    "torch_fattn.patterns.tile_order": lambda: {"grid": [4, 6], "tile": [2, 3]},
+    "torch_fattn.patterns.neighborhood": lambda: {"grid": [4, 6], "window": [1, 1]},
+    "torch_fattn.patterns.of_block_mask": lambda: {"block_mask": _full_blocks()},
+    "torch_fattn.patterns.attention_with_means": _masked_blocks,
+    "Pattern": lambda: {"select": lambda query, key: None},
+    "Pattern.attention": lambda: {
+        "self": patterns.Pattern(0.5),
+        **{n: heads(1, 2, 3, 16) for n in ("query", "key", "value")},
+    },
     "PagedCache": lambda: {"config": _model().config, "num_blocks": 4},
     "torch_fattn.integrations.transformers.attend": _transformers,
     "torch_fattn.integrations.transformers.register": lambda: {"on_unsupported": "error", "fuse": True},

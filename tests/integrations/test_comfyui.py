@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 
 import torch_fattn
 from tests.conftest import counted_launches
+from torch_fattn import patterns
 from torch_fattn.integrations.comfyui import apply, attention_override
 
 
@@ -178,3 +181,69 @@ def test_apply_clones_and_calls_an_override_first() -> None:
     assert launches.get("fattn_prefill") == 1
     assert torch.allclose(out.cpu().double(), theirs(2 * q, q, q, 4), atol=1e-6)
     assert torch_fattn.report().installed is False
+
+
+def hides_all(query: Tensor, key: Tensor) -> Tensor:
+    """A pattern whose results are 0."""
+    return torch.zeros(1, 1, 2, 2, dtype=torch.bool, device=query.device)
+
+
+HIDES_ALL = patterns.Pattern(hides_all, (32, 32), min_tokens=64)
+
+
+def override_of(model: Patcher) -> Any:
+    return model.model_options["transformer_options"]["optimized_attention_override"]
+
+
+def test_a_pattern_takes_long_self_attention_after_the_first_steps() -> None:
+    q, sigmas = torch.randn(1, 64, 64, device="mps"), torch.tensor([9.0, 5.0, 2.0, 0.0], device="mps")
+    attend = override_of(apply(Patcher(), HIDES_ALL, exact_steps=2))
+    assert not attend(never, q, q, q, 4).any(), "without a sampler"
+    for sigma, is_exact in ((9.0, True), (5.0, True), (3.0, False), (2.0, False)):
+        now = {"sample_sigmas": sigmas, "sigmas": torch.full((2,), sigma, device="mps")}
+        for _layer in range(2):
+            assert attend(never, q, q, q, 4, transformer_options=now).any() == is_exact, sigma
+    seen = torch.ones(64, 64, dtype=torch.bool, device="mps")
+    for k, mask in ((q, seen), (q[:, :63], None)):
+        assert attend(never, q, k, k, 4, mask).any(), "masks and cross-attention are exact"
+    assert attend(never, q[:, :63], q[:, :63], q[:, :63], 4).any(), "short calls are exact"
+    heads = q.unflatten(-1, (4, 16)).transpose(1, 2).contiguous()
+    for given, options in ((q, {}), (heads, {"skip_reshape": True})):
+        for mask in (seen, None):
+            out = attend(never, given, given, given, 4, mask, **options)
+            assert out.shape == q.shape and out._is_view(), "no copy"
+
+
+def test_a_pattern_is_replaced_and_keeps_the_override_before() -> None:
+    q = torch.randn(1, 64, 64, device="mps")
+
+    def bordered(func: Any, *args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs) + 1
+
+    model = apply(apply(Patcher(optimized_attention_override=bordered)), HIDES_ALL)
+    assert (override_of(model)(never, q, q, q, 4) == 1).all()
+    out = override_of(apply(model))(never, q, q, q, 4)
+    assert torch.allclose(out.cpu().double(), theirs(q, q, q, 4) + 1, atol=1e-6)
+    with pytest.raises(TypeError, match="comfyui.apply: pattern is of type int; pass a torch_fattn.patterns"):
+        apply(Patcher(), 3)  # type: ignore[arg-type]
+
+
+def test_nodes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    q, names = torch.randn(1, 300, 64, device="mps"), {"TorchFattnAttention", "TorchFattnSparseAttention"}
+    node = importlib.import_module("integrations.comfyui_node")
+    assert node.NODE_CLASS_MAPPINGS.keys() == node.NODE_DISPLAY_NAME_MAPPINGS.keys() == names
+    outs = []
+    for name in sorted(names):
+        cls = node.NODE_CLASS_MAPPINGS[name]
+        inputs = cls.INPUT_TYPES()["required"]
+        settings = {key: value[1]["default"] for key, value in inputs.items() if key != "model"}
+        if settings:
+            settings |= {"min_tokens": 300}
+        (model,) = getattr(cls(), cls.FUNCTION)(model=Patcher(), **settings)
+        outs.append(override_of(model)(never, q, q, q, 4).cpu().double())
+    exact, sparse = outs
+    assert torch.allclose(exact, theirs(q, q, q, 4), atol=1e-6)
+    assert not torch.allclose(sparse, exact, atol=1e-3)
+    monkeypatch.setitem(sys.modules, node.__name__ + ".nodes", None)
+    assert importlib.reload(node).NODE_CLASS_MAPPINGS == {}
+    assert "for one minor version of torch" in caplog.text

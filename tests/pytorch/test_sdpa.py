@@ -55,7 +55,10 @@ def test_random_calls(seeds: range) -> None:
         with counted_launches() as launches:
             out = attend(("sdpa", "installed")[seed % 2], call)
         assert torch_fattn.report().routed == 1 and torch_fattn.report().fell_back == 0, f"{seed}: {call}"
-        assert out.dtype == call.operands[0].dtype and out.shape == exact.shape and out.is_contiguous()
+        query = call.operands[0]
+        assert out.dtype == query.dtype and out.shape == exact.shape
+        by_token = query.dim() > 2 and query.stride(-3) < query.stride(-2)
+        assert (out.transpose(-3, -2) if by_token else out).is_contiguous()
         if exact.numel() == 0:
             continue
         assert sum(launches.get(kernel, 0) for kernel in ATTENTION) >= 1, f"{seed}: {call}"
@@ -113,6 +116,29 @@ def test_one_row_of_all_keys_is_decodes() -> None:
     assert torch_fattn.report().routed_by["prefill"] == 1
     first = value[:, :, :1].repeat_interleave(2, dim=1)
     assert torch.allclose(out.cpu(), first.cpu(), atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["sdpa", "compiled", "installed", "trained"])
+def test_flattening_the_result_of_flat_operands_copies_nothing(
+    way: str, request: pytest.FixtureRequest
+) -> None:
+    attention = by_install if way == "installed" else torch_fattn.sdpa
+    if way == "compiled":
+        attention = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    if way == "trained":
+        torch_fattn.install(training="fused")
+        request.addfinalizer(torch_fattn.uninstall)
+    for head_dim in (16, 20):  # of the kernels, and padded to 24
+        flat = operands(*[(2, 9, 4 * head_dim)] * 3)
+        query, key, value = (each.unflatten(-1, (4, -1)).transpose(1, 2) for each in flat)
+        exact = F.scaled_dot_product_attention(*(each.cpu().double() for each in (query, key, value)))
+        for by_token, rows in ((True, query), (False, query.contiguous())):
+            with counted_launches() as launches:
+                out = attention(rows.requires_grad_(way == "trained"), key, value)
+            assert launches.get("fattn_prefill") == 1 and out.requires_grad == (way == "trained")
+            assert torch.allclose(out.cpu().double(), exact, atol=1e-5)
+            joined = out.transpose(1, 2).flatten(2)
+            assert (joined.data_ptr() == out.data_ptr()) == by_token, "the control is a contiguous query"
 
 
 def test_rows_that_see_no_key_are_as_torchs() -> None:

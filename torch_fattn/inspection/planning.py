@@ -15,6 +15,7 @@ from ..integrations.pytorch.report import REASONS
 from ..operators import DIFFERENTIABLE, PLANNED
 from ..operators.attention import decode, prefill
 from ..operators.head_padding import pad_heads
+from ..operators.options import PrefillOptions
 from ..runtime.signatures import SIGNATURES, Signature
 from .block_masks import Blocks, blocks_of
 from .cost import Cost, cost_of
@@ -100,10 +101,13 @@ def _sdpa(
     if dropout_p or (is_causal and attn_mask is not None):
         raise NotImplementedError(REASONS["dropout" if dropout_p else "mask_with_causal"])
     query, key, value = (each[(None,) * (4 - each.dim())] for each in (query, key, value))
+    token_major_out = query.stride(1) < query.stride(2)
     batch = max(each.shape[0] for each in (query, key, value))
     query, key, value = (each.expand(batch, -1, -1, -1) for each in (query, key, value))
     query, key, value, scale = pad_heads(query, key, value, scale)
     if query.shape[2] == 1 and not is_causal:
         return decode(query, key, value, attn_mask=attn_mask, scale=scale)
-    offset = 0 if is_causal else None
-    return prefill(query, key, value, attn_mask, scale=scale, is_causal=is_causal, q_offset=offset)
+    options: PrefillOptions = {"scale": scale, "token_major_out": token_major_out}
+    if is_causal:
+        options |= {"is_causal": True, "q_offset": 0}
+    return prefill(query, key, value, attn_mask, **options)

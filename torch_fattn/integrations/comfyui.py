@@ -3,6 +3,8 @@
     from torch_fattn.integrations import comfyui
     model = comfyui.apply(model)  # a clone; the given model is unchanged
 
+`integrations/comfyui_node` in the repository is a package of nodes that do this.
+
 On a Mac, ComfyUI computes attention in slices unless it is started with --use-pytorch-cross-attention, and
 `torch_fattn.install()` never sees those calls. This module uses its `optimized_attention_override`.
 """
@@ -16,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..patterns.attention import Pattern, check_pattern
+from ..runtime.settings import check_settings
 from ..runtime.signatures import public
-from .pytorch.sdpa import sdpa
 
 __all__ = ["apply", "attention_override"]
 
@@ -27,26 +30,29 @@ _OVERRIDE_NAME = "torch_fattn.integrations.comfyui.attention_override"
 _NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
 
 
-def apply(model: Any) -> Any:
+def apply(model: Any, pattern: Pattern | None = None, *, exact_steps: int = 2) -> Any:
     """Returns a clone of a ModelPatcher that uses torch_fattn's attention. An existing override of the model
-    runs first, since it may change the call; it is given torch_fattn instead of ComfyUI's function."""
+    runs first, since it may change the call; it is given torch_fattn instead of ComfyUI's function.
+
+    Args:
+        pattern: what replaces long self-attention without a mask, such as
+            `torch_fattn.patterns.Pattern(0.3)`: an approximation. All other calls stay exact.
+        exact_steps: the first steps of a sampler, which stay exact too: they decide the layout of the
+            picture. A compiled model needs 0 or a graph break at each call.
+    """
+    name = "torch_fattn.integrations.comfyui.apply"
     if fault := _fault_of(model):
-        raise TypeError(
-            f"torch_fattn.integrations.comfyui.apply: {fault}; pass a ModelPatcher, which ComfyUI's loaders "
-            "return"
-        )
+        raise TypeError(f"{name}: {fault}; pass a ModelPatcher, which ComfyUI's loaders return")
+    check_pattern(name, pattern)
     clone = model.clone()
     options = dict(clone.model_options.get("transformer_options", {}))
     before = options.get(_OVERRIDE)
-    if before is None:
-        options[_OVERRIDE] = attention_override
-    elif not getattr(before, "is_torch_fattns", False):
-
-        def override(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-            return before(functools.wraps(func)(functools.partial(attention_override, func)), *args, **kwargs)
-
-        override.is_torch_fattns = True  # type: ignore[attr-defined]
-        options[_OVERRIDE] = override
+    if isinstance(before, _Override):
+        before = before.before
+    elif before is attention_override:
+        before = None
+    plain = before is None and pattern is None
+    options[_OVERRIDE] = attention_override if plain else _Override(before, pattern, exact_steps)
     clone.model_options = {**clone.model_options, "transformer_options": options}
     return clone
 
@@ -79,6 +85,7 @@ def _attention(
     *more: Any,
     scale: float | None = None,
     enable_gqa: bool = False,
+    pattern: Pattern | None = None,
     **others: Any,
 ) -> Tensor | None:
     """Attention of q `[B, L, H * D]`, or `[B, H, L, D]` with skip_reshape; out is `[B, L, H * D]`, or `[B, H,
@@ -101,10 +108,16 @@ def _attention(
     # A compiled graph cannot call ComfyUI's function, so `sdpa` falls back to torch's attention. Where torch
     # is faster than these kernels, it also beats ComfyUI's slices.
     if not torch.compiler.is_compiling():
+        check_settings()
         reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
         if torch.ops.fattn._reason_name(reason) not in ("none", "torch_is_faster"):
             return None
-    out = sdpa(*arguments, scale, enable_gqa)
+    out = None
+    if pattern is not None and mask is None:
+        out = pattern.attention(q, k, v, scale=scale)
+    if out is None:
+        layout = {"token_major_out": not skip_output_reshape}
+        out = torch.ops.fattn.sdpa(*arguments, scale=scale, enable_gqa=enable_gqa, **layout)
     return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
 
@@ -118,4 +131,34 @@ def attention_override(
     return func(q, k, v, heads, *args, **kwargs) if out is None else out
 
 
-attention_override.is_torch_fattns = True  # type: ignore[attr-defined]
+class _Override:
+    """The same with a pattern, and inside of another override."""
+
+    def __init__(
+        self, before: Callable[..., Tensor] | None, pattern: Pattern | None, exact_steps: int
+    ) -> None:
+        self.before = before
+        self._pattern = pattern
+        self._exact_steps = exact_steps
+        self._latest: tuple[Any, bool] = (None, True)  # the sigmas of a step, and whether it is exact
+
+    def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if self.before is None:
+            return self._own(func, *args, **kwargs)
+        return self.before(functools.wraps(func)(functools.partial(self._own, func)), *args, **kwargs)
+
+    def _own(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        is_exact = self._pattern is None or self._is_exact(kwargs.get("transformer_options") or {})
+        out = _attention(*args, pattern=None if is_exact else self._pattern, **kwargs)
+        return func(*args, **kwargs) if out is None else out
+
+    def _is_exact(self, options: Mapping[str, Any]) -> bool:
+        """Whether the sampler is in its first steps. Reading its sigmas waits for the GPU, so this happens
+        once for all layers of a step."""
+        every, now = options.get("sample_sigmas"), options.get("sigmas")
+        if self._exact_steps <= 0 or every is None or now is None:
+            return False
+        if self._latest[0] is not now:
+            step = int((every.cpu() > now.max().cpu()).sum())
+            self._latest = (now, step < self._exact_steps)
+        return self._latest[1]

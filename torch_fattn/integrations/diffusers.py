@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..patterns.attention import Pattern, check_pattern
 from .pytorch.sdpa import sdpa
 
 __all__ = ["register", "unregister"]
@@ -27,6 +28,7 @@ class _Attention:
     def __init__(self, before: Callable[..., Any]) -> None:
         self.before = before
         self.on = True
+        self.pattern: Pattern | None = None
 
     def __call__(
         self,
@@ -53,19 +55,32 @@ class _Attention:
         if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
             attn_mask = attn_mask[:, None, None]
         query, key, value = (operand.transpose(1, 2) for operand in operands)
-        out = sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        out = None
+        if self.pattern is not None and attn_mask is None and not dropout_p and not is_causal:
+            out = self.pattern.attention(query, key, value, scale=scale)
+        if out is None:
+            out = sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return out.transpose(1, 2)
 
 
 _attention: _Attention | None = None
 
 
-def register() -> None:
-    """Wraps diffusers' "native" backend. May be called again."""
+def register(pattern: Pattern | None = None) -> None:
+    """Wraps diffusers' "native" backend.
+
+    Args:
+        pattern: what replaces long self-attention without a mask, such as
+            `torch_fattn.patterns.Pattern(0.3)`: an approximation. All other calls stay exact. Another
+            call replaces it: to keep the first steps exact, call `register(pattern)` in the pipeline's
+            `callback_on_step_end`.
+    """
     global _attention
+    check_pattern("torch_fattn.integrations.diffusers.register", pattern)
     backends, native = _registry()
     if _attention is None:
         _attention = backends[native] = _Attention(backends[native])
+    _attention.pattern = pattern
 
 
 def unregister() -> None:

@@ -35,6 +35,9 @@ def sdpa(
     to run faster also go there, without a warning, as do calls with gradients for which torch keeps little
     memory (`training` of `install`). Head sizes that are not multiples of 8 are padded. torch raises its own
     errors for calls that it refuses.
+
+    The result has the order of the query's memory: if the query is a view of `[B, L, H * D]`,
+    `out.transpose(1, 2).flatten(2)` copies nothing.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fattn.sdpa(
