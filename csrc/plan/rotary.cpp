@@ -10,7 +10,7 @@ constexpr uint16_t kSimdgroups = 8;
 // From this many tokens on, all GPUs are busy with eight narrow heads per simdgroup, which loads factors
 // once.
 constexpr int64_t kManyTokens = 1024;
-constexpr int64_t kSharedHeads = 8, kNarrowHead = 128;
+constexpr int64_t kSharedHeads = 8, kNarrowHead = 128;  // one pass of the kernel over the columns
 
 Plan one_row_per_simdgroup() {
   Plan plan;
@@ -93,8 +93,8 @@ Plan plan_rotary(const RotaryProblem& p) {
   const int64_t heads_each = shares ? kSharedHeads : 1;
   if (shares) plan.tuning.source = "eight heads per simdgroup";
   const int64_t q_units = ceil_div(p.q_heads, heads_each), kv_units = ceil_div(write.kv_heads, heads_each);
-  pass.grid = {uint32_t(ceil_div(write.tokens, kSimdgroups)), uint32_t(q_units + kv_units * (values ? 2 : 1)),
-               1};
+  const int64_t units = write.tokens * (q_units + kv_units * (values ? 2 : 1));
+  pass.grid = {uint32_t(ceil_div(units, kSimdgroups)), 1, 1};
 
   pass.bind(kSlotQuery);
   pass.bind(kSlotCos, Slot(kBufferCos));

@@ -195,14 +195,16 @@ using namespace fattn;
     device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
     constant RotaryParams& params [[buffer(fattn::kSlotParams)]],
-    uint2 group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
+    uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
-  const int index = int(group.x) * kSimdgroups + simdgroup_index;
+  const uint units_of_token = params.q_units + params.kv_units * (fc_values ? 2 : 1);
+  const uint unit = group * kSimdgroups + simdgroup_index;
+  const int index = int(unit / units_of_token);
   if (index >= params.tokens) {
     return;
   }
   const int batch = index / params.q_len, position = index - batch * params.q_len;
-  int head = int(group.y);
+  int head = int(unit % units_of_token);
   const bool is_query = head < params.q_units;
   head -= is_query ? 0 : params.q_units;
   const bool is_value = fc_values && !is_query && head >= params.kv_units;
@@ -273,7 +275,7 @@ using namespace fattn;
       rotated.quantise(key_cache + target, scales, params, lane);
     }
     if (!kOnePass) {
-      return;
+      return;  // wide heads have a simdgroup each, and need no registers for a loop
     }
     rotated.source += source_step;
     target += target_step;
