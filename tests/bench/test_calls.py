@@ -24,6 +24,8 @@ DECODE = Call("decode", 4, 2, 64, 1, 40)
         replace(DECODE, op="paged_decode", block_size=16, kv_format="int4"),
         replace(DECODE, batch=2, lengths=(40, 3)),
         Call("prefill_backward", 4, 2, 64, 20, 40, causal=True),
+        Call("gated_delta_rule", 4, 2, 64, 20, 20),
+        Call("gated_delta_step", 2, 2, 64, 3, 3, channel_decay=True),
     ],
     ids=str,
 )
@@ -47,6 +49,12 @@ def test_values_that_are_columns_of_the_keys_are_counted_as_such() -> None:
     assert call.value_dim == 64
     assert call.flops == 2 * 4 * 20 * 20 * (96 + 64)
     assert call.least_bytes == 2 * (20 * 96 + 4 * 20 * (96 + 64))
+
+
+def test_a_rule_moves_its_operands_once_and_its_state_twice() -> None:
+    call = Call("gated_delta_rule", 4, 2, 64, 20, 20, batch=3)
+    rows, gates = 2 * (2 + 4) * 64 * 2, 4 * (4 + 2)
+    assert call.least_bytes == 3 * (20 * (rows + gates) + 2 * 4 * 64 * 64 * 4)
 
 
 @pytest.mark.parametrize("options", [{"window_left": 9}, {"sinks": True}])
