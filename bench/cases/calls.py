@@ -165,10 +165,8 @@ class Call:
     def __str__(self) -> str:
         parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
         rows = f"q={self.q_len} " if self.q_len > 1 else ""
-        if self.is_delta:
-            parts.append(f"T={self.q_len}")
-        else:
-            parts.append(f"{rows}N={self.kv_len}" if self.is_decode else f"{self.q_len}x{self.kv_len}")
+        keys = f"T={self.q_len}" if self.is_delta else f"{rows}N={self.kv_len}"
+        parts.append(keys if self.is_decode else f"{self.q_len}x{self.kv_len}")
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []

@@ -24,35 +24,30 @@ _EPS = 1e-6  # of all norms
 
 def operands(call: Call, device: str | torch.device, seed: int) -> Buffers:
     """Random operands by argument name. A rule gets queries and keys of length 1, and decays that the dtype
-    holds, as some peers take them."""
+    holds, as MLX takes them."""
     is_meta = torch.device(device).type == "meta"
     generator = None if is_meta else torch.Generator(device).manual_seed(seed)
 
-    def normal(*shape: int, dtype: torch.dtype = call.torch_dtype) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    def draw(*shape: int, of: Callable[..., Tensor] = torch.randn) -> Tensor:
+        return of(shape, generator=generator, device=device)
 
-    def uniform(low: float, *shape: int) -> Tensor:
-        numbers = torch.rand(shape, generator=generator, device=device)
-        return (low + (1 - low) * numbers).to(call.torch_dtype)
-
-    dim, heads, exact = call.head_dim, call.q_heads, torch.float32
-    tokens = (call.batch, call.q_len)
-    columns = (dim,) if call.channel_decay else ()
-    query, key = (normal(*tokens, call.kv_heads, dim) for _ in range(2))
-    value = normal(*tokens, heads, dim)
-    state = normal(call.batch, heads, dim, dim, dtype=exact) * call.scale
+    dim, heads, dtype = call.head_dim, call.q_heads, call.torch_dtype
+    tokens, columns = (call.batch, call.q_len), (dim,) if call.channel_decay else ()
+    query, key = (draw(*tokens, call.kv_heads, dim) for _ in range(2))
+    value, state = draw(*tokens, heads, dim).to(dtype), call.scale * draw(call.batch, heads, dim, dim)
     if call.op == "gated_delta_rule":
-        query, key = (F.normalize(x.float(), dim=-1).to(call.torch_dtype) for x in (query, key))
-        g, beta = uniform(0.9, *tokens, heads, *columns).float().log(), uniform(0, *tokens, heads)
+        query, key = (F.normalize(x, dim=-1).to(dtype) for x in (query, key))
+        g = (1 - 0.1 * draw(*tokens, heads, *columns, of=torch.rand)).to(dtype).float().log()
+        beta = draw(*tokens, heads, of=torch.rand).to(dtype)
         return {"query": query, "key": key, "value": value, "g": g, "beta": beta, "state": state}
     channels = (2 * call.kv_heads + heads) * dim
-    return {
-        **{"query": query, "key": key, "value": value, "z": normal(*tokens, heads, dim)},
-        **{"a": normal(*tokens, heads, *columns), "b": normal(*tokens, heads)},
-        **{"A_log": normal(heads, dtype=exact) - 2, "dt_bias": normal(heads, *columns, dtype=exact)},
-        **{"conv_weight": normal(channels, TAPS), "norm_weight": normal(dim)},
-        **{"conv_state": normal(call.batch, channels, TAPS), "state": state},
-    }
+    parts = {"query": query, "key": key, "value": value, "z": draw(*tokens, heads, dim)}
+    parts |= {"a": draw(*tokens, heads, *columns), "b": draw(*tokens, heads)}
+    weights = {"conv_weight": draw(channels, TAPS), "norm_weight": draw(dim)}
+    weights["conv_state"] = draw(call.batch, channels, TAPS)
+    exact = {"A_log": draw(heads) - 2, "dt_bias": draw(heads, *columns)}
+    parts, weights = ({name: one.to(dtype) for name, one in some.items()} for some in (parts, weights))
+    return {**parts, **exact, **weights, "state": state}
 
 
 def least_bytes(call: Call) -> int:
@@ -62,82 +57,48 @@ def least_bytes(call: Call) -> int:
     return sum(one.nbytes for one in (*made.values(), *written))
 
 
-# ---- operands that the peers take --------------------------------------------------------------------------
-
-
-def _tiled(call: Call, heads: Tensor, dim: int = 2) -> Tensor:
-    """Orders value heads as llama.cpp does: head h has key head h % kv_heads."""
-    return (
-        heads.unflatten(dim, (call.kv_heads, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1).contiguous()
-    )
-
-
-def _untiled(call: Call, heads: Tensor, dim: int = 2) -> Tensor:
-    return heads.unflatten(dim, (-1, call.kv_heads)).transpose(dim, dim + 1).flatten(dim, dim + 1)
-
-
-def _of_state(call: Call, buffers: Buffers) -> Tensor:
-    return torch.full_like(buffers["state"], math.nan)
-
-
 DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
-    "scaled_query": lambda call, buffers: buffers["query"] * call.scale,
-    "decay": lambda call, buffers: buffers["g"].exp().to(call.torch_dtype),
-    "transposed_initial_state": lambda call, buffers: buffers["state"].mT.contiguous(),
-    "transposed_state": _of_state,
-    "key_float32": lambda call, buffers: buffers["key"].float(),
-    "tiled_value": lambda call, buffers: _tiled(call, buffers["value"].float()),
-    "tiled_g": lambda call, buffers: _tiled(call, buffers["g"]),
-    "tiled_beta": lambda call, buffers: _tiled(call, buffers["beta"].float()),
-    "tiled_initial_state": lambda call, buffers: _tiled(call, buffers["state"].mT, 1),
-    "tiled_out": lambda call, buffers: buffers["out"].float(),
-    "tiled_state": _of_state,
+    "scaled_query": lambda call, made: made["query"] * call.scale,
+    "decay": lambda call, made: made["g"].exp().to(call.torch_dtype),
+    "transposed_initial_state": lambda call, made: made["state"].mT.contiguous(),
+    "transposed_state": lambda call, made: torch.full_like(made["state"], math.nan),
+    **{
+        f"{name}_float32": lambda call, made, name=name: made[name].float()
+        for name in ("key", "value", "beta")
+    },
 }
-
-
-# ---- results -----------------------------------------------------------------------------------------------
-
-
-def _found(call: Call, buffers: Buffers) -> Buffers:
-    """The results as our kernels write them."""
-    found = {name: buffers[name] for name in ("out", *STATES) if name in buffers}
-    if "tiled_out" in buffers:
-        found["out"] = _untiled(call, buffers["tiled_out"])
-        found["state"] = _untiled(call, buffers["tiled_state"], 1).mT
-    elif "transposed_state" in buffers:
-        found["state"] = buffers["transposed_state"].mT
-    return found
 
 
 def errors(
     call: Call, buffers: Buffers, chosen: Collection[tuple[int, int]], device: str
 ) -> tuple[float, float]:
     """The largest errors of the result and of the states, of the chosen sequences and value heads."""
-    found = _found(call, buffers)
-    if any(one.isnan().any() for one in found.values()):
-        return math.inf, math.inf
-    batch, head = (torch.tensor(numbers, device=device) for numbers in zip(*chosen, strict=True))
     made = {name: one.to(device) for name, one in buffers.items()}
-    exact = {}
+    found = {name: made[name] for name in ("out", *STATES) if name in made}
+    if "transposed_state" in made:
+        found["state"] = made["transposed_state"].mT
+    batch, head = (torch.tensor(numbers, device=device) for numbers in zip(*chosen, strict=True))
+    key_head, exact = head // call.group_size, {}
+    if "out_float32" in made:  # llama.cpp's, with another order of heads
+        found["out"], key_head = made["out_float32"], head % call.kv_heads
     if call.op == "gated_delta_step":
         made, exact["conv_state"] = _convolved(call, made)
-    key_head = head // call.group_size
     query, key = (made[name][batch, :, key_head].double() for name in ("query", "key"))
     value, g, beta = (made[name][batch, :, head].double() for name in ("value", "g", "beta"))
-    exact["out"], exact["state"] = _rule(
-        query * call.scale, key, value, g, beta, made["initial_state"][batch, head].double()
-    )
+    state = made["initial_state"][batch, head].double()
+    exact["out"], exact["state"] = _rule(query * call.scale, key, value, g, beta, state)
     if call.op == "gated_delta_step":
         normed = F.rms_norm(exact["out"], (call.head_dim,), made["norm_weight"].double(), _EPS)
         exact["out"] = normed * F.silu(made["z"][batch, :, head].double())
     largest = relative = 0.0
-    for name, expected in exact.items():
-        mine = found[name].to(device)
+    for name, mine in found.items():
+        if mine.isnan().any():
+            return math.inf, math.inf
         if name != "conv_state":
             mine = mine[batch, :, head] if name == "out" else mine[batch, head]
-        error = mine.double() - expected
+        error = mine.double() - exact[name]
         largest = max(largest, error.abs().max().item())
-        relative = max(relative, (error.norm() / expected.norm()).item())
+        relative = max(relative, (error.norm() / exact[name].norm()).item())
     return largest, relative
 
 

@@ -13,7 +13,7 @@ import torch
 import torch_fattn
 
 from ..cases.calls import ATTENTION, METAL_TYPES, Call
-from .launch import OURS, OURS_ON_M1, OURS_ON_TENSORS, Launch, Pass
+from .launch import OURS, OURS_ON_M1, OURS_ON_TENSORS, Launch, Pass, with_rounded_states
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -63,7 +63,8 @@ def from_plan(call: Call, plan: dict[str, Any], impl: str = IMPL) -> Launch:
     passes = [pass_of(one, call.dtype) for one in plan["passes"]]
     if call.op not in ATTENTION:
         name = "row_states" if call.is_backward else "chunks"
-        return Launch(impl, passes, scratch={name: plan["scratch_bytes"]}, note=plan["tuning"])
+        launch = Launch(impl, passes, scratch={name: plan["scratch_bytes"]}, note=plan["tuning"])
+        return with_rounded_states(launch, call.dtype) if call.op == "gated_delta_rule" else launch
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:
         splits = plan["scratch_bytes"] // (4 * rows * (call.value_dim + 4))
@@ -86,7 +87,7 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
     arguments: dict[int, str | bytes] = {
         slot: params if name == "params" else name for name, slot in plan["bindings"].items()
     }
-    # States are operands in float32, and of an int4 cache the minimum plus a multiple of the scale, unrounded.
+    # Float32 operands: states, and those of an int4 cache, a minimum plus an unrounded multiple of the scale.
     has_float32s = plan["macros"].get("FATTN_KV_FORMAT") == KV_INT4 or "state" in plan["bindings"]
     pipeline = Pipeline(
         source=flatten(kernels()[Path(plan["source"]).stem]),

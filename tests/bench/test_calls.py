@@ -51,12 +51,6 @@ def test_values_that_are_columns_of_the_keys_are_counted_as_such() -> None:
     assert call.least_bytes == 2 * (20 * 96 + 4 * 20 * (96 + 64))
 
 
-def test_a_rule_moves_its_operands_once_and_its_state_twice() -> None:
-    call = Call("gated_delta_rule", 4, 2, 64, 20, 20, batch=3)
-    rows, gates = 2 * (2 + 4) * 64 * 2, 4 * (4 + 2)
-    assert call.least_bytes == 3 * (20 * (rows + gates) + 2 * 4 * 64 * 64 * 4)
-
-
 @pytest.mark.parametrize("options", [{"window_left": 9}, {"sinks": True}])
 def test_windows_and_sinks_are_excluded(options: dict[str, int]) -> None:
     with pytest.raises(NotImplementedError, match="the adapters do not take a"):
