@@ -62,10 +62,9 @@ DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
     "decay": lambda call, made: made["g"].exp().to(call.torch_dtype),
     "transposed_initial_state": lambda call, made: made["state"].mT.contiguous(),
     "transposed_state": lambda call, made: torch.full_like(made["state"], math.nan),
-    **{
-        f"{name}_float32": lambda call, made, name=name: made[name].float()
-        for name in ("key", "value", "beta")
-    },
+    "key_float32": lambda call, made: made["key"].float(),
+    "value_float32": lambda call, made: made["value"].float(),
+    "beta_float32": lambda call, made: made["beta"].float(),
 }
 
 
