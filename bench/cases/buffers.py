@@ -249,7 +249,7 @@ def errors(call: Call, buffers: Buffers, out_rows_first: bool, device: str) -> t
     if batches * heads * call.kv_len * call.q_len <= MOST_SCORES:
         chosen = {(batch, head) for batch in range(batches) for head in range(heads)}
     if call.is_delta:
-        return delta.errors(call, buffers, chosen, device)
+        return delta.errors(buffers, chosen, device)
     out = buffers.get("out_float32", buffers["out"])
     if out_rows_first:
         out = out.view(batches, call.q_len, heads, call.head_dim).transpose(1, 2)

@@ -25,7 +25,7 @@ class UnsupportedCallError(NotImplementedError):
 class Call:
     op: str
     q_heads: int
-    kv_heads: int
+    kv_heads: int  # gated_delta_*: the key heads; q_heads are the value heads
     head_dim: int  # of query and key; also of value, unless latent_dim is set
     q_len: int
     kv_len: int
@@ -217,7 +217,7 @@ class Call:
         """Bytes that must move: each visible K and V row once per key-value head, the query, the output; of a
         backward their gradients as well, in place of the output; of rotary_write all rows and results."""
         if self.is_delta:
-            return delta.least_bytes(self)
+            return delta.least_bytes(self.operands("meta"))
         if self.is_rotary:
             rows = self.q_heads + 2 * self.kv_heads + 1  # and a row of each table
             return 2 * self.q_len * rows * self.head_dim * self.element_bytes
@@ -264,7 +264,9 @@ class Call:
     def operands(self, device: str | torch.device, seed: int = 0) -> dict[str, Tensor]:
         """Random contiguous operands, by argument name; the blocks of a pool are shuffled."""
         if self.is_delta:
-            return delta.operands(self, device, seed)
+            tokens, heads = (self.batch, self.q_len), (self.kv_heads, self.q_heads)
+            options = {"is_step": self.op == "gated_delta_step", "channel_decay": self.channel_decay}
+            return delta.operands(tokens, *heads, self.head_dim, self.torch_dtype, device, seed, **options)
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
