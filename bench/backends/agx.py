@@ -91,7 +91,7 @@ def entries() -> Iterator[Entry]:
     for call, options in _our_calls():
         yield entry_of(call, plan_of(call, **options), options)
     yield from _our_backwards()
-    yield from _our_rotary()
+    yield from _our_others()
     for peer in PEERS:
         if peer.version() != "not installed":
             yield from _theirs(peer, _plain_calls())
@@ -224,14 +224,26 @@ def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
         )
 
 
-def _our_rotary() -> Iterator[Entry]:
+def _our_others() -> Iterator[Entry]:
+    """The passes of rotary_write, and of linear attention with the gates and norms of a layer."""
     for dim, norms in itertools.product((64, 128, 256), (False, True)):
-        call = Call("rotary_write", 32, 8, dim, 16, 16, block_size=16, norms=norms)
-        plan = plan_of(call)
-        kernel = _kernel(fattn.pass_of(plan["passes"][0], call.dtype), fast_math=False)
-        name = f"{call.op} {call.dtype} D{dim}" + (" norms" if norms else "")
+        yield from _passes(Call("rotary_write", 32, 8, dim, 16, 16, block_size=16, norms=norms), {})
+    for heads, by_channel in ((32, False), (16, True)):
+        step = Call("gated_delta_step", heads, 16, 128, 16, 16, channel_decay=by_channel)
+        yield from _passes(step, {})
+        gates = {name: one for name, one in step.operands("meta").items() if name in ("A_log", "dt_bias")}
+        yield from _passes(replace(step, op="gated_delta_rule"), {**gates, "use_qk_l2norm_in_kernel": True})
+
+
+def _passes(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
+    plan = plan_of(call, **options)
+    for one in plan["passes"]:
+        op = one["kernel"].removeprefix("fattn_") if call.is_delta else call.op
+        name = f"{op} {call.dtype} D{call.head_dim}"
+        name += " norms" if call.norms else " decay per channel" if call.channel_decay else ""
+        kernel = _kernel(fattn.pass_of(one, call.dtype), fast_math=False)
         facts = {"tuning": plan["tuning"], "by_hand": None}
-        yield Entry(OURS, name, "", call.op, call.dtype, dim, kernel, "plain", facts=facts)
+        yield Entry(OURS, name, "", op, call.dtype, call.head_dim, kernel, "plain", facts=facts)
 
 
 def _shape(tile: Mapping[str, tuple[str, int]], macros: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..cases.arguments import WrongArgumentError
-from ..cases.calls import Call
+from ..cases.calls import ATTENTION, Call
 from ..peers.launch import OURS
 from . import counting, samples
 from .backend import common_versions
@@ -45,10 +45,8 @@ class CountsBackend:
         return {}
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
-        if call.is_backward or call.is_rotary:
-            raise NotImplementedError(
-                "a backward or rotary_write is timed by --backend cuda, and counted by the tests"
-            )
+        if call.op not in ATTENTION:
+            raise NotImplementedError(f"{call.op} is timed by --backend cuda, and counted by the tests")
         if call.lengths:
             raise NotImplementedError("sequences of different lengths are timed, not counted")
         if not call.is_decode and call.q_len != call.kv_len:

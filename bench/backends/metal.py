@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cases.arguments import WrongArgumentError
-from ..cases.calls import Call
+from ..cases.calls import ATTENTION, Call
 from ..peers.launch import OURS
 from .backend import common_versions, timed_row
 
@@ -72,8 +72,8 @@ class MetalBackend:
         return self._ceilings
 
     def measure(self, call: Call, impl: str) -> dict[str, Any]:
-        if call.is_backward or call.is_rotary:
-            raise NotImplementedError("a backward or rotary_write is timed by --backend cuda")
+        if call.op not in ATTENTION:
+            raise NotImplementedError(f"{call.op} is timed by --backend cuda")
         copies = max(2, min(64, ROTATED_BYTES // call.least_bytes))
         if impl == MLX:
             run, finish, results = _mlx(call, copies)

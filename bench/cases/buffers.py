@@ -12,11 +12,15 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
+from . import delta
 from .calls import Call
 
 # Up to this many scores, every head is compared with the reference; above, four heads.
 MOST_SCORES = 1 << 20
-OUTPUTS = {"out", "out_float32", "grad_query", "grad_key", "grad_value", "key_cache", "value_cache"}
+OUTPUTS = {
+    *{"out", "out_float32", "grad_query", "grad_key", "grad_value", "key_cache", "value_cache"},
+    *{*delta.STATES, "transposed_state"},
+}
 # The largest relative error (L2 norm, against float64) of a correct implementation.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
@@ -30,7 +34,9 @@ def make(call: Call, names: Collection[str], scratch: Mapping[str, int], device:
     outputs = ("query", "key", "value") if call.is_backward else ()
     buffers |= {f"grad_{name}": torch.full_like(buffers[name], math.nan) for name in outputs}
     if not outputs:
-        buffers["out"] = torch.full_like(buffers["query"][..., : call.value_dim], math.nan)
+        like = buffers["value"] if call.is_delta else buffers["query"][..., : call.value_dim]
+        buffers["out"] = torch.full_like(like, math.nan)
+    buffers |= {f"initial_{name}": buffers[name].clone() for name in delta.STATES if name in buffers}
     for name, size in scratch.items():
         buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device=device)
     for name in names:
@@ -39,9 +45,16 @@ def make(call: Call, names: Collection[str], scratch: Mapping[str, int], device:
     return buffers
 
 
+def reset(buffers: Buffers) -> None:
+    """Makes results NaN again, and states the initial ones."""
+    for name in OUTPUTS & buffers.keys():
+        initial = buffers.get(f"initial_{name}")
+        buffers[name].fill_(math.nan) if initial is None else buffers[name].copy_(initial)
+
+
 def _operands(call: Call, generator: torch.Generator) -> Buffers:
     device = generator.device
-    if call.is_rotary:
+    if call.is_rotary or call.is_delta:
         return call.operands(device, generator.initial_seed())
     batch, heads, length, dim = call.batch, call.kv_heads, call.kv_len, call.head_dim
 
@@ -130,6 +143,7 @@ _DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
     "mask": _mask,
     "seen": _seen,
     "lse": _lse,
+    **delta.DERIVED,
 }
 
 
@@ -235,14 +249,16 @@ def errors(call: Call, buffers: Buffers, out_rows_first: bool, device: str) -> t
     if call.is_rotary:
         return _rotary_errors(call, buffers, device)
     batches, heads = call.batch, call.q_heads
+    chosen = {(0, 0), (batches - 1, heads - 1), (batches // 2, heads // 2), (0, heads - 1)}
+    if batches * heads * call.kv_len * call.q_len <= MOST_SCORES:
+        chosen = {(batch, head) for batch in range(batches) for head in range(heads)}
+    if call.is_delta:
+        return delta.errors(buffers, chosen, device)
     out = buffers.get("out_float32", buffers["out"])
     if out_rows_first:
         out = out.view(batches, call.q_len, heads, call.head_dim).transpose(1, 2)
     if out.isnan().any():
         return math.inf, math.inf
-    chosen = {(0, 0), (batches - 1, heads - 1), (batches // 2, heads // 2), (0, heads - 1)}
-    if batches * heads * call.kv_len * call.q_len <= MOST_SCORES:
-        chosen = {(batch, head) for batch in range(batches) for head in range(heads)}
     largest = difference = norm = 0.0
     for batch, head in chosen:
         expected = reference(call, buffers, batch, head, device)

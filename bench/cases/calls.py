@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import masks
+from . import delta, masks
 
-OPS = ("prefill", "decode", "paged_decode", "prefill_backward", "rotary_write")
+ATTENTION = ("prefill", "decode", "paged_decode")
+OPS = (*ATTENTION, "prefill_backward", "rotary_write", "gated_delta_rule", "gated_delta_step")
 PREFILLS = ("prefill", "prefill_backward")
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
 
@@ -24,7 +25,7 @@ class UnsupportedCallError(NotImplementedError):
 class Call:
     op: str
     q_heads: int
-    kv_heads: int
+    kv_heads: int  # gated_delta_*: the key heads; q_heads are the value heads
     head_dim: int  # of query and key; also of value, unless latent_dim is set
     q_len: int
     kv_len: int
@@ -40,6 +41,7 @@ class Call:
     lengths: tuple[int, ...] = ()  # decode: keys of each sequence, if not all have kv_len
     model: str = ""
     norms: bool = False  # rotary_write: of the query and key heads
+    channel_decay: bool = False  # gated_delta_*: Kimi delta attention
     whole_rows: int = 0  # rows of the prompt of which this call is a sample; launch rules depend on them
 
     @property
@@ -88,6 +90,10 @@ class Call:
         return self.op == "rotary_write"
 
     @property
+    def is_delta(self) -> bool:
+        return self.op.startswith("gated_delta_")
+
+    @property
     def is_causal(self) -> bool:
         """Whether row i sees only kv_len - q_len + 1 + i keys, as the rows of every decode do."""
         return self.causal or self.is_decode
@@ -108,7 +114,7 @@ class Call:
         given = {
             **{"sinks": self.sinks, "mask": self.mask, "latent_dim": self.latent_dim},
             **{"block_size": self.block_size, "kv_format": self.kv_format, "seq_lens": [*self.lengths]},
-            "norms": self.norms,
+            **{"norms": self.norms, "channel_decay": self.channel_decay},
         }
         return chosen | {name: value for name, value in given.items() if value}
 
@@ -125,6 +131,7 @@ class Call:
         words += ["values that are columns of the keys"] if self.latent_dim else []
         words += ["a paged cache"] if self.block_size else []
         words += [f"a cache of {self.kv_format}"] if self.kv_format else []
+        words += ["a decay per channel"] if self.channel_decay else []
         return words + (["sequences of different lengths"] if self.lengths else [])
 
     def refuse_features(self, impl: str) -> None:
@@ -156,22 +163,26 @@ class Call:
 
     def arguments(self, operands: dict[str, Tensor]) -> tuple[list[Tensor | None], dict[str, Any]]:
         """The positional and the keyword arguments of torch_fattn's operator. A backward has no gradient of
-        lse, and no float32 result of the forward."""
+        lse, and no float32 result of the forward; a step has no bias of the convolution."""
         keywords = self.keywords(operands)
         positional: list[Tensor | None] = [one for name, one in operands.items() if name not in keywords]
         if self.is_backward:
             grad_out, query, key, value, lse = positional
             positional = [grad_out, None, query, key, value, None, lse]
+        if self.op == "gated_delta_step":
+            positional.insert(list(operands).index("norm_weight"), None)
         return positional, keywords
 
     def __str__(self) -> str:
         parts = [f"B{self.batch}", f"{self.q_heads}/{self.kv_heads}x{self.head_dim}"]
         rows = f"q={self.q_len} " if self.q_len > 1 else ""
-        parts.append(f"{rows}N={self.kv_len}" if self.is_decode else f"{self.q_len}x{self.kv_len}")
+        keys = f"T={self.q_len}" if self.is_delta else f"{rows}N={self.kv_len}"
+        parts.append(keys if self.is_decode else f"{self.q_len}x{self.kv_len}")
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window_left + 1}"] if self.window_left >= 0 else []
         parts += ["sinks"] if self.sinks else []
         parts += ["norms"] if self.norms else []
+        parts += ["decay per channel"] if self.channel_decay else []
         parts += [self.mask] if self.mask else []
         parts += [self.dtype] if self.dtype != "float16" else []
         parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
@@ -216,6 +227,8 @@ class Call:
     def least_bytes(self) -> int:
         """Bytes that must move: each visible K and V row once per key-value head, the query, the output; of a
         backward their gradients as well, in place of the output; of rotary_write all rows and results."""
+        if self.is_delta:
+            return delta.least_bytes(self.operands("meta"))
         if self.is_rotary:
             rows = self.q_heads + 2 * self.kv_heads + 1  # and a row of each table
             return 2 * self.q_len * rows * self.head_dim * self.element_bytes
@@ -261,6 +274,10 @@ class Call:
 
     def operands(self, device: str | torch.device, seed: int = 0) -> dict[str, Tensor]:
         """Random contiguous operands, by argument name; the blocks of a pool are shuffled."""
+        if self.is_delta:
+            tokens, heads = (self.batch, self.q_len), (self.kv_heads, self.q_heads)
+            options = {"is_step": self.op == "gated_delta_step", "channel_decay": self.channel_decay}
+            return delta.operands(tokens, *heads, self.head_dim, self.torch_dtype, device, seed, **options)
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:

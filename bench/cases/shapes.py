@@ -160,6 +160,21 @@ def _rotary() -> list[Call]:
     ]
 
 
+def _linear() -> list[Call]:
+    """The gated delta rule alone, and a decode step of its layer. Qwen3-Next and Qwen3.5 have one to four
+    value heads for each of 16 key heads, Kimi-Linear has a decay per channel."""
+    rule = Call("gated_delta_rule", 32, 16, 128, 0, 0, dtype="bfloat16")
+    one, three, four = (replace(rule, q_heads=heads) for heads in (16, 48, 64))
+    others = (replace(rule, q_heads=heads, kv_heads=heads) for heads in (24, 32))
+    kimi = replace(rule, kv_heads=32, channel_decay=True)
+    lengths = {rule: (1, 4, 64, 512, 2048, 8192), replace(rule, batch=8): (1, 64, 512, 2048)}
+    lengths |= {one: (1, 512, 2048, 8192), three: (2048,), four: (1, 512, 2048), kimi: (1, 2048)}
+    lengths |= dict.fromkeys(others, (2048,))
+    steps = {rule: (1, 4), replace(rule, batch=8): (1, 4), **dict.fromkeys((one, three, four, kimi), (1,))}
+    lengths |= {replace(call, op="gated_delta_step"): tokens for call, tokens in steps.items()}
+    return [call for base, tokens in lengths.items() for call in _prefills(base, *tokens)]
+
+
 def _with(calls: list[Call], **changes: Any) -> list[Call]:
     return [replace(call, **changes) for call in calls]
 
@@ -176,6 +191,7 @@ SHAPES: dict[str, list[Call]] = {
     "unshared": _unshared(),
     "training": _training(),
     "rotary": _rotary(),
+    "linear": _linear(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
     "qwen3-0.6b": _model("Qwen3-0.6B", 16, 8, 128, (4096, 32768), (2048,)),
     # Five of six layers see a window of 1,024 keys.

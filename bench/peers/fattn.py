@@ -12,8 +12,8 @@ import torch
 
 import torch_fattn
 
-from ..cases.calls import METAL_TYPES, Call
-from .launch import OURS, OURS_ON_M1, OURS_ON_TENSORS, Launch, Pass
+from ..cases.calls import ATTENTION, METAL_TYPES, Call
+from .launch import OURS, OURS_ON_M1, OURS_ON_TENSORS, Launch, Pass, with_rounded_states
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -61,10 +61,10 @@ def _is_on_tensors(plan: dict[str, Any]) -> bool:
 def from_plan(call: Call, plan: dict[str, Any], impl: str = IMPL) -> Launch:
     rows = call.batch * call.q_heads * call.q_len
     passes = [pass_of(one, call.dtype) for one in plan["passes"]]
-    if call.is_rotary:
-        return Launch(impl, passes, note=plan["tuning"])
-    if call.is_backward:
-        return Launch(impl, passes, scratch={"row_states": plan["scratch_bytes"]}, note=plan["tuning"])
+    if call.op not in ATTENTION:
+        name = "row_states" if call.is_backward else "chunks"
+        launch = Launch(impl, passes, scratch={name: plan["scratch_bytes"]}, note=plan["tuning"])
+        return with_rounded_states(launch, call.dtype) if call.op == "gated_delta_rule" else launch
     scratch: dict[str, int] = {}
     if plan["scratch_bytes"]:
         splits = plan["scratch_bytes"] // (4 * rows * (call.value_dim + 4))
@@ -87,6 +87,8 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
     arguments: dict[int, str | bytes] = {
         slot: params if name == "params" else name for name, slot in plan["bindings"].items()
     }
+    # Float32 operands: states, and those of an int4 cache, a minimum plus an unrounded multiple of the scale.
+    has_float32s = plan["macros"].get("FATTN_KV_FORMAT") == KV_INT4 or "state" in plan["bindings"]
     pipeline = Pipeline(
         source=flatten(kernels()[Path(plan["source"]).stem]),
         name=plan["source"],
@@ -94,8 +96,7 @@ def pass_of(plan: dict[str, Any], dtype: str) -> Pass:
         max_threads=plan["threads"][0],
         macros=plan["macros"],
         constants={_variable(name): value for name, value in plan["constants"].items()},
-        # Operands of an int4 cache are float32: the minimum plus a multiple of the scale, unrounded.
-        widened_from="float" if plan["macros"].get("FATTN_KV_FORMAT") == KV_INT4 else METAL_TYPES[dtype],
+        widened_from="float" if has_float32s else METAL_TYPES[dtype],
         aligned_runs=plan["constants"].get("vector_loads", True),
         std="metal4.0" if _is_on_tensors(plan) else "metal3.1",
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..cases.calls import Call
+from ..cases.calls import METAL_TYPES, Call
 
 if TYPE_CHECKING:
     from softmetal.testing.cuda import Pipeline
@@ -44,6 +44,14 @@ class Launch:
     def buffers(self) -> set[str]:
         """The buffers that the passes name."""
         return {name for one in self.passes for name in one.arguments.values() if isinstance(name, str)}
+
+
+def with_rounded_states(launch: Launch, dtype: str) -> Launch:
+    """Adds the launch whose products round states to 16 bits: one instruction on NVIDIA instead of three."""
+    element = METAL_TYPES[dtype]
+    passes = [replace(one, pipeline=replace(one.pipeline, widened_from=element)) for one in launch.passes]
+    rounded = replace(launch, passes=passes, note=f"{launch.note}; states rounded in products")
+    return replace(launch, alternatives=[rounded])
 
 
 def partials(call: Call, splits: int) -> dict[str, int]:

@@ -39,13 +39,8 @@ def launch(call: Call) -> Launch | None:
     llama.cpp has tiles for each family of Apple GPUs. Those of our plan's family come first, the others are
     alternatives.
     """
-    if folder() is None:
+    if not is_known_version():
         return None
-    if version() != VERSION:
-        raise NotImplementedError(
-            f"{IMPL}: the kernels of llama-cpp-python {version()} are not launched as those of {VERSION}, "
-            f"which this adapter knows; name the archive of llama-cpp-python=={VERSION} in LLAMA_CPP_SDIST"
-        )
     if call.block_size:
         raise UnsupportedCallError(f"{IMPL} has no kernel for a paged cache")
     if call.latent_dim:
@@ -64,6 +59,18 @@ def launch(call: Call) -> Launch | None:
     chosen = [tile(element, call.head_dim, call.q_len, call.kv_len, family) for family in _FAMILIES]
     launches = [one for tile in dict.fromkeys(chosen) if (one := _Vector(call, element, tile).launch())]
     return replace(launches[0], alternatives=launches[1:]) if launches else None
+
+
+def is_known_version() -> bool:
+    """Whether there are sources; raises if they are of another version."""
+    if folder() is None:
+        return False
+    if version() != VERSION:
+        raise NotImplementedError(
+            f"{IMPL}: the kernels of llama-cpp-python {version()} are not launched as those of {VERSION}, "
+            f"which this adapter knows; name the archive of llama-cpp-python=={VERSION} in LLAMA_CPP_SDIST"
+        )
+    return True
 
 
 def _vector_source(element: str, kernel: str) -> str | None:

@@ -110,22 +110,26 @@ def include_folder() -> Path | None:
 
 
 def _instantiation(header: str, host_name: str, kernel: str) -> str:
-    """Returns the header with one instantiation of a kernel, and the type limits from MLX's utilities, the
-    rest of which needs Apple's compiler."""
+    """Returns the header with one instantiation of a kernel, and from MLX's utilities the type limits and a
+    macro, as the rest needs Apple's compiler."""
     folder = include_folder()
     assert folder is not None
     utilities = (folder / KERNELS / "utils.h").read_text()
     begin = utilities.index("template <typename U>\nstruct Limits")
     end = utilities.index("template <>\nstruct Limits<bool>")
+    text = (folder / KERNELS / header).read_text()
+    included = f'#include "{KERNELS}/utils.h"\n'
+    unroll = utilities[utilities.index("#define MLX_MTL_PRAGMA_UNROLL") :].partition("\n")[0] + "\n"
+    kernels = text.replace(included, unroll) if included in text else f'#include "{KERNELS}/{header}"'
     return (
         "#include <metal_stdlib>\nusing namespace metal;\n"
         "typedef bfloat bfloat16_t;\ntypedef half float16_t;\n"
-        f'{utilities[begin:end]}\n#include "{KERNELS}/{header}"\n'
+        f"{utilities[begin:end]}\n{kernels}\n"
         f'template [[host_name("{host_name}")]] [[kernel]] decltype({kernel}) {kernel};\n'
     )
 
 
-def _pipeline(
+def pipeline_of(
     call: Call, header: str, kernel: str, threads: int, constants: dict[str, bool | int | float]
 ) -> Pipeline:
     from softmetal.testing.cuda import Pipeline
@@ -156,7 +160,7 @@ def _strides(call: Call) -> list[bytes]:
 
 def _vector_in_one_pass(call: Call) -> Launch:
     kernel = f"sdpa_vector<{METAL_TYPES[call.dtype]}, {call.head_dim}, {call.head_dim}>"
-    pipeline = _pipeline(call, "sdpa_vector.h", kernel, 1024, _vector_constants(call))
+    pipeline = pipeline_of(call, "sdpa_vector.h", kernel, 1024, _vector_constants(call))
     shape = [struct.pack("i", call.group_size), struct.pack("i", call.kv_len), *_strides(call)]
     shape.append(struct.pack("f", call.scale))
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out"}
@@ -201,8 +205,8 @@ def _vector_in_two_passes(call: Call, splits: int) -> Launch:
     kernel = f"sdpa_vector_2pass_1<{element}, {d}, {d}>"
     if heads := heads_per_read(call):
         kernel = f"sdpa_vector_2pass_1_gqa<{element}, {d}, {d}, {call.group_size}, {heads}>"
-    one = _pipeline(call, "sdpa_vector.h", kernel, 32 * call.group_size * call.q_len, constants)
-    two = _pipeline(call, "sdpa_vector.h", f"sdpa_vector_2pass_2<{element}, {d}>", 1024, {})
+    one = pipeline_of(call, "sdpa_vector.h", kernel, 32 * call.group_size * call.q_len, constants)
+    two = pipeline_of(call, "sdpa_vector.h", f"sdpa_vector_2pass_2<{element}, {d}>", 1024, {})
     first: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "partials", 4: "sums", 5: "maxs"}
     first |= dict(
         enumerate([struct.pack("i", call.kv_len), *_strides(call), struct.pack("f", call.scale)], start=7)
@@ -240,7 +244,7 @@ def full(call: Call, tile_rows: int, tile_keys: int, name: str = "attention") ->
         "do_causal": call.is_causal,
     }
     kernel = f"{name}<{element}, {tile_rows}, {tile_keys}, {d}, {d}, 4, {halves}, {element}, float>"
-    pipeline = _pipeline(call, f"steel/attn/kernels/steel_{name}.h", kernel, 128 * halves, constants)
+    pipeline = pipeline_of(call, f"steel/attn/kernels/steel_{name}.h", kernel, 128 * halves, constants)
     params = _full_params(call, tile_rows, tile_keys)
     arguments: dict[int, str | bytes] = {0: "query", 1: "key", 2: "value", 3: "out", 4: params}
     grid = (-(-call.q_len // tile_rows), call.q_heads, call.batch)

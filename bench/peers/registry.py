@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ..cases.calls import Call, UnsupportedCallError
-from . import llama_metal, mlx_metal, mlx_nax, torch_metal, torch_mpp
+from ..cases.calls import ATTENTION, Call, UnsupportedCallError
+from . import gated_delta, llama_metal, mlx_metal, mlx_nax, torch_metal, torch_mpp
 from .launch import Launch
 
 PEERS = (torch_metal, mlx_metal, llama_metal)
+DELTA_RULES = {mlx_metal: gated_delta.mlx, llama_metal: gated_delta.llama}
 TENSOR_PEERS = (mlx_nax, torch_mpp)  # on tensor operations: in the set of shapes "tensor" only
 
 
@@ -25,9 +26,12 @@ def versions() -> dict[str, str]:
 def launch(peer: ModuleType, call: Call) -> Launch:
     """Returns the peer's launch of the call, or raises UnsupportedCallError with the reason."""
     call.refuse_score_options()
-    if call.is_backward or call.is_rotary:
-        raise UnsupportedCallError(f"{peer.IMPL} has no fused {'rotary' if call.is_rotary else 'backward'}")
-    chosen: Launch | None = peer.launch(call)
+    launcher = peer.launch if call.op in ATTENTION else None
+    if call.op == "gated_delta_rule":
+        launcher = DELTA_RULES.get(peer)
+    if launcher is None:
+        raise UnsupportedCallError(f"{peer.IMPL} has no fused {call.op}")
+    chosen: Launch | None = launcher(call)
     if chosen is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"
         raise UnsupportedCallError(f"{peer.IMPL} {why}")

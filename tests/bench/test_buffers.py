@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.cases import buffers
+from bench.cases import buffers, delta
 from bench.cases.calls import Call
 
 pytestmark = pytest.mark.host_only
@@ -78,6 +78,27 @@ def test_gradients_match_the_product(causal: bool) -> None:
         assert buffers.errors(call, {**made, name: wrong}, False, "cpu")[1] > 1e-2
         wrong[-1, -1, -1, 0] = torch.nan
         assert buffers.errors(call, {**made, name: wrong}, False, "cpu")[1] == float("inf")
+
+
+@pytest.mark.parametrize("op", ["gated_delta_rule", "gated_delta_step"])
+@pytest.mark.parametrize("channel_decay", [False, True])
+def test_linear_attention_matches_the_product(op: str, channel_decay: bool) -> None:
+    from torch_fattn import reference
+
+    call = Call(op, 2 if channel_decay else 6, 2, 64, 5, 5, batch=2, channel_decay=channel_decay)
+    made = buffers.make(call, (), {}, "cpu", seed=3)
+    made["state"] = made["state"].double()
+    positional, keywords = call.arguments({name: made[name] for name in call.operands("meta")})
+    made["out"] = getattr(reference, call.op)(*positional, **keywords)
+    assert buffers.errors(call, made, False, "cpu")[1] < 1e-6
+    for name in {"out", *delta.STATES} & made.keys():  # the controls
+        wrong = made[name].clone()
+        wrong[-1, -1, -1] += 5
+        assert buffers.errors(call, {**made, name: wrong}, False, "cpu")[1] > 1e-2
+        wrong[-1, -1, -1] = torch.nan
+        assert buffers.errors(call, {**made, name: wrong}, False, "cpu")[1] == float("inf")
+    buffers.reset(made)
+    assert torch.equal(made["state"], made["initial_state"].double()) and made["out"].isnan().all()
 
 
 def test_blocks_of_q8_0_hold_the_same_values() -> None:

@@ -24,6 +24,8 @@ DECODE = Call("decode", 4, 2, 64, 1, 40)
         replace(DECODE, op="paged_decode", block_size=16, kv_format="int4"),
         replace(DECODE, batch=2, lengths=(40, 3)),
         Call("prefill_backward", 4, 2, 64, 20, 40, causal=True),
+        Call("gated_delta_rule", 4, 2, 64, 20, 20),
+        Call("gated_delta_step", 2, 2, 64, 3, 3, channel_decay=True),
     ],
     ids=str,
 )

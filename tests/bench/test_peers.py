@@ -141,6 +141,20 @@ def test_our_plans_run_over_the_same_buffers(call: Call) -> None:
         assert buffers.errors(call, made, False, "cpu")[1] < buffers.TOLERANCE[call.dtype]
 
 
+@needs_emulator
+@pytest.mark.parametrize("call", [call for call in SMALL if call.op == "gated_delta_rule"], ids=str)
+def test_peers_of_linear_attention(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [llama_metal, mlx_metal] if call.head_dim == 128 else [llama_metal]
+    for peer in registry.PEERS:
+        if peer not in taken and peer.version() != "not installed":
+            with pytest.raises(UnsupportedCallError, match=f"{peer.IMPL} has no"):
+                registry.launch(peer, call)
+    taken = [peer for peer in taken if peer.version() != "not installed"]
+    assert all(error_of_every_plan(peer, call) < buffers.TOLERANCE[call.dtype] for peer in taken)
+    monkeypatch.setitem(buffers._DERIVED, "transposed_initial_state", lambda call, made: made["state"])
+    assert all(error_of_every_plan(peer, call) > 0.1 for peer in taken), "the control"
+
+
 FEATURES = {
     "a paged cache": Call("paged_decode", 8, 2, 128, 1, 512, block_size=16),
     "a cache of int8": Call("decode", 8, 2, 128, 1, 512, kv_format="int8"),

@@ -68,6 +68,12 @@ CORRECTNESS = [
     Call("prefill_backward", 2, 2, 64, 70, 70, causal=True, dtype="float32"),
     Call("rotary_write", 5, 2, 128, 70, 70, norms=True),
     Call("rotary_write", 4, 1, 80, 33, 33, block_size=16, dtype="bfloat16"),
+    Call("gated_delta_rule", 6, 2, 64, 21, 21, batch=2),
+    Call("gated_delta_rule", 2, 2, 64, 13, 13, channel_decay=True),
+    Call("gated_delta_rule", 32, 16, 128, 5, 5),
+    Call("gated_delta_rule", 48, 16, 128, 20, 20, dtype="bfloat16"),
+    Call("gated_delta_step", 4, 2, 64, 3, 3, batch=2),
+    Call("gated_delta_step", 2, 2, 64, 1, 1, batch=2, dtype="bfloat16", channel_decay=True),
 ]
 
 

@@ -10,7 +10,6 @@ compiler, no network, no torch_fattn.
 from __future__ import annotations
 
 import json
-import math
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ import torch
 from softmetal.testing.cuda import Arguments, Kernel
 
 from ...cases.arguments import Parser
-from ...cases.buffers import OUTPUTS, TOLERANCE, errors
+from ...cases.buffers import TOLERANCE, errors, reset
 from ...cases.buffers import make as make_buffers
 from ...cases.calls import Call
 from . import FOLDER
@@ -161,8 +160,7 @@ def run_row(runner: Runner, row: dict[str, Any], device: str) -> tuple[dict[str,
     buffers = make(row, 1)
     measured = []
     for variant in row["variants"]:
-        for name in OUTPUTS & buffers.keys():
-            buffers[name].fill_(math.nan)
+        reset(buffers)
         runner.prepare(variant, buffers)()
         torch.cuda.synchronize()
         measured.append(errors(row["call"], buffers, row["out_rows_first"], device))

@@ -103,13 +103,19 @@ def _const_pointers(tokens: TokenList, places: Sequence[int]) -> set[str]:
 
 
 def _arrays(tokens: TokenList, places: Sequence[int]) -> set[str]:
-    """Names declared as arrays, `T name[n]`; elsewhere they may be names of pointers."""
+    """Names declared as arrays, `T name[n]` or `T other, name[n]`; elsewhere they may be names of pointers."""
     names: set[str] = set()
     for i in places:
-        is_indexed = tokens.kind(i) == "name" and tokens.text(i + 1) == "[" and not tokens.is_attribute(i + 1)
         before = tokens.text(i - 1)
-        if is_indexed and (before == ">" or (tokens.kind(i - 1) == "name" and before != "return")):
-            names.add(tokens.text(i))
+        if tokens.kind(i) != "name" or not (before == ">" or tokens.kind(i - 1) == "name"):
+            continue
+        end = i
+        while before != "return" and tokens.text(end) not in (";", ")", "}", ""):
+            end = tokens.closing(end) + 1 if tokens.text(end) in ("(", "[", "{") else end + 1
+        for name, _ in tokens.split(i, end):
+            is_indexed = tokens.kind(name) == "name" and tokens.text(name + 1) == "["
+            if is_indexed and not tokens.is_attribute(name + 1):
+                names.add(tokens.text(name))
     return names
 
 
