@@ -27,14 +27,18 @@ struct KeyTable {
   // Whether any row sees the key by position.
   bool holds(int key) const thread { return key < length && (!fc_window || key >= begin || key < sink_end); }
 
-  // The key, or a visible one in its place if it is hidden from every row. The substitute has weight 0, and
-  // its value is finite if all visible values are.
+  // The key, or a visible one of its step in its place if it is hidden from every row: a block mask may hide
+  // other steps. The substitute has weight 0, and its value is finite if all visible values are.
   int held(int key) const thread {
     if (!fc_window) {
       return min(key, length - 1);
     }
-    const int last = sink_end > 0 && begin >= length ? sink_end - 1 : length - 1;
-    return key < sink_end ? key : min(max(key, begin), last);
+    if (key < sink_end) {
+      return key;
+    }
+    const bool after_sinks =
+        (key < begin || begin >= length) && uint(key) / kTileKeys == uint(sink_end - 1) / kTileKeys;
+    return after_sinks ? sink_end - 1 : min(max(key, begin), length - 1);
   }
 
   // The block of a key; -1 if the key does not exist or its table entry is outside the pool. The block size
