@@ -111,7 +111,7 @@ def _marked(indices: Tensor, scores: Tensor, marks: Tensor | None = None) -> Ten
 def _check_scores(name: str, scores: Tensor) -> None:
     if scores.dim() == 0 or not scores.is_floating_point():
         raise ValueError(
-            f"{name}: scores is {scores.dtype} of shape {list(scores.shape)}; pass the result of pooled_scores"
+            f"{name}: scores is {scores.dtype} of shape {list(scores.shape)}; pass those of pooled_scores"
         )
 
 
