@@ -3,8 +3,8 @@
     python examples/long_video.py [--device mps] [--grid 8 16 16] [--block 64]
 
 Keys and values are smooth random fields over frames, rows and columns, and a query is its own key with noise.
-Peaked heads give nearly all weight to a tenth of the keys, flat heads half. Real models differ: compare the
-columns, and measure your own model.
+Peaked heads give nearly all weight to a tenth of the keys, flat heads three fifths. Real models differ:
+compare the columns, and measure your own model.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def test_a_pattern_is_replaced_and_keeps_the_override_before() -> None:
     assert (override_of(model)(never, q, q, q, 4) == 1).all()
     out = override_of(apply(model))(never, q, q, q, 4)
     assert torch.allclose(out.cpu().double(), theirs(q, q, q, 4) + 1, atol=1e-6)
-    with pytest.raises(TypeError, match="comfyui.apply: pattern is of type int; pass a torch_fattn.patterns"):
+    with pytest.raises(TypeError, match="comfyui.apply: pattern is of type int; pass a Pattern or None"):
         apply(Patcher(), 3)  # type: ignore[arg-type]
 
 

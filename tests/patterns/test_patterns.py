@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from tests.conftest import counted_launches
 from torch_fattn import patterns, reference
 
-BLOCKS = (32, 64)
+BLOCKS, MPS = (32, 64), torch.device("mps")
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -66,7 +66,7 @@ GRIDS = [((7,), (3,)), ((5, 6), (2, 4)), ((3, 9, 7), (2, 4, 4)), ((4, 8, 8), (4,
 
 @pytest.mark.parametrize(("grid", "tile"), GRIDS)
 def test_tile_order(grid: tuple[int, ...], tile: tuple[int, ...]) -> None:
-    order = patterns.tile_order(grid, tile, "mps").cpu()
+    order = patterns.tile_order(grid, tile, MPS).cpu()
     places = list(itertools.product(*map(range, grid)))
     by_tile = sorted(
         range(len(places)),
@@ -83,8 +83,8 @@ def test_tile_order(grid: tuple[int, ...], tile: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize(("grid", "window"), [((90,), (7,)), ((9, 11), (0, 3)), ((3, 7, 9), (1, 2, 20))])
 def test_neighborhood(grid: tuple[int, ...], window: tuple[int, ...], tiled: bool, first: int) -> None:
-    order = patterns.tile_order(grid, (2,) * len(grid), "mps") if tiled else None
-    mask = patterns.neighborhood(grid, window, (16, 32), order, first, device="mps")
+    order = patterns.tile_order(grid, (2,) * len(grid), MPS) if tiled else None
+    mask = patterns.neighborhood(grid, window, (16, 32), order, first, device=MPS)
     places = torch.tensor(list(itertools.product(*map(range, grid))))
     places = places if order is None else places[order.cpu()]
     near = ((places[:, None] - places).abs() <= torch.tensor(window)).all(-1)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..patterns.attention import Pattern, check_pattern
+from ..patterns.attention import Pattern
 from ..runtime.settings import check_settings
 from ..runtime.signatures import public
 
@@ -30,6 +30,7 @@ _OVERRIDE_NAME = "torch_fattn.integrations.comfyui.attention_override"
 _NO_EFFECT = {"transformer_options", "_inside_attn_wrapper", "low_precision_attention"}
 
 
+@public("torch_fattn.integrations.comfyui.apply")
 def apply(model: Any, pattern: Pattern | None = None, *, exact_steps: int = 2) -> Any:
     """Returns a clone of a ModelPatcher that uses torch_fattn's attention. An existing override of the model
     runs first, since it may change the call; it is given torch_fattn instead of ComfyUI's function.
@@ -43,7 +44,6 @@ def apply(model: Any, pattern: Pattern | None = None, *, exact_steps: int = 2) -
     name = "torch_fattn.integrations.comfyui.apply"
     if fault := _fault_of(model):
         raise TypeError(f"{name}: {fault}; pass a ModelPatcher, which ComfyUI's loaders return")
-    check_pattern(name, pattern)
     clone = model.clone()
     options = dict(clone.model_options.get("transformer_options", {}))
     before = options.get(_OVERRIDE)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..patterns.attention import Pattern, check_pattern
+from ..patterns.attention import Pattern
 from .pytorch.sdpa import sdpa
 
 __all__ = ["register", "unregister"]
@@ -76,7 +76,11 @@ def register(pattern: Pattern | None = None) -> None:
             `callback_on_step_end`.
     """
     global _attention
-    check_pattern("torch_fattn.integrations.diffusers.register", pattern)
+    if pattern is not None and not isinstance(pattern, Pattern):
+        raise TypeError(
+            "torch_fattn.integrations.diffusers.register: pattern is of type "
+            f"{type(pattern).__name__}; pass a Pattern or None"
+        )
     backends, native = _registry()
     if _attention is None:
         _attention = backends[native] = _Attention(backends[native])

@@ -83,6 +83,8 @@ class Pattern:
         with_means: bool = False,
     ) -> None:
         check_block_size("Pattern", block_size)
+        if isinstance(select, type):
+            raise TypeError(f"Pattern: select is the class {select.__name__}; pass a density or a function")
         if not callable(select):
             check_share("Pattern", "select", select)
         self.select, self.block_size = select, block_size
@@ -113,11 +115,3 @@ class Pattern:
             op = attention if needs_gradient(query, key, value) else prefill
             out = op(query, key, value, token_major_out=True, **blocks)
         return without_padding(out.transpose(1, 2), value_dim).transpose(1, 2)
-
-
-def check_pattern(name: str, pattern: object) -> None:
-    if pattern is not None and not isinstance(pattern, Pattern):
-        raise TypeError(
-            f"{name}: pattern is of type {type(pattern).__name__}; pass a torch_fattn.patterns.Pattern or "
-            "None"
-        )

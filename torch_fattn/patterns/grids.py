@@ -12,10 +12,11 @@ from ..runtime.signatures import public
 from .selection import BLOCK_SIZE, check_block_size
 
 _ELEMENTS_AT_A_TIME = 2**24
+_MOST = 2**22  # tokens: their blocks of 128 have a mask of 1 GB
 
 
 @public("torch_fattn.patterns.tile_order")
-def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | str | None = None) -> Tensor:
+def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | None = None) -> Tensor:
     """A permutation of the tokens of a grid: tile by tile, and in row-major order inside a tile. Tokens of
     one block are then close in every dimension. Tiles at the ends may be smaller.
 
@@ -46,7 +47,7 @@ def neighborhood(
     block_size: tuple[int, int] = BLOCK_SIZE,
     order: Tensor | None = None,
     first: int = 0,
-    device: torch.device | str | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """The blocks in which a token is within `window` of another in every dimension. Make it once for a grid:
     it takes as long as a few attention calls.
@@ -66,8 +67,8 @@ def neighborhood(
     _check_grid(name, grid, "window", window, least=0)
     check_block_size(name, block_size)
     tokens = math.prod(grid)
-    if first < 0:
-        raise ValueError(f"{name}: first is {first}; pass 0 or more")
+    if not 0 <= first <= _MOST:
+        raise ValueError(f"{name}: first is {first}; pass 0 to {_MOST}")
     if order is not None and order.shape != (tokens,):
         raise ValueError(f"{name}: order has shape {list(order.shape)}; pass the {[tokens]} of tile_order")
     device = device if order is None else order.device
@@ -100,10 +101,10 @@ def _dilated(seen: Tensor, dim: int, reach: int) -> Tensor:
 
 
 def _check_grid(name: str, grid: Sequence[int], what: str, sizes: Sequence[int], least: int) -> None:
-    if not grid or min(grid) < 1:
-        raise ValueError(f"{name}: grid is {list(grid)}; pass a positive size for each dimension")
-    if len(sizes) != len(grid) or min(sizes) < least:
+    if not grid or min(grid) < 1 or math.prod(grid) > _MOST:
+        raise ValueError(f"{name}: grid is {list(grid)}; pass positive sizes of at most {_MOST} tokens")
+    if len(sizes) != len(grid) or min(sizes) < least or max(sizes) > _MOST:
         raise ValueError(
-            f"{name}: {what} is {list(sizes)}; pass {len(grid)} sizes of at least {least}, one for each "
+            f"{name}: {what} is {list(sizes)}; pass {len(grid)} sizes of {least} to {_MOST}, one for each "
             "dimension of grid"
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..operators.block_mask import BlockMask, blocks_of
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_device
 
 BLOCK_SIZE = (128, 128)  # the default of `block_size` in the operators
 
@@ -47,7 +48,8 @@ def pooled_scores(
             f"{name}: query has shape {list(query.shape)} and key {list(key.shape)}; pass [B, Hq, Lq, D] and "
             "[B, Hkv, Lk, D], where Hq is a multiple of Hkv"
         )
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    check_device(name, "key", key, query)
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     rows, keys = pooled(query, block_size[0]), pooled(key, block_size[1])
     keys = keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
     return torch.softmax(rows @ keys.mT * scale, -1)
@@ -62,6 +64,7 @@ def top_blocks(scores: Tensor, density: float) -> Tensor:
         scores: `[.., n]`, as of `pooled_scores`.
         density: the share of blocks that stays visible, above 0 and at most 1; at least one block does.
     """
+    _check_scores("torch_fattn.patterns.top_blocks", scores)
     check_share("torch_fattn.patterns.top_blocks", "density", density)
     count = max(1, round(density * scores.shape[-1]))
     return _marked(scores.topk(min(count, scores.shape[-1]), -1).indices, scores)
@@ -77,10 +80,11 @@ def mass_blocks(scores: Tensor, mass: float, least: float = 0.1) -> Tensor:
         mass: the sum, above 0 and at most 1.
         least: the smallest share of blocks that stays visible, above 0 and at most 1.
     """
+    _check_scores("torch_fattn.patterns.mass_blocks", scores)
     check_share("torch_fattn.patterns.mass_blocks", "mass", mass)
     check_share("torch_fattn.patterns.mass_blocks", "least", least)
     ranked, indices = scores.sort(-1, descending=True)
-    is_needed = ranked.cumsum(-1) - ranked < mass
+    is_needed = ranked.cumsum(-1) - ranked < float(mass)
     is_needed[..., : max(1, math.ceil(least * scores.shape[-1]))] = True
     return _marked(indices, scores, is_needed)
 
@@ -102,6 +106,13 @@ def of_block_mask(block_mask: BlockMask) -> tuple[Tensor, tuple[int, int]]:
 def _marked(indices: Tensor, scores: Tensor, marks: Tensor | None = None) -> Tensor:
     marks = torch.ones_like(indices, dtype=torch.bool) if marks is None else marks
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, indices, marks)
+
+
+def _check_scores(name: str, scores: Tensor) -> None:
+    if scores.dim() == 0 or not scores.is_floating_point():
+        raise ValueError(
+            f"{name}: scores is {scores.dtype} of shape {list(scores.shape)}; pass those of pooled_scores"
+        )
 
 
 def check_share(name: str, what: str, share: float) -> None:

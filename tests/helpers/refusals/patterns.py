@@ -13,14 +13,14 @@ REFUSALS = [
     Refusal("pass a number above 0 and at most 1", lambda: patterns.mass_blocks(SCORES, 0.5, 0.0)),
     Refusal("pass two positive sizes", lambda: patterns.pooled_scores(ROWS, ROWS, (0, 128))),
     Refusal("where Hq is a multiple of Hkv", lambda: patterns.pooled_scores(ROWS, ODD)),
-    Refusal("pass a positive size for each", lambda: patterns.neighborhood((4, 0), (1, 1))),
+    Refusal("pass positive sizes of at most", lambda: patterns.neighborhood((4, 0), (1, 1))),
     Refusal(
-        "pass 2 sizes of at least 0",
+        "pass 2 sizes of 0 to",
         lambda: patterns.neighborhood((4, 6), (1,)),
         lambda: patterns.neighborhood((4, 6), (1, 0)),
     ),
-    Refusal("pass 2 sizes of at least 1", lambda: patterns.tile_order((4, 6), (2, 0))),
-    Refusal("pass 0 or more", lambda: patterns.neighborhood((4, 6), (1, 1), first=-1)),
+    Refusal("pass 2 sizes of 1 to", lambda: patterns.tile_order((4, 6), (2, 0))),
+    Refusal("pass 0 to 4194304", lambda: patterns.neighborhood((4, 6), (1, 1), first=-1)),
     Refusal(
         "pass the [24] of tile_order",
         lambda: patterns.neighborhood((4, 6), (1, 1), order=patterns.tile_order((4, 5), (2, 2))),
