@@ -16,58 +16,32 @@ using namespace metal;
 #define INDEX uint l [[thread_index_in_threadgroup]]
 #define GROUP uint g [[threadgroup_position_in_grid]]
 
-kernel void exchange(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  o[l] = a[63 - l];
-}
-kernel void exchange_without_barrier(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  o[l] = a[(l + 63) % 64];
-}
-kernel void exchange_with_device_barrier(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  threadgroup_barrier(mem_flags::mem_device);
-  o[l] = a[63 - l];
-}
-kernel void overwrite(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  float x = a[63 - l];
-  a[l] = x;
-  o[l] = x;
-}
-kernel void overwrite_in_phases(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  float x = a[63 - l];
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  a[l] = x;
-  o[l] = x;
-}
-kernel void simdgroup_exchange(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  o[l] = a[l ^ 1];
-}
-kernel void simdgroup_exchange_too_far(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  o[l] = a[l ^ 32];
-}
-kernel void simdgroup_exchange_unordered(device float* o [[buffer(0)]], INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  simdgroup_barrier(mem_flags::mem_none);
-  o[l] = a[l ^ 1];
-}
+// A value through threadgroup memory, past a barrier or none.
+#define EXCHANGE(name, barrier, other)                                                               \\
+  kernel void name(device float* o [[buffer(0)]], INDEX) {                                           \\
+    threadgroup float a[64];                                                                         \\
+    a[l] = l;                                                                                        \\
+    barrier;                                                                                         \\
+    o[l] = a[other];                                                                                 \\
+  }
+EXCHANGE(exchange, threadgroup_barrier(mem_flags::mem_threadgroup), 63 - l)
+EXCHANGE(exchange_without_barrier, , (l + 63) % 64)
+EXCHANGE(exchange_with_device_barrier, threadgroup_barrier(mem_flags::mem_device), 63 - l)
+EXCHANGE(simdgroup_exchange, simdgroup_barrier(mem_flags::mem_threadgroup), l ^ 1)
+EXCHANGE(simdgroup_exchange_too_far, simdgroup_barrier(mem_flags::mem_threadgroup), l ^ 32)
+EXCHANGE(simdgroup_exchange_unordered, simdgroup_barrier(mem_flags::mem_none), l ^ 1)
+#define OVERWRITE(name, barrier)                                                                     \\
+  kernel void name(device float* o [[buffer(0)]], INDEX) {                                           \\
+    threadgroup float a[64];                                                                         \\
+    a[l] = l;                                                                                        \\
+    threadgroup_barrier(mem_flags::mem_threadgroup);                                                 \\
+    float x = a[63 - l];                                                                             \\
+    barrier;                                                                                         \\
+    a[l] = x;                                                                                        \\
+    o[l] = x;                                                                                        \\
+  }
+OVERWRITE(overwrite, )
+OVERWRITE(overwrite_in_phases, threadgroup_barrier(mem_flags::mem_threadgroup))
 kernel void read_by_turns(device float* o [[buffer(0)]], INDEX) {
   threadgroup float a[32];
   if (l == 0) a[0] = 1;
@@ -78,16 +52,14 @@ kernel void read_by_turns(device float* o [[buffer(0)]], INDEX) {
   if (l == 2) a[0] = 3;
   o[l] = x;
 }
-kernel void device_exchange(device float* o [[buffer(0)]], INDEX) {
-  o[l] = l;
-  threadgroup_barrier(mem_flags::mem_device);
-  o[64 + l] = o[63 - l];
-}
-kernel void device_exchange_wrong_flags(device float* o [[buffer(0)]], INDEX) {
-  o[l] = l;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  o[64 + l] = o[63 - l];
-}
+#define DEVICE_EXCHANGE(name, memory)                                                                \\
+  kernel void name(device float* o [[buffer(0)]], INDEX) {                                           \\
+    o[l] = l;                                                                                        \\
+    threadgroup_barrier(mem_flags::memory);                                                          \\
+    o[64 + l] = o[63 - l];                                                                           \\
+  }
+DEVICE_EXCHANGE(device_exchange, mem_device)
+DEVICE_EXCHANGE(device_exchange_wrong_flags, mem_threadgroup)
 kernel void own_part(device float* o [[buffer(0)]], INDEX, GROUP) { o[g * 64 + l] = l; }
 kernel void other_group(device float* o [[buffer(0)]], INDEX, GROUP) { o[l] = g; }
 kernel void read_of_other_group(device float* o [[buffer(0)]], INDEX, GROUP) {
