@@ -109,10 +109,10 @@ def _marked(indices: Tensor, scores: Tensor, marks: Tensor | None = None) -> Ten
 
 
 def _check_scores(name: str, scores: Tensor) -> None:
-    if scores.dim() == 0 or not scores.is_floating_point():
-        raise ValueError(
-            f"{name}: scores is {scores.dtype} of shape {list(scores.shape)}; pass those of pooled_scores"
-        )
+    if not scores.is_floating_point():
+        raise TypeError(f"{name}: scores is {scores.dtype}; convert it with .float()")
+    if scores.dim() == 0:
+        raise ValueError(f"{name}: scores has shape []; pass [.., blocks], as of pooled_scores")
 
 
 def check_share(name: str, what: str, share: float) -> None:
