@@ -15,6 +15,7 @@ Buffers = dict[str, Tensor]
 TAPS = 4
 STATES = ("state", "conv_state")  # replaced in place
 _EPS = 1e-6  # of all norms
+_CHUNK = 64  # tokens of the reference at a time
 
 
 def operands(
@@ -107,16 +108,18 @@ def errors(buffers: Buffers, chosen: Collection[tuple[int, int]], device: str) -
 def _rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The result and the last state of sequences `[n, T, D]`, token by token."""
-    out = torch.empty_like(value)
-    decay = g.exp().view(*g.shape[:2], -1, 1)
-    for t in range(value.shape[1]):
-        state = state * decay[:, t]
-        row = key[:, t, None]
-        update = beta[:, t, None, None] * (value[:, t, None] - row @ state)
-        state = state + row.mT @ update
-        out[:, t] = (query[:, t, None] @ state)[:, 0]
-    return out, state
+    """The result and the last state of sequences `[n, T, D]`, in chunks."""
+    parts: list[Tensor] = []
+    made = (query, key, value, beta[..., None], g.view(*g.shape[:2], -1))
+    for q, k, v, b, d in zip(*(one.split(_CHUNK, 1) for one in made), strict=True):
+        up = d.cumsum(1).exp()  # float64 has room for the inverse
+        seen, asked, left = k * up, q * up, k / up
+        system = b * (seen @ left.mT).tril(-1)
+        rest = b * (v - seen @ state)
+        update = torch.linalg.solve_triangular(system, rest, upper=False, unitriangular=True)
+        parts.append(asked @ state + (asked @ left.mT).tril() @ update)
+        state = up[:, -1, :, None] * (state + left.mT @ update)
+    return torch.cat(parts, 1), state
 
 
 def _convolved(made: Buffers) -> tuple[Buffers, Tensor]:

@@ -167,9 +167,8 @@ def _linear() -> list[Call]:
     one, three, four = (replace(rule, q_heads=heads) for heads in (16, 48, 64))
     others = (replace(rule, q_heads=heads, kv_heads=heads) for heads in (24, 32))
     kimi = replace(rule, kv_heads=32, channel_decay=True)
-    lengths = {rule: (1, 4, 64, 512, 2048, 8192), replace(rule, batch=8): (1, 64, 512, 2048)}
-    lengths |= {one: (1, 512, 2048, 8192), three: (2048,), four: (1, 512, 2048), kimi: (1, 2048)}
-    lengths |= dict.fromkeys(others, (2048,))
+    lengths = {rule: (64, 512, 2048, 8192), replace(rule, batch=8): (64, 512, 2048)}
+    lengths |= {one: (512, 2048, 8192), four: (512, 2048), **dict.fromkeys((three, kimi, *others), (2048,))}
     steps = {rule: (1, 4), replace(rule, batch=8): (1, 4), **dict.fromkeys((one, three, four, kimi), (1,))}
     lengths |= {replace(call, op="gated_delta_step"): tokens for call, tokens in steps.items()}
     return [call for base, tokens in lengths.items() for call in _prefills(base, *tokens)]

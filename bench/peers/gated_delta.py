@@ -32,7 +32,7 @@ def mlx(call: Call) -> Launch | None:
     # The last argument: tokens of a chunk, or between saved states, of which there are none.
     sizes = (dim, dim, *heads, _MLX_CHUNK)
     kernel = f"{name}<{METAL_TYPES[call.dtype]}, {', '.join(map(str, sizes))}>"
-    off = {"save_state": False}
+    off: dict[str, bool | int | float] = {"save_state": False}
     pipeline = mlx_metal.pipeline_of(call, "gated_delta_update.h", kernel, 32 * _MLX_SIMDGROUPS, off)
     source = pipeline.source
     for choice, same in _MLX_CHOICES.items():
@@ -57,8 +57,8 @@ def llama(call: Call) -> Launch | None:
     source = llama_source.text("kernels/gated_delta_net.metal")
     if dim % 32 != 0 or llama_source.instantiation(source, kernel) is None:
         return None
-    constants = {"ne20": dim, "ne30": dim if call.channel_decay else 1, "K": 1}  # K: states kept
-    constants = {prefix + name: value for name, value in constants.items()}
+    sizes = {"ne20": dim, "ne30": dim if call.channel_decay else 1, "K": 1}  # K: states kept
+    constants: dict[str, bool | int | float] = {prefix + name: size for name, size in sizes.items()}
     pipeline = llama_source.pipeline(call, source, kernel, 32 * simdgroups, constants)
     fields: dict[str, int | float] = {"nb_out": call.batch * call.q_heads * dim * dim}
     for tensor, heads in {

@@ -54,6 +54,12 @@ def with_rounded_states(launch: Launch, dtype: str) -> Launch:
     return replace(launch, alternatives=[rounded])
 
 
+def call_of(impl: str, call: Call) -> Call:
+    """What an implementation runs for a call: the peers have the rule alone of a step of linear attention."""
+    is_rule = call.op == "gated_delta_step" and impl not in (OURS, OURS_ON_M1)
+    return replace(call, op="gated_delta_rule") if is_rule else call
+
+
 def partials(call: Call, splits: int) -> dict[str, int]:
     """Scratch of a decode in two passes, by MLX and torch: results of the splits, their sums and maxima."""
     rows = call.batch * call.q_heads * call.q_len * splits

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from ..cases.calls import ATTENTION, Call, UnsupportedCallError
 from . import gated_delta, llama_metal, mlx_metal, mlx_nax, torch_metal, torch_mpp
-from .launch import Launch
+from .launch import Launch, call_of
 
 PEERS = (torch_metal, mlx_metal, llama_metal)
 DELTA_RULES = {mlx_metal: gated_delta.mlx, llama_metal: gated_delta.llama}
@@ -26,6 +26,7 @@ def versions() -> dict[str, str]:
 def launch(peer: ModuleType, call: Call) -> Launch:
     """Returns the peer's launch of the call, or raises UnsupportedCallError with the reason."""
     call.refuse_score_options()
+    call = call_of(peer.IMPL, call)
     launcher = peer.launch if call.op in ATTENTION else None
     if call.op == "gated_delta_rule":
         launcher = DELTA_RULES.get(peer)

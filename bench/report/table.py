@@ -97,9 +97,9 @@ _TIMED_NOTE = (
     "Decode: bytes that must move (each key and value once per key-value head) over time; the ceiling is "
     "pure reading. time / bytes: the time over that of reading these bytes. Prefill: operations of visible "
     "pairs over time; the ceiling is 8x8x8 products from registers. Linear attention: its operands and "
-    "result once and its states twice over time, as for a decode; gated_delta_rule is the rule alone, "
-    "gated_delta_step also the convolution, gates and norms of the layer. Spread: (slowest - "
-    "fastest) / median of the batches."
+    "result once and its states twice over time, as for a decode; gated_delta_rule is the rule alone; "
+    "gated_delta_step of ours is also the convolution, gates and norms of the layer, but the peers' is the "
+    "rule alone, on operands of its own. Spread: (slowest - fastest) / median of the batches."
 )
 
 

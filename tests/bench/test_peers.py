@@ -151,6 +151,8 @@ def test_peers_of_linear_attention(call: Call, monkeypatch: pytest.MonkeyPatch) 
                 registry.launch(peer, call)
     taken = [peer for peer in taken if peer.version() != "not installed"]
     assert all(error_of_every_plan(peer, call) < buffers.TOLERANCE[call.dtype] for peer in taken)
+    step = replace(call, op="gated_delta_step")
+    assert all(registry.launch(peer, step) == registry.launch(peer, call) for peer in taken)
     monkeypatch.setitem(buffers._DERIVED, "transposed_initial_state", lambda call, made: made["state"])
     assert all(error_of_every_plan(peer, call) > 0.1 for peer in taken), "the control"
 

@@ -15,7 +15,7 @@ import torch
 from ...cases.arguments import WrongArgumentError
 from ...cases.buffers import TOLERANCE
 from ...cases.calls import Call
-from ...peers.launch import OURS
+from ...peers.launch import OURS, call_of
 from ..backend import common_versions, timed_row
 from . import FOLDER
 
@@ -64,10 +64,10 @@ class CudaBackend:
         if not relative < TOLERANCE[call.dtype]:
             raise NotImplementedError(f"{impl} computes this wrongly: relative error {relative:.1e}")
         times, found = self._gpu.time_row(self._runner, row, buffers)
-        return {**timed_row(call, times, self.ceilings(), largest), **found}
+        return {**timed_row(row["call"], times, self.ceilings(), largest), **found}
 
     def _find(self, call: Call, impl: str) -> dict[str, Any]:
-        manifest, wanted = self._runner.manifest, (replace(call, model=""), impl)
+        manifest, wanted = self._runner.manifest, (call_of(impl, replace(call, model="")), impl)
         for row in (*manifest["rows"], *manifest["refused"]):
             if (row["call"], row["impl"]) == wanted:
                 if "why" in row:

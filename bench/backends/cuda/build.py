@@ -24,7 +24,7 @@ from ...cases.arguments import Parser, WrongArgumentError, positive
 from ...cases.calls import Call, UnsupportedCallError
 from ...cases.shapes import SHAPES
 from ...peers import fattn, registry
-from ...peers.launch import OURS_ON_TENSORS, SAME_PLAN, Launch
+from ...peers.launch import OURS_ON_TENSORS, SAME_PLAN, Launch, call_of
 from . import FOLDER
 
 CEILINGS = Path(__file__).parents[1] / "ceilings.metal"
@@ -183,10 +183,12 @@ def build(
         if not set(TENSOR_IMPLS).isdisjoint(impls):
             more, also_refused = tensor_launches(call, cores)
             runs, refused = runs + more, refused | also_refused
-        rows += [(call, launch, purpose) for launch in runs if launch.impl in impls]
+        rows += [(call_of(launch.impl, call), launch, purpose) for launch in runs if launch.impl in impls]
         if purpose == "time":
             left = {impl: why for impl, why in refused.items() if impl in impls}
-            refusals += [{"call": vars(call), "impl": impl, "why": why} for impl, why in left.items()]
+            refusals += [
+                {"call": vars(call_of(impl, call)), "impl": impl, "why": why} for impl, why in left.items()
+            ]
     plans = [
         [registers(one.pipeline, groups) for one in plan.passes]
         for _, launch, _ in rows

@@ -103,7 +103,7 @@ def _const_pointers(tokens: TokenList, places: Sequence[int]) -> set[str]:
 
 
 def _arrays(tokens: TokenList, places: Sequence[int]) -> set[str]:
-    """Names declared as arrays, `T name[n]` or `T other, name[n]`; elsewhere they may be names of pointers."""
+    """Names declared as arrays, `T name[n]` or `T other, name[n]`; elsewhere they may be pointers."""
     names: set[str] = set()
     for i in places:
         before = tokens.text(i - 1)
@@ -112,10 +112,9 @@ def _arrays(tokens: TokenList, places: Sequence[int]) -> set[str]:
         end = i
         while before != "return" and tokens.text(end) not in (";", ")", "}", ""):
             end = tokens.closing(end) + 1 if tokens.text(end) in ("(", "[", "{") else end + 1
-        for name, _ in tokens.split(i, end):
-            is_indexed = tokens.kind(name) == "name" and tokens.text(name + 1) == "["
-            if is_indexed and not tokens.is_attribute(name + 1):
-                names.add(tokens.text(name))
+        for k, _ in tokens.split(i, end):
+            if tokens.kind(k) == "name" and tokens.text(k + 1) == "[" and not tokens.is_attribute(k + 1):
+                names.add(tokens.text(k))
     return names
 
 
