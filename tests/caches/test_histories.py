@@ -42,44 +42,6 @@ def test_history_on_mps(kind: str, seed: int) -> None:
     assert run(kind, seed, "mps").faults > 30
 
 
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    "of",
-    [
-        *("forget", "register unfilled", "interrupted", "restore", "rows", "stale", "copy"),
-        *("slots of an entered block", "its entry", "changed", "lengths"),
-    ],
-)
-def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: the histories fail if the cache forgets one of these."""
-    if of == "forget":
-        monkeypatch.setattr(BlockPool, "forget", lambda pool, block: None)
-    elif of == "register unfilled":
-        monkeypatch.setattr(PagedKVCache, "_filled_length", lambda cache, sequence: sequence.length)
-    elif of == "interrupted":
-        monkeypatch.setattr(PagedKVCache, "_check_filled", lambda *_: None)
-    elif of == "restore":
-        monkeypatch.setattr(Layers, "move", move_without_restoring)
-    elif of == "rows":
-        monkeypatch.setattr(PagedKVCache, "_check_window", lambda *_: None)
-    elif of == "stale":
-        monkeypatch.setattr(Tables, "begin", lambda tables, sequences: None)
-    elif of == "slots of an entered block":
-        monkeypatch.setattr(tables, "fill", fill_without_slots)
-    elif of == "its entry":
-        monkeypatch.setattr(Tables, "continued", continued_with_old_table)
-    elif of == "changed":
-        monkeypatch.setattr(PagedKVCache, "_continued", lambda own, a, _, b: last_step(own, a, [], b))
-    elif of == "lengths":
-        monkeypatch.setattr(Tables, "lengths", property(lambda own: own._lengths))
-    else:
-        monkeypatch.setattr(BlockPool, "users", lambda pool, block: min(pool._users.get(block, 0), 1))
-    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
-        for kind in KINDS:
-            for seed in range(HISTORIES):
-                run(kind, seed)
-
-
 def move_without_restoring(layers: Layers, sources: Sequence[int], targets: Sequence[int]) -> None:
     size = layers.operands(0)[0].shape[1]
     index = [[each // size, each % size] for each in map(torch.tensor, (sources, targets))]
@@ -94,3 +56,30 @@ def fill_without_slots(out: Tensor, numbers: Sequence[int]) -> None:
 
 def continued_with_old_table(own: Tables, last: StepTensors, *arguments: Any) -> StepTensors:
     return continued(own, last, *arguments)._replace(block_tables=last.block_tables)
+
+
+# What the cache may forget: an owner, its attribute, and a wrong one.
+MISTAKES: dict[str, tuple[Any, str, Any]] = {
+    "forget": (BlockPool, "forget", lambda pool, block: None),
+    "register unfilled": (PagedKVCache, "_filled_length", lambda cache, sequence: sequence.length),
+    "interrupted": (PagedKVCache, "_check_filled", lambda *_: None),
+    "restore": (Layers, "move", move_without_restoring),
+    "rows": (PagedKVCache, "_check_window", lambda *_: None),
+    "stale": (Tables, "begin", lambda tables, sequences: None),
+    "slots of an entered block": (tables, "fill", fill_without_slots),
+    "its entry": (Tables, "continued", continued_with_old_table),
+    "changed": (PagedKVCache, "_continued", lambda own, a, _, b: last_step(own, a, [], b)),
+    "lengths": (Tables, "lengths", property(lambda own: own._lengths)),
+    "copy": (BlockPool, "users", lambda pool, block: min(pool._users.get(block, 0), 1)),
+}
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("of", MISTAKES)
+def test_a_mistake_is_noticed(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the histories fail."""
+    monkeypatch.setattr(*MISTAKES[of])
+    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
+        for kind in KINDS:
+            for seed in range(HISTORIES):
+                run(kind, seed)

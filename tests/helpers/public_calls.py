@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torch_fattn
-from tests.helpers import cache_problems, rotary_problems, wrong_calls
+from tests.helpers import wrong_calls
 from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.public_caches import OF_CACHES, Arguments, heads, linear_rows
 from torch_fattn import patterns
@@ -238,21 +238,7 @@ def one_rank(thing: _Thing) -> _Thing:
 VALID: dict[str, Callable[[], Arguments]] = {
     **{
         f"{room}.{op}": lambda op=op: wrong_calls.valid(op, "cpu")  # type: ignore[misc]
-        for op in (*OPERATORS, *BACKWARDS)
-        for room in ("fattn", "torch_fattn.reference")
-    },
-    "fattn.cache_write": lambda: cache_problems.valid("float", "cpu"),
-    "torch_fattn.reference.cache_write": lambda: cache_problems.valid("float", "cpu"),
-    **{
-        f"{room}.{op}": lambda op=op: rotary_problems.valid(op, "cpu")  # type: ignore[misc]
-        for op in ROTARY
-        for room in ("fattn", "torch_fattn.reference")
-    },
-    "fattn.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
-    "torch_fattn.reference.rms_norm": lambda: wrong_calls.valid("rms_norm", "cpu"),
-    **{
-        f"{room}.{op}": lambda op=op: wrong_calls.valid(op, "cpu")  # type: ignore[misc]
-        for op in LINEAR
+        for op in (*OPERATORS, *BACKWARDS, *ROTARY, *LINEAR, "cache_write", "rms_norm")
         for room in ("fattn", "torch_fattn.reference")
     },
     "fattn.mask_map": lambda: {"attn_mask": heads(20, 40) > 0},

@@ -86,5 +86,5 @@ def test_padding_without_the_scale_is_noticed() -> None:
     case = next(case for case in REFUSALS if "scale=60" in case.words)
     assert case.right and case.expected and agrees(case.right(), case.expected())
     odd = {name: refusals.of("prefill")[name][..., :60] for name in ("query", "key")}
-    padded = refusals.run("prefill", **{n: refusals._padded(one, 64) for n, one in odd.items()})
+    padded = refusals.run("prefill", **{n: refusals.padded_to(one, 64) for n, one in odd.items()})
     assert not agrees(padded(), case.expected())

@@ -57,7 +57,7 @@ def of_write(
     return Refusal(words, wrong, right, right and (lambda: WRITTEN["key"][[0, 2]]), checked)
 
 
-def _padded(operand: Tensor, columns: int) -> Tensor:
+def padded_to(operand: Tensor, columns: int) -> Tensor:
     return F.pad(operand, (0, columns - operand.shape[-1]))
 
 
@@ -68,7 +68,7 @@ def _cut(op: str, *names: str, columns: int) -> Arguments:
 def _pad_heads(op: str, key: str, **options: Any) -> Refusal:
     """Heads of 60, padded to 64."""
     odd = _cut(op, "query", key, columns=60)
-    padded = {name: _padded(operand, 64) for name, operand in odd.items()}
+    padded = {name: padded_to(operand, 64) for name, operand in odd.items()}
     scale = options or {"scale": 60**-0.5}
     message = f"pad query and {key} with zeros to 64" + ("" if options else " and pass scale=60 ** -0.5")
     return Refusal(
@@ -82,7 +82,7 @@ def _pad_heads(op: str, key: str, **options: Any) -> Refusal:
 def _pad_values(op: str, value: str) -> Refusal:
     odd = _cut(op, value, columns=36)
     message = f"pad {value} with zeros to 40 and cut the result to 36 columns"
-    padded = {value: _padded(odd[value], 40)}
+    padded = {value: padded_to(odd[value], 40)}
     return Refusal(
         message,
         run(op, **odd),
@@ -108,17 +108,16 @@ WIDE = {
     "key": heads(1, 2, 5, 584, seed=1),
     "value": heads(1, 2, 5, 584, seed=2),
 }
-QUANTISED = dict(zip(("key", "key_scales"), reference.quantise(of("decode")["key"], "int8"), strict=True))
-QUANTISED |= dict(
-    zip(("value", "value_scales"), reference.quantise(of("decode")["value"], "int8"), strict=True)
+QUANTISED, FP8 = (
+    {
+        name: part
+        for side in ("key", "value")
+        for name, part in zip(
+            (side, f"{side}_scales"), reference.quantise(of("decode")[side], kv_format), strict=True
+        )
+    }
+    for kv_format in ("int8", "fp8_e4m3")
 )
-FP8 = {
-    name: part
-    for side in ("key", "value")
-    for name, part in zip(
-        (side, f"{side}_scales"), reference.quantise(of("decode")[side], "fp8_e4m3"), strict=True
-    )
-}
 HALVES = {name: torch.zeros(2, 2, 32, 20, dtype=torch.uint8) for name in ("key", "value")}
 HALVES |= {f"{name}_scales": torch.zeros(2, 2, 32, 1, 2).half() for name in ("key", "value")}
 HALVES["query"] = heads(2, 4, 2, 40)

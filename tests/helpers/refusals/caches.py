@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn
 from tests.helpers.public_calls import heads
-from tests.helpers.refusals import WRITTEN, Refusal, written
+from tests.helpers.refusals import WRITTEN, Refusal, padded_to, written
 from tests.helpers.wrong_calls import Arguments
 from torch_fattn import PagedKVCache, StaticKVCache, reference
-
-
-def _padded(operand: Tensor, columns: int) -> Tensor:
-    return F.pad(operand, (0, columns - operand.shape[-1]))
 
 
 def _cache(of_what: Any = PagedKVCache, **changes: Any) -> Any:
@@ -40,8 +35,8 @@ def _through_cache(dim: int, value_dim: int, padded: int, padded_values: int) ->
     cache = _cache(head_dim=padded, value_dim=padded_values)
     step = cache.extend([cache.allocate()], 4)
     key, value = heads(4, 2, dim), heads(4, 2, value_dim, seed=1)
-    cache.append(0, step, _padded(key, padded), _padded(value, padded_values))
-    out = cache.decode(0, step, _padded(heads(1, 4, 1, dim, seed=2), padded), scale=dim**-0.5)
+    cache.append(0, step, padded_to(key, padded), padded_to(value, padded_values))
+    out = cache.decode(0, step, padded_to(heads(1, 4, 1, dim, seed=2), padded), scale=dim**-0.5)
     return out[..., :value_dim]
 
 
