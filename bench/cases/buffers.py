@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import delta
-from .calls import Call
+from .calls import MASK_BLOCK, Call
 
 # Up to this many scores, every head is compared with the reference; above, four heads.
 MOST_SCORES = 1 << 20
@@ -21,6 +21,7 @@ OUTPUTS = {
     *{"out", "out_float32", "grad_query", "grad_key", "grad_value", "key_cache", "value_cache"},
     *{*delta.STATES, "transposed_state"},
 }
+_ROWS = 8192  # of a reference at once
 # The largest relative error (L2 norm, against float64) of a correct implementation.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
 
@@ -79,6 +80,8 @@ def _operands(call: Call, generator: torch.Generator) -> Buffers:
         buffers["value"] = buffers["key"][..., : call.latent_dim]
         if call.kv_format:
             buffers["value_scales"] = buffers["key_scales"]
+    if call.density:
+        buffers["mask_map"] = call.blocks.to(device)
     lengths = call.lengths or [length] * batch
     buffers["seq_lens"] = torch.tensor(lengths, dtype=torch.int32, device=device)
     return buffers
@@ -157,7 +160,13 @@ def _hidden(call: Call, buffers: Buffers, batch: int) -> Tensor:
     end = torch.full((call.q_len, 1), length, device=device)
     if call.causal or call.is_decode:
         end = torch.arange(call.q_len, device=device)[:, None] + length - call.q_len + 1
-    return torch.zeros(call.q_len, call.kv_len, device=device).masked_fill_(keys >= end, -math.inf)
+    hidden = torch.zeros(call.q_len, call.kv_len, device=device).masked_fill_(keys >= end, -math.inf)
+    if call.density:
+        blocks = buffers["mask_map"][0, 0]
+        for dim in (0, 1):
+            blocks = blocks.repeat_interleave(MASK_BLOCK, dim)
+        hidden.masked_fill_(~blocks[: call.q_len, : call.kv_len], -math.inf)
+    return hidden
 
 
 def _rows(call: Call, buffers: Buffers, name: str, batch: int, head: int) -> Tensor:
@@ -175,8 +184,9 @@ def reference(call: Call, buffers: Buffers, batch: int, head: int, device: str) 
     kv_head = head // call.group_size
     query = buffers["query"][batch, head].to(device, torch.float64)
     key, value = (_rows(call, buffers, name, batch, kv_head).to(device) for name in ("key", "value"))
-    scores = query @ key.T * call.scale + _hidden(call, buffers, batch).to(device)
-    return torch.softmax(scores, -1) @ value
+    hidden = _hidden(call, buffers, batch).to(device)
+    pieces = zip(query.split(_ROWS), hidden.split(_ROWS), strict=True)
+    return torch.cat([torch.softmax(rows @ key.T * call.scale + seen, -1) @ value for rows, seen in pieces])
 
 
 def gradients(call: Call, buffers: Buffers, batch: int, kv_head: int, device: str) -> Buffers:

@@ -14,6 +14,7 @@ from . import delta, masks
 ATTENTION = ("prefill", "decode", "paged_decode")
 OPS = (*ATTENTION, "prefill_backward", "rotary_write", "gated_delta_rule", "gated_delta_step")
 PREFILLS = ("prefill", "prefill_backward")
+MASK_BLOCK = 128  # rows and keys of a block: the default of block_size
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
 
 
@@ -42,6 +43,7 @@ class Call:
     model: str = ""
     norms: bool = False  # rotary_write: of the query and key heads
     channel_decay: bool = False  # gated_delta_*: Kimi delta attention
+    density: float = 0.0  # prefill: of a block mask with random blocks of 128; 0: no mask
     whole_rows: int = 0  # rows of the prompt of which this call is a sample; launch rules depend on them
 
     @property
@@ -132,6 +134,7 @@ class Call:
         words += ["a paged cache"] if self.block_size else []
         words += [f"a cache of {self.kv_format}"] if self.kv_format else []
         words += ["a decay per channel"] if self.channel_decay else []
+        words += ["a block mask"] if self.density else []
         return words + (["sequences of different lengths"] if self.lengths else [])
 
     def refuse_features(self, impl: str) -> None:
@@ -156,6 +159,8 @@ class Call:
             keywords |= {name: operands[name] for name in ("query_norm", "key_norm")}
         if self.mask:
             keywords["attn_mask"] = operands["attn_mask"]
+        if self.density:
+            keywords["block_mask"] = operands["mask_map"]
         if self.kv_format:
             keywords["kv_format"] = self.kv_format
             keywords |= {name: operands[name] for name in ("key_scales", "value_scales")}
@@ -165,7 +170,9 @@ class Call:
         """The positional and the keyword arguments of torch_fattn's operator. A backward has no gradient of
         lse, and no float32 result of the forward; a step has no bias of the convolution."""
         keywords = self.keywords(operands)
-        positional: list[Tensor | None] = [one for name, one in operands.items() if name not in keywords]
+        positional: list[Tensor | None] = [
+            one for name, one in operands.items() if name not in {*keywords, "mask_map"}
+        ]
         if self.is_backward:
             grad_out, query, key, value, lse = positional
             positional = [grad_out, None, query, key, value, None, lse]
@@ -184,6 +191,7 @@ class Call:
         parts += ["norms"] if self.norms else []
         parts += ["decay per channel"] if self.channel_decay else []
         parts += [self.mask] if self.mask else []
+        parts += [f"{self.density:.0%} of blocks"] if self.density else []
         parts += [self.dtype] if self.dtype != "float16" else []
         parts += [f"MLA {self.latent_dim}"] if self.latent_dim else []
         parts += [f"pages of {self.block_size}"] if self.block_size else []
@@ -205,6 +213,8 @@ class Call:
         """Visible (query row, key) pairs of one head."""
         if self.mask:
             return int(self.visible.sum())
+        if self.density:
+            return round(int(self.blocks.sum()) / self.blocks.numel() * self.q_len * self.kv_len)
         return sum(end - first for first, end in map(self.visible_keys, range(self.q_len)))
 
     @property
@@ -214,6 +224,13 @@ class Call:
         for row, (first, end) in enumerate(map(self.visible_keys, range(self.q_len))):
             seen[row, :first] = seen[row, end:] = False
         return seen
+
+    @property
+    def blocks(self) -> Tensor:
+        """The block mask: bool `[1, 1, rows, keys]`, with as many keys for each row."""
+        size = [-(-length // MASK_BLOCK) for length in (self.q_len, self.kv_len)]
+        order = torch.rand(size, generator=torch.Generator().manual_seed(0)).argsort(-1)
+        return (order < round(self.density * size[1]))[None, None]
 
     @property
     def flops(self) -> int:
@@ -330,6 +347,8 @@ class Call:
             extra["sinks"] = normal(self.q_heads)
         if self.mask:
             extra["attn_mask"] = masks.named(self.mask, self.q_len, self.kv_len).to(device)
+        if self.density:
+            extra["mask_map"] = self.blocks.to(device)
         if self.op != "paged_decode":
             cache = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
             key = stored("key", *cache)

@@ -150,6 +150,17 @@ def _training() -> list[Call]:
     ]
 
 
+def _blocks() -> list[Call]:
+    """Long self-attention, dense and with block masks."""
+    prompt = Call("prefill", 2, 2, 128, 0, 0)
+    return [
+        replace(call, head_dim=dim, density=density)
+        for dim in (64, 128)
+        for call in (*_prefills(replace(prompt, q_heads=16, kv_heads=16), 16384), *_prefills(prompt, 65536))
+        for density in (0.0, 0.1, 0.3, 0.5)
+    ]
+
+
 def _rotary() -> list[Call]:
     """A step of one to 16k tokens, written to a dense and to a paged cache."""
     return [
@@ -189,6 +200,7 @@ SHAPES: dict[str, list[Call]] = {
     "tensor": _tensor(),
     "unshared": _unshared(),
     "training": _training(),
+    "blocks": _blocks(),
     "rotary": _rotary(),
     "linear": _linear(),
     "llama-3-8b": _model("Llama-3-8B", 32, 8, 128, (4096, 32768, 131072), (2048, 8192)),
