@@ -129,22 +129,26 @@ def test_vectors_of_bool_in_memory() -> None:
 WORDS = np.random.default_rng(3).integers(0, 2**32, 64, dtype=np.uint32)
 
 
-def unorm(words: np.ndarray, bits: list[int]) -> np.ndarray:
+def fields(words: np.ndarray, bits: list[int], signed: bool) -> np.ndarray:
     """The fields of each word, lowest first, as fractions."""
-    fields, shift = [], 0
+    found, shift = [], 0
     for width in bits:
-        largest = (1 << width) - 1
-        fields.append((words.astype(np.uint64) >> np.uint64(shift) & np.uint64(largest)) / largest)
+        field, largest = words.astype(np.int64) >> shift & ((1 << width) - 1), (1 << (width - signed)) - 1
+        found.append(np.where(field > largest, field - (1 << width), field) / largest)
         shift += width
-    return np.stack(fields, -1)
+    return np.maximum(np.stack(found, -1), -1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("format", "bits"), [("unorm4x8", [8] * 4), ("unorm2x16", [16] * 2), ("unorm10a2", [10, 10, 10, 2])]
+    ("format", "bits"),
+    [
+        *(("unorm4x8", [8] * 4), ("unorm2x16", [16] * 2), ("unorm10a2", [10, 10, 10, 2])),
+        *(("snorm4x8", [8] * 4), ("snorm2x16", [16] * 2)),
+    ],
 )
-def test_unpack_and_pack_unsigned(format: str, bits: list[int], kind: str) -> None:
-    count = len(bits)
+def test_unpack_and_pack(format: str, bits: list[int], kind: str) -> None:
+    count, signed = len(bits), format.startswith("s")
     unpacked, packed = np.zeros((64, count), np.float32), np.zeros(64, np.uint32)
     body = f"""kernel void k(device const uint* in, device float* out, device uint* back) {{
       for (int i = 0; i < 64; ++i) {{
@@ -154,26 +158,12 @@ def test_unpack_and_pack_unsigned(format: str, bits: list[int], kind: str) -> No
       }}
     }}"""
     run(body, WORDS, unpacked, packed)
-    np.testing.assert_allclose(unpacked, unorm(WORDS, bits), atol=1e-3 if kind == "half" else 1e-7)
+    exact = fields(WORDS, bits, signed)
+    np.testing.assert_allclose(unpacked, exact, atol=1e-3 if kind == "half" else 1e-7)
     if kind == "float":
-        np.testing.assert_array_equal(packed, WORDS)
-
-
-@pytest.mark.parametrize(("format", "kind"), [("snorm4x8", np.int8), ("snorm2x16", np.int16)])
-def test_unpack_and_pack_signed(format: str, kind: Any) -> None:
-    fields = WORDS.view(kind).reshape(64, -1)
-    count, largest = fields.shape[1], np.iinfo(kind).max
-    unpacked, packed = np.zeros((64, count), np.float32), np.zeros(64, np.uint32)
-    body = f"""kernel void k(device const uint* in, device float* out, device uint* back) {{
-      for (int i = 0; i < 64; ++i) {{
-        float{count} v = unpack_{format}_to_float(in[i]);
-        for (int n = 0; n < {count}; ++n) out[{count} * i + n] = v[n];
-        back[i] = pack_float_to_{format}(v);
-      }}
-    }}"""
-    run(body, WORDS, unpacked, packed)
-    np.testing.assert_allclose(unpacked, np.maximum(fields / largest, -1), atol=1e-7)
-    np.testing.assert_array_equal(packed.view(kind).reshape(64, -1), np.maximum(fields, -largest))
+        numbers: Any = WORDS.view(f"i{bits[0] // 8}") if signed else WORDS
+        least = -np.iinfo(numbers.dtype).max if signed else 0  # two numbers are -1
+        np.testing.assert_array_equal(packed, np.maximum(numbers, least).view(np.uint32))
 
 
 def test_packing_clamps_and_rounds() -> None:
