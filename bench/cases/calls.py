@@ -134,7 +134,6 @@ class Call:
         words += ["a paged cache"] if self.block_size else []
         words += [f"a cache of {self.kv_format}"] if self.kv_format else []
         words += ["a decay per channel"] if self.channel_decay else []
-        words += ["a block mask"] if self.density else []
         return words + (["sequences of different lengths"] if self.lengths else [])
 
     def refuse_features(self, impl: str) -> None:

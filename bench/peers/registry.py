@@ -30,8 +30,9 @@ def launch(peer: ModuleType, call: Call) -> Launch:
     launcher = peer.launch if call.op in ATTENTION else None
     if call.op == "gated_delta_rule":
         launcher = DELTA_RULES.get(peer)
-    if launcher is None:
-        raise UnsupportedCallError(f"{peer.IMPL} has no fused {call.op}")
+    if launcher is None or call.density:
+        what = "kernel for a block mask" if call.density else f"fused {call.op}"
+        raise UnsupportedCallError(f"{peer.IMPL} has no {what}")
     chosen: Launch | None = launcher(call)
     if chosen is None:
         why = "is not installed" if peer.version() == "not installed" else "has no fused kernel for this"
