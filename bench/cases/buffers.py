@@ -19,7 +19,7 @@ from .calls import MASK_BLOCK, Call
 MOST_SCORES = 1 << 20
 OUTPUTS = {
     *{"out", "out_float32", "grad_query", "grad_key", "grad_value", "key_cache", "value_cache"},
-    *{*delta.STATES, "transposed_state"},
+    *{delta.STATE, delta.NEW, "transposed_state"},
 }
 _ROWS = 8192  # of a reference at once
 # The largest relative error (L2 norm, against float64) of a correct implementation.
@@ -37,7 +37,8 @@ def make(call: Call, names: Collection[str], scratch: Mapping[str, int], device:
     if not outputs:
         like = buffers["value"] if call.is_delta else buffers["query"][..., : call.value_dim]
         buffers["out"] = torch.full_like(like, math.nan)
-    buffers |= {f"initial_{name}": buffers[name].clone() for name in delta.STATES if name in buffers}
+    if call.is_delta:
+        buffers["initial_state"] = buffers[delta.STATE].clone()
     for name, size in scratch.items():
         buffers[name] = torch.full((size,), 255, dtype=torch.uint8, device=device)
     for name in names:

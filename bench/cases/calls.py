@@ -160,6 +160,8 @@ class Call:
             keywords["attn_mask"] = operands["attn_mask"]
         if self.density:
             keywords["block_mask"] = operands["mask_map"]
+        if self.op == "gated_delta_step":
+            keywords[delta.NEW] = operands[delta.NEW]
         if self.kv_format:
             keywords["kv_format"] = self.kv_format
             keywords |= {name: operands[name] for name in ("key_scales", "value_scales")}

@@ -13,7 +13,7 @@ from torch import Tensor
 Buffers = dict[str, Tensor]
 
 TAPS = 4
-STATES = ("state", "conv_state")  # replaced in place
+STATE, NEW = "state", "conv_state_out"  # replaced in place; written
 _EPS = 1e-6  # of all norms
 _CHUNK = 64  # tokens of the reference at a time
 
@@ -53,12 +53,12 @@ def operands(
     weights["conv_state"] = draw(tokens[0], channels, TAPS)
     exact = {"A_log": draw(heads) - 2, "dt_bias": draw(heads, *columns)}
     parts, weights = ({name: one.to(dtype) for name, one in some.items()} for some in (parts, weights))
-    return {**parts, **exact, **weights, "state": state}
+    return {**parts, **exact, **weights, "state": state, NEW: torch.full_like(weights["conv_state"], math.nan)}
 
 
 def least_bytes(made: Buffers) -> int:
     """Every operand and the result once, and the states once more."""
-    written = (made[name] for name in ("value", *STATES) if name in made)  # the result has the value's shape
+    written = made["value"], made[STATE]  # the result has the value's shape
     return sum(one.nbytes for one in (*made.values(), *written))
 
 
@@ -76,7 +76,7 @@ DERIVED: dict[str, Callable[[object, Buffers], Tensor]] = {
 def errors(buffers: Buffers, chosen: Collection[tuple[int, int]], device: str) -> tuple[float, float]:
     """The largest errors of the result and of the states, of the chosen sequences and value heads."""
     made = {name: one.to(device) for name, one in buffers.items()}
-    found = {name: made[name] for name in ("out", *STATES) if name in made}
+    found = {name: made[name] for name in ("out", STATE, NEW) if name in made}
     if "transposed_state" in made:
         found["state"] = made["transposed_state"].mT
     batch, head = (torch.tensor(numbers, device=device) for numbers in zip(*chosen, strict=True))
@@ -85,7 +85,7 @@ def errors(buffers: Buffers, chosen: Collection[tuple[int, int]], device: str) -
     if "out_float32" in made:  # llama.cpp's, with another order of heads
         found["out"], key_head = made["out_float32"], head % key_heads
     if "conv_state" in made:
-        made, exact["conv_state"] = _convolved(made)
+        made, exact[NEW] = _convolved(made)
     query, key = (made[name][batch, :, key_head].double() for name in ("query", "key"))
     value, g, beta = (made[name][batch, :, head].double() for name in ("value", "g", "beta"))
     state = made["initial_state"][batch, head].double()
@@ -97,7 +97,7 @@ def errors(buffers: Buffers, chosen: Collection[tuple[int, int]], device: str) -
     for name, mine in found.items():
         if mine.isnan().any():
             return math.inf, math.inf
-        if name != "conv_state":
+        if name != NEW:
             mine = mine[batch, :, head] if name == "out" else mine[batch, head]
         error = mine.double() - exact[name]
         largest = max(largest, error.abs().max().item())
@@ -126,7 +126,7 @@ def _convolved(made: Buffers) -> tuple[Buffers, Tensor]:
     """The operands of the rule in a step, and the new state of the convolution."""
     exact = {name: one.double() for name, one in made.items() if one.is_floating_point()}
     rows = torch.cat([exact[name].flatten(2) for name in ("query", "key", "value")], -1).mT
-    past = torch.cat((exact["initial_conv_state"], rows), -1)
+    past = torch.cat((exact["conv_state"], rows), -1)
     windows = past[..., 1:].unfold(-1, TAPS, 1)
     mixed = F.silu((windows * exact["conv_weight"][:, None]).sum(-1)).mT.unflatten(
         -1, (-1, exact["query"].shape[-1])
