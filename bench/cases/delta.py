@@ -51,9 +51,10 @@ def operands(
     parts |= {"a": draw(*tokens, heads, *columns), "b": draw(*tokens, heads)}
     weights = {"conv_weight": draw(channels, TAPS), "norm_weight": draw(dim)}
     weights["conv_state"] = draw(tokens[0], channels, TAPS)
+    weights[NEW] = torch.full_like(weights["conv_state"], math.nan)
     exact = {"A_log": draw(heads) - 2, "dt_bias": draw(heads, *columns)}
     parts, weights = ({name: one.to(dtype) for name, one in some.items()} for some in (parts, weights))
-    return {**parts, **exact, **weights, "state": state, NEW: torch.full_like(weights["conv_state"], math.nan)}
+    return {**parts, **exact, **weights, "state": state}
 
 
 def least_bytes(made: Buffers) -> int:
