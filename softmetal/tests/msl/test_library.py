@@ -127,6 +127,7 @@ def test_vectors_of_bool_in_memory() -> None:
 # ---- packing -------------------------------------------------------------------------------------
 
 WORDS = np.random.default_rng(3).integers(0, 2**32, 64, dtype=np.uint32)
+WORDS[:2] = 0x80808080, 0x80008000  # the lowest signed fields
 
 
 def fields(words: np.ndarray, bits: list[int], signed: bool) -> np.ndarray:
