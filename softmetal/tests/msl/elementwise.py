@@ -18,6 +18,7 @@ TYPES = {
 }  # fmt: skip
 NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 PRECISE = Arithmetic(mode="safe", functions="precise")
+UNWRITTEN = 99
 WORST = replace(PRECISE, worst=True)
 
 
@@ -26,6 +27,16 @@ def run(
 ) -> None:
     library = Library(PRELUDE + body)
     library.pipeline(kernel).run(list(buffers), grid=(grid, 1, 1), threads=(threads, 1, 1), **options)
+
+
+def check_kernel(
+    body: str, expected: Any, *inputs: np.ndarray, kind: Any = np.float32, **options: Any
+) -> None:
+    """Compares what a kernel writes to its last buffer with these numbers."""
+    wanted = np.array(expected, kind)
+    out = np.full_like(wanted, UNWRITTEN)
+    run(body, *inputs, out, **options)
+    np.testing.assert_array_equal(out, wanted)
 
 
 def evaluate(

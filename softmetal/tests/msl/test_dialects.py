@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from elementwise import PRELUDE, run
+from elementwise import PRELUDE, check_kernel, run
 
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.simt.harness import Library
@@ -48,9 +48,7 @@ def test_aligned_threadgroup_variables(attribute: str, size: int) -> None:
       out[1] = uint(a[4] + b[1][2] + odd[0]);
     }}
     """
-    out = np.full(2, 99, np.uint32)
-    run(body, out)
-    assert list(out) == [0, 6]
+    check_kernel(body, [0, 6], kind=np.uint32)
 
 
 def test_parameters_that_are_arrays_of_arrays() -> None:
@@ -112,9 +110,7 @@ def test_values_that_convert_to_any_type() -> None:
       out[i] = read(i, a, 2) + divided(metal::int2(9, 7), metal::int2(2, i))[i & 1];
     }
     """
-    out = np.zeros(4, np.float32)
-    run(body, np.array([10, 20, 30, 40], np.float32), out, threads=4)
-    np.testing.assert_array_equal(out, [14, 27, 4, 2])
+    check_kernel(body, [14, 27, 4, 2], np.array([10, 20, 30, 40], np.float32), threads=4)
 
 
 def test_member_overloads_by_template() -> None:
@@ -128,9 +124,7 @@ def test_member_overloads_by_template() -> None:
     };
     kernel void k(device long* out) { Scan s; out[0] = s.both(5); out[1] = s.both(5l); }
     """
-    out = np.zeros(2, np.int64)
-    run(body, out)
-    assert list(out) == [15, 16]
+    check_kernel(body, [15, 16], kind=np.int64)
 
 
 @pytest.mark.parametrize("std", ["metal3.2", "metal3.1"])
@@ -169,10 +163,8 @@ def test_built_in_variables_at_program_scope() -> None:
     uint of_grid() { return place.x * 100 + lane; }
     kernel void k(device uint* out) { out[place.x] = of_grid(); }
     """
-    out = np.zeros(64, np.uint32)
-    run(body, out, grid=2, threads=32)
     index = np.arange(64)
-    assert (out == index * 100 + index % 32).all()
+    check_kernel(body, index * 100 + index % 32, kind=np.uint32, grid=2, threads=32)
 
 
 def test_names_that_hide_a_built_in_at_program_scope() -> None:

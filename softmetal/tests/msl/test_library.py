@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elementwise import check, run
+from elementwise import check, check_kernel, run
 
 from softmetal.simt.harness import KernelError
 
@@ -54,15 +54,12 @@ def test_matrix_products(kind: str, columns: int) -> None:
         padded = 4 if rows == 3 else rows
         size_of = columns * padded * inputs.itemsize
         expected += [m @ right, left @ m, (m @ other).T.ravel(), m.ravel(), np.zeros(size), [size_of + 1]]
-    out = np.zeros(sum(np.size(part) for part in expected), np.float32)
-    run(f"kernel void k(device const {kind}* in, device float* out) {{ {lines} }}", inputs, out)
-    np.testing.assert_array_equal(out, np.concatenate([np.ravel(part) for part in expected]))
+    body = f"kernel void k(device const {kind}* in, device float* out) {{ {lines} }}"
+    check_kernel(body, np.concatenate([np.ravel(part) for part in expected]), inputs)
 
 
 def test_matrices_in_memory() -> None:
     """A row of three occupies the space of four; the diagonal constructor; conversion of the element type."""
-    values = np.arange(32, dtype=np.float32)
-    out = np.zeros(8, np.float32)
     body = """
     struct Block { float3x3 m; float4x4 n; };
     constant float2x2 table[2] = {float2x2(1, 2, 3, 4), float2x2(7)};
@@ -79,8 +76,7 @@ def test_matrices_in_memory() -> None:
       out[5] = copy[0][3] + shared[0][3];
       out[6] = ((half4x4)float4x4(3.0f))[1][1];
     }"""
-    run(body, values, out)
-    np.testing.assert_array_equal(out[:7], [6, 31, 5, 73, 112, 20, 3])
+    check_kernel(body, [6, 31, 5, 73, 112, 20, 3], np.arange(32, dtype=np.float32))
 
 
 # ---- vectors of bool -----------------------------------------------------------------------------
@@ -115,18 +111,17 @@ def test_vectors_of_bool() -> None:
 
 def test_vectors_of_bool_in_memory() -> None:
     values = np.array([0, 1, 1, 0, 1, 1, 0, 1], np.uint8)
-    out = np.zeros(8, np.uint8)
     body = """kernel void k(device const vec<bool, 4>* in, device bool4* out) {
       out[0] = !in[0];
       out[1] = in[1] && in[0].wzyx;
     }"""
-    run(body, values, out)
-    np.testing.assert_array_equal(out, [1, 0, 0, 1, 0, 1, 0, 0])
+    check_kernel(body, [1, 0, 0, 1, 0, 1, 0, 0], values, kind=np.uint8)
 
 
 # ---- packing -------------------------------------------------------------------------------------
 
 WORDS = np.random.default_rng(3).integers(0, 2**32, 64, dtype=np.uint32)
+WORDS[:2] = 0x80808080, 0x80008000  # the lowest signed fields
 
 
 def fields(words: np.ndarray, bits: list[int], signed: bool) -> np.ndarray:
@@ -207,7 +202,7 @@ def test_braced_arguments() -> None:
 
 
 def test_member_functions_by_address_space() -> None:
-    values, out = np.array([5, 7], np.int32), np.zeros(4, np.int32)
+    values = np.array([5, 7], np.int32)
     body = """
     struct S {
       int a;
@@ -226,12 +221,11 @@ def test_member_functions_by_address_space() -> None:
       t.set(9);
       out[3] = t.same() + s[0].same();
     }"""
-    run(body, values, values, out)
-    np.testing.assert_array_equal(out, [5, 105, 214, 14])
+    check_kernel(body, [5, 105, 214, 14], values, values, kind=np.int32)
 
 
 def test_whole_structs_between_address_spaces() -> None:
-    values, out = np.arange(32, dtype=np.int32), np.zeros(64, np.int32)
+    values = np.arange(32, dtype=np.int32)
     body = """
     struct Inner { int a; int b[3]; };
     struct S { Inner first, second; };
@@ -247,9 +241,8 @@ def test_whole_structs_between_address_spaces() -> None:
       local.first = table[0];
       out[2] = local;
     }"""
-    run(body, values, values, out)
     expected = [*range(8, 16), 5, 4, 7, 6, 200, 4, 5, 6, 100, 1, 2, 3, 4, 5, 6, 7]
-    np.testing.assert_array_equal(out[:24], expected)
+    check_kernel(body, expected, values, values, kind=np.int32)
 
 
 def test_casts_between_half_and_bfloat() -> None:
@@ -297,8 +290,7 @@ def test_names_and_numbers_first() -> None:
 
 
 def test_initialised_threadgroup_arrays() -> None:
-    out = np.zeros(2, np.float32)
-    run(
+    check_kernel(
         """kernel void k(device float* out) {
           threadgroup float a[4] = {0};
           threadgroup float4 b[2] = {};
@@ -307,11 +299,10 @@ def test_initialised_threadgroup_arrays() -> None:
           out[0] = a[3];
           out[1] = b[1].w;
         }""",
-        out,
+        [3, 5],
     )
-    np.testing.assert_array_equal(out, [3, 5])
     with pytest.raises(KernelError, match="cannot have an initialiser"):
-        run("kernel void k(device float* out) { threadgroup float a[2] = {1, 2}; out[0] = a[1]; }", out)
+        check_kernel("kernel void k(device float* o) { threadgroup float a[2] = {1, 2}; o[0] = a[1]; }", [2])
 
 
 def test_a_texture_refuses_its_kernel_only() -> None:

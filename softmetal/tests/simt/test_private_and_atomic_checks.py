@@ -16,20 +16,18 @@ using namespace metal;
 #define INDEX uint l [[thread_index_in_threadgroup]]
 #define OUT device float* o [[buffer(0)]]
 #define COUNTERS device atomic_uint* c [[buffer(0)]]
+#define FILLED float a[8]; for (uint i = 0; i < 8; i++) a[i] = i;
 
 kernel void inside(OUT, INDEX) {
-  float a[8];
-  for (uint i = 0; i < 8; i++) a[i] = i;
+  FILLED
   o[l] = a[l % 8];
 }
 kernel void past_the_end(OUT, INDEX) {
-  float a[8];
-  for (uint i = 0; i < 8; i++) a[i] = i;
+  FILLED
   o[l] = a[l % 9];  // past_the_end
 }
 kernel void before_the_start(OUT, INDEX) {
-  float a[8];
-  for (uint i = 0; i < 8; i++) a[i] = i;
+  FILLED
   a[int(l % 8) - 1] = 3;  // before_the_start
   o[l] = a[l % 8];
 }
@@ -45,15 +43,13 @@ kernel void member(OUT, INDEX) {
   o[l] = p.first[l % 5];  // member
 }
 kernel void by_pointer(OUT, INDEX) {
-  float a[8];
-  for (uint i = 0; i < 8; i++) a[i] = i;
+  FILLED
   thread float* p = a + l % 8;
   o[l] = p[1];  // by_pointer
 }
 float last(thread float* a, uint n) { return a[n - 1]; }
 kernel void whole_array_by_pointer(OUT, INDEX) {
-  float a[8];
-  for (uint i = 0; i < 8; i++) a[i] = i;
+  FILLED
   thread float* end = &a[8];
   float s = 0;
   for (thread float* p = a; p != end; p++) s += *p;
@@ -162,29 +158,23 @@ kernel void far_off(OUT, const device float* q [[buffer(1)]], constant long& by 
   o[l] = q[long(l) + by];  // far_off
 }
 
-kernel void read_then_write(OUT, INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  float x = a[63 - l];
-  threadgroup_barrier(mem_flags::mem_none);
-  a[l] = x;
-  o[l] = x;
-}
+#define READ_THEN_WRITE(name, group, other)                                                        \\
+  kernel void name(OUT, INDEX) {                                                                   \\
+    threadgroup float a[64];                                                                       \\
+    a[l] = l;                                                                                      \\
+    group##_barrier(mem_flags::mem_threadgroup);                                                   \\
+    float x = a[other];                                                                            \\
+    group##_barrier(mem_flags::mem_none);                                                          \\
+    a[l] = x;                                                                                      \\
+    o[l] = x;                                                                                      \\
+  }
+READ_THEN_WRITE(read_then_write, threadgroup, 63 - l)
+READ_THEN_WRITE(read_then_write_in_a_simdgroup, simdgroup, l ^ 1)
 kernel void write_then_read(OUT, INDEX) {
   threadgroup float a[64];
   a[l] = l;
   threadgroup_barrier(mem_flags::mem_none);
   o[l] = a[63 - l];  // write_then_read
-}
-kernel void read_then_write_in_a_simdgroup(OUT, INDEX) {
-  threadgroup float a[64];
-  a[l] = l;
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  float x = a[l ^ 1];
-  simdgroup_barrier(mem_flags::mem_none);
-  a[l] = x;
-  o[l] = x;
 }
 """.replace("OUT_1", "device float* o [[buffer(1)]]")
 
