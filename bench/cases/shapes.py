@@ -152,11 +152,11 @@ def _training() -> list[Call]:
 
 def _blocks() -> list[Call]:
     """Long self-attention, dense and with block masks."""
-    prompt = Call("prefill", 2, 2, 128, 0, 0)
+    prompt = Call("prefill", 1, 1, 128, 0, 0)
     return [
         replace(call, head_dim=dim, density=density)
         for dim in (64, 128)
-        for call in (*_prefills(replace(prompt, q_heads=16, kv_heads=16), 16384), *_prefills(prompt, 65536))
+        for call in (*_prefills(replace(prompt, q_heads=8, kv_heads=8), 16384), *_prefills(prompt, 65536))
         for density in (0.0, 0.1, 0.3, 0.5)
     ]
 

@@ -44,6 +44,8 @@ FATTN_CONSTEXPR int kRoundColumns = kSimdgroups * kTileColumns;
 FATTN_CONSTEXPR int kHeads = kRoundColumns > kValueDim ? kRoundColumns / kValueDim : 1;
 FATTN_CONSTEXPR int kRounds = (kHeads * kValueDim + kRoundColumns - 1) / kRoundColumns;
 FATTN_CONSTEXPR bool kWholeRounds = kHeads * kValueDim % kRoundColumns == 0;
+// Columns of a result per lane.
+FATTN_CONSTEXPR int kResultColumns = (kValueDim + kSimdWidth - 1) / kSimdWidth;
 // Tokens whose results wait for the other rounds, for the norm.
 FATTN_CONSTEXPR int kWaiting = kRounds > 1 ? kMaxStepLength : 1;
 FATTN_CONSTEXPR int kDecays = kChannelDecay ? kHeadDim : kHeads;
@@ -99,16 +101,32 @@ inline Channel channel_of(int own, int head, threadgroup const StepPlaces& place
   return channel;
 }
 
+// A channel of a token; of a negative one, from the state.
+inline Element element_at(Channel channel, int token) {
+  const device Element* place = channel.past + token;
+  if (token >= 0) {
+    place = channel.input + token * channel.step;
+  }
+  return *place;
+}
+
+// Here and below, a thread loads all that it needs before it computes or stores: a step is a chain of waits
+// for memory.
 inline float convolved(Channel channel, int token, const device Weight* weight, const device Weight* bias) {
+  Element x[kTaps];
+  Weight factors[kTaps];
+  FATTN_UNROLL
+  for (int tap = 0; tap < kTaps; tap++) {
+    x[tap] = element_at(channel, token + tap + 1 - kTaps);
+    factors[tap] = weight[channel.index * kTaps + tap];
+  }
   float sum = 0.0f;
   if (fc_biased) {
     sum = float(bias[channel.index]);
   }
   FATTN_UNROLL
   for (int tap = 0; tap < kTaps; tap++) {
-    const int from = token + tap + 1 - kTaps;
-    const Element x = from < 0 ? channel.past[from] : channel.input[from * channel.step];
-    sum = fma(float(x), float(weight[channel.index * kTaps + tap]), sum);
+    sum = fma(float(x[tap]), float(factors[tap]), sum);
   }
   return silu(sum);
 }
@@ -158,15 +176,24 @@ inline float2 apply_rule(thread float2 (&state)[kLaneRows], threadgroup const St
 // Normalises and stores the result of a token and head; `gate` is its row of z.
 inline void store_result(threadgroup const float* result, const device Element* gate,
                          const device Norm* weight, device Element* out, float eps, ushort lane) {
+  float factors[kResultColumns];
   float squares = 0.0f;
+  FATTN_UNROLL
+  for (int i = 0; i < kResultColumns; i++) {
+    const int column = min(i * kSimdWidth + lane, kValueDim - 1);
+    const float x = float(gate[column]);
+    factors[i] = float(weight[column]) * (fc_gate == kGateSilu ? silu(x) : sigmoid(x));
+  }
   for (int column = lane; column < kValueDim; column += kSimdWidth) {
     squares = fma(result[column], result[column], squares);
   }
   const float scale = inverse_rms(simd_sum(squares), kValueDim, eps);
-  for (int column = lane; column < kValueDim; column += kSimdWidth) {
-    const float x = float(gate[column]);
-    const float activated = fc_gate == kGateSilu ? silu(x) : sigmoid(x);
-    out[column] = Element(result[column] * scale * float(weight[column]) * activated);
+  FATTN_UNROLL
+  for (int i = 0; i < kResultColumns; i++) {
+    const int column = i * kSimdWidth + lane;
+    if (column < kValueDim) {
+      out[column] = Element(result[column] * scale * factors[i]);
+    }
   }
 }
 
@@ -268,12 +295,12 @@ using namespace fattn;
           const int of = kChannelDecay ? value_head : value_head + i;
           const int channel = kChannelDecay ? value_head * kHeadDim + i : of;
           const long place = kChannelDecay ? i : (member + i) * params.decay.head;
-          token.decay[i] = decay_of(float(raw_decay[places.decay + t * params.decay.token + place]), a_log,
-                                    dt_bias, of, channel);
+          const Decay decay = raw_decay[places.decay + t * params.decay.token + place];
           if (i < kHeads) {
             token.beta[i] = beta_of(
                 float(raw_beta[places.beta + t * params.beta.token + (member + i) * params.beta.head]));
           }
+          token.decay[i] = decay_of(float(decay), a_log, dt_bias, of, channel);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -314,9 +341,19 @@ using namespace fattn;
       const int own = i < shared ? i : i - shared + 2 * kHeadDim + first_head * kValueDim;
       const Channel channel = channel_of(own, head, places, query, key, value, conv_state, params);
       device Element* columns = written + (channel.past - conv_state) - params.conv_columns;
-      for (int c = 0; c < params.conv_columns; c++) {  // upwards: reads are ahead of writes
-        const int from = count + c - params.conv_columns;
-        columns[c] = from < 0 ? channel.past[from] : channel.input[from * channel.step];
+      for (int first = 0; first < params.conv_columns;
+           first += kTaps) {  // upwards: reads are ahead of writes
+        Element kept[kTaps];
+        FATTN_UNROLL
+        for (int c = 0; c < kTaps; c++) {
+          kept[c] = element_at(channel, count - max(params.conv_columns - first - c, 1));
+        }
+        FATTN_UNROLL
+        for (int c = 0; c < kTaps; c++) {
+          if (first + c < params.conv_columns) {
+            columns[first + c] = kept[c];
+          }
+        }
       }
     }
   }
