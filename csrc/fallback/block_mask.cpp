@@ -20,6 +20,7 @@ Tensor keys_of_blocks(const Problem& problem, const Tensor& blocks) {
 
 void visit_block_rows(const Call& call, const std::function<void(const BlockRows&)>& visit) {
   const Problem& problem = call.problem;
+  if (problem.q_heads == 0) return;
   const int64_t masks = call.mask_map.size(1), heads = problem.q_heads / masks;
   const int64_t group_size = problem.q_heads / problem.kv_heads;
   for (int64_t mask = 0; mask < masks; ++mask) {

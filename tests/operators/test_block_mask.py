@@ -63,10 +63,10 @@ def test_a_flipped_block_changes_its_rows(device: str) -> None:
         assert_close(case, out.cpu(), other_lse.cpu())
 
 
-@pytest.mark.parametrize("density", [0.0, 1.0])
-def test_all_blocks_or_none(density: float, device: str) -> None:
+@pytest.mark.parametrize(("density", "heads"), [(0.0, 2), (0.0, 0), (1.0, 2)])
+def test_all_blocks_or_none(density: float, heads: int, device: str) -> None:
     """None: 0 and -inf, and gradients 0. All: the result of no mask."""
-    query, key, value = (torch.randn(1, 2, n, 40, device=device) for n in (70, 300, 300))
+    query, key, value = (torch.randn(1, heads, n, 40, device=device) for n in (70, 300, 300))
     blocks = torch.full((1, 1, 2, 3), density, device=device).byte() * 7
     leaves = [each.requires_grad_() for each in (query, key, value)]
     out, lse = torch_fattn.attention(*leaves, block_mask=blocks, block_size=(64, 128), return_lse=True)
