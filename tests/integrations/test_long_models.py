@@ -151,6 +151,8 @@ def test_another_pattern_replaces_the_first() -> None:
     assert not attend(query, query, query).any()
     for exact in ((query[:, :63],) * 3, (query, query[:, :63], query[:, :63])):
         assert attend(*exact).any(), "short calls and cross-attention"
+    wide = torch.randn(1, 64, 1, 584, device="mps")
+    assert attend(wide, wide, wide).any(), "heads without a kernel"
     for options in ({"attn_mask": torch.ones(64, 64, dtype=torch.bool, device="mps")}, {"is_causal": True}):
         assert attend(query, query, query, **options).any()  # type: ignore[call-arg]
     diffusers.register()

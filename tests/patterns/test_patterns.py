@@ -96,6 +96,13 @@ def test_neighborhood(grid: tuple[int, ...], window: tuple[int, ...], tiled: boo
     assert not all(map(all, exact)) or first > 32, "the control: some blocks are hidden"
 
 
+@pytest.mark.parametrize("order", [torch.zeros(6, dtype=torch.long), torch.arange(6.0), torch.arange(5)])
+def test_an_order_is_a_permutation(order: Tensor) -> None:
+    with pytest.raises(ValueError, match="order is .* not a permutation of 6 tokens; pass tile_order"):
+        patterns.neighborhood((2, 3), (1, 1), order=order)
+    patterns.neighborhood((2, 3), (1, 1), order=patterns.tile_order((2, 3), (1, 2), "cpu"))
+
+
 def test_blocks_of_a_block_mask() -> None:
     kept = torch.rand(2, 3, 4, 5) < 0.5
     listed = kept.int().argsort(-1, descending=True).int()

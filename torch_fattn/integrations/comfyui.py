@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..patterns.attention import Pattern
-from ..runtime.settings import check_settings
 from ..runtime.signatures import public
+from .pytorch.sdpa import has_kernel
 
 __all__ = ["apply", "attention_override"]
 
@@ -105,13 +105,9 @@ def _attention(
     if mask is not None and mask.dim() == 3:  # [B, Lq, Lk]; others broadcast from the last dimension
         mask = mask[:, None]
     arguments = (q, k, v, mask, 0.0, False)
-    # A compiled graph cannot call ComfyUI's function, so `sdpa` falls back to torch's attention. Where torch
-    # is faster than these kernels, it also beats ComfyUI's slices.
-    if not torch.compiler.is_compiling():
-        check_settings()
-        reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
-        if torch.ops.fattn._reason_name(reason) not in ("none", "torch_is_faster"):
-            return None
+    # A compiled graph cannot call ComfyUI's function, so `sdpa` falls back to torch's attention.
+    if not has_kernel(q, k, v, mask, scale, enable_gqa):
+        return None
     out = None
     if pattern is not None and mask is None:
         out = pattern.attention(q, k, v, scale=scale)

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from ..patterns.attention import Pattern
-from .pytorch.sdpa import sdpa
+from .pytorch.sdpa import has_kernel, sdpa
 
 __all__ = ["register", "unregister"]
 
@@ -56,7 +56,8 @@ class _Attention:
             attn_mask = attn_mask[:, None, None]
         query, key, value = (operand.transpose(1, 2) for operand in operands)
         out = None
-        if self.pattern is not None and attn_mask is None and not dropout_p and not is_causal:
+        is_plain = attn_mask is None and not dropout_p and not is_causal
+        if self.pattern is not None and is_plain and has_kernel(query, key, value, None, scale, enable_gqa):
             out = self.pattern.attention(query, key, value, scale=scale)
         if out is None:
             out = sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

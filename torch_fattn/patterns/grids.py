@@ -16,7 +16,7 @@ _MOST = 2**22  # tokens: their blocks of 128 have a mask of 1 GB
 
 
 @public("torch_fattn.patterns.tile_order")
-def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | None = None) -> Tensor:
+def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | str | None = None) -> Tensor:
     """A permutation of the tokens of a grid: tile by tile, and in row-major order inside a tile. Tokens of
     one block are then close in every dimension. Tiles at the ends may be smaller.
 
@@ -47,10 +47,10 @@ def neighborhood(
     block_size: tuple[int, int] = BLOCK_SIZE,
     order: Tensor | None = None,
     first: int = 0,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """The blocks in which a token is within `window` of another in every dimension. Make it once for a grid:
-    it takes as long as a few attention calls.
+    its time grows with the square of the tokens.
 
     Args:
         grid: tokens in each dimension, such as `[T, H, W]`; `[L]` is a sequence.
@@ -69,11 +69,13 @@ def neighborhood(
     tokens = math.prod(grid)
     if not 0 <= first <= _MOST:
         raise ValueError(f"{name}: first is {first}; pass 0 to {_MOST}")
-    if order is not None and order.shape != (tokens,):
-        raise ValueError(f"{name}: order has shape {list(order.shape)}; pass the {[tokens]} of tile_order")
     device = device if order is None else order.device
+    in_row_major = torch.arange(tokens, device=device)
     if order is None:
-        order = torch.arange(tokens, device=device)
+        order = in_row_major
+    elif order.dtype != torch.int64 or not torch.equal(order.sort().values, in_row_major):
+        found = f"order is {order.dtype} {list(order.shape)}, not a permutation of {tokens} tokens"
+        raise ValueError(f"{name}: {found}; pass tile_order of the same grid")
     length = first + tokens
     rows, columns = (-(-length // size) for size in block_size)
     block_of_token = ((order.argsort() + first) // block_size[0]).view(tuple(grid))

@@ -42,7 +42,7 @@ def pooled_scores(
     """
     name = "torch_fattn.patterns.pooled_scores"
     check_block_size(name, block_size)
-    is_rank_4 = query.dim() == key.dim() == 4 and key.shape[1] > 0
+    is_rank_4 = query.dim() == key.dim() == 4 and key.shape[1] > 0 and key.shape[3] > 0
     if not is_rank_4 or query.shape[::3] != key.shape[::3] or query.shape[1] % key.shape[1]:
         raise ValueError(
             f"{name}: query has shape {list(query.shape)} and key {list(key.shape)}; pass [B, Hq, Lq, D] and "
@@ -66,7 +66,7 @@ def top_blocks(scores: Tensor, density: float) -> Tensor:
     """
     _check_scores("torch_fattn.patterns.top_blocks", scores)
     check_share("torch_fattn.patterns.top_blocks", "density", density)
-    count = max(1, round(density * scores.shape[-1]))
+    count = max(1, round(float(density) * scores.shape[-1]))
     return _marked(scores.topk(min(count, scores.shape[-1]), -1).indices, scores)
 
 
@@ -85,7 +85,7 @@ def mass_blocks(scores: Tensor, mass: float, least: float = 0.1) -> Tensor:
     check_share("torch_fattn.patterns.mass_blocks", "least", least)
     ranked, indices = scores.sort(-1, descending=True)
     is_needed = ranked.cumsum(-1) - ranked < float(mass)
-    is_needed[..., : max(1, math.ceil(least * scores.shape[-1]))] = True
+    is_needed[..., : max(1, math.ceil(float(least) * scores.shape[-1]))] = True
     return _marked(indices, scores, is_needed)
 
 

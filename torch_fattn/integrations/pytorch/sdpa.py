@@ -66,6 +66,19 @@ def sdpa(
     return out
 
 
+def has_kernel(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, enable_gqa: bool
+) -> bool:
+    """Whether a call has kernels here, even where torch is faster: torch also beats ComfyUI's slices. True in
+    a compiled graph, which cannot choose."""
+    if torch.compiler.is_compiling():
+        return True
+    check_settings()
+    arguments = (query, key, value, mask, 0.0, False)
+    reason = torch.ops.fattn._sdpa_reason(*arguments, scale=scale, enable_gqa=enable_gqa)
+    return torch.ops.fattn._reason_name(reason) in ("none", "torch_is_faster")
+
+
 def _refuse_shared_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """Advises enable_gqa, where torch's own error is about broadcasting."""
     if enable_gqa or min(query.dim(), key.dim(), value.dim()) < 3:
