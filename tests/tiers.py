@@ -40,6 +40,7 @@ SWEEPS = {
     "tests/operators/test_random.py::test_sweep": "20,000 random problems",
     "tests/operators/test_backward_random.py::test_sweep": "20,000 random problems",
     "tests/operators/test_linear_problems.py::test_sweep": "60,000 random problems",
+    "tests/operators/test_block_mask.py::test_sweep": "20,000 random problems with block masks",
     "tests/pytorch/test_sdpa.py::test_more_random_calls": "2,000 random calls",
     "tests/distributed/test_random.py::test_more_varlen_prefills": "300 random problems",
     "tests/plan/test_tuned_rows.py::test_every_candidate_is_right": "every size that tuning may choose",
