@@ -194,9 +194,8 @@ using namespace fattn;
     const device Weight* key_norm [[buffer(fattn::kBufferKeyNorm), function_constant(fc_key_norm)]],
     device Scale* key_scales [[buffer(fattn::kSlotKeyScales), function_constant(fc_scales)]],
     device Scale* value_scales [[buffer(fattn::kSlotValueScales), function_constant(fc_scales)]],
-    constant RotaryParams& params [[buffer(fattn::kSlotParams)]],
-    uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
-    ushort lane [[thread_index_in_simdgroup]]) {
+    constant RotaryParams& params [[buffer(fattn::kSlotParams)]], uint group [[threadgroup_position_in_grid]],
+    ushort simdgroup_index [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const uint units_of_token = params.q_units + params.kv_units * (fc_values ? 2 : 1);
   const uint unit = group * kSimdgroups + simdgroup_index;
   const int index = int(unit / units_of_token);
