@@ -314,11 +314,11 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
   const Tensor written = conv_state_out.value_or(conv_state);
   bool share = may_share(state, conv_state);
   if (conv_state_out.has_value()) {
-    check_state(op, "conv_state_out", written, call.query, "query", problem.sequences, slots.has_value());
-    check_same_dtype(op, "conv_state", conv_state, "conv_state_out", written);
     TORCH_CHECK_VALUE(written.sizes() == conv_state.sizes() && written.strides() == conv_state.strides(), op,
                       ": conv_state_out has shape ", written.sizes(), " and strides ", written.strides(),
                       " and must have those of conv_state; allocate it with torch.empty_like(conv_state)");
+    check_state(op, "conv_state_out", written, call.query, "query", problem.sequences, slots.has_value());
+    check_same_dtype(op, "conv_state", conv_state, "conv_state_out", written);
     share = share || may_share(written, conv_state) || may_share(written, state);
     call.conv_state_out = written;
     problem.conv_state_out = problem.writes_state;

@@ -349,6 +349,7 @@ LEFT_OUT = {
         for method in ("batch_repeat_interleave", "batch_select_indices", "crop", "reorder_cache", "update")
     },
     "torch_fattn.install": "it would change the calls of all later tests; test_training.py has its refusal",
+    "torch_fattn.integrations.diffusers.register": "needs diffusers: tests/integrations/test_long_models.py",
     "torch_fattn.distributed.context_parallel": "a context: tests/distributed/test_context.py",
     "torch_fattn.integrations.transformers.attend_paged": "transformers alone calls it, with its own cache",
     "torch_fattn.integrations.transformers.attend_sharded": "transformers alone calls it, with its cache",

@@ -126,8 +126,14 @@ def gated_delta_step(
     """The result. Nothing is rounded between the parts of the step."""
     every = with_defaults("gated_delta_step", options)
     slots, counts = every["slots"], every["counts"]
-    written = conv_state if every["conv_state_out"] is None else every["conv_state_out"]
-    check_writable("torch_fattn.reference.gated_delta_step", conv_state=written, state=state)
+    name, new = "torch_fattn.reference.gated_delta_step", every["conv_state_out"]
+    if new is not None and new.shape != conv_state.shape:
+        raise ValueError(
+            f"{name}: conv_state_out has shape {list(new.shape)} and must have that of conv_state, "
+            f"{list(conv_state.shape)}; allocate it with torch.empty_like(conv_state)"
+        )
+    written = conv_state if new is None else new
+    check_writable(name, **{"conv_state" if new is None else "conv_state_out": written, "state": state})
     batch, length, key_heads, dim = query.shape
     keys = key_heads * dim
     x = torch.cat([_exact(each).flatten(2) for each in (query, key, value)], -1)
