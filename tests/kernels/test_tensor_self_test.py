@@ -121,7 +121,7 @@ def test_the_trials_have_every_option(machines: Machines, tmp_path: Path, call: 
     of_other_calls = {"has_seq_lens", "block_size", "tree", "split", "grouped", "grad_lse"}
     of_other_calls |= {"query_norm", "key_norm", "values", "slots", "starts", "vector_tables"}
     of_other_calls |= {"gate", "weighted", "raw_gates", "qk_norm", "has_state", "writes_state", "has_initial"}
-    of_other_calls |= {"biased", "counts"}
+    of_other_calls |= {"biased", "counts", "conv_state_out"}
     assert {*run.found} - both <= same | of_other_calls
 
 
