@@ -52,7 +52,7 @@ def attention_with_means(
     means = [
         pooled(each, keys).to(query.dtype).flatten(0, 1).expand(tiles, -1, -1, -1) for each in (key, value)
     ]
-    count = torch.full((means[0].shape[2],), float(keys), device=query.device)
+    count = torch.full((means[0].shape[2],), float(keys), dtype=torch.float32, device=query.device)
     count[-1:] = key.shape[2] - keys * (len(count) - 1)
     bias = count.log().masked_fill(block_mask.bool(), -torch.inf).expand(batch, heads, -1, -1)
     bias = bias.permute(2, 0, 1, 3).flatten(1, 2)[:, :, None]
