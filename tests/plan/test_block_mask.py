@@ -73,13 +73,14 @@ def test_pairs_by_counting(options: dict[str, Any], lengths: list[int] | None, m
 
     query, key = (torch.empty(2, 4, n, 64) for n in (300, 500))
     blocks = torch.rand(masks, 1, 5, 4, generator=torch.Generator().manual_seed(0)) < 0.5
-    filled = torch.tensor(lengths or [500, 500]).clamp(0, 500)[:, None, None, None]
-    call = {"query": query, "key": key, "value": key, "block_mask": blocks, "block_size": (64, 128), **options}
-    if lengths:
+    call = {"query": query, "key": key, "value": key, "block_mask": blocks, "block_size": (64, 128)} | options
+    if lengths is not None:
         call["seq_lens"] = torch.tensor(lengths, dtype=torch.int32)
     plan = explain("prefill", **call)
+    filled = torch.tensor(lengths or [500, 500]).clamp(0, 500)[:, None, None, None]
     rows, keys = torch.arange(300)[:, None] + options.get("q_offset", filled - 300), torch.arange(500)
-    seen = Visibility.of(options, is_causal=options.get("is_causal", False)).mask(rows, keys) & (keys < filled)
+    seen = Visibility.of(options, is_causal=options.get("is_causal", False)).mask(rows, keys)
+    seen = seen & (keys < filled)
     visible: Tensor = seen & expanded_blocks(blocks, (64, 128), 300, 500)
     assert plan.blocks is not None and plan.blocks.pairs == 4 * int(visible.sum()) <= plan.blocks.tile_pairs
     assert plan.cost.flops == 4 * 64 * plan.blocks.pairs
