@@ -82,7 +82,7 @@ class Pattern:
         min_tokens: int = 16384,
         with_means: bool = False,
     ) -> None:
-        row = torch.empty(1, 1, 1, 8, device="meta")
+        row = torch.empty(1, 1, 1, 8, dtype=torch.float32, device="meta")
         prefill(row, row, row, block_size=block_size)  # checks it
         if isinstance(select, type):
             raise TypeError(f"Pattern: select is the class {select.__name__}; pass a density or a function")
