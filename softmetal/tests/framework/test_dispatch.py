@@ -114,7 +114,7 @@ def test_missing_function_constant(kit: ModuleType, constants: list[float]) -> N
 
 
 def test_macros(kit: ModuleType) -> None:
-    """Of a kernel that uses no function constant, and is given none."""
+    """The kernel uses no function constant, and is given none."""
     for macros, value in (({}, 1), ({"VALUE": "42"}, 42)):
         assert run(kit, "macros", torch.empty(8, device="mps"), macros=macros).tolist() == [value] * 8
 

@@ -106,7 +106,10 @@ def without_bfloat(ir: str) -> str:
     arithmetic is in float."""
     numbers = count()
     for instruction, same in _BFLOAT:
-        pattern = re.compile(rf"^  (%\S+) = {instruction}", re.M)
-        ir = pattern.sub(lambda m, same=same: same.format(m[0], *m.groups(), n=next(numbers)), ir)
+
+        def lowered(m: re.Match[str], same: str = same) -> str:
+            return same.format(m[0], *m.groups(), n=next(numbers))
+
+        ir = re.sub(rf"^  (%\S+) = {instruction}", lowered, ir, flags=re.M)
     ir = ir.replace("bfloat", "i16")
     return re.sub(r"\b0xR([0-9A-F]{4})\b", lambda m: str(int(m[1], 16)), ir)
