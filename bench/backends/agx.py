@@ -179,7 +179,7 @@ def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | N
 def _ours(
     call: Call,
     plan: Mapping[str, Any],
-    one: Mapping[str, Any],
+    one: dict[str, Any],
     name: str,
     op: str,
     tile: Mapping[str, tuple[str, int]] | None = None,

@@ -67,7 +67,7 @@ def _dispatch(
     role_of: Callable[[int], str | None],
 ) -> Dispatch:
     """`buffers` has bytes by slot, for each way; `role_of` returns None for a slot in constant memory."""
-    traffic = {}
+    traffic: dict[str, Any] = {}
     for way in ("read", "written", "distinct"):
         traffic[way] = dict.fromkeys(ROLES, 0)
         for slot, count in buffers[f"buffers_{way}"].items():
