@@ -25,7 +25,8 @@ _LOGICAL = {"&&", "||"}
 _STATEMENT_WORDS = {"return", "case", "else", "do", "default"}
 _CONTROL_WORDS = {"if", "for", "while", "switch", "constexpr"}
 _ALTERNATIVES = {"and": "&&", "or": "||", "not": "!", "not_eq": "!=", "bitand": "&", "bitor": "|", "xor": "^"}
-_UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
+_PREFIXES = {"-", "+", "*", "&", "!", "~"}
+_UNARY = _PREFIXES | {"++", "--"}
 _BRACKETS = {"(", "[", "{", ")", "]", "}"}
 
 
@@ -220,13 +221,4 @@ class _ComparisonPass:
 
     def starts_operand(self, i: int) -> bool:
         t = self.tokens
-        return t.kind(i) in ("name", "number", "string", "raw") or t.text(i) in (
-            "(",
-            "-",
-            "*",
-            "&",
-            "!",
-            "~",
-            "::",
-            "+",
-        )
+        return t.kind(i) in ("name", "number", "string", "raw") or t.text(i) in {"(", "::"} | _PREFIXES
