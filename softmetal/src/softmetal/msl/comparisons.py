@@ -25,8 +25,7 @@ _LOGICAL = {"&&", "||"}
 _STATEMENT_WORDS = {"return", "case", "else", "do", "default"}
 _CONTROL_WORDS = {"if", "for", "while", "switch", "constexpr"}
 _ALTERNATIVES = {"and": "&&", "or": "||", "not": "!", "not_eq": "!=", "bitand": "&", "bitor": "|", "xor": "^"}
-_PREFIXES = {"-", "+", "*", "&", "!", "~"}
-_UNARY = _PREFIXES | {"++", "--"}
+_UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 _BRACKETS = {"(", "[", "{", ")", "]", "}"}
 
 
@@ -221,4 +220,13 @@ class _ComparisonPass:
 
     def starts_operand(self, i: int) -> bool:
         t = self.tokens
-        return t.kind(i) in ("name", "number", "string", "raw") or t.text(i) in {"(", "::"} | _PREFIXES
+        return t.kind(i) in ("name", "number", "string", "raw") or t.text(i) in (
+            "(",
+            "-",
+            "*",
+            "&",
+            "!",
+            "~",
+            "::",
+            "+",
+        )

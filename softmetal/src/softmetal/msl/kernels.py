@@ -18,22 +18,25 @@ from .qualifiers import host_text
 from .structure import Function, Instantiation, Outline
 from .threadgroup import bytes_function
 
-_POSITIONS = {
-    *("thread_position_in_grid", "threads_per_grid", "thread_position_in_threadgroup"),
-    *("threads_per_threadgroup", "threadgroup_position_in_grid", "threadgroups_per_grid"),
-    *("thread_index_in_threadgroup", "thread_index_in_simdgroup", "simdgroup_index_in_threadgroup"),
-    *("simdgroups_per_threadgroup", "threads_per_simdgroup", "thread_index_in_quadgroup"),
-    *("quadgroup_index_in_threadgroup", "quadgroups_per_threadgroup"),
-}
-_SYNONYMS = {
-    "dispatch_threads_per_threadgroup": "threads_per_threadgroup",
-    "dispatch_simdgroups_per_threadgroup": "simdgroups_per_threadgroup",
-    "thread_execution_width": "threads_per_simdgroup",
-}
 # Attribute of a kernel parameter -> its name in the host headers.
 THREAD_ATTRIBUTES = {
-    name: "".join(map(str.capitalize, _SYNONYMS.get(name, name).split("_")))
-    for name in _POSITIONS | _SYNONYMS.keys()
+    "thread_position_in_grid": "ThreadPositionInGrid",
+    "threads_per_grid": "ThreadsPerGrid",
+    "thread_position_in_threadgroup": "ThreadPositionInThreadgroup",
+    "threads_per_threadgroup": "ThreadsPerThreadgroup",
+    "dispatch_threads_per_threadgroup": "ThreadsPerThreadgroup",
+    "threadgroup_position_in_grid": "ThreadgroupPositionInGrid",
+    "threadgroups_per_grid": "ThreadgroupsPerGrid",
+    "thread_index_in_threadgroup": "ThreadIndexInThreadgroup",
+    "thread_index_in_simdgroup": "ThreadIndexInSimdgroup",
+    "simdgroup_index_in_threadgroup": "SimdgroupIndexInThreadgroup",
+    "simdgroups_per_threadgroup": "SimdgroupsPerThreadgroup",
+    "dispatch_simdgroups_per_threadgroup": "SimdgroupsPerThreadgroup",
+    "threads_per_simdgroup": "ThreadsPerSimdgroup",
+    "thread_execution_width": "ThreadsPerSimdgroup",
+    "thread_index_in_quadgroup": "ThreadIndexInQuadgroup",
+    "quadgroup_index_in_threadgroup": "QuadgroupIndexInThreadgroup",
+    "quadgroups_per_threadgroup": "QuadgroupsPerThreadgroup",
 }
 # Unsupported parameters: a kernel with one compiles, but its pipeline is refused.
 _UNSUPPORTED_ATTRIBUTES = {"texture", "sampler"}
