@@ -22,8 +22,12 @@ def _prefill(*operands: Tensor, **options: Any) -> Callable[[], Any]:
     return lambda: one_rank(distributed.prefill)(*(operands or (OWN,) * 3), **options)
 
 
-def _packed(*operands: Any) -> Callable[[], Any]:
-    return lambda: one_rank(distributed.varlen_prefill)(PACKED, PACKED, PACKED, *operands)
+def _packed(*operands: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: one_rank(distributed.varlen_prefill)(PACKED, PACKED, PACKED, *operands, **options)
+
+
+def _no_sequences(**options: Any) -> Any:
+    return one_rank(distributed.varlen_prefill)(PACKED[:0], PACKED[:0], PACKED[:0], [], **options)
 
 
 def _in_context(*operands: Tensor, **options: Any) -> Callable[[], Any]:
@@ -68,6 +72,9 @@ REFUSALS = [
     Refusal("pass a key with room for them", _decode(OWN[:, :, :5]), _decode(OWN)),
     Refusal("pass those of every sequence", _packed([Shards.sizes([6])], []),
             _packed([Shards.sizes([6])], [Shards.sizes([6])])),
+    *(Refusal("they must be equal", _packed([Shards.sizes([3])] * 2, alibi_slopes=torch.ones(sequences, 4)),
+              _packed([Shards.sizes([3])] * 2, alibi_slopes=torch.ones(2, 4))) for sequences in (1, 3)),
+    Refusal("use 0 for none", lambda: _no_sequences(softcap=-1.0), lambda: _no_sequences(softcap=1.0)),
     Refusal("pass at least one buffer, and one dimension for each", _buffers([OWN.clone()], []),
             _buffers([OWN.clone()], [2])),
     Refusal("all must have the same length", _buffers([OWN.clone(), OWN.clone()], [1, 2]),
