@@ -253,14 +253,8 @@ CHECKED: dict[str, tuple[Any, str]] = {
     "no room": (lambda: {"cache_seqlens": long(3, 10)}, r"cache_seqlens\[1\] is 10 .* between 0 and 9"),
     "padding": (lambda: {"cache_leftpad": long(4, 0)}, r"cache_leftpad\[0\] is 4 .* between 0 and 3"),
     "index": (lambda: {"cache_batch_idx": long(0, 2)}, r"cache_batch_idx\[1\] is 2 .* between 0 and 1"),
-    "overlap": (
-        lambda: {"cache_batch_idx": long(1, 1)},
-        "new keys of sequences 0 and 1 have the same place",
-    ),
-    "block": (
-        lambda: {"block_table": long(0, -1)[:, None]},
-        r"block_table\[1, 0\] is -1 .* between 0 and 1",
-    ),
+    "overlap": (lambda: {"cache_batch_idx": long(1, 1)}, "new keys of sequences 0 and 1 have the same place"),
+    "block": (lambda: {"block_table": long(0, -1)[:, None]}, r"block_table\[1, 0\] is -1 .* between 0 and 1"),
     "angle": (
         lambda: {"q": zeros(2, 6, 2, 16), "cache_seqlens": long(7, 3)} | dict.fromkeys(ANGLES, zeros(12, 4)),
         r"cache_seqlens\[0\] is 7 .* between 0 and 6",
