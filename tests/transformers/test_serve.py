@@ -57,7 +57,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
     fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     fast.save_pretrained(folder)
-    pair(AutoModelForCausalLM, tiny("llama"))[1].save_pretrained(folder)
+    pair(AutoModelForCausalLM, tiny("llama"), "eager")[1].save_pretrained(folder)
     return folder
 
 

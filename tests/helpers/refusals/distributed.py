@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,14 +95,14 @@ REFUSALS = [
             lambda: Shards.contiguous(6, 2).join([OWN[:, :, :3], OWN[:, :, 3:]], 2)),
     Refusal("pass 0 to", lambda: Shards.contiguous(6, 2).count(2), lambda: Shards.contiguous(6, 2).count(1)),
     *(Refusal("pass a tuple for each rank, of pairs (first position, number of positions)",
-              lambda runs=runs: Shards(runs), lambda: Shards((((0, 6),),)))
+              partial(Shards, runs), lambda: Shards((((0, 6),),)))
       for runs in ([[(0, 6)]], (((0, 6.0),),))),
     Refusal("pass a tuple for each rank, () for one without positions", lambda: Shards(()),
             lambda: Shards(((),))),
     Refusal("pass a first position of at least 0, and at least 1 position",
             lambda: Shards((((-1, 0),),)), lambda: Shards((((0, 1),),))),
     *(Refusal("pass runs that have every position from 0 on once",
-              lambda first=first: Shards((((0, 2),), ((first, 3),))), lambda: Shards((((0, 2),), ((2, 3),))))
+              partial(Shards, (((0, 2),), ((first, 3),))), lambda: Shards((((0, 2),), ((2, 3),))))
       for first in (1, 3)),
     Refusal("sort them", lambda: Shards((((2, 1), (0, 2)),)), lambda: Shards((((0, 2), (2, 1)),))),
     Refusal("pass a number from 1 to", lambda: explain("prefill", OWN, OWN, OWN, ranks=0),
