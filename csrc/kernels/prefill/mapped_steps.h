@@ -7,8 +7,9 @@
 
 // Whether steps look up their keys, for blocks or for row scales.
 constant bool fc_looks_up = fc_paged || fattn::kKvFormat != fattn::kKvFloat;
-// Whether whole steps may follow others. If not, they run in their own loop, which needs fewer registers.
-constant bool fc_alternating = fc_window || fc_looks_up || fc_mask_map;
+// Whether whole steps may follow others. If not, they run in their own loop, which needs fewer registers. Of
+// steps with a block mask few are not whole: where causal rows end, and where a tile spans rows of blocks.
+constant bool fc_alternating = fc_window || fc_looks_up || (fc_mask_map && !fc_block_mask);
 
 namespace fattn {
 
@@ -65,7 +66,10 @@ struct TileSteps {
   // The first key of the step after the one at `key`.
   int after(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     const int next = next_step(ranges, key, kTileKeys);
-    return fc_mask_map ? seen_from(next, params, mask_map, lane) : next;
+    if (!fc_mask_map || units_in(next, kCellKeys) == units_in(key, kCellKeys)) {
+      return next;
+    }
+    return seen_from(next, params, mask_map, lane);
   }
 
   // The map's byte for this simdgroup's rows in the step that first() or after() found last.

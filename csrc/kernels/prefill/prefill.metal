@@ -134,7 +134,7 @@ inline void whole_step(thread OnlineAttention& attention, thread const QueryRegi
   if (fc_alternating) {
     next.prefetch_after(first_key, tile, thread_index);
   } else {
-    next.prefetch<true>(first_key + kTileKeys, tile, thread_index);
+    next.prefetch<true>(tile.step_after(first_key), tile, thread_index);
   }
   if (tile.state.own_ranges().end > 0) {
     prefill_step<true>(attention, query, modifiers, tiles, tile, first_key, whole_sight(), tile.at);
@@ -182,7 +182,7 @@ using namespace fattn;
   int first_key = tile.first_step();
   next.prefetch<true>(first_key, tile, thread_index);
   // Steps that every row of the tile sees whole.
-  for (; !fc_alternating && next.is_whole(tile, first_key); first_key += kTileKeys) {
+  for (; !fc_alternating && next.is_whole(tile, first_key); first_key = tile.step_after(first_key)) {
     whole_step(attention, query_rows, modifiers, tiles, next, tile, first_key, thread_index);
   }
   // Steps with keys that may be hidden from some row, and whole steps between them.
