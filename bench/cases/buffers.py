@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -139,8 +139,10 @@ def _with_spare(elements: Tensor) -> Tensor:
 
 
 _DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
-    "query_float32": lambda call, buffers: buffers["query"].float(),
-    "out_float32": lambda call, buffers: buffers["out"].float(),
+    **{
+        f"{name}_float32": lambda call, buffers, name=name: buffers[name].float()  # type: ignore[misc]
+        for name in ("query", "key", "value", "beta", "out")
+    },
     "key_q8_0": lambda call, buffers: _blocks_of_32(call, buffers["key"], buffers["key_scales"]),
     "value_q8_0": lambda call, buffers: _blocks_of_32(call, buffers["value"], buffers["value_scales"]),
     "value_with_spare": lambda call, buffers: _with_spare(buffers["value"]),
@@ -210,27 +212,34 @@ def gradients(call: Call, buffers: Buffers, batch: int, kv_head: int, device: st
     return {"grad_query": torch.stack(grad_query), "grad_key": grad_key, "grad_value": grad_value}
 
 
-def _gradient_errors(call: Call, buffers: Buffers, device: str) -> tuple[float, float]:
-    """The largest errors of the three gradients."""
+Pairs = Iterator[tuple[Tensor, Tensor]]  # what was found and what is exact
+
+
+def _largest_errors(pairs: Pairs) -> tuple[float, float]:
+    """The largest absolute error, and the largest relative error in the L2 norm. Infinite after a NaN."""
+    largest = relative = 0.0
+    for found, exact in pairs:
+        if found.isnan().any():
+            return math.inf, math.inf
+        error = found.to(exact.device, torch.float64) - exact
+        largest = max(largest, error.abs().max().item())
+        relative = max(relative, (error.norm() / exact.norm()).item())
+    return largest, relative
+
+
+def _gradients(call: Call, buffers: Buffers, device: str) -> Pairs:
     batches, heads, group = call.batch, call.kv_heads, call.group_size
     chosen = {(0, 0), (batches - 1, heads - 1)}
     if batches * call.q_heads * call.kv_len * call.q_len <= MOST_SCORES:
         chosen = {(batch, head) for batch in range(batches) for head in range(heads)}
-    largest = relative = 0.0
     for batch, head in chosen:
-        for name, expected in gradients(call, buffers, batch, head, device).items():
+        for name, exact in gradients(call, buffers, batch, head, device).items():
             mine = slice(head * group, (head + 1) * group) if name == "grad_query" else head
-            found = buffers[name][batch, mine].to(device, torch.float64)
-            if found.isnan().any():
-                return math.inf, math.inf
-            error = found - expected
-            largest = max(largest, error.abs().max().item())
-            relative = max(relative, (error.norm() / expected.norm()).item())
-    return largest, relative
+            yield buffers[name][batch, mine], exact
 
 
-def _rotary_errors(call: Call, buffers: Buffers, device: str) -> tuple[float, float]:
-    """The largest errors of out and of the rows in the caches."""
+def _rotated(call: Call, buffers: Buffers, device: str) -> Pairs:
+    """out and the rows in the caches."""
     made = {name: one.to(device) for name, one in buffers.items()}
     slots = made.get("slot_mapping", torch.arange(call.q_len, device=device)).flatten()
 
@@ -241,30 +250,23 @@ def _rotary_errors(call: Call, buffers: Buffers, device: str) -> tuple[float, fl
         y, z = x.chunk(2, -1)
         return x * made["cos"].double() + torch.cat((-z, y), -1) * made["sin"].double()
 
-    expected = {"out": rotated("query"), "key_cache": rotated("key"), "value_cache": made["value"].double()}
-    largest = relative = 0.0
-    for name, exact in expected.items():
-        found = made[name] if name == "out" else made[name].flatten(0, 1)[slots].transpose(0, 1)[None]
-        error = found.double() - exact
-        if error.isnan().any():
-            return math.inf, math.inf
-        largest = max(largest, error.abs().max().item())
-        relative = max(relative, (error.norm() / exact.norm()).item())
-    return largest, relative
+    yield made["out"], rotated("query")
+    for name, exact in (("key", rotated("key")), ("value", made["value"].double())):
+        yield made[f"{name}_cache"].flatten(0, 1)[slots].transpose(0, 1)[None], exact
 
 
 def errors(call: Call, buffers: Buffers, out_rows_first: bool, device: str) -> tuple[float, float]:
     """Returns the largest absolute error, and the relative error in the L2 norm."""
     if call.is_backward:
-        return _gradient_errors(call, buffers, device)
+        return _largest_errors(_gradients(call, buffers, device))
     if call.is_rotary:
-        return _rotary_errors(call, buffers, device)
+        return _largest_errors(_rotated(call, buffers, device))
     batches, heads = call.batch, call.q_heads
     chosen = {(0, 0), (batches - 1, heads - 1), (batches // 2, heads // 2), (0, heads - 1)}
     if batches * heads * call.kv_len * call.q_len <= MOST_SCORES:
         chosen = {(batch, head) for batch in range(batches) for head in range(heads)}
     if call.is_delta:
-        return delta.errors(buffers, chosen, device)
+        return _largest_errors(delta.compared(buffers, chosen, device))
     out = buffers.get("out_float32", buffers["out"])
     if out_rows_first:
         out = out.view(batches, call.q_len, heads, call.head_dim).transpose(1, 2)

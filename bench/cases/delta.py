@@ -4,7 +4,7 @@ layer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ Buffers = dict[str, Tensor]
 TAPS = 4
 STATE, NEW = "state", "conv_state_out"  # replaced in place; written
 _EPS = 1e-6  # of all norms
-_CHUNK = 64  # tokens of the reference at a time
 
 
 def operands(
@@ -68,14 +67,14 @@ DERIVED: dict[str, Callable[[object, Buffers], Tensor]] = {
     "decay": lambda call, made: made["g"].exp().to(made["query"].dtype),
     "transposed_initial_state": lambda call, made: made["state"].mT.contiguous(),
     "transposed_state": lambda call, made: torch.full_like(made["state"], math.nan),
-    "key_float32": lambda call, made: made["key"].float(),
-    "value_float32": lambda call, made: made["value"].float(),
-    "beta_float32": lambda call, made: made["beta"].float(),
 }
 
 
-def errors(buffers: Buffers, chosen: Collection[tuple[int, int]], device: str) -> tuple[float, float]:
-    """The largest errors of the result and of the states, of the chosen sequences and value heads."""
+def compared(
+    buffers: Buffers, chosen: Collection[tuple[int, int]], device: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The result and the states, of the chosen sequences and value heads unless they have a NaN, each with
+    the exact one."""
     made = {name: one.to(device) for name, one in buffers.items()}
     found = {name: made[name] for name in ("out", STATE, NEW) if name in made}
     if "transposed_state" in made:
@@ -94,33 +93,23 @@ def errors(buffers: Buffers, chosen: Collection[tuple[int, int]], device: str) -
     if "conv_state" in made:
         normed = F.rms_norm(exact["out"], exact["out"].shape[-1:], made["norm_weight"].double(), _EPS)
         exact["out"] = normed * F.silu(made["z"][batch, :, head].double())
-    largest = relative = 0.0
     for name, mine in found.items():
-        if mine.isnan().any():
-            return math.inf, math.inf
-        if name != NEW:
+        if name != NEW and not mine.isnan().any():
             mine = mine[batch, :, head] if name == "out" else mine[batch, head]
-        error = mine.double() - exact[name]
-        largest = max(largest, error.abs().max().item())
-        relative = max(relative, (error.norm() / exact[name].norm()).item())
-    return largest, relative
+        yield mine, exact[name]
 
 
 def _rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The result and the last state of sequences `[n, T, D]`, in chunks."""
-    parts: list[Tensor] = []
-    made = (query, key, value, beta[..., None], g.view(*g.shape[:2], -1))
-    for q, k, v, b, d in zip(*(one.split(_CHUNK, 1) for one in made), strict=True):
-        up = d.cumsum(1).exp()  # float64 has room for the inverse
-        seen, asked, left = k * up, q * up, k / up
-        system = b * (seen @ left.mT).tril(-1)
-        rest = b * (v - seen @ state)
-        update = torch.linalg.solve_triangular(system, rest, upper=False, unitriangular=True)
-        parts.append(asked @ state + (asked @ left.mT).tril() @ update)
-        state = up[:, -1, :, None] * (state + left.mT @ update)
-    return torch.cat(parts, 1), state
+    """The result and the last state of sequences `[n, T, D]`."""
+    results = []
+    made = (each.unbind(1) for each in (query, key, value, g.view(*g.shape[:2], -1, 1), beta[..., None]))
+    for q, k, v, decay, b in zip(*made, strict=True):
+        state = decay.exp() * state
+        state = state + k[..., None] * (b * (v - (k[..., None] * state).sum(1)))[:, None]
+        results.append((q[..., None] * state).sum(1))
+    return torch.stack(results, 1), state
 
 
 def _convolved(made: Buffers) -> tuple[Buffers, Tensor]:

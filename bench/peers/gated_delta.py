@@ -61,12 +61,8 @@ def llama(call: Call) -> Launch | None:
     constants: dict[str, bool | int | float] = {prefix + name: size for name, size in sizes.items()}
     pipeline = llama_source.pipeline(call, source, kernel, 32 * simdgroups, constants)
     fields: dict[str, int | float] = {"nb_out": call.batch * call.q_heads * dim * dim}
-    for tensor, heads in {
-        "0": call.kv_heads,
-        "1": call.kv_heads,
-        "2": call.q_heads,
-        "": call.q_heads,
-    }.items():
+    heads_of = dict.fromkeys(("0", "1"), call.kv_heads) | dict.fromkeys(("2", ""), call.q_heads)
+    for tensor, heads in heads_of.items():
         shape, row = (dim, heads, call.q_len, call.batch), dim * heads
         fields |= {f"ne{tensor}{i}": size for i, size in enumerate(shape)}
         fields |= {f"nb{tensor}{i}": 4 * step for i, step in enumerate((1, dim, row, row * call.q_len))}

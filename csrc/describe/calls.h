@@ -104,25 +104,29 @@ struct MaskMapCall {
   at::Device device() const { return mask.device(); }
 };
 
-// Operands that the gated delta rule and its step share, as they are read. Absent ones are undefined.
-struct DeltaOperands {
-  at::Tensor query;
-  at::Tensor key;
-  at::Tensor value;
-  at::Tensor decay;  // g, or a
-  at::Tensor beta;   // or b
+// Where the sequences of linear attention are, and their states. Absent tensors here and below are undefined.
+struct SequenceOperands {
+  at::Tensor cu_seqlens{};
+  at::Tensor slots{};
+  at::Tensor has_initial_state{};
+  at::Tensor state{};
+};
+
+// Operands that the gated delta rule and its step share, as they are read.
+struct DeltaOperands : SequenceOperands {
+  at::Tensor query{};
+  at::Tensor key{};
+  at::Tensor value{};
+  at::Tensor decay{};  // g, or a
+  at::Tensor beta{};   // or b
   at::Tensor a_log{};
   at::Tensor dt_bias{};
-  at::Tensor state{};
-  at::Tensor slots{};
 
   at::Device device() const { return query.device(); }
 };
 
 struct GatedDeltaCall : DeltaOperands {
   GatedDeltaProblem problem{};
-  at::Tensor has_initial_state{};
-  at::Tensor cu_seqlens{};
 };
 
 struct GatedDeltaStepCall : DeltaOperands {
@@ -136,15 +140,11 @@ struct GatedDeltaStepCall : DeltaOperands {
   at::Tensor counts{};
 };
 
-struct CausalConv1dCall {
+struct CausalConv1dCall : SequenceOperands {
   CausalConv1dProblem problem{};
-  at::Tensor x;
+  at::Tensor x{};
   at::Tensor weight{};
   at::Tensor bias{};
-  at::Tensor state{};
-  at::Tensor has_initial_state{};
-  at::Tensor slots{};
-  at::Tensor cu_seqlens{};
 
   at::Device device() const { return x.device(); }
 };

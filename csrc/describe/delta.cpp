@@ -33,13 +33,12 @@ Tensor apart(const Tensor& operand, const Tensor& state) {
   return state.defined() && may_share(operand, state) ? operand.clone() : operand;
 }
 
-// The state [states, ..] of a sequence, updated in place.
-void check_state(const char* op, const char* name, const Tensor& state, const Tensor& first,
-                 const char* first_name, int64_t sequences, bool has_slots) {
-  check_written(op, name, state, first, first_name);
-  TORCH_CHECK_VALUE(has_slots || state.size(0) == sequences, op, ": ", name, " has ", state.size(0),
-                    " states and there are ", sequences,
-                    " sequences without slots; pass the slots of the sequences, or a state for each");
+// Factors in the dtype of `first` or in float32.
+void check_factors(const char* op, const char* name, const Tensor& factors, at::IntArrayRef shape,
+                   const Tensor& first, std::string_view advice) {
+  check_device(op, name, factors, first);
+  check_factor_dtype(op, name, factors, first);
+  check_shape(op, name, factors, shape, advice);
 }
 
 // A number for each sequence.
@@ -50,24 +49,32 @@ Tensor numbers_of(const char* op, const char* name, const Tensor& numbers, const
   check_shape(op, name, numbers, {sequences}, advice);
   return numbers.contiguous();
 }
-Tensor slots_of(const char* op, const Tensor& slots, const Tensor& first, const char* first_name,
-                int64_t sequences) {
-  return numbers_of(op, "slots", slots, first, first_name, sequences,
-                    "pass the state of each sequence, or -1 to skip it");
+
+// The state [states, ..] of a sequence, updated in place.
+void check_state(const SequenceProblem& problem, const char* name, const Tensor& state, const Tensor& first,
+                 const char* first_name) {
+  const char* op = name_of(problem.op);
+  check_written(op, name, state, first, first_name);
+  TORCH_CHECK_VALUE(problem.has_slots || state.size(0) == problem.sequences, op, ": ", name, " has ",
+                    state.size(0), " states and there are ", problem.sequences,
+                    " sequences without slots; pass the slots of the sequences, or a state for each");
 }
 
 // Where the sequences are, and which state each of them has.
-template <typename Call>
-void add_sequences(const char* op, Call& call, const Tensor& first, const char* first_name,
-                   const Arguments& arguments) {
-  auto& problem = call.problem;
-  const OptionalTensor cu_seqlens = arguments.optional_tensor("cu_seqlens");
-  const OptionalTensor slots = arguments.optional_tensor("slots");
-  const OptionalTensor initial = arguments.optional_tensor("has_initial_state");
-  const OptionalTensor state = arguments.optional_tensor("state");
+void add_sequences(SequenceOperands& call, SequenceProblem& problem, const Tensor& first,
+                   const char* first_name, const Arguments& arguments) {
+  const char* op = name_of(problem.op);
+  const auto given = [&](const char* name) {
+    return arguments.has(name) ? arguments.optional_tensor(name) : std::nullopt;
+  };
+  const OptionalTensor cu_seqlens = given("cu_seqlens"), slots = given("slots"),
+                       initial = given("has_initial_state"), state = given("state");
   problem.batch = problem.sequences = first.size(0);
   problem.length = first.size(1);
   problem.packed = cu_seqlens.has_value();
+  problem.has_slots = slots.has_value();
+  problem.has_initial = initial.has_value();
+  problem.has_state = state.has_value();
   if (problem.packed) {
     check_rank(op, "cu_seqlens", *cu_seqlens, 1, "[sequences + 1]");
     check_device(op, "cu_seqlens", *cu_seqlens, first, first_name);
@@ -79,24 +86,24 @@ void add_sequences(const char* op, Call& call, const Tensor& first, const char* 
     problem.sequences = cu_seqlens->size(0) - 1;
     call.cu_seqlens = cu_seqlens->contiguous();
   }
-  TORCH_CHECK_VALUE(state.has_value() || !(slots.has_value() || initial.has_value()), op, ": ",
-                    slots.has_value() ? "slots" : "has_initial_state",
+  TORCH_CHECK_VALUE(problem.has_state || !(problem.has_slots || problem.has_initial), op, ": ",
+                    problem.has_slots ? "slots" : "has_initial_state",
                     " says which states the sequences have and there is no state; pass one, or leave it out");
-  problem.has_slots = slots.has_value();
-  if (slots.has_value()) call.slots = slots_of(op, *slots, first, first_name, problem.sequences);
-  if (initial.has_value()) {
+  if (problem.has_slots) {
+    call.slots = numbers_of(op, "slots", *slots, first, first_name, problem.sequences,
+                            "pass the state of each sequence, or -1 to skip it");
+  }
+  if (problem.has_initial) {
     check_device(op, "has_initial_state", *initial, first, first_name);
     TORCH_CHECK_TYPE(initial->scalar_type() == at::kBool, op, ": has_initial_state is ", dtype_name(*initial),
                      " and must be torch.bool; convert it with .bool()");
     check_shape(op, "has_initial_state", *initial, {problem.sequences}, "pass a bool for each sequence");
     call.has_initial_state = initial->contiguous();
-    problem.has_initial = true;
   }
-  if (state.has_value()) {
-    check_state(op, "state", *state, first, first_name, problem.sequences, problem.has_slots);
+  if (problem.has_state) {
+    check_state(problem, "state", *state, first, first_name);
     call.state = *state;
     problem.states = state->size(0);
-    problem.has_state = true;
   }
 }
 
@@ -111,9 +118,10 @@ TokenStrides token_strides(const Tensor& tensor, bool split, int64_t group_size)
 bool add_operands(DeltaOperands& call, GatedDeltaProblem& problem, const char* decay_name,
                   const char* beta_name, const Arguments& arguments) {
   const char* op = name_of(problem.op);
-  const Tensor &query = arguments.tensor("query"), &key = arguments.tensor("key"),
-               &value = arguments.tensor("value"), &decay = arguments.tensor(decay_name),
-               &beta = arguments.tensor(beta_name);
+  const Tensor &query = call.query = arguments.tensor("query"), &key = call.key = arguments.tensor("key"),
+               &value = call.value = arguments.tensor("value"),
+               &decay = call.decay = arguments.tensor(decay_name),
+               &beta = call.beta = arguments.tensor(beta_name);
   check_rank(op, "query", query, 4, kTokens);
   check_rank(op, "key", key, 4, kTokens);
   TORCH_CHECK_TYPE(value.defined(), op, ": value is None; pass a tensor of shape ", kTokens);
@@ -122,12 +130,8 @@ bool add_operands(DeltaOperands& call, GatedDeltaProblem& problem, const char* d
   check_float(op, "query", query);
   check_device(op, "key", key, query);
   check_device(op, "value", value, query);
-  check_device(op, decay_name, decay, query);
-  check_device(op, beta_name, beta, query);
   check_same_dtype(op, "query", query, "key", key);
   check_same_dtype(op, "query", query, "value", value);
-  check_factor_dtype(op, decay_name, decay, query);
-  check_factor_dtype(op, beta_name, beta, query);
   check_shape(op, "key", key, query.sizes(), "pass a key for each query");
   check_same_size(op, "batch size", "query", query.size(0), "value", value.size(0));
   check_same_size(op, "length", "query", query.size(1), "value", value.size(1));
@@ -137,15 +141,13 @@ bool add_operands(DeltaOperands& call, GatedDeltaProblem& problem, const char* d
   problem.channel_decay = decay.dim() == value.dim();
   std::vector<int64_t> decays = heads.vec();
   if (problem.channel_decay) decays.push_back(query.size(3));
-  check_shape(op, decay_name, decay, decays,
-              "pass one for each token and value head, or for each channel too");
-  check_shape(op, beta_name, beta, heads, "pass one for each token and value head");
+  check_factors(op, decay_name, decay, decays, query,
+                "pass one for each token and value head, or for each channel too");
+  check_factors(op, beta_name, beta, heads, query, "pass one for each token and value head");
 
   problem.dtype = dtype_of(query.scalar_type());
   problem.decay_dtype = dtype_of(decay.scalar_type());
   problem.beta_dtype = dtype_of(beta.scalar_type());
-  problem.batch = problem.sequences = query.size(0);
-  problem.length = query.size(1);
   problem.key_heads = query.size(2);
   problem.value_heads = split ? value.size(2) * value.size(3) : value.size(2);
   problem.head_dim = query.size(3);
@@ -153,7 +155,6 @@ bool add_operands(DeltaOperands& call, GatedDeltaProblem& problem, const char* d
   problem.scale = arguments.get<std::optional<double>>("scale").value_or(
       1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
   problem.writes_state = arguments.get<bool>("writes_state");
-  call.query = query, call.key = key, call.value = value, call.decay = decay, call.beta = beta;
   return split;
 }
 
@@ -161,16 +162,14 @@ bool add_operands(DeltaOperands& call, GatedDeltaProblem& problem, const char* d
 void add_raw_gates(DeltaOperands& call, GatedDeltaProblem& problem, const Tensor& a_log,
                    const Tensor& dt_bias) {
   const char* op = name_of(problem.op);
-  const int64_t heads = problem.value_heads;
-  const auto check = [&](const char* name, const Tensor& tensor, at::IntArrayRef shape) {
-    check_device(op, name, tensor, call.query);
-    check_factor_dtype(op, name, tensor, call.query);
-    check_shape(op, name, tensor, shape, "pass that of the model's layer, viewed in this shape");
+  const int64_t sizes[] = {problem.value_heads, problem.head_dim};
+  const auto check = [&](const char* name, const Tensor& tensor, size_t rank) {
+    check_factors(op, name, tensor, at::IntArrayRef(sizes, rank), call.query,
+                  "pass that of the model's layer, viewed in this shape");
     return tensor.contiguous();
   };
-  call.a_log = check("A_log", a_log, {heads});
-  const int64_t sizes[] = {heads, problem.head_dim};
-  call.dt_bias = check("dt_bias", dt_bias, at::IntArrayRef(sizes, problem.channel_decay ? 2 : 1));
+  call.a_log = check("A_log", a_log, 1);
+  call.dt_bias = check("dt_bias", dt_bias, problem.channel_decay ? 2 : 1);
   problem.a_log_dtype = dtype_of(a_log.scalar_type());
   problem.dt_bias_dtype = dtype_of(dt_bias.scalar_type());
   problem.raw_gates = true;
@@ -191,19 +190,12 @@ void check_matrices(const GatedDeltaProblem& problem, const Tensor& state) {
 
 // Copies what the kernels cannot read where it is, and sets the strides.
 void add_layout(DeltaOperands& call, GatedDeltaProblem& problem, bool split, const Tensor& other_state = {}) {
-  const auto readable = [&](Tensor& operand, bool has_columns) {
-    operand = apart(apart(operand, call.state), other_state);
-    if (has_columns) operand = with_close_tokens(operand);
-  };
-  readable(call.query, true);
-  readable(call.key, true);
-  readable(call.value, true);
-  readable(call.decay, problem.channel_decay);
-  readable(call.beta, false);
-  if (problem.raw_gates) {
-    readable(call.a_log, false);
-    readable(call.dt_bias, false);
+  for (Tensor* operand :
+       {&call.query, &call.key, &call.value, &call.decay, &call.beta, &call.a_log, &call.dt_bias}) {
+    if (operand->defined()) *operand = apart(apart(*operand, call.state), other_state);
   }
+  for (Tensor* rows : {&call.query, &call.key, &call.value}) *rows = with_close_tokens(*rows);
+  if (problem.channel_decay) call.decay = with_close_tokens(call.decay);
   const int64_t group = problem.key_heads > 0 ? problem.value_heads / problem.key_heads : 1;
   problem.vector_aligned = is_multiple(call.query) && is_multiple(call.key);
   problem.params.query = token_strides(call.query, false, 1);
@@ -257,7 +249,7 @@ GatedDeltaCall describe_gated_delta_rule(const Arguments& arguments) {
                     " comes without the other; pass both, or neither");
   if (a_log.has_value()) add_raw_gates(call, problem, *a_log, *dt_bias);
   if (const OptionalTensor state = arguments.optional_tensor("state")) check_matrices(problem, *state);
-  add_sequences(op, call, call.query, "query", arguments);
+  add_sequences(call, problem, call.query, "query", arguments);
   problem.writes_state = problem.writes_state && problem.has_state;
   add_layout(call, problem, split);
   return call;
@@ -269,7 +261,7 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
   problem.op = Op::kGatedDeltaStep;
   const char* op = name_of(problem.op);
   const bool split = add_operands(call, problem, "a", "b", arguments);
-  problem.l2norm = problem.has_state = true;
+  problem.l2norm = true;
   add_raw_gates(call, problem, arguments.tensor("A_log"), arguments.tensor("dt_bias"));
 
   const Tensor &gate = arguments.tensor("z"), &weight = arguments.tensor("conv_weight"),
@@ -284,9 +276,8 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
       check_convolution(op, "conv_weight", weight, "conv_bias", bias, channels, call.query, "query");
   problem.conv_dtype = dtype_of(weight.scalar_type());
   problem.conv_bias = bias.has_value();
-  check_device(op, "norm_weight", norm, call.query);
-  check_factor_dtype(op, "norm_weight", norm, call.query);
-  check_shape(op, "norm_weight", norm, {problem.value_dim}, "pass a number for each column of a value");
+  check_factors(op, "norm_weight", norm, {problem.value_dim}, call.query,
+                "pass a number for each column of a value");
   problem.norm_dtype = dtype_of(norm.scalar_type());
   problem.gate = GateKind(choice_of(op, "gate", arguments.text("gate"), {"silu", "sigmoid"}) + kGateSilu);
   problem.eps = arguments.get<double>("eps");
@@ -294,16 +285,11 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
   problem.conv_columns =
       check_columns(op, "conv_state", conv_state, call.query, "query", channels, problem.taps);
   check_matrices(problem, state);
-  const OptionalTensor slots = arguments.optional_tensor("slots"),
-                       counts = arguments.optional_tensor("counts");
-  check_state(op, "conv_state", conv_state, call.query, "query", problem.sequences, slots.has_value());
-  check_state(op, "state", state, call.query, "query", problem.sequences, slots.has_value());
+  const OptionalTensor counts = arguments.optional_tensor("counts");
+  add_sequences(call, problem, call.query, "query", arguments);
+  check_state(problem, "conv_state", conv_state, call.query, "query");
   check_same_size(op, "states", "conv_state", conv_state.size(0), "state", state.size(0));
-  problem.states = state.size(0);
-  call.state = state;
   call.conv_state = conv_state;
-  problem.has_slots = slots.has_value();
-  if (slots.has_value()) call.slots = slots_of(op, *slots, call.query, "query", problem.sequences);
   problem.has_counts = counts.has_value();
   if (counts.has_value()) {
     call.counts = numbers_of(op, "counts", *counts, call.query, "query", problem.sequences,
@@ -317,7 +303,7 @@ GatedDeltaStepCall describe_gated_delta_step(const Arguments& arguments) {
     TORCH_CHECK_VALUE(written.sizes() == conv_state.sizes() && written.strides() == conv_state.strides(), op,
                       ": conv_state_out has shape ", written.sizes(), " and strides ", written.strides(),
                       " and must have those of conv_state; allocate it with torch.empty_like(conv_state)");
-    check_state(op, "conv_state_out", written, call.query, "query", problem.sequences, slots.has_value());
+    check_state(problem, "conv_state_out", written, call.query, "query");
     check_same_dtype(op, "conv_state", conv_state, "conv_state_out", written);
     share = share || may_share(written, conv_state) || may_share(written, state);
     call.conv_state_out = written;
@@ -343,8 +329,9 @@ CausalConv1dCall describe_causal_conv1d(const Arguments& arguments) {
   const OptionalTensor bias = arguments.optional_tensor("bias"), state = arguments.optional_tensor("state");
   check_rank(op, "x", x, 3, "[batch, length, channels]");
   check_float(op, "x", x);
-  CausalConv1dCall call{.x = x};
+  CausalConv1dCall call;
   CausalConv1dProblem& problem = call.problem;
+  problem.op = Op::kCausalConv1d;
   problem.channels = x.size(2);
   problem.taps = check_convolution(op, "weight", weight, "bias", bias, problem.channels, x, "x");
   problem.dtype = dtype_of(x.scalar_type());
@@ -354,7 +341,7 @@ CausalConv1dCall describe_causal_conv1d(const Arguments& arguments) {
   if (state.has_value()) {
     problem.params.columns = check_columns(op, "state", *state, x, "x", problem.channels, problem.taps);
   }
-  add_sequences(op, call, x, "x", arguments);
+  add_sequences(call, problem, x, "x", arguments);
   call.x = apart(x, call.state);
   call.weight = apart(weight, call.state).contiguous();
   if (bias.has_value()) call.bias = apart(*bias, call.state).contiguous();

@@ -28,14 +28,13 @@ struct Tokens {
   Tensor count;  // tokens of each sequence
 };
 
-template <typename Problem>
-Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens, const Tensor& counts,
-                 const Tensor& slots) {
-  const auto options = first.options().dtype(at::kLong);
+Tokens tokens_of(const SequenceOperands& call, const SequenceProblem& p, at::Device device,
+                 const Tensor& counts = {}) {
+  const auto options = at::TensorOptions(device).dtype(at::kLong);
   const Tensor token = at::arange(p.batch * p.length, options);
   Tokens tokens{.rows = p.batch, .length = p.length};
   if (p.packed) {
-    const Tensor cu = cu_seqlens.to(at::kLong).clamp(0, p.length);
+    const Tensor cu = call.cu_seqlens.to(at::kLong).clamp(0, p.length);
     tokens.start = cu.slice(0, 0, -1);
     tokens.count = cu.slice(0, 1).sub(tokens.start);
     tokens.sequence =
@@ -49,8 +48,8 @@ Tokens tokens_of(const Problem& p, const Tensor& first, const Tensor& cu_seqlens
   tokens.position = token.sub(tokens.start.index_select(0, tokens.sequence));
   tokens.kept =
       tokens.position.ge(0).logical_and(tokens.position.lt(tokens.count.index_select(0, tokens.sequence)));
-  if (slots.defined()) {
-    const Tensor exists = slots.ge(0).logical_and(slots.lt(p.states));
+  if (p.has_slots) {
+    const Tensor exists = call.slots.ge(0).logical_and(call.slots.lt(p.states));
     tokens.kept = tokens.kept.logical_and(exists.index_select(0, tokens.sequence));
   }
   return tokens;
@@ -64,18 +63,18 @@ Tensor rows_like(const Tensor& mask, const Tensor& tensor) {
 }
 
 // The state of each sequence before its first token.
-Tensor initial_states(const Tensor& state, const Tensor& slots, const Tensor& has_initial) {
-  if (slots.defined() && state.size(0) == 0) {  // all sequences are skipped
+Tensor initial_states(const SequenceOperands& call, const Tensor& state) {
+  if (call.slots.defined() && state.size(0) == 0) {  // all sequences are skipped
     std::vector<int64_t> sizes = state.sizes().vec();
-    sizes[0] = slots.size(0);
+    sizes[0] = call.slots.size(0);
     return at::zeros(sizes, state.options());
   }
   Tensor before = state.clone();
-  if (slots.defined()) {
-    before = state.index_select(0, slots.to(at::kLong).clamp(0, state.size(0) - 1));
+  if (call.slots.defined()) {
+    before = state.index_select(0, call.slots.to(at::kLong).clamp(0, state.size(0) - 1));
   }
-  if (has_initial.defined()) before = at::where(rows_like(has_initial, before), before, 0.0);
-  return before;
+  if (!call.has_initial_state.defined()) return before;
+  return at::where(rows_like(call.has_initial_state, before), before, 0.0);
 }
 
 // Writes the states of the sequences that have a slot. Which they are is not read from the device: every
@@ -154,40 +153,28 @@ struct Convolved {
 };
 Convolved convolved(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& before,
                     const Tokens& tokens, bool activates) {
-  const int64_t taps = weight.size(1), columns = before.size(2);
-  const auto options = tokens.position.options();
+  const int64_t taps = weight.size(1), sequences = before.size(0), columns = before.size(2);
   const Tensor rows = in_float(x), factors = in_float(weight);
-  // The numbers at these positions of sequences; those before the first token are in the states.
-  const auto past = [&](const Tensor& sequence, const Tensor& position, const Tensor& of_state) {
-    const Tensor token = tokens.start.index_select(0, sequence).add(position);
-    const Tensor column =
-        position.add(columns).clamp(0, columns - 1).view({-1, 1, 1}).expand({-1, x.size(1), 1});
-    const Tensor old = of_state.gather(2, column).squeeze(-1);
-    if (x.size(0) == 0) return old;
-    const Tensor fresh = rows.index_select(0, token.clamp(0, x.size(0) - 1));
-    return at::where(position.ge(0).unsqueeze(-1), fresh, old);
+  const Tensor all = at::cat({in_float(before).transpose(1, 2).flatten(0, 1), rows});
+  // The rows at these positions of sequences; those before the first token are in the states.
+  const auto rows_at = [&](const Tensor& sequence, const Tensor& position) {
+    const Tensor token = tokens.start.index_select(0, sequence).add(position).add(sequences * columns);
+    const Tensor column = sequence.mul(columns).add(position).add(columns);
+    return all.index_select(0, at::where(position.ge(0), token, column).clamp(0, all.size(0) - 1));
   };
   Tensor sum = at::zeros_like(rows);
   if (bias.defined()) sum = sum.add(in_float(bias));
-  if (x.size(0) > 0) {
-    const Tensor states = in_float(before).index_select(0, tokens.sequence);
-    for (int64_t tap = 0; tap < taps; ++tap) {
-      const Tensor position = tokens.position.sub(taps - 1 - tap);
-      sum = sum.add(past(tokens.sequence, position, states).mul(factors.select(1, tap)));
-    }
-    if (activates) sum = silu(sum);
-    sum = at::where(tokens.kept.unsqueeze(-1), sum, 0.0);
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    const Tensor row = rows_at(tokens.sequence, tokens.position.sub(taps - 1 - tap));
+    sum = sum.add(row.mul(factors.select(1, tap)));
   }
-  Tensor after = before;
-  if (before.size(0) > 0) {
-    const Tensor sequence = at::arange(before.size(0), options), states = in_float(before);
-    std::vector<Tensor> newest;
-    for (int64_t column = 0; column < columns; ++column) {
-      newest.push_back(past(sequence, tokens.count.add(column - columns), states));
-    }
-    after = at::stack(newest, -1).to(before.scalar_type());
+  if (activates) sum = silu(sum);
+  const Tensor sequence = at::arange(sequences, tokens.position.options());
+  std::vector<Tensor> newest;
+  for (int64_t column = 0; column < columns; ++column) {
+    newest.push_back(rows_at(sequence, tokens.count.add(column - columns)));
   }
-  return {sum, after};
+  return {at::where(tokens.kept.unsqueeze(-1), sum, 0.0), at::stack(newest, -1).to(before.scalar_type())};
 }
 
 }  // namespace
@@ -197,10 +184,10 @@ Tensor run_in_torch(const GatedDeltaCall& call) {
   const Tensor out = at::zeros({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
   if (p.sequences == 0) return out;
   const auto floats = call.query.options().dtype(at::kFloat);
-  Tensor states = p.has_state ? initial_states(call.state, call.slots, call.has_initial_state)
+  Tensor states = p.has_state ? initial_states(call, call.state)
                               : at::zeros({p.sequences, p.value_heads, p.head_dim, p.value_dim}, floats);
   if (out.numel() > 0) {
-    const Tokens tokens = tokens_of(p, call.query, call.cu_seqlens, {}, call.slots);
+    const Tokens tokens = tokens_of(call, p, call.device());
     const auto rows = [&](const Tensor& tensor) { return by_value_head(tensor, p.value_heads, true); };
     out.copy_(recurrence(call, p, rows(call.query), rows(call.key), rows(call.value), tokens, states)
                   .view(out.sizes()));
@@ -213,17 +200,17 @@ Tensor run_in_torch(const GatedDeltaStepCall& call) {
   const GatedDeltaStepProblem& p = call.problem;
   const Tensor out = at::zeros({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
   if (out.numel() == 0) return out;
-  const Tokens tokens = tokens_of(p, call.query, {}, call.counts, call.slots);
+  const Tokens tokens = tokens_of(call, p, call.device(), call.counts);
   const auto channels = [&](const Tensor& tensor) { return tensor.flatten(2).flatten(0, 1); };
   const Tensor x = at::cat({channels(call.query), channels(call.key), channels(call.value)}, -1);
-  const Tensor before = initial_states(call.conv_state, call.slots, {});
+  const Tensor before = initial_states(call, call.conv_state);
   const Convolved mixed = convolved(x, call.conv_weight, call.conv_bias, before, tokens, /*activates=*/true);
   const int64_t keys = p.key_heads * p.head_dim;
   const auto heads = [&](int64_t from, int64_t to, int64_t columns) {
     const Tensor rows = mixed.out.slice(1, from, to).unflatten(1, {-1, columns});
     return rows.repeat_interleave(p.value_heads / rows.size(1), 1);
   };
-  Tensor states = initial_states(call.state, call.slots, {});
+  Tensor states = initial_states(call, call.state);
   const Tensor result = recurrence(call, p, heads(0, keys, p.head_dim), heads(keys, 2 * keys, p.head_dim),
                                    heads(2 * keys, x.size(1), p.value_dim), tokens, states);
   const Tensor gate = by_value_head(call.gate, p.value_heads, true);
@@ -233,7 +220,7 @@ Tensor run_in_torch(const GatedDeltaStepCall& call) {
   out.copy_(at::where(rows_like(tokens.kept, normed), normed, 0.0).view(out.sizes()));
   if (p.writes_state) {
     const Tensor& written = p.conv_state_out ? call.conv_state_out : call.conv_state;
-    const Tensor old = initial_states(written, call.slots, {});
+    const Tensor old = initial_states(call, written);
     const Tensor has_tokens = rows_like(tokens.count.gt(0), old);
     write_states(written, at::where(has_tokens, mixed.after, old), call.slots);
     write_states(call.state, states, call.slots);
@@ -245,8 +232,8 @@ Tensor run_in_torch(const CausalConv1dCall& call) {
   const CausalConv1dProblem& p = call.problem;
   const Tensor out = at::zeros(call.x.sizes(), call.x.options());
   if (p.sequences == 0) return out;
-  const Tokens tokens = tokens_of(p, call.x, call.cu_seqlens, {}, call.slots);
-  const Tensor before = p.has_state ? initial_states(call.state, call.slots, call.has_initial_state)
+  const Tokens tokens = tokens_of(call, p, call.device());
+  const Tensor before = p.has_state ? initial_states(call, call.state)
                                     : at::zeros({p.sequences, p.channels, p.taps - 1}, call.x.options());
   const Convolved result = convolved(call.x.flatten(0, 1), call.weight, call.bias, before, tokens, p.silu);
   if (p.has_state) write_states(call.state, result.after, call.slots);

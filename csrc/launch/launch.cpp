@@ -30,6 +30,20 @@ BufferView writable_view_of(const Tensor& tensor) {
           tensor.storage_offset() * static_cast<int64_t>(tensor.element_size())};
 }
 
+// Binds operands that are defined. A written one without elements is not written.
+struct Binder {
+  Bindings& bindings;
+  const Tensor& stand_in;
+
+  void reads(Slot slot, const Tensor& tensor) const {
+    if (tensor.defined()) bindings[slot] = view_of(tensor, stand_in);
+  }
+  void writes(Slot slot, const Tensor& tensor) const {
+    if (!tensor.defined()) return;
+    bindings[slot] = tensor.numel() > 0 ? writable_view_of(tensor) : view_of(tensor, stand_in);
+  }
+};
+
 struct Results {
   Tensor out;
   Tensor lse;
@@ -57,17 +71,14 @@ std::array<Tensor, 3> bind_inputs(const Call& call, const Tensor& stand_in, Bind
 std::array<Tensor, 2> bind_write(const WriteOperands& call, const Tensor& stand_in, Bindings& bindings) {
   const std::array<Tensor, 2> rows = {rows_to_read(call.key, call.copy_key),
                                       rows_to_read(call.value, call.copy_value)};
-  const auto bind = [&](Slot slot, const Tensor& tensor, bool is_written) {
-    if (!tensor.defined()) return;
-    bindings[slot] = is_written && tensor.numel() > 0 ? writable_view_of(tensor) : view_of(tensor, stand_in);
-  };
-  bind(kSlotKey, rows[0], false);
-  bind(kSlotValue, rows[1], false);
-  bind(kSlotSlotMapping, call.slot_mapping, false);
-  bind(kSlotKeyCache, call.key_cache, true);
-  bind(kSlotValueCache, call.value_cache, true);
-  bind(kSlotKeyScales, call.key_scales, true);
-  bind(kSlotValueScales, call.value_scales, true);
+  const Binder binder{bindings, stand_in};
+  binder.reads(kSlotKey, rows[0]);
+  binder.reads(kSlotValue, rows[1]);
+  binder.reads(kSlotSlotMapping, call.slot_mapping);
+  binder.writes(kSlotKeyCache, call.key_cache);
+  binder.writes(kSlotValueCache, call.value_cache);
+  binder.writes(kSlotKeyScales, call.key_scales);
+  binder.writes(kSlotValueScales, call.value_scales);
   return rows;
 }
 
@@ -98,27 +109,24 @@ std::tuple<Tensor, Tensor> run_with_scratch(const Plan& plan, Bindings& bindings
   return {results.out, results.lse};
 }
 
-// A state, which is written. A pool without states is not.
-BufferView state_view_of(const Tensor& state, const Tensor& stand_in) {
-  return state.numel() > 0 ? writable_view_of(state) : view_of(state, stand_in);
+void bind_sequences(const SequenceOperands& call, const Binder& binder) {
+  binder.reads(kSlotSeqlens, call.cu_seqlens);
+  binder.reads(kSlotStateSlots, call.slots);
+  binder.reads(kSlotHasInitial, call.has_initial_state);
+  binder.writes(kSlotState, call.state);
 }
 
-// Binds what the gated delta rule and its step share. Empty operands are not read.
-void bind_delta(const DeltaOperands& call, const Tensor& out, Bindings& bindings) {
-  const bool has_states = call.state.defined() && call.state.numel() > 0;
-  const auto bind = [&](Slot slot, const Tensor& tensor) {
-    if (tensor.defined()) bindings[slot] = view_of(tensor, has_states ? call.state : out);
-  };
-  bind(kSlotQuery, call.query);
-  bind(kSlotKey, call.key);
-  bind(kSlotValue, call.value);
-  for (const Slot slot : {kSlotDecay, kSlotRawDecay}) bind(slot, call.decay);
-  for (const Slot slot : {kSlotBeta, kSlotRawBeta}) bind(slot, call.beta);
-  bind(kSlotALog, call.a_log);
-  bind(kSlotDtBias, call.dt_bias);
-  bind(kSlotStateSlots, call.slots);
-  if (call.state.defined()) bindings[kSlotState] = state_view_of(call.state, out);
-  bind(kSlotOut, out);
+// Binds what the gated delta rule and its step share.
+void bind_delta(const DeltaOperands& call, const Tensor& out, const Binder& binder) {
+  bind_sequences(call, binder);
+  binder.reads(kSlotQuery, call.query);
+  binder.reads(kSlotKey, call.key);
+  binder.reads(kSlotValue, call.value);
+  for (const Slot slot : {kSlotDecay, kSlotRawDecay}) binder.reads(slot, call.decay);
+  for (const Slot slot : {kSlotBeta, kSlotRawBeta}) binder.reads(slot, call.beta);
+  binder.reads(kSlotALog, call.a_log);
+  binder.reads(kSlotDtBias, call.dt_bias);
+  binder.reads(kSlotOut, out);
 }
 
 }  // namespace
@@ -247,11 +255,10 @@ Tensor launch(const GatedDeltaCall& call, const Plan& plan) {
   const Tensor out = at::empty({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
   if (plan.pass_count == 0) return out.zero_();
   Bindings bindings;
-  bind_delta(call, out, bindings);
-  if (call.has_initial_state.defined()) bindings[kSlotHasInitial] = view_of(call.has_initial_state, out);
-  if (call.cu_seqlens.defined()) bindings[kSlotSeqlens] = view_of(call.cu_seqlens, out);
+  const Binder binder{bindings, out.numel() > 0 ? out : call.state};
+  bind_delta(call, out, binder);
   const Tensor chunks = empty_floats({plan.scratch_chunk_floats}, out);
-  bindings[kSlotChunks] = view_of(chunks, out.numel() > 0 ? out : call.state);
+  binder.reads(kSlotChunks, chunks);
   metal::execute(plan, bindings);
   return out;
 }
@@ -261,14 +268,15 @@ Tensor launch(const GatedDeltaStepCall& call, const Plan& plan) {
   const Tensor out = at::empty({p.batch, p.length, p.value_heads, p.value_dim}, call.query.options());
   if (plan.pass_count == 0) return out.zero_();
   Bindings bindings;
-  bind_delta(call, out, bindings);
-  bindings[kSlotOutGate] = view_of(call.gate, out);
-  bindings[kSlotConvWeight] = view_of(call.conv_weight, out);
-  if (call.conv_bias.defined()) bindings[kSlotConvBias] = view_of(call.conv_bias, out);
-  bindings[kSlotNormWeight] = view_of(call.norm_weight, out);
-  bindings[kSlotConvState] = state_view_of(call.conv_state, out);
-  if (call.conv_state_out.defined()) bindings[kSlotConvStateOut] = state_view_of(call.conv_state_out, out);
-  if (call.counts.defined()) bindings[kSlotCounts] = view_of(call.counts, out);
+  const Binder binder{bindings, out};
+  bind_delta(call, out, binder);
+  binder.reads(kSlotOutGate, call.gate);
+  binder.reads(kSlotConvWeight, call.conv_weight);
+  binder.reads(kSlotConvBias, call.conv_bias);
+  binder.reads(kSlotNormWeight, call.norm_weight);
+  binder.writes(kSlotConvState, call.conv_state);
+  binder.writes(kSlotConvStateOut, call.conv_state_out);
+  binder.reads(kSlotCounts, call.counts);
   metal::execute(plan, bindings);
   return out;
 }
@@ -277,17 +285,12 @@ Tensor launch(const CausalConv1dCall& call, const Plan& plan) {
   const Tensor out = at::empty(call.x.sizes(), call.x.options());
   if (plan.pass_count == 0) return out.zero_();
   Bindings bindings;
-  const auto bind = [&](Slot slot, const Tensor& tensor) {
-    if (tensor.defined()) bindings[slot] = view_of(tensor, call.weight);
-  };
-  bind(kSlotRows, call.x);
-  bind(kSlotWeight, call.weight);
-  bind(kSlotBias, call.bias);
-  bind(kSlotHasInitial, call.has_initial_state);
-  bind(kSlotStateSlots, call.slots);
-  bind(kSlotSeqlens, call.cu_seqlens);
-  if (call.state.defined()) bindings[kSlotState] = state_view_of(call.state, call.weight);
-  bind(kSlotOut, out);
+  const Binder binder{bindings, call.weight};
+  bind_sequences(call, binder);
+  binder.reads(kSlotRows, call.x);
+  binder.reads(kSlotWeight, call.weight);
+  binder.reads(kSlotBias, call.bias);
+  binder.reads(kSlotOut, out);
   metal::execute(plan, bindings);
   return out;
 }

@@ -110,18 +110,13 @@ void check_slots(const char* op, const SlotWords& of, const at::Tensor& slots, i
   }
 }
 
-// The states of linear attention.
-template <typename AnyCall>
-void check_states(const AnyCall& call, const char* op) {
-  if (is_enabled() && call.slots.defined()) check_slots(op, kStateSlots, call.slots, call.problem.states);
-}
-
-template <typename AnyCall>
-void check_sequences(const AnyCall& call, const char* op, const char* tokens) {
-  check_states(call, op);
-  if (!is_enabled() || !call.cu_seqlens.defined()) return;
-  const int64_t length = call.problem.length;
-  check_cu_seqlens(op, {"cu_seqlens", "length", length, tokens, length}, call.cu_seqlens);
+// The sequences of linear attention, and their states.
+void check_sequences(const SequenceOperands& call, const SequenceProblem& problem, const char* tokens) {
+  if (!is_enabled()) return;
+  const char* op = name_of(problem.op);
+  if (call.slots.defined()) check_slots(op, kStateSlots, call.slots, problem.states);
+  if (!call.cu_seqlens.defined()) return;
+  check_cu_seqlens(op, {"cu_seqlens", "length", problem.length, tokens, problem.length}, call.cu_seqlens);
 }
 
 }  // namespace
@@ -175,16 +170,14 @@ void check_device_data_if_enabled(const RotaryCall& call) {
 }
 
 void check_device_data_if_enabled(const GatedDeltaCall& call) {
-  check_sequences(call, name_of(Op::kGatedDeltaRule), "query");
+  check_sequences(call, call.problem, "query");
 }
 
-void check_device_data_if_enabled(const CausalConv1dCall& call) {
-  check_sequences(call, name_of(Op::kCausalConv1d), "x");
-}
+void check_device_data_if_enabled(const CausalConv1dCall& call) { check_sequences(call, call.problem, "x"); }
 
 void check_device_data_if_enabled(const GatedDeltaStepCall& call) {
-  const char* op = name_of(Op::kGatedDeltaStep);
-  check_states(call, op);
+  const char* op = name_of(call.problem.op);
+  check_sequences(call, call.problem, "query");
   if (!is_enabled() || !call.counts.defined()) return;
   const at::Tensor counts = on_host(call.counts);
   for (int64_t batch = 0; batch < counts.numel(); ++batch) {

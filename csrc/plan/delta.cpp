@@ -11,11 +11,11 @@ namespace {
 
 using Kind = Refusal::Kind;
 
-constexpr uint16_t kPrepareSimdgroups = 4;  // of one key head, each with its own chunk
-constexpr int64_t kScanSimdgroups = 4;      // at most, of one value head, each with its own columns
-constexpr int64_t kStepSimdgroups = 16;     // at most: with more, M1 and M2 would lack registers
-constexpr int64_t kStepPlaces = 8;          // 64-bit offsets in threadgroup memory
-constexpr uint16_t kConvSimdgroups = 8;
+constexpr int64_t kPrepareSimdgroups = 4;  // of one key head, each with its own chunk
+constexpr int64_t kScanSimdgroups = 4;     // at most, of one value head, each with its own columns
+constexpr int64_t kStepSimdgroups = 16;    // at most: with more, M1 and M2 would lack registers
+constexpr int64_t kStepPlaces = 8;         // 64-bit offsets in threadgroup memory
+constexpr int64_t kConvSimdgroups = 8;
 
 std::optional<Refusal> check_columns(const char* op, const char* what, int64_t dim) {
   if (dim > 0 && dim <= kMaxDeltaHeadDim && dim % kHeadDimMultiple == 0) return std::nullopt;
@@ -24,15 +24,15 @@ std::optional<Refusal> check_columns(const char* op, const char* what, int64_t d
                 "; use the model's own functions for this layer");
 }
 
-std::optional<Refusal> check_tokens(const char* op, int64_t batch, int64_t length, int64_t sequences,
-                                    int64_t states) {
-  if (length > kMaxDeltaLength) {
-    return refuse(Kind::kValue, op, "length ", length, " is above ", kMaxDeltaLength,
+std::optional<Refusal> check_sequences(const SequenceProblem& p) {
+  const char* op = name_of(p.op);
+  if (p.length > kMaxDeltaLength) {
+    return refuse(Kind::kValue, op, "length ", p.length, " is above ", kMaxDeltaLength,
                   "; pass the tokens in pieces of a multiple of 8, each with the state of the last one");
   }
-  if (std::max({batch, sequences, states}) > kMaxLength) {
-    return refuse(Kind::kValue, op, std::max({batch, sequences, states}),
-                  " sequences or states are more than ", kMaxLength, "; split the call");
+  if (const int64_t most = std::max({p.batch, p.sequences, p.states}); most > kMaxLength) {
+    return refuse(Kind::kValue, op, most, " sequences or states are more than ", kMaxLength,
+                  "; split the call");
   }
   return std::nullopt;
 }
@@ -50,10 +50,20 @@ int64_t divisor_of(int64_t number, int64_t limit) {
   return divisor;
 }
 
-KernelSpec delta_spec(Kernel kernel, const GatedDeltaProblem& p, int64_t simdgroups) {
+KernelSpec spec_of(Kernel kernel, const SequenceProblem& p, int64_t simdgroups) {
   KernelSpec spec;
   spec.kernel = kernel;
   spec.dtype = p.dtype;
+  spec.simdgroups = uint16_t(simdgroups);
+  spec.packed = p.packed;
+  spec.has_state = p.has_state;
+  spec.has_initial = p.has_initial;
+  spec.slots = p.has_slots;
+  return spec;
+}
+
+KernelSpec delta_spec(Kernel kernel, const GatedDeltaProblem& p, int64_t simdgroups) {
+  KernelSpec spec = spec_of(kernel, p, simdgroups);
   spec.decay_dtype = p.decay_dtype;
   spec.beta_dtype = p.beta_dtype;
   spec.a_log_dtype = p.a_log_dtype;
@@ -61,23 +71,37 @@ KernelSpec delta_spec(Kernel kernel, const GatedDeltaProblem& p, int64_t simdgro
   spec.channel_decay = p.channel_decay;
   spec.head_dim = uint16_t(p.head_dim);
   spec.value_dim = uint16_t(p.value_dim);
-  spec.simdgroups = uint16_t(simdgroups);
   spec.vector_loads = p.vector_aligned;
   spec.raw_gates = p.raw_gates;
   spec.qk_norm = p.l2norm;
-  spec.packed = p.packed;
-  spec.has_state = p.has_state;
   spec.writes_state = p.writes_state;
-  spec.has_initial = p.has_initial;
-  spec.slots = p.has_slots;
   return spec;
 }
 
-Pass& add_delta_pass(Plan& plan, const KernelSpec& spec) {
+Pass& add_pass(Plan& plan, const KernelSpec& spec) {
   Pass& pass = plan.add_pass();
   pass.spec = spec;
   pass.threads = {spec.simdgroups * uint32_t(kSimdWidth), 1, 1};
   return pass;
+}
+
+void bind_states(Pass& pass, const SequenceProblem& p) {
+  if (p.has_state) pass.bind(kSlotState, Slot(kBufferState));
+  if (p.has_initial) pass.bind(kSlotHasInitial, Slot(kBufferHasInitial));
+  if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
+}
+
+// The parameters that the rule and its step share.
+template <typename Params>
+void set_delta_params(Params& params, const GatedDeltaProblem& p) {
+#define FATTN_COPY(type, name) params.name = p.params.name;
+  FATTN_DELTA_ROWS(FATTN_COPY)
+#undef FATTN_COPY
+  params.length = int32_t(p.length);
+  params.states = int32_t(p.states);
+  params.key_heads = int32_t(p.key_heads);
+  params.group_size = int32_t(p.value_heads / p.key_heads);
+  params.scale = float(p.scale);
 }
 
 }  // namespace
@@ -102,7 +126,7 @@ std::optional<Refusal> check(const GatedDeltaProblem& p) {
     return refuse(Kind::kValue, op, "scale ", p.scale,
                   " is not finite in float32; leave it out for 1 / sqrt(head_dim)");
   }
-  return check_tokens(op, p.batch, p.length, p.sequences, p.states);
+  return check_sequences(p);
 }
 
 std::optional<Refusal> check(const GatedDeltaStepProblem& p) {
@@ -122,12 +146,12 @@ std::optional<Refusal> check(const GatedDeltaStepProblem& p) {
 }
 
 std::optional<Refusal> check(const CausalConv1dProblem& p) {
-  const char* op = name_of(Op::kCausalConv1d);
+  const char* op = name_of(p.op);
   if (auto refusal = check_taps(op, p.taps)) return refusal;
   if (p.channels > kMaxLength) {
     return refuse(Kind::kValue, op, p.channels, " channels are more than ", kMaxLength, "; split the call");
   }
-  return check_tokens(op, p.batch, p.length, p.sequences, p.states);
+  return check_sequences(p);
 }
 
 Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
@@ -137,18 +161,12 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
   if (p.sequences * p.value_heads == 0 || (tokens == 0 && !(p.writes_state && p.has_initial && p.states > 0)))
     return plan;
 
-  GatedDeltaParams params = p.params;
-  // Packed sequences begin at chunk start / 8 + number: at most one chunk is unused for each.
-  const int64_t chunks =
-      p.packed ? p.length / kDeltaChunk + p.sequences : p.batch * ceil_div(p.length, kDeltaChunk);
-  params.length = int32_t(p.length);
+  GatedDeltaParams params{};
+  set_delta_params(params, p);
   params.sequences = int32_t(p.sequences);
-  params.states = int32_t(p.states);
-  params.key_heads = int32_t(p.key_heads);
-  params.group_size = int32_t(p.value_heads / p.key_heads);
-  params.scale = float(p.scale);
-  params.chunks = int32_t(chunks);
-  plan.scratch_chunk_floats = chunks * p.value_heads * kDeltaChunkFloats;
+  // Packed sequences begin at chunk start / 8 + number: at most one chunk is unused for each.
+  params.chunks = p.packed ? p.length / kDeltaChunk + p.sequences : p.batch * ceil_div(p.length, kDeltaChunk);
+  plan.scratch_chunk_floats = params.chunks * p.value_heads * kDeltaChunkFloats;
 
   const auto bind = [&](Pass& pass) {
     pass.bind(kSlotQuery);
@@ -161,14 +179,14 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
     pass.set_params(params);
   };
   if (tokens > 0) {
-    Pass& pass = add_delta_pass(plan, delta_spec(Kernel::kGatedDeltaPrepare, p, kPrepareSimdgroups));
-    pass.grid = {uint32_t(ceil_div(chunks, kPrepareSimdgroups)), uint32_t(p.key_heads), 1};
+    Pass& pass = add_pass(plan, delta_spec(Kernel::kGatedDeltaPrepare, p, kPrepareSimdgroups));
+    pass.grid = {uint32_t(ceil_div(params.chunks, kPrepareSimdgroups)), uint32_t(p.key_heads), 1};
     bind(pass);
     pass.bind(kSlotBeta, Slot(kBufferBeta));
     limit_products(pass, device, double(kPrepareSimdgroups * kDeltaChunk * kDeltaChunk * p.head_dim));
   }
   const int64_t tiles = p.value_dim / kFragment, simdgroups = divisor_of(tiles, kScanSimdgroups);
-  Pass& pass = add_delta_pass(plan, delta_spec(Kernel::kGatedDeltaScan, p, simdgroups));
+  Pass& pass = add_pass(plan, delta_spec(Kernel::kGatedDeltaScan, p, simdgroups));
   pass.grid = {uint32_t(tiles / simdgroups), uint32_t(p.value_heads), uint32_t(p.sequences)};
   // Staged for a chunk: keys and queries with their decays, and its decays. Without them one float remains.
   const int64_t staged = p.channel_decay ? (3 * kDeltaChunk + 1) * p.head_dim : 1;
@@ -176,9 +194,7 @@ Plan plan_gated_delta(const GatedDeltaProblem& p, const DeviceFacts& device) {
   bind(pass);
   pass.bind(kSlotValue);
   pass.bind(kSlotOut);
-  if (p.has_state) pass.bind(kSlotState, Slot(kBufferState));
-  if (p.has_initial) pass.bind(kSlotHasInitial, Slot(kBufferHasInitial));
-  if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
+  bind_states(pass, p);
   limit_products(pass, device, double(simdgroups * kFragment * p.length * 3 * p.head_dim));
   return plan;
 }
@@ -204,7 +220,7 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
   spec.biased = p.conv_bias;
   spec.counts = p.has_counts;
   spec.conv_state_out = p.conv_state_out;
-  Pass& pass = add_delta_pass(plan, spec);
+  Pass& pass = add_pass(plan, spec);
   pass.grid = {uint32_t(p.value_heads / heads), uint32_t(p.sequences), 1};
   const int64_t results = together * p.value_dim * (of_head < tiles ? kMaxStepLength : 1);
   const int64_t decays = p.channel_decay ? p.head_dim : together;
@@ -224,22 +240,14 @@ Plan plan_gated_delta_step(const GatedDeltaStepProblem& p, const DeviceFacts& de
   pass.bind(kSlotNormWeight, Slot(kBufferNormWeight));
   pass.bind(kSlotConvState, Slot(kBufferConvState));
   if (p.conv_state_out) pass.bind(kSlotConvStateOut, Slot(kBufferConvStateOut));
-  pass.bind(kSlotState, Slot(kBufferState));
-  if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
+  bind_states(pass, p);
   if (p.has_counts) pass.bind(kSlotCounts, Slot(kBufferCounts));
   pass.bind(kSlotOut);
 
   GatedDeltaStepParams params = p.step;
-#define FATTN_COPY(type, name) params.name = p.params.name;
-  FATTN_DELTA_ROWS(FATTN_COPY)
-#undef FATTN_COPY
+  set_delta_params(params, p);
   params.conv_columns = int32_t(p.conv_columns);
-  params.length = int32_t(p.length);
-  params.states = int32_t(p.states);
-  params.key_heads = int32_t(p.key_heads);
-  params.group_size = int32_t(group_size);
   params.heads = int32_t(heads);
-  params.scale = float(p.scale);
   params.eps = float(p.eps);
   pass.set_params(params);
   limit_products(pass, device, double(3 * p.length * p.head_dim * p.value_dim * heads));
@@ -251,30 +259,22 @@ Plan plan_causal_conv1d(const CausalConv1dProblem& p) {
   plan.tuning.source = "one channel per thread";
   if (p.sequences * p.channels == 0 || (p.batch * p.length == 0 && !(p.states > 0 && p.has_initial)))
     return plan;
-  KernelSpec spec;
-  spec.kernel = Kernel::kCausalConv1d;
-  spec.dtype = p.dtype;
+  const int64_t simdgroups = std::min<int64_t>(ceil_div(p.channels, kSimdWidth), kConvSimdgroups);
+  KernelSpec spec = spec_of(Kernel::kCausalConv1d, p, simdgroups);
   spec.weight_dtype = p.weight_dtype;
   spec.taps = uint16_t(p.taps);
   spec.gate = p.silu ? kGateSilu : kGateNone;
-  spec.simdgroups = uint16_t(std::min<int64_t>(ceil_div(p.channels, kSimdWidth), kConvSimdgroups));
   spec.biased = p.biased;
-  spec.packed = p.packed;
-  spec.has_state = p.has_state;
-  spec.has_initial = p.has_initial;
-  spec.slots = p.has_slots;
-  Pass& pass = add_delta_pass(plan, spec);
+  Pass& pass = add_pass(plan, spec);
   const int64_t blocks = p.packed ? p.length / kConvTokens + p.sequences  // as with chunks
                                   : std::max<int64_t>(ceil_div(p.length, kConvTokens), 1);
-  pass.grid = {uint32_t(ceil_div(p.channels, spec.simdgroups * kSimdWidth)), uint32_t(blocks),
+  pass.grid = {uint32_t(ceil_div(p.channels, simdgroups * kSimdWidth)), uint32_t(blocks),
                uint32_t(p.packed ? 1 : p.sequences)};
   pass.bind(kSlotRows, Slot(kBufferRows));
   pass.bind(kSlotWeight, Slot(kBufferWeight));
   if (p.biased) pass.bind(kSlotBias, Slot(kBufferConvBias));
   pass.bind(kSlotOut);
-  if (p.has_state) pass.bind(kSlotState, Slot(kBufferState));
-  if (p.has_initial) pass.bind(kSlotHasInitial, Slot(kBufferHasInitial));
-  if (p.has_slots) pass.bind(kSlotStateSlots, Slot(kBufferStateSlots));
+  bind_states(pass, p);
   if (p.packed) pass.bind(kSlotSeqlens, Slot(kBufferSeqlens));
   CausalConv1dParams params = p.params;
   params.length = int32_t(p.length);
@@ -282,7 +282,7 @@ Plan plan_causal_conv1d(const CausalConv1dProblem& p) {
   params.states = int32_t(p.states);
   params.channels = int32_t(p.channels);
   pass.set_params(params);
-  limit_groups(pass, double(int64_t(1) << 28) / double(spec.simdgroups * kSimdWidth * kConvTokens));
+  limit_groups(pass, double(int64_t(1) << 28) / double(simdgroups * kSimdWidth * kConvTokens));
   return plan;
 }
 

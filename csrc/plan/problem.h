@@ -317,11 +317,24 @@ struct RmsNormProblem {
   RmsNormParams params{};  // strides, heads and length; the planner sets the others
 };
 
-// The gated delta rule over tokens [batch, length, heads, columns]: query and key have key_heads, value and
-// the result value_heads, a multiple of them. Packed sequences share one batch.
-struct GatedDeltaProblem {
+// Linear attention over tokens [batch, length, ..] and the states of their sequences. Packed sequences share
+// one batch.
+struct SequenceProblem {
   Op op = Op::kGatedDeltaRule;
-  DType dtype = DType::kFloat32;        // of query, key, value and result
+  DType dtype = DType::kFloat32;  // of the tokens
+  bool packed = false;
+  bool has_state = false;
+  bool has_initial = false;  // bool per sequence: whether it begins with its state, not with zeros
+  bool has_slots = false;
+  int64_t batch = 0;
+  int64_t length = 0;
+  int64_t sequences = 0;
+  int64_t states = 0;
+};
+
+// The gated delta rule over tokens [batch, length, heads, columns]: query and key have key_heads, value and
+// the result value_heads, a multiple of them.
+struct GatedDeltaProblem : SequenceProblem {
   DType decay_dtype = DType::kFloat32;  // of g or a
   DType beta_dtype = DType::kFloat32;   // of beta or b
   DType a_log_dtype = DType::kFloat32;
@@ -329,16 +342,8 @@ struct GatedDeltaProblem {
   bool channel_decay = false;  // a decay per channel of a key, not per head
   bool raw_gates = false;
   bool l2norm = false;
-  bool packed = false;
-  bool has_state = false;
   bool writes_state = false;
-  bool has_initial = false;  // bool per sequence: whether it begins with its state, not with zeros
-  bool has_slots = false;
   bool vector_aligned = false;  // four columns of query and key can be read with one access
-  int64_t batch = 0;
-  int64_t length = 0;
-  int64_t sequences = 0;
-  int64_t states = 0;
   int64_t key_heads = 0;
   int64_t value_heads = 0;
   int64_t head_dim = 0;
@@ -362,19 +367,10 @@ struct GatedDeltaStepProblem : GatedDeltaProblem {
 };
 
 // A causal convolution of each channel of tokens [batch, length, channels].
-struct CausalConv1dProblem {
-  DType dtype = DType::kFloat32;  // of tokens, state and result
+struct CausalConv1dProblem : SequenceProblem {
   DType weight_dtype = DType::kFloat32;
   bool silu = false;
   bool biased = false;
-  bool packed = false;
-  bool has_state = false;
-  bool has_initial = false;
-  bool has_slots = false;
-  int64_t batch = 0;
-  int64_t length = 0;
-  int64_t sequences = 0;
-  int64_t states = 0;
   int64_t channels = 0;
   int64_t taps = 0;
   CausalConv1dParams params{};  // strides and columns

@@ -225,7 +225,8 @@ def build(p: LinearProblem) -> Case:
 def call_of(op: str, device: str, **changes: Any) -> Arguments:
     """Arguments of a call of two sequences, of its own memory."""
     kept = {"batch": 2, "length": 6, "key_heads": 2, "packed": False, "states": "each", "has_counts": False}
-    kept |= {"layout": "joined", "kind": "random", "writes_state": True, "raw_gates": True, "moves": False}
+    kept |= {"layout": "joined", "kind": "random", "writes_state": True, "raw_gates": op != CONV}
+    kept["moves"] = False
     return build(LinearProblem(**vars(draw(op, 1)[0]) | kept | changes)).arguments(device)[0]
 
 

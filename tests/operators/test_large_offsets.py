@@ -6,14 +6,17 @@ torch makes as blits: its strided copies into views past 4 GiB have been seen to
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 import torch_fattn
 from tests.conftest import counted_launches, decodes
+from tests.helpers.linear_problems import CONV, RULE, STEP, call_of
 
 ELEMENTS = 2**32 + 2**20
 HEAD_DIM = 64
@@ -82,32 +85,27 @@ def test_packed_keys_past_32_bits(memory: torch.Tensor) -> None:
     assert close(out, exact)
 
 
-def test_linear_attention_past_32_bits(memory: torch.Tensor) -> None:
-    stride, length = 2**26 - 2**8, 63
-    tokens = memory.as_strided((1, length, 1, HEAD_DIM), (1, stride, HEAD_DIM, 1), HEAD_DIM)
-    content = torch.randn(1, length, 1, HEAD_DIM, dtype=torch.float16)
-    for row in range(length):
-        tokens[0, row].copy_(content[0, row])
-    gates, options = (-torch.rand(1, length, 1), torch.rand(1, length, 1)), {"use_qk_l2norm_in_kernel": True}
-    on_device = (gate.to("mps") for gate in gates)
-    out = torch_fattn.gated_delta_rule(tokens, tokens, tokens, *on_device, **options)
-    assert close(out, torch_fattn.reference.gated_delta_rule(content, content, content, *gates, **options))
-    weight = torch.randn(HEAD_DIM, 4, dtype=torch.float16)
-    out = torch_fattn.causal_conv1d(tokens[:, :, 0], weight.to("mps"))
-    exact = torch_fattn.reference.causal_conv1d(content[:, :, 0], weight)
-    assert torch.allclose(out.cpu().double(), exact, atol=1e-2)
-
-
-def test_a_step_past_32_bits(memory: torch.Tensor) -> None:
-    content = torch.randn(1, 16, 1, HEAD_DIM, dtype=torch.float16)
-    tokens = memory.as_strided(content.shape, (1, 2**28 - 2**8, HEAD_DIM, 1), HEAD_DIM)
-    for row in range(16):
-        tokens[0, row].copy_(content[0, row])
-    gates, heads = torch.randn(2, 1, 16, 1), torch.randn(2, 1)
-    weight, norm = torch.randn(3 * HEAD_DIM, 4).half(), torch.randn(HEAD_DIM).half()
-    states = torch.randn(1, 3 * HEAD_DIM, 3).half(), torch.randn(1, 1, HEAD_DIM, HEAD_DIM)
-    rest = (*gates, *heads, weight, None, norm, *states)
-    on_device = (each if each is None else each.to("mps") for each in rest)
-    out = torch_fattn.gated_delta_step(*[tokens] * 4, *on_device)
-    exact = torch_fattn.reference.gated_delta_step(*[content] * 4, *rest)
-    assert torch.allclose(out.cpu().double(), exact, rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize(
+    ("op", "batch", "length", "strides"),
+    [
+        (RULE, 1, 63, (1, 2**26 - 2**8)),
+        (CONV, 1, 63, (1, 2**26 - 2**8)),
+        (STEP, 2, 16, (2**32 - 2**16, 2**10)),
+    ],
+)
+def test_linear_attention_past_32_bits(
+    memory: torch.Tensor, op: str, batch: int, length: int, strides: tuple[int, int]
+) -> None:
+    sizes: dict[str, Any] = {"dims": (HEAD_DIM, HEAD_DIM), "channels": HEAD_DIM, "key_heads": 1, "group": 1}
+    sizes |= {"batch": batch, "length": length, "dtype": torch.float16, "layout": "contiguous"}
+    call = call_of(op, "cpu", **sizes, channel_decay=False, use_qk_l2norm_in_kernel=True)
+    on_device = {name: x.to("mps") if isinstance(x, torch.Tensor) else x for name, x in call.items()}
+    for n, name in enumerate(each for each in ("query", "key", "value", "z", "x") if each in call):
+        content = call[name]
+        rows = memory.as_strided(content.shape, (*strides, *content.stride()[2:]), n * HEAD_DIM)
+        for sequence, token in itertools.product(range(batch), range(length)):
+            rows[sequence, token].copy_(content[sequence, token])
+        on_device[name] = rows
+    out = getattr(torch_fattn, op)(**on_device)
+    exact = getattr(torch_fattn.reference, op)(**call)
+    assert torch.allclose(out.cpu().double(), exact, rtol=2e-3, atol=2e-3)

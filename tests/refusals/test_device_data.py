@@ -59,9 +59,12 @@ def test_out_of_range_numbers_raise_when_asked(
         ("gated_delta_step", "slots", (7, -1), ["slots[0] is 7"]),
         ("gated_delta_step", "counts", (4, 0), ["counts[0] is 4", "the length 3"]),
         ("gated_delta_step", "counts", (0, -1), ["counts[1] is -1"]),
+        ("causal_conv1d", "cu_seqlens", (3, 5, 6), ["cu_seqlens[0]"]),
+        ("causal_conv1d", "cu_seqlens", (0, 4, 3), ["cu_seqlens[2]"]),
+        ("causal_conv1d", "cu_seqlens", (0, 4, 7), ["cu_seqlens ends at 7"]),
     ],
 )
-def test_states_and_counts_out_of_range_raise_when_asked(
+def test_numbers_of_linear_attention_raise_when_asked(
     op: str,
     name: str,
     values: tuple[int, ...],
@@ -72,19 +75,10 @@ def test_states_and_counts_out_of_range_raise_when_asked(
     monkeypatch.setenv("FATTN_CHECK", "1")
     arguments = valid(op, device)
     call(op, arguments)
+    if name == "cu_seqlens":
+        arguments["x"] = arguments["x"].flatten(0, 1)[None]
     with refusal(f"fattn.{op}", ValueError, *words):
         call(op, arguments | {name: torch.tensor(values, dtype=torch.int32, device=device)})
-
-
-@pytest.mark.parametrize("values", [(3, 9), (0, 9, 4), (0, 4, 10)])
-def test_packed_sequences_out_of_order_raise_when_asked(
-    values: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
-    monkeypatch.setenv("FATTN_CHECK", "1")
-    x, weight = torch.randn(1, 9, 8, device=device), torch.randn(8, 4, device=device)
-    ends = torch.tensor(values, dtype=torch.int32, device=device)
-    with refusal("fattn.causal_conv1d", ValueError, "cu_seqlens"):
-        torch_fattn.causal_conv1d(x, weight, cu_seqlens=ends)
 
 
 @pytest.mark.parametrize(("op", "values", "words"), BEYOND)

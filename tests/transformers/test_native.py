@@ -14,6 +14,7 @@ from transformers import (
     BertConfig,
     DeepseekV3Config,
     DynamicCache,
+    KimiLinearConfig,
     ModernBertConfig,
     PreTrainedConfig,
     Qwen3_5TextConfig,
@@ -27,6 +28,7 @@ from tests.transformers.tiny_models import (
     BERT,
     CACHES,
     COMMON,
+    EXPERTS,
     LAYERS,
     MODERN_BERT,
     TOLERANCE,
@@ -58,6 +60,20 @@ MODELS: dict[str, PreTrainedConfig] = {
     "gemma2": tiny("gemma2", query_pre_attn_scalar=1),
     "qwen3_next": Qwen3NextConfig(**COMMON, **LINEAR, num_experts=2, num_experts_per_tok=1),
     "qwen3_5": Qwen3_5TextConfig(**COMMON, **LINEAR),
+    "kimi_linear": KimiLinearConfig(
+        **COMMON | {"num_key_value_heads": 4} | EXPERTS,
+        layer_types=LINEAR["layer_types"],
+        linear_num_heads=2,
+        linear_head_dim=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        moe_intermediate_size=32,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+    ),
     "deepseek": DeepseekV3Config(
         **{**COMMON, "num_key_value_heads": 4, "head_dim": 64},
         **{"kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": LAYERS},
@@ -85,8 +101,10 @@ def test_generate(name: str, cache: str, padding: int, calls: list[Call]) -> Non
     wide = "_wide" if name == "deepseek" else ""
     assert launches[f"fattn_prefill{wide}"] == len(kinds)
     assert decodes(launches) == len(kinds) * (NEW_TOKENS - 1)
+    linear = config.num_hidden_layers - len(kinds)
+    assert launches.get("fattn_gated_delta_step", 0) == linear * (NEW_TOKENS - 1)
     # The prompt of a recurrent model has the whole mask, since its padding tokens count.
-    dense = len(kinds) if padding and name.startswith("qwen") else 0
+    dense = len(kinds) if padding and linear else 0
     assert [call.has_dense_mask for call in calls] == [index < dense for index in range(len(calls))]
     for index, call in [*enumerate(calls)][dense:]:
         step, kind = divmod(index, len(kinds))

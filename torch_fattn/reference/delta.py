@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +19,6 @@ from ..runtime.options import with_defaults
 from ..runtime.signatures import check_writable, public
 
 __all__ = ["causal_conv1d", "gated_delta_rule", "gated_delta_step"]
-
-
-class _Span(NamedTuple):
-    """The tokens of a sequence, and its state, if there are any."""
-
-    batch: int
-    tokens: slice
-    state: int
-    begins: bool  # with its state, not with zeros
 
 
 @public("torch_fattn.reference.gated_delta_rule", options="gated_delta_rule", refused_by="gated_delta_rule")
@@ -61,18 +51,14 @@ def gated_delta_rule(
     q, k = (x.repeat_interleave(heads // max(x.shape[2], 1), 2) for x in (q, k))
 
     out = torch.zeros_like(v)
-    for span in _spans(query, state, every):
-        s = v.new_zeros(heads, q.shape[-1], v.shape[-1])
-        if state is not None and span.begins:
-            s = _exact(state[span.state])
-        rows = (x[span.batch, span.tokens] for x in (q, k, v, g, beta, out))
-        for q_, k_, v_, g_, beta_, out_ in zip(*rows, strict=True):
+    for at, own, s in _sequences(query, state, (heads, q.shape[-1], v.shape[-1]), every):
+        for q_, k_, v_, g_, beta_, out_ in zip(*(x[at] for x in (q, k, v, g, beta, out)), strict=True):
             s = s * g_.exp()[..., None]
             delta = beta_ * (v_ - (k_[..., None] * s).sum(-2))
             s = s + k_[..., None] * delta[:, None]
             out_.copy_((q_[..., None] * s).sum(-2))
-        if state is not None and writes_state:
-            state[span.state] = s.to(state)
+        if own is not None and writes_state:
+            own.copy_(s)
     return out
 
 
@@ -90,19 +76,17 @@ def causal_conv1d(
         check_writable("torch_fattn.reference.causal_conv1d", state=state)
     taps = weight.shape[1]
     out = torch.zeros(x.shape, dtype=torch.float64, device="cpu")
-    for span in _spans(x, state, every):
-        before = out.new_zeros(x.shape[2], taps - 1 if state is None else state.shape[2])
-        if state is not None and span.begins:
-            before = _exact(state[span.state])
-        rows = _exact(x[span.batch, span.tokens]).T
+    columns = taps - 1 if state is None else state.shape[2]
+    for at, own, before in _sequences(x, state, (x.shape[2], columns), every):
+        rows = _exact(x[at]).T
         whole = torch.cat((before, rows), 1)
         sums = torch.zeros_like(rows) if bias is None else _exact(bias)[:, None].expand_as(rows)
         for tap in range(taps):
-            first = before.shape[1] + 1 - taps + tap
+            first = columns + 1 - taps + tap
             sums = sums + _exact(weight)[:, tap, None] * whole[:, first : first + rows.shape[1]]
-        out[span.batch, span.tokens] = (F.silu(sums) if every["activation"] == "silu" else sums).T
-        if state is not None:
-            state[span.state] = whole[:, whole.shape[1] - before.shape[1] :].to(state)
+        out[at] = (F.silu(sums) if every["activation"] == "silu" else sums).T
+        if own is not None:
+            own.copy_(whole[:, whole.shape[1] - columns :])
     return out
 
 
@@ -127,15 +111,9 @@ def gated_delta_step(
     every = with_defaults("gated_delta_step", options)
     slots, counts = every["slots"], every["counts"]
     name, new = "torch_fattn.reference.gated_delta_step", every["conv_state_out"]
-    if new is not None and new.shape != conv_state.shape:
-        raise ValueError(
-            f"{name}: conv_state_out has shape {list(new.shape)} and must have that of conv_state, "
-            f"{list(conv_state.shape)}; allocate it with torch.empty_like(conv_state)"
-        )
     written = conv_state if new is None else new
     check_writable(name, **{"conv_state" if new is None else "conv_state_out": written, "state": state})
-    batch, length, key_heads, dim = query.shape
-    keys = key_heads * dim
+    batch, length, keys = query.flatten(2).shape
     x = torch.cat([_exact(each).flatten(2) for each in (query, key, value)], -1)
     out = torch.zeros(batch, length, *state.shape[1::2], dtype=torch.float64, device="cpu")
     for n in range(batch):
@@ -146,16 +124,10 @@ def gated_delta_step(
         part = slice(n, n + 1), slice(count)
         states = conv_state[at][None].clone(), state[at][None].clone()
         mixed = causal_conv1d(x[part], conv_weight, conv_bias, states[0], activation="silu")
-        q, k, v = mixed.split((keys, keys, mixed.shape[-1] - 2 * keys), -1)
-        q, k = (each.unflatten(-1, (key_heads, dim)) for each in (q, k))
-        columns = (dim,) if a.dim() == value.dim() else ()
+        parts = zip(mixed.tensor_split((keys, 2 * keys), -1), (query, key, value), strict=True)
+        q, k, v = (rows.unflatten(-1, like.shape[2:]) for rows, like in parts)
         result = gated_delta_rule(
-            q,
-            k,
-            v.unflatten(-1, out.shape[2:]),
-            a[part].reshape(1, count, out.shape[2], *columns),
-            b[part].reshape(1, count, out.shape[2]),
-            states[1],
+            *(q, k, v, a[part], b[part], states[1]),
             A_log=A_log,
             dt_bias=dt_bias,
             scale=every["scale"],
@@ -174,12 +146,19 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-def _spans(first: Tensor, states: Tensor | None, options: SequenceOptions) -> Iterator[_Span]:
-    """The sequences that are not skipped. `first` is `[batch, length, ..]`."""
+def _sequences(
+    first: Tensor, states: Tensor | None, sizes: tuple[int, ...], options: SequenceOptions
+) -> Iterator[tuple[tuple[int, slice], Tensor | None, Tensor]]:
+    """Where the tokens of each sequence that is not skipped are in `first` `[batch, length, ..]`, its state,
+    and the numbers of these sizes before its first token."""
     cu_seqlens, slots, initial = (options[n] for n in ("cu_seqlens", "slots", "has_initial_state"))
     ends = None if cu_seqlens is None else cu_seqlens.tolist()
     for n in range(first.shape[0] if ends is None else len(ends) - 1):
-        tokens = slice(0, first.shape[1]) if ends is None else slice(ends[n], ends[n + 1])
+        at = (n, slice(first.shape[1])) if ends is None else (0, slice(ends[n], ends[n + 1]))
         slot = n if slots is None else int(slots[n])
         if states is None or 0 <= slot < len(states):
-            yield _Span(n if ends is None else 0, tokens, slot, initial is None or bool(initial[n]))
+            own = None if states is None else states[slot]
+            if own is None or (initial is not None and not initial[n]):
+                yield at, own, torch.zeros(sizes, dtype=torch.float64, device="cpu")
+            else:
+                yield at, own, _exact(own)

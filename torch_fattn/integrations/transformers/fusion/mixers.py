@@ -135,7 +135,7 @@ def _step(layer: Any, family: Family, operands: Operands, states: Any) -> Tensor
     out: Tensor = torch.ops.fattn.gated_delta_step(
         *_heads(layer, family, operands, operands.rows),
         *(operands.z, operands.a, operands.b, *_gates(operands)),
-        *(_taps(layer), layer.conv1d.bias, norm.weight),
+        *(layer.conv1d.weight[:, 0], layer.conv1d.bias, norm.weight),
         *(conv_state, states.recurrent_states[0]),
         conv_state_out=spare,
         gate=form.alike["activation"],
@@ -156,7 +156,9 @@ def _prefill(layer: Any, family: Family, operands: Operands, states: Any, packed
             _begin(layer, family, states, rows)
         conv_state, state = states.conv_states[0], states.recurrent_states[0]
     rows = torch.ops.fattn.causal_conv1d(
-        *(rows, _taps(layer), layer.conv1d.bias, conv_state), cu_seqlens=packed, activation="silu"
+        *(rows, layer.conv1d.weight[:, 0], layer.conv1d.bias, conv_state),
+        cu_seqlens=packed,
+        activation="silu",
     )
     a_log, dt_bias = _gates(operands)
     out = torch.ops.fattn.gated_delta_rule(
@@ -179,11 +181,6 @@ def _heads(layer: Any, family: Family, operands: Operands, rows: tuple[Tensor, .
         rows = rows[0].split([keys * columns, keys * columns, values * value_columns], -1)
     shapes = (keys, columns), (keys, columns), (*operands.b.shape[2:], value_columns)
     return [row.view(*row.shape[:2], *shape) for row, shape in zip(rows, shapes, strict=True)]
-
-
-def _taps(layer: Any) -> Tensor:
-    taps: Tensor = layer.conv1d.weight.squeeze(1)
-    return taps
 
 
 def _gates(operands: Operands) -> tuple[Tensor | None, Tensor | None]:
