@@ -96,7 +96,7 @@ struct ThreadgroupArgument {
   }
 };
 
-// A texture or sampler.
+// A texture or sampler, which has no buffer index.
 struct Unsupported {
   template <class P>
   SOFTMETAL_INLINE static P get(const softmetal_arguments*) {

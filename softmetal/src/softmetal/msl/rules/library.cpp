@@ -102,7 +102,7 @@ class Library : public Family {
     if (const auto* list = dyn_cast<InitListExpr>(statement); list && list->getType()->isRecordType())
       for (const Expr* value : list->inits()) check_bound(value);
     if (const auto* leave = dyn_cast<ReturnStmt>(statement);
-        leave && program.function->getReturnType()->isReferenceType())
+        leave && program.function && program.function->getReturnType()->isReferenceType())
       check_bound(leave->getRetValue());
     const auto* call = dyn_cast<CallExpr>(statement);
     if (!call || call->isTypeDependent()) return;
