@@ -114,6 +114,7 @@ def _merges() -> Iterator[Trial]:
 
 def _writes() -> Iterator[Trial]:
     yield of_write(WriteProblem(0, "float", bf16, 23, 3, 192, 96, 3, 5, value_in_key=True))
+    yield of_write(WriteProblem(0, "int4", f32, 23, 3, 64, 64, 3, 5))  # whose scales and minima are rounded
     yield from map(of_write, cache_problems.draw(40, SEED))
 
 
