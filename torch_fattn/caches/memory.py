@@ -13,6 +13,7 @@ from torch import Tensor
 from ..operators import DTYPES
 from ..operators.cache_write import cache_write
 from ..operators.kv_formats import KV_FORMATS, check_format
+from ..runtime.tensor_checks import check_available
 from .tables import on_device
 
 SIZES = {  # names of the constructors' arguments in the errors of `cache_write`
@@ -37,15 +38,6 @@ def check_bytes(name: str, itemsize: int, *shape: int) -> None:
             f"{name}: {' x '.join(map(str, shape))} numbers are more than 2^63 bytes, the largest tensor of "
             "torch; give smaller sizes"
         )
-
-
-def check_available(name: str, device: torch.device | str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (AssertionError, NotImplementedError, RuntimeError, ValueError):
-        raise ValueError(
-            f'{name}: device {str(device)!r} is not available here; use "mps" or "cpu"'
-        ) from None
 
 
 @dataclass(frozen=True)

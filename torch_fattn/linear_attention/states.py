@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..caches.memory import check_available, check_bytes, check_sizes
+from ..caches.memory import check_bytes, check_sizes
 from ..caches.sequences import counts_of
 from ..caches.step import CacheFullError
 from ..caches.tables import on_device
 from ..operators import DTYPES, delta
 from ..operators.rms_norm import rms_norm
 from ..runtime.signatures import public, shown
+from ..runtime.tensor_checks import check_available
 
 _NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operator's errors
 _MOST = 2**31 - 1  # tokens of a step, whose starts are int32

@@ -13,7 +13,7 @@ from ..operators.attention import merge, prefill
 from ..operators.differentiable import attention, needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..runtime.signatures import public
-from .selection import BLOCK_SIZE, check_block_size, check_share, pooled, pooled_scores, top_blocks
+from .selection import BLOCK_SIZE, check_share, pooled, pooled_scores, top_blocks
 
 
 @public("torch_fattn.patterns.attention_with_means", refused_by="prefill")
@@ -52,7 +52,7 @@ def attention_with_means(
     means = [
         pooled(each, keys).to(query.dtype).flatten(0, 1).expand(tiles, -1, -1, -1) for each in (key, value)
     ]
-    count = torch.full((means[0].shape[2],), float(keys), device=query.device)
+    count = torch.full((means[0].shape[2],), float(keys), dtype=torch.float32, device=query.device)
     count[-1:] = key.shape[2] - keys * (len(count) - 1)
     bias = count.log().masked_fill(block_mask.bool(), -torch.inf).expand(batch, heads, -1, -1)
     bias = bias.permute(2, 0, 1, 3).flatten(1, 2)[:, :, None]
@@ -82,7 +82,8 @@ class Pattern:
         min_tokens: int = 16384,
         with_means: bool = False,
     ) -> None:
-        check_block_size("Pattern", block_size)
+        row = torch.empty(1, 1, 1, 8, dtype=torch.float32, device="meta")
+        prefill(row, row, row, block_size=block_size)  # checks it
         if isinstance(select, type):
             raise TypeError(f"Pattern: select is the class {select.__name__}; pass a density or a function")
         if not callable(select):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.signatures import public
+from ..runtime.tensor_checks import check_available
 from .selection import BLOCK_SIZE, check_block_size
 
 _ELEMENTS_AT_A_TIME = 2**24
@@ -16,7 +17,7 @@ _MOST = 2**22  # tokens: their blocks of 128 have a mask of 1 GB
 
 
 @public("torch_fattn.patterns.tile_order")
-def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | str | None = None) -> Tensor:
+def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """A permutation of the tokens of a grid: tile by tile, and in row-major order inside a tile. Tokens of
     one block are then close in every dimension. Tiles at the ends may be smaller.
 
@@ -26,11 +27,13 @@ def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | 
     Args:
         grid: tokens in each dimension, such as `[T, H, W]`; the last one is contiguous.
         tile: the tile's tokens in each dimension. Sizes whose product is a block's are best.
+        device: of the result.
 
     Returns:
         int64 `[T * H * W]`.
     """
     _check_grid("torch_fattn.patterns.tile_order", grid, "tile", tile, least=1)
+    check_available("torch_fattn.patterns.tile_order", device)
     place = torch.zeros(tuple(grid), dtype=torch.long, device=device)
     for dim, (size, step) in enumerate(zip(grid, tile, strict=True)):
         at = torch.arange(size, device=device).view(-1, *(1,) * (len(grid) - dim - 1))
@@ -47,7 +50,7 @@ def neighborhood(
     block_size: tuple[int, int] = BLOCK_SIZE,
     order: Tensor | None = None,
     first: int = 0,
-    device: torch.device | str | None = None,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """The blocks in which a token is within `window` of another in every dimension. Make it once for a grid:
     its time grows with the square of the tokens.
@@ -59,6 +62,7 @@ def neighborhood(
         order: the order of tokens, from `tile_order`. Default: row-major.
         first: the number of tokens before the grid, such as a prompt's. They see all tokens, and all tokens
             see them.
+        device: of the mask, unless that of `order`.
 
     Returns:
         bool `[1, 1, ceil(L / bq), ceil(L / bk)]` with L = first + T * H * W.
@@ -70,6 +74,7 @@ def neighborhood(
     if not 0 <= first <= _MOST:
         raise ValueError(f"{name}: first is {first}; pass 0 to {_MOST}")
     device = device if order is None else order.device
+    check_available(name, device)
     in_row_major = torch.arange(tokens, device=device)
     if order is None:
         order = in_row_major

@@ -53,3 +53,12 @@ def check_integers(
 
 def _text(shape: Shape) -> str:
     return f"[{', '.join(map(str, shape))}]"
+
+
+def check_available(name: str, device: torch.device | str) -> None:
+    try:
+        torch.empty(1, dtype=torch.uint8, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError):
+        raise ValueError(
+            f'{name}: device {str(device)!r} is not available here; use "mps" or "cpu"'
+        ) from None
