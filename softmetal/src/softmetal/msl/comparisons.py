@@ -40,7 +40,7 @@ class _ComparisonPass:
         for i, token in enumerate(tokens.tokens):
             if token.kind == "name" and token.text in _ALTERNATIVES:
                 tokens.put(i, _ALTERNATIVES[token.text], "op")
-        self.types = BUILTIN_TYPES | outline.class_names | outline.type_names | {"auto"}
+        self.types = BUILTIN_TYPES | outline.class_names | outline.type_names.keys() | {"auto"}
         self.pairs = template_brackets(tokens)
         self.pairs.update(
             {tokens.closing(i): i for i, t in enumerate(tokens.tokens) if t.kind == "op" and t.text in "([{"}
@@ -179,7 +179,7 @@ class _ComparisonPass:
             i = t.next(i)
         if t.kind(i) == "op" and t.text(i) in ("(", "[", "{"):
             i = t.closing(i)
-            if self.is_cast(i) and self.starts_operand(t.next(i)):
+            if self.is_cast(i) and t.starts_operand(t.next(i)):
                 return self.unary_end(t.next(i))
         elif t.kind(i) == "name" and t.text(i) == "sizeof" and t.text(t.next(i)) != "(":
             return self.unary_end(t.next(i))
@@ -216,17 +216,4 @@ class _ComparisonPass:
         words = {t.text(k) for k in range(first, close) if t.kind(k) == "name"}
         return t.text(last) in self.types or bool(
             words & {"device", "constant", "threadgroup", "thread", "const"}
-        )
-
-    def starts_operand(self, i: int) -> bool:
-        t = self.tokens
-        return t.kind(i) in ("name", "number", "string", "raw") or t.text(i) in (
-            "(",
-            "-",
-            "*",
-            "&",
-            "!",
-            "~",
-            "::",
-            "+",
         )

@@ -47,7 +47,7 @@ def _as_float(text: str) -> str:
 class ExpressionPass:
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
-        self.aliases = outline.type_names
+        self.outline = outline
         self.in_body = bytearray(len(tokens) + 1)
         for function in outline.functions:
             if function.body is not None:
@@ -61,7 +61,7 @@ class ExpressionPass:
             if kind == "name":
                 if text == "static_cast" and t.text(i + 1) == "<":
                     self.static_cast(i)
-                elif self.names_vector(i) or text in self.aliases:
+                elif self.names_vector(i):
                     self.constructor(i)
             elif kind == "op" and text == "(":
                 self.c_style_cast(i)
@@ -69,9 +69,11 @@ class ExpressionPass:
     # ---- types -----------------------------------------------------------------------------------
 
     def names_vector(self, i: int) -> bool:
+        """Whether the name at `i` is, or may be, a vector's type."""
         text = self.tokens.text(i)
         is_template = text == "vec" and self.tokens.text(i + 1) == "<"
-        return is_template or text in VECTORS or text in PACKED_VECTORS or text in _SIXTEEN_BITS
+        is_vector = text in VECTORS or text in PACKED_VECTORS or text in _SIXTEEN_BITS
+        return is_template or is_vector or self.outline.names_type(text, i)
 
     def type_end(self, i: int) -> int:
         """Index after the (template) type name at `i`."""
@@ -146,7 +148,7 @@ class ExpressionPass:
     def c_style_cast(self, i: int) -> None:
         t = self.tokens
         close = t.closing(i)
-        if not self.may_start_cast(i) or not self.starts_operand(close + 1):
+        if not self.may_start_cast(i) or not self.tokens.starts_operand(close + 1):
             return
         last = self.operand_end(close + 1)
         if self.is_pointer_type(i + 1, close):
@@ -164,10 +166,6 @@ class ExpressionPass:
             return previous.text in _EXPRESSION_KEYWORDS
         return previous.text not in (")", "]", ">") or previous.kind == "raw"
 
-    def starts_operand(self, i: int) -> bool:
-        kind, text = self.tokens.kind(i), self.tokens.text(i)
-        return kind in ("name", "number", "string") or text in ("(", "-", "*", "&", "!", "~", "::")
-
     def is_pointer_type(self, begin: int, end: int) -> bool:
         """`device T*`, `const threadgroup vec<T, 4>*`: names an address space and ends with '*'."""
         t = self.tokens
@@ -177,7 +175,7 @@ class ExpressionPass:
 
     def may_be_vector(self, begin: int, end: int) -> bool:
         name = self.last_name(begin, end)
-        return name >= 0 and (self.names_vector(name) or self.tokens.text(name) in self.aliases)
+        return name >= 0 and self.names_vector(name)
 
     def names_type(self, begin: int, end: int) -> bool:
         is_scalar = end == begin + 1 and self.tokens.text(begin) in BUILTIN_TYPES
@@ -192,7 +190,7 @@ class ExpressionPass:
             i += 1
         if t.text(i) == "(":
             close = t.closing(i)
-            if self.names_type(i + 1, close) and self.starts_operand(close + 1):
+            if self.names_type(i + 1, close) and t.starts_operand(close + 1):
                 return self.operand_end(close + 1)
             i = close
         while True:

@@ -2,7 +2,9 @@
 
 // --- setup
 #include <metal_simdgroup_matrix>
+struct Bound { thread float& x; };
 void f(thread float& x) { x = 1; }
+float g(thread const float& x) { return x; }
 kernel void k(device float* x, device half* h, const device float* c) {
   simdgroup_float8x8 m(1.0f);
   const simdgroup_float8x8 fixed = m;
@@ -54,28 +56,19 @@ kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m(1.0f); threa
 kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m(1.0f); simdgroup_float8x8::storage_type s = m.thread_elements(); x[0]=s[0]; }
 
 // --- element_reference | rejected (likely) | clang: references do not bind to vector elements | No pointer, and no reference that can write, binds to an element of a matrix.
-struct Bound {
-  thread float& x;
-};
-struct Outlives {
-  thread const float& x;
-  Outlives(const thread simdgroup_float8x8& m) : x(m.thread_elements()[0]) {}  // error
-};
-thread float& first(thread simdgroup_float8x8& m) { return m.thread_elements()[0]; }  // error
-void f(thread float& x) { x = 1; }
-float g(thread const float& x) { return x; }
-kernel void k(device float* o) {
-  simdgroup_float8x8 m(1.0f);
-  const simdgroup_float8x8 fixed = m;
   thread float& e = m.thread_elements()[0];  // error
+  thread float& e = x[0] > 0 ? m.thread_elements()[0] : m.thread_elements()[1];  // error
   thread float* e = &m.thread_elements()[1];  // error
   thread const float* e = &fixed.thread_elements()[1];  // error
   f(m.thread_elements()[0]);  // error
   Bound b{m.thread_elements()[0]};  // error
-  o[1] = modf(o[0], m.thread_elements()[0]);  // error
+  x[1] = modf(x[0], m.thread_elements()[0]);  // error
+  float e = x[0] > 0 ? m.thread_elements()[0] : fixed.thread_elements()[1];  // accepted
+// --- element_outlived | rejected | clang: reference binds to a temporary | A const reference to an element refers to a copy, which no member and no caller can keep.
+  struct Kept { thread const float& e; Kept(const thread simdgroup_float8x8& m) : e(m.thread_elements()[0]) {} };  // error
+  struct At { static thread const float& first(const thread simdgroup_float8x8& m) { return m.thread_elements()[0]; } };  // error
   thread const float& e = fixed.thread_elements()[0];  // accepted
-  o[0] = e + g(m.thread_elements()[0]) + g(fixed.thread_elements()[1]);  // accepted
-}
+  x[0] = e + g(m.thread_elements()[0]) + g(fixed.thread_elements()[1]);  // accepted
 
 // --- elements_by_value | accepted (likely) | clang | Elements can be read by value, also from a const matrix.
 float f(const simdgroup_float8x8 m) { const float x = m.thread_elements()[0]; return x + m.thread_elements()[1]; }

@@ -77,13 +77,6 @@ struct Texture : Handle {
   SOFTMETAL_TEXTURE_METHOD(uint, get_num_samples)
 #undef SOFTMETAL_TEXTURE_METHOD
 };
-
-template <class Signature>
-struct VisibleFunction;
-template <class Result, class... A>
-struct VisibleFunction<Result(A...)> {
-  SOFTMETAL_INLINE Result operator()(A...) const { __builtin_trap(); }
-};
 }  // namespace softmetal
 
 namespace metal {
@@ -114,7 +107,7 @@ SOFTMETAL_INLINE bool is_null_texture(const softmetal::Texture<T>&) {
 
 template <class Signature>
 struct visible_function_table : softmetal::Handle {
-  SOFTMETAL_INLINE softmetal::VisibleFunction<Signature> operator[](uint) const { return {}; }
+  SOFTMETAL_INLINE Signature* operator[](uint) const { __builtin_trap(); }
   SOFTMETAL_INLINE uint size() const { __builtin_trap(); }
   SOFTMETAL_INLINE bool empty() const { __builtin_trap(); }
 };

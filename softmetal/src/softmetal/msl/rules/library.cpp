@@ -103,7 +103,7 @@ class Library : public Family {
       for (const Expr* value : list->inits()) check_bound(value);
     if (const auto* leave = dyn_cast<ReturnStmt>(statement);
         leave && program.function && program.function->getReturnType()->isReferenceType())
-      check_bound(leave->getRetValue());
+      refuse_element(leave->getRetValue());
     const auto* call = dyn_cast<CallExpr>(statement);
     if (!call || call->isTypeDependent()) return;
     const FunctionDecl* callee = call->getDirectCallee();
@@ -142,7 +142,7 @@ class Library : public Family {
   }
 
   // thread_elements() is a vector, so no reference binds to an element. A const reference binds to a copy,
-  // which a member would outlive.
+  // which a member or a caller would outlive.
   void check_bound(const Expr* value) {
     if (value && value->isGLValue() && !value->getType().isConstQualified()) refuse_element(value);
   }
