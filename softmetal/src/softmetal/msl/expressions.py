@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+from .comparisons import Operands
 from .lexer import TokenList
 from .structure import Outline
 from .types import ADDRESS_SPACES, BUILTIN_TYPES, PACKED_VECTORS, VECTORS
@@ -16,7 +17,6 @@ _BFLOAT = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)(bf|BF)")
 _EXPRESSION_KEYWORDS = {"return", "case", "else", "do"}
 # clang has no conversion between these two, so they are converted like vectors.
 _SIXTEEN_BITS = {"half", "bfloat", "bfloat16_t"}
-_UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 
 
 def translate_literals(tokens: TokenList) -> None:
@@ -48,6 +48,7 @@ class ExpressionPass:
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
         self.outline = outline
+        self.operands = Operands(tokens, outline)
         self.in_body = bytearray(len(tokens) + 1)
         for function in outline.functions:
             if function.body is not None:
@@ -150,7 +151,7 @@ class ExpressionPass:
         close = t.closing(i)
         if not self.may_start_cast(i) or not self.tokens.starts_operand(close + 1):
             return
-        last = self.operand_end(close + 1)
+        last = self.operands.unary_end(close + 1)
         if self.is_pointer_type(i + 1, close):
             space = next(t.text(k) for k in range(close, i, -1) if t.text(k) in ADDRESS_SPACES)
             t[close].after += f"::softmetal::in_space<::softmetal::space::{space}>("
@@ -176,38 +177,3 @@ class ExpressionPass:
     def may_be_vector(self, begin: int, end: int) -> bool:
         name = self.last_name(begin, end)
         return name >= 0 and self.names_vector(name)
-
-    def names_type(self, begin: int, end: int) -> bool:
-        is_scalar = end == begin + 1 and self.tokens.text(begin) in BUILTIN_TYPES
-        return is_scalar or self.is_pointer_type(begin, end) or self.may_be_vector(begin, end)
-
-    def operand_end(self, i: int) -> int:
-        """Last token of the cast's operand: unary operators, a primary expression and its postfix
-        operators.
-        """
-        t = self.tokens
-        while t.kind(i) == "op" and t.text(i) in _UNARY:
-            i += 1
-        if t.text(i) == "(":
-            close = t.closing(i)
-            if self.names_type(i + 1, close) and t.starts_operand(close + 1):
-                return self.operand_end(close + 1)
-            i = close
-        while True:
-            after = t.text(i + 1)
-            if after in ("(", "["):
-                i = t.closing(i + 1)
-            elif after in (".", "->", "::") or t.text(i) == "::":
-                i += 2 if after in (".", "->", "::") else 1
-            elif after in ("++", "--"):
-                i += 1
-            elif after == "<" and self.is_template_call(i + 1):
-                i = t.closing_angle(i + 1)
-            else:
-                return i
-
-    def is_template_call(self, angle: int) -> bool:
-        t, close = self.tokens, self.tokens.closing_angle(angle)
-        if close < 0 or t.text(close + 1) not in ("(", "::"):
-            return False
-        return not any(t.text(k) in ("&&", "||", ";") for k in range(angle, close))

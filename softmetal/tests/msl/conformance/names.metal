@@ -12,8 +12,6 @@ kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]], device
   float device = x[0];  // error
   uint thread = 1;  // error
   float3 new = float3(1);  // error
-// --- variable_constant | rejected
-kernel void k(device float* x [[buffer(0)]]) { float constant = 1; x[0] = constant; }  // error
 // --- parameter_thread | rejected
 kernel void k(device float* o [[buffer(0)]], uint thread [[thread_position_in_grid]]) { o[0] = 1; }  // error
 
