@@ -253,6 +253,7 @@ def test_casts_between_half_and_bfloat() -> None:
             "static_cast<bfloat>(half(257))": 256,
             "half4(bfloat4(1, 2, 3, 4)).z": 3,
             "bfloat2(half2(257, 2)).x": 256,
+            "((bfloat2)vec<half, 2>{257, 2} - (bfloat2)+half2(1)).x": 255,
             "summed(3.5)": 8,
         },
         body="float summed(float x) { bfloat b = bfloat(x); b += bfloat(x); return b * 1.0bf + 1.0f; }",

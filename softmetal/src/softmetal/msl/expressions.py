@@ -9,7 +9,7 @@ import re
 from .comparisons import Operands
 from .lexer import TokenList
 from .structure import Outline
-from .types import ADDRESS_SPACES, BUILTIN_TYPES, PACKED_VECTORS, VECTORS
+from .types import ADDRESS_SPACES, PACKED_VECTORS, VECTORS
 
 _UNSUFFIXED_FLOAT = re.compile(r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?")
 _HALF = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)[hH]")
