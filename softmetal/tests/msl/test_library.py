@@ -253,6 +253,7 @@ def test_casts_between_half_and_bfloat() -> None:
             "static_cast<bfloat>(half(257))": 256,
             "half4(bfloat4(1, 2, 3, 4)).z": 3,
             "bfloat2(half2(257, 2)).x": 256,
+            "((bfloat2)vec<half, 2>{257, 2} - (bfloat2)+half2(1)).x": 255,
             "summed(3.5)": 8,
         },
         body="float summed(float x) { bfloat b = bfloat(x); b += bfloat(x); return b * 1.0bf + 1.0f; }",
@@ -293,15 +294,20 @@ def test_initialised_threadgroup_arrays() -> None:
         check_kernel("kernel void k(device float* o) { threadgroup float a[2] = {1, 2}; o[0] = a[1]; }", [2])
 
 
-def test_a_texture_refuses_its_kernel_only() -> None:
+def test_what_is_a_name_only_refuses_its_kernel_only() -> None:
     body = """
     kernel void blurs(texture2d<float> image [[texture(0)]], sampler s [[sampler(0)]], device float4* out) {
       out[0] = image.sample(s, float2(0.5f)) + image.read(uint2(0)) * image.get_width();
+    }
+    kernel void calls(visible_function_table<float(float)> table [[buffer(1)]], device float* out) {
+      out[0] = table[0](out[0]);
     }
     kernel void k(device float* out) { out[0] = 4; }
     """
     out = np.zeros(1, np.float32)
     run(body, out)
     assert out[0] == 4
+    with pytest.raises(KernelError, match="'calls' takes 'table', a texture, .* or function table"):
+        run(body, out, kernel="calls")
     with pytest.raises(KernelError, match="'blurs' takes 'image', a texture"):
         run(body, out, kernel="blurs")

@@ -81,10 +81,10 @@ id<MTLComputePipelineState> new_pipeline(MTLComputePipelineDescriptor* descripto
     const softmetal_kernel& kernel = pipeline->kernel();
     for (uint32_t i = 0; i < kernel.argument_count; ++i)
       if (kernel.arguments[i].kind == SOFTMETAL_ARG_UNSUPPORTED)
-        throw CompileError(
-            "cannot create a pipeline for kernel '" + function->_name + "': its parameter '" +
-            kernel.arguments[i].name +
-            "' is a texture or a sampler, which softmetal does not support; pass a buffer instead");
+        throw CompileError("cannot create a pipeline for kernel '" + function->_name + "': its parameter '" +
+                           kernel.arguments[i].name +
+                           "' is a texture, sampler, tensor or function table, which softmetal does not "
+                           "support; pass a buffer instead");
     NSUInteger limit = kMaxThreads;
     for (NSUInteger asked :
          {NSUInteger(kernel.max_threads), function->_maxThreads, descriptor.maxTotalThreadsPerThreadgroup})

@@ -33,7 +33,7 @@ def _is_argument(tokens: TokenList, brace: int) -> bool:
         return False
     while tokens.text(before) != "(":
         if tokens.text(before) in (")", "]", "}") and tokens.kind(before) == "op":
-            before = _opening(tokens, before)
+            before = tokens.opening(before)
         elif tokens.text(before) in ("{", ";", "["):
             return False
         before = tokens.previous(before)
@@ -41,17 +41,6 @@ def _is_argument(tokens: TokenList, brace: int) -> bool:
     if tokens.text(callee) == ">":
         return True
     return tokens.kind(callee) in ("name", "raw") and tokens.text(callee) not in _NO_CALLS
-
-
-def _opening(tokens: TokenList, close: int) -> int:
-    depth, i = 0, close
-    while True:
-        if tokens.kind(i) == "op":
-            depth += tokens.text(i) in (")", "]", "}")
-            depth -= tokens.text(i) in ("(", "[", "{")
-            if depth == 0:
-                return i
-        i -= 1
 
 
 def translate_string_literals(tokens: TokenList) -> None:

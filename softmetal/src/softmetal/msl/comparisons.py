@@ -12,7 +12,7 @@ from __future__ import annotations
 from .angles import template_brackets
 from .lexer import TokenList
 from .structure import Outline
-from .types import BUILTIN_TYPES
+from .types import ADDRESS_SPACES, BUILTIN_TYPES
 
 # The precedence of the operators that can end an operand of a comparison; all others bind tighter.
 _PRECEDENCE = {
@@ -33,18 +33,82 @@ def translate_comparisons(tokens: TokenList, outline: Outline) -> None:
     _ComparisonPass(tokens, outline).run()
 
 
-class _ComparisonPass:
+class Operands:
+    """The ends of operands, and the casts before them."""
+
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
-        self.calls: list[tuple[int, bool, int, int]] = []  # length, is condition, first and last token
-        for i, token in enumerate(tokens.tokens):
-            if token.kind == "name" and token.text in _ALTERNATIVES:
-                tokens.put(i, _ALTERNATIVES[token.text], "op")
-        self.types = BUILTIN_TYPES | outline.class_names | outline.type_names | {"auto"}
+        self.outline = outline
+        self.types = BUILTIN_TYPES | outline.class_names | {"auto"}
         self.pairs = template_brackets(tokens)
         self.pairs.update(
             {tokens.closing(i): i for i, t in enumerate(tokens.tokens) if t.kind == "op" and t.text in "([{"}
         )
+
+    def names_type(self, i: int) -> bool:
+        t = self.tokens
+        is_member = t.text(i - 1) == "::" and t.text(i) in self.outline.type_names
+        return t.text(i) in self.types or is_member or self.outline.names_type(t.text(i), i)
+
+    def is_braced_value(self, opening: int) -> bool:
+        """float4{...}, not the body of a statement."""
+        t, before = self.tokens, self.tokens.previous(opening)
+        return (t.kind(before) == "name" and t.text(before) not in _STATEMENT_WORDS) or (
+            t.text(before) == ">" and before in self.pairs
+        )
+
+    def unary_end(self, i: int) -> int:
+        """Last token of the operand at `i`: prefixes, casts, a primary expression, postfix operators."""
+        t = self.tokens
+        while t.kind(i) == "gone" or (t.kind(i) == "op" and t.text(i) in _UNARY):
+            i = t.next(i)
+        if t.kind(i) == "op" and t.text(i) in ("(", "[", "{"):
+            i = t.closing(i)
+            if self.is_cast(i) and t.starts_operand(t.next(i)):
+                return self.unary_end(t.next(i))
+        elif t.kind(i) == "name" and t.text(i) == "sizeof" and t.text(t.next(i)) != "(":
+            return self.unary_end(t.next(i))
+        while True:
+            k = t.next(i)
+            text = t.text(k)
+            if t.text(i) == "::" or (t.kind(k) in ("name", "raw", "string") and t.kind(i) != "op"):
+                i = k  # `unsigned int(x)`, neighbouring strings, what an earlier pass has rewritten
+            elif t.kind(k) != "op":
+                return i
+            elif text in ("(", "[") or (text == "{" and self.is_braced_value(k)):
+                i = t.closing(k)
+            elif k in self.pairs and text == "<":
+                i = self.pairs[k]
+            elif text in (".", "->", "::"):
+                i = t.next(k)
+                if t.text(i) == "template":
+                    i = t.next(i)
+            elif text in ("++", "--"):
+                i = k
+            else:
+                return i
+
+    def is_cast(self, close: int) -> bool:
+        """Whether the parentheses that end at `close` hold a type."""
+        t = self.tokens
+        last = t.previous(close)
+        while t.text(last) in ("*", "&") and t.kind(last) == "op":
+            last = t.previous(last)
+        if last in self.pairs and t.text(last) == ">":
+            last = t.previous(self.pairs[last])
+            return self.names_type(last) or t.text(last) in ("vec", "array")
+        first = t.next(self.pairs[close])
+        words = {t.text(k) for k in range(first, close) if t.kind(k) == "name"}
+        return self.names_type(last) or bool(words & {"const", *ADDRESS_SPACES})
+
+
+class _ComparisonPass(Operands):
+    def __init__(self, tokens: TokenList, outline: Outline) -> None:
+        self.calls: list[tuple[int, bool, int, int]] = []  # length, is condition, first and last token
+        for i, token in enumerate(tokens.tokens):
+            if token.kind == "name" and token.text in _ALTERNATIVES:
+                tokens.put(i, _ALTERNATIVES[token.text], "op")
+        super().__init__(tokens, outline)
 
     def run(self) -> None:
         for i in range(len(self.tokens)):
@@ -115,7 +179,7 @@ class _ComparisonPass:
         if before in self.pairs and t.text(before) == ">":
             before = t.previous(self.pairs[before])
             return not t.text(before).endswith("_v") and t.text(t.next(i)) != "("
-        return t.text(before) in self.types and t.kind(before) == "name"
+        return t.kind(before) == "name" and self.names_type(before)
 
     # ---- operands --------------------------------------------------------------------------------
 
@@ -147,13 +211,6 @@ class _ComparisonPass:
             operator == "&" and self.is_prefix(k)
         )
 
-    def is_braced_value(self, opening: int) -> bool:
-        """float4{...}, not the body of a statement."""
-        t, before = self.tokens, self.tokens.previous(opening)
-        return (t.kind(before) == "name" and t.text(before) not in _STATEMENT_WORDS) or (
-            t.text(before) == ">" and before in self.pairs
-        )
-
     def right(self, i: int) -> int:
         """Last token of the right operand of the operator at `i`."""
         t, precedence = self.tokens, _PRECEDENCE[self.operator(i)]
@@ -171,62 +228,3 @@ class _ComparisonPass:
             end = self.unary_end(t.next(k))
             k = t.next(end)
         return end
-
-    def unary_end(self, i: int) -> int:
-        """Last token of the operand at `i`: prefixes, casts, a primary expression, postfix operators."""
-        t = self.tokens
-        while t.kind(i) == "gone" or (t.kind(i) == "op" and t.text(i) in _UNARY):
-            i = t.next(i)
-        if t.kind(i) == "op" and t.text(i) in ("(", "[", "{"):
-            i = t.closing(i)
-            if self.is_cast(i) and self.starts_operand(t.next(i)):
-                return self.unary_end(t.next(i))
-        elif t.kind(i) == "name" and t.text(i) == "sizeof" and t.text(t.next(i)) != "(":
-            return self.unary_end(t.next(i))
-        while True:
-            k = t.next(i)
-            text = t.text(k)
-            if t.text(i) == "::" or (t.kind(k) in ("name", "raw", "string") and t.kind(i) != "op"):
-                i = k  # `unsigned int(x)`, neighbouring strings, what an earlier pass has rewritten
-            elif t.kind(k) != "op":
-                return i
-            elif text in ("(", "[") or (text == "{" and self.is_braced_value(k)):
-                i = t.closing(k)
-            elif k in self.pairs and text == "<":
-                i = self.pairs[k]
-            elif text in (".", "->", "::"):
-                i = t.next(k)
-                if t.text(i) == "template":
-                    i = t.next(i)
-            elif text in ("++", "--"):
-                i = k
-            else:
-                return i
-
-    def is_cast(self, close: int) -> bool:
-        """Whether the parentheses that end at `close` hold a type."""
-        t = self.tokens
-        last = t.previous(close)
-        while t.text(last) in ("*", "&") and t.kind(last) == "op":
-            last = t.previous(last)
-        if last in self.pairs and t.text(last) == ">":
-            last = t.previous(self.pairs[last])
-            return t.text(last) in self.types or t.text(last) in ("vec", "array")
-        first = t.next(self.pairs[close])
-        words = {t.text(k) for k in range(first, close) if t.kind(k) == "name"}
-        return t.text(last) in self.types or bool(
-            words & {"device", "constant", "threadgroup", "thread", "const"}
-        )
-
-    def starts_operand(self, i: int) -> bool:
-        t = self.tokens
-        return t.kind(i) in ("name", "number", "string", "raw") or t.text(i) in (
-            "(",
-            "-",
-            "*",
-            "&",
-            "!",
-            "~",
-            "::",
-            "+",
-        )

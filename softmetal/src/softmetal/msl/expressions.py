@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import re
 
+from .comparisons import Operands
 from .lexer import TokenList
 from .structure import Outline
-from .types import ADDRESS_SPACES, BUILTIN_TYPES, PACKED_VECTORS, VECTORS
+from .types import ADDRESS_SPACES, PACKED_VECTORS, VECTORS
 
 _UNSUFFIXED_FLOAT = re.compile(r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?")
 _HALF = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)[hH]")
@@ -16,7 +17,6 @@ _BFLOAT = re.compile(r"((\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)(bf|BF)")
 _EXPRESSION_KEYWORDS = {"return", "case", "else", "do"}
 # clang has no conversion between these two, so they are converted like vectors.
 _SIXTEEN_BITS = {"half", "bfloat", "bfloat16_t"}
-_UNARY = {"-", "+", "*", "&", "!", "~", "++", "--"}
 
 
 def translate_literals(tokens: TokenList) -> None:
@@ -47,7 +47,8 @@ def _as_float(text: str) -> str:
 class ExpressionPass:
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
-        self.aliases = outline.type_names
+        self.outline = outline
+        self.operands = Operands(tokens, outline)
         self.in_body = bytearray(len(tokens) + 1)
         for function in outline.functions:
             if function.body is not None:
@@ -61,7 +62,7 @@ class ExpressionPass:
             if kind == "name":
                 if text == "static_cast" and t.text(i + 1) == "<":
                     self.static_cast(i)
-                elif self.names_vector(i) or text in self.aliases:
+                elif self.names_vector(i):
                     self.constructor(i)
             elif kind == "op" and text == "(":
                 self.c_style_cast(i)
@@ -69,9 +70,11 @@ class ExpressionPass:
     # ---- types -----------------------------------------------------------------------------------
 
     def names_vector(self, i: int) -> bool:
+        """Whether the name at `i` is, or may be, a vector's type."""
         text = self.tokens.text(i)
         is_template = text == "vec" and self.tokens.text(i + 1) == "<"
-        return is_template or text in VECTORS or text in PACKED_VECTORS or text in _SIXTEEN_BITS
+        is_vector = text in VECTORS or text in PACKED_VECTORS or text in _SIXTEEN_BITS
+        return is_template or is_vector or self.outline.names_type(text, i)
 
     def type_end(self, i: int) -> int:
         """Index after the (template) type name at `i`."""
@@ -146,9 +149,9 @@ class ExpressionPass:
     def c_style_cast(self, i: int) -> None:
         t = self.tokens
         close = t.closing(i)
-        if not self.may_start_cast(i) or not self.starts_operand(close + 1):
+        if not self.may_start_cast(i) or not self.tokens.starts_operand(close + 1):
             return
-        last = self.operand_end(close + 1)
+        last = self.operands.unary_end(close + 1)
         if self.is_pointer_type(i + 1, close):
             space = next(t.text(k) for k in range(close, i, -1) if t.text(k) in ADDRESS_SPACES)
             t[close].after += f"::softmetal::in_space<::softmetal::space::{space}>("
@@ -164,10 +167,6 @@ class ExpressionPass:
             return previous.text in _EXPRESSION_KEYWORDS
         return previous.text not in (")", "]", ">") or previous.kind == "raw"
 
-    def starts_operand(self, i: int) -> bool:
-        kind, text = self.tokens.kind(i), self.tokens.text(i)
-        return kind in ("name", "number", "string") or text in ("(", "-", "*", "&", "!", "~", "::")
-
     def is_pointer_type(self, begin: int, end: int) -> bool:
         """`device T*`, `const threadgroup vec<T, 4>*`: names an address space and ends with '*'."""
         t = self.tokens
@@ -177,39 +176,4 @@ class ExpressionPass:
 
     def may_be_vector(self, begin: int, end: int) -> bool:
         name = self.last_name(begin, end)
-        return name >= 0 and (self.names_vector(name) or self.tokens.text(name) in self.aliases)
-
-    def names_type(self, begin: int, end: int) -> bool:
-        is_scalar = end == begin + 1 and self.tokens.text(begin) in BUILTIN_TYPES
-        return is_scalar or self.is_pointer_type(begin, end) or self.may_be_vector(begin, end)
-
-    def operand_end(self, i: int) -> int:
-        """Last token of the cast's operand: unary operators, a primary expression and its postfix
-        operators.
-        """
-        t = self.tokens
-        while t.kind(i) == "op" and t.text(i) in _UNARY:
-            i += 1
-        if t.text(i) == "(":
-            close = t.closing(i)
-            if self.names_type(i + 1, close) and self.starts_operand(close + 1):
-                return self.operand_end(close + 1)
-            i = close
-        while True:
-            after = t.text(i + 1)
-            if after in ("(", "["):
-                i = t.closing(i + 1)
-            elif after in (".", "->", "::") or t.text(i) == "::":
-                i += 2 if after in (".", "->", "::") else 1
-            elif after in ("++", "--"):
-                i += 1
-            elif after == "<" and self.is_template_call(i + 1):
-                i = t.closing_angle(i + 1)
-            else:
-                return i
-
-    def is_template_call(self, angle: int) -> bool:
-        t, close = self.tokens, self.tokens.closing_angle(angle)
-        if close < 0 or t.text(close + 1) not in ("(", "::"):
-            return False
-        return not any(t.text(k) in ("&&", "||", ";") for k in range(angle, close))
+        return name >= 0 and self.names_vector(name)

@@ -65,6 +65,7 @@ class TokenList:
         self.text: Callable[[int], str] = self._texts.__getitem__
         self.kind: Callable[[int], str] = self._kinds.__getitem__
         self._closing = self._match_brackets()
+        self._opening = {close: opening for opening, close in self._closing.items()}
         self._values = self._value_names()
 
     def __len__(self) -> int:
@@ -89,6 +90,10 @@ class TokenList:
     def closing(self, index: int) -> int:
         """The bracket that closes the one at `index`: ( [ {."""
         return self._closing[index]
+
+    def opening(self, index: int) -> int:
+        """The bracket that opens what the one at `index` closes."""
+        return self._opening[index]
 
     def closing_angle(self, index: int) -> int:
         """The '>' that closes the template argument list opened at `index`, or -1."""
@@ -169,6 +174,11 @@ class TokenList:
         if any(token.kind != "gone" for token in self.tokens[start:end]):
             ranges.append((start, end))
         return ranges
+
+    def starts_operand(self, index: int) -> bool:
+        """Whether the operand of a cast can start at `index`."""
+        is_word = self.kind(index) in ("name", "number", "string", "raw")
+        return is_word or self.text(index) in ("(", "-", "+", "*", "&", "!", "~", "::")
 
     def is_attribute(self, index: int) -> bool:
         """Whether [[ starts at `index`."""

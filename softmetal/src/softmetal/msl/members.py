@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from .lexer import TokenList, TranslationError
+from .structure import declaration_end
 from .types import ADDRESS_SPACES
 
 _SPECIFIERS = {"const", "volatile", *ADDRESS_SPACES}
@@ -193,7 +194,7 @@ def _data_members(tokens: TokenList, class_body: int) -> list[str]:
     names = []
     i, end = class_body + 1, tokens.closing(class_body)
     while i < end:
-        begin, i = i, _declaration_end(tokens, i, end)
+        begin, i = i, declaration_end(tokens, i, end)
         while tokens.text(begin) in _ACCESS and tokens.text(begin + 1) == ":":
             begin += 2
         words = {tokens.text(k) for k in range(begin, i) if tokens.kind(k) == "name"}
@@ -201,20 +202,6 @@ def _data_members(tokens: TokenList, class_body: int) -> list[str]:
             names += [name for span in tokens.split(begin, i) if (name := _declared(tokens, *span))]
         i += 1
     return names
-
-
-def _declaration_end(tokens: TokenList, i: int, end: int) -> int:
-    """Its semicolon, or the brace that closes a function's body."""
-    is_function = False
-    while i < end and tokens.text(i) != ";":
-        if tokens.kind(i) == "op" and tokens.text(i) in ("(", "[", "{"):
-            is_body = is_function and tokens.text(i) == "{"
-            is_function = is_function or tokens.text(i) == "("
-            i = tokens.closing(i)
-            if is_body and tokens.text(i + 1) != ";":
-                return i
-        i += 1
-    return i
 
 
 def _declared(tokens: TokenList, begin: int, end: int) -> str:
@@ -266,7 +253,7 @@ def _operand_begin(tokens: TokenList, last: int) -> int:
     i = last
     while True:
         if tokens.text(i) in (")", "]"):
-            opening = next(k for k in range(i, -1, -1) if tokens.text(k) in "([" and _closes(tokens, k, i))
+            opening = tokens.opening(i)
             before = tokens.previous(opening)
             if tokens.kind(before) != "name" and tokens.text(before) not in (")", "]"):
                 return opening
@@ -277,7 +264,3 @@ def _operand_begin(tokens: TokenList, last: int) -> int:
             i = tokens.previous(before)
             continue
         return i
-
-
-def _closes(tokens: TokenList, opening: int, close: int) -> bool:
-    return tokens.kind(opening) == "op" and tokens.text(opening) != "" and tokens.closing(opening) == close

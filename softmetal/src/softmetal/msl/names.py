@@ -87,7 +87,7 @@ def _is_in_namespace(tokens: TokenList, i: int) -> bool:
 
 
 def _closes_typedef(tokens: TokenList, brace: int) -> bool:
-    opening = next(k for k in range(brace) if tokens.text(k) == "{" and tokens.closing(k) == brace)
+    opening = tokens.opening(brace)
     while opening > 0 and tokens.text(opening) not in (";", "}", "typedef"):
         opening -= 1
     return tokens.text(opening) == "typedef"

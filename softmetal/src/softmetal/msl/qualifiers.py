@@ -44,7 +44,8 @@ def pointers_for_array_parameters(tokens: TokenList, outline: Outline) -> None:
         for begin, end in tokens.split(function.parameters[0] + 1, function.parameters[1]):
             bracket = next((i for i in range(begin, end) if tokens.text(i) == "["), -1)
             words = {tokens.text(i) for i in range(begin, end)}
-            if bracket <= begin or not words & set(_MACROS) or words & {"*", "&"}:
+            is_array = bracket > begin and not tokens.is_attribute(bracket)
+            if not is_array or not words & set(_MACROS) or words & {"*", "&"}:
                 continue
             close = tokens.closing(bracket)
             is_nested = tokens.text(close + 1) == "["

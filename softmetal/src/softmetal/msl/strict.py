@@ -108,7 +108,7 @@ class _PointerRule:
     def __init__(self, tokens: TokenList, outline: Outline) -> None:
         self.tokens = tokens
         self.builtin = BUILTIN_TYPES | {"auto"}
-        self.types = self.builtin | outline.class_names | outline.type_names
+        self.types = self.builtin | outline.class_names | outline.type_names.keys()
         self.parameter_starts: set[int] = set()
         for function in outline.functions:
             ranges = tokens.split(function.parameters[0] + 1, function.parameters[1])

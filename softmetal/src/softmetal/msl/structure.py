@@ -7,6 +7,7 @@ parameters and body are and which names are types; clang reads the rest.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from .lexer import TokenList, TranslationError
@@ -55,14 +56,23 @@ class Outline:
     variables: list[Variable] = field(default_factory=list)
     instantiations: list[Instantiation] = field(default_factory=list)
     class_names: set[str] = field(default_factory=set)
-    # Template type parameters and aliases, anywhere in the program: names that may denote a vector.
-    type_names: set[str] = field(default_factory=set)
+    # Template type parameters and aliases, which may denote a vector: the scopes of each name.
+    type_names: dict[str, list[range]] = field(default_factory=lambda: defaultdict(list))
+    methods: dict[str, list[range]] = field(default_factory=lambda: defaultdict(list))  # and their classes
+    bodies: set[int] = field(default_factory=set)  # the opening braces of classes and functions
+    derived: list[range] = field(default_factory=list)  # the bodies of classes with bases
 
-    def note_alias(self, name: str, first_word: str) -> None:
+    def note_alias(self, name: str, first_word: str, scope: range) -> None:
         if first_word in _CLASS_KEYS:  # typedef struct { ... } name;
             self.class_names.add(name)
         elif first_word not in self.class_names:
-            self.type_names.add(name)
+            self.type_names[name].append(scope)
+
+    def names_type(self, name: str, i: int) -> bool:
+        """Whether an alias or type parameter of that name is visible at `i`. A base may have any alias."""
+        if name not in self.type_names or any(i in body for body in self.methods.get(name, ())):
+            return False
+        return any(i in scope for scope in [*self.type_names[name], *self.derived])
 
 
 def outline(tokens: TokenList) -> Outline:
@@ -73,20 +83,45 @@ def outline(tokens: TokenList) -> Outline:
 
 
 def _collect_type_names(tokens: TokenList, result: Outline) -> None:
+    methods = {function.begin: function.name for function in result.functions if function.scope == "class"}
+    scopes = [range(len(tokens))]
+    parameters = range(0)  # the scope of the latest template's parameters
     for i, token in enumerate(tokens.tokens):
+        if i == scopes[-1].stop:
+            scopes.pop()
+        if i in result.bodies:
+            scopes.append(range(i, tokens.closing(i)))
+        if i in methods:
+            result.methods[methods[i]].append(scopes[-1])
         if token.kind != "name":
             continue
-        if token.text in ("typename", "class") and tokens.kind(i + 1) == "name":
+        if token.text == "template" and tokens.text(i + 1) == "<":
+            parameters = range(i, declaration_end(tokens, tokens.closing_angle(i + 1), len(tokens)))
+        elif token.text in ("typename", "class") and tokens.kind(i + 1) == "name":
             if tokens.text(i + 2) in (",", ">", "="):
-                result.type_names.add(tokens.text(i + 1))
+                result.type_names[tokens.text(i + 1)].append(parameters)
         elif token.text == "using" and tokens.text(i + 2) == "=":
-            result.note_alias(tokens.text(i + 1), tokens.text(i + 3))
+            result.note_alias(tokens.text(i + 1), tokens.text(i + 3), scopes[-1])
         elif token.text == "typedef":
             end = i
             while tokens.text(end) != ";":
                 end = tokens.closing(end) + 1 if tokens.text(end) in ("(", "{") else end + 1
             if tokens.kind(end - 1) == "name":
-                result.note_alias(tokens.text(end - 1), tokens.text(i + 1))
+                result.note_alias(tokens.text(end - 1), tokens.text(i + 1), scopes[-1])
+
+
+def declaration_end(tokens: TokenList, i: int, end: int) -> int:
+    """Its semicolon, or the brace that closes a function's body."""
+    is_function = False
+    while i < end and tokens.text(i) != ";":
+        if tokens.kind(i) == "op" and tokens.text(i) in ("(", "[", "{"):
+            is_body = is_function and tokens.text(i) == "{"
+            is_function = is_function or tokens.text(i) == "("
+            i = tokens.closing(i)
+            if is_body and tokens.text(i + 1) not in (";", ",", "{"):
+                return i
+        i += 1
+    return i
 
 
 class _Walker:
@@ -206,6 +241,9 @@ class _Walker:
             elif text == "{":
                 close = t.closing(i)
                 if class_key and parameters is None and not assigned:
+                    self.result.bodies.add(i)
+                    if ":" in (t.text(k) for k in range(begin, i)):
+                        self.result.derived.append(range(i, close))
                     self.scope(i + 1, close, "class")
                     class_key = False
                     declarators = close + 1
@@ -314,6 +352,8 @@ class _Walker:
         name = self.tokens.text(name_index)
         function = Function(name, begin, parameters, body, is_template, kind, self.namespace_path)
         function.is_kernel = self.is_kernel(begin, parameters[0])
+        if body:
+            self.result.bodies.add(body[0])
         self.result.functions.append(function)
 
     def is_kernel(self, begin: int, end: int) -> bool:

@@ -199,7 +199,7 @@ enum softmetal_argument_kind {
   SOFTMETAL_ARG_DEVICE_CONST = 1,
   SOFTMETAL_ARG_CONSTANT = 2,
   SOFTMETAL_ARG_THREADGROUP = 3,
-  SOFTMETAL_ARG_UNSUPPORTED = 4  // a texture or sampler: the kernel's pipeline is refused
+  SOFTMETAL_ARG_UNSUPPORTED = 4  // a texture, sampler, tensor or function table: the pipeline is refused
 };
 
 struct softmetal_argument {

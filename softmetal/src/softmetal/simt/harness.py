@@ -260,8 +260,8 @@ class Pipeline:
         for argument in ctypes.cast(kernel.arguments, ctypes.POINTER(_Argument))[: kernel.argument_count]:
             if argument.kind == _UNSUPPORTED:
                 raise KernelError(
-                    f"kernel '{self._name}' takes '{argument.name.decode()}', a texture or a sampler, which "
-                    "softmetal does not support; pass a buffer instead"
+                    f"kernel '{self._name}' takes '{argument.name.decode()}', a texture, sampler, tensor "
+                    "or function table, which softmetal does not support; pass a buffer instead"
                 )
         return kernel
 

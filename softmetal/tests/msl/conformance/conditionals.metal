@@ -32,16 +32,6 @@ kernel void k(device float* x [[buffer(0)]], constant int& n [[buffer(1)]]) { f(
   thread float& to = n > 0 ? x[0] : a; to = 2;  // error
   const thread float& to = n > 0 ? x[0] : a; b = to;  // accepted
 
-// --- matrix_elements_as_reference | rejected (certain) | clang: references do not bind to vector elements | No reference binds to an element of a simdgroup matrix.
-kernel void k(device float* o, constant int& n) {
-  simdgroup_float8x8 m(1.0f);
-  thread float& e = n > 0 ? m.thread_elements()[0] : m.thread_elements()[1];  // error
-  e = 1;  // rejected
-  o[0] = m.thread_elements()[0];  // rejected
-  float e = n > 0 ? m.thread_elements()[0] : m.thread_elements()[1];  // accepted
-  o[0] = e;  // accepted
-}
-
 // --- device_vector_and_temporary | accepted (certain) | C++ [expr.cond] | One arm can be a vector in memory and the other a temporary.
 uint4 f() { return uint4(1); }
 kernel void k(const device uint4* h [[buffer(0)]], device uint4* x [[buffer(1)]]) { x[0] = x[1].x ? *h : f(); }

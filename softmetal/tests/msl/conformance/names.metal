@@ -12,8 +12,6 @@ kernel void k(device float* x [[buffer(0)]], device int* n [[buffer(1)]], device
   float device = x[0];  // error
   uint thread = 1;  // error
   float3 new = float3(1);  // error
-// --- variable_constant | rejected
-kernel void k(device float* x [[buffer(0)]]) { float constant = 1; x[0] = constant; }  // error
 // --- parameter_thread | rejected
 kernel void k(device float* o [[buffer(0)]], uint thread [[thread_position_in_grid]]) { o[0] = 1; }  // error
 
@@ -91,4 +89,16 @@ kernel void k(device float* o [[buffer(0)]]) {
   a::h4 h = 1;
   a::F f = a::c::f(2) + a::x;
   o[0] = max(f, float(h.x)) + metal::fmax(1.0f, 2.0f) + metal::precise::exp(1.0f) + fast::log(2.0f);
+}
+
+// --- scopes_of_types | accepted (certain) | C++ [basic.scope] | Outside of its scope, the name of an alias or type parameter can name anything.
+using item = float2;
+template <typename T> T twice(T x) { return T(x) + (T)x; }
+struct Types { using element = float4; element first() { return element(1, 2, 3, 4); } };
+struct Derived : Types { float4 second() { return element(1, item(2, 3), 4); } };
+struct Values { float x, T; Values(float y) : x(y), T(y) {} thread float& element(int) thread { return x; } float item() { return element(0) + (T) - 1; } };
+kernel void k(device float* o) {
+  Values values(1);
+  values.element(0) = twice(2.0f);
+  o[0] = values.item() + Types().first().x + Derived().second().y;
 }

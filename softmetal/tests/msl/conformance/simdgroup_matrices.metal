@@ -2,7 +2,9 @@
 
 // --- setup
 #include <metal_simdgroup_matrix>
+struct Bound { thread float& x; };
 void f(thread float& x) { x = 1; }
+float g(thread const float& x) { return x; }
 kernel void k(device float* x, device half* h, const device float* c) {
   simdgroup_float8x8 m(1.0f);
   const simdgroup_float8x8 fixed = m;
@@ -47,19 +49,22 @@ kernel void k(device float* x [[buffer(0)]]) {
   thread float2& v = m.thread_elements();  // error
   thread float2& v = reinterpret_cast<thread float2&>(m.thread_elements());  // accepted
 
-// --- elements_by_auto | accepted (likely) | Apple's header | `thread auto&` binds to the elements of a matrix.
-kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m(1.0f); thread auto& e = m.thread_elements(); e[0]=2; x[0]=e[1]; }
-
-// --- storage_type | accepted (likely) | Apple's header | storage_type is the type of the elements.
-kernel void k(device float* x [[buffer(0)]]) { simdgroup_float8x8 m(1.0f); simdgroup_float8x8::storage_type s = m.thread_elements(); x[0]=s[0]; }
-
-// --- element_reference | rejected (likely) | clang: references do not bind to vector elements | No reference or pointer binds to an element of a matrix.
+// --- element_reference | rejected (likely) | clang: references do not bind to vector elements | No pointer, and no reference that can write, binds to an element of a matrix.
   thread float& e = m.thread_elements()[0];  // error
-  thread const float& e = fixed.thread_elements()[0];  // error
+  thread float& e = x[0] > 0 ? m.thread_elements()[0] : m.thread_elements()[1];  // error
   thread float* e = &m.thread_elements()[1];  // error
+  thread const float* e = &fixed.thread_elements()[1];  // error
   f(m.thread_elements()[0]);  // error
+  Bound b{m.thread_elements()[0]};  // error
+  x[1] = modf(x[0], m.thread_elements()[0]);  // error
+  float e = x[0] > 0 ? m.thread_elements()[0] : fixed.thread_elements()[1];  // accepted
+// --- element_outlived | rejected | clang: reference binds to a temporary | A const reference to an element refers to a copy, which no member and no caller can keep.
+  struct Kept { thread const float& e; Kept(const thread simdgroup_float8x8& m) : e(m.thread_elements()[0]) {} };  // error
+  struct At { static thread const float& first(const thread simdgroup_float8x8& m) { return m.thread_elements()[0]; } };  // error
+  thread const float& e = fixed.thread_elements()[0];  // accepted
+  x[0] = e + g(m.thread_elements()[0]) + g(fixed.thread_elements()[1]);  // accepted
 
-// --- elements_by_value | accepted (likely) | clang | Elements can be read by value, also from a const matrix.
+// --- elements_by_value | accepted (likely) | Apple's header; clang | thread_elements() is a reference to a storage_type; elements can be read by value, also from a const matrix.
 float f(const simdgroup_float8x8 m) { const float x = m.thread_elements()[0]; return x + m.thread_elements()[1]; }
 float g(float x) { return x; }
 kernel void k(device float* o [[buffer(0)]]) {
@@ -68,5 +73,6 @@ kernel void k(device float* o [[buffer(0)]]) {
   thread auto& e = m.thread_elements();
   e[0] = 2;
   m.thread_elements()[1] += 1;
-  o[0] = f(n) + g(n.thread_elements()[0]);
+  simdgroup_float8x8::storage_type s = m.thread_elements();
+  o[0] = f(n) + g(n.thread_elements()[0]) + s[0];
 }

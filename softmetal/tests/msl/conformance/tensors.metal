@@ -40,6 +40,13 @@ kernel void k(device float* c) { c[0] = 1; }
   };
   go(1.0f);
 
+// --- handles | rejected (certain, metal4.0) | MSL 4; MPPTensorOpsMatMul2d.h | A tensor with a handle is a parameter, and an operand like its slices.
+kernel void k(tensor<device half, dextents<int, 2>> a [[buffer(0)]], tensor<device float, dextents<int, 2>> c [[buffer(1)]]) {
+  tensor<device half, dextents<int, 2>> b;  // error
+  auto b = a.slice(16, 0);  // accepted
+  mpp::tensor_ops::matmul2d<mpp::tensor_ops::matmul2d_descriptor(16, 32, 16), execution_simdgroup>().run(a, b, c);
+}
+
 // --- elements_and_space | rejected (certain, metal4.0) | MSL 4; MPPTensorOpsMatMul2d.h | The elements of an operand are not const, and are in the tensor's address space.
   tensor<device const half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // error
   tensor<threadgroup half, dextents<int, 2>, tensor_inline> left(a, dextents<int, 2>(16, 16));  // error

@@ -1,4 +1,4 @@
-// Textures, samplers, argument buffers and other stages. The format of this file: ../catalogue.py
+// Textures, samplers, function tables, argument buffers and other stages. The format of this file: ../catalogue.py
 
 // --- setup
 struct M { depth2d<float> t; int x; };
@@ -30,6 +30,15 @@ constant bool has [[function_constant(0)]];
 kernel void k(texture2d<float> t [[texture(0), function_constant(has)]], device float4* o [[buffer(0)]]) {
   constant char* s = R"x(a"b{)" )x";
   if (has && !is_null_texture(t)) o[0] = s[1];
+}
+
+// --- function_tables | rejected (certain) | MSL 2.15 | A table of visible functions is a parameter, and its functions take the arguments of its type.
+[[visible]] int twice(int x) { return 2 * x; }
+int call(visible_function_table<int(int)> table, int x) { return table.empty() ? twice(x) : table[0](x); }
+kernel void k(visible_function_table<int(int)> table [[buffer(0)]], device int* o) {
+  visible_function_table<int(int)> other;  // error
+  o[1] = table[1](o[1], 2);  // error
+  o[0] = is_null_visible_function_table(table) ? 0 : call(table, o[0]);  // accepted
 }
 
 // --- id_twice | rejected (certain) | MSL 2.13 | Two members of an argument buffer cannot have one id.

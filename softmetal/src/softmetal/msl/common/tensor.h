@@ -61,7 +61,7 @@ struct tensor_inline {};
 struct tensor_handle {};
 struct tensor_offset {};
 
-// Tensors with a handle, which hosts bind, are not implemented: the type is incomplete.
+// Tensors with a handle, which hosts bind: host/cooperative_tensor.h has their names.
 template <class T, class Extents, class Descriptor = tensor_handle, class... Tags>
 struct tensor;
 

@@ -3,6 +3,7 @@
 #pragma once
 #pragma clang system_header
 #include "../common/binding.h"
+#include "texture.h"
 #include "vectors.h"
 
 namespace softmetal {
@@ -75,6 +76,8 @@ struct Buffer {
     if constexpr (__is_lvalue_reference(P)) {
       using T = remove_reference_t<P>;
       return *(T*)(address ? address : (void*)Absent<T>::storage);
+    } else if constexpr (__is_base_of(Handle, P)) {
+      return P();
     } else {
       return (P)address;
     }
@@ -93,7 +96,7 @@ struct ThreadgroupArgument {
   }
 };
 
-// A texture or sampler: a pipeline of a kernel that takes one is refused.
+// A texture or sampler, which has no buffer index.
 struct Unsupported {
   template <class P>
   SOFTMETAL_INLINE static P get(const softmetal_arguments*) {
@@ -161,8 +164,8 @@ struct nth<0, First, Rest...> {
 
 template <class P>
 struct argument_kind_of {
-  static_assert(sizeof(P) == 0, "a buffer is a pointer or reference to device or constant memory");
-  static constexpr uint32_t value = 0;
+  static_assert(__is_base_of(Handle, P), "a buffer is a pointer or reference to device or constant memory");
+  static constexpr uint32_t value = SOFTMETAL_ARG_UNSUPPORTED;
 };
 template <class P>
 struct argument_kind_of<P&> : argument_kind_of<P*> {};

@@ -6,9 +6,15 @@
 #pragma once
 #pragma clang system_header
 #include "simdgroup.h"
+#include "texture.h"
 
 #if __METAL_VERSION__ >= 400
 #include "../common/tensor.h"
+
+namespace metal {
+template <class T, class Extents, class... Tags>
+struct tensor<T, Extents, tensor_handle, Tags...> : tensor<T, Extents, tensor_inline>, softmetal::Handle {};
+}  // namespace metal
 
 namespace softmetal {
 

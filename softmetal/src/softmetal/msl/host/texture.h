@@ -1,5 +1,5 @@
-// <metal_texture>: names only. Kernels that take textures or samplers compile, which keeps the rest of their
-// library usable; their pipelines are refused.
+// <metal_texture>, <metal_visible_function_table>: names only. Kernels that take textures, samplers or
+// function tables compile, which keeps the rest of their library usable; their pipelines are refused.
 #pragma once
 #pragma clang system_header
 #include "vectors.h"
@@ -52,9 +52,12 @@ struct texture_value<T, 1> {
 template <class T, int N>
 using value_of = typename texture_value<T, N>::type;
 
-// No object of such a type is ever used, because pipelines of kernels that take one are refused.
+// The base of types that a host binds. No object of one is ever used, because pipelines of kernels that take
+// one are refused.
+struct Handle {};
+
 template <class Value>
-struct Texture {
+struct Texture : Handle {
 #define SOFTMETAL_TEXTURE_METHOD(RESULT, NAME) \
   template <class... A>                        \
   SOFTMETAL_INLINE RESULT NAME(A...) const {   \
@@ -99,6 +102,17 @@ SOFTMETAL_TEXTURE(depthcube_array, 1)
 #undef SOFTMETAL_TEXTURE
 template <class T>
 SOFTMETAL_INLINE bool is_null_texture(const softmetal::Texture<T>&) {
+  __builtin_trap();
+}
+
+template <class Signature>
+struct visible_function_table : softmetal::Handle {
+  SOFTMETAL_INLINE Signature* operator[](uint) const { __builtin_trap(); }
+  SOFTMETAL_INLINE uint size() const { __builtin_trap(); }
+  SOFTMETAL_INLINE bool empty() const { __builtin_trap(); }
+};
+template <class Signature>
+SOFTMETAL_INLINE bool is_null_visible_function_table(visible_function_table<Signature>) {
   __builtin_trap();
 }
 }  // namespace metal

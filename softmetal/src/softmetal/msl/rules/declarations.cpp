@@ -98,9 +98,9 @@ class Declarations : public Family {
       return;
     if (is_library_class(type, "sampler") && !constants_.count(construct))
       program.refuse(construct->getBeginLoc(), "a sampler must be a constexpr variable, or a parameter");
-    if (construct->getNumArgs() == 0 && holds_texture(type))
+    if (construct->getNumArgs() == 0 && holds_handle(type))
       program.refuse(construct->getBeginLoc(), "'" + spelled(program, type.getUnqualifiedType()) +
-                                                   "' has no default: a texture comes as an argument");
+                                                   "' has no default: it comes as an argument");
   }
 
   bool is_library_class(QualType type, StringRef name) const {
@@ -108,13 +108,13 @@ class Declarations : public Family {
     return record && record->getIdentifier() && record->getName() == name && program.is_library(record);
   }
 
-  bool holds_texture(QualType type) const {
+  bool holds_handle(QualType type) const {
     const CXXRecordDecl* record = program.context.getBaseElementType(type)->getAsCXXRecordDecl();
     if (!record || !record->hasDefinition() || record->isDependentContext()) return false;
-    if (record->getIdentifier() && record->getName() == "Texture" && program.is_library(record)) return true;
-    return llvm::any_of(record->bases(), [&](const auto& base) { return holds_texture(base.getType()); }) ||
+    if (record->getIdentifier() && record->getName() == "Handle" && program.is_library(record)) return true;
+    return llvm::any_of(record->bases(), [&](const auto& base) { return holds_handle(base.getType()); }) ||
            llvm::any_of(record->fields(),
-                        [&](const FieldDecl* field) { return holds_texture(field->getType()); });
+                        [&](const FieldDecl* field) { return holds_handle(field->getType()); });
   }
 
   // Members of an argument buffer; an array takes one id per element.

@@ -78,7 +78,8 @@ class Kernels : public Family {
           }
         } else if (name == "buffer") {
           const Space space = pointee_space(parameter);
-          if (space == Space::kThreadgroup || space == Space::kThread)
+          if (!parameter->getType()->getPointeeType().isNull() &&
+              (space == Space::kThreadgroup || space == Space::kThread))
             program.refuse(parameter->getLocation(), subject(kernel, parameter) +
                                                          " has the attribute 'buffer', so it must point to "
                                                          "device or constant memory");

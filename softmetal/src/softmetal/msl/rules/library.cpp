@@ -79,10 +79,12 @@ class Library : public Family {
   using Family::Family;
 
   void declaration(const Decl* declaration) override {
+    if (const auto* constructor = dyn_cast<CXXConstructorDecl>(declaration))
+      for (const CXXCtorInitializer* initializer : constructor->inits())
+        if (initializer->getInit()->isGLValue()) refuse_element(initializer->getInit());
     const auto* value = dyn_cast<ValueDecl>(declaration);
     if (!value || !isa<VarDecl, FieldDecl>(value) || value->getType()->isDependentType()) return;
-    if (const auto* variable = dyn_cast<VarDecl>(value); variable && variable->hasInit())
-      check_element(variable->getType(), variable->getInit());
+    if (const auto* variable = dyn_cast<VarDecl>(value)) check_bound(variable->getInit());
     const QualType type = innermost(program.context, value->getType());
     check_atomic_type(value, type);
     if (specialization(program, type, "simdgroup_matrix") && space_of(type) != Space::kThread)
@@ -94,14 +96,20 @@ class Library : public Family {
   void statement(const Stmt* statement) override {
     if (const auto* address = dyn_cast<UnaryOperator>(statement);
         address && address->getOpcode() == UO_AddrOf)
-      refuse_element(address->getSubExpr(), true);
+      refuse_element(address->getSubExpr());
+    if (const auto* construct = dyn_cast<CXXConstructExpr>(statement))
+      for (const Expr* argument : construct->arguments()) check_bound(argument);
+    if (const auto* list = dyn_cast<InitListExpr>(statement); list && list->getType()->isRecordType())
+      for (const Expr* value : list->inits()) check_bound(value);
+    if (const auto* leave = dyn_cast<ReturnStmt>(statement);
+        leave && program.function && program.function->getReturnType()->isReferenceType())
+      refuse_element(leave->getRetValue());
     const auto* call = dyn_cast<CallExpr>(statement);
     if (!call || call->isTypeDependent()) return;
     const FunctionDecl* callee = call->getDirectCallee();
-    if (callee && !program.is_library(callee) && !isa<CXXOperatorCallExpr>(call))
-      for (unsigned i = 0; i < std::min(call->getNumArgs(), callee->getNumParams()); ++i)
-        check_element(callee->getParamDecl(i)->getType(), call->getArg(i));
     const StringRef name = program.library_name(callee);
+    if (callee && (!program.is_library(callee) || !name.empty()))
+      for (const Expr* argument : call->arguments()) check_bound(argument);
     if (name.empty() || call->getNumArgs() == 0) return;
     if (name == "as_type") check_as_type(call, callee);
     if (name.starts_with("atomic_")) check_atomic(call, callee, name);
@@ -134,23 +142,22 @@ class Library : public Family {
   }
 
   // thread_elements() is a vector, so no reference binds to an element. A const reference binds to a copy,
-  // except for a const matrix.
-  void check_element(QualType type, const Expr* value) {
-    if (type->isLValueReferenceType()) refuse_element(value, !type->getPointeeType().isConstQualified());
+  // which a member or a caller would outlive.
+  void check_bound(const Expr* value) {
+    if (value && value->isGLValue() && !value->getType().isConstQualified()) refuse_element(value);
   }
 
-  void refuse_element(const Expr* e, bool even_of_variable) {
+  void refuse_element(const Expr* e) {
     if (const auto* conditional = dyn_cast<ConditionalOperator>(e->IgnoreParenImpCasts())) {
-      refuse_element(conditional->getTrueExpr(), even_of_variable);
-      refuse_element(conditional->getFalseExpr(), even_of_variable);
+      refuse_element(conditional->getTrueExpr());
+      refuse_element(conditional->getFalseExpr());
       return;
     }
     const auto* element = dyn_cast<CXXOperatorCallExpr>(e->IgnoreParenImpCasts());
     if (!element || element->getOperator() != OO_Subscript || element->isTypeDependent()) return;
-    const QualType elements = element->getArg(0)->getType();
-    const CXXRecordDecl* record = elements->getAsCXXRecordDecl();
+    const CXXRecordDecl* record = element->getArg(0)->getType()->getAsCXXRecordDecl();
     if (!record || !record->getIdentifier() || record->getName() != "ThreadElements" ||
-        !program.is_library(record) || !(even_of_variable || elements.isConstQualified()))
+        !program.is_library(record))
       return;
     program.refuse(e->getBeginLoc(),
                    "no reference or pointer can refer to an element of a simdgroup_matrix, as it is an "
