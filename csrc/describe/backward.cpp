@@ -65,13 +65,26 @@ BackwardCall with_gradients(Call forward, const Arguments& arguments) {
   check_row_numbers(call, "lse", call.lse, sizes.lse);
 
   const OptionalTensor out = arguments.optional_tensor("out");
-  if (!out.has_value()) return call;
-  check_of_result(call, "out", *out, dimensions, sizes.out);
-  TORCH_CHECK_TYPE(out->scalar_type() == at::kFloat || out->scalar_type() == call.query.scalar_type(), op,
-                   ": out is ", dtype_name(*out), " and query ", dtype_name(call.query),
-                   "; pass the out of the forward, or leave it out");
-  if (out->scalar_type() != at::kFloat) return call;  // see BackwardCall::out
-  problem.has_float32_out = true;
+  if (out.has_value()) {
+    check_of_result(call, "out", *out, dimensions, sizes.out);
+    TORCH_CHECK_TYPE(out->scalar_type() == at::kFloat || out->scalar_type() == call.query.scalar_type(), op,
+                     ": out is ", dtype_name(*out), " and query ", dtype_name(call.query),
+                     "; pass the out of the forward, or leave it out");
+  }
+  const OptionalTensor remainder = arguments.optional_tensor("out_remainder");
+  if (remainder.has_value()) {
+    check_of_result(call, "out_remainder", *remainder, dimensions, sizes.out);
+    TORCH_CHECK_VALUE(out.has_value() && out->scalar_type() != at::kFloat, op,
+                      ": out_remainder came without the 16-bit out that it completes; pass both or neither");
+    TORCH_CHECK_TYPE(remainder->scalar_type() == out->scalar_type(), op, ": out_remainder is ",
+                     dtype_name(*remainder), " and out ", dtype_name(*out),
+                     "; pass the out_remainder of the forward, or leave it out");
+    problem.has_out_remainder = true;
+    problem.out_remainder = add_rows(problem, *remainder);
+    call.out_remainder = *remainder;
+  }
+  problem.has_saved_out = out.has_value() && (out->scalar_type() == at::kFloat || remainder.has_value());
+  if (!problem.has_saved_out) return call;
   problem.out = add_rows(problem, *out);
   call.out = *out;
   return call;

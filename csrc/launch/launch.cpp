@@ -33,6 +33,7 @@ BufferView writable_view_of(const Tensor& tensor) {
 struct Results {
   Tensor out;
   Tensor lse;
+  Tensor remainder{};  // of out; undefined: none
 };
 
 Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
@@ -86,6 +87,7 @@ Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
 std::tuple<Tensor, Tensor> run_with_scratch(const Plan& plan, Bindings& bindings, const Results& results) {
   bindings[kSlotOut] = view_of(results.out, results.out);
   bindings[kSlotLse] = view_of(results.lse, results.out);
+  if (results.remainder.defined()) bindings[kSlotOutRemainder] = view_of(results.remainder, results.out);
   Tensor scratch_out, scratch_lse;
   if (plan.scratch_out_floats > 0) {
     scratch_out = empty_floats({plan.scratch_out_floats}, results.out);
@@ -123,20 +125,21 @@ void bind_delta(const DeltaOperands& call, const Tensor& out, Bindings& bindings
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
+std::vector<Tensor> launch(const Call& call, const Plan& plan) {
   const ResultSizes sizes = result_sizes(call.problem);
   const auto options = call.query.options().dtype(scalar_type_of(out_dtype(call.problem)));
-  const Results results = {at::empty_strided(sizes.out, sizes.out_strides, options),
-                           empty_floats(sizes.lse, call.query)};
-  if (plan.pass_count > 0) launch_into(call, plan, results.out, results.lse);
-  return {results.out, results.lse};
+  const auto empty_out = [&] { return at::empty_strided(sizes.out, sizes.out_strides, options); };
+  std::vector<Tensor> results = {empty_out(), empty_floats(sizes.lse, call.query)};
+  if (call.problem.has_out_remainder) results.push_back(empty_out());
+  if (plan.pass_count > 0) launch_into(call, plan, results);
+  return results;
 }
 
-void launch_into(const Call& call, const Plan& plan, const Tensor& out, const Tensor& lse) {
-  const Results results = {out, lse};
+void launch_into(const Call& call, const Plan& plan, const std::vector<Tensor>& results) {
   Bindings bindings;
-  const auto bound = bind_inputs(call, results.out, bindings);
-  run_with_scratch(plan, bindings, results);
+  const auto bound = bind_inputs(call, results[0], bindings);
+  const bool has_remainder = call.problem.has_out_remainder;
+  run_with_scratch(plan, bindings, {results[0], results[1], has_remainder ? results[2] : Tensor()});
 }
 
 Gradients launch(const BackwardCall& call, const Plan& plan) {
@@ -162,6 +165,9 @@ void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gr
   const Tensor out = call.out.defined() ? with_contiguous_rows(call.out) : Tensor();
   if (grad_lse.defined()) bindings[kSlotGradLse] = view_of(grad_lse, query_grad);
   if (out.defined()) bindings[kSlotSavedOut] = view_of(out, query_grad);
+  const Tensor remainder =
+      call.out_remainder.defined() ? with_contiguous_rows(call.out_remainder) : call.out_remainder;
+  if (remainder.defined()) bindings[kSlotOutRemainder] = view_of(remainder, query_grad);
   bindings[kSlotGradQuery] = view_of(query_grad, query_grad);
   bindings[kSlotGradKey] = view_of(key_grad, query_grad);
   bindings[kSlotGradValue] = view_of(value_grad, query_grad);

@@ -146,6 +146,13 @@ struct OpOf {
     return_results(op, stack, fattn::run(call, may_wait));
   }
 
+  // The same with the remainder of a 16-bit out: for the graph nodes of differentiable.cpp.
+  static void run_with_remainder(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    auto call = described(Arguments(op, *stack));
+    call.problem.has_out_remainder = true;
+    return_results(op, stack, fattn::run(call, /*may_wait=*/false));
+  }
+
   template <bool is_part>
   static void explain(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const Arguments arguments(op, *stack);
@@ -264,7 +271,7 @@ const std::string kVarlenPrefillArguments =
 std::string backward_arguments(const std::string& forward) {
   const std::string operands = "Tensor query, Tensor key, Tensor value, ";
   return "Tensor grad_out, Tensor? grad_lse, " + operands + "Tensor? out, Tensor lse, " +
-         forward.substr(operands.size());
+         forward.substr(operands.size()) + ", Tensor? out_remainder=None";
 }
 const std::string kDeviceArguments =
     "str? device_name=None, int? family=None, int? cores=None, str? tensor=None, Device? device=None, "
@@ -352,8 +359,12 @@ TORCH_LIBRARY(fattn, library) {
   define_op(#name, backward_arguments(k##forward##Arguments), kGradients);
   FATTN_BACKWARD_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
-  define("attention(" + kPrefillArguments + ")" + kResults);
-  define("varlen_attention(" + kVarlenPrefillArguments + ")" + kResults);
+  // The overloads .with_remainder are the forwards of a graph with 16-bit operands.
+  for (const auto& [name, arguments] :
+       {std::pair("attention", kPrefillArguments), {"varlen_attention", kVarlenPrefillArguments}}) {
+    define(name + ("(" + arguments) + ")" + kResults);
+    define(name + (".with_remainder(" + arguments) + ") -> (Tensor out, Tensor lse, Tensor out_remainder)");
+  }
   define_op("merge", "Tensor outs, Tensor lses", kResults);
   define_op("merge.parts", "Tensor outs, Tensor sums, ScalarType dtype", kResults);
   define_op("cache_write", kCacheWriteArguments, " -> ()");
@@ -384,7 +395,11 @@ TORCH_LIBRARY(fattn, library) {
 TORCH_LIBRARY_IMPL(fattn, CPU, library) { register_ops<true>(library); }
 TORCH_LIBRARY_IMPL(fattn, CUDA, library) { register_ops<false>(library); }
 #ifdef FATTN_WITH_METAL
-TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
+TORCH_LIBRARY_IMPL(fattn, MPS, library) {
+  register_ops<false>(library);
+  library.impl("attention.with_remainder", boxed<OpOf<describe_prefill>::run_with_remainder>());
+  library.impl("varlen_attention.with_remainder", boxed<OpOf<describe_varlen_prefill>::run_with_remainder>());
+}
 #endif
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {

@@ -110,7 +110,7 @@ class Trials {
                                {"softcap", 5.0}});
     Given gradients;
     if (is_backward_) gradients = {{"grad_lse", uniform({1, 4, kRows}).to(at::kMPS)}};
-    add("a prefill with all options", std::move(given), seeing, std::move(gradients));
+    add("a prefill with all options", std::move(given), seeing, std::move(gradients), /*saves_out=*/true);
     dim_ = dim;
     value_dim_ = value_dim;
   }
@@ -126,7 +126,7 @@ class Trials {
          {"max_seqlen_q", kPackedRows[1]},
          {"max_seqlen_k", kPackedKeys[1]},
          {"is_causal", true}},
-        {{0, kAllRows}});
+        {{0, kAllRows}}, {}, /*saves_out=*/true);
   }
 
   // The sequences' blocks are in reverse order. The short sequence's first block does not exist, and the
@@ -188,19 +188,26 @@ class Trials {
     trials_.push_back({what, BackwardCall{described(op, describe, given)}, std::nullopt});
   }
 
-  // A prefill, dense or packed, or its backward, whose rows `seeing` have a gradient.
-  void add(const char* what, Given given, const std::vector<Range>& seeing, Given gradients = {}) {
+  // A prefill, dense or packed, or its backward, whose rows `seeing` have a gradient. `saves_out`: the
+  // backward has the result and its remainder.
+  void add(const char* what, Given given, const std::vector<Range>& seeing, Given gradients = {},
+           bool saves_out = false) {
     const bool packed = std::any_of(given.begin(), given.end(), [](const auto& argument) {
       return argument.first == std::string_view("cu_seqlens_k");
     });
     const char* op = packed ? "fattn::varlen_prefill" : "fattn::prefill";
     const auto describe = packed ? describe_varlen_prefill : describe_prefill;
     if (!is_backward_) return add_forward(what, op, describe, given);
-    const Call forward = described(op, describe, given);
+    Call forward = described(op, describe, given);
+    forward.problem.has_out_remainder = saves_out;
     const Problem& p = forward.problem;
     const Tensor grad_out = rows(p.q_heads, p.q_len, p.value_dim, seeing, 1.0);
     gradients.emplace_back("grad_out", packed ? grad_out.transpose(0, 1) : grad_out.unsqueeze(0));
-    gradients.emplace_back("lse", at::full(result_sizes(p).lse, NAN, at::kFloat).to(at::kMPS));
+    const ResultSizes sizes = result_sizes(p);  // the self-test replaces the results of the forward
+    gradients.emplace_back("lse", at::full(sizes.lse, NAN, at::kFloat).to(at::kMPS));
+    for (const char* name : {"out", "out_remainder"}) {
+      if (saves_out) gradients.emplace_back(name, at::full(sizes.out, NAN, type_).to(at::kMPS));
+    }
     given.insert(given.end(), gradients.begin(), gradients.end());
     trials_.push_back(
         {what,
@@ -280,7 +287,7 @@ std::vector<Tensor> results_of(const BackwardCall& call, const Plan& plan) {
   if (is_backward(call.problem.op)) {
     launch_into(call, plan, {result(0), result(1), result(2), result(3), result(4)});
   } else {
-    launch_into(call, plan, result(0), result(1));
+    launch_into(call, plan, std::vector<Tensor>{result(0), result(1)});
   }
   return memory;
 }

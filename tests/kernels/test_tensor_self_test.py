@@ -107,7 +107,7 @@ SCORES = {"mask", "mask_map", "causal", "window", "softcap", "alibi", "sinks"}
             PREFILL,
             {*SCORES, "grouped", "split", "packed", "packed_keys", "block_size", "has_seq_lens", "tree"},
         ),
-        (BACKWARD, {*SCORES, "packed", "packed_keys", "grad_lse"}),
+        (BACKWARD, {*SCORES, "packed", "packed_keys", "grad_lse", "saved_out", "out_remainder"}),
     ],
 )
 def test_the_trials_have_every_option(machines: Machines, tmp_path: Path, call: str, tried: set[str]) -> None:
@@ -116,12 +116,12 @@ def test_the_trials_have_every_option(machines: Machines, tmp_path: Path, call: 
     both = {name for name, values in run.found.items() if len({*map(bool, values)}) == 2}
     assert both >= tried, tried - both
     # The others are the same for all such calls, are kinds of numbers, or are for grids in slices.
-    same = {"mask_pairs", "vector_loads", "scales", "saved_out", "token_major_out"}
+    same = {"mask_pairs", "vector_loads", "scales", "token_major_out"}
     same |= {"sinks_kind", "slopes_kind", "sliced"}
     of_other_calls = {"has_seq_lens", "block_size", "tree", "split", "grouped", "grad_lse"}
     of_other_calls |= {"query_norm", "key_norm", "values", "slots", "starts", "vector_tables"}
     of_other_calls |= {"gate", "weighted", "raw_gates", "qk_norm", "has_state", "writes_state", "has_initial"}
-    of_other_calls |= {"biased", "counts", "conv_state_out"}
+    of_other_calls |= {"biased", "counts", "conv_state_out", "saved_out", "out_remainder"}
     assert {*run.found} - both <= same | of_other_calls
 
 

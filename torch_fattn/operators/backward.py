@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..runtime.signatures import public
-from .options import PrefillOptions, VarlenPrefillOptions
+from .options import PrefillBackwardOptions, VarlenPrefillBackwardOptions
 
 __all__ = ["Gradients", "prefill_backward", "varlen_prefill_backward"]
 
@@ -27,7 +27,7 @@ def prefill_backward(
     out: Tensor | None,
     lse: Tensor,
     attn_mask: Tensor | None = None,
-    **options: Unpack[PrefillOptions],
+    **options: Unpack[PrefillBackwardOptions],
 ) -> Gradients:
     """The gradients of `prefill`, from those of its results. Scores are recomputed tile by tile, never
     stored.
@@ -37,7 +37,8 @@ def prefill_backward(
         grad_lse: the gradient of lse, float32 `[B, Hq, Lq]`; None if lse was not used.
         query, key, value: the operands of the forward. D and Dv are multiples of 8, 8 to 256.
         out: the result of the forward, or None. In float32 it saves a pass over the keys. In 16 bits it is
-            not read: where one key has most of a row's weight, its rounding error would exceed the gradient.
+            read only with out_remainder: where one key has most of a row's weight, its rounding error would
+            exceed the gradient.
         lse: the other result of the forward, with these options.
         attn_mask: as in `prefill`; not differentiable.
         token_major_out: the layout of out in the forward; the gradients do not depend on it.
@@ -79,7 +80,7 @@ def varlen_prefill_backward(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    **options: Unpack[VarlenPrefillOptions],
+    **options: Unpack[VarlenPrefillBackwardOptions],
 ) -> Gradients:
     """The gradients of `varlen_prefill`, from those of its results, as `prefill_backward` computes them.
 

@@ -1,10 +1,12 @@
 // The gradient of the query on Metal 4's tensor operations, with the results of backward_query and the steps
 // of prefill_tensor. Keys and values are read in place where possible.
 //
-// The keys are walked twice: for the sums of P and P * dP, then for the gradients. Weights are relative to
-// the forward's log-sum-exp in both walks, and its error cancels (score_gradient.h).
+// Without the forward's result, the keys are walked twice as in backward_query: for the sums of P and P * dP,
+// then for the gradients. Weights are relative to the forward's log-sum-exp in both walks, and its error
+// cancels (score_gradient.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
+#include "saved_out.h"
 #include "tensor_gradients.h"
 #include "../prefill/tensor_step.h"
 
@@ -15,33 +17,45 @@ static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
 // Operands that only the backward has, and the rows of a simdgroup.
 struct QueryRows {
   PrefillTile tile;
+  const device Element* grad_out;
   const device float* grad_lse;
+  const device uchar* saved_out;
   threadgroup float4* states;  // RowState, of each row
   const threadgroup SavedTensorRow* saved_rows;
 
-  // Reads the origin of this lane's row. A barrier must follow.
-  void begin() const thread {
+  // Reads the origin of this lane's row, and delta from a saved result. A barrier must follow.
+  void begin(constant BackwardParams& params) const thread {
     if (tile.at.lane < kTensorRows) {
-      const bool known = has(own_row());
-      const float lse = known ? lse_in_units(tile.operands.lse[lse_index()]) : -INFINITY;
-      states[tile.at.lane] = float4(lse, 0.0f, 0.0f, 0.0f);
+      const QueryRow row = own_row();
+      float lse = -INFINITY;
+      float delta = 0.0f;
+      if (has(row)) {
+        lse = lse_in_units(tile.operands.lse[lse_index()]);
+        if (fc_saved_out) {
+          const SavedRow out = saved_row(tile, row, params, saved_out);
+          delta = delta_of(out.product(grad_out + tile.rows.row_offset(row, params.grad_out), 0, 1));
+        }
+      }
+      states[tile.at.lane] = float4(lse, delta, 0.0f, 0.0f);
     }
   }
 
-  // After the first walk, with the sums of this lane's row.
+  // After the walk that sums the weights, with the sums of this lane's row. `weighted_grads`: of the first
+  // walk.
   void store_sums(float weights, float weighted_grads) const thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the origins were read
     if (tile.at.lane < kTensorRows) {
       const QueryRow row = own_row();
-      const float lse = states[tile.at.lane][0];
+      const float4 state = states[tile.at.lane];
+      const float lse = state[0];
       float sum = weights;
       if (fc_sinks && row.exists) {
         sum += weight_of(sink_score(tile.sink_of(row)) - lse);
       }
       const float inverse = weights == 0.0f ? 0.0f : 1.0f / sum;
-      const float delta = weighted_grads * inverse;
-      const bool has_grad = fc_grad_lse && has(row);
-      states[tile.at.lane] = float4(lse, has_grad ? delta - grad_lse[lse_index()] : delta, inverse, 0.0f);
+      const bool is_known = fc_saved_out && inverse != 0.0f;
+      const float delta = is_known ? state[1] : delta_of(weighted_grads * inverse);
+      states[tile.at.lane] = float4(lse, delta, inverse, 0.0f);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
@@ -71,10 +85,11 @@ struct QueryRows {
   }
 
   // Turns the products of a step into gradients of the scaled products, and adds to the slope gradients of
-  // rows. Returns a bit for each key that some row sees.
+  // rows; with a saved result, which has no first walk, also to the sums of weights. Returns a bit for each
+  // key that some row sees.
   template <class Scores>
   uint to_weights(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
-                  thread Scores& slope_sums) const thread {
+                  thread Scores& weight_sums, thread Scores& slope_sums) const thread {
     uint seen = 0;
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
@@ -84,6 +99,9 @@ struct QueryRows {
       const ScoreGradient gradient = gradient_of(score, weight_grads[i], at[1], of_row);
       seen |= uint(score.seen()) << at[0];
       scores[i] = gradient.product;
+      if (fc_saved_out) {
+        weight_sums[i] += gradient.weight;
+      }
       if (fc_alibi) {
         slope_sums[i] += gradient.score * float(key - of_row.position[0]);
       }
@@ -96,6 +114,11 @@ struct QueryRows {
   // Whether the row belongs to a sequence.
   bool has(QueryRow row) const thread { return row.exists && (!fc_packed || tile.rows.tile.batch >= 0); }
   long lse_index() const thread { return tile.rows.lse_of(own_row(), 0, *tile.params); }
+
+  // delta of this lane's row, from the sum of P * dP.
+  float delta_of(float sum) const thread {
+    return fc_grad_lse && has(own_row()) ? sum - grad_lse[lse_index()] : sum;
+  }
 
   KeyScore score_of(float product, thread const ScoreModifiers& of_row, int row, int key, bool whole) const
       thread {
@@ -121,6 +144,7 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_backward_query_tensor(
     const device Element* grad_out [[buffer(fattn::kSlotGradOut)]],
     const device float* grad_lse [[buffer(fattn::kSlotGradLse), function_constant(fc_grad_lse)]],
+    const device uchar* saved_out [[buffer(fattn::kSlotSavedOut), function_constant(fc_saved_out)]],
     device float4* row_states [[buffer(fattn::kSlotRowStates)]], FATTN_ATTENTION_ARGUMENTS(BackwardParams)) {
   threadgroup uint4 query_storage[kTileRows * kRowChunks];
   threadgroup uint4 grad_storage[kTileRows * kRowChunks];
@@ -152,10 +176,14 @@ using namespace fattn;
   }
   rows.states = saved_states + simdgroup_index * kTensorRows;
   rows.saved_rows = saved_rows + row;
+  rows.grad_out = grad_out;
   if (fc_grad_lse) {
     rows.grad_lse = grad_lse;
   }
-  rows.begin();
+  if (fc_saved_out) {
+    rows.saved_out = saved_out;
+  }
+  rows.begin(params);
   stage_rows(query_storage, query, forward.query, tile, thread_index);
   stage_rows(grad_storage, grad_out, params.grad_out, tile, thread_index);
   SharedTensor queries = staged_tensor(query_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
@@ -163,10 +191,11 @@ using namespace fattn;
   threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and operands are saved
 
   TensorStep step;
-  {
-    auto weight_sums = FATTN_TENSOR_SCORES;
+  auto weight_sums = FATTN_TENSOR_SCORES;
+  FATTN_EACH_ELEMENT(i, scores) { weight_sums[i] = 0.0f; }
+  if (!fc_saved_out) {
     auto grad_sums = FATTN_TENSOR_SCORES;
-    FATTN_EACH_ELEMENT(i, scores) { weight_sums[i] = grad_sums[i] = 0.0f; }
+    FATTN_EACH_ELEMENT(i, scores) { grad_sums[i] = 0.0f; }
     for (int key = tile.first_step(); key < tile.ranges.end; key = tile.step_after(key)) {
       step.find(tile, key);
       step.multiply(score_product, grads, tile.source.values(), forward.value, tile, step_storage,
@@ -191,7 +220,7 @@ using namespace fattn;
                   weight_grads);
     step.multiply(score_product, queries, tile.source.keys(), forward.key, tile, step_storage, thread_index,
                   scores);
-    uint seen = step.active ? rows.to_weights(scores, weight_grads, step, slope_sums) : 0;
+    uint seen = step.active ? rows.to_weights(scores, weight_grads, step, weight_sums, slope_sums) : 0;
     if (fc_hides_any && !tile.sees_whole(key)) {
       seen_by[turn][simdgroup_index] = seen;
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -214,6 +243,9 @@ using namespace fattn;
     }
   }
 
+  if (fc_saved_out) {
+    rows.store_sums(row_sum_of(weight_sums, lane), 0.0f);
+  }
   const float slope_grad = fc_alibi ? row_sum_of(slope_sums, lane) : 0.0f;
   if (share == 0) {
     rows.store(slope_grad, row_states);
