@@ -1,7 +1,7 @@
 """`python -m bench` measures calls on this machine. `python -m bench COMMAND` runs one of these:
 
     bounds       compares the counts of our kernels with their bounds, or lowers the bounds
-    roofline     writes bench/APPLE.md
+    roofline     writes the tables of bench/APPLE.md
     readme       compares the tables of README and docs with bench/results, or writes them
     agx          prints what the kernels cost on M1 and M2, by Mesa's compiler
     host-cost    times planning and encoding on this CPU

@@ -159,10 +159,10 @@ def grouped(items: Iterable[pytest.Item], key: Callable[[pytest.Item], Any]) -> 
     return groups.values()
 
 
-def costs(path: Path = COSTS) -> dict[str, float]:
+def costs() -> dict[str, float]:
     """Seconds of each function, longest first."""
     found = {}
-    for file, *rows in map(str.split, path.read_text().splitlines()):
+    for file, *rows in map(str.split, COSTS.read_text().splitlines()):
         for name, seconds in (row.split("=") for row in rows):
             found[f"{file}::{name}"] = float(seconds)
     return dict(sorted(found.items(), key=lambda row: -row[1]))

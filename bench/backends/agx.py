@@ -172,17 +172,27 @@ def attend_of(plan: Mapping[str, Any]) -> dict[str, Any]:
 def entry_of(call: Call, plan: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Entry:
     attend = attend_of(plan)
     plain = not options and call == _call(call.op, call.dtype, call.head_dim, call.group_size)
-    return Entry(
-        OURS,
-        name_of(call, options),
-        _shape(_TILE, attend["macros"]),
-        call.op,
-        call.dtype,
-        call.head_dim,
-        _kernel(fattn.pass_of(attend, call.dtype), fast_math=False),
-        "plain" if plain else "option",
-        facts={"tuning": plan["tuning"], "by_hand": attend.get("registers", {}).get("total")},
-    )
+    by_hand = attend.get("registers", {}).get("total")
+    return _ours(call, plan, attend, name_of(call, options), call.op, _TILE, plain, by_hand)
+
+
+def _ours(
+    call: Call,
+    plan: Mapping[str, Any],
+    one: dict[str, Any],
+    name: str,
+    op: str,
+    tile: Mapping[str, tuple[str, int]] | None = None,
+    plain: bool = True,
+    by_hand: int | None = None,
+) -> Entry:
+    """The entry of one pass of a plan, and the macros of its tile if it has one."""
+    macros = one["macros"]
+    shape = " ".join(f"{key}{int(macros[macro]) // unit}" for key, (macro, unit) in (tile or {}).items())
+    kernel = _kernel(fattn.pass_of(one, call.dtype), fast_math=False)
+    facts = {"tuning": plan["tuning"], "by_hand": by_hand}
+    part = "plain" if plain else "option"
+    return Entry(OURS, name, shape, op, call.dtype, call.head_dim, kernel, part, facts=facts)
 
 
 def _our_backwards() -> Iterator[Entry]:
@@ -211,17 +221,7 @@ def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
         name = name_of(call, options).replace(call.op, op, 1)
         if op not in _BACKWARDS:
             name += " of sinks" if "sinks" in attend["bindings"] else " of slopes"
-        yield Entry(
-            OURS,
-            name,
-            _shape(_BACKWARD_TILES[op], attend["macros"]) if op in _BACKWARDS else "",
-            op,
-            call.dtype,
-            call.head_dim,
-            _kernel(fattn.pass_of(attend, call.dtype), fast_math=False),
-            "plain" if is_plain else "option",
-            facts={"tuning": plan["tuning"], "by_hand": None},
-        )
+        yield _ours(call, plan, attend, name, op, _BACKWARD_TILES.get(op), is_plain)
 
 
 def _our_others() -> Iterator[Entry]:
@@ -241,13 +241,7 @@ def _passes(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
         op = one["kernel"].removeprefix("fattn_") if call.is_delta else call.op
         name = f"{op} {call.dtype} D{call.head_dim}"
         name += " norms" if call.norms else " decay per channel" if call.channel_decay else ""
-        kernel = _kernel(fattn.pass_of(one, call.dtype), fast_math=False)
-        facts = {"tuning": plan["tuning"], "by_hand": None}
-        yield Entry(OURS, name, "", op, call.dtype, call.head_dim, kernel, "plain", facts=facts)
-
-
-def _shape(tile: Mapping[str, tuple[str, int]], macros: Mapping[str, str]) -> str:
-    return " ".join(f"{letter}{int(macros[name]) // unit}" for letter, (name, unit) in tile.items())
+        yield _ours(call, plan, one, name, op)
 
 
 def _theirs(peer: ModuleType, calls: Iterable[Call]) -> Iterator[Entry]:
@@ -258,18 +252,9 @@ def _theirs(peer: ModuleType, calls: Iterable[Call]) -> Iterator[Entry]:
             continue
         # The passes before it prepare the operands, and those after it merge.
         attend = max(chosen.passes, key=lambda one: len(one.arguments))
-        yield Entry(
-            peer.IMPL,
-            name_of(call),
-            "",
-            call.op,
-            call.dtype,
-            call.head_dim,
-            _kernel(attend, fast_math=peer.IMPL in FAST_MATH),
-            "plain",
-            peer.version(),
-            {"note": chosen.note},
-        )
+        kernel, facts = _kernel(attend, fast_math=peer.IMPL in FAST_MATH), {"note": chosen.note}
+        identity = (peer.IMPL, name_of(call), "", call.op, call.dtype, call.head_dim)
+        yield Entry(*identity, kernel, "plain", peer.version(), facts)
 
 
 def _kernel(attend: Pass, fast_math: bool) -> compiler.Kernel:

@@ -34,6 +34,8 @@ _ROLE_OF_BINDING = {
     "partial_out": "partial",
     "partial_sum": "partial",
 }
+OPERATIONS = ("exps", "threadgroup_barriers", "simdgroup_barriers", "simd_reductions", "shuffles")
+RATIOS = ("cache_ratio", "distinct_ratio", "bytes_ratio", "partial_ratio", "products_ratio", "exps_per_pair")
 MANY = 64  # enough heads to fill a GPU
 
 
@@ -65,7 +67,7 @@ def _dispatch(
     role_of: Callable[[int], str | None],
 ) -> Dispatch:
     """`buffers` has bytes by slot, for each way; `role_of` returns None for a slot in constant memory."""
-    traffic = {}
+    traffic: dict[str, Any] = {}
     for way in ("read", "written", "distinct"):
         traffic[way] = dict.fromkeys(ROLES, 0)
         for slot, count in buffers[f"buffers_{way}"].items():
@@ -78,11 +80,7 @@ def _dispatch(
         threads=tuple(threads),
         products=counters["products"] + counters["tensor_products"],
         tensor_products=counters["tensor_products"],
-        simd_reductions=counters["simd_reductions"],
-        shuffles=counters["shuffles"],
-        threadgroup_barriers=counters["threadgroup_barriers"],
-        simdgroup_barriers=counters["simdgroup_barriers"],
-        exps=counters["exps"],
+        **{name: counters[name] for name in OPERATIONS},
         threadgroup_read=counters["bytes_read"]["threadgroup"],
         threadgroup_written=counters["bytes_written"]["threadgroup"],
         **traffic,
@@ -139,12 +137,7 @@ class Counts:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "cache_ratio": round(self.cache_ratio, 4),
-            "distinct_ratio": round(self.distinct_ratio, 4),
-            "bytes_ratio": round(self.bytes_ratio, 4),
-            "partial_ratio": round(self.partial_ratio, 4),
-            "products_ratio": round(self.products_ratio, 4),
-            "exps_per_pair": round(self.exps_per_pair, 4),
+            **{name: round(getattr(self, name), 4) for name in RATIOS},
             "least_bytes": self.call.least_bytes,
             "least_products": self.call.least_products,
             "dispatches": [dict(vars(dispatch)) for dispatch in self.dispatches],

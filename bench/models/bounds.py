@@ -97,12 +97,7 @@ def summary(counts: counting.Counts) -> dict[str, int]:
         "device_bytes": counts.traffic(*counting.ROLES) - counts.traffic("partial"),
         "partial_bytes": counts.traffic("partial"),
         "threadgroup_bytes": counts.threadgroup_bytes,
-        "products": counts.total("products"),
-        "exps": counts.total("exps"),
-        "threadgroup_barriers": counts.total("threadgroup_barriers"),
-        "simdgroup_barriers": counts.total("simdgroup_barriers"),
-        "simd_reductions": counts.total("simd_reductions"),
-        "shuffles": counts.total("shuffles"),
+        **{name: counts.total(name) for name in ("products", *counting.OPERATIONS)},
     }
 
 

@@ -1,4 +1,4 @@
-"""Writes bench/APPLE.md: lower bounds on the kernels' times on Apple GPUs, from counts and published figures.
+"""Writes the tables of bench/APPLE.md: lower bounds on the kernels' times, from counts and published figures.
 
 python -m bench roofline
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from torch_fattn.inspection.chips import (
     L2_BYTES,
     ON_CORE_BYTES,
     PRODUCT_FLOPS,
-    UNPUBLISHED,
     Chip,
 )
 
@@ -182,14 +182,14 @@ def _milliseconds(seconds: float) -> str:
     return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = "|" + "---|" * len(head)
+    first, *others = ("| " + " | ".join(cells) + " |" for cells in (head, *rows))
+    return "\n".join([first, rule, *others])
 
 
-def page() -> str:
+def tables() -> Iterator[str]:
+    """The tables of the page, in order."""
     works = _works(CALLS)
     done = {(call, chip): works[call, chip.tensor_operations is not None] for call in CALLS for chip in CHIPS}
     m1 = CHIPS[0]
@@ -208,15 +208,10 @@ def page() -> str:
         for call in on_units
     ]
     ceiling_names = [f"{chip.name}, {what}" for chip in with_units for what in ("tensor", "simdgroup")]
-    fields = {
-        "best": "\n".join(_table(["call", *(chip.name for chip in CHIPS)], bests)),
-        "ceilings": "\n".join(_table(["call", *ceiling_names], ceilings)),
-        "shares": "\n".join(_table(["call", *names], shares)),
-        "chips": figures(),
-        "decode_lengths": " and ".join(map(str, DECODE_LENGTHS)),
-        "unpublished": ", ".join(chip.name for chip in UNPUBLISHED),
-    }
-    return _PAGE.format(**fields)
+    yield _table(["call", *(chip.name for chip in CHIPS)], bests)
+    yield _table(["call", *names], shares)
+    yield _table(["call", *ceiling_names], ceilings)
+    yield figures()
 
 
 def figures() -> str:
@@ -235,78 +230,14 @@ def figures() -> str:
         ]
         for chip in CHIPS
     ]
-    return "\n".join(_table(_CHIP_COLUMNS, chips))
-
-
-_CHIP_COLUMNS = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "tensor TFLOP/s", "note")
-_PAGE = """# The kernels' times on Apple GPUs: bounds
-
-**Nothing on this page was measured on an Apple GPU by this project.** The bounds are arithmetic: the work of
-the kernels, counted exactly in software, divided by published figures of the hardware. A kernel cannot be
-faster. Only a run on a Mac shows our times (`python -m torch_fattn bench`). `python -m bench roofline` writes
-this page.
-
-## Least time per call in milliseconds, and the limit that binds (float16)
-
-{best}
-
-– : the figure of the binding limit is not published for this chip. Where only some figures are published
-(from M3 on), the other limits are left out, and the bound is looser.
-
-## The other limits, on an M1
-
-The time of each resource, as a share of the binding one. They overlap at best; a kernel that is close to two
-limits reaches neither.
-
-{shares}
-
-- memory: the least bytes (each visible key and value once per key-value head, the query, the output) and the
-  partial results of a split, as planned for that chip. Repeated reads are charged to L2.
-- tensor units (M5 only): products of tensor operations, counted in 8x8x8 products.
-- products: 8x8x8 simdgroup products; on M1 and M2 102.5 FMAs per core and cycle, 80 % of the ALUs.
-- L2: every byte that the lanes load from or store to device memory, at 32 B per core and cycle.
-- on-core data: the same and all traffic of threadgroup memory, at 64 B per core and cycle.
-- exp2: 32 per core and cycle.
-- Not modelled: other arithmetic (scaling, maxima, masks, addresses), latency, launch overhead, uneven
-  threadgroups.
-
-## The two ceilings of M5
-
-M5's prefills above use [tensor operations](../docs/tensor.md), as planned once the self-test has passed
-with the scores in registers. This kernel was emulated and has never run on an M5. Its bound is the rate of
-the units: 1,024 operations per core and cycle in 16 bits, by a microbenchmark of an A19, at 1.75 GHz, which
-its author assumes for an M5 Max
-([Zakharko](https://tzakharko.github.io/apple-neural-accelerators-benchmark)). Whether products of float32
-weights and 16-bit values run at that rate is not published; if not, times are longer.
-
-Without tensor operations the limit is the rate of simdgroup products, which is not published for M5. The
-table has the time at the rate of the fastest published attention on simdgroup products of the chip instead:
-the rate of a program, not a bound.
-
-Two more kinds of calls take tensor operations: decodes of 24 rows and more that share keys, here drafts of
-6 and 16 tokens with four query heads to a key head, and multi-head latent attention, whose scores pass
-through threadgroup memory. Where memory takes longer than products, with the partial results of a split, the
-table has its time. A row with memory in both columns predicts that tensor operations save nothing. All these
-kernels load a byte for every 16 operations, from memory or a cache. The bounds do not include the rates of
-M5's caches, which are not published.
-
-{ceilings}
-
-Decodes were counted at {decode_lengths} keys, prefills at up to some hundred rows and keys of one head. The
-counts of longer calls are extrapolated: they are polynomials of the length (linear, quadratic).
-
-## Published figures
-
-{chips}
-
-M1 and M2: philipturner/metal-benchmarks; memory: Apple's specifications; tensor units: Zakharko's benchmark
-of an A19, in 16 bits. The tests check that no published measurement in bench/models/published.csv exceeds
-the figures of its chip. No figures are published for {unpublished}.
-"""
+    columns = ("chip", "cores", "memory GB/s", "8x8x8 products TFLOP/s", "tensor TFLOP/s", "note")
+    return _table(columns, chips)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    Parser(prog="python -m bench roofline", description="Writes bench/APPLE.md.").parse_args(arguments)
-    PAGE.write_text(page())
-    print(f"wrote {PAGE.name}")
+    Parser(prog="python -m bench roofline", description=__doc__).parse_args(arguments)
+    written = tables()
+    page = re.sub(r"(^\|.*\n)+", lambda _: next(written) + "\n", PAGE.read_text(), flags=re.M)
+    PAGE.write_text(page)
+    print(f"wrote the tables of {PAGE.name}")
     return 0

@@ -47,6 +47,20 @@ bool has_aligned_pairs(const Tensor& mask, const Strides4& strides) {
   return strides.key == 1 && mask.size(-1) % 2 == 0 && steps % 2 == 0 && elements >> 33 == 0;
 }
 
+// Rows and keys of a block. They are checked without block_mask, too.
+std::array<int64_t, 2> block_sizes(const Call& call, const Arguments& arguments) {
+  const char* name = name_of(call.problem.op);
+  const std::vector<int64_t> sizes = arguments["block_size"].toIntVector();
+  TORCH_CHECK_VALUE(sizes.size() == 2, name, ": block_size has ", sizes.size(),
+                    " numbers; pass the rows and the keys of a block");
+  for (const int64_t size : sizes) {
+    TORCH_CHECK_VALUE(size >= kMinMaskBlock && size <= kMaxMaskBlock && std::has_single_bit(uint64_t(size)),
+                      name, ": block_size has ", size, ", which is not a power of two from ", kMinMaskBlock,
+                      " to ", kMaxMaskBlock, "; use blocks of 64 or 128");
+  }
+  return {sizes[0], sizes[1]};
+}
+
 }  // namespace
 
 void add_mask(Call& call, const Arguments& arguments) {
@@ -92,7 +106,7 @@ void add_mask_map(Call& call, const Arguments& arguments) {
 }
 
 void add_block_mask(Call& call, const Arguments& arguments) {
-  const c10::IValue& block_size = arguments["block_size"];
+  const std::array<int64_t, 2> sizes = block_sizes(call, arguments);
   const OptionalTensor block_mask = arguments.optional_tensor("block_mask");
   if (!block_mask.has_value()) return;
   const Tensor& mask = *block_mask;
@@ -106,12 +120,6 @@ void add_block_mask(Call& call, const Arguments& arguments) {
   TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte, name,
                    ": block_mask is ", dtype_name(mask),
                    " and must be torch.bool or torch.uint8 (not 0 = attend); convert it with .bool()");
-  const std::vector<int64_t> sizes = block_size.toIntVector();
-  for (const int64_t size : sizes) {
-    TORCH_CHECK_VALUE(size >= kMinMaskBlock && size <= kMaxMaskBlock && std::has_single_bit(uint64_t(size)),
-                      name, ": block_size has ", size, ", which is not a power of two from ", kMinMaskBlock,
-                      " to ", kMaxMaskBlock, "; use blocks of 64 or 128");
-  }
   problem.block_rows = sizes[0];
   problem.block_keys = sizes[1];
   const std::array<int64_t, 4> target = {problem.batch, problem.q_heads,

@@ -108,17 +108,6 @@ def test_a_limit_of_sequences_costs_nothing(device: str) -> None:
     dense.check(cache, step, device)
 
 
-def test_a_step_survives_changes_of_other_sequences() -> None:
-    cache, dense = paged(), Dense()
-    one, two = cache.allocate(), cache.allocate()
-    step = cache.extend([one], 6)
-    dense.append(cache, step, [6], "mps")
-    other = cache.extend([two], 9)
-    dense.append(cache, other, [9], "mps")
-    cache.free(cache.fork(one))
-    dense.check(cache, step, "mps")
-
-
 def test_an_old_step_of_the_same_length() -> None:
     cache = paged("cpu")
     sequence = cache.allocate()

@@ -14,9 +14,9 @@ from torch_fattn import PagedKVCache, reference
 from torch_fattn.caches.groups import find_groups
 
 
-def grown(device: str, rows: int = 1, **changes: Any) -> tuple[PagedKVCache, Dense, dict[str, list[int]]]:
-    """Prefixes of 12 and 8 tokens with 4 and 3 sequences, and two sequences alone; all have `rows` more."""
-    cache, dense = paged(device, num_blocks=64, **changes), Dense()
+def grown(device: str) -> tuple[PagedKVCache, Dense, dict[str, list[int]]]:
+    """Prefixes of 12 and 8 tokens with 4 and 3 sequences, and two sequences alone."""
+    cache, dense = paged(device, num_blocks=64), Dense()
     families: dict[str, list[int]] = {}
     for name, tokens, members in (("a", 12, 4), ("b", 8, 3), ("x", 6, 1), ("y", 5, 1)):
         first = cache.allocate()

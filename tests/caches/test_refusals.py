@@ -98,7 +98,7 @@ def test_a_read_of_an_unwritten_slot(
 @pytest.mark.parametrize("make", [static, paged])
 def test_arguments_owned_by_the_cache(make: Any) -> None:
     cache = make("cpu", kv_format="int8")
-    step, query = step_of(cache, 1), torch.zeros(3, HEADS, DIM)
+    step, query = step_of(cache), torch.zeros(3, HEADS, DIM)
     names = ("kv_format", "key_scales", "value_scales")
     for name, method in itertools.product(names, (cache.decode, cache.prefill)):
         assert name not in inspect.signature(method).parameters
@@ -106,13 +106,13 @@ def test_arguments_owned_by_the_cache(make: Any) -> None:
             method(0, step, query, **{name: None})
 
 
-def step_of(cache: StaticKVCache | PagedKVCache, tokens: int) -> CacheStep:
-    """A cache of three sequences, with their tokens in layer 0."""
+def step_of(cache: StaticKVCache | PagedKVCache) -> CacheStep:
+    """A cache of three sequences, with a token each in layer 0."""
     if isinstance(cache, PagedKVCache):
-        step = cache.extend([cache.allocate() for _ in range(3)], tokens)
+        step = cache.extend([cache.allocate() for _ in range(3)], 1)
     else:
-        step = cache.extend(tokens=tokens)
-    cache.append(0, step, *new_rows(3 * tokens, step.seq_lens.float()))
+        step = cache.extend(tokens=1)
+    cache.append(0, step, *new_rows(3, step.seq_lens.float()))
     return step
 
 
@@ -139,7 +139,7 @@ def test_a_fork_that_is_swapped_out_between_two_layers() -> None:
 
 def test_a_quantised_cache_takes_rows_of_every_dtype() -> None:
     cache = static("cpu", kv_format="int8")
-    step = step_of(cache, 1)
+    step = step_of(cache)
     key, value = new_rows(3, torch.ones(()))
     cache.append(0, step, key.half(), value.half())
     cache.decode(0, step, torch.zeros(3, HEADS, 1, DIM, dtype=torch.bfloat16))

@@ -1,5 +1,4 @@
-"""Shards made from runs, in which each position of the sequence must be once; and tensors of every dtype that
-`unshard` makes whole."""
+"""Shards of numbers of numpy, and tensors of every dtype that `unshard` makes whole."""
 
 from __future__ import annotations
 
@@ -15,21 +14,6 @@ from tests.helpers.tensors import same_bits
 from torch_fattn.distributed import Shards, unshard
 
 pytestmark = pytest.mark.host_only
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right", "error", "words"),
-    [
-        ((((0, 2),), ((3, 1),)), (((0, 2),), ((2, 1),)), ValueError, "position 2 is in no run"),
-        ((((0, 2),), ((1, 2),)), (((0, 1),), ((1, 2),)), ValueError, "position 1 is in two runs"),
-        ((((0, 2),), ((2, 0),)), (((0, 2),), ()), ValueError, r"run \(2, 0\) is not of positions"),
-        ((((0, 2.0),),), (((0, 2),),), TypeError, "of pairs"),
-    ],
-)
-def test_invalid_shards(wrong: Any, right: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"^Shards: .*{words}"):
-        Shards(wrong)
-    assert Shards(right).length == sum(count for own in right for _, count in own)
 
 
 @pytest.mark.parametrize("make", [Shards.contiguous, Shards.zigzag, lambda *n: Shards.round_robin(*n, 3)])

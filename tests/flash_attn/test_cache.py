@@ -225,3 +225,52 @@ def test_a_cache_without_heads() -> None:
     lens = torch.zeros(2, dtype=torch.int32)
     out, lse = fa.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=lens, return_softmax_lse=True)
     assert out.shape == q.shape and lse.shape == (2, 0, 2)
+
+
+def call(**changes: Any) -> Tensor:
+    """One that is right, but for the changes; it must leave the caches alone if it is refused."""
+    q, k, v = torch.ones(3, 2, 3, 2, 16, device="mps")
+    caches = {name: zeros(2, 12, 2, 16) for name in ("k_cache", "v_cache")}
+    arguments = {"q": q, **caches, "k": k, "v": v, "cache_seqlens": long(3, 5), "causal": True}
+    try:
+        return fa.flash_attn_with_kvcache(**arguments | changes)
+    except Exception:
+        assert not any(cache.any() for cache in caches.values()), "written before it was refused"
+        raise
+
+
+def long(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="mps")
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, device="mps")
+
+
+ANGLES = ("rotary_cos", "rotary_sin")
+CHECKED: dict[str, tuple[Any, str]] = {
+    "negative": (lambda: {"cache_seqlens": long(3, -1)}, r"cache_seqlens\[1\] is -1 .* between 0 and 9"),
+    "no room": (lambda: {"cache_seqlens": long(3, 10)}, r"cache_seqlens\[1\] is 10 .* between 0 and 9"),
+    "padding": (lambda: {"cache_leftpad": long(4, 0)}, r"cache_leftpad\[0\] is 4 .* between 0 and 3"),
+    "index": (lambda: {"cache_batch_idx": long(0, 2)}, r"cache_batch_idx\[1\] is 2 .* between 0 and 1"),
+    "overlap": (lambda: {"cache_batch_idx": long(1, 1)}, "new keys of sequences 0 and 1 have the same place"),
+    "block": (lambda: {"block_table": long(0, -1)[:, None]}, r"block_table\[1, 0\] is -1 .* between 0 and 1"),
+    "angle": (
+        lambda: {"q": zeros(2, 6, 2, 16), "cache_seqlens": long(7, 3)} | dict.fromkeys(ANGLES, zeros(12, 4)),
+        r"cache_seqlens\[0\] is 7 .* between 0 and 6",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", CHECKED)
+def test_numbers_on_the_device_when_asked(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, words = CHECKED[wrong]
+    call(**changes())  # the control
+    monkeypatch.setenv("FATTN_CHECK", "1")
+    with pytest.raises(ValueError, match=f"torch_fattn.flash_attn.flash_attn_with_kvcache: {words}"):
+        call(**changes())
+    call(cache_leftpad=long(0, 5), cache_batch_idx=long(1, 0))
+    # A table that ends with the cache is too short for a row there, and there is none.
+    table = dict.fromkeys(ANGLES, zeros(12, 4))
+    empty = dict.fromkeys(("q", "k", "v"), zeros(2, 0, 2, 16))
+    call(**table, **empty, cache_seqlens=long(12, 3))

@@ -138,9 +138,9 @@ def probe_of(facts: Tensor) -> Probe:
     return Probe((scores, rows, output), tuple(map(bool, matches)), *valid)  # type: ignore[arg-type]
 
 
-def probe(prefill: Mapping[str, Any], tensor_layout: str, *, registers: bool = True) -> Probe:
+def probe(prefill: Mapping[str, Any], tensor_layout: str) -> Probe:
     """Runs tensor_probe for the pipeline of this pass."""
     facts = torch.full((ROOM,), -7, dtype=torch.int32)
-    step = probe_step(prefill, registers=registers)
+    step = probe_step(prefill)
     direct_launch.launch(step, {"tensor_facts": facts}, tensor_layout=tensor_layout)
     return probe_of(facts)

@@ -169,6 +169,7 @@ WRONG: dict[str, list[Fault]] = {
               "block_mask", "cpu"),
         fault("blocks for all rows and keys", zeros_for("block_mask", 1, 1, 2, 1, dtype=torch.bool),
               "block_mask has shape [1, 1, 2, 1]", "[2, 4, 1, 1]"),
+        fault("block size without blocks", lambda _: {"block_size": (128, 16)}, "has 16", "from 32 to 256"),
     ],
     "decode": [
         unsupported("int8 of D above 576", int8_caches(584), "584", "576"),

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-import torch_fattn
 from tests.conftest import needs_emulator
+from tests.golden.calls import plan_of
+from tests.helpers.problems import Problem
 from tests.helpers.processes import run_python
 from tests.helpers.tensor_kernels import STATES
 from tests.helpers.tensor_machines import M5
 
-NATIVE = "FATTN_NATIVE_BFLOAT"
 # Says which GPU it is, and runs the tests that its arguments name.
 PROCESS = """
 import sys
@@ -57,29 +57,19 @@ def test_prefills_on_tensor_operations(state: str) -> None:
     )
 
 
-def macros(family: int, op: str, dtype: torch.dtype, dim: int, stored: torch.dtype | None = None) -> Any:
-    """The plan of a call of `op` on such a GPU; `stored` is the format of its cache."""
-    query = torch.empty(1, 4, 1 if "decode" in op else 64, dim, dtype=dtype, device="meta")
-    if stored is None:
-        plan = torch_fattn.explain(op, query, query[:, :2], query[:, :2], family=family, cores=10)
-    else:
-        pool = torch.empty(8, 16, 2, dim, dtype=stored, device="meta")
-        scales = torch.empty(8, 16, 2, dtype=torch.float32, device="meta")
-        tables = torch.empty(1, 8, dtype=torch.int32, device="meta")
-        lens = torch.empty(1, dtype=torch.int32, device="meta")
-        both = {"key_scales": scales, "value_scales": scales}
-        plan = torch_fattn.explain(op, query, pool, pool, tables, lens, **both, family=family, cores=10)
-    return plan.passes[0]["macros"]
-
-
 @pytest.mark.host_only
 @pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("op", ["prefill", "decode"])
-def test_native_bfloat_products(op: str, dim: int) -> None:
+@pytest.mark.parametrize(("op", "rows"), [("prefill", 64), ("decode", 1)])
+def test_native_bfloat_products(op: str, rows: int, dim: int) -> None:
     """M1 and M2 emulate its arithmetic; other dtypes, and bfloat queries over quantised caches, have nothing
     to gain."""
+
+    def is_native(family: int, dtype: torch.dtype, op: str = op, **cache: Any) -> str:
+        problem = Problem(0, op, dtype, 1, 4, 2, rows, 128, dim, dim, **cache)
+        macro: str = plan_of(problem, family=family, cores=10)["passes"][0]["macros"]["FATTN_NATIVE_BFLOAT"]
+        return macro
+
     for family in (7, 8, 9, 10):
-        native = {dtype: macros(family, op, dtype, dim)[NATIVE] for dtype in (torch.bfloat16, torch.float16)}
-        assert native == {torch.bfloat16: str(family > 8).lower(), torch.float16: "false"}
-    over_int8 = macros(9, "paged_decode", torch.bfloat16, dim, torch.int8)
-    assert over_int8[NATIVE] == "false"
+        native = [is_native(family, dtype) for dtype in (torch.bfloat16, torch.float16)]
+        assert native == [str(family > 8).lower(), "false"]
+    assert is_native(9, torch.bfloat16, "decode", kv_format="int8") == "false"

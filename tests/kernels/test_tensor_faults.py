@@ -105,7 +105,6 @@ def test_a_fault_of_both_leaves_the_simdgroup_kernels(
 
 # What follows passes the whole self-test of the other variant.
 FAULTS_OF_REGISTERS = {
-    "does not compile": FAULTS[PREFILL, "does not compile"],
     "a slow compiler": (
         {"kernel": PROBE, "delay": 20.5},
         "registers: it took 2",
@@ -114,7 +113,6 @@ FAULTS_OF_REGISTERS = {
         {"kernel": PROBE, "flip": {"slot": OUT, "bits": 1, "byte": 20}},  # the sixth fact
         "registers: scores are not laid out like a left operand",
     ),
-    "wrong large problem": FAULTS[PREFILL, "wrong large problem"],
     "wrong gradient of the key": FAULTS[BACKWARD, "wrong gradient of the key"],
 }
 

@@ -84,78 +84,7 @@ def test_every_operator_by_sizes(op: str) -> None:
     assert torch_fattn.warmup(op, heads=2, head_dim=64).kernels
 
 
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"dtype": "half"},
-            TypeError,
-            "dtype 'half' is not a dtype of prefill; pass for example torch.float16 or 'float16'",
-        ),
-        ({"mask": "int8"}, TypeError, "mask 'int8' is not a dtype of prefill"),
-        ({"heads": -1}, ValueError, "heads -1 is below 1; pass a number of at least 1"),
-        ({"heads": [4, 0]}, ValueError, "heads 0 is below 1; pass a number of at least 1"),
-        ({"batch": None}, TypeError, "batch None is not a whole number"),
-        ({"kv_len": 1.5}, TypeError, "kv_len 1.5 is not a whole number"),
-        ({"q_len": True}, TypeError, "q_len True is not a whole number"),
-        ({"head_dims": 64}, TypeError, "no option 'head_dims' (did you mean head_dim?); the sizes are dtype"),
-        ({"kv_format": "int5"}, ValueError, "kv_format 'int5' is not one of int8, fp8_e4m3, int4"),
-        ({"kv_format": "int8"}, ValueError, "is of a quantised cache, and prefill takes none"),
-    ],
-)
-def test_wrong_sizes(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    right: dict[str, Any] = {"dtype": f16, "heads": [2], "kv_heads": None, "head_dim": 24, "is_causal": True}
-    for calls, keywords in (("prefill", right | options), ([("prefill", right | options)], {})):
-        with pytest.raises(error) as refused:
-            torch_fattn.warmup(calls, **keywords)
-        sentence = str(refused.value)
-        assert sentence.startswith("torch_fattn.warmup: ") and message in sentence and "\n" not in sentence
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("calls", "options", "error", "message"),
-    [
-        *((calls, {}, TypeError, "(op, keywords)") for calls in (None, ["prefill"], [("prefill",)])),
-        ([("prefill", None)], {}, TypeError, "(op, keywords)"),
-        ([("decode", {})], {"heads": 2}, ValueError, "write (op, keywords) for each"),
-        ("gemm", {}, ValueError, "'gemm' is not an operator"),
-        ("decode", {"heads": 5, "kv_heads": 2}, ValueError, "5 query heads cannot share 2"),
-    ],
-)
-def test_wrong_calls(calls: Any, options: dict[str, int], error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as refused:
-        torch_fattn.warmup(calls, **options)
-    assert message in str(refused.value)
-
-
-@pytest.mark.host_only
-@pytest.mark.parametrize(
-    ("op", "names", "message"),
-    [
-        ("prefill", {"query": 0, "key": 0, "value": 0, "head_dim": 24}, "leave it out, since the operands"),
-        ("decode", {"key": 0, "value": 0}, "missing a required argument: 'query'"),
-        (
-            "decode",
-            {"quer": 0, "key": 0, "value": 0},
-            "no option 'quer' (did you mean query?); the arg",
-        ),
-        ("prefill_backward", {"query": 0, "heads": 4}, "no option 'heads'; leave it out"),
-        ("merge", {"lses": 0}, "missing a required argument: 'outs'"),
-        ("softmax", {"logits": 0}, "softmax has no option 'logits'; the arguments are"),
-        ("decode", {"seq_lens": 0, "heads": 2}, "is not a bool; pass True or False, or tensors for all"),
-    ],
-)
-def test_wrong_operands(op: str, names: dict[str, int], message: str) -> None:
-    tensor = torch.empty(1, 2, 3, 24, device="meta")
-    options = {name: number or tensor for name, number in names.items()}
-    with pytest.raises(TypeError) as refused:
-        torch_fattn.warmup(op, **options)
-    assert message in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_the_control_of_wrong_sizes() -> None:
+def test_sizes_of_every_kind() -> None:
     sizes = {"dtype": [f16], "heads": 2, "kv_heads": None, "head_dim": 64, "kv_len": 64}
     assert torch_fattn.warmup("prefill", **sizes, mask=torch.bool, is_causal=True).kernels
     assert torch_fattn.warmup("paged_decode", **sizes, kv_format=(None, "int8")).kernels

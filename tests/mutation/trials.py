@@ -53,6 +53,8 @@ from .trial import (
 WORK = 3e6  # multiply-adds of a problem
 # Head dims of query and value.
 NARROW, WIDE = (64, 32), (136, 200)
+# Windows that begin one key behind the first of a step.
+EDGE = BackwardProblem(0, Problem(0, "prefill", f16, 1, 1, 1, 64, 64, 64, 64, window_left=46))
 
 
 def _in_turn(drawn: Iterable[Problem | BackwardProblem], device: Device = SMALLEST) -> Iterator[Trial]:
@@ -76,7 +78,7 @@ def _of_one_head() -> Iterator[Iterator[Trial]]:
             drawn = drawing.draw(count, SEED, ops=(op,), work=WORK, of=6)
             yield _in_turn(map(partial(_with_head, head=head, dtype=dtype), drawn))
     for device in (SMALLEST, Device(9)):
-        backwards = backward_problems.draw(80, SEED)
+        backwards = [EDGE, *backward_problems.draw(80, SEED)[1:]]
         yield _in_turn(
             (replace(each, forward=_with_head(each.forward, NARROW)) for each in backwards), device
         )
@@ -86,7 +88,8 @@ def _on_tensors() -> Iterator[Iterator[Trial]]:
     heads = [tensor_kernels.HEADS[number % 3 if number % 4 == 3 else 0] for number in range(180)]
     for device in ON_TENSORS:
         yield _in_turn(tensor_kernels.problems(SEED, 120), device)
-        backwards = (tensor_kernels.backward_problem(number, head) for number, head in enumerate(heads))
+        drawn = (tensor_kernels.backward_problem(number, heads[number]) for number in range(1, len(heads)))
+        backwards = itertools.chain((EDGE,), drawn)
         yield _in_turn((replace(each, index=number) for number, each in enumerate(backwards)), device)
 
 
@@ -111,6 +114,7 @@ def _merges() -> Iterator[Trial]:
 
 def _writes() -> Iterator[Trial]:
     yield of_write(WriteProblem(0, "float", bf16, 23, 3, 192, 96, 3, 5, value_in_key=True))
+    yield of_write(WriteProblem(0, "int4", f32, 23, 3, 64, 64, 3, 5))  # whose scales and minima are rounded
     yield from map(of_write, cache_problems.draw(40, SEED))
 
 

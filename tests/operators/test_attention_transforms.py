@@ -22,6 +22,7 @@ from tests.operators.test_attention import (
     leaves,
     operands,
     packed,
+    token_major,
     with_lse,
 )
 from torch_fattn import attention, varlen_attention
@@ -56,7 +57,7 @@ def test_compile_by_inductor(op: str) -> None:
 
 
 def assert_compiled_alike(op: str, dynamic: bool, backend: str, device: str) -> None:
-    given = operands(device, is_causal=True, **BLOCKS) if op == "attention" else packed(device)
+    given = token_major(operands(device, is_causal=True, **BLOCKS)) if op == "attention" else packed(device)
     function = getattr(torch_fattn, op)
 
     def scaled(query: Tensor, **others: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Edges of the operators' contract: rows without keys, extreme scores, merge; and sinks, ALiBi slopes and
+"""Edges of the operators' contract: extreme scores, merge; and sinks, ALiBi slopes and
 mask values up to the largest float, and infinite ones."""
 
 from __future__ import annotations
@@ -19,22 +19,6 @@ from torch_fattn import reference
 fattn = torch.ops.fattn
 DTYPES = problems.DTYPES
 ids = problems.SHORT.get
-
-
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode"])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=ids)
-def test_fully_masked_rows(op: str, dtype: torch.dtype, device: str) -> None:
-    case = problems.build(problem(op, mask=dtype))
-    mask = case.clean["attn_mask"].clone()
-    mask[0, :, 1] = False if dtype == torch.bool else -torch.inf
-    mask[1] = False if dtype == torch.bool else -torch.inf
-    case = with_values(case, attn_mask=mask)
-    if dtype == torch.bool:
-        case.visible &= mask
-    out, lse = run(case, device)
-    assert torch.all(out[1] == 0) and torch.all(lse[1] == -torch.inf)
-    assert torch.all(out[0, :, 1] == 0) and torch.all(lse[0, :, 1] == -torch.inf)
-    assert_close(case, out, lse)
 
 
 # ---- extreme scores

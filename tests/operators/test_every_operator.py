@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.conftest import counted_launches
 from tests.helpers.operator_calls import OPERATORS, SIZES, operator_call, public_operators, written_by
 from tests.helpers.tensors import same_bits, tensors_in
-from torch_fattn.operators import ATTENTION, BACKWARDS
+from torch_fattn.operators import ATTENTION, BACKWARDS, DIFFERENTIABLE
 
 
 def call(op: str, arguments: dict[str, Any]) -> list[Tensor]:
@@ -63,3 +63,16 @@ def test_opcheck_and_compile(op: str, kv_format: str, device: str) -> None:
     names = [a.name for a in function.default._schema.arguments if not a.kwarg_only]
     positional = tuple(arguments.pop(name) for name in names if name in arguments)
     assert set(torch.library.opcheck(function.default, positional, arguments).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(("op", "kv_format"), [each for each in OPERATORS if each[0] != "sdpa"])
+def test_autocast(op: str, kv_format: str, device: str) -> None:
+    """It casts the operands of attention, but no quantised cache, and leaves other operators alone."""
+    arguments = operator_call(op, SIZES["twos"], device, kv_format)
+    copy = {n: a.clone() if n in written_by(op) else a for n, a in arguments.items()}
+    if op in (*ATTENTION, *DIFFERENTIABLE):
+        names = ("query", "key", "value", "key_cache", "value_cache")
+        copy |= {n: copy[n].half() for n in names if n in copy and copy[n].is_floating_point()}
+    with torch.autocast(device, torch.float16):
+        results = call(op, arguments)
+    assert same_bits(results, call(op, copy))

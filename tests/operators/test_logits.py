@@ -146,16 +146,6 @@ def test_a_grid_in_slices(op: str) -> None:
     sliced.run()
 
 
-# ---- what torch sees
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_autocast_leaves_them_alone(op: str, device: str) -> None:
-    for dtype in (f32, bf16):
-        with torch.autocast(device, dtype=f16 if device == "mps" else bf16):
-            assert call(op, torch.randn(3, 9, dtype=dtype, device=device)).dtype == dtype
-
-
 # ---- limits
 
 

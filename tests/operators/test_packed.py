@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import Checked, counted_launches, needs_emulator
-from tests.helpers import direct_launch, problems, small_problems
+from tests.conftest import Checked, needs_emulator
+from tests.helpers import problems, small_problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.kv_formats import QUANTISED, columns
 from tests.helpers.problems import PACKED, Problem
@@ -262,21 +262,3 @@ def test_no_sequence_is_longer_than_the_call(longest: int) -> None:
         return [torch_fattn.explain(op, *operands[op], *numbers[op], is_causal=True).json for op in operands]
 
     assert plans(longest) == plans(4096) != plans(1)
-
-
-def test_slices_compute_what_one_dispatch_does() -> None:
-    """Slices, and parts of the keys, are planned from max_seqlen_k: only the GPU knows how many there are."""
-    generator = torch.Generator().manual_seed(4)
-    query = torch.randn(140, 16, 64, generator=generator).to(f16).to("mps")
-    key = torch.randn(1, 8, 64, generator=generator).to(f16).to("mps").expand(2**29, -1, -1)
-    starts = int32(0, 130, 140), int32(0, 1400, 1437)
-    results = []
-    for most, parts in ((2**25, 4), (2**23, 1), (1400, 1)):
-        arguments = (query, key, key, *starts, 130, most)
-        step, *merge = torch_fattn.explain("varlen_prefill", *arguments).passes
-        dispatches = len(list(direct_launch.dispatches(step)))
-        assert (dispatches > 1) == (most > 1400) and step["params"]["parts"] == parts
-        with counted_launches() as launches:
-            results.append([result.cpu() for result in fattn.varlen_prefill(*arguments)])
-        assert launches == {"fattn_prefill": dispatches} | ({"fattn_merge": 1} if merge else {})
-    assert all(torch.equal(a, b) for more in results[:2] for a, b in zip(more, results[2], strict=True))

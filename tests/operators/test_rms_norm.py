@@ -58,10 +58,8 @@ def test_a_row_is_read_once(columns: int, reads: int) -> None:
     assert launch["buffers_written"]["3"] == 4 * columns
 
 
-def test_gradients_and_autocast(device: str) -> None:
+def test_gradients(device: str) -> None:
     x, weight = torch.randn(3, 64, device=device), torch.randn(64, device=device, requires_grad=True)
     out = torch_fattn.rms_norm(x, weight)
     with pytest.raises(RuntimeError, match=r"fattn\.rms_norm has no backward; use the model's own .* norms"):
         out.sum().backward()
-    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
-        assert same_bits(torch_fattn.rms_norm(x, weight), out.detach())

@@ -57,21 +57,35 @@ def test_tiles_of_several_rows_of_blocks_visit_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"is_causal": True}, {"q_offset": -30}, {"window_left": 90, "sink_tokens": 50, "is_causal": True}],
+    ("options", "lengths", "masks"),
+    [
+        ({}, None, 1),
+        ({"is_causal": True}, None, 2),
+        ({"q_offset": -30}, None, 1),
+        ({"window_left": 90, "sink_tokens": 50, "is_causal": True}, None, 1),
+        ({}, [130, 131], 2),
+        ({"window_left": 90, "sink_tokens": 50, "is_causal": True}, [130, 501], 2),
+        ({"is_causal": True}, [-1, 400], 1),
+    ],
 )
-def test_pairs_by_counting(options: dict[str, Any]) -> None:
+def test_pairs_by_counting(options: dict[str, Any], lengths: list[int] | None, masks: int) -> None:
     from torch_fattn.operators.visibility import Visibility, expanded_blocks
 
     query, key = (torch.empty(2, 4, n, 64) for n in (300, 500))
-    blocks = torch.rand(2, 1, 5, 4, generator=torch.Generator().manual_seed(0)) < 0.5
-    plan = explain("prefill", query, key, key, block_mask=blocks, block_size=(64, 128), **options)
-    rows = torch.arange(300)[:, None] + options.get("q_offset", 200)
-    seen = Visibility.of(options, is_causal=options.get("is_causal", False)).mask(rows, torch.arange(500))
+    blocks = torch.rand(masks, 1, 5, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    call = {"query": query, "key": key, "value": key, "block_mask": blocks, "block_size": (64, 128)} | options
+    if lengths is not None:
+        call["seq_lens"] = torch.tensor(lengths, dtype=torch.int32)
+    plan = explain("prefill", **call)
+    filled = torch.tensor(lengths or [500, 500]).clamp(0, 500)[:, None, None, None]
+    rows, keys = torch.arange(300)[:, None] + options.get("q_offset", filled - 300), torch.arange(500)
+    seen = Visibility.of(options, is_causal=options.get("is_causal", False)).mask(rows, keys)
+    seen = seen & (keys < filled)
     visible: Tensor = seen & expanded_blocks(blocks, (64, 128), 300, 500)
     assert plan.blocks is not None and plan.blocks.pairs == 4 * int(visible.sum()) <= plan.blocks.tile_pairs
+    assert plan.cost.flops == 4 * 64 * plan.blocks.pairs
     assert plan.blocks.density == pytest.approx(blocks.double().mean().item())
     assert f"64 x 128, {blocks.numel()} bytes" in str(plan)
-    unknown = explain("prefill", *(each.to("meta") for each in (query, key, key)),
-                      block_mask=blocks.to("meta"), block_size=(64, 128), **options)  # fmt: skip
+    on_meta = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in call.items()}
+    unknown = explain("prefill", **on_meta)
     assert unknown.blocks is None and unknown.cost.is_most and unknown.cost.flops >= plan.cost.flops

@@ -33,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install) ->
     return tmp_path
 
 
-def tuning(dim: int = 64) -> str:
-    text: str = plan_of("prefill", 40, 40, dim).data["tuning"]
+def tuning() -> str:
+    text: str = plan_of("prefill", 40, 40, 64).data["tuning"]
     return text
 
 

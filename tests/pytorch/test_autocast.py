@@ -1,4 +1,5 @@
-"""Under torch.autocast the ops cast query, key and value as F.scaled_dot_product_attention does."""
+"""Under torch.autocast the ops cast query, key and value as F.scaled_dot_product_attention does. All of them
+are in tests/operators/test_every_operator.py."""
 
 from __future__ import annotations
 
@@ -10,9 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn
-from tests.helpers import cache_problems
-from tests.helpers.kv_formats import KV_FORMATS
-from tests.pytorch.test_compile import arguments_of
 from torch_fattn.flash_attn import flash_attn_func
 
 fattn = torch.ops.fattn
@@ -50,20 +48,6 @@ def test_without_autocast_they_raise(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("op", ["prefill", "decode", "paged_decode", "paged_prefill", "varlen_prefill"])
-def test_every_attention_op(op: str, device: str) -> None:
-    arguments = arguments_of(op, device)
-    halves = {
-        name: value.half() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
-        for name, value in arguments.items()
-    }
-    with torch.autocast(device, dtype=torch.float16):
-        out, _ = getattr(fattn, op)(**arguments)
-    assert out.dtype == torch.float16
-    assert torch.equal(out.cpu(), getattr(fattn, op)(**halves)[0].cpu())
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_calls_composed_of_parts(device: str) -> None:
     generator = torch.Generator().manual_seed(1)
     query, prefix, own = (torch.randn(shape, generator=generator).to(device) for shape in SHARED)
@@ -89,28 +73,6 @@ def test_a_float_mask_keeps_its_dtype(device: str) -> None:
     exact, _ = fattn.prefill(query.half(), key.half(), value.half(), (torch.arange(9) < 4).to(device))
     assert torch.allclose(out.cpu(), exact.cpu(), atol=3e-2)
     assert lse.max() < -9e4
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_merge_is_left_alone(device: str) -> None:
-    arguments = arguments_of("merge", device)
-    with torch.autocast(device, dtype=torch.float16):
-        out, lse = fattn.merge(**arguments)
-    assert out.dtype == lse.dtype == torch.float32
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("to", HALVES, ids=str)
-@pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_cache_write_is_left_alone(kv_format: str, to: torch.dtype, device: str) -> None:
-    """Its caches and scales have dtypes that autocast does not mix."""
-    plain, cast = (cache_problems.valid(kv_format, device) for _ in range(2))
-    fattn.cache_write(**plain)
-    with torch.autocast(device, dtype=to):
-        fattn.cache_write(**cast)
-    for name in ("key_cache", "value_cache", "key_scales", "value_scales"):
-        if plain.get(name) is not None:
-            assert torch.equal(*(call[name].cpu().contiguous().view(torch.uint8) for call in (plain, cast)))
 
 
 def test_explain_shows_what_would_run() -> None:

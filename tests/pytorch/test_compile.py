@@ -10,8 +10,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 import torch_fattn
-from tests.helpers import problems
-from tests.helpers.problems import Problem
+from tests.helpers.operator_calls import Sizes, operator_call
 from torch_fattn.flash_attn import flash_attn_varlen_func
 
 PACKED = ("paged_prefill", "varlen_prefill")
@@ -19,21 +18,7 @@ OPS = ("prefill", "decode", "paged_decode", *PACKED, "merge")
 
 
 def arguments_of(op: str, device: str) -> dict[str, Any]:
-    if op == "merge":
-        generator = torch.Generator().manual_seed(0)
-        return {
-            "outs": torch.randn(2, 1, 4, 3, 16, generator=generator).to(device),
-            "lses": torch.randn(2, 1, 4, 3, generator=generator).to(device),
-        }
-    sizes: dict[str, Any] = {"q_len": 6, "kv_len": 20, "causality": "bottom_right", "mask": torch.bool}
-    if op != "prefill":
-        sizes = {"q_len": 2, "kv_len": 32, "seq_lens": (21, 32)}
-    if op in PACKED:
-        sizes |= {"q_lens": (1, 9), "q_len": 9, "causality": "bottom_right"}
-    if op.startswith("paged"):
-        sizes |= {"block_size": 16}
-    problem = Problem(0, op, torch.float32, 2, 4, 2, head_dim=16, value_dim=16, **sizes)
-    return problems.build(problem).arguments(device)[0]
+    return operator_call(op, Sizes(batch=2, heads=2, rows=5, keys=32, block=16), device, "auto")
 
 
 @pytest.mark.host_only
@@ -62,7 +47,7 @@ def test_lengths_do_not_compile_again(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_a_graph_has_no_gradient(op: str) -> None:
     arguments = arguments_of(op, "mps")
-    first = next(iter(arguments))
+    first = "outs" if op == "merge" else "query"
     arguments[first] = arguments[first].clone().requires_grad_()
 
     def model(**arguments: Any) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,35 +14,10 @@ from torch import Tensor
 
 from tests.conftest import counted_launches
 from tests.helpers import refusals
-from tests.helpers.refusals import (
-    Refusal,
-    caches,
-    delta,
-    derivatives,
-    distributed,
-    flash_attn,
-    flex_attention,
-    patterns,
-    plans,
-    rotary,
-    shapes,
-    sparse,
-)
+from tests.helpers.refusals import Refusal
 
-REFUSALS = [
-    *refusals.REFUSALS,
-    *caches.REFUSALS,
-    *delta.REFUSALS,
-    *derivatives.REFUSALS,
-    *distributed.REFUSALS,
-    *flash_attn.REFUSALS,
-    *flex_attention.REFUSALS,
-    *patterns.REFUSALS,
-    *plans.REFUSALS,
-    *rotary.REFUSALS,
-    *shapes.REFUSALS,
-    *sparse.REFUSALS,
-]
+PARTS = sorted(part.name for part in pkgutil.iter_modules(refusals.__path__, f"{refusals.__name__}."))
+REFUSALS = [*refusals.REFUSALS, *(case for part in map(import_module, PARTS) for case in part.REFUSALS)]
 
 
 @pytest.fixture(autouse=True)

@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.import_utils import is_serve_available
 
 import torch_fattn
 from tests.conftest import counted_launches, decodes
-from tests.transformers.clients import CLIENTS, NEW_TOKENS, PATIENCE, prompt
-from tests.transformers.tiny_models import DEVICE, LAYERS
-from torch_fattn.integrations.transformers import NAME, __main__
+from tests.transformers.tiny_models import DEVICE, LAYERS, VOCAB, pair, tiny
+from torch_fattn.integrations.transformers import NAME, __main__, compat
 
 pytestmark = pytest.mark.skipif(
     not (is_serve_available() and find_spec("accelerate")),
@@ -33,6 +34,62 @@ pytestmark = pytest.mark.skipif(
 )
 BLOCK_SIZE = 8
 BLOCKS = 24  # of eight tokens: room for 4 or 5 of the requests at a time
+WORDS = [f"w{n}" for n in range(VOCAB - 3)]  # of the checkpoint's tokenizer
+CLIENTS = 32
+NEW_TOKENS = 8
+PATIENCE = 60.0  # seconds, for any one answer
+SYSTEM = [random.Random(0).sample(WORDS, 16), random.Random(1).sample(WORDS, 16)]  # two blocks each
+
+
+def prompt(number: int) -> str:
+    """One of two system prompts, and words of its own."""
+    draw = random.Random(number)
+    return " ".join(SYSTEM[number % 2] + draw.choices(WORDS, k=draw.randint(1, 9)))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer of words w0, w1, ..., and a chat template that joins messages."""
+    folder = tmp_path_factory.mktemp("tiny")
+    vocabulary = {word: n for n, word in enumerate(["<pad>", "<unk>", "<s>", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    fast.save_pretrained(folder)
+    pair(AutoModelForCausalLM, tiny("llama"), "eager")[1].save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def serve_takes_fattn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.cli.serving import model_manager
+
+    monkeypatch.setattr(model_manager, "ModelManager", model_manager.ModelManager)  # and back
+    compat.let_serve_take(NAME)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def single(checkpoint: Path) -> Any:
+    """The answer to each prompt, alone, of eager attention."""
+    eager = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager").eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+
+    def answer(number: int) -> str:
+        ids = tokenizer(prompt(number), return_tensors="pt").input_ids
+        with torch.no_grad():
+            tokens = eager.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    return answer
 
 
 class Server:

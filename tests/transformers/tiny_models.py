@@ -123,11 +123,10 @@ def same_as_eager(
     *,
     cache: str = "dynamic",
     padding: int = 0,
-    implementation: str = "fattn",
     **options: Any,
 ) -> dict[str, int]:
     """Checks tokens and logits of a generation, and returns its launches. `options` are for `fattn` alone."""
-    ours, eager = pair(AutoModelForCausalLM, config, implementation)
+    ours, eager = pair(AutoModelForCausalLM, config)
     ids, mask = prompt(padding=padding)
     cached = {} if cache == "dynamic" else {"cache_implementation": cache}
     with counted_launches() as launches:

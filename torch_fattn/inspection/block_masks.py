@@ -32,30 +32,44 @@ class Blocks:
 
 
 def blocks_of(call: Mapping[str, Any], plan: Mapping[str, Any]) -> Blocks | None:
-    """None without a block mask, or if its numbers are unknown. On a GPU this waits for them."""
-    mask = call.get("block_mask")
-    if mask is None or mask.is_meta:
+    """None without a block mask, or if its numbers or those of seq_lens are unknown. On a GPU this waits for
+    them."""
+    mask, seq_lens = call.get("block_mask"), call.get("seq_lens")
+    if mask is None or any(each is not None and each.is_meta for each in (mask, seq_lens)):
         return None
-    query, key, size = call["query"], call["key"], tuple(call["block_size"])
+    query, keys, size = call["query"], call["key"].shape[2], tuple(call["block_size"])
     visible = mask.cpu() != 0
-    rows, keys = query.shape[2], key.shape[2]
-    offset = call.get("q_offset")
-    positions = torch.arange(rows, device="cpu") + (keys - rows if offset is None else offset)
     visibility = Visibility.of(call, is_causal=call.get("is_causal", False))
-    edges = torch.arange(0, keys + size[1], size[1], device="cpu").clamp(max=keys)
-    heads = query.shape[:2].numel() // max(visible.shape[:2].numel(), 1)  # that share a mask
-    pairs = tile_pairs = 0
-    for first, own in _cut(positions, size[0]):
-        seen = _keys_of(visibility, own, own, edges)
-        by_position = seen.sum(0) * (len(own) // len(seen))
-        pairs += heads * int((by_position * visible[:, :, first // size[0]]).sum())
     tile_rows, step = _tile_of(plan)
-    for first, own in _cut(positions, tile_rows) if tile_rows else ():
-        of_tile = visible[:, :, first // size[0] : (first + len(own) - 1) // size[0] + 1].any(2)
-        steps = (_keys_of(visibility, own[:1], own[-1:], edges)[0] + step - 1) // step
-        tile_pairs += heads * tile_rows * step * int((steps * of_tile).sum())
+    pairs = tile_pairs = 0
+    for length, shown, sequences in _by_length(visible, seq_lens, query.shape[0], keys):
+        offset = call.get("q_offset")
+        first_position = length - query.shape[2] if offset is None else offset
+        positions = torch.arange(query.shape[2], device="cpu") + first_position
+        edges = torch.arange(0, keys + size[1], size[1], device="cpu").clamp(max=length)
+        heads = sequences * query.shape[1] // max(shown.shape[1], 1)  # that share a mask
+        for first, own in _cut(positions, size[0]):
+            seen = _keys_of(visibility, own, own, edges)
+            by_position = seen.sum(0) * (len(own) // len(seen))
+            pairs += heads * int((by_position * shown[:, :, first // size[0]]).sum())
+        for first, own in _cut(positions, tile_rows) if tile_rows else ():
+            of_tile = shown[:, :, first // size[0] : (first + len(own) - 1) // size[0] + 1].any(2)
+            steps = (_keys_of(visibility, own[:1], own[-1:], edges)[0] + step - 1) // step
+            tile_pairs += heads * tile_rows * step * int((steps * of_tile).sum())
     density = visible.double().mean().item() if visible.numel() else 0.0
     return Blocks(size, bytes_of(mask), density, pairs, tile_pairs)
+
+
+def _by_length(
+    visible: Tensor, seq_lens: Tensor | None, batch: int, keys: int
+) -> Iterator[tuple[int, Tensor, int]]:
+    """Each length with the masks of its sequences, and the number of sequences that share a mask."""
+    if seq_lens is None:
+        yield keys, visible, batch // max(len(visible), 1)
+        return
+    lengths = seq_lens.cpu().clamp(0, keys)
+    for length, count in zip(*(each.tolist() for each in lengths.unique(return_counts=True)), strict=True):
+        yield (length, visible, count) if len(visible) == 1 else (length, visible[lengths == length], 1)
 
 
 def _tile_of(plan: Mapping[str, Any]) -> tuple[int, int]:

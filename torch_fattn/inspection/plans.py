@@ -258,8 +258,8 @@ def explain(
     else of an Apple M1 with 8 GB.
 
     `.cost` has the bytes of operands and results and the FLOPs of all pairs visible by position, for full
-    caches. A block_mask is read: `.blocks` has its density and its visible pairs. `.least_seconds` divides
-    the cost by published rates: a lower bound for any kernel.
+    caches. A block_mask is read, and seq_lens beside it: `.blocks` has the density and the visible pairs.
+    `.least_seconds` divides the cost by published rates: a lower bound for any kernel.
 
     Raises the function's own errors. A call that `sdpa` leaves to torch has no passes.
     """

@@ -145,7 +145,7 @@ class PrefillOptions(CausalOptions, OffsetOptions, LengthOptions, ScoreOptions, 
     computed, and there is no mask of single keys. The other options hide keys inside visible blocks. Not with
     attn_mask or mask_map."""
     block_size: tuple[int, int]
-    """rows and keys of a block, powers of two from 32 to 256."""
+    """rows and keys of a block of block_mask, powers of two from 32 to 256."""
 
 
 class SavedOutOptions(TypedDict, total=False):

@@ -13,7 +13,7 @@ from ..operators.attention import merge, prefill
 from ..operators.differentiable import attention, needs_gradient
 from ..operators.head_padding import pad_heads, without_padding
 from ..runtime.signatures import public
-from .selection import BLOCK_SIZE, check_block_size, check_share, pooled, pooled_scores, top_blocks
+from .selection import BLOCK_SIZE, check_share, pooled, pooled_scores, top_blocks
 
 
 @public("torch_fattn.patterns.attention_with_means", refused_by="prefill")
@@ -82,7 +82,8 @@ class Pattern:
         min_tokens: int = 16384,
         with_means: bool = False,
     ) -> None:
-        check_block_size("Pattern", block_size)
+        row = torch.empty(1, 1, 1, 8, dtype=torch.float32, device="meta")
+        prefill(row, row, row, block_size=block_size)  # checks it
         if isinstance(select, type):
             raise TypeError(f"Pattern: select is the class {select.__name__}; pass a density or a function")
         if not callable(select):

@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .control import finish_stream, load
+from .settings import uint32
 
 
 class _Fault(ctypes.Structure):  # softmetal_fault in framework/faults.h
     _fields_ = [
         ("kernel", ctypes.c_char_p),
         ("macro", ctypes.c_char_p),
-        ("fails", ctypes.c_uint32),
-        ("stops", ctypes.c_uint32),
-        ("delay_ms", ctypes.c_uint32),
-        ("max_threads", ctypes.c_uint32),
+        *uint32("fails", "stops", "delay_ms", "max_threads"),
         ("slot", ctypes.c_int32),
         ("flipped", ctypes.c_uint32),
         ("byte", ctypes.c_uint64),

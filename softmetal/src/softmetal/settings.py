@@ -12,14 +12,16 @@ _KNOWN = {"m5": 0, "blocks8": 1}
 _RANDOM = 2  # SOFTMETAL_LAYOUT_RANDOM
 
 
+def uint32(*names: str) -> list[tuple[str, type[ctypes.c_uint32]]]:
+    """Fields of a structure."""
+    return [(name, ctypes.c_uint32) for name in names]
+
+
 class Settings(ctypes.Structure):
     _fields_ = [
-        ("threads", ctypes.c_uint32),
-        ("order", ctypes.c_uint32),
+        *uint32("threads", "order"),
         ("seed", ctypes.c_uint64),
-        ("checks", ctypes.c_uint32),
-        ("watchdog_ms", ctypes.c_uint32),
-        ("tensor_layout", ctypes.c_uint32),
+        *uint32("checks", "watchdog_ms", "tensor_layout"),
         ("tensor_seed", ctypes.c_uint64),
     ]
 

@@ -7,7 +7,6 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,8 +17,6 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 if not softmetal.control.LIBRARY.exists():
     pytest.skip("libsoftmetal.so is not built (python -m softmetal build)", allow_module_level=True)
-
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def both(make: Callable[..., Any], *tensors: Any) -> None:
@@ -37,22 +34,14 @@ def test_is_there() -> None:
     assert torch.backends.mps.get_core_count() == 8
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_arithmetic(dtype: Any) -> None:
-    a, b = torch.randn(9, 9).to(dtype), torch.randn(9, 9).to(dtype)
-    both(lambda x, y: (x + y) * 2 - x / 3, a, b)
-    both(lambda x, y: x @ y, a, b)
+def test_arithmetic() -> None:
+    """Operators that run on the CPU: their results, an argument that they write, a list, another dtype."""
+    a, b = torch.randn(9, 9), torch.randn(9, 9)
+    both(lambda x, y: x @ y - x / 3, a, b)
     both(lambda x, y: x.clone().mul_(2).add_(y), a, b)
-    both(lambda x: x.softmax(-1).sum(0), a)
+    both(lambda x: (x > 0).sum(0), a)
     both(lambda x, y: torch.cat([x, y], 1)[:, 3:12].contiguous(), a, b)
-    both(lambda x: x.float(), a)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
-def test_integers(dtype: Any) -> None:
-    x = torch.randint(0, 2, (5, 7)).to(dtype)
-    both(lambda t: (t == 1).sum(0), x)
-    both(lambda t: t.nonzero(), x)
+    both(lambda x: x.half(), a)
 
 
 def test_views_write_through() -> None:
@@ -158,23 +147,6 @@ def test_save_load_copy() -> None:
     assert torch.equal(copy.deepcopy(linear).weight.cpu(), linear.weight.cpu())
 
 
-def test_modules_and_gradients() -> None:
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(8, 16), torch.nn.SiLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)]
-    model = torch.nn.Sequential(*layers)
-    x = torch.randn(3, 8)
-    model(x).square().sum().backward()
-    expected = [p.grad.clone() for p in model.parameters()]
-    moved = copy.deepcopy(model).to("mps")
-    moved.zero_grad()
-    optimizer = torch.optim.AdamW(moved.parameters())
-    moved(x.to("mps")).square().sum().backward()
-    for parameter, gradient in zip(moved.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad.cpu(), gradient)
-    optimizer.step()
-    assert all(p.device.type == "mps" for p in moved.parameters())
-
-
 def test_gradients_that_are_zeros() -> None:
     x = torch.randn(4, device="mps", requires_grad=True)
     torch.sgn(x).sum().backward()  # autograd's zeros have no memory
@@ -249,32 +221,3 @@ def test_torch_mps() -> None:
     torch.mps.empty_cache()
     assert 0 <= torch.mps.current_allocated_memory() <= torch.mps.driver_allocated_memory()
     assert torch.mps.recommended_max_memory() > 0
-
-
-def test_context_managers() -> None:
-    with torch.device("mps"):
-        assert torch.nn.Linear(2, 2).weight.device.type == "mps"
-    with torch.autocast("mps", dtype=torch.float16):
-        assert (torch.ones(2, 2, device="mps") @ torch.ones(2, 2, device="mps")).dtype == torch.float16
-    with torch.inference_mode():
-        assert (torch.ones(2, device="mps") + 1).is_inference()
-
-
-def test_compile() -> None:
-    def f(x: Any) -> Any:
-        return x.sin() + x[1:].sum()
-
-    x = torch.randn(4, 5)
-    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x.to("mps")).cpu(), f(x))
-
-
-def test_threads_at_once() -> None:
-    def work(seed: int) -> None:
-        x = torch.full((64, 64), float(seed))
-        for _ in range(100):
-            y = (x.to("mps") @ x.to("mps")).add_(1).relu().cpu()
-            assert torch.equal(y, x @ x + 1), f"thread {seed}"
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))

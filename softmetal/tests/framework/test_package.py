@@ -1,13 +1,10 @@
-"""The Python package: the effects of importing it, and building an extension with setuptools as on a Mac."""
+"""The Python package: the effects of importing it."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,28 +14,6 @@ pytest.importorskip("torch")
 if not softmetal.control.LIBRARY.exists():
     pytest.skip("libsoftmetal.so is not built (python -m softmetal build)", allow_module_level=True)
 
-SETUP = """
-from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
-import torch
-assert torch.backends.mps.is_built()
-setup(name="kit_product", ext_modules=[CppExtension("kit_product", ["scale.mm", "plain.cpp"])],
-      cmdclass={"build_ext": BuildExtension})
-"""
-SCALE = """
-#include <ATen/mps/MPSStream.h>
-#include <torch/library.h>
-#import <Metal/Metal.h>
-static std::string name() { return [[at::mps::getCurrentMPSStream()->device() name] UTF8String]; }
-TORCH_LIBRARY(kit_product, m) { m.def("device_name() -> str", name); }
-"""
-PLAIN = """
-#include <Python.h>
-extern "C" PyObject* PyInit_kit_product() {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "kit_product", nullptr, -1};
-  return PyModule_Create(&module);
-}
-"""
 # The process ends right after a `backward` that raises.
 REFUSED = """
 import torch
@@ -74,10 +49,6 @@ def test_import_is_light() -> None:
     )
 
 
-def test_torch_alone_has_mps() -> None:
-    assert python("import torch; print((torch.ones(2, device='mps') + 1).tolist())") == "[2.0, 2.0]\n"
-
-
 def test_switched_off() -> None:
     assert python("import torch; print(torch.backends.mps.is_available())", SOFTMETAL="0") == "False\n"
 
@@ -94,17 +65,3 @@ def test_process_ends_behind_a_refused_backward() -> None:
     """Repeated five times: the thread that releases the error last is random."""
     for _ in range(5):
         assert python(REFUSED) == ""
-
-
-def test_build_with_setuptools(tmp_path: Path) -> None:
-    for name, text in {"setup.py": SETUP, "scale.mm": SCALE, "plain.cpp": PLAIN}.items():
-        (tmp_path / name).write_text(text)
-    command = [sys.executable, "-m", "softmetal", "config", "--env"]
-    exports = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = re.findall(r"^export (\w+)=", exports, flags=re.M)
-    assert names == ["CXX", "CC", "CPPFLAGS", "LDFLAGS"]
-    build = f"{exports}\n{shlex.quote(sys.executable)} setup.py -q build_ext --inplace"
-    done = subprocess.run(["bash", "-ec", build], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    code = f"import torch, sys; sys.path.insert(0, {str(tmp_path)!r}); import kit_product; "
-    assert python(code + "print(torch.ops.kit_product.device_name())").startswith("Software Metal on ")

@@ -75,19 +75,6 @@ def test_m3_with_macos_15(kit: ModuleType) -> None:
     assert "language version 4.0 which is not supported on this OS" in found["error"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "column"),
-    [
-        ({"SOFTMETAL_GPU_FAMILY": "9", "SOFTMETAL_MACOS": "26.0"}, 8),
-        ({"SOFTMETAL_GPU_FAMILY": "9", "SOFTMETAL_TENSOR_LAYOUT": "m5"}, 2),
-        ({"SOFTMETAL_GPU_FAMILY": "10", "SOFTMETAL_TENSOR_LAYOUT": "blocks8"}, 8),
-    ],
-    ids=str,
-)
-def test_the_layout_is_of_the_gpu_or_set(kit: ModuleType, environment: dict[str, str], column: int) -> None:
-    assert ask(kit, **environment)["third"] == column
-
-
 def test_the_layout_changes_with_the_context(kit: ModuleType) -> None:
     def third(layout: str | None) -> float:
         y = torch.zeros(256, device="mps")

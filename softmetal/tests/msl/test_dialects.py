@@ -28,11 +28,7 @@ def test_packed_vectors_of_three(element: str) -> None:
     np.testing.assert_array_equal(values, [22, 44, 66, *second])
 
 
-ALIGNED = ["__attribute__((aligned({})))", "alignas({})"]
-
-
-@pytest.mark.parametrize("attribute", ALIGNED)
-@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize(("attribute", "size"), [("__attribute__((aligned({})))", 16), ("alignas({})", 64)])
 def test_aligned_threadgroup_variables(attribute: str, size: int) -> None:
     text = attribute.format(size)
     after = text if attribute.startswith("_") else ""

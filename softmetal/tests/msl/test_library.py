@@ -259,18 +259,6 @@ def test_casts_between_half_and_bfloat() -> None:
     )
 
 
-def test_comparisons_in_template_arguments() -> None:
-    check(
-        {"pick(short(1))": 1, "pick(1l)": 2, "inside<3>()": 1, "inside<9>()": 2},
-        body="""
-        template <typename T, enable_if_t<sizeof(T) < 8, bool> = true> int pick(T) { return 1; }
-        template <typename T, enable_if_t<sizeof(T) == 8, bool> = true> int pick(T) { return 2; }
-        template <int N, enable_if_t<N < 8, bool> = true> int inside() { return 1; }
-        template <int N, enable_if_t<(N >= 8), bool> = true> int inside() { return 2; }
-        """,
-    )
-
-
 def test_names_and_numbers_first() -> None:
     """Programs define names that are in C++'s library but not in Metal's; a number converts to a vector."""
     check(

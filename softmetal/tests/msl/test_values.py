@@ -257,17 +257,3 @@ def test_constant_tables_and_structs() -> None:
         },
         body=body,
     )
-
-
-def test_the_end_of_a_template_call() -> None:
-    source = """
-kernel void k(device const half* in, device float* out) {
-  const float4 wide = float4(*reinterpret_cast<const device half4*>(in));
-  const bool4 below = wide < float4(2.5);
-  for (int i = 0; i < 4; i++) {
-    out[i] = wide[i];
-    out[4 + i] = select(0.0f, 1.0f, bool(below[i]));
-  }
-}
-"""
-    check_kernel(source, [1, 2, 3, 4, 1, 1, 0, 0], np.array([1, 2, 3, 4], np.float16))

@@ -114,6 +114,8 @@ def test_scalars_templates_and_constants_are_as_in_cpp() -> None:
         ("template <typename T> T g(T x); int y = g<vec<int, 2>>(x) >> 1;", 3),
         ("template <typename T> T g(T x); bool y = g < 2 || x > 1;", 1),
         ("enable_if_t<sizeof(T) < 8> x;", 1),
+        ("template <int N, enable_if_t<N < 8, bool> = true> int f();", 2),
+        ("bool4 x = float4(*reinterpret_cast<const device half4*>(p)) < 2;", 1),
         ("for (int i = 0; i < n; i++) x = i > 1;", 0),
         ("a = static_cast<device int*>(p) < q;", 1),
     ],

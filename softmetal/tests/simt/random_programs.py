@@ -48,8 +48,8 @@ def _mask(lanes: list[int]) -> int:
 # The value for a lane, from the lanes that take part: those of the simdgroup, or of the quad.
 _OF_A_GROUP: dict[str, Callable[[int, list[int]], int]] = {
     "{group}_sum(1u << log.lane)": lambda lane, lanes: _mask(lanes),
-    "{group}_or(1u << log.lane)": lambda lane, lanes: _mask(lanes),
-    "{group}_xor(1u << log.lane)": lambda lane, lanes: _mask(lanes),
+    "{group}_or(3u << log.lane)": lambda lane, lanes: _mask(lanes) | _mask(lanes) << 1 & MASK,
+    "{group}_xor(3u << log.lane)": lambda lane, lanes: _mask(lanes) ^ _mask(lanes) << 1 & MASK,
     "{group}_and(~(1u << log.lane))": lambda lane, lanes: MASK - _mask(lanes),
     "{group}_product(log.lane + 1)": lambda lane, lanes: math.prod(one + 1 for one in lanes) & MASK,
     "{group}_max(log.lane)": lambda lane, lanes: max(lanes),

@@ -220,6 +220,8 @@ REFUSALS: list[Refusal] = [
     of_op("convert it with .bool()", "prefill", {"block_mask": BLOCKS["block_mask"].long()}, BLOCKS),
     of_op("use blocks of 64 or 128", "prefill", {**BLOCKS, "block_size": (128, 48)},
           {**BLOCKS, "block_size": (128, 64)}),
+    Refusal("pass the rows and the keys of a block",
+            lambda: torch.ops.fattn.prefill(**of("prefill"), **BLOCKS, block_size=[64])),
     of_op("expand a dimension in which all blocks are alike", "prefill",
           {"block_mask": BLOCKS["block_mask"][:, :2]}, {"block_mask": BLOCKS["block_mask"][:, :1]}),
     of_write("pass the result of its .resolve_neg()",

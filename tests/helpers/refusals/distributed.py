@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,12 @@ def _prefill(*operands: Tensor, **options: Any) -> Callable[[], Any]:
     return lambda: one_rank(distributed.prefill)(*(operands or (OWN,) * 3), **options)
 
 
-def _packed(*operands: Any) -> Callable[[], Any]:
-    return lambda: one_rank(distributed.varlen_prefill)(PACKED, PACKED, PACKED, *operands)
+def _packed(*operands: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: one_rank(distributed.varlen_prefill)(PACKED, PACKED, PACKED, *operands, **options)
+
+
+def _no_sequences(**options: Any) -> Any:
+    return one_rank(distributed.varlen_prefill)(PACKED[:0], PACKED[:0], PACKED[:0], [], **options)
 
 
 def _in_context(*operands: Tensor, **options: Any) -> Callable[[], Any]:
@@ -68,6 +73,9 @@ REFUSALS = [
     Refusal("pass a key with room for them", _decode(OWN[:, :, :5]), _decode(OWN)),
     Refusal("pass those of every sequence", _packed([Shards.sizes([6])], []),
             _packed([Shards.sizes([6])], [Shards.sizes([6])])),
+    *(Refusal("they must be equal", _packed([Shards.sizes([3])] * 2, alibi_slopes=torch.ones(sequences, 4)),
+              _packed([Shards.sizes([3])] * 2, alibi_slopes=torch.ones(2, 4))) for sequences in (1, 3)),
+    Refusal("use 0 for none", lambda: _no_sequences(softcap=-1.0), lambda: _no_sequences(softcap=1.0)),
     Refusal("pass at least one buffer, and one dimension for each", _buffers([OWN.clone()], []),
             _buffers([OWN.clone()], [2])),
     Refusal("all must have the same length", _buffers([OWN.clone(), OWN.clone()], [1, 2]),
@@ -86,14 +94,16 @@ REFUSALS = [
     Refusal("pass those of all ranks in order", lambda: Shards.contiguous(6, 2).join([OWN[:, :, :3]], 2),
             lambda: Shards.contiguous(6, 2).join([OWN[:, :, :3], OWN[:, :, 3:]], 2)),
     Refusal("pass 0 to", lambda: Shards.contiguous(6, 2).count(2), lambda: Shards.contiguous(6, 2).count(1)),
-    Refusal("pass a tuple for each rank, of pairs (first position, number of positions)",
-            lambda: Shards([[(0, 6)]]), lambda: Shards((((0, 6),),))),
+    *(Refusal("pass a tuple for each rank, of pairs (first position, number of positions)",
+              partial(Shards, runs), lambda: Shards((((0, 6),),)))
+      for runs in ([[(0, 6)]], (((0, 6.0),),))),
     Refusal("pass a tuple for each rank, () for one without positions", lambda: Shards(()),
             lambda: Shards(((),))),
     Refusal("pass a first position of at least 0, and at least 1 position",
             lambda: Shards((((-1, 0),),)), lambda: Shards((((0, 1),),))),
-    Refusal("pass runs that have every position from 0 on once", lambda: Shards((((0, 2),), ((1, 3),))),
-            lambda: Shards((((0, 2),), ((2, 3),)))),
+    *(Refusal("pass runs that have every position from 0 on once",
+              partial(Shards, (((0, 2),), ((first, 3),))), lambda: Shards((((0, 2),), ((2, 3),))))
+      for first in (1, 3)),
     Refusal("sort them", lambda: Shards((((2, 1), (0, 2)),)), lambda: Shards((((0, 2), (2, 1)),))),
     Refusal("pass a number from 1 to", lambda: explain("prefill", OWN, OWN, OWN, ranks=0),
             lambda: explain("prefill", OWN, OWN, OWN, ranks=1)),

@@ -88,6 +88,14 @@ REFUSALS: list[Refusal] = [
     Refusal("convert it with .to(torch.int32)", packed(cu_seqlens_k=PACKED["cu_seqlens_k"].long())),
     Refusal("it begins with 0", packed(cu_seqlens_q=PACKED["cu_seqlens_q"][:0])),
     Refusal("pass the keys of the longest sequence", packed(max_seqlen_k=-1)),
+    *(Refusal("pass the rows of the longest sequence", packed(max_seqlen_q=rows))
+      for rows in (None, PACKED["cu_seqlens_q"])),
+    Refusal("pass [4]", packed(s_aux=SINKS[:3])),
+    Refusal("pass [4, 4, 16]", packed(out=PACKED["q"][:3])),
+    *(Refusal("use torch_fattn.prefill with an attn_mask", packed(**{name: value}))
+      for name, value in (("mask_mod", max), ("block_sparse_tensors", ()), ("dynamic_causal", SINKS))),
+    Refusal("use the functions of torch_fattn.distributed", packed(cp_world_size=2)),
+    Refusal("pass [num_blocks, block_size, kv_heads, head_dim]", packed(block_table=BOTH_IN_ONE)),
     Refusal("pass [batch, length, heads, head_dim]", dense(k=DENSE["k"].flatten(0, 1))),
     Refusal("pass one of them", packed(s_aux=SINKS, learnable_sink=SINKS), packed(learnable_sink=SINKS)),
     Refusal("pass their product in torch.float16 or torch.bfloat16",
@@ -111,6 +119,14 @@ REFUSALS: list[Refusal] = [
             cached(FILLED | APPENDED | {n: turned(CACHE[n]) for n in "qk"}),
             cached(FILLED | APPENDED, **ROTARY)),
     # Refusals about caches.
+    Refusal("use the model's own functions for this layer",
+            cached(CACHE | {n: CACHE[n][..., :1].repeat(1, 1, 1, 584) for n in ("q", "k", "v", *CACHES)})),
+    Refusal("pass [2, blocks]", cached(FILLED, block_table=BOTH_IN_ONE[:, 0])),
+    Refusal("pass at most 8", cached(CACHE, **dict.fromkeys(ROTARY, torch.ones(8, 9)))),
+    Refusal("pass a tuple (a whole number", cached(FILLED, window_size=(3,))),
+    *(Refusal("allocate separate memory for every element", refused) for refused in (
+        lambda: flash_attn.flash_attn_with_kvcache(**ODD, v_cache=ODD["k_cache"][:1].expand(2, -1, -1, -1)),
+        cached(FILLED, out=FILLED["q"][:1].expand(2, -1, -1, -1)))),
     *(
         Refusal("pass a cache of as many sequences, or cache_batch_idx", cached(FILLED, **THREE), followed)
         for followed in (

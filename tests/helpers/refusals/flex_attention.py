@@ -22,8 +22,8 @@ def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return q_idx >= kv_idx
 
 
-def block_mask(mask_mod: Callable[..., Tensor] = causal, rows: int = 40, **options: Any) -> BlockMask:
-    return create_block_mask(mask_mod, None, None, rows, 48, device="cpu", **options)
+def block_mask(rows: int = 40, **options: Any) -> BlockMask:
+    return create_block_mask(causal, None, None, rows, 48, device="cpu", **options)
 
 
 def flex(*arguments: Any, **options: Any) -> Callable[[], Any]:

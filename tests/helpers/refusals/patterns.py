@@ -12,6 +12,7 @@ REFUSALS = [
     Refusal("pass a number above 0 and at most 1", lambda: patterns.top_blocks(SCORES, 30)),
     Refusal("pass a number above 0 and at most 1", lambda: patterns.mass_blocks(SCORES, 0.5, 0.0)),
     Refusal("pass two positive sizes", lambda: patterns.pooled_scores(ROWS, ROWS, (0, 128))),
+    Refusal("use blocks of 64 or 128", lambda: patterns.Pattern(0.5, (128, 16))),
     Refusal("where Hq is a multiple of Hkv", lambda: patterns.pooled_scores(ROWS, ODD)),
     Refusal("pass positive sizes of at most", lambda: patterns.neighborhood((4, 0), (1, 1))),
     Refusal(

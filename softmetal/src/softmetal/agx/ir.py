@@ -72,57 +72,44 @@ def without_short_vectors(ir: str) -> str:
     return re.sub(r"bitcast <1 x (\w+)> ", r"bitcast \1 ", ir)
 
 
+_FLAGS = r"(?:\w+ )*?"
+# Instructions on bfloat, and the same on i16: {1} is the result, {2} the first operand or word, {n} a number.
+_BFLOAT = (
+    (
+        rf"(fadd|fsub|fmul|fdiv) {_FLAGS}bfloat (\S+), (\S+)",
+        "  %bf.x{n} = fpext bfloat {3} to float\n  %bf.y{n} = fpext bfloat {4} to float\n"
+        "  %bf.r{n} = {2} float %bf.x{n}, %bf.y{n}\n  {1} = fptrunc float %bf.r{n} to bfloat",
+    ),
+    (
+        rf"fcmp ({_FLAGS}\w+) bfloat (\S+), (\S+)",
+        "  %bf.x{n} = fpext bfloat {3} to float\n  %bf.y{n} = fpext bfloat {4} to float\n"
+        "  {1} = fcmp {2} float %bf.x{n}, %bf.y{n}",
+    ),
+    (rf"fneg {_FLAGS}bfloat (\S+)", "  {1} = xor i16 {2}, -32768"),
+    (
+        rf"fpext {_FLAGS}bfloat (\S+) to float",
+        "  %bf.a{n} = zext i16 {2} to i32\n  %bf.b{n} = shl nuw i32 %bf.a{n}, 16\n"
+        "  {1} = bitcast i32 %bf.b{n} to float",
+    ),
+    (
+        rf"fptrunc {_FLAGS}float (\S+) to bfloat",
+        "  %bf.a{n} = bitcast float {2} to i32\n  %bf.b{n} = lshr i32 %bf.a{n}, 16\n"
+        "  %bf.c{n} = and i32 %bf.b{n}, 1\n  %bf.d{n} = add i32 %bf.c{n}, 32767\n"
+        "  %bf.e{n} = add i32 %bf.a{n}, %bf.d{n}\n  %bf.f{n} = lshr i32 %bf.e{n}, 16\n"
+        "  {1} = trunc i32 %bf.f{n} to i16",
+    ),
+)
+
+
 def without_bfloat(ir: str) -> str:
     """bfloat becomes i16: a conversion to float is a shift, one from float rounds to the nearest even, and
     arithmetic is in float."""
-    fresh = count()
+    numbers = count()
+    for instruction, same in _BFLOAT:
 
-    def arithmetic(match: re.Match[str]) -> str:
-        result, operation, first, second = match.groups()
-        n = next(fresh)
-        return (
-            f"  %bf.x{n} = fpext bfloat {first} to float\n  %bf.y{n} = fpext bfloat {second} to float\n"
-            f"  %bf.r{n} = {operation} float %bf.x{n}, %bf.y{n}\n"
-            f"  {result} = fptrunc float %bf.r{n} to bfloat"
-        )
+        def lowered(m: re.Match[str], same: str = same) -> str:
+            return same.format(m[0], *m.groups(), n=next(numbers))
 
-    def negation(match: re.Match[str]) -> str:
-        return f"  {match[1]} = xor i16 {match[2]}, -32768"
-
-    def comparison(match: re.Match[str]) -> str:
-        result, how, first, second = match.groups()
-        n = next(fresh)
-        return (
-            f"  %bf.x{n} = fpext bfloat {first} to float\n  %bf.y{n} = fpext bfloat {second} to float\n"
-            f"  {result} = fcmp {how} float %bf.x{n}, %bf.y{n}"
-        )
-
-    def extension(match: re.Match[str]) -> str:
-        result, value = match.groups()
-        n = next(fresh)
-        return (
-            f"  %bf.a{n} = zext i16 {value} to i32\n  %bf.b{n} = shl nuw i32 %bf.a{n}, 16\n"
-            f"  {result} = bitcast i32 %bf.b{n} to float"
-        )
-
-    def truncation(match: re.Match[str]) -> str:
-        result, value = match.groups()
-        n = next(fresh)
-        return (
-            f"  %bf.a{n} = bitcast float {value} to i32\n  %bf.b{n} = lshr i32 %bf.a{n}, 16\n"
-            f"  %bf.c{n} = and i32 %bf.b{n}, 1\n  %bf.d{n} = add i32 %bf.c{n}, 32767\n"
-            f"  %bf.e{n} = add i32 %bf.a{n}, %bf.d{n}\n  %bf.f{n} = lshr i32 %bf.e{n}, 16\n"
-            f"  {result} = trunc i32 %bf.f{n} to i16"
-        )
-
-    flags = r"(?:\w+ )*?"
-    for pattern, replacement in (
-        (rf"(fadd|fsub|fmul|fdiv) {flags}bfloat (\S+), (\S+)", arithmetic),
-        (r"fcmp ((?:\w+ )*?\w+) bfloat (\S+), (\S+)", comparison),
-        (rf"fneg {flags}bfloat (\S+)", negation),
-        (rf"fpext {flags}bfloat (\S+) to float", extension),
-        (rf"fptrunc {flags}float (\S+) to bfloat", truncation),
-    ):
-        ir = re.sub(rf"^  (%\S+) = {pattern}", replacement, ir, flags=re.M)
+        ir = re.sub(rf"^  (%\S+) = {instruction}", lowered, ir, flags=re.M)
     ir = ir.replace("bfloat", "i16")
     return re.sub(r"\b0xR([0-9A-F]{4})\b", lambda m: str(int(m[1], 16)), ir)

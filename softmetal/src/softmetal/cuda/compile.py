@@ -84,10 +84,10 @@ def translated(pipeline: Pipeline) -> str:
         raise CompileError(str(error)) from error
 
 
-def compile_pipeline(pipeline: Pipeline, folder: Path, architecture: str = "sm_90") -> str:
+def compile_pipeline(pipeline: Pipeline, folder: Path) -> str:
     """Compiles into `folder`; returns the cubin's name there."""
     text = translated(pipeline)
-    flags = [f"-arch={architecture}", "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
+    flags = ["-arch=sm_90", "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
     flags += ["-lineinfo", "-diag-suppress=20012,20050,550,177,186,39,68,2361", f"-I{INCLUDE}"]
     if pipeline.widened_from != "float":
         flags.append(f"-DSOFTMETAL_WIDENED_FROM={pipeline.widened_from}")
@@ -127,13 +127,10 @@ def _read_resources(kernel: str, log: str) -> Compiled:
     )
 
 
-def compile_all(pipelines: Sequence[Pipeline], folder: Path, jobs: int | None = None) -> list[str]:
-    """Returns the cubins' names, in order; each distinct pipeline is translated and compiled once.
-
-    `jobs` is one per core by default.
-    """
+def compile_all(pipelines: Sequence[Pipeline], folder: Path) -> list[str]:
+    """Returns the cubins' names, in order; each distinct pipeline is translated and compiled once."""
     distinct = {repr(pipeline): pipeline for pipeline in pipelines}
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = pool.map(lambda pipeline: compile_pipeline(pipeline, folder), distinct.values())
         names = dict(zip(distinct, compiled, strict=True))
     return [names[repr(pipeline)] for pipeline in pipelines]

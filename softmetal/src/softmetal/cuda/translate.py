@@ -27,22 +27,15 @@ ConstantValues = Mapping[str, bool | int | float]
 HEADER = '#include "softmetal_cuda.h"\n'
 _NO_FUNCTIONS = {"static_assert", "using", "typedef", "friend", "extern", "asm"}
 _CLASS_KEYS = {"struct", "class", "union", "enum"}
-_PRAGMAS = (
-    (
-        re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll\((?:full|enable)\).*$", re.M),
-        "#pragma unroll",
-    ),
-    (re.compile(r'_Pragma\("clang loop unroll\((?:full|enable)\)"\)'), '_Pragma("unroll")'),
-    (
-        re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll_count\((\d+)\).*$", re.M),
-        r"#pragma unroll \1",
-    ),
-    (
-        re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+clang[ \t]+loop[ \t]+unroll\(disable\).*$", re.M),
-        "#pragma unroll 1",
-    ),
-    (re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+(?:METAL|clang|GCC)\b.*$", re.M), ""),
-)
+_PRAGMA = r"^[ \t]*#[ \t]*pragma[ \t]+"
+_LOOP = _PRAGMA + r"clang[ \t]+loop[ \t]+"
+_PRAGMAS = {
+    rf"{_LOOP}unroll\((?:full|enable)\).*$": "#pragma unroll",
+    r'_Pragma\("clang loop unroll\((?:full|enable)\)"\)': '_Pragma("unroll")',
+    rf"{_LOOP}unroll_count\((\d+)\).*$": r"#pragma unroll \1",
+    rf"{_LOOP}unroll\(disable\).*$": "#pragma unroll 1",
+    rf"{_PRAGMA}(?:METAL|clang|GCC)\b.*$": "",
+}
 # `T x[N] = {[0 ... N - 1] = value};`, which nvcc refuses if N is a template parameter.
 _FILLED_ARRAY = re.compile(
     r"\b(\w+)\s+(\w+)\[(\w+)\]\s*=\s*\{\s*\[\s*0\s*\.\.\.\s*\3\s*-\s*1\s*\]\s*=\s*([^,{}]+?)\s*\};"
@@ -89,8 +82,8 @@ def translate(
     _qualify_vectors(tokens)
     _drop_address_spaces(tokens)
     text = tokens.render()
-    for pragma, replacement in _PRAGMAS:
-        text = pragma.sub(replacement, text)
+    for pragma, replacement in _PRAGMAS.items():
+        text = re.sub(pragma, replacement, text, flags=re.M)
     return HEADER + _FILLED_ARRAY.sub(r"\1 \2[\3]; for (\1& each : \2) each = \4;", text)
 
 

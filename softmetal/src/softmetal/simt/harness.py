@@ -20,7 +20,7 @@ from softmetal.msl.arithmetic import Arithmetic
 from softmetal.msl.compile import CompileError, Program, compile_program
 from softmetal.msl.language import DEFAULT
 from softmetal.paths import RUNTIME_LIBRARY
-from softmetal.settings import CHECKS, ORDERS, Settings, number_and_seed
+from softmetal.settings import CHECKS, ORDERS, Settings, number_and_seed, uint32
 
 _MAX_BUFFERS = 31
 _SPACES = ("other", "device", "constant", "threadgroup")
@@ -50,7 +50,7 @@ class KernelError(RuntimeError):
 
 # The structures of abi.h.
 class _Uint3(ctypes.Structure):
-    _fields_ = [("x", ctypes.c_uint32), ("y", ctypes.c_uint32), ("z", ctypes.c_uint32)]
+    _fields_ = uint32("x", "y", "z")
 
 
 class _Arguments(ctypes.Structure):
@@ -65,12 +65,7 @@ _UNSUPPORTED = 4  # SOFTMETAL_ARG_UNSUPPORTED
 
 
 class _Argument(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("kind", ctypes.c_uint32),
-        ("index", ctypes.c_uint32),
-        ("used", ctypes.c_uint32),
-    ]
+    _fields_ = [("name", ctypes.c_char_p), *uint32("kind", "index", "used")]
 
 
 class _Kernel(ctypes.Structure):
@@ -78,30 +73,20 @@ class _Kernel(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("entry", ctypes.c_void_p),
         ("arguments", ctypes.c_void_p),
-        ("argument_count", ctypes.c_uint32),
-        ("max_threads", ctypes.c_uint32),
-        ("threadgroup_bytes", ctypes.c_uint32),
-        ("constant_count", ctypes.c_uint32),
+        *uint32("argument_count", "max_threads", "threadgroup_bytes", "constant_count"),
         ("constants", ctypes.c_void_p),
     ]
 
 
 class _FunctionConstant(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("index", ctypes.c_uint32),
-        ("type", ctypes.c_uint32),
-        ("required", ctypes.c_uint32),
-    ]
+    _fields_ = [("name", ctypes.c_char_p), *uint32("index", "type", "required")]
 
 
 class _Table(ctypes.Structure):
     _fields_ = [
-        ("abi_version", ctypes.c_uint32),
-        ("kernel_count", ctypes.c_uint32),
+        *uint32("abi_version", "kernel_count"),
         ("kernels", ctypes.POINTER(_Kernel)),
-        ("checked", ctypes.c_uint32),
-        ("function_constant_count", ctypes.c_uint32),
+        *uint32("checked", "function_constant_count"),
         ("function_constants", ctypes.POINTER(_FunctionConstant)),
     ]
 
