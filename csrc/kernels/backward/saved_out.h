@@ -11,7 +11,7 @@ struct SavedRow {
   const device Element* rounded;  // with one
   const device Element* remainder;
 
-  float element(int column) const thread {
+  float result(int column) const thread {
     if (fc_out_remainder) {
       return float(rounded[column]) + float(remainder[column]) / kRemainderScale;
     }
@@ -22,7 +22,7 @@ struct SavedRow {
   float product(const device Element* grad, int first, int step) const thread {
     float sum = 0.0f;
     for (int column = first; column < kValueDim; column += step) {
-      sum = fma(element(column), float(grad[column]), sum);
+      sum = fma(result(column), float(grad[column]), sum);
     }
     return sum;
   }
