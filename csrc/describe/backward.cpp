@@ -15,11 +15,9 @@ namespace {
 
 using at::Tensor;
 
-// Returns the strides of a tensor with the rows of the result.
-Strides3 add_rows(Problem& problem, const Tensor& rows) {
-  const Layout layout = layout_of(rows);
-  problem.vector_aligned = problem.vector_aligned && layout.vector_aligned;
-  Strides3 strides = layout.by_dimension();
+// The strides of a tensor with the rows of the result.
+Strides3 strides_of(const Problem& problem, const Tensor& rows) {
+  Strides3 strides = layout_of(rows).by_dimension();
   if (problem.packed) swap_rows_and_heads(strides);
   return strides;
 }
@@ -54,7 +52,8 @@ BackwardCall with_gradients(Call forward, const Arguments& arguments) {
   TORCH_CHECK_TYPE(call.grad_out.scalar_type() == call.query.scalar_type(), op, ": grad_out is ",
                    dtype_name(call.grad_out), " and query ", dtype_name(call.query),
                    "; convert grad_out with .to(query.dtype)");
-  problem.grad_out = add_rows(problem, call.grad_out);
+  problem.grad_out = strides_of(problem, call.grad_out);
+  problem.vector_aligned = problem.vector_aligned && layout_of(call.grad_out).vector_aligned;
 
   if (const OptionalTensor grad_lse = arguments.optional_tensor("grad_lse")) {
     check_row_numbers(call, "grad_lse", *grad_lse, sizes.lse);
@@ -80,12 +79,12 @@ BackwardCall with_gradients(Call forward, const Arguments& arguments) {
                      dtype_name(*remainder), " and out ", dtype_name(*out),
                      "; pass the out_remainder of the forward, or leave it out");
     problem.has_out_remainder = true;
-    problem.out_remainder = add_rows(problem, *remainder);
+    problem.out_remainder = strides_of(problem, *remainder);
     call.out_remainder = *remainder;
   }
   problem.has_saved_out = out.has_value() && (out->scalar_type() == at::kFloat || remainder.has_value());
   if (!problem.has_saved_out) return call;
-  problem.out = add_rows(problem, *out);
+  problem.out = strides_of(problem, *out);
   call.out = *out;
   return call;
 }

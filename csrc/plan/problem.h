@@ -166,7 +166,7 @@ struct Problem {
   bool last_rows_meet = false;  // packed keys: the last row is at the last key; q_offset is not used
   int64_t cu_seqlens_k_stride = 0;
 
-  // Backward: operands that the forward does not have. vector_aligned covers grad_out, out and its remainder.
+  // Backward: operands that the forward does not have. vector_aligned covers grad_out.
   Strides3 grad_out{};
   bool has_grad_lse = false;
   bool has_saved_out = false;  // the forward's result is given: in float32, or with its remainder
