@@ -17,7 +17,7 @@ _MOST = 2**22  # tokens: their blocks of 128 have a mask of 1 GB
 
 
 @public("torch_fattn.patterns.tile_order")
-def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | str = "mps") -> Tensor:
+def tile_order(grid: Sequence[int], tile: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """A permutation of the tokens of a grid: tile by tile, and in row-major order inside a tile. Tokens of
     one block are then close in every dimension. Tiles at the ends may be smaller.
 
@@ -50,7 +50,7 @@ def neighborhood(
     block_size: tuple[int, int] = BLOCK_SIZE,
     order: Tensor | None = None,
     first: int = 0,
-    device: torch.device | str = "mps",
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """The blocks in which a token is within `window` of another in every dimension. Make it once for a grid:
     its time grows with the square of the tokens.
