@@ -23,10 +23,9 @@ Results = tuple[tuple[Tensor, ...], tuple[int, ...]]
 
 
 def register() -> None:
-    overloads = [(op, "default") for op in (*DIFFERENTIABLE, *BACKWARDS)]
-    for op, overload in (*overloads, *((op, "with_remainder") for op in DIFFERENTIABLE)):
-        name = op if overload == "default" else f"{op}.{overload}"
-        _library.impl(name, _batched(op, overload), "FuncTorchBatched", with_keyset=True)
+    for name in (*DIFFERENTIABLE, *BACKWARDS, *(f"{op}.with_remainder" for op in DIFFERENTIABLE)):
+        op, _, overload = name.partition(".")
+        _library.impl(name, _batched(op, overload or "default"), "FuncTorchBatched", with_keyset=True)
 
 
 def _batched(op: str, name: str) -> Callable[..., Any]:
