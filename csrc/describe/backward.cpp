@@ -73,11 +73,11 @@ BackwardCall with_gradients(Call forward, const Arguments& arguments) {
   const OptionalTensor remainder = arguments.optional_tensor("out_remainder");
   if (remainder.has_value()) {
     check_of_result(call, "out_remainder", *remainder, dimensions, sizes.out);
-    TORCH_CHECK_VALUE(out.has_value() && out->scalar_type() != at::kFloat, op,
-                      ": out_remainder came without the 16-bit out that it completes; pass both or neither");
-    TORCH_CHECK_TYPE(remainder->scalar_type() == out->scalar_type(), op, ": out_remainder is ",
-                     dtype_name(*remainder), " and out ", dtype_name(*out),
-                     "; pass the out_remainder of the forward, or leave it out");
+    TORCH_CHECK_TYPE(
+        out.has_value() && out->scalar_type() != at::kFloat && remainder->scalar_type() == out->scalar_type(),
+        op, ": out_remainder is ", dtype_name(*remainder), " and out ",
+        out.has_value() ? dtype_name(*out) : "None",
+        "; pass both of a 16-bit forward, or leave out_remainder out");
     problem.has_out_remainder = true;
     problem.out_remainder = strides_of(problem, *remainder);
     call.out_remainder = *remainder;

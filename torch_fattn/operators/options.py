@@ -148,18 +148,6 @@ class PrefillOptions(CausalOptions, OffsetOptions, LengthOptions, ScoreOptions, 
     """rows and keys of a block of block_mask, powers of two from 32 to 256."""
 
 
-class SavedOutOptions(TypedDict, total=False):
-    """Options of the backwards."""
-
-    out_remainder: Tensor | None
-    """what rounding to 16 bits took off out: the third result of `torch.ops.fattn.attention.with_remainder`
-    and `varlen_attention.with_remainder`. With it, a 16-bit out saves the pass over the keys, too."""
-
-
-class PrefillBackwardOptions(PrefillOptions, SavedOutOptions, total=False):
-    """The options of `torch_fattn.prefill_backward`."""
-
-
 class CacheDecodeOptions(ScoreOptions, LayoutOptions, total=False):
     """The options of `decode` of the cache classes."""
 
@@ -186,10 +174,6 @@ class PagedPrefillOptions(CachePrefillOptions, StorageOptions, total=False):
 
 class VarlenPrefillOptions(CausalOptions, OffsetOptions, ScoreOptions, total=False):
     """The options of `torch_fattn.varlen_prefill`."""
-
-
-class VarlenPrefillBackwardOptions(VarlenPrefillOptions, SavedOutOptions, total=False):
-    """The options of `torch_fattn.varlen_prefill_backward`."""
 
 
 class SequenceOptions(TypedDict, total=False):

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..operators.backward import Gradients
-from ..operators.options import PrefillBackwardOptions, VarlenPrefillBackwardOptions
+from ..operators.options import PrefillOptions, VarlenPrefillOptions
 from ..runtime.signatures import public
 from .attention import differentiable_prefill, differentiable_varlen_prefill
 
@@ -25,10 +25,12 @@ def prefill_backward(
     out: Tensor | None,
     lse: Tensor,
     attn_mask: Tensor | None = None,
-    **options: Unpack[PrefillBackwardOptions],
+    *,
+    out_remainder: Tensor | None = None,
+    **options: Unpack[PrefillOptions],
 ) -> Gradients:
-    """The gradients of query, key, value, sinks and alibi_slopes; None for the last two if absent. `out`, its
-    remainder and `lse` are recomputed."""
+    """The gradients of query, key, value, sinks and alibi_slopes; None for the last two if absent. `out` and
+    `lse` are recomputed."""
     return _gradients(differentiable_prefill, (query, key, value), (attn_mask,), options, grad_out, grad_lse)
 
 
@@ -49,7 +51,9 @@ def varlen_prefill_backward(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    **options: Unpack[VarlenPrefillBackwardOptions],
+    *,
+    out_remainder: Tensor | None = None,
+    **options: Unpack[VarlenPrefillOptions],
 ) -> Gradients:
     """`prefill_backward` of packed sequences. Rows and keys of no sequence have gradient 0."""
     forward, packing = differentiable_varlen_prefill, (cu_seqlens_q, cu_seqlens_k)
@@ -65,7 +69,6 @@ def _gradients(
     grad_lse: Tensor | None,
 ) -> Gradients:
     parameters = {name: options[name] for name in ("sinks", "alibi_slopes") if options.get(name) is not None}
-    options = {name: value for name, value in options.items() if name != "out_remainder"}
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [_leaf(operand) for operand in operands]
         own = {name: _leaf(parameter) for name, parameter in parameters.items()}
