@@ -122,9 +122,7 @@ struct QueryRows {
       float sum = 0.0f;
       if (fc_saved_out && has(own)) {
         state.lse[r] = lse_in_units(tile.operands.lse[tile.state.lse(r)]);
-        const SavedRow out = saved_row(tile, own, params, gradients.saved_out);
-        const device Element* grad = gradients.grad_out + tile.rows.row_offset(own, params.grad_out);
-        sum = out.product(grad, tile.at.pair, 4);
+        sum = saved_product(own, tile.at.pair, 4, tile, params, gradients.grad_out, gradients.saved_out);
       }
       if (fc_saved_out) {
         state.delta[r] = delta_of(row_sum_of(sum), r, gradients);

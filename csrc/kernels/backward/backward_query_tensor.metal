@@ -17,14 +17,13 @@ static_assert(kOwnRows == kTensorRows, "a simdgroup has the rows of a product");
 // Operands that only the backward has, and the rows of a simdgroup.
 struct QueryRows {
   PrefillTile tile;
-  const device Element* grad_out;
   const device float* grad_lse;
   const device uchar* saved_out;
   threadgroup float4* states;  // RowState, of each row
   const threadgroup SavedTensorRow* saved_rows;
 
   // Reads the origin of this lane's row, and delta from a saved result. A barrier must follow.
-  void begin(constant BackwardParams& params) const thread {
+  void begin(constant BackwardParams& params, const device Element* grad_out) const thread {
     if (tile.at.lane < kTensorRows) {
       const QueryRow row = own_row();
       float lse = -INFINITY;
@@ -32,16 +31,15 @@ struct QueryRows {
       if (has(row)) {
         lse = lse_in_units(tile.operands.lse[lse_index()]);
         if (fc_saved_out) {
-          const SavedRow out = saved_row(tile, row, params, saved_out);
-          delta = delta_of(out.product(grad_out + tile.rows.row_offset(row, params.grad_out), 0, 1));
+          delta = delta_of(saved_product(row, 0, 1, tile, params, grad_out, saved_out));
         }
       }
       states[tile.at.lane] = float4(lse, delta, 0.0f, 0.0f);
     }
   }
 
-  // After the walk that sums the weights, with the sums of this lane's row. `weighted_grads`: of the first
-  // walk.
+  // After the walk that sums the weights, with the sums of this lane's row. `weighted_grads`: of P * dP, 0
+  // with a saved result.
   void store_sums(float weights, float weighted_grads) const thread {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the origins were read
     if (tile.at.lane < kTensorRows) {
@@ -176,14 +174,13 @@ using namespace fattn;
   }
   rows.states = saved_states + simdgroup_index * kTensorRows;
   rows.saved_rows = saved_rows + row;
-  rows.grad_out = grad_out;
   if (fc_grad_lse) {
     rows.grad_lse = grad_lse;
   }
   if (fc_saved_out) {
     rows.saved_out = saved_out;
   }
-  rows.begin(params);
+  rows.begin(params, grad_out);
   stage_rows(query_storage, query, forward.query, tile, thread_index);
   stage_rows(grad_storage, grad_out, params.grad_out, tile, thread_index);
   SharedTensor queries = staged_tensor(query_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);

@@ -6,39 +6,26 @@
 
 namespace fattn {
 
-struct SavedRow {
-  const device float* floats;     // without a remainder
-  const device Element* rounded;  // with one
-  const device Element* remainder;
-
-  float result(int column) const thread {
-    if (fc_out_remainder) {
-      return float(rounded[column]) + float(remainder[column]) / kRemainderScale;
-    }
-    return floats[column];
-  }
-
-  // A part of the product with a row of dO: of the columns first, first + step, and so on.
-  float product(const device Element* grad, int first, int step) const thread {
-    float sum = 0.0f;
-    for (int column = first; column < kValueDim; column += step) {
-      sum = fma(result(column), float(grad[column]), sum);
-    }
-    return sum;
-  }
-};
-
-inline SavedRow saved_row(thread const PrefillTile& tile, QueryRow row, constant BackwardParams& params,
-                          const device uchar* saved_out) {
+// The dot product of a row of the result and of dO, over the columns first, first + step, and so on.
+inline float saved_product(QueryRow row, int first, int step, thread const PrefillTile& tile,
+                           constant BackwardParams& params, const device Element* grad_out,
+                           const device uchar* saved_out) {
+  const device Element* grad = grad_out + tile.rows.row_offset(row, params.grad_out);
   const long place = tile.rows.row_offset(row, params.saved_out);
-  SavedRow found;
-  if (fc_out_remainder) {
-    found.rounded = reinterpret_cast<const device Element*>(saved_out) + place;
-    found.remainder = tile.operands.out_remainder + tile.rows.row_offset(row, params.out_remainder);
-  } else {
-    found.floats = reinterpret_cast<const device float*>(saved_out) + place;
+  const long place_of_remainder = tile.rows.row_offset(row, params.out_remainder);
+  float sum = 0.0f;
+  for (int column = first; column < kValueDim; column += step) {
+    float result;
+    if (fc_out_remainder) {
+      const float remainder = float(tile.operands.out_remainder[place_of_remainder + column]);
+      result = float(reinterpret_cast<const device Element*>(saved_out)[place + column]);
+      result += remainder / kRemainderScale;
+    } else {
+      result = reinterpret_cast<const device float*>(saved_out)[place + column];
+    }
+    sum = fma(result, float(grad[column]), sum);
   }
-  return found;
+  return sum;
 }
 
 }  // namespace fattn
