@@ -20,8 +20,8 @@ NAMES = ("query", "key", "value", "sinks", "alibi_slopes")
 MOST_WORK = 3e6  # multiply-adds of the forward; the backward has three and a half times as many
 MOST_DIM = 256
 SHARP = 8.0
-# What is passed as the forward's result: none, in the dtype of the operands, the same with the remainder of 16
-# bits, or without rounding.
+# What is passed as the forward's result: none, in the dtype of the operands, the same with the remainder of
+# 16 bits, or without rounding.
 OUTS = ("none", "rounded", "remainder", "float32")
 REMAINDER_SCALE = 1024.0  # kRemainderScale of the kernels
 
@@ -113,16 +113,20 @@ def build(problem: BackwardProblem, seed: int = 0, forward: Case | None = None) 
         saved = out if problem.out == "float32" else out.to(p.dtype)
         operands["out"] = spread(saved)
         if problem.out == "remainder":
-            operands["out_remainder"] = spread(((out - saved) * REMAINDER_SCALE).to(p.dtype))
+            operands["out_remainder"] = spread(remainder_of(out, saved))
     if clean["grad_lse"] is not None:
         operands["grad_lse"] = spread(_poisoned(p, clean["grad_lse"]))
     masked = None if grad_lse is None else grad_lse.masked_fill(~exist, 0.0)
     return BackwardCase(problem, case, operands, grad_out.masked_fill(~exist[..., None], 0.0), masked, exact)
 
 
+def remainder_of(out: Tensor, saved: Tensor) -> Tensor:
+    return ((out - saved) * REMAINDER_SCALE).to(saved.dtype)
+
+
 def as_launched(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The operator gives its kernels a contiguous lse, its gradient likewise, and contiguous rows of `out` and
-    its remainder; here there is NaN between them."""
+    """The operator gives its kernels a contiguous lse, its gradient likewise, and contiguous rows of `out`
+    and its remainder; here there is NaN between them."""
     launched = dict(arguments)
     for name in ("lse", "grad_lse"):
         if launched[name] is not None:
