@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import counted_launches
-from tests.helpers import problems
+from tests.conftest import Checked, counted_launches
+from tests.helpers import accuracy, problems, small_problems
+from tests.helpers.backward_problems import REMAINDER_SCALE
 from tests.helpers.dense import dense_attention, dense_sequences
 from torch_fattn import attention, varlen_attention
 
@@ -111,6 +114,29 @@ def test_gradients_of_16_bits(dtype: torch.dtype, device: str) -> None:
     mine = gradients(with_lse(attention), given)
     assert all(mine[n].dtype == dtype for n in mine)
     assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
+
+
+REMAINDERS = {  # by the kernels that store one
+    ("fattn_prefill",): small_problems.problem("prefill", q_len=40, causality="bottom_right"),  # 3 see no key
+    ("fattn_prefill_wide",): small_problems.problem("varlen_prefill", head_dim=192, spare_rows=2),
+    ("fattn_prefill", "fattn_merge"): small_problems.problem("prefill", q_len=9, kv_len=900),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kernels", REMAINDERS)
+def test_the_remainder_of_a_result(kernels: tuple[str, ...], dtype: torch.dtype, checked: Checked) -> None:
+    """out with its remainder is as exact as before it was rounded."""
+    seed = random.SystemRandom().randrange(2**32)
+    case = problems.build(replace(REMAINDERS[kernels], dtype=dtype), seed)
+    op = torch.ops.fattn.varlen_attention if case.problem.q_lens else torch.ops.fattn.attention
+    with checked(), counted_launches() as launches:
+        out, _lse, remainder = (each.cpu().double() for each in op.with_remainder(**case.arguments("mps")[0]))
+    assert launches == dict.fromkeys(kernels, 1)
+    exact = accuracy.expected(case)
+    wanted = (accuracy.packed(case, *exact) if case.problem.q_lens else exact)[0]
+    assert (out + remainder / REMAINDER_SCALE - wanted).abs().max() < 3e-5, seed
+    assert (out - wanted).abs().max() > 1e-4, "the control"
 
 
 @pytest.mark.parametrize("name", [name for name, each in problems.OPTIONS.items() if "prefill" in each.ops])
