@@ -110,7 +110,7 @@ class Trials {
                                {"softcap", 5.0}});
     Given gradients;
     if (is_backward_) gradients = {{"grad_lse", uniform({1, 4, kRows}).to(at::kMPS)}};
-    add("a prefill with all options", std::move(given), seeing, std::move(gradients), /*saves_out=*/true);
+    add("a prefill with all options", std::move(given), seeing, std::move(gradients));
     dim_ = dim;
     value_dim_ = value_dim;
   }
@@ -126,7 +126,7 @@ class Trials {
          {"max_seqlen_q", kPackedRows[1]},
          {"max_seqlen_k", kPackedKeys[1]},
          {"is_causal", true}},
-        {{0, kAllRows}}, {}, /*saves_out=*/true);
+        {{0, kAllRows}});
   }
 
   // The sequences' blocks are in reverse order. The short sequence's first block does not exist, and the
@@ -188,10 +188,8 @@ class Trials {
     trials_.push_back({what, BackwardCall{described(op, describe, given)}, std::nullopt});
   }
 
-  // A prefill, dense or packed, or its backward, whose rows `seeing` have a gradient. `saves_out`: the
-  // backward has the result and its remainder.
-  void add(const char* what, Given given, const std::vector<Range>& seeing, Given gradients = {},
-           bool saves_out = false) {
+  // A prefill, dense or packed, or its backward, whose rows `seeing` have a gradient.
+  void add(const char* what, Given given, const std::vector<Range>& seeing, Given gradients = {}) {
     const bool packed = std::any_of(given.begin(), given.end(), [](const auto& argument) {
       return argument.first == std::string_view("cu_seqlens_k");
     });
@@ -199,14 +197,14 @@ class Trials {
     const auto describe = packed ? describe_varlen_prefill : describe_prefill;
     if (!is_backward_) return add_forward(what, op, describe, given);
     Call forward = described(op, describe, given);
-    forward.problem.has_out_remainder = saves_out;
+    forward.problem.has_out_remainder = true;
     const Problem& p = forward.problem;
     const Tensor grad_out = rows(p.q_heads, p.q_len, p.value_dim, seeing, 1.0);
     gradients.emplace_back("grad_out", packed ? grad_out.transpose(0, 1) : grad_out.unsqueeze(0));
     const ResultSizes sizes = result_sizes(p);  // the self-test replaces the results of the forward
     gradients.emplace_back("lse", at::full(sizes.lse, NAN, at::kFloat).to(at::kMPS));
     for (const char* name : {"out", "out_remainder"}) {
-      if (saves_out) gradients.emplace_back(name, at::full(sizes.out, NAN, type_).to(at::kMPS));
+      gradients.emplace_back(name, at::full(sizes.out, NAN, type_).to(at::kMPS));
     }
     given.insert(given.end(), gradients.begin(), gradients.end());
     trials_.push_back(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.cases.calls import REMAINDER_SCALE
 from tests.helpers import drawing, problems
 from tests.helpers.layouts import Operand, lay_out, packed, spread
 from tests.helpers.problems import LAYOUTS, TENSORS, Case, Problem, drawn_values
@@ -23,7 +24,6 @@ SHARP = 8.0
 # What is passed as the forward's result: none, in the dtype of the operands, the same with the remainder of
 # 16 bits, or without rounding.
 OUTS = ("none", "rounded", "remainder", "float32")
-REMAINDER_SCALE = 1024.0  # kRemainderScale of the kernels
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import torch_fattn
+from bench.cases.calls import REMAINDER_SCALE
 from tests.conftest import Checked, counted_launches
 from tests.helpers import accuracy, problems, small_problems
-from tests.helpers.backward_problems import REMAINDER_SCALE
 from tests.helpers.dense import dense_attention, dense_sequences
 from torch_fattn import attention, varlen_attention
 
