@@ -133,10 +133,6 @@ def _of_scores(call: Call, buffers: Buffers, result_of: Callable[[Tensor, Tensor
     return torch.stack(results).unflatten(0, (call.batch, call.q_heads))
 
 
-def _lse(call: Call, buffers: Buffers) -> Tensor:
-    return _of_scores(call, buffers, lambda scores, _value: torch.logsumexp(scores, -1))
-
-
 def _result(call: Call, buffers: Buffers) -> Tensor:
     return _of_scores(call, buffers, lambda scores, value: scores.softmax(-1) @ value)
 
@@ -154,7 +150,7 @@ _DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
     "value_with_spare": lambda call, buffers: _with_spare(buffers["value"]),
     "mask": _mask,
     "seen": _seen,
-    "lse": _lse,
+    "lse": lambda call, buffers: _of_scores(call, buffers, lambda scores, _value: scores.logsumexp(-1)),
     "saved_out": lambda call, buffers: _result(call, buffers).to(call.torch_dtype),
     "out_remainder": lambda call, buffers: call.remainder_of(_result(call, buffers))["out_remainder"],
     **delta.DERIVED,

@@ -138,19 +138,13 @@ struct OpOf {
     return_results(op, stack, fattn::run(described(Arguments(op, *stack)), may_wait));
   }
 
-  // The same for a part of the keys: returns (out, sums) for merge.parts.
-  template <bool may_wait>
-  static void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // The same with other results: of a part of the keys, (out, sums) for merge.parts; or also the remainder of
+  // a 16-bit out, for the graph nodes of differentiable.cpp.
+  template <bool may_wait, bool Problem::* flag>
+  static void run_with(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto call = described(Arguments(op, *stack));
-    call.problem.part = true;
+    call.problem.*flag = true;
     return_results(op, stack, fattn::run(call, may_wait));
-  }
-
-  // The same with the remainder of a 16-bit out: for the graph nodes of differentiable.cpp.
-  static void run_with_remainder(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-    auto call = described(Arguments(op, *stack));
-    call.problem.has_out_remainder = true;
-    return_results(op, stack, fattn::run(call, /*may_wait=*/false));
   }
 
   template <bool is_part>
@@ -326,7 +320,8 @@ void register_ops(torch::Library& library) {
 #define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<OpOf<describe_##name>::run<may_wait>>());
   FATTN_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
-#define FATTN_IMPL(op, name) library.impl(#name ".part", boxed<OpOf<describe_##name>::run_part<may_wait>>());
+#define FATTN_IMPL(op, name) \
+  library.impl(#name ".part", boxed<OpOf<describe_##name>::run_with<may_wait, &Problem::part>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
   library.impl("merge.parts", boxed<OpOf<describe_merge_parts>::run<may_wait>>());
@@ -397,8 +392,10 @@ TORCH_LIBRARY_IMPL(fattn, CUDA, library) { register_ops<false>(library); }
 #ifdef FATTN_WITH_METAL
 TORCH_LIBRARY_IMPL(fattn, MPS, library) {
   register_ops<false>(library);
-  library.impl("attention.with_remainder", boxed<OpOf<describe_prefill>::run_with_remainder>());
-  library.impl("varlen_attention.with_remainder", boxed<OpOf<describe_varlen_prefill>::run_with_remainder>());
+  constexpr auto kRemainder = &Problem::has_out_remainder;
+  library.impl("attention.with_remainder", boxed<OpOf<describe_prefill>::run_with<false, kRemainder>>());
+  library.impl("varlen_attention.with_remainder",
+               boxed<OpOf<describe_varlen_prefill>::run_with<false, kRemainder>>());
 }
 #endif
 

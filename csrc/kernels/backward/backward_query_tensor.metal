@@ -1,8 +1,8 @@
 // The gradient of the query on Metal 4's tensor operations, with the results of backward_query and the steps
 // of prefill_tensor. Keys and values are read in place where possible.
 //
-// The forward's result is given with its remainder. Weights are relative to the forward's log-sum-exp, and its
-// error cancels (score_gradient.h).
+// The forward's result is given with its remainder. Weights are relative to the forward's log-sum-exp, and
+// its error cancels (score_gradient.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "saved_out.h"
