@@ -209,8 +209,7 @@ def _our_backwards() -> Iterator[Entry]:
 
 
 def _backward(call: Call, options: dict[str, Any]) -> Iterator[Entry]:
-    """The passes of a backward. It has no float32 result of the forward, so backward_query walks the keys
-    twice."""
+    """The passes of a backward."""
     plan = plan_of(call, **options)
     is_plain = not options and call == _call(call.op, call.dtype, call.head_dim)
     for attend in plan["passes"]:

@@ -122,15 +122,19 @@ def _pitched(call: Call, mask: Tensor) -> Tensor:
     return torch.nn.functional.pad(mask, (0, call.mask_pitch - call.kv_len))
 
 
-def _lse(call: Call, buffers: Buffers) -> Tensor:
-    """float32 [B, H, Lq]: the log-sum-exp of each row's scores."""
-    result = torch.empty(buffers["query"].shape[:-1], device=buffers["query"].device)
+def _of_scores(call: Call, buffers: Buffers, result_of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """float32 [B, H, ...]: of each head, from its scores and values."""
+    results = []
     for batch, head in itertools.product(range(call.batch), range(call.q_heads)):
-        key = buffers["key"][batch, head // call.group_size].float()
+        key, value = (buffers[name][batch, head // call.group_size].float() for name in ("key", "value"))
         scores = buffers["query"][batch, head].float() @ key.T * call.scale
         scores = scores + _hidden(call, buffers, batch) if call.causal else scores
-        result[batch, head] = torch.logsumexp(scores, -1)
-    return result
+        results.append(result_of(scores, value))
+    return torch.stack(results).unflatten(0, (call.batch, call.q_heads))
+
+
+def _result(call: Call, buffers: Buffers) -> Tensor:
+    return _of_scores(call, buffers, lambda scores, value: scores.softmax(-1) @ value)
 
 
 def _with_spare(elements: Tensor) -> Tensor:
@@ -148,7 +152,9 @@ _DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
     "value_with_spare": lambda call, buffers: _with_spare(buffers["value"]),
     "mask": _mask,
     "seen": _seen,
-    "lse": _lse,
+    "lse": lambda call, buffers: _of_scores(call, buffers, lambda scores, _value: scores.logsumexp(-1)),
+    "saved_out": lambda call, buffers: _result(call, buffers).to(call.torch_dtype),
+    "out_remainder": lambda call, buffers: call.remainder_of(_result(call, buffers))["out_remainder"],
     **delta.DERIVED,
 }
 

@@ -16,6 +16,7 @@ OPS = (*ATTENTION, "prefill_backward", "rotary_write", "gated_delta_rule", "gate
 PREFILLS = ("prefill", "prefill_backward")
 MASK_BLOCK = 128  # rows and keys of a block: the default of block_size
 METAL_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat"}
+REMAINDER_SCALE = 1024.0  # kRemainderScale of the kernels
 
 
 class UnsupportedCallError(NotImplementedError):
@@ -169,14 +170,15 @@ class Call:
 
     def arguments(self, operands: dict[str, Tensor]) -> tuple[list[Tensor | None], dict[str, Any]]:
         """The positional and the keyword arguments of torch_fattn's operator. A backward has no gradient of
-        lse, and no float32 result of the forward; a step has no bias of the convolution."""
+        lse; a step has no bias of the convolution."""
         keywords = self.keywords(operands)
+        if "out_remainder" in operands:
+            keywords["out_remainder"] = operands["out_remainder"]
         positional: list[Tensor | None] = [
             one for name, one in operands.items() if name not in {*keywords, "mask_map"}
         ]
         if self.is_backward:
-            grad_out, query, key, value, lse = positional
-            positional = [grad_out, None, query, key, value, None, lse]
+            positional.insert(1, None)
         if self.op == "gated_delta_step":
             positional.insert(list(operands).index("norm_weight"), None)
         return positional, keywords
@@ -357,8 +359,7 @@ class Call:
             operands = {"query": query, "key": key, "value": value}
             if self.is_backward:
                 grad_out = normal(self.batch, self.q_heads, self.q_len, self.value_dim)
-                lse = self._lse({**operands, **extra})
-                operands = {"grad_out": grad_out, **operands, "lse": lse}
+                operands = {"grad_out": grad_out, **operands, **self._results({**operands, **extra})}
             if self.lengths:
                 operands["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32, device=device)
             return {**operands, **extra}
@@ -375,17 +376,25 @@ class Call:
             **extra,
         }
 
-    def _lse(self, operands: dict[str, Tensor]) -> Tensor:
-        """The log-sum-exp of each row, float32."""
+    def _results(self, operands: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The results of the forward, as a graph keeps them."""
         query = operands["query"]
         if query.device.type == "meta":
-            return query.new_empty(query.shape[:-1], dtype=torch.float32)
-        from torch_fattn import reference
+            out, lse = query.new_empty(*query.shape[:-1], self.value_dim), query.new_empty(query.shape[:-1])
+        else:
+            from torch_fattn import reference
 
-        host = {name: tensor.cpu() for name, tensor in operands.items()}
-        tensors = (host.pop(name) for name in ("query", "key", "value"))
-        _, lse = reference.prefill(*tensors, **self.keywords(host))
-        return lse.float().to(query.device)
+            host = {name: tensor.cpu() for name, tensor in operands.items()}
+            tensors = (host.pop(name) for name in ("query", "key", "value"))
+            out, lse = (each.to(query.device) for each in reference.prefill(*tensors, **self.keywords(host)))
+        return {"out": out.to(self.torch_dtype), "lse": lse.float(), **self.remainder_of(out)}
+
+    def remainder_of(self, out: Tensor) -> dict[str, Tensor]:
+        """What rounding takes off a 16-bit result."""
+        if self.torch_dtype == torch.float32:
+            return {}
+        remainder = (out - out.to(self.torch_dtype)) * REMAINDER_SCALE
+        return {"out_remainder": remainder.to(self.torch_dtype)}
 
 
 def _blocks(first: int, end: int) -> int:

@@ -15,11 +15,9 @@ namespace {
 
 using at::Tensor;
 
-// Returns the strides of a tensor with the rows of the result.
-Strides3 add_rows(Problem& problem, const Tensor& rows) {
-  const Layout layout = layout_of(rows);
-  problem.vector_aligned = problem.vector_aligned && layout.vector_aligned;
-  Strides3 strides = layout.by_dimension();
+// The strides of a tensor with the rows of the result.
+Strides3 strides_of(const Problem& problem, const Tensor& rows) {
+  Strides3 strides = layout_of(rows).by_dimension();
   if (problem.packed) swap_rows_and_heads(strides);
   return strides;
 }
@@ -54,7 +52,8 @@ BackwardCall with_gradients(Call forward, const Arguments& arguments) {
   TORCH_CHECK_TYPE(call.grad_out.scalar_type() == call.query.scalar_type(), op, ": grad_out is ",
                    dtype_name(call.grad_out), " and query ", dtype_name(call.query),
                    "; convert grad_out with .to(query.dtype)");
-  problem.grad_out = add_rows(problem, call.grad_out);
+  problem.grad_out = strides_of(problem, call.grad_out);
+  problem.vector_aligned = problem.vector_aligned && layout_of(call.grad_out).vector_aligned;
 
   if (const OptionalTensor grad_lse = arguments.optional_tensor("grad_lse")) {
     check_row_numbers(call, "grad_lse", *grad_lse, sizes.lse);
@@ -65,14 +64,27 @@ BackwardCall with_gradients(Call forward, const Arguments& arguments) {
   check_row_numbers(call, "lse", call.lse, sizes.lse);
 
   const OptionalTensor out = arguments.optional_tensor("out");
-  if (!out.has_value()) return call;
-  check_of_result(call, "out", *out, dimensions, sizes.out);
-  TORCH_CHECK_TYPE(out->scalar_type() == at::kFloat || out->scalar_type() == call.query.scalar_type(), op,
-                   ": out is ", dtype_name(*out), " and query ", dtype_name(call.query),
-                   "; pass the out of the forward, or leave it out");
-  if (out->scalar_type() != at::kFloat) return call;  // see BackwardCall::out
-  problem.has_float32_out = true;
-  problem.out = add_rows(problem, *out);
+  if (out.has_value()) {
+    check_of_result(call, "out", *out, dimensions, sizes.out);
+    TORCH_CHECK_TYPE(out->scalar_type() == at::kFloat || out->scalar_type() == call.query.scalar_type(), op,
+                     ": out is ", dtype_name(*out), " and query ", dtype_name(call.query),
+                     "; pass the out of the forward, or leave it out");
+  }
+  const OptionalTensor remainder = arguments.optional_tensor("out_remainder");
+  if (remainder.has_value()) {
+    check_of_result(call, "out_remainder", *remainder, dimensions, sizes.out);
+    TORCH_CHECK_TYPE(
+        out.has_value() && out->scalar_type() != at::kFloat && remainder->scalar_type() == out->scalar_type(),
+        op, ": out_remainder is ", dtype_name(*remainder), " and out ",
+        out.has_value() ? dtype_name(*out) : "None",
+        "; pass both of a 16-bit forward, or leave out_remainder out");
+    problem.has_out_remainder = true;
+    problem.out_remainder = strides_of(problem, *remainder);
+    call.out_remainder = *remainder;
+  }
+  problem.has_saved_out = out.has_value() && (out->scalar_type() == at::kFloat || remainder.has_value());
+  if (!problem.has_saved_out) return call;
+  problem.out = strides_of(problem, *out);
   call.out = *out;
   return call;
 }

@@ -33,9 +33,10 @@ struct Call {
 struct BackwardCall : Call {
   at::Tensor grad_out;
   at::Tensor grad_lse{};  // undefined: none
-  // The forward's result. Undefined unless it is float32: in a row with one dominant key, the products with
-  // grad_out nearly cancel, and the rounding error of a 16-bit result would dominate.
+  // The forward's result, in float32 or with its remainder. Undefined if it is rounded: in a row with one
+  // dominant key, the products with grad_out nearly cancel, and the rounding error would dominate.
   at::Tensor out{};
+  at::Tensor out_remainder{};
   at::Tensor lse{};
 };
 

@@ -231,7 +231,11 @@ Sums together(const BackwardCall& call) {
 
 }  // namespace
 
-Gradients run_in_torch(const BackwardCall& call, bool may_wait) {
+Gradients run_in_torch(const BackwardCall& rounded, bool may_wait) {
+  BackwardCall call = rounded;
+  if (call.out_remainder.defined()) {
+    call.out = call.out.to(at::kFloat).add(call.out_remainder.to(at::kFloat), 1.0 / kRemainderScale);
+  }
   const Sums sums = may_wait || call.problem.block_rows > 0 ? one_by_one(call) : together(call);
   const Gradients gradients = empty_gradients(call);
   const auto& [query, key, value, sinks, alibi_slopes] = gradients;

@@ -8,10 +8,10 @@
 
 namespace fattn {
 
-// Returns (out, lse) of a call that the planner has accepted. `may_wait`: lengths may be read from the
+// Returns out and lse of a call that the planner has accepted. `may_wait`: lengths may be read from the
 // device, as on the CPU. Results are then batch-invariant, bit for bit, and independent of the capacity. A
 // block mask is always read: only visible blocks are computed.
-std::tuple<at::Tensor, at::Tensor> run_in_torch(const Call& call, bool may_wait);
+std::vector<at::Tensor> run_in_torch(const Call& call, bool may_wait);
 Gradients run_in_torch(const BackwardCall& call, bool may_wait);
 std::tuple<at::Tensor, at::Tensor> run_in_torch(const MergeCall& call);
 at::Tensor run_in_torch(const LogitsCall& call);

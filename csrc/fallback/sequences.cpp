@@ -216,9 +216,10 @@ Tensor PaddedRows::unpad(const Tensor& padded) const {
   return padded.transpose(1, 2).flatten(0, 1).index_select(0, source_);
 }
 
-std::tuple<Tensor, Tensor> run_in_torch(const Call& call, bool may_wait) {
+std::vector<Tensor> run_in_torch(const Call& call, bool may_wait) {
   const bool waits = may_wait || call.problem.block_rows > 0;
-  return waits ? attend_one_by_one(call) : attend_together(call);
+  const auto [out, lse] = waits ? attend_one_by_one(call) : attend_together(call);
+  return {out, lse};
 }
 
 }  // namespace fattn

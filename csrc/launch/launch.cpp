@@ -44,11 +44,6 @@ struct Binder {
   }
 };
 
-struct Results {
-  Tensor out;
-  Tensor lse;
-};
-
 Tensor empty_floats(at::IntArrayRef sizes, const Tensor& like) {
   return at::empty(sizes, like.options().dtype(at::kFloat));
 }
@@ -92,21 +87,22 @@ Tensor made_map(const Plan& plan, const Tensor& like, Bindings& bindings) {
   return map;
 }
 
-// Binds results and scratch, and runs the plan. Freeing the scratch on return is safe: torch's allocator
-// reuses memory only for later work of the same stream.
-std::tuple<Tensor, Tensor> run_with_scratch(const Plan& plan, Bindings& bindings, const Results& results) {
-  bindings[kSlotOut] = view_of(results.out, results.out);
-  bindings[kSlotLse] = view_of(results.lse, results.out);
+// Binds scratch and results (out, lse and the remainder of out if there is one), and runs the plan. Freeing
+// the scratch on return is safe: torch's allocator reuses memory only for later work of the same stream.
+void run_with_scratch(const Plan& plan, Bindings& bindings, const std::vector<Tensor>& results) {
+  const Tensor& out = results[0];
+  bindings[kSlotOut] = view_of(out, out);
+  bindings[kSlotLse] = view_of(results[1], out);
+  if (results.size() > 2) bindings[kSlotOutRemainder] = view_of(results[2], out);
   Tensor scratch_out, scratch_lse;
   if (plan.scratch_out_floats > 0) {
-    scratch_out = empty_floats({plan.scratch_out_floats}, results.out);
-    scratch_lse = empty_floats({plan.scratch_sum_floats}, results.out);
-    bindings[kSlotPartialOut] = view_of(scratch_out, results.out);
-    bindings[kSlotPartialSum] = view_of(scratch_lse, results.out);
+    scratch_out = empty_floats({plan.scratch_out_floats}, out);
+    scratch_lse = empty_floats({plan.scratch_sum_floats}, out);
+    bindings[kSlotPartialOut] = view_of(scratch_out, out);
+    bindings[kSlotPartialSum] = view_of(scratch_lse, out);
   }
-  const Tensor map = made_map(plan, results.out, bindings);
+  const Tensor map = made_map(plan, out, bindings);
   metal::execute(plan, bindings);
-  return {results.out, results.lse};
 }
 
 void bind_sequences(const SequenceOperands& call, const Binder& binder) {
@@ -131,19 +127,19 @@ void bind_delta(const DeltaOperands& call, const Tensor& out, const Binder& bind
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> launch(const Call& call, const Plan& plan) {
+std::vector<Tensor> launch(const Call& call, const Plan& plan) {
   const ResultSizes sizes = result_sizes(call.problem);
   const auto options = call.query.options().dtype(scalar_type_of(out_dtype(call.problem)));
-  const Results results = {at::empty_strided(sizes.out, sizes.out_strides, options),
-                           empty_floats(sizes.lse, call.query)};
-  if (plan.pass_count > 0) launch_into(call, plan, results.out, results.lse);
-  return {results.out, results.lse};
+  const auto empty_out = [&] { return at::empty_strided(sizes.out, sizes.out_strides, options); };
+  std::vector<Tensor> results = {empty_out(), empty_floats(sizes.lse, call.query)};
+  if (call.problem.has_out_remainder) results.push_back(empty_out());
+  if (plan.pass_count > 0) launch_into(call, plan, results);
+  return results;
 }
 
-void launch_into(const Call& call, const Plan& plan, const Tensor& out, const Tensor& lse) {
-  const Results results = {out, lse};
+void launch_into(const Call& call, const Plan& plan, const std::vector<Tensor>& results) {
   Bindings bindings;
-  const auto bound = bind_inputs(call, results.out, bindings);
+  const auto bound = bind_inputs(call, results[0], bindings);
   run_with_scratch(plan, bindings, results);
 }
 
@@ -170,6 +166,8 @@ void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gr
   const Tensor out = call.out.defined() ? with_contiguous_rows(call.out) : Tensor();
   if (grad_lse.defined()) bindings[kSlotGradLse] = view_of(grad_lse, query_grad);
   if (out.defined()) bindings[kSlotSavedOut] = view_of(out, query_grad);
+  const Tensor remainder = call.out_remainder.defined() ? with_contiguous_rows(call.out_remainder) : Tensor();
+  if (remainder.defined()) bindings[kSlotOutRemainder] = view_of(remainder, query_grad);
   bindings[kSlotGradQuery] = view_of(query_grad, query_grad);
   bindings[kSlotGradKey] = view_of(key_grad, query_grad);
   bindings[kSlotGradValue] = view_of(value_grad, query_grad);
@@ -183,18 +181,18 @@ void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gr
 
 std::tuple<Tensor, Tensor> launch(const MergeCall& call, const Plan& plan) {
   const auto sizes = call.outs.sizes().slice(1);
-  const Results results = {
-      at::empty(sizes, call.outs.options().dtype(scalar_type_of(call.problem.out_dtype))),
-      at::empty(sizes.slice(0, 3), call.lses.options())};
-  if (plan.pass_count == 0) return {results.out, results.lse};
+  const Tensor out = at::empty(sizes, call.outs.options().dtype(scalar_type_of(call.problem.out_dtype)));
+  const Tensor lse = at::empty(sizes.slice(0, 3), call.lses.options());
+  if (plan.pass_count == 0) return {out, lse};
 
   // The partial results are bound like the scratch of decode's second pass.
   const Tensor outs = call.outs.contiguous();
   const Tensor lses = call.lses.contiguous();
   Bindings bindings;
-  bindings[kSlotPartialOut] = view_of(outs, results.out);
-  bindings[kSlotPartialSum] = view_of(lses, results.out);
-  return run_with_scratch(plan, bindings, results);
+  bindings[kSlotPartialOut] = view_of(outs, out);
+  bindings[kSlotPartialSum] = view_of(lses, out);
+  run_with_scratch(plan, bindings, {out, lse});
+  return {out, lse};
 }
 
 std::tuple<> launch(const CacheWriteCall& call, const Plan& plan) {

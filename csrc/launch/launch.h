@@ -8,11 +8,11 @@
 
 namespace fattn {
 
-// Runs a planned call and returns the results of the op: (out, lse), gradients, one tensor, or none if the op
-// writes.
-std::tuple<at::Tensor, at::Tensor> launch(const Call& call, const Plan& plan);
+// Runs a planned call and returns the results of the op: out, lse and the remainder of out if the call has
+// one; gradients; one tensor; or none if the op writes.
+std::vector<at::Tensor> launch(const Call& call, const Plan& plan);
 // The same into the caller's results, with the sizes and order of result_sizes() or empty_gradients().
-void launch_into(const Call& call, const Plan& plan, const at::Tensor& out, const at::Tensor& lse);
+void launch_into(const Call& call, const Plan& plan, const std::vector<at::Tensor>& results);
 void launch_into(const BackwardCall& call, const Plan& plan, const Gradients& gradients);
 Gradients launch(const BackwardCall& call, const Plan& plan);
 std::tuple<at::Tensor, at::Tensor> launch(const MergeCall& call, const Plan& plan);

@@ -89,11 +89,13 @@ class AttentionBackward : public torch::autograd::Node {
     }
   }
 
-  // Call it after set_history: the results are outputs of this node. A 16-bit `out` is not kept: in rows with
-  // one dominant key its products with the gradient cancel, and its rounding error would dominate.
-  void keep_results(const Tensor& out, const Tensor& lse) {
-    if (out.scalar_type() == at::kFloat) keep("out", out, /*is_output=*/true);
+  // Call it after set_history: out and lse are outputs of this node. A 16-bit `out` is kept only with its
+  // remainder: in rows with one dominant key its products with the gradient cancel, and its rounding error
+  // would dominate.
+  void keep_results(const Tensor& out, const Tensor& lse, const Tensor* remainder) {
+    if (remainder || out.scalar_type() == at::kFloat) keep("out", out, /*is_output=*/true);
     keep("lse", lse, /*is_output=*/true);
+    if (remainder) keep("out_remainder", *remainder, /*is_output=*/false);
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -193,12 +195,16 @@ void check_differentiable(const c10::OperatorHandle& op, const Arguments& argume
   }
 }
 
+// `op`: a forward, or its overload with_remainder, which the outer of two levels of torch.func receives.
 template <const char* const& backward_name>
 void run_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static const c10::OperatorHandle backward =
       c10::Dispatcher::singleton().findSchemaOrThrow(backward_name, "");
+  static const c10::OperatorHandle with_remainder =
+      c10::Dispatcher::singleton().findSchemaOrThrow(op.schema().name().c_str(), "with_remainder");
   refuse_tangents(op, *stack);
   const bool needed = !inputs_that_require_grad(*stack, op.schema().arguments().size()).empty();
+  bool keeps_remainder = false;  // the kernels write it; others do not read a saved result
   c10::intrusive_ptr<AttentionBackward> node;
   if (needed) {
     const Arguments arguments(op, *stack);
@@ -208,17 +214,22 @@ void run_with_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
       inputs.push_back(arguments.optional_tensor(name).value_or(Tensor()));
     }
     node = c10::make_intrusive<AttentionBackward>(backward, op, *stack, inputs);
+    const Tensor& query = arguments.tensor("query");
+    keeps_remainder = query.device().is_mps() && query.element_size() == 2;
   }
   {
     at::AutoDispatchBelowAutograd below_autograd;
-    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+    const c10::OperatorHandle& forward = keeps_remainder ? with_remainder : op;
+    forward.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   }
   if (!needed) return;
-  const auto results = torch::jit::last(*stack, 2);
+  const size_t returned = op.schema().returns().size();
+  const auto results = torch::jit::last(*stack, keeps_remainder ? 3 : returned);
   const Tensor &out = results[0].toTensor(), &lse = results[1].toTensor();
   torch::autograd::set_history(out, node);
   torch::autograd::set_history(lse, node);
-  node->keep_results(out, lse);
+  node->keep_results(out, lse, keeps_remainder ? &results[2].toTensor() : nullptr);
+  torch::jit::drop(*stack, results.size() - returned);
 }
 
 constexpr const char* kPrefillBackward = "fattn::prefill_backward";
@@ -227,8 +238,11 @@ constexpr const char* kVarlenPrefillBackward = "fattn::varlen_prefill_backward";
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fattn, Autograd, library) {
-  library.impl("attention", boxed<run_with_gradient<kPrefillBackward>>());
-  library.impl("varlen_attention", boxed<run_with_gradient<kVarlenPrefillBackward>>());
+  for (const char* overload : {"", ".with_remainder"}) {
+    library.impl((std::string("attention") + overload).c_str(), boxed<run_with_gradient<kPrefillBackward>>());
+    library.impl((std::string("varlen_attention") + overload).c_str(),
+                 boxed<run_with_gradient<kVarlenPrefillBackward>>());
+  }
 }
 
 }  // namespace fattn

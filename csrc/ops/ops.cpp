@@ -138,11 +138,12 @@ struct OpOf {
     return_results(op, stack, fattn::run(described(Arguments(op, *stack)), may_wait));
   }
 
-  // The same for a part of the keys: returns (out, sums) for merge.parts.
-  template <bool may_wait>
-  static void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // The same with other results: of a part of the keys, (out, sums) for merge.parts; or also the remainder of
+  // a 16-bit out, for the graph nodes of differentiable.cpp.
+  template <bool may_wait, bool Problem::* flag>
+  static void run_with(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto call = described(Arguments(op, *stack));
-    call.problem.part = true;
+    call.problem.*flag = true;
     return_results(op, stack, fattn::run(call, may_wait));
   }
 
@@ -264,7 +265,7 @@ const std::string kVarlenPrefillArguments =
 std::string backward_arguments(const std::string& forward) {
   const std::string operands = "Tensor query, Tensor key, Tensor value, ";
   return "Tensor grad_out, Tensor? grad_lse, " + operands + "Tensor? out, Tensor lse, " +
-         forward.substr(operands.size());
+         forward.substr(operands.size()) + ", Tensor? out_remainder=None";
 }
 const std::string kDeviceArguments =
     "str? device_name=None, int? family=None, int? cores=None, str? tensor=None, Device? device=None, "
@@ -319,7 +320,8 @@ void register_ops(torch::Library& library) {
 #define FATTN_IMPL(op, name, ...) library.impl(#name, boxed<OpOf<describe_##name>::run<may_wait>>());
   FATTN_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
-#define FATTN_IMPL(op, name) library.impl(#name ".part", boxed<OpOf<describe_##name>::run_part<may_wait>>());
+#define FATTN_IMPL(op, name) \
+  library.impl(#name ".part", boxed<OpOf<describe_##name>::run_with<may_wait, &Problem::part>>());
   FATTN_ATTENTION_OPS(FATTN_IMPL)
 #undef FATTN_IMPL
   library.impl("merge.parts", boxed<OpOf<describe_merge_parts>::run<may_wait>>());
@@ -352,8 +354,12 @@ TORCH_LIBRARY(fattn, library) {
   define_op(#name, backward_arguments(k##forward##Arguments), kGradients);
   FATTN_BACKWARD_OPS(FATTN_DEFINE)
 #undef FATTN_DEFINE
-  define("attention(" + kPrefillArguments + ")" + kResults);
-  define("varlen_attention(" + kVarlenPrefillArguments + ")" + kResults);
+  // The overloads .with_remainder are the forwards of a graph with 16-bit operands.
+  for (const auto& [name, arguments] :
+       {std::pair("attention", kPrefillArguments), {"varlen_attention", kVarlenPrefillArguments}}) {
+    define(name + ("(" + arguments) + ")" + kResults);
+    define(name + (".with_remainder(" + arguments) + ") -> (Tensor out, Tensor lse, Tensor out_remainder)");
+  }
   define_op("merge", "Tensor outs, Tensor lses", kResults);
   define_op("merge.parts", "Tensor outs, Tensor sums, ScalarType dtype", kResults);
   define_op("cache_write", kCacheWriteArguments, " -> ()");
@@ -384,7 +390,13 @@ TORCH_LIBRARY(fattn, library) {
 TORCH_LIBRARY_IMPL(fattn, CPU, library) { register_ops<true>(library); }
 TORCH_LIBRARY_IMPL(fattn, CUDA, library) { register_ops<false>(library); }
 #ifdef FATTN_WITH_METAL
-TORCH_LIBRARY_IMPL(fattn, MPS, library) { register_ops<false>(library); }
+TORCH_LIBRARY_IMPL(fattn, MPS, library) {
+  register_ops<false>(library);
+  constexpr auto kRemainder = &Problem::has_out_remainder;
+  library.impl("attention.with_remainder", boxed<OpOf<describe_prefill>::run_with<false, kRemainder>>());
+  library.impl("varlen_attention.with_remainder",
+               boxed<OpOf<describe_varlen_prefill>::run_with<false, kRemainder>>());
+}
 #endif
 
 TORCH_LIBRARY_IMPL(fattn, CompositeExplicitAutograd, library) {

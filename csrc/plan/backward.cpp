@@ -104,11 +104,12 @@ int64_t saved_bytes(const Tile& tile) {
 // The query rows of all results, in the order of lse.
 int64_t result_rows(const Problem& p) { return (p.packed ? 1 : p.batch) * p.q_heads * p.q_len; }
 
-// Tensors that live from the forward to the backward: query, key, value, lse, and `out` if it is given.
+// Tensors that live from the forward to the backward: query, key, value, lse, and `out` if it is given, which
+// has two bytes more in its remainder if it has two.
 int64_t kept_bytes(const Problem& p) {
   const int64_t keys = (p.packed ? 1 : p.batch) * p.kv_len * p.kv_heads;
   const int64_t operands = result_rows(p) * p.head_dim + keys * (p.head_dim + p.value_dim);
-  const int64_t floats = result_rows(p) * (p.has_float32_out ? 1 + p.value_dim : 1);
+  const int64_t floats = result_rows(p) * (p.has_saved_out ? 1 + p.value_dim : 1);
   return operands * size_of(p.dtype) + floats * int64_t(sizeof(float));
 }
 
@@ -125,6 +126,7 @@ BackwardParams params_of(const Problem& p, int64_t q_tiles) {
   params.forward.parts = 1;
   params.grad_out = p.grad_out;
   params.saved_out = p.out;
+  params.out_remainder = p.out_remainder;
   params.grad_key = contiguous(p, p.kv_len, p.kv_heads, p.head_dim);
   params.grad_value = contiguous(p, p.kv_len, p.kv_heads, p.value_dim);
   params.grad_scale = float(p.scale);
@@ -190,13 +192,14 @@ void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, con
   pass.spec.row_fragments = uint16_t(tile.owned);
   pass.spec.tile_keys = uint16_t(tile.walked);
   pass.spec.grad_lse = p.has_grad_lse;
-  // Tensor kernels always sum P * dP themselves.
-  pass.spec.saved_out = p.has_float32_out && !uses_units(tile.kernel);
+  pass.spec.saved_out = p.has_saved_out;
+  pass.spec.out_remainder = p.has_out_remainder;
   pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
                uint32_t(p.packed ? 1 : p.batch)};
   limit_products(pass, device, products_of_group(tile, p));
   if (p.has_grad_lse) pass.bind(kSlotGradLse);
-  if (pass.spec.saved_out) pass.bind(kSlotSavedOut);
+  if (p.has_saved_out) pass.bind(kSlotSavedOut);
+  if (p.has_out_remainder) pass.bind(kSlotOutRemainder);
   pass.bind(kSlotLse);
   pass.bind(kSlotGradQuery, kSlotOut);
   pass.set_params(params);

@@ -81,6 +81,7 @@ const char* why_no_units(DType dtype, int64_t head_dim, int64_t value_dim) {
 const char* why_no_units(const Problem& p) {
   if (const char* reason = why_no_units(p.dtype, p.head_dim, p.value_dim)) return reason;
   if (is_backward(p.op) && p.head_dim > kMaxBackwardHeadDim) return "such heads have no gradients";
+  if (is_backward(p.op) && !p.has_out_remainder) return "out came without its remainder";
   if (p.kv_format != kKvFloat) return "they are for caches that are not quantised";
   if (p.options.tree_mask && p.q_len > kMaxUnitsTree) return "they are for trees of up to 32 rows";
   if (!p.vector_aligned) return "the rows of query, key and value do not start on 16-byte boundaries";

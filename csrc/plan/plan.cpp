@@ -35,6 +35,8 @@ Pass& add_merge_of_parts(Plan& plan, const Problem& p, int64_t parts, int simdgr
       .out_dtype = out_dtype(p), .sums = true, .parts = parts, .rows = rows, .head_dim = p.value_dim};
   Pass& pass = add_merge_pass(plan, merged, uint16_t(simdgroups));
   pass.spec.token_major_out = is_token_major(p);
+  pass.spec.out_remainder = p.has_out_remainder;
+  if (p.has_out_remainder) pass.bind(kSlotOutRemainder);
   MergeParams params{};
   params.rows = rows;
   params.parts = int32_t(parts);

@@ -350,6 +350,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   const bool merged = parts.count > 1;
   pass.bind(merged ? kSlotPartialOut : kSlotOut, pass.spec.split ? kSlotPartialOut : kSlotOut);
   pass.bind(merged ? kSlotPartialSum : kSlotLse, pass.spec.split ? kSlotPartialSum : kSlotLse);
+  pass.spec.out_remainder = p.has_out_remainder && !merged;
+  if (pass.spec.out_remainder) pass.bind(kSlotOutRemainder);
 
   PrefillParams params = prefill_params(p, out_strides(p));
   params.q_tiles = int32_t(q_tiles);

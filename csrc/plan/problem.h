@@ -126,7 +126,9 @@ struct Problem {
 #define FATTN_FLAG(name, prefill_has_it) bool name = false;
   FATTN_FLAGS(FATTN_FLAG)
 #undef FATTN_FLAG
-  bool part = false;            // returns a partial result for merge.parts: float32, with sums of weights
+  bool part = false;  // returns a partial result for merge.parts: float32, with sums of weights
+  // Forward: also returns what rounding takes off out (remainder_of). Backward: out is given with it.
+  bool has_out_remainder = false;
   bool value_in_key = false;    // decode: the value is the first columns of the key, in the same memory
   bool vector_aligned = false;  // query, key, value rows are 16-byte aligned, pairs of int4 scales 4-byte
 
@@ -164,11 +166,12 @@ struct Problem {
   bool last_rows_meet = false;  // packed keys: the last row is at the last key; q_offset is not used
   int64_t cu_seqlens_k_stride = 0;
 
-  // Backward: operands that the forward does not have. vector_aligned covers grad_out and out.
+  // Backward: operands that the forward does not have. vector_aligned covers grad_out.
   Strides3 grad_out{};
   bool has_grad_lse = false;
-  bool has_float32_out = false;  // the forward's result is given in float32
+  bool has_saved_out = false;  // the forward's result is given: in float32, or with its remainder
   Strides3 out{};
+  Strides3 out_remainder{};
 
   ScoreOptions options;
 };

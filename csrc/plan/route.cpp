@@ -105,8 +105,7 @@ int64_t bytes_kept_by_torch(const PlainCall& call) {
 }
 
 int64_t bytes_kept(const PlainCall& call) {
-  const int64_t of_row = 4 * (call.dtype == DType::kFloat32 ? 1 + call.value_dim : 1);
-  return call.batch * call.q_heads * call.q_len * of_row;
+  return call.batch * call.q_heads * call.q_len * 4 * (1 + call.value_dim);
 }
 
 Route training_route(const PlainCall& call, const DeviceFacts& device, TrainingPolicy policy) {

@@ -135,7 +135,7 @@ enum class TrainingPolicy : uint8_t { kAuto, kFused, kOff };
 
 // torch's own attention keeps the weights until the backward, in float32 for every dtype.
 int64_t bytes_kept_by_torch(const PlainCall& call);
-// Ours keeps lse and a float32 result. Both also keep the operands.
+// Ours keeps lse, and the result in float32 or in 16 bits with its remainder. Both also keep the operands.
 int64_t bytes_kept(const PlainCall& call);
 
 struct Route {

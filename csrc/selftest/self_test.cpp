@@ -149,7 +149,12 @@ Fault fault_of_variant(UnitsSize size, UnitsState variant, const DeviceFacts& gp
   for (Trial& trial : trials) {
     const Plan& tested = *plan++;
     const Plan& expected = *plan++;
-    if (trial.forward) trial.call.lse = std::get<1>(launch(*trial.forward, *plan++));
+    if (trial.forward) {
+      const std::vector<at::Tensor> results = launch(*trial.forward, *plan++);
+      trial.call.out = results[0];
+      trial.call.lse = results[1];
+      trial.call.out_remainder = results[2];
+    }
     const std::string wrong = difference(trial, tested, expected);
     if (!wrong.empty()) return {"in " + trial.what + " " + wrong};
   }

@@ -196,11 +196,16 @@ class Trials {
     const char* op = packed ? "fattn::varlen_prefill" : "fattn::prefill";
     const auto describe = packed ? describe_varlen_prefill : describe_prefill;
     if (!is_backward_) return add_forward(what, op, describe, given);
-    const Call forward = described(op, describe, given);
+    Call forward = described(op, describe, given);
+    forward.problem.has_out_remainder = true;
     const Problem& p = forward.problem;
     const Tensor grad_out = rows(p.q_heads, p.q_len, p.value_dim, seeing, 1.0);
     gradients.emplace_back("grad_out", packed ? grad_out.transpose(0, 1) : grad_out.unsqueeze(0));
-    gradients.emplace_back("lse", at::full(result_sizes(p).lse, NAN, at::kFloat).to(at::kMPS));
+    const ResultSizes sizes = result_sizes(p);  // the self-test replaces the results of the forward
+    gradients.emplace_back("lse", at::full(sizes.lse, NAN, at::kFloat).to(at::kMPS));
+    for (const char* name : {"out", "out_remainder"}) {
+      gradients.emplace_back(name, at::full(sizes.out, NAN, type_).to(at::kMPS));
+    }
     given.insert(given.end(), gradients.begin(), gradients.end());
     trials_.push_back(
         {what,
@@ -280,7 +285,7 @@ std::vector<Tensor> results_of(const BackwardCall& call, const Plan& plan) {
   if (is_backward(call.problem.op)) {
     launch_into(call, plan, {result(0), result(1), result(2), result(3), result(4)});
   } else {
-    launch_into(call, plan, result(0), result(1));
+    launch_into(call, plan, std::vector<Tensor>{result(0), result(1)});
   }
   return memory;
 }

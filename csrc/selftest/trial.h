@@ -13,7 +13,7 @@ namespace fattn {
 struct Trial {
   std::string what;
   BackwardCall call;            // a forward has no gradients
-  std::optional<Call> forward;  // of a backward, which reads its log-sum-exp
+  std::optional<Call> forward;  // of a backward, which reads its results
 };
 // Partial tiles, rows that see no key, keys that no row sees, all options together, and all layouts; and a
 // large problem, since a wrong layout may show only there (published, a fork of llama.cpp: 64 x 512 was right

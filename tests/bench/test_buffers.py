@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from bench.cases import buffers, delta
-from bench.cases.calls import Call
+from bench.cases.calls import REMAINDER_SCALE, Call
 
 pytestmark = pytest.mark.host_only
 
-OPERANDS = ("grad_out", "query", "key", "value", "lse")
+OPERANDS = {"grad_out": "grad_out", "query": "query", "key": "key", "value": "value", "out": "saved_out"}
+OPERANDS |= {"lse": "lse", "out_remainder": "out_remainder"}
 CALLS = [
     Call("decode", 4, 2, 64, 3, 50),
     Call("prefill", 4, 2, 64, 20, 33, causal=True),
@@ -62,12 +63,14 @@ def test_gradients_match_the_product(causal: bool) -> None:
     from torch_fattn import reference
 
     call = Call("prefill_backward", 4, 2, 64, 20, 33, batch=2, causal=causal)
-    made = buffers.make(call, {"lse"}, {"row_states": 16}, "cpu", seed=3)
+    made = buffers.make(call, {*OPERANDS.values()}, {"row_states": 16}, "cpu", seed=3)
     assert "out" not in made and made["grad_key"].isnan().all()
     operands = (made[name] for name in ("query", "key", "value"))
-    lse = reference.prefill(*operands, is_causal=causal)[1]
+    out, lse = reference.prefill(*operands, is_causal=causal)
     torch.testing.assert_close(made["lse"].double(), lse, rtol=0, atol=1e-5)
-    positional, keywords = call.arguments({name: made[name] for name in OPERANDS})
+    saved = made["saved_out"].double() + made["out_remainder"].double() / REMAINDER_SCALE
+    torch.testing.assert_close(saved, out, rtol=0, atol=1e-5)
+    positional, keywords = call.arguments({name: made[buffer] for name, buffer in OPERANDS.items()})
     expected = reference.prefill_backward(*positional, **keywords)[:3]
     for name, gradient in zip(("grad_query", "grad_key", "grad_value"), expected, strict=True):
         made[name] = gradient.to(torch.float16)

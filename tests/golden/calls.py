@@ -157,20 +157,21 @@ def _empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def _backward(
-    op: str, dtype: torch.dtype, sizes: tuple[int, ...], *, float32_out: bool = False, **options: Any
+    op: str, dtype: torch.dtype, sizes: tuple[int, ...], **options: Any
 ) -> tuple[str, dict[str, Any]]:
-    """The backward of a call, with a gradient of lse."""
+    """The backward of a call, as its graph has it, with a gradient of lse."""
     problem, _device = _call(op, dtype, sizes, **options)
     arguments = on_meta(problem)
     query = arguments["query"]
     rows = (*query.shape[:-1], problem.value_dim)
     lse = _empty(f32, *(query.shape[:-1] if query.dim() == 4 else query.shape[1::-1]))
-    out = _empty(f32 if float32_out else dtype, *rows)
+    out = _empty(dtype, *rows)
     return f"{op}_backward", {
         **arguments,
         "grad_out": _empty(dtype, *rows),
         "grad_lse": lse,
         "out": out,
+        "out_remainder": None if dtype == f32 else out,
         "lse": lse,
     }
 
@@ -285,7 +286,7 @@ OTHER_GOLDEN_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax_short_f32": ("softmax", {"scores": _empty(f32, 4000, 60, 2)[..., 0], "softcap": 30.0}),
     "softcap_bf16": ("softcap", {"x": _empty(bf16, 6, 40, 100)[:, :, :60], "cap": 30.0}),
     "prefill_backward_f16": _backward("prefill", f16, (2, 16, 4, 512, 512, 64, 64), **CAUSAL),
-    "prefill_backward_f32": _backward("prefill", f32, (1, 8, 8, 300, 300, 128, 128), float32_out=True),
+    "prefill_backward_f32": _backward("prefill", f32, (1, 8, 8, 300, 300, 128, 128)),
     # Columns over several simdgroups, shares of different sizes, and a map that the plan makes.
     "prefill_backward_bf16_mask": _backward(
         "prefill",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.cases.calls import REMAINDER_SCALE
 from tests.helpers import drawing, problems
 from tests.helpers.layouts import Operand, lay_out, packed, spread
 from tests.helpers.problems import LAYOUTS, TENSORS, Case, Problem, drawn_values
@@ -20,8 +21,9 @@ NAMES = ("query", "key", "value", "sinks", "alibi_slopes")
 MOST_WORK = 3e6  # multiply-adds of the forward; the backward has three and a half times as many
 MOST_DIM = 256
 SHARP = 8.0
-# What is passed as the forward's result: none, in the dtype of the operands, or without rounding.
-OUTS = ("none", "rounded", "float32")
+# What is passed as the forward's result: none, in the dtype of the operands, the same with the remainder of
+# 16 bits, or without rounding.
+OUTS = ("none", "rounded", "remainder", "float32")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _with_gradients(problem: Problem, rng: random.Random) -> BackwardProblem:
         index=problem.index,
         forward=replace(problem, sharpness=rng.choice((1.0, 1.0, 1.0, SHARP))),
         grad_lse=rng.random() < 0.4,
-        out=rng.choice(OUTS),
+        out=rng.choice([out for out in OUTS if out != "remainder" or problem.dtype != torch.float32]),
         grad_layout=rng.choice(LAYOUTS),
     )
 
@@ -108,23 +110,31 @@ def build(problem: BackwardProblem, seed: int = 0, forward: Case | None = None) 
     else:
         operands["grad_out"] = packed(grad_out, p.q_lens, p.spare_rows, problem.grad_layout)
     if problem.out != "none":
-        operands["out"] = spread(out.to(p.dtype) if problem.out == "rounded" else out)
+        saved = out if problem.out == "float32" else out.to(p.dtype)
+        operands["out"] = spread(saved)
+        if problem.out == "remainder":
+            operands["out_remainder"] = spread(remainder_of(out, saved))
     if clean["grad_lse"] is not None:
         operands["grad_lse"] = spread(_poisoned(p, clean["grad_lse"]))
     masked = None if grad_lse is None else grad_lse.masked_fill(~exist, 0.0)
     return BackwardCase(problem, case, operands, grad_out.masked_fill(~exist[..., None], 0.0), masked, exact)
 
 
+def remainder_of(out: Tensor, saved: Tensor) -> Tensor:
+    return ((out - saved) * REMAINDER_SCALE).to(saved.dtype)
+
+
 def as_launched(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The operator gives its kernels a contiguous lse, its gradient likewise, and contiguous rows of `out`;
-    here there is NaN between them."""
+    """The operator gives its kernels a contiguous lse, its gradient likewise, and contiguous rows of `out`
+    and its remainder; here there is NaN between them."""
     launched = dict(arguments)
     for name in ("lse", "grad_lse"):
         if launched[name] is not None:
             launched[name] = launched[name].contiguous()
-    if (out := launched["out"]) is not None:
-        padded = out.new_full((*out.shape[:-1], out.shape[-1] + 3), torch.nan)
-        launched["out"] = padded[..., : out.shape[-1]].copy_(out)
+    for name in ("out", "out_remainder"):
+        if (rows := launched.get(name)) is not None:
+            padded = rows.new_full((*rows.shape[:-1], rows.shape[-1] + 3), torch.nan)
+            launched[name] = padded[..., : rows.shape[-1]].copy_(rows)
     return launched
 
 

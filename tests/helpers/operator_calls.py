@@ -130,8 +130,8 @@ def operator_call(op: str, s: Sizes, device: str, kv_format: str) -> dict[str, A
             arguments[argument.name] = NUMBERS[argument.name](s)
         elif argument.name == "kv_format":
             arguments["kv_format"] = kv_format
-        elif argument.name in ("starts", "cu_seqlens", "block_mask"):
-            pass  # not with slot_mapping, a batch or attn_mask
+        elif argument.name in ("starts", "cu_seqlens", "block_mask", "out_remainder"):
+            pass  # not with slot_mapping, a batch, attn_mask or float32
         elif "Tensor" in str(argument.type) and not (kv_format == "auto" and "_scales" in argument.name):
             arguments[argument.name] = operand(argument.name, op, s, device, kv_format)
     return arguments

@@ -55,7 +55,7 @@ def backward_problem(seed: int, head: Head) -> BackwardProblem:
     rng = random.Random(seed)
     (problem,) = draw_backwards(1, seed)
     forward = _taken(problem.forward, head, rng)
-    return replace(problem, forward=forward, grad_layout=rng.choice(ALIGNED))
+    return replace(problem, forward=forward, grad_layout=rng.choice(ALIGNED), out="remainder")
 
 
 def _taken(problem: Problem, head: Head, rng: random.Random) -> Problem:

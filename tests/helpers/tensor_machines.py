@@ -148,11 +148,15 @@ def _backward_error(
 ) -> float:
     """The largest error of a gradient, as a part of its largest number."""
     import torch_fattn
+    from tests.helpers.backward_problems import remainder_of
 
-    lse = torch_fattn.reference.prefill(query, key, value, **options)[1].float()
-    exact = torch_fattn.reference.prefill_backward(grad_out, None, query, key, value, None, lse, **options)
-    grad_out, query, key, value, lse = (each.to("mps") for each in (grad_out, query, key, value, lse))
-    found = torch_fattn.prefill_backward(grad_out, None, query, key, value, None, lse, **options)
+    out, lse = torch_fattn.reference.prefill(query, key, value, **options)
+    exact = torch_fattn.reference.prefill_backward(grad_out, None, query, key, value, out, lse, **options)
+    saved = out.to(query.dtype)
+    given = (grad_out, query, key, value, saved, lse.float(), remainder_of(out, saved))
+    grad_out, *operands, remainder = (each.to("mps") for each in given)
+    options = {**options, "out_remainder": remainder}
+    found = torch_fattn.prefill_backward(grad_out, None, *operands, **options)
     return max(
         ((mine.cpu().double() - true).abs().max() / true.abs().max()).item()
         for mine, true in zip(found[:3], exact[:3], strict=True)

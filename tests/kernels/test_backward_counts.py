@@ -11,9 +11,12 @@ import torch
 import torch_fattn
 from bench.backends.samples import polynomial
 from tests.conftest import needs_emulator
+from tests.helpers.direct_launch import SLOTS
 
 QUERY, KEY = "fattn_backward_query", "fattn_backward_key"
-QUERY_SLOT, KEY_SLOT, VALUE_SLOT, GRAD_OUT_SLOT = "0", "1", "2", "24"
+QUERY_SLOT, KEY_SLOT, VALUE_SLOT, GRAD_OUT_SLOT = (
+    str(SLOTS[name]) for name in ("query", "key", "value", "grad_out")
+)
 
 
 def arguments(

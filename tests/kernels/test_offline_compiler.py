@@ -142,8 +142,8 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
                         yield torch_fattn.explain("decode", drafts, rows, value, **on_gpu)
                 else:
                     lse = torch.empty(1, 2, 64, device="meta")
-                    operands = (rows, None, rows, rows, rows, None, lse)
-                    yield torch_fattn.explain("prefill_backward", *operands, **on_gpu)
+                    operands = (rows, None, rows, rows, rows, rows, lse)
+                    yield torch_fattn.explain("prefill_backward", *operands, out_remainder=rows, **on_gpu)
         return
     if kernel == "mask_map":
         yield torch_fattn.explain("mask_map", torch.empty(3, 3, dtype=dtype, device="meta"))

@@ -112,7 +112,8 @@ def test_the_work_of_a_dispatch_of_prefill_is_bounded(name: str, cores: int) -> 
 def backward_passes(heads: int, kv_heads: int, length: int, **machine: Any) -> list[dict[str, Any]]:
     query, key = (meta(1, n, length, 128) for n in (heads, kv_heads))
     lse = meta(1, heads, length, dtype=torch.float32)
-    return torch_fattn.explain("prefill_backward", query, None, query, key, key, None, lse, **machine).passes
+    operands = (query, None, query, key, key, query, lse)
+    return torch_fattn.explain("prefill_backward", *operands, out_remainder=query, **machine).passes
 
 
 def rows_of(step: dict[str, Any]) -> int:

@@ -159,7 +159,7 @@ query = torch.randn(1, 2, 64, 64, device="mps", dtype=torch.float16)
 lse = query.float().logsumexp(3)
 draft = torch.randn(1, 16, 3, 64, device="mps", dtype=torch.float16)
 for call in ("prefill(query, query, query)", "explain('prefill', query, query, query)", "install()",
-             "prefill_backward(query, None, query, query, query, None, lse)",
+             "prefill_backward(query, None, query, query, query, query, lse, out_remainder=query)",
              "decode(draft, query, query)"):
     try:
         eval("torch_fattn." + call)

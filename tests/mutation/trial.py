@@ -45,7 +45,8 @@ from tests.helpers.rotary_problems import RotaryProblem
 CHECKS = "race,bounds,uninit,bytes"
 WATCHDOG = 10.0  # seconds for a threadgroup that takes hundredths of one
 SEED = 7
-OF_RESULTS = ("grad_out", "grad_lse", "out", "lse")  # arguments of a backward that the forward lacks
+# Arguments of a backward that the forward lacks.
+OF_RESULTS = ("grad_out", "grad_lse", "out", "lse", "out_remainder")
 f32, f16, bf16 = problems.DTYPES
 
 Counts = Mapping[str, int]
@@ -206,8 +207,7 @@ def of_backward(problem: BackwardProblem, device: Device = SMALLEST, change: str
     forward = _changed(problem.forward, change)
     layout = problem.grad_layout.replace("every_other", "offset")
     problem = replace(problem, forward=forward, grad_layout=layout)
-    make = partial(_backward, problem, change, device.tensor is not None)
-    return _of_attention(problem.op, forward, make, device, change)
+    return _of_attention(problem.op, forward, partial(_backward, problem, change), device, change)
 
 
 def _of_attention(op: str, forward: Problem, make: Callable[[], Made], device: Device, change: str) -> Trial:
@@ -238,11 +238,9 @@ def _forward(problem: Problem, change: str) -> Made:
     return arguments, lambda *found: _assert_near(found, getattr(reference, problem.op)(**arguments))
 
 
-def _backward(problem: BackwardProblem, change: str, aligned: bool) -> Made:
+def _backward(problem: BackwardProblem, change: str) -> Made:
     case = backward_problems.build(problem, SEED)
     arguments = backward_problems.as_launched(case.arguments("cpu")[0])
-    if aligned and arguments["out"] is not None:
-        arguments["out"] = arguments["out"].contiguous()
     if change == "blind" and problem.forward.q_lens is None:
         sees = case.forward.visible.any(-1)[..., None]
         arguments |= {name: arguments[name].where(sees, torch.nan) for name in ("query", "grad_out")}
@@ -254,8 +252,11 @@ def _backward(problem: BackwardProblem, change: str, aligned: bool) -> Made:
     _change_numbers(arguments, change, problem.index)
     given = {name: each for name, each in arguments.items() if name not in OF_RESULTS}
     out, lse = getattr(reference, problem.forward.op)(**given)
-    kept = arguments["out"]
-    arguments |= {"lse": lse.float(), "out": None if kept is None else out.to(kept.dtype)}
+    arguments["lse"] = lse.float()
+    if arguments["out"] is not None:
+        arguments["out"] = saved = out.to(arguments["out"].dtype)
+        if "out_remainder" in arguments:
+            arguments["out_remainder"] = backward_problems.remainder_of(out, saved)
     return arguments, lambda *found: _assert_near(found, getattr(reference, problem.op)(**arguments))
 
 

@@ -90,7 +90,8 @@ def _on_tensors() -> Iterator[Iterator[Trial]]:
         yield _in_turn(tensor_kernels.problems(SEED, 120), device)
         drawn = (tensor_kernels.backward_problem(number, heads[number]) for number in range(1, len(heads)))
         backwards = itertools.chain((EDGE,), drawn)
-        yield _in_turn((replace(each, index=number) for number, each in enumerate(backwards)), device)
+        numbered = (replace(each, index=n, out="remainder") for n, each in enumerate(backwards))
+        yield _in_turn(numbered, device)
 
 
 def _of_all_heads() -> Iterator[Iterator[Trial]]:

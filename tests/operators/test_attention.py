@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ import torch
 from torch import Tensor
 
 import torch_fattn
-from tests.conftest import counted_launches
-from tests.helpers import problems
+from bench.cases.calls import REMAINDER_SCALE
+from tests.conftest import Checked, counted_launches
+from tests.helpers import accuracy, problems, small_problems
 from tests.helpers.dense import dense_attention, dense_sequences
 from torch_fattn import attention, varlen_attention
 
@@ -113,6 +116,29 @@ def test_gradients_of_16_bits(dtype: torch.dtype, device: str) -> None:
     assert_same(mine, exact, 4 * torch.finfo(dtype).eps)
 
 
+REMAINDERS = {  # by the kernels that store one
+    ("fattn_prefill",): small_problems.problem("prefill", q_len=40, causality="bottom_right"),  # 3 see no key
+    ("fattn_prefill_wide",): small_problems.problem("varlen_prefill", head_dim=192, spare_rows=2),
+    ("fattn_prefill", "fattn_merge"): small_problems.problem("prefill", q_len=9, kv_len=900),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kernels", REMAINDERS)
+def test_the_remainder_of_a_result(kernels: tuple[str, ...], dtype: torch.dtype, checked: Checked) -> None:
+    """It takes away most of the error of out, which rounding made: the control."""
+    seed = random.SystemRandom().randrange(2**32)
+    case = problems.build(replace(REMAINDERS[kernels], dtype=dtype), seed)
+    op = torch.ops.fattn.varlen_attention if case.problem.q_lens else torch.ops.fattn.attention
+    with checked(), counted_launches() as launches:
+        out, _lse, remainder = (each.cpu().double() for each in op.with_remainder(**case.arguments("mps")[0]))
+    assert launches == dict.fromkeys(kernels, 1)
+    exact = accuracy.expected(case)
+    wanted = (accuracy.packed(case, *exact) if case.problem.q_lens else exact)[0]
+    error, rounded = ((each - wanted).abs().max() for each in (out + remainder / REMAINDER_SCALE, out))
+    assert error <= rounded / 32 and rounded < torch.finfo(dtype).eps * wanted.abs().max(), seed
+
+
 @pytest.mark.parametrize("name", [name for name, each in problems.OPTIONS.items() if "prefill" in each.ops])
 def test_an_option_has_gradients(name: str, device: str) -> None:
     option = problems.OPTIONS[name]
@@ -181,12 +207,14 @@ def kept_by(call: Callable[[], Any]) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kept_tensors(dtype: torch.dtype, device: str) -> None:
-    """The operands and lse; out only where it has not been rounded. Never a score."""
+    """The operands, lse and out; on the GPU the remainder of a rounded out, elsewhere not even that. Never a
+    score."""
     given = leaves(operands(device, dtype, is_causal=True))
     kept = kept_by(lambda: attention(**given))
     shapes = [tuple(t.shape) for t in kept]
     wanted = [tuple(given[n].shape) for n in NAMES[:3]]
-    wanted += [(2, 4, 21, 24), (2, 4, 21)] if dtype == torch.float32 else [(2, 4, 21)]
+    out, lse = (2, 4, 21, 24), (2, 4, 21)
+    wanted += [out, lse] if dtype == torch.float32 else [out, lse, out] if device == "mps" else [lse]
     assert shapes == wanted and all(t.dtype in (dtype, torch.float32) for t in kept)
     composite = kept_by(lambda: dense_attention(**given))
     assert any(t.shape[-2:] == (21, 29) for t in composite), "the control"

@@ -107,16 +107,18 @@ def test_parts_of_a_decode() -> None:
     assert launches == [(1, 1, "one"), (2, 2, "two"), (2, 8, "two"), (2, 20, "two")]
 
 
-def backward_operands(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[Any]:
-    grad_out = query[..., : value.shape[-1]]
-    return [grad_out, None, query, key, value, None, torch.empty(query.shape[:-1], device="meta")]
+def backward_plan(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
+    """With the result of the forward and its remainder."""
+    out, lse = query[..., : value.shape[-1]], torch.empty(query.shape[:-1], device="meta")
+    given = {"out_remainder": out, "op": "prefill_backward"} | options
+    return plan(out, None, query, key, value, out, lse, **given)
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_taken(dtype: torch.dtype, dim: int, state: str) -> None:
-    explained = plan(*backward_operands(*operands(dtype, dim)), op="prefill_backward", tensor=state)
+    explained = backward_plan(*operands(dtype, dim), tensor=state)
     assert tuple(step["kernel"] for step in explained.passes) == BACKWARD_KERNELS
     assert all(step["threadgroup_bytes"] <= 32768 for step in explained.passes)
     assert explained.data["tensor"].startswith("used; scores ")
@@ -126,10 +128,11 @@ def test_unsupported_gradients() -> None:
     """Also where a prefill of the same operands is: its tiles have rows of several heads."""
     tensors = operands(rows=15)
     assert plan(*tensors).passes[0]["kernel"] == KERNEL
-    explained = plan(*backward_operands(*tensors), op="prefill_backward")
-    assert explained.data["tensor"] == "fewer than 16 rows share keys"
+    assert backward_plan(*tensors).data["tensor"] == "fewer than 16 rows share keys"
+    without = backward_plan(*operands(), out_remainder=None)
+    assert without.data["tensor"] == "out came without its remainder"
     apart = torch.empty(1, 8, 64, 65536, dtype=torch.float16, device="meta")[..., :128]
-    explained = plan(*backward_operands(apart, *operands()[1:]), op="prefill_backward")
+    explained = backward_plan(apart, *operands()[1:])
     why = "rows of query or of the gradient of out are not 1 to 65,535 elements apart"
     assert explained.data["tensor"] == why
     assert [step["kernel"] for step in explained.passes] == ["fattn_backward_query", "fattn_backward_key"]

@@ -284,9 +284,10 @@ def case_of(op: str, dtype: torch.dtype) -> Case:
     if "is_causal" in signature_of(op).names and op != "sparse_decode":
         call["is_causal"] = True
     if op in BACKWARDS:
-        forward = {name: call[name] for name in call if name not in ("grad_out", "grad_lse", "out", "lse")}
+        received = ("grad_out", "grad_lse", "out", "lse", "out_remainder")
+        forward = {name: call[name] for name in call if name not in received}
         out, lse = getattr(reference, op.removesuffix("_backward"))(**forward)
-        call |= {"out": None if call["out"] is None else out.float(), "lse": lse.float()}
+        call |= {"out": out.float(), "out_remainder": None, "lse": lse.float()}
 
     def operands(*names: str) -> dict[str, Any]:
         return {name: call[name] for name in names}

@@ -72,6 +72,7 @@ def call_of_sizes(
         "query": (dtype, *rows, head_dim),
         "grad_out": out,
         "out": out,
+        "out_remainder": out,
         "lse": (torch.float32, *(rows[::-1] if alike in PACKED else rows)),
         "outs": (dtype, parts, *rows, head_dim),
         "lses": (torch.float32, parts, *rows),
@@ -112,13 +113,12 @@ def call_of_sizes(
         call["is_causal"] = True
     if op in BACKWARDS:
         call["grad_lse"] = None
-        if dtype != torch.float32:
-            call["out"] = None
 
     needed = {
         "attn_mask": mask,
         "seq_lens": seq_lens is not False if alike == "decode" else seq_lens,
         "slot_mapping": op == "rotary_write",
+        "out_remainder": dtype != torch.float32,
         "weight": True,
         "state": True,
     }

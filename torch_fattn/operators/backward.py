@@ -27,6 +27,8 @@ def prefill_backward(
     out: Tensor | None,
     lse: Tensor,
     attn_mask: Tensor | None = None,
+    *,
+    out_remainder: Tensor | None = None,
     **options: Unpack[PrefillOptions],
 ) -> Gradients:
     """The gradients of `prefill`, from those of its results. Scores are recomputed tile by tile, never
@@ -37,9 +39,12 @@ def prefill_backward(
         grad_lse: the gradient of lse, float32 `[B, Hq, Lq]`; None if lse was not used.
         query, key, value: the operands of the forward. D and Dv are multiples of 8, 8 to 256.
         out: the result of the forward, or None. In float32 it saves a pass over the keys. In 16 bits it is
-            not read: where one key has most of a row's weight, its rounding error would exceed the gradient.
+            read only with out_remainder: where one key has most of a row's weight, its rounding error would
+            exceed the gradient.
         lse: the other result of the forward, with these options.
         attn_mask: as in `prefill`; not differentiable.
+        out_remainder: what rounding to 16 bits took off out, as `attention` keeps it on mps: the third result
+            of `torch.ops.fattn.attention.with_remainder`, or of the same overload of `varlen_attention`.
         token_major_out: the layout of out in the forward; the gradients do not depend on it.
 
     Returns:
@@ -61,7 +66,7 @@ def prefill_backward(
     that the summation order is fixed.
     """
     results = torch.ops.fattn.prefill_backward(
-        grad_out, grad_lse, query, key, value, out, lse, attn_mask, **options
+        grad_out, grad_lse, query, key, value, out, lse, attn_mask, out_remainder=out_remainder, **options
     )
     return _gradients(results, options)
 
@@ -79,6 +84,8 @@ def varlen_prefill_backward(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    *,
+    out_remainder: Tensor | None = None,
     **options: Unpack[VarlenPrefillOptions],
 ) -> Gradients:
     """The gradients of `varlen_prefill`, from those of its results, as `prefill_backward` computes them.
@@ -87,7 +94,7 @@ def varlen_prefill_backward(
         grad_out: the gradient of out, `[Tq, Hq, Dv]`, of the dtype of query; any strides.
         grad_lse: the gradient of lse, float32 `[Hq, Tq]`; None if lse was not used.
         query, key, value: the operands of the forward. D and Dv are multiples of 8, 8 to 256.
-        out, lse: the results of the forward, as in `prefill_backward`.
+        out, lse, out_remainder: the results of the forward, as in `prefill_backward`.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as in `varlen_prefill`.
 
     Returns:
@@ -97,6 +104,7 @@ def varlen_prefill_backward(
     results = torch.ops.fattn.varlen_prefill_backward(
         *(grad_out, grad_lse, query, key, value, out, lse),
         *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        out_remainder=out_remainder,
         **options,
     )
     return _gradients(results, options)

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
+from . import BACKWARDS, DIFFERENTIABLE
+
 _library = torch.library.Library("fattn", "IMPL")
 
 Dims = dict[str, int | None]  # of the transform, by argument
@@ -21,12 +23,13 @@ Results = tuple[tuple[Tensor, ...], tuple[int, ...]]
 
 
 def register() -> None:
-    for op in ("attention", "varlen_attention", "prefill_backward", "varlen_prefill_backward"):
-        _library.impl(op, _batched(op), "FuncTorchBatched", with_keyset=True)
+    for name in (*DIFFERENTIABLE, *BACKWARDS, *(f"{op}.with_remainder" for op in DIFFERENTIABLE)):
+        op, _, overload = name.partition(".")
+        _library.impl(name, _batched(op, overload or "default"), "FuncTorchBatched", with_keyset=True)
 
 
-def _batched(op: str) -> Callable[..., Any]:
-    overload = getattr(torch.ops.fattn, op).default
+def _batched(op: str, name: str) -> Callable[..., Any]:
+    overload = getattr(getattr(torch.ops.fattn, op), name)
     names = [argument.name for argument in overload._schema.arguments]
 
     def call_batched(_keys: Any, *arguments: Any, **options: Any) -> Any:

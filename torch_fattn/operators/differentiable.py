@@ -41,9 +41,9 @@ def attention(
         attn_mask: as in `prefill`, but not differentiable: one that requires grad is refused.
         return_lse: also return lse, which is differentiable.
 
-    The graph keeps the operands, lse (4 bytes per row and head), and with float32 operands also out. The
-    backward recomputes the scores and sums in a fixed order, so gradients are deterministic, bit for bit.
-    Rows that see no key have gradient 0.
+    The graph keeps the operands, lse (4 bytes per row and head), and out in 32 bits: a 16-bit out on mps with
+    what rounding took off, elsewhere not at all. The backward recomputes the scores and sums in a fixed
+    order, so gradients are deterministic, bit for bit. Rows that see no key have gradient 0.
 
     It supports torch.compile, `torch.utils.checkpoint`, torch.autocast, `torch.func.grad` and
     `torch.func.vmap`, but not second derivatives or forward mode.

@@ -36,6 +36,7 @@ def register() -> None:
         torch.library.register_fake(f"fattn::{op}", _fake(op, result_of))
     for op, computed in DIFFERENTIABLE.items():
         torch.library.register_fake(f"fattn::{op}", _fake(computed, results[computed]))
+        torch.library.register_fake(f"fattn::{op}.with_remainder", _fake(computed, _with_remainder))
     for op in ATTENTION:
         torch.library.register_fake(f"fattn::{op}.part", _fake(op, _part))
     torch.library.register_fake("fattn::merge.parts", _merged_parts)
@@ -49,6 +50,11 @@ def _fake(op: str, result_of: Callable[..., Any]) -> Callable[..., Any]:
         return result_of(*arguments, **options)
 
     return fake
+
+
+def _with_remainder(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse = _attention_result(*arguments, **options)
+    return out, lse, torch.empty_like(out)
 
 
 def _part(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,8 @@ def prefill_backward(
     out: Tensor | None,
     lse: Tensor,
     attn_mask: Tensor | None = None,
+    *,
+    out_remainder: Tensor | None = None,
     **options: Unpack[PrefillOptions],
 ) -> Gradients:
     """The gradients of query, key, value, sinks and alibi_slopes; None for the last two if absent. `out` and
@@ -49,6 +51,8 @@ def varlen_prefill_backward(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    *,
+    out_remainder: Tensor | None = None,
     **options: Unpack[VarlenPrefillOptions],
 ) -> Gradients:
     """`prefill_backward` of packed sequences. Rows and keys of no sequence have gradient 0."""

@@ -2,12 +2,14 @@
 // tile, steps and staging of prefill.
 //
 // Each row needs delta (score_gradient.h) before its first gradient of a score. With the forward's result in
-// float32, delta is the dot product of this result and its gradient. Otherwise the keys are walked twice:
-// first for the sums of P and P * dP by online softmax, from unrounded numbers, then for the gradients.
+// float32, or in 16 bits with its remainder, delta is the dot product of this result and its gradient.
+// Otherwise the keys are walked twice: first for the sums of P and P * dP by online softmax, from unrounded
+// numbers, then for the gradients.
 #define FATTN_PAIRED_KEYS false
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
 #include "gradients.h"
+#include "saved_out.h"
 #include "../prefill/staging.h"
 
 namespace fattn {
@@ -19,7 +21,7 @@ typedef SharedBlocks<kRowFragments, kKeyFragments> SharedRowBlocks;
 struct RowGradients {
   const device Element* grad_out;
   const device float* grad_lse;
-  const device float* saved_out;
+  const device uchar* saved_out;
   device float4* row_states;
 };
 
@@ -120,11 +122,7 @@ struct QueryRows {
       float sum = 0.0f;
       if (fc_saved_out && has(own)) {
         state.lse[r] = lse_in_units(tile.operands.lse[tile.state.lse(r)]);
-        const device float* out = gradients.saved_out + tile.rows.row_offset(own, params.saved_out);
-        const device Element* grad = gradients.grad_out + tile.rows.row_offset(own, params.grad_out);
-        for (int column = tile.at.pair; column < kValueDim; column += 4) {
-          sum = fma(out[column], float(grad[column]), sum);
-        }
+        sum = saved_product(own, tile.at.pair, 4, tile, params, gradients.grad_out, gradients.saved_out);
       }
       if (fc_saved_out) {
         state.delta[r] = delta_of(row_sum_of(sum), r, gradients);
@@ -217,7 +215,7 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_backward_query(
     const device Element* grad_out [[buffer(fattn::kSlotGradOut)]],
     const device float* grad_lse [[buffer(fattn::kSlotGradLse), function_constant(fc_grad_lse)]],
-    const device float* saved_out [[buffer(fattn::kSlotSavedOut), function_constant(fc_saved_out)]],
+    const device uchar* saved_out [[buffer(fattn::kSlotSavedOut), function_constant(fc_saved_out)]],
     device float4* row_states [[buffer(fattn::kSlotRowStates)]], FATTN_ATTENTION_ARGUMENTS(BackwardParams)) {
   threadgroup uint4 key_storage[kTileKeys * kKeyPitch / kTileChunk];
   threadgroup uint4 value_storage[kTileKeys * kValuePitch / kTileChunk];

@@ -1,10 +1,11 @@
 // The gradient of the query on Metal 4's tensor operations, with the results of backward_query and the steps
 // of prefill_tensor. Keys and values are read in place where possible.
 //
-// The keys are walked twice: for the sums of P and P * dP, then for the gradients. Weights are relative to
-// the forward's log-sum-exp in both walks, and its error cancels (score_gradient.h).
+// The forward's result is given with its remainder. Weights are relative to the forward's log-sum-exp, and
+// its error cancels (score_gradient.h).
 #define FATTN_COLUMN_SHARES (FATTN_SIMDGROUPS / FATTN_ROW_GROUPS)
 
+#include "saved_out.h"
 #include "tensor_gradients.h"
 #include "../prefill/tensor_step.h"
 
@@ -19,62 +20,49 @@ struct QueryRows {
   threadgroup float4* states;  // RowState, of each row
   const threadgroup SavedTensorRow* saved_rows;
 
-  // Reads the origin of this lane's row. A barrier must follow.
-  void begin() const thread {
+  // Reads the origin and delta of this lane's row. A barrier must follow.
+  void begin(constant BackwardParams& params, const device Element* grad_out,
+             const device uchar* saved_out) const thread {
     if (tile.at.lane < kTensorRows) {
-      const bool known = has(own_row());
-      const float lse = known ? lse_in_units(tile.operands.lse[lse_index()]) : -INFINITY;
-      states[tile.at.lane] = float4(lse, 0.0f, 0.0f, 0.0f);
+      const QueryRow row = own_row();
+      float4 state = float4(-INFINITY, 0.0f, 0.0f, 0.0f);
+      if (has(row)) {
+        state[0] = lse_in_units(tile.operands.lse[lse_index()]);
+        state[1] = delta_of(saved_product(row, 0, 1, tile, params, grad_out, saved_out));
+      }
+      states[tile.at.lane] = state;
     }
   }
 
-  // After the first walk, with the sums of this lane's row.
-  void store_sums(float weights, float weighted_grads) const thread {
-    simdgroup_barrier(mem_flags::mem_threadgroup);  // the origins were read
+  // After the walk, with the sum of the weights of this lane's row, and that for the gradient of its slope.
+  void store(float weights, float slope_grad, bool writes, device float4* row_states) const thread {
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // the states were read
     if (tile.at.lane < kTensorRows) {
       const QueryRow row = own_row();
-      const float lse = states[tile.at.lane][0];
+      float4 state = states[tile.at.lane];
       float sum = weights;
       if (fc_sinks && row.exists) {
-        sum += weight_of(sink_score(tile.sink_of(row)) - lse);
+        sum += weight_of(sink_score(tile.sink_of(row)) - state[0]);
       }
       const float inverse = weights == 0.0f ? 0.0f : 1.0f / sum;
-      const float delta = weighted_grads * inverse;
-      const bool has_grad = fc_grad_lse && has(row);
-      states[tile.at.lane] = float4(lse, has_grad ? delta - grad_lse[lse_index()] : delta, inverse, 0.0f);
+      if (inverse == 0.0f) {
+        state = float4(INFINITY, delta_of(0.0f), 0.0f, 0.0f);
+      } else {
+        state = float4(state[0], state[1], inverse, slope_grad * inverse);
+      }
+      states[tile.at.lane] = state;
+      if (writes && row.exists) {
+        row_states[lse_index()] = state;
+      }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  // After the second walk, with the sum of this lane's row for the gradient of its slope.
-  void store(float slope_grad, device float4* row_states) const thread {
-    if (tile.at.lane < kTensorRows && own_row().exists) {
-      const float4 state = states[tile.at.lane];
-      const float inverse = state[2];
-      row_states[lse_index()] =
-          float4(inverse == 0.0f ? INFINITY : state[0], state[1], inverse, slope_grad * inverse);
-    }
-  }
-
-  // Adds the weights of a step and P * dP to the sums of rows. delta is still 0.
-  template <class Scores>
-  void sum(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
-           thread Scores& weight_sums, thread Scores& grad_sums) const thread {
-    FATTN_EACH_ELEMENT(i, scores) {
-      const auto at = scores.get_multidimensional_index(i);
-      const ScoreModifiers of_row = modifiers_of(saved_rows[at[1]], *tile.params);
-      const KeyScore score = score_of(scores[i], of_row, at[1], step.first_key + at[0], step.whole);
-      const ScoreGradient gradient = gradient_of(score, weight_grads[i], at[1], of_row);
-      weight_sums[i] += gradient.weight;
-      grad_sums[i] += gradient.score;
-    }
-  }
-
-  // Turns the products of a step into gradients of the scaled products, and adds to the slope gradients of
-  // rows. Returns a bit for each key that some row sees.
+  // Turns the products of a step into gradients of the scaled products, and adds to the sums of weights and
+  // the slope gradients of rows. Returns a bit for each key that some row sees.
   template <class Scores>
   uint to_weights(thread Scores& scores, thread Scores& weight_grads, thread const TensorStep& step,
-                  thread Scores& slope_sums) const thread {
+                  thread Scores& weight_sums, thread Scores& slope_sums) const thread {
     uint seen = 0;
     FATTN_EACH_ELEMENT(i, scores) {
       const auto at = scores.get_multidimensional_index(i);
@@ -84,6 +72,7 @@ struct QueryRows {
       const ScoreGradient gradient = gradient_of(score, weight_grads[i], at[1], of_row);
       seen |= uint(score.seen()) << at[0];
       scores[i] = gradient.product;
+      weight_sums[i] += gradient.weight;
       if (fc_alibi) {
         slope_sums[i] += gradient.score * float(key - of_row.position[0]);
       }
@@ -96,6 +85,11 @@ struct QueryRows {
   // Whether the row belongs to a sequence.
   bool has(QueryRow row) const thread { return row.exists && (!fc_packed || tile.rows.tile.batch >= 0); }
   long lse_index() const thread { return tile.rows.lse_of(own_row(), 0, *tile.params); }
+
+  // delta of this lane's row, from the sum of P * dP.
+  float delta_of(float sum) const thread {
+    return fc_grad_lse && has(own_row()) ? sum - grad_lse[lse_index()] : sum;
+  }
 
   KeyScore score_of(float product, thread const ScoreModifiers& of_row, int row, int key, bool whole) const
       thread {
@@ -121,6 +115,7 @@ using namespace fattn;
 [[kernel, max_total_threads_per_threadgroup(fattn::kThreads)]] void fattn_backward_query_tensor(
     const device Element* grad_out [[buffer(fattn::kSlotGradOut)]],
     const device float* grad_lse [[buffer(fattn::kSlotGradLse), function_constant(fc_grad_lse)]],
+    const device uchar* saved_out [[buffer(fattn::kSlotSavedOut)]],
     device float4* row_states [[buffer(fattn::kSlotRowStates)]], FATTN_ATTENTION_ARGUMENTS(BackwardParams)) {
   threadgroup uint4 query_storage[kTileRows * kRowChunks];
   threadgroup uint4 grad_storage[kTileRows * kRowChunks];
@@ -155,7 +150,7 @@ using namespace fattn;
   if (fc_grad_lse) {
     rows.grad_lse = grad_lse;
   }
-  rows.begin();
+  rows.begin(params, grad_out, saved_out);
   stage_rows(query_storage, query, forward.query, tile, thread_index);
   stage_rows(grad_storage, grad_out, params.grad_out, tile, thread_index);
   SharedTensor queries = staged_tensor(query_storage + row * kRowChunks, 0, kTensorDim, kTensorRows);
@@ -163,26 +158,9 @@ using namespace fattn;
   threadgroup_barrier(mem_flags::mem_threadgroup);  // rows and operands are saved
 
   TensorStep step;
-  {
-    auto weight_sums = FATTN_TENSOR_SCORES;
-    auto grad_sums = FATTN_TENSOR_SCORES;
-    FATTN_EACH_ELEMENT(i, scores) { weight_sums[i] = grad_sums[i] = 0.0f; }
-    for (int key = tile.first_step(); key < tile.ranges.end; key = tile.step_after(key)) {
-      step.find(tile, key);
-      step.multiply(score_product, grads, tile.source.values(), forward.value, tile, step_storage,
-                    thread_index, weight_grads);
-      step.multiply(score_product, queries, tile.source.keys(), forward.key, tile, step_storage, thread_index,
-                    scores);
-      if (step.active) {
-        rows.sum(scores, weight_grads, step, weight_sums, grad_sums);
-      }
-    }
-    const float weights = row_sum_of(weight_sums, lane);
-    rows.store_sums(weights, row_sum_of(grad_sums, lane));
-  }
-
+  auto weight_sums = FATTN_TENSOR_SCORES;
   auto slope_sums = FATTN_TENSOR_SCORES;
-  FATTN_EACH_ELEMENT(i, scores) { slope_sums[i] = 0.0f; }
+  FATTN_EACH_ELEMENT(i, scores) { weight_sums[i] = slope_sums[i] = 0.0f; }
   FATTN_EACH_ELEMENT(i, output) { output[i] = 0.0f; }
   ushort turn = 0;
   for (int key = tile.first_step(); key < tile.ranges.end; key = tile.step_after(key)) {
@@ -191,7 +169,7 @@ using namespace fattn;
                   weight_grads);
     step.multiply(score_product, queries, tile.source.keys(), forward.key, tile, step_storage, thread_index,
                   scores);
-    uint seen = step.active ? rows.to_weights(scores, weight_grads, step, slope_sums) : 0;
+    uint seen = step.active ? rows.to_weights(scores, weight_grads, step, weight_sums, slope_sums) : 0;
     if (fc_hides_any && !tile.sees_whole(key)) {
       seen_by[turn][simdgroup_index] = seen;
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -214,10 +192,8 @@ using namespace fattn;
     }
   }
 
-  const float slope_grad = fc_alibi ? row_sum_of(slope_sums, lane) : 0.0f;
-  if (share == 0) {
-    rows.store(slope_grad, row_states);
-  }
+  const float weights = row_sum_of(weight_sums, lane);
+  rows.store(weights, fc_alibi ? row_sum_of(slope_sums, lane) : 0.0f, share == 0, row_states);
   FATTN_EACH_ELEMENT(i, output) {
     const auto at = output.get_multidimensional_index(i);
     const TileState of_row = saved_of(tile, at[1]);

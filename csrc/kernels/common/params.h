@@ -25,6 +25,7 @@ namespace fattn {
   OPTIONAL(BlockTables, const device int*, block_tables, fc_paged)                               \
   RESULT(PartialOut, device float*, partial_out, fc_split)                                       \
   RESULT(PartialSum, device float4*, partial_sum, fc_split)                                      \
+  RESULT(OutRemainder, device Element*, out_remainder, fc_out_remainder) /* remainder_of(out) */ \
   OPTIONAL(Sinks, const device uchar*, sinks, fc_sinks)                                          \
   OPTIONAL(AlibiSlopes, const device uchar*, alibi_slopes, fc_alibi)                             \
   OPTIONAL(TreeMask, const device long*, tree_mask, fc_tree)                                     \
@@ -40,7 +41,7 @@ namespace fattn {
   OTHER(Logits, const device Element*, logits)    /* of softmax and softcap */                   \
   OTHER(GradOut, const device Element*, grad_out) /* from here on of a backward */               \
   OTHER(GradLse, const device float*, grad_lse)                                                  \
-  OTHER(SavedOut, const device float*, saved_out) /* the result of the forward */                \
+  OTHER(SavedOut, const device uchar*, saved_out) /* the result of the forward */                \
   OTHER(RowStates, device float4*, row_states)    /* scratch: RowState */                        \
   OTHER(GradKey, device Element*, grad_key)                                                      \
   OTHER(GradValue, device Element*, grad_value)                                                  \
@@ -119,7 +120,8 @@ enum RmsNormBuffer { kBufferRows = kSlotQuery, kBufferWeight = kSlotKey, kBuffer
   X(uint, sinks_kind)      /* FloatKind of sinks */                                                     \
   X(uint, slopes_kind)     /* FloatKind of alibi_slopes */                                              \
   X(bool, grad_lse)        /* backward: lse has a gradient */                                           \
-  X(bool, saved_out)       /* backward: the result of the forward is given in float32 */                \
+  X(bool, saved_out)       /* backward: the result of the forward is given */                           \
+  X(bool, out_remainder)   /* out has a remainder: attention and merge write it, a backward reads it */ \
   X(bool, query_norm)      /* from here on of rotary: the heads of the query are normalised */          \
   X(bool, key_norm)                                                                                     \
   X(bool, slots)         /* each token has a slot; else positions are adjacent */                       \
@@ -246,6 +248,7 @@ struct PrefillParams {
   X(PrefillParams, forward)      \
   X(Strides3, grad_out)          \
   X(Strides3, saved_out)         \
+  X(Strides3, out_remainder)     \
   X(Strides3, grad_key)          \
   X(Strides3, grad_value)        \
   X(fattn_f32, grad_scale) /* the scale of scores */

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "operands.h"
+#include "out_rows.h"
 #include "part_sum.h"
 #include "softmax.h"
 
@@ -39,12 +40,16 @@ inline RowSum row_sum_with_sink(float row_max, float sum, thread const Sinks& si
   return row;
 }
 
-// Store a result, four neighbouring results, or the sum of a row: final, or of a part of the keys.
+// Store a result, four neighbouring results (without a remainder), or the sum of a row: final, or of a part
+// of the keys.
 inline void store_result(thread const Operands& operands, long place, float result) {
   if (fc_split) {
     operands.partial_out[place] = result;
   } else {
     operands.out[place] = Element(result);
+    if (fc_out_remainder) {
+      operands.out_remainder[place] = remainder_of<Element>(result);
+    }
   }
 }
 inline void store_result(thread const Operands& operands, long place, float4 results) {

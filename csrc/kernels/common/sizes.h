@@ -50,6 +50,8 @@ FATTN_CONSTEXPR int kSumFloats = 4;
 FATTN_CONSTEXPR int kMergeSumFloats = 3;
 // Floats of scratch per query row of a backward: RowState (backward/row_state.h).
 FATTN_CONSTEXPR int kRowStateFloats = 4;
+// A remainder (out_rows.h) is stored times this: that of a small half would be a subnormal number.
+FATTN_CONSTEXPR float kRemainderScale = 1024.0f;
 // Columns that merge sums at a time: four per lane.
 FATTN_CONSTEXPR int kMergeColumns = 4 * kSimdWidth;
 // Simdgroups of merge for a row of up to `parts` parts.

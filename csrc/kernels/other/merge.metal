@@ -97,6 +97,7 @@ using namespace fattn;
     const device Partial* partial_out [[buffer(fattn::kSlotPartialOut)]],
     const device float* partial_sum [[buffer(fattn::kSlotPartialSum)]],
     device Result* out [[buffer(fattn::kSlotOut)]], device float* lse [[buffer(fattn::kSlotLse)]],
+    device Result* out_remainder [[buffer(fattn::kSlotOutRemainder), function_constant(fc_out_remainder)]],
     constant MergeParams& params [[buffer(fattn::kSlotParams)]],
     const device int* seq_lens [[buffer(fattn::kSlotSeqLens), function_constant(fc_has_seq_lens)]],
     uint group [[threadgroup_position_in_grid]], ushort simdgroup_index [[simdgroup_index_in_threadgroup]],
@@ -146,7 +147,11 @@ using namespace fattn;
     FATTN_UNROLL
     for (int i = 0; i < 4; i++) {  // a constant bound: dynamic indexing would spill
       if (i < parts.columns) {
-        out[out_begin + column + i] = Result(weighted[i] * scale);
+        const float result = weighted[i] * scale;
+        out[out_begin + column + i] = Result(result);
+        if (fc_out_remainder) {
+          out_remainder[out_begin + column + i] = remainder_of<Result>(result);
+        }
       }
     }
     if (first_column == 0 && lane == 0) {

@@ -90,6 +90,7 @@ REFUSALS: list[Refusal] = [
     Refusal("convert grad_out with .to(query.dtype)", _gradients(grad_out=HALVED)),
     Refusal("pass the out of the forward, or leave it out", _gradients(out=heads(2, 4, 9, 40).double()),
             _gradients(out=None)),
+    Refusal("leave out_remainder out", _gradients(out_remainder=HALVED), _gradients()),
     Refusal("use F.scaled_dot_product_attention for this layer", _gradients(**WIDE_GRADIENTS)),
     *(
         Refusal(
