@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import needs_emulator
+from tests.helpers.direct_launch import SLOTS
 from tests.helpers.tensor_machines import (
     BACKWARD,
     CALLS,
@@ -30,7 +31,9 @@ pytestmark = needs_emulator
 
 (TENSOR,), (SIMDGROUP,) = TENSORS[PREFILL], SIMDGROUPS[PREFILL]
 QUERY, KEY = TENSORS[BACKWARD]
-OUT, LSE, PARTIAL_OUT, GRAD_KEY, GRAD_VALUE = 3, 4, 9, 28, 29  # slots of kernels/common/params.h
+OUT, LSE, PARTIAL_OUT, GRAD_KEY, GRAD_VALUE = (
+    SLOTS[name] for name in ("out", "lse", "partial_out", "grad_key", "grad_value")
+)
 WRONG = {"bits": 0x40004000, "byte": 64}  # two halfs below 1 become large
 # Those of more threadgroups are the large problem's.
 LARGE = {"least_groups": 16}

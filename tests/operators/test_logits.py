@@ -22,6 +22,7 @@ from torch_fattn.operators import LOGITS_OPERATORS
 fattn = torch.ops.fattn
 f32, f16, bf16 = DTYPES
 OPS = LOGITS_OPERATORS
+LOGITS = str(direct_launch.SLOTS["logits"])
 ORDERS = ("forward", "reverse", "random")  # of the threads
 
 
@@ -98,7 +99,7 @@ def test_one_read_and_one_write(columns: int, layout: str, dtype: torch.dtype) -
             case.run("mps")
         (launch,) = [launch for launch in launches if launch["kernel"] == f"fattn_{op}"]
         data = 3 * columns * dtype.itemsize
-        assert launch["buffers_read"]["23"] == launch["buffers_written"]["3"] == data
+        assert launch["buffers_read"][LOGITS] == launch["buffers_written"]["3"] == data
         assert launch["counters"]["threadgroup_barriers"] <= 2 * 3
         if op == "softmax":
             assert launch["counters"]["simd_reductions"] <= 4 * math.prod(launch["threads"]) // 32 * 3
@@ -113,7 +114,7 @@ def test_the_first_block_of_a_long_row_is_read_once() -> None:
     with softmetal.checks(count_bytes=True), softmetal.record() as launches:
         case.run("mps")
     launch = launches[-1]
-    assert launch["buffers_read"]["23"] == 2 * 2 * (2 * 20000 - 16384)
+    assert launch["buffers_read"][LOGITS] == 2 * 2 * (2 * 20000 - 16384)
     assert launch["buffers_written"]["3"] == 2 * 2 * 20000
 
 
