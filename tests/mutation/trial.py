@@ -342,8 +342,12 @@ def of_linear(problem: LinearProblem) -> Trial:
         chunks = torch.full((plan["scratch_bytes"] // 4,), torch.nan)
         return buffers | {"out": out, "chunks": chunks}, lambda: case.check(out, bases)
 
-    facts = ("states", "packed", "kind", "writes_state")
-    return Trial(f"{problem.op}: {problem}", plan, prepare, tuple((n, getattr(problem, n)) for n in facts))
+    names = ("states", "packed", "kind", "writes_state")
+    facts = (
+        *((name, getattr(problem, name)) for name in names),
+        ("heads", problem.channel_decay, getattr(problem, "key_heads", 1) > 1),
+    )
+    return Trial(f"{problem.op}: {problem}", plan, prepare, facts)
 
 
 def of_logits(problem: LogitsProblem, slice_size: int = 0, columns: int = 0) -> Trial:
