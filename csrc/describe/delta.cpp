@@ -182,7 +182,7 @@ void check_matrices(const GatedDeltaProblem& problem, const Tensor& state) {
   TORCH_CHECK_TYPE(state.scalar_type() == at::kFloat, op, ": state is ", dtype_name(state),
                    " and must be torch.float32; convert it with .float()");
   check_shape(op, "state", state, {state.size(0), problem.value_heads, problem.head_dim, problem.value_dim},
-              "allocate a matrix for each state and value head");
+              "allocate a matrix for each value head");
   TORCH_CHECK_VALUE(state.numel() == 0 || state[0].is_contiguous(), op, ": state has strides ",
                     state.strides(),
                     " and is written in place; its last three dimensions must be contiguous");

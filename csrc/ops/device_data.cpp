@@ -59,21 +59,23 @@ void check_mask_map(const Call& call) {
                     ": mask_map does not match attn_mask; recreate it with torch_fattn.mask_map(attn_mask)");
 }
 
-// Limits for cu_seqlens of query or key.
+// Limits for cu_seqlens of query or key, or of linear attention, whose first sequence may begin at any row.
 struct Starts {
   const char* name;
-  const char* max_name;
-  int64_t most;  // rows per sequence
   const char* rows_name;
-  int64_t rows;  // rows in total
+  int64_t rows;  // in total
+  const char* max_name = nullptr;
+  int64_t most = INT64_MAX;  // rows per sequence
 };
 
 void check_cu_seqlens(const char* op, const Starts& of, const at::Tensor& cu_seqlens) {
   const at::Tensor copy = on_host(cu_seqlens);
   const int32_t* starts = copy.const_data_ptr<int32_t>();
   const int64_t sequences = copy.numel() - 1;
-  TORCH_CHECK_VALUE(starts[0] == 0, op, ": ", of.name, "[0] is ", starts[0],
-                    " and must be 0: the first sequence begins at row 0");
+  const bool is_limited = of.max_name != nullptr;
+  TORCH_CHECK_VALUE(is_limited ? starts[0] == 0 : starts[0] >= 0, op, ": ", of.name, "[0] is ", starts[0],
+                    " and must ", is_limited ? "be 0" : "not be negative",
+                    "; pass 0 for a first sequence that begins at row 0");
   for (int64_t batch = 0; batch < sequences; ++batch) {
     const int64_t rows = int64_t{starts[batch + 1]} - starts[batch];
     TORCH_CHECK_VALUE(rows >= 0, op, ": ", of.name, "[", batch + 1, "] is ", starts[batch + 1],
@@ -116,7 +118,7 @@ void check_sequences(const SequenceOperands& call, const SequenceProblem& proble
   const char* op = name_of(problem.op);
   if (call.slots.defined()) check_slots(op, kStateSlots, call.slots, problem.states);
   if (!call.cu_seqlens.defined()) return;
-  check_cu_seqlens(op, {"cu_seqlens", "length", problem.length, tokens, problem.length}, call.cu_seqlens);
+  check_cu_seqlens(op, {"cu_seqlens", tokens, problem.length}, call.cu_seqlens);
 }
 
 }  // namespace
@@ -125,12 +127,12 @@ void check_device_data_if_enabled(const Call& call) {
   if (!is_enabled()) return;
   const char* op = name_of(call.problem.op);
   if (call.cu_seqlens_q.defined()) {
-    const Starts of = {"cu_seqlens_q", "max_seqlen_q", call.problem.max_seqlen_q, "query",
-                       call.problem.q_len};
+    const Starts of = {"cu_seqlens_q", "query", call.problem.q_len, "max_seqlen_q",
+                       call.problem.max_seqlen_q};
     check_cu_seqlens(op, of, call.cu_seqlens_q);
   }
   if (call.cu_seqlens_k.defined()) {
-    const Starts of = {"cu_seqlens_k", "max_seqlen_k", call.problem.max_seqlen_k, "key", call.problem.kv_len};
+    const Starts of = {"cu_seqlens_k", "key", call.problem.kv_len, "max_seqlen_k", call.problem.max_seqlen_k};
     check_cu_seqlens(op, of, call.cu_seqlens_k);
   }
   if (call.mask_map.defined() && call.attn_mask.defined()) check_mask_map(call);
@@ -183,7 +185,8 @@ void check_device_data_if_enabled(const GatedDeltaStepCall& call) {
   for (int64_t batch = 0; batch < counts.numel(); ++batch) {
     const int32_t count = counts.const_data_ptr<int32_t>()[batch];
     TORCH_CHECK_VALUE(count >= 0 && count <= call.problem.length, op, ": counts[", batch, "] is ", count,
-                      " and must be between 0 and the length ", call.problem.length);
+                      " and must be between 0 and the length ", call.problem.length,
+                      "; pass the number of tokens of each sequence");
   }
 }
 

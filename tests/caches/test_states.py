@@ -155,11 +155,8 @@ def test_rule_with_states_as_results(device: str) -> None:
     """Packed sequences, one of them empty: the reference's final states, and unchanged initial ones."""
     tokens, weights = linear_rows(21), linear_weights()
     call: dict[str, Tensor] = {name: tokens[name][None] for name in ("query", "key", "value")}
-    call |= {
-        "g": tokens["a"][None],
-        "beta": tokens["b"][None],
-        "cu_seqlens": torch.tensor([0, 8, 8, 21]).int(),
-    }
+    call |= {"g": tokens["a"][None], "beta": tokens["b"][None]}
+    call["cu_seqlens"] = torch.tensor([0, 8, 8, 21]).int()
     call |= {name: weights[name] for name in ("A_log", "dt_bias")}
     call = {name: each.to(device) for name, each in call.items()}
     state: Tensor | None = None
@@ -204,9 +201,7 @@ def test_refusals() -> None:
     cache, model = states("cpu", static=True), Model("cpu")
     assert cache.sequences == (0, 1, 2, 3) and cache.free_slots == 0
 
-    def refused(
-        words: str, call: Any, *arguments: Any, error: type[Exception] = ValueError, **more: Any
-    ) -> None:
+    def refused(words: str, call: Any, *arguments: Any, error: Any = ValueError, **more: Any) -> None:
         with pytest.raises(error, match=rf"^StateCache\.{words}"):
             call(*arguments, **more)
 
@@ -225,7 +220,8 @@ def test_refusals() -> None:
         cache.fork(0)
     cache.reset()
     assert not cache._memory[0].any() and cache.length(3) == 0
-    refused("run: step is not the last one of its sequences; pass the newest", run, 1, step)
+    for other in (step, states("cpu", static=True).extend()):
+        refused("run: step is not the last one of its sequences; pass the newest", run, 1, other)
 
     for drafts in (False, True):  # a model fails before its first layer, and before its second with drafts
         step = cache.extend(drafts=drafts)
@@ -253,4 +249,6 @@ def test_refusals() -> None:
     cache.reset(1)
     half = {name: each.half() for name, each in linear_rows(1).items()}
     step = cache.extend([1])
+    wide = linear_weights() | {"conv_weight": torch.zeros(48, 5)}
+    refused("run: the cache .*make it with the sizes", cache.run, 0, step, **linear_rows(1), **wide)
     refused("run: .*the cache", cache.run, 0, step, **half, **linear_weights(), error=TypeError)

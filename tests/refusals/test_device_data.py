@@ -57,26 +57,22 @@ def test_out_of_range_numbers_raise_when_asked(
         ("gated_delta_rule", "slots", (0, 2), ["slots[1] is 2", "the number of states = 2"]),
         ("causal_conv1d", "slots", (1, 1), ["slots[0] and [1] are both 1"]),
         ("gated_delta_step", "slots", (7, -1), ["slots[0] is 7"]),
-        ("gated_delta_step", "counts", (4, 0), ["counts[0] is 4", "the length 3"]),
+        ("gated_delta_step", "counts", (4, 0), ["counts[0] is 4", "the length 3; pass the number"]),
         ("gated_delta_step", "counts", (0, -1), ["counts[1] is -1"]),
-        ("causal_conv1d", "cu_seqlens", (3, 5, 6), ["cu_seqlens[0]"]),
+        ("causal_conv1d", "cu_seqlens", (-3, 5, 6), ["cu_seqlens[0] is -3"]),
         ("causal_conv1d", "cu_seqlens", (0, 4, 3), ["cu_seqlens[2]"]),
-        ("causal_conv1d", "cu_seqlens", (0, 4, 7), ["cu_seqlens ends at 7"]),
+        ("causal_conv1d", "cu_seqlens", (0, 7, 7), ["cu_seqlens ends at 7"]),
     ],
 )
 def test_numbers_of_linear_attention_raise_when_asked(
-    op: str,
-    name: str,
-    values: tuple[int, ...],
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
+    op: str, name: str, values: Any, words: list[str], monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setenv("FATTN_CHECK", "1")
     arguments = valid(op, device)
     call(op, arguments)
     if name == "cu_seqlens":
         arguments["x"] = arguments["x"].flatten(0, 1)[None]
+        call(op, arguments | {name: torch.tensor((3, 5, 6), dtype=torch.int32, device=device)})
     with refusal(f"fattn.{op}", ValueError, *words):
         call(op, arguments | {name: torch.tensor(values, dtype=torch.int32, device=device)})
 

@@ -20,7 +20,11 @@ from ..operators.rms_norm import rms_norm
 from ..runtime.signatures import public, shown
 from ..runtime.tensor_checks import check_available
 
-_NAMES = {"conv_state": "the cache", "state": "the cache"}  # in the operator's errors
+_NAMES = {  # in the operator's errors
+    "conv_state": "the cache",
+    "state": "the cache",
+    "allocate a column for each token that the next ones see": "make it with the sizes of this layer",
+}
 _MOST = 2**31 - 1  # tokens of a step, whose starts are int32
 
 
@@ -280,8 +284,8 @@ class StateCache:
             raise IndexError(
                 f"StateCache.run: layer {layer} is not one of this cache's {len(self._every)}; count from 0"
             )
-        counts = zip(step._owners, step.counts, strict=True)
-        if any(own.step is not step for own, count in counts if count > 0):
+        owners = [own for own, count in zip(step._owners, step.counts, strict=True) if count > 0]
+        if any(own.step is not step or self._sequences.get(own.number) is not own for own in owners):
             raise ValueError(
                 "StateCache.run: step is not the last one of its sequences; pass the newest that extend() "
                 "returned"

@@ -79,7 +79,7 @@ REFUSALS = [
     _refused("pass one for each token and value head", {"beta": RULE["beta"][..., None]}, {}),
     _refused("pass that of the model's layer, viewed in this shape", {"dt_bias": RULE["dt_bias"][None]}, {}),
     _refused("convert it with .float()", {"state": RULE["state"].half()}, {"state": RULE["state"].clone()}),
-    _refused("allocate a matrix for each state and value head", {"state": RULE["state"].mT},
+    _refused("allocate a matrix for each value head", {"state": RULE["state"].mT},
              {"state": RULE["state"].clone()}),
     _refused("pass both, or neither", {"A_log": None}, PLAIN | {"g": -RULE["g"].abs()}),
     Refusal("use the model's own functions for this layer", _call(torch_fattn, "gated_delta_rule", NARROW)),

@@ -24,9 +24,7 @@ class Operands(NamedTuple):
     z: Tensor  # the gate of the norm, [B, T, heads.., value columns]
     a: Tensor  # [B, T, heads..], of KDA [B, T, heads, key columns]
     b: Tensor
-    gates: (
-        tuple[Tensor, Tensor] | None
-    )  # A_log and dt_bias; without, a is the decay's logarithm and b is beta
+    gates: tuple[Tensor, Tensor] | None  # A_log and dt_bias; None: a is the log of the decay, and b is beta
 
 
 Reader = Callable[[Any, Tensor, bool], Operands]
