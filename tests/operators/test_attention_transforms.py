@@ -4,15 +4,17 @@ torch.func and autocast."""
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.compiled_autograd import _enable
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import torch_fattn
+from tests.conftest import counted_launches
 from tests.operators.test_attention import (
     NAMES,
     SLOPES,
@@ -41,6 +43,25 @@ def test_checkpoint(use_reentrant: bool, device: str) -> None:
 
     mine, plain = (gradients(f, given) for f in (in_checkpoint, with_lse(attention)))
     assert all(torch.equal(mine[n], plain[n]) for n in NAMES[:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_selective_checkpoint(keeps: bool, dtype: torch.dtype, device: str) -> None:
+    """It may keep the results of the forward, so that the kernel runs once."""
+    given = operands(device, dtype, is_causal=True)
+    forwards = [torch.ops.fattn.attention.default, torch.ops.fattn.attention.with_remainder]
+    contexts = partial(create_selective_checkpoint_contexts, forwards if keeps else [])
+
+    def in_checkpoint(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        call = partial(attention, **options, return_lse=True)
+        return checkpoint(call, query, key, value, use_reentrant=False, context_fn=contexts)
+
+    plain = gradients(with_lse(attention), given)
+    with counted_launches() as launches:
+        mine = gradients(in_checkpoint, given)
+    assert all(torch.equal(mine[n], plain[n]) for n in plain)
+    assert device == "cpu" or launches["fattn_prefill"] == (1 if keeps else 2)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -275,12 +275,14 @@ class Signature:
             if fault := self._fault_of_call(arguments, keywords):
                 return fault
             self._check_strictly(given)
-            if " is on meta" in str(error) or torch.ops.fattn._torch_error(str(error)) == "no_data":
-                for what, _kind, value in given:
-                    if isinstance(value, Tensor) and value.is_meta:
-                        raise ValueError(
-                            f"{self.name}: {what} is on meta, which has no data; pass a tensor with data"
-                        ) from None
+            on_meta = [what for what, _kind, value in given if isinstance(value, Tensor) and value.is_meta]
+            # First: a mode may intercept the operator, and raise, as that of selective checkpoints does.
+            if on_meta and (
+                " is on meta" in str(error) or torch.ops.fattn._torch_error(str(error)) == "no_data"
+            ):
+                raise ValueError(
+                    f"{self.name}: {on_meta[0]} is on meta, which has no data; pass a tensor with data"
+                ) from None
             if self._refused_by is not None:
                 error = _refusal(self._refused_by, given) or error
                 named = _NAMED.match(str(error))
