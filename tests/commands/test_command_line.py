@@ -128,7 +128,8 @@ def test_the_plan_of_a_backward(op: str, capsys: pytest.CaptureFixture[str]) -> 
     assert status_of(command_line.main, [*call, "200000"]) == 0
     message = capsys.readouterr().out
     assert "fattn_backward_query" in message and "fattn_backward_key" in message
-    kept = 2 * 200000 * 128 * (32 + 1 + 1) + 4 * 200000 * 32  # the operands, and lse
+    # The operands, lse, and the result in 32 bits.
+    kept = 2 * 200000 * 128 * (32 + 1 + 1) + 4 * 200000 * 32 * (1 + 128)
     assert f"kept         {kept:,} bytes" in message
     assert "8000000 query rows of all heads that share keys are above 7812500" in refusal_of(
         command_line.main, [*call, "250000"], capsys
