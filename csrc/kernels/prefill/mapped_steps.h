@@ -67,7 +67,7 @@ struct TileSteps {
   int after(int key, constant PrefillParams& params, const device uchar* mask_map, ushort lane) thread {
     const int next = next_step(ranges, key, kTileKeys);
     if (!fc_mask_map || units_in(next, kCellKeys) == units_in(key, kCellKeys)) {
-      return next;
+      return next;  // in the same column of cells, if there are any
     }
     return seen_from(next, params, mask_map, lane);
   }
