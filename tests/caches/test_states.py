@@ -251,4 +251,18 @@ def test_refusals() -> None:
     step = cache.extend([1])
     wide = linear_weights() | {"conv_weight": torch.zeros(48, 5)}
     refused("run: the cache .*make it with the sizes", cache.run, 0, step, **linear_rows(1), **wide)
-    refused("run: .*the cache", cache.run, 0, step, **half, **linear_weights(), error=TypeError)
+    refused(
+        r"run: query is torch.float16 and the cache torch.float32; make it with dtype=torch.float16$",
+        *(cache.run, 0, step),
+        **half,
+        **linear_weights(),
+        error=TypeError,
+    )
+    batched = {name: each[:, None] for name, each in linear_rows(1).items()}
+    refused("run: query has shape .* pass packed rows", cache.run, 0, step, **batched, **linear_weights())
+    for sizes, words in (
+        ({"num_value_heads": 3, "num_key_heads": 2}, "3 value heads cannot share 2"),
+        ({"key_dim": 20}, "query/key head_dim 20"),
+    ):
+        with pytest.raises(ValueError, match=f"^StateCache: {words}"):
+            states("cpu", **sizes)

@@ -123,6 +123,14 @@ class StateCache:
                 torch.zeros(num_slots, num_layers, *size, dtype=kind, device=device)
                 for size, kind in zip(sizes, (dtype, torch.float32), strict=True)
             )
+        conv_state, state = self._of(0)
+        new, of_head = conv_state.new_empty, state.new_empty(num_value_heads)
+        query = new(num_slots, 0, num_key_heads, key_dim)
+        value = new(num_slots, 0, num_value_heads, value_dim)
+        rows = (query, query, value, value, value[..., 0], value[..., 0])
+        weights = (of_head, of_head, new(channels, conv_width), None, new(value_dim))
+        # The operator has the errors for sizes: a call without tokens.
+        delta.gated_delta_step(*rows, *weights, conv_state, state)
         self._numbers = partial(on_device, device=self._memory[0].device, dtype=torch.int32)
         self._every = frozenset(range(num_layers))
         self._free = [*reversed(range(num_slots))]
@@ -298,11 +306,16 @@ class StateCache:
         rows = {"query": query, "key": key, "value": value, "z": z, "a": a, "b": b}
         tokens = sum(step.counts)
         for what, each in rows.items():
-            if each.shape[:1] != (tokens,):
+            if each.shape[:1] != (tokens,) or each.dim() > (2 if what == "b" else 3):
                 raise ValueError(
                     f"StateCache.run: {what} has shape {list(each.shape)} and the step {tokens} new tokens; "
-                    "pass a row for each"
+                    "pass packed rows, one for each"
                 )
+        if query.dtype != self._memory[0].dtype:
+            raise TypeError(
+                f"StateCache.run: query is {query.dtype} and the cache {self._memory[0].dtype}; make it with "
+                f"dtype={query.dtype}"
+            )
         weights = (A_log, dt_bias, conv_weight, conv_bias, norm_weight)
         kind = self._run_few if _is_few(step.counts) else self._run_many
         run = partial(kind, layer, step, [*rows.values()], weights, gate=gate, eps=eps, scale=scale)
