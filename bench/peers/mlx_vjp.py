@@ -92,7 +92,7 @@ def _delta(call: Call) -> Pass:
 
     macros = {"T": METAL_TYPES[call.dtype], "ROWS": str(_ROWS_OF_A_GROUP), "COLUMNS": str(call.head_dim)}
     rows, threads = call.batch * call.q_heads * call.q_len, 32 * _ROWS_OF_A_GROUP
-    pipeline = Pipeline(_DELTA, "row_delta", threads, macros, name="row_delta")
+    pipeline = Pipeline(_DELTA, "row_delta", threads, macros, min_groups=1, name="row_delta")
     arguments: dict[int, str | bytes] = {0: "saved_out", 1: "grad_out", 2: "delta", 3: struct.pack("I", rows)}
     return Pass(pipeline, (-(-rows // _ROWS_OF_A_GROUP), 1, 1), (threads, 1, 1), arguments)
 

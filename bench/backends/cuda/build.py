@@ -124,8 +124,9 @@ def tensor_launches(call: Call, cores: int) -> tuple[list[Launch], dict[str, str
 
 
 def registers(pipeline: Pipeline, groups: int) -> Pipeline:
-    """Returns the pipeline for this number of threadgroups per multiprocessor, or for as many as fit."""
-    return replace(pipeline, min_groups=min(groups, 2048 // pipeline.max_threads))
+    """Returns the pipeline for this number of threadgroups per multiprocessor, or for as many as fit. Its own
+    number stays."""
+    return replace(pipeline, min_groups=pipeline.min_groups or min(groups, 2048 // pipeline.max_threads))
 
 
 def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:

@@ -90,7 +90,7 @@ def compile_pipeline(pipeline: Pipeline, folder: Path) -> str:
     """Compiles into `folder`; returns the cubin's name there."""
     text = translated(pipeline)
     flags = ["-arch=sm_90", "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
-    flags += ["-lineinfo", "-diag-suppress=20012,20050,550,177,186,39,68,2361", f"-I{INCLUDE}"]
+    flags += ["-diag-suppress=20012,20050,550,177,186,39,68,2361", f"-I{INCLUDE}"]
     if pipeline.widened_from != "float":
         flags.append(f"-DSOFTMETAL_WIDENED_FROM={pipeline.widened_from}")
     if pipeline.aligned_runs:
