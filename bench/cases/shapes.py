@@ -120,7 +120,7 @@ def _chunked() -> list[Call]:
 
 
 def _unshared() -> list[Call]:
-    """Decodes of one or two rows per key-value head. Of float32, the batch where a peer came closest."""
+    """Decodes of one or two rows per key-value head; in float32 those where a peer came closest."""
     return [
         Call("decode", 16 * group, 16, head_dim, 1, length, batch, dtype, model=f"group of {group}")
         for dtype in ("float16", "bfloat16", "float32")
