@@ -153,6 +153,7 @@ _DERIVED: dict[str, Callable[[Call, Buffers], Tensor]] = {
     "mask": _mask,
     "seen": _seen,
     "lse": lambda call, buffers: _of_scores(call, buffers, lambda scores, _value: scores.logsumexp(-1)),
+    "lse_log2": lambda call, buffers: _DERIVED["lse"](call, buffers) / math.log(2),
     "saved_out": lambda call, buffers: _result(call, buffers).to(call.torch_dtype),
     "out_remainder": lambda call, buffers: call.remainder_of(_result(call, buffers))["out_remainder"],
     **delta.DERIVED,

@@ -120,11 +120,10 @@ def _instantiation(header: str, host_name: str, kernel: str) -> str:
     text = (folder / KERNELS / header).read_text()
     included = f'#include "{KERNELS}/utils.h"\n'
     unroll = utilities[utilities.index("#define MLX_MTL_PRAGMA_UNROLL") :].partition("\n")[0] + "\n"
-    kernels = text.replace(included, unroll) if included in text else f'#include "{KERNELS}/{header}"'
     return (
         "#include <metal_stdlib>\nusing namespace metal;\n"
         "typedef bfloat bfloat16_t;\ntypedef half float16_t;\n"
-        f"{utilities[begin:end]}\n{kernels}\n"
+        f"{utilities[begin:end]}\n{text.replace(included, unroll)}\n"
         f'template [[host_name("{host_name}")]] [[kernel]] decltype({kernel}) {kernel};\n'
     )
 

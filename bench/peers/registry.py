@@ -1,7 +1,7 @@
 """The peers in the bench.
 
-None of them has a fused backward or a paged cache. vllm-metal and mistral.rs have one, but their packages on
-PyPI contain no kernel source.
+None of them has a paged cache. vllm-metal and mistral.rs do, but their packages on PyPI contain no kernel
+source.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from types import ModuleType
 
 from ..cases.calls import ATTENTION, Call, UnsupportedCallError
-from . import gated_delta, llama_metal, mlx_metal, mlx_nax, torch_metal, torch_mpp
+from . import gated_delta, llama_metal, mlx_metal, mlx_nax, mlx_vjp, torch_metal, torch_mpp
 from .launch import Launch, call_of
 
-PEERS = (torch_metal, mlx_metal, llama_metal)
+FORWARDS = (torch_metal, mlx_metal, llama_metal)
+PEERS = (*FORWARDS, mlx_vjp)
 DELTA_RULES = {mlx_metal: gated_delta.mlx, llama_metal: gated_delta.llama}
 TENSOR_PEERS = (mlx_nax, torch_mpp)  # on tensor operations: in the set of shapes "tensor" only
 
@@ -27,7 +28,8 @@ def launch(peer: ModuleType, call: Call) -> Launch:
     """Returns the peer's launch of the call, or raises UnsupportedCallError with the reason."""
     call.refuse_score_options()
     call = call_of(peer.IMPL, call)
-    launcher = peer.launch if call.op in ATTENTION else None
+    has_it = call.is_backward if peer is mlx_vjp else call.op in ATTENTION
+    launcher = peer.launch if has_it else None
     if call.op == "gated_delta_rule":
         launcher = DELTA_RULES.get(peer)
     if launcher is None or call.density:

@@ -172,12 +172,16 @@ def test_lengths_of_other_kernels_are_skipped() -> None:
 
 
 @pytest.mark.host_only
-def test_a_record_has_one_row_per_line(tmp_path: Path) -> None:
-    rows = [{"impl": "fattn", "ms_median": 1 / 3}, {"impl": "torch-metal", "options": {"seq_lens": [1, 2]}}]
+def test_a_record_has_one_call_per_line(tmp_path: Path) -> None:
+    calls = [{"call": "B1", "options": {}}, {"call": "B2", "options": {"seq_lens": [1, 2]}}]
+    found = [{"impl": "fattn", "ms_median": 1 / 3}, {"impl": "torch-metal", "refused": "no kernel"}]
+    rows = [call | one for call in calls for one in found]
     path = tmp_path / "record.json"
     record.write({"machine": "none", "ceilings": {"read": 2 / 3}, "rows": rows}, path)
     lines = path.read_text().splitlines()
-    rounded = [rows[0] | {"ms_median": 0.3333333}, rows[1]]
-    assert len(lines) == 8 and [json.loads(line.rstrip(",")) for line in lines[4:6]] == rounded
+    impls = {"fattn": {"ms_median": 0.3333333}, "torch-metal": {"refused": "no kernel"}}
+    assert len(lines) == 8
+    assert [json.loads(line.rstrip(",")) for line in lines[4:6]] == [{**one, "impls": impls} for one in calls]
+    rounded = [call | {"impl": impl} | one for call in calls for impl, one in impls.items()]
     assert record.read(path) == {"machine": "none", "ceilings": {"read": 0.6666667}, "rows": rounded}
     assert readme.RESULTS.read_text() == record.text(record.read(readme.RESULTS))

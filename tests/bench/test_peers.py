@@ -19,7 +19,7 @@ from bench.backends import counting, metal
 from bench.backends.cuda import build
 from bench.cases import buffers
 from bench.cases.calls import Call, UnsupportedCallError
-from bench.peers import fattn, llama_metal, mlx_metal, registry, torch_metal
+from bench.peers import fattn, llama_metal, mlx_metal, mlx_vjp, registry, torch_metal
 from softmetal.testing.cuda import compile_pipeline
 from tests.conftest import needs_emulator
 
@@ -45,7 +45,7 @@ def error_of_every_plan(peer: ModuleType, call: Call) -> float:
 # In one pass (70 keys; for MLX on small chips 1,100, too) and in two.
 @needs_emulator
 @pytest.mark.parametrize("keys", [70, 1100])
-@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.FORWARDS, ids=lambda peer: peer.IMPL)
 def test_rows_of_a_decode_are_causal(peer: ModuleType, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(peer)
     for rows in (1, 2, 4, 8, 16):
@@ -78,6 +78,17 @@ def test_rows_of_a_mask_are_aligned(peer: ModuleType, name: str) -> None:
     mask = buffers.make(chunk, launch.buffers, launch.scratch, "cpu", seed=2)[name]
     assert mask.stride(-2) * mask.itemsize % 16 == 0 and name in launch.buffers
     assert all(step.pipeline.aligned_runs for step in launch.passes)
+
+
+@needs_emulator
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_the_fused_backward_of_mlx(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs(mlx_vjp)
+    call = Call("prefill_backward", 2, 1, head_dim, 32, 32, dtype="bfloat16")
+    for one in (call, replace(call, q_len=38, kv_len=58, dtype="float16", causal=True)):
+        assert error_of_every_plan(mlx_vjp, one) < buffers.TOLERANCE[one.dtype]
+    monkeypatch.setitem(buffers._DERIVED, "lse_log2", buffers._DERIVED["lse"])
+    assert error_of_every_plan(mlx_vjp, call) > 0.1, "the control"
 
 
 ROWS = [
@@ -166,7 +177,7 @@ FEATURES = {
 TAKEN = {llama_metal: {"a cache of int8", "sequences of different lengths"}}
 
 
-@pytest.mark.parametrize("peer", registry.PEERS, ids=lambda peer: peer.IMPL)
+@pytest.mark.parametrize("peer", registry.FORWARDS, ids=lambda peer: peer.IMPL)
 def test_calls_that_a_peer_refuses(peer: ModuleType) -> None:
     needs(peer)
     assert registry.launch(peer, Call("decode", 8, 2, 128, 1, 512, batch=2)).passes

@@ -54,6 +54,7 @@ CORRECTNESS = [
     Call("paged_decode", 8, 2, 128, 6, 700, batch=2, block_size=16, lengths=(700, 123)),
     Call("prefill", 4, 2, 64, 200, 200, batch=2, causal=True),
     Call("prefill", 4, 4, 128, 96, 333),
+    Call("prefill", 16, 4, 64, 333, 333, causal=True),
     Call("prefill", 2, 2, 128, 300, 700, density=0.4),
     Call("prefill", 4, 1, 128, 300, 300, causal=True, dtype="bfloat16"),
     Call("prefill", 2, 2, 64, 130, 130, causal=True, dtype="float32"),
@@ -123,8 +124,9 @@ def tensor_launches(call: Call, cores: int) -> tuple[list[Launch], dict[str, str
 
 
 def registers(pipeline: Pipeline, groups: int) -> Pipeline:
-    """Returns the pipeline for this number of threadgroups per multiprocessor, or for as many as fit."""
-    return replace(pipeline, min_groups=min(groups, 2048 // pipeline.max_threads))
+    """Returns the pipeline for this number of threadgroups per multiprocessor, or for as many as fit. Its own
+    number stays."""
+    return replace(pipeline, min_groups=pipeline.min_groups or min(groups, 2048 // pipeline.max_threads))
 
 
 def distinct(variants: Sequence[list[str]], folder: Path) -> list[list[str]]:

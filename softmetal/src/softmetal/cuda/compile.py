@@ -7,13 +7,15 @@ A pipeline's file is named by its content, so a rebuild compiles only changed pi
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,7 +90,7 @@ def compile_pipeline(pipeline: Pipeline, folder: Path) -> str:
     """Compiles into `folder`; returns the cubin's name there."""
     text = translated(pipeline)
     flags = ["-arch=sm_90", "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
-    flags += ["-lineinfo", "-diag-suppress=20012,20050,550,177,186,39,68,2361", f"-I{INCLUDE}"]
+    flags += ["-diag-suppress=20012,20050,550,177,186,39,68,2361", f"-I{INCLUDE}"]
     if pipeline.widened_from != "float":
         flags.append(f"-DSOFTMETAL_WIDENED_FROM={pipeline.widened_from}")
     if pipeline.aligned_runs:
@@ -130,7 +132,8 @@ def _read_resources(kernel: str, log: str) -> Compiled:
 def compile_all(pipelines: Sequence[Pipeline], folder: Path) -> list[str]:
     """Returns the cubins' names, in order; each distinct pipeline is translated and compiled once."""
     distinct = {repr(pipeline): pipeline for pipeline in pipelines}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = pool.map(lambda pipeline: compile_pipeline(pipeline, folder), distinct.values())
+    # Translation is Python, and takes as long as nvcc on many cores if it is not in processes of its own.
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        compiled = pool.map(compile_pipeline, distinct.values(), itertools.repeat(folder))
         names = dict(zip(distinct, compiled, strict=True))
     return [names[repr(pipeline)] for pipeline in pipelines]
