@@ -181,6 +181,7 @@ Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Ti
   pass.grid = {uint32_t(tiles), uint32_t(heads), uint32_t(batch)};
   BackwardParams params = params_of(p);
   if (tile.walks_keys()) params.forward.q_tiles = int32_t(tiles);
+  params.forward.heads_first = put_heads_first(pass, p, device);
   limit_products(pass, device, products_of_walked(tile, p) * double(walked_by(tile, p)));
   pass.set_params(params);
   return pass;
