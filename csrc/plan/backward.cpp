@@ -9,6 +9,7 @@ namespace fattn {
 namespace {
 
 constexpr int64_t kHeadSimdgroups = 8;
+constexpr int kMaxWalked = 32;  // rows or keys per step
 
 // How a threadgroup divides its work: `groups` groups of simdgroups own `owned` fragments each, and the
 // simdgroups of a group divide the columns.
@@ -119,10 +120,9 @@ Strides3 contiguous(const Problem& p, int64_t rows, int64_t heads, int64_t dim) 
   return {.batch = heads * rows * dim, .head = rows * dim, .row = dim};
 }
 
-BackwardParams params_of(const Problem& p, int64_t q_tiles) {
+BackwardParams params_of(const Problem& p) {
   BackwardParams params{};
   params.forward = prefill_params(p, contiguous(p, p.q_len, p.q_heads, p.head_dim));
-  params.forward.q_tiles = int32_t(q_tiles);
   params.forward.parts = 1;
   params.grad_out = p.grad_out;
   params.saved_out = p.out;
@@ -133,21 +133,22 @@ BackwardParams params_of(const Problem& p, int64_t q_tiles) {
   return params;
 }
 
-// The settings that both walks share.
-Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile) {
-  Pass& pass = plan.add_pass();
-  pass.spec = attention_spec(tile.kernel, p, device);
-  pass.spec.row_groups = uint16_t(tile.groups);
-  pass.spec.simdgroups = uint16_t(tile.simdgroups);
-  pass.spec.registers = tile.scope.registers;
-  pass.spec.causal = p.is_causal;
-  pass.spec.window = has_window(p);
-  pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
-  pass.threadgroup_bytes = uint32_t(ceil_div(bytes_of(p, tile) + saved_bytes(tile), 16) * 16);
-  bind_attention(pass, p);
-  pass.bind(kSlotGradOut);
-  pass.bind(kSlotRowStates);
-  return pass;
+int64_t threadgroup_bytes(const Problem& p, const Tile& tile) {
+  return ceil_div(bytes_of(p, tile) + saved_bytes(tile), 16) * 16;
+}
+
+// Tiles of rows or keys, heads, sequences. A packed call has one more tile per sequence, and for the rows
+// before and after all sequences.
+std::array<int64_t, 3> grid_of(const Tile& tile, const Problem& p) {
+  const int64_t rows = p.q_len * (p.packed ? p.q_heads / p.kv_heads : 1);
+  const int64_t surplus = p.packed ? p.batch + 2 : 1;
+  const int64_t tiles = ((tile.walks_keys() ? rows : p.kv_len) + surplus * (tile.rows() - 1)) / tile.rows();
+  return {tiles, tile.walks_keys() && !p.packed ? p.q_heads : p.kv_heads, p.packed ? 1 : p.batch};
+}
+
+int64_t threadgroups_of(const Tile& tile, const Problem& p) {
+  const auto [tiles, heads, batch] = grid_of(tile, p);
+  return tiles * heads * batch;
 }
 
 // The maximum number of rows or keys that a threadgroup walks.
@@ -161,15 +162,49 @@ double products_of_walked(const Tile& tile, const Problem& p) {
   return double(tile.rows()) * 2.5 * double(p.head_dim + p.value_dim);
 }
 
+// What both walks share.
+Pass& add_walk(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile) {
+  Pass& pass = plan.add_pass();
+  pass.spec = attention_spec(tile.kernel, p, device);
+  pass.spec.row_groups = uint16_t(tile.groups);
+  pass.spec.simdgroups = uint16_t(tile.simdgroups);
+  pass.spec.registers = tile.scope.registers;
+  pass.spec.causal = p.is_causal;
+  pass.spec.window = has_window(p);
+  pass.threads = {uint32_t(tile.simdgroups * kSimdWidth), 1, 1};
+  pass.threadgroup_bytes = uint32_t(threadgroup_bytes(p, tile));
+  bind_attention(pass, p);
+  pass.bind(kSlotGradOut);
+  pass.bind(kSlotRowStates);
+
+  const auto [tiles, heads, batch] = grid_of(tile, p);
+  pass.grid = {uint32_t(tiles), uint32_t(heads), uint32_t(batch)};
+  BackwardParams params = params_of(p);
+  if (tile.walks_keys()) params.forward.q_tiles = int32_t(tiles);
+  params.forward.heads_first = put_heads_first(pass, p, device);
+  limit_products(pass, device, products_of_walked(tile, p) * double(walked_by(tile, p)));
+  pass.set_params(params);
+  return pass;
+}
+
 // Halves the own rows or keys of a tile if possible; results are bit-identical. A core computes for four
 // simdgroups at a time: with fewer, a walk takes as long.
 bool halve(Tile& tile) {
   if (uses_units(tile.kernel)) return false;  // the self-test covers no smaller tiles
-  const bool groups = tile.groups > 1 && tile.simdgroups > 4;
-  if (!groups && tile.owned == 1) return false;
+  const bool groups = tile.owned == 1;
+  if (groups && (tile.groups == 1 || tile.simdgroups <= 4)) return false;
   (groups ? tile.groups : tile.owned) /= 2;
   if (groups) tile.simdgroups /= 2;
   return true;
+}
+
+// Fewer threadgroups than cores leave cores idle. Halves of tiles use them, and have memory for longer steps.
+// Tiles of one fragment stay: their halves would stage as much for fewer simdgroups.
+void use_idle_cores(Tile& tile, const Problem& p, const DeviceFacts& device) {
+  if (tile.owned == 1 || threadgroups_of(tile, p) >= cores_of(device) || !halve(tile)) return;
+  Tile longer = tile;
+  longer.walked = kMaxWalked;
+  if (threadgroup_bytes(p, longer) <= device.max_threadgroup_bytes) tile = longer;
 }
 
 // A walk cannot be split over dispatches, and macOS kills a dispatch that runs for some seconds.
@@ -182,40 +217,27 @@ std::optional<Refusal> check_walk(const Tile& tile, const Problem& p) {
                 ", the limit for the gradients of a sequence; use shorter sequences");
 }
 
-double products_of_group(const Tile& tile, const Problem& p) {
-  return products_of_walked(tile, p) * double(walked_by(tile, p));
-}
-
-void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
-                    const BackwardParams& params) {
+void add_query_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile) {
   Pass& pass = add_walk(plan, p, device, tile);
   pass.spec.row_fragments = uint16_t(tile.owned);
   pass.spec.tile_keys = uint16_t(tile.walked);
   pass.spec.grad_lse = p.has_grad_lse;
   pass.spec.saved_out = p.has_saved_out;
   pass.spec.out_remainder = p.has_out_remainder;
-  pass.grid = {uint32_t(params.forward.q_tiles), uint32_t(p.packed ? p.kv_heads : p.q_heads),
-               uint32_t(p.packed ? 1 : p.batch)};
-  limit_products(pass, device, products_of_group(tile, p));
   if (p.has_grad_lse) pass.bind(kSlotGradLse);
   if (p.has_saved_out) pass.bind(kSlotSavedOut);
   if (p.has_out_remainder) pass.bind(kSlotOutRemainder);
   pass.bind(kSlotLse);
   pass.bind(kSlotGradQuery, kSlotOut);
-  pass.set_params(params);
 }
 
-void add_key_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile,
-                  const BackwardParams& params, int64_t key_tiles) {
+void add_key_pass(Plan& plan, const Problem& p, const DeviceFacts& device, const Tile& tile) {
   Pass& pass = add_walk(plan, p, device, tile);
   pass.spec.row_fragments = 1;  // a lane holds scores of one row at a time
   pass.spec.tile_keys = uint16_t(tile.owned * kFragment);
   pass.spec.step_rows = uint16_t(tile.walked);
-  pass.grid = {uint32_t(key_tiles), uint32_t(p.kv_heads), uint32_t(p.packed ? 1 : p.batch)};
-  limit_products(pass, device, products_of_group(tile, p));
   pass.bind(kSlotGradKey);
   pass.bind(kSlotGradValue);
-  pass.set_params(params);
 }
 
 // The gradient of sinks or of slopes.
@@ -255,6 +277,7 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   Tile rows = tile_of(/*walks_keys=*/true, p, device);
   Tile keys = tile_of(/*walks_keys=*/false, p, device);
   for (Tile* tile : {&rows, &keys}) {
+    use_idle_cores(*tile, p, device);
     auto refusal = check_walk(*tile, p);
     while (refusal && halve(*tile)) refusal = check_walk(*tile, p);
     if (!refusal) continue;
@@ -272,14 +295,8 @@ std::variant<Plan, Refusal> plan_backward(const Problem& problem, const DeviceFa
   plan.kept_bytes = kept_bytes(p);
   plan.scratch_row_floats = result_rows(p) * kRowStateFloats;
 
-  // A packed call has one more tile per sequence, and for the rows before and after all sequences.
-  const int64_t pairs = p.q_len * (p.packed ? p.q_heads / p.kv_heads : 1);
-  const int64_t surplus = p.packed ? p.batch + 2 : 1;
-  const int64_t q_tiles = (pairs + surplus * (rows.rows() - 1)) / rows.rows();
-  const int64_t key_tiles = (p.kv_len + surplus * (keys.rows() - 1)) / keys.rows();
-  const BackwardParams params = params_of(p, q_tiles);
-  add_query_pass(plan, p, device, rows, params);
-  if (p.kv_len > 0) add_key_pass(plan, p, device, keys, params, key_tiles);
+  add_query_pass(plan, p, device, rows);
+  if (p.kv_len > 0) add_key_pass(plan, p, device, keys);
   const ScoreOptions& options = p.options;
   if (options.sinks.given) add_head_pass(plan, p, kSlotGradSinks, options.sinks);
   if (options.alibi_slopes.given) add_head_pass(plan, p, kSlotGradAlibi, options.alibi_slopes);

@@ -15,8 +15,6 @@ constexpr int64_t kDecodesPerCore = 4;
 // Fewest keys of a part: per row of its tile, and in total.
 constexpr int64_t kMinKeysPerRow = 8;
 constexpr int64_t kMinPartKeys = 256;
-// Waves of threadgroups beyond which a partly filled last wave does not matter.
-constexpr int64_t kManyWaves = 16;
 // Simdgroups that share a staged tile, at least.
 constexpr int64_t kMinSimdgroups = 4;
 
@@ -198,13 +196,6 @@ bool halve(Tile& tile) {
   return halves;
 }
 
-// Whether the longest tiles of all heads start first, so that the last head does not leave cores idle at the
-// end. With many waves of threadgroups this does not matter, and tiles of one head, which read the same keys,
-// stay together.
-bool longest_first(const Problem& p, const DeviceFacts& device, const Tile& tile, int64_t threadgroups) {
-  return p.is_causal && !p.packed && threadgroups < kManyWaves * held_by(device, tile.simdgroups);
-}
-
 // If the tiles of one sequence do not fill the GPU, each is cut into parts, whatever the batch size: results
 // are batch-invariant. Also, no part has more keys than a dispatch may have per core.
 //
@@ -336,9 +327,8 @@ Plan plan_prefill(const Problem& problem, const DeviceFacts& device) {
   pass.spec.grouped = grouped;
   pass.spec.split = parts.count > 1 || p.part;
 
-  const bool heads_first = longest_first(p, device, tile, q_tiles * parts.count * heads * batch);
   pass.grid = {uint32_t(q_tiles * parts.count), uint32_t(heads), uint32_t(batch)};
-  if (heads_first) std::swap(pass.grid[0], pass.grid[1]);
+  const bool heads_first = put_heads_first(pass, p, device);
   const double keys_of_group = std::ceil(double(max_visible_keys(p, tile.rows())) / double(parts.count));
   const double products_of_group = double(tile.rows()) * keys_of_group * double(p.head_dim + p.value_dim);
   limit_products(pass, device, products_of_group);

@@ -29,6 +29,17 @@ inline int64_t held_by(const DeviceFacts& device, int64_t simdgroups) {
   return cores_of(device) * std::max<int64_t>(kSimdgroupsPerCore / simdgroups, 1);
 }
 
+// Whether the longest tiles of all heads start first, so that the last head does not leave cores idle at the
+// end; swaps the grid's tiles and heads. With many waves of threadgroups this does not matter, and tiles of
+// one head, which read the same rows or keys, stay together.
+inline bool put_heads_first(Pass& pass, const Problem& p, const DeviceFacts& device) {
+  constexpr int64_t kManyWaves = 16;
+  const int64_t held = held_by(device, pass.spec.simdgroups);
+  if (!p.is_causal || p.packed || pass.groups() >= kManyWaves * held) return false;
+  std::swap(pass.grid[0], pass.grid[1]);
+  return true;
+}
+
 inline double max_products(const DeviceFacts& device) {
   return kMaxProductsPerCore * double(cores_of(device));
 }

@@ -158,7 +158,7 @@ inline constexpr std::array<BackwardRow, 7> kBackwardQueryTuning{{
 inline constexpr std::array<BackwardRow, 12> kBackwardKeyTuning{{
     {{.min_family = 9, .dtypes = k16Bit, .max_dim = 64, .source = kH100},
      {.owned = 2, .groups = 4, .walked = 32, .simdgroups = 4}},
-    {{.min_family = 9, .dtypes = k16Bit, .max_dim = 96, .source = kH100},
+    {{.min_family = 9, .dtypes = k16Bit, .max_dim = 80, .source = kH100},
      {.owned = 1, .groups = 4, .walked = 32, .simdgroups = 4}},
     {{.min_family = 9, .dtypes = k16Bit, .max_dim = 128, .source = kH100},
      {.owned = 2, .groups = 4, .walked = 16, .simdgroups = 8}},

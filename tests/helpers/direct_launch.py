@@ -76,8 +76,8 @@ def run(
 
 
 def plan_of(op: str, arguments: Mapping[str, Any], family: int = 7, **device: Any) -> dict[str, Any]:
-    # Small prefills fill one core, and have the tiles of calls that fill the GPU.
-    cores = 1 if op.endswith("prefill") else 8
+    # Small prefills and backwards fill one core, and have the tiles of calls that fill the GPU.
+    cores = 1 if "prefill" in op else 8
     plan: dict[str, Any] = torch_fattn.explain(op, **arguments, family=family, cores=cores, **device).data
     return plan
 
@@ -120,6 +120,14 @@ def backward_buffers(op: str, arguments: Mapping[str, Any], plan: dict[str, Any]
     buffers["row_states"] = torch.full((rows, 4), torch.nan)
     buffers.setdefault("mask_map", torch.full((plan["scratch_bytes"] - 16 * rows,), 255, dtype=torch.uint8))
     return buffers
+
+
+def gradients(arguments: Mapping[str, Any], plan: dict[str, Any], **options: Any) -> tuple[Any, ...]:
+    """What prefill_backward returns; `options` are those of launches()."""
+    buffers = backward_buffers("prefill_backward", arguments, plan)
+    for step in plan["passes"]:
+        launch(step, buffers, **options)
+    return tuple(buffers[name] for name in GRADIENTS)
 
 
 @functools.lru_cache(maxsize=64)

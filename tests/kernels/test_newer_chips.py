@@ -3,6 +3,7 @@ a GPU in a separate process."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -11,12 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+import torch_fattn
 from tests.conftest import needs_emulator
 from tests.golden.calls import plan_of
+from tests.helpers import backward_problems, direct_launch
+from tests.helpers.backward_problems import BackwardProblem
+from tests.helpers.gradient_accuracy import assert_gradients_close
 from tests.helpers.problems import Problem
 from tests.helpers.processes import run_python
 from tests.helpers.tensor_kernels import STATES
 from tests.helpers.tensor_machines import M5
+from tests.helpers.tensors import same_bits
 
 # Says which GPU it is, and runs the tests that its arguments name.
 PROCESS = """
@@ -73,3 +79,39 @@ def test_native_bfloat_products(op: str, rows: int, dim: int) -> None:
         native = [is_native(family, dtype) for dtype in (torch.bfloat16, torch.float16)]
         assert native == [str(family > 8).lower(), "false"]
     assert is_native(9, torch.bfloat16, "decode", kv_format="int8") == "false"
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize("dim", range(8, 136, 8))
+def test_gradients_of_fewer_threadgroups_than_cores(dim: int) -> None:
+    """Both walks have smaller tiles, whose longer steps fit into threadgroup memory. M1 and M2 have none."""
+
+    def passes(**device: int) -> list[dict[str, Any]]:
+        return torch_fattn.explain("prefill_backward", heads=10, kv_len=512, head_dim=dim, **device).passes
+
+    for i, busy in enumerate(passes(family=9, cores=1)):
+        groups = math.prod(busy["grid"])
+        same, idle = (passes(family=9, cores=groups + more)[i] for more in (0, 1))
+        assert same["macros"] == busy["macros"] and idle["threadgroup_bytes"] <= 32768
+        owns_one = i == 1 and 64 < dim <= 80  # fragment of keys
+        assert math.prod(idle["grid"]) == groups * (1 if owns_one else 2)
+    assert passes(family=8, cores=1) == passes(family=8, cores=999)
+
+
+@needs_emulator
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_gradients_do_not_depend_on_idle_cores(dim: int) -> None:
+    """Results must not depend on the batch: both tiles add up in the same order."""
+    seed = random.SystemRandom().randrange(2**30)
+    causality = "none" if dim == 64 else "bottom_right"
+    forward = Problem(0, "prefill", torch.float16, 2, 4, 2, 40, 100, dim, dim, causality=causality)
+    case = backward_problems.build(BackwardProblem(0, forward, grad_lse=True, out="remainder"), seed)
+    arguments = backward_problems.as_launched(case.arguments("cpu")[0])
+    tiles, found = [], []
+    for family, cores in ((9, 4), (9, 64), (7, 4))[: 3 if dim == 128 else 2]:
+        plan = torch_fattn.explain("prefill_backward", **arguments, family=family, cores=cores).data
+        tiles.append({str(step["macros"]) for step in plan["passes"]})
+        found.append(direct_launch.gradients(arguments, plan))
+        assert_gradients_close(case, found[-1])
+    assert not tiles[0] & tiles[1] and same_bits(found[0], found[1]), f"seed {seed}"
+    assert dim < 128 or not same_bits(*found[1:]), "the control: whole rows of the query on M1"

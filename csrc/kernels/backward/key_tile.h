@@ -66,11 +66,12 @@ struct KeyTile {
   }
 };
 
+// Under a causal mask the first keys have the most rows, and their tiles start first (place_in_grid).
 inline KeyTile dense_keys(const device int* seq_lens, constant PrefillParams& params, uint3 group) {
   KeyTile tile;
   tile.batch = group.z;
-  tile.kv_head = int(group.y);
-  tile.first_key = int(group.x) * kOwnedKeys;
+  tile.kv_head = int(params.heads_first ? group.x : group.y);
+  tile.first_key = int(params.heads_first ? group.y : group.x) * kOwnedKeys;
   tile.stored = params.kv_len;
   tile.length = params.kv_len;
   tile.key_row = 0;
