@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torch_fattn.reference as reference
+from bench.cases.calls import REMAINDER_SCALE
 from tests.helpers.problems import TENSORS, Case
 from torch_fattn.reference.attention import modified, of_sequence
 from torch_fattn.runtime.options import with_defaults
@@ -121,13 +122,15 @@ def sdpa_error(case: Case, exact: Tensor) -> float:
     return (result.double() - exact).abs()[sees_a_key].max().item()
 
 
-def assert_close(case: Case, out: Tensor, lse: Tensor) -> None:
-    """Checks an op's result (CPU tensors) against the rule."""
+def assert_close(case: Case, out: Tensor, lse: Tensor, remainder: Tensor | None = None) -> None:
+    """Checks an op's result (CPU tensors) against the rule. The remainder takes away most of the error of
+    out, which rounding made."""
     exact_out, exact_lse = expected(case)
     in_memory = out.transpose(1, 2) if case.problem.token_major_out else out
     assert out.dtype == case.problem.dtype and in_memory.is_contiguous()
     assert lse.dtype == torch.float32 and lse.is_contiguous()
     if case.problem.q_lens is not None:
+        remainder = None if remainder is None else _unpacked(case, remainder, lse)[0]
         out, lse = _unpacked(case, out, lse)
     assert out.shape == exact_out.shape and lse.shape == exact_lse.shape
 
@@ -136,6 +139,10 @@ def assert_close(case: Case, out: Tensor, lse: Tensor) -> None:
     assert not error.isnan().any(), f"NaN at {error.isnan().nonzero()[:4].tolist()}"
     assert error.max() <= limit, f"error {error.max():.3g} > {limit:.3g} at {_where_max(error)}"
     assert_lse_close(lse, exact_lse, case.problem.dtype)
+    if remainder is not None:
+        left = (out.double() + remainder.double() / REMAINDER_SCALE - exact_out).abs().max()
+        limit = error.max() / 8 + EXTRA_ERROR
+        assert left <= limit, f"error {left:.3g} with the remainder, {error.max():.3g} without"
 
     no_key = (exact_out == 0).all(dim=-1)  # lse is -inf, or the sink's logit
     assert torch.all(out[no_key] == 0), "a row that sees no key must be exactly 0"

@@ -128,6 +128,7 @@ def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
     operands = {"slot_mapping": spread(slots_of(p, p.tokens, p.num_blocks * p.block_size, generator))}
     for name, dim in (("key", p.head_dim), ("value", p.value_dim)):
         rows = torch.randn(p.tokens, p.kv_heads, dim, generator=generator)
+        rows[::3].abs_()  # minima above 0
         if p.special:
             make_special(rows, generator)
         heads_first = rows.to(p.dtype).transpose(0, 1)[None]

@@ -106,6 +106,8 @@ def _bad_key(arguments: dict[str, Any], rng: random.Random) -> None:
 
 def _steep(arguments: dict[str, Any], rng: random.Random) -> None:
     """Sinks of any size, and scores of some hundreds or far below 0."""
+    if arguments.get("scale") is None and arguments["query"].dtype != f32:
+        arguments["query"] *= 64.0
     if (sinks := arguments.get("sinks")) is not None:
         largest = torch.finfo(sinks.dtype).max
         sizes = (0.5, -1.0, largest, -largest, -torch.inf, torch.inf)
@@ -150,11 +152,13 @@ def _many(problem: Problem, rng: random.Random) -> Problem:
 
 def _changed(problem: Problem, change: str) -> Problem:
     """With layouts that the operators do not copy, and that the change can write or cut."""
-    if change in CHANGES_OF_NUMBERS:
+    others = {"every_other": "padded_rows"}
+    if change in ("cut", *CHANGES_OF_NUMBERS):
+        others |= dict.fromkeys(("expanded_batch", "expanded_heads"), "token_major")
         # Rows near the keys: slopes multiply the distances, and no tolerance here has them.
         offset = problem.q_offset and min(problem.q_offset, problem.kv_len)
-        problem = replace(problem, layouts=("offset", "padded_rows", "token_major"), q_offset=offset)
-    layouts: Any = tuple("padded_rows" if layout == "every_other" else layout for layout in problem.layouts)
+        problem = replace(problem, q_offset=offset)
+    layouts: Any = tuple(others.get(layout, layout) for layout in problem.layouts)
     if change == "many" and problem.op != "prefill":
         problem = _many(problem, random.Random(problem.index))
     return replace(problem, layouts=layouts, token_major_out=problem.token_major_out and change != "cut")
@@ -212,20 +216,27 @@ def of_backward(problem: BackwardProblem, device: Device = SMALLEST, change: str
 
 def _of_attention(op: str, forward: Problem, make: Callable[[], Made], device: Device, change: str) -> Trial:
     is_backward = op != forward.op
-    results = direct_launch.GRADIENTS if is_backward else ("out", "lse")
+    results: tuple[str, ...] = direct_launch.GRADIENTS if is_backward else ("out", "lse")
     buffers_of = direct_launch.backward_buffers if is_backward else direct_launch.buffers_of
 
     def prepare() -> Prepared:
         arguments, check = make()
         buffers = buffers_of(op, arguments, plan)
+        if has_remainder:
+            buffers["out_remainder"] = torch.full_like(buffers["out"], torch.nan)
         return buffers, lambda: check(*map(buffers.__getitem__, results))
 
     plan = direct_launch.plan_of(op, make()[0], device.family, tensor=device.tensor)
     if change == "cut":
         _cut(plan, random.Random(forward.index))
+    if has_remainder := change == "cut" and op in ("prefill", "varlen_prefill") and forward.dtype != f32:
+        results += ("out_remainder",)
+        for step in plan["passes"][-1:]:
+            step["constants"]["out_remainder"] = True
+            step["bindings"]["out_remainder"] = direct_launch.SLOTS["out_remainder"]
     axes = ("heads", "batch", "keys", "queries", "seq_lens", "causality", "kv_format", "scale")
     found = features.features(forward)
-    facts = (("change", change), *((axis, found.get(axis)) for axis in axes))
+    facts = (("change", change), ("tensor", device.tensor), *((axis, found.get(axis)) for axis in axes))
     return Trial(f"{change}: {op} of {forward}", plan, prepare, facts, device.layout)
 
 
@@ -279,17 +290,24 @@ def _assert_near(found: Iterable[Tensor], exact: Iterable[Tensor | None]) -> Non
 # ---- the other operators
 
 
-def of_write(problem: WriteProblem) -> Trial:
+def of_write(problem: WriteProblem, block: int = 0) -> Trial:
+    """`block`: slots of a block, if they are given, of which the caches have the first."""
     case = cache_problems.build(problem, SEED)
+    plan = direct_launch.plan_of("cache_write", case.arguments("cpu")[0])
+    if block:
+        (step,) = plan["passes"]
+        direct_launch.set_params(step, {"block_size": block, "slots": problem.num_blocks * block})
 
     def prepare() -> Prepared:
         arguments, memory = case.arguments("cpu")
-        rows = {n: arguments[n] for n in ("key", "value")}
-        copied = {n: each.contiguous() for n, each in rows.items() if each.stride(-1) != 1}
+        copied = {n: arguments[n].contiguous() for n in ("key", "value") if arguments[n].stride(-1) != 1}
+        if block:
+            slots = arguments["slot_mapping"]
+            far = slots // problem.block_size * block + slots % problem.block_size
+            copied["slot_mapping"] = slots.new_empty_strided(slots.shape, slots.stride()).copy_(far)
         return arguments | copied, lambda: cache_problems.assert_written(case, memory)
 
-    plan = direct_launch.plan_of("cache_write", case.arguments("cpu")[0])
-    return Trial(f"write: {problem}", plan, prepare, (("rows", problem.special),))
+    return Trial(f"write: {problem}", plan, prepare, (("rows", problem.special), ("block", block)))
 
 
 def of_rotary(problem: RotaryProblem) -> Trial:

@@ -52,9 +52,12 @@ from .trial import (
 
 WORK = 3e6  # multiply-adds of a problem
 # Head dims of query and value.
-NARROW, WIDE = (64, 32), (136, 200)
+NARROW, WIDE = (64, 32), (152, 200)
 # Windows that begin one key behind the first of a step.
 EDGE = BackwardProblem(0, Problem(0, "prefill", f16, 1, 1, 1, 64, 64, 64, 64, window_left=46))
+
+# Steps in place behind one that a window makes the kernel stage.
+STAGED = Problem(0, "prefill", bf16, 1, 1, 1, 16, 160, 576, 512, causality="bottom_right", window_left=75)
 
 
 def _in_turn(drawn: Iterable[Problem | BackwardProblem], device: Device = SMALLEST) -> Iterator[Trial]:
@@ -87,7 +90,7 @@ def _of_one_head() -> Iterator[Iterator[Trial]]:
 def _on_tensors() -> Iterator[Iterator[Trial]]:
     heads = [tensor_kernels.HEADS[number % 3 if number % 4 == 3 else 0] for number in range(180)]
     for device in ON_TENSORS:
-        yield _in_turn(tensor_kernels.problems(SEED, 120), device)
+        yield _in_turn(itertools.chain((STAGED,), tensor_kernels.problems(SEED, 120)), device)
         drawn = (tensor_kernels.backward_problem(number, heads[number]) for number in range(1, len(heads)))
         backwards = itertools.chain((EDGE,), drawn)
         numbered = (replace(each, index=n, out="remainder") for n, each in enumerate(backwards))
@@ -115,7 +118,8 @@ def _merges() -> Iterator[Trial]:
 
 def _writes() -> Iterator[Trial]:
     yield of_write(WriteProblem(0, "float", bf16, 23, 3, 192, 96, 3, 5, value_in_key=True))
-    yield of_write(WriteProblem(0, "int4", f32, 23, 3, 64, 64, 3, 5))  # whose scales and minima are rounded
+    yield of_write(WriteProblem(0, "int4", f32, 23, 3, 64, 64, 3, 5, special=True))  # rounded minima
+    yield of_write(WriteProblem(0, "float", bf16, 40, 3, 64, 64, 7, 5), block=2**30)  # slots of 33 bits
     yield from map(of_write, cache_problems.draw(40, SEED))
 
 

@@ -172,7 +172,6 @@ using namespace fattn;
   for (int h = 0; h < forward.group_size; h++) {
     const WalkedHead head = walked_head(tile, long(tile.kv_head) * forward.group_size + h, params);
     step.mask_head = head.mask;
-    step.slope = 0.0f;
     if (fc_alibi && tile.batch >= 0) {
       step.slope = slope_of_head(alibi_slopes, tile, head.head, forward);
     }

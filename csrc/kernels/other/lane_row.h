@@ -24,7 +24,7 @@ FATTN_CONSTEXPR int kPassColumns = kLaneColumns * kSimdWidth;
 // Lanes that share an int4 group.
 FATTN_CONSTEXPR int kGroupLanes = kInt4Group / kLaneColumns;
 
-// A lane's columns of a row.
+// A lane's columns of a row; 0 past the last.
 template <int kDim>
 struct LaneRow {
   float x[(kDim + kPassColumns - 1) / kPassColumns][kLaneColumns];
@@ -33,10 +33,6 @@ struct LaneRow {
     FATTN_UNROLL
     for (int pass = 0; pass * kPassColumns < kDim; pass++) {
       const int column = pass * kPassColumns + lane * kLaneColumns;
-      FATTN_UNROLL
-      for (int e = 0; e < kLaneColumns; e++) {
-        x[pass][e] = 0.0f;
-      }
       if (column < kDim) {
         load_columns(source, column, fc_vector_loads, x[pass]);
       }
@@ -181,7 +177,7 @@ inline void write_row(const device Element* source, device Stored* target, devic
     copy_row<kDim>(source, target, lane);
     return;
   }
-  LaneRow<kDim> row;
+  LaneRow<kDim> row = {};
   row.load(source, lane);
   write_quantised_row<kDim>(row, target, scales, lane);
 }

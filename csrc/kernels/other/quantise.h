@@ -23,8 +23,8 @@ inline half rounded_down(float x) {
     return nearest;
   }
   const ushort bits = as_type<ushort>(nearest);
-  const ushort below = ushort(float(nearest) > 0.0f ? bits - 1 : float(nearest) < 0.0f ? bits + 1 : 0x8001);
-  return as_type<half>(below);
+  // Below both zeros is 0x8001.
+  return as_type<half>(ushort(float(nearest) > 0.0f ? bits - 1 : (bits | 0x8000) + 1));
 }
 
 // The smallest half that is not below x >= 0.

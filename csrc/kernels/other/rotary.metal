@@ -160,16 +160,17 @@ struct Head {
 
   void quantise(device Stored* target, device Scale* scales, constant RotaryParams& params, ushort lane)
       thread {
-    LaneRow<kHeadDim> row;
+    LaneRow<kHeadDim> row = {};
     FATTN_UNROLL
     for (int pass = 0; pass * kPassColumns < kHeadDim; pass++) {
       const int column = pass * kPassColumns + lane * kLaneColumns;
-      if (column < kHeadDim) {
-        make(column, params);
+      if (column >= kHeadDim) {
+        continue;
       }
+      make(column, params);
       FATTN_UNROLL
       for (int e = 0; e < kLaneColumns; e++) {
-        row.x[pass][e] = column < kHeadDim ? own[e] : 0.0f;
+        row.x[pass][e] = own[e];
       }
     }
     write_quantised_row<kHeadDim>(row, target, scales, lane);
