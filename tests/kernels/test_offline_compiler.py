@@ -184,7 +184,7 @@ def plans(kernel: str, dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
 
 
 def _backward_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
-    for (dim, value_dim), family in itertools.product(BACKWARD_HEAD_DIMS, FAMILIES):
+    for (dim, value_dim), family, cores in itertools.product(BACKWARD_HEAD_DIMS, FAMILIES, (8, 80)):
         rows = [
             torch.empty(1, 4, 70, n, dtype=dtype, device="meta") for n in (value_dim, dim, dim, value_dim)
         ]
@@ -202,7 +202,7 @@ def _backward_plans(dtype: torch.dtype) -> Iterator[torch_fattn.Explanation]:
             sinks=numbers,
             alibi_slopes=numbers,
             family=family,
-            cores=8,
+            cores=cores,
         )
 
 
