@@ -199,9 +199,11 @@ bool halve(Tile& tile) {
 }
 
 // Fewer threadgroups than cores leave cores idle. Halves of tiles use them, and have memory for longer steps.
+// Without a causal mask all tiles take equally long, and are halved only if each half has a core of its own.
 // Tiles of one fragment stay: their halves would stage as much for fewer simdgroups.
 void use_idle_cores(Tile& tile, const Problem& p, const DeviceFacts& device) {
-  if (tile.owned == 1 || threadgroups_of(tile, p) >= cores_of(device) || !halve(tile)) return;
+  const int64_t most = p.is_causal ? cores_of(device) - 1 : cores_of(device) / 2;
+  if (tile.owned == 1 || threadgroups_of(tile, p) > most || !halve(tile)) return;
   Tile longer = tile;
   longer.walked = kMaxWalked;
   if (threadgroup_bytes(p, longer) <= device.max_threadgroup_bytes) tile = longer;

@@ -261,8 +261,8 @@ def test_refusals() -> None:
     batched = {name: each[:, None] for name, each in linear_rows(1).items()}
     refused("run: query has shape .* pass packed rows", cache.run, 0, step, **batched, **linear_weights())
     for sizes, words in (
-        ({"num_value_heads": 3, "num_key_heads": 2}, "3 value heads cannot share 2"),
-        ({"key_dim": 20}, "query/key head_dim 20"),
+        ({"num_value_heads": 3, "num_key_heads": 2}, "num_value_heads 3 cannot share num_key_heads 2; give"),
+        ({"key_dim": 20}, "key_dim 20"),
     ):
         with pytest.raises(ValueError, match=f"^StateCache: {words}"):
             states("cpu", **sizes)

@@ -25,6 +25,11 @@ _NAMES = {  # in the operator's errors
     "state": "the cache",
     "allocate a column for each token that the next ones see": "make it with the sizes of this layer",
 }
+_SIZES = {  # the same, for the constructor
+    r"(\d+) value heads cannot share (\d+) key heads; pass": r"num_value_heads \1 cannot share num_key_heads \2; give",
+    "query/key head_dim": "key_dim",
+    "value head_dim": "value_dim",
+}
 _MOST = 2**31 - 1  # tokens of a step, whose starts are int32
 
 
@@ -88,7 +93,7 @@ class StateCache:
     them. The class is not thread-safe.
     """
 
-    @public("StateCache")
+    @public("StateCache", names=_SIZES)
     def __init__(
         self,
         num_layers: int,
