@@ -17,16 +17,21 @@ from tests.conftest import needs_emulator
 from tests.helpers import direct_launch, problems
 from tests.helpers.accuracy import assert_close
 from tests.helpers.cache_problems import WriteProblem
+from tests.helpers.logits_problems import LogitsProblem
 from tests.helpers.problems import Problem
 from tests.mutation.judge import judge
 from tests.mutation.operators import Mutant, all_mutants, changed
-from tests.mutation.trial import Trial, of_map, of_problem, of_write
+from tests.mutation.trial import Device, Trial, of_logits, of_map, of_merge, of_problem, of_write
 from tests.mutation.trials import all_trials
 
 pytestmark = needs_emulator
 
 f32, f16, bf16 = problems.DTYPES
 
+# 18 packed rows: two fragments and a second threadgroup of rows.
+DECODE = Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44))
+# 15 packed rows of wide heads that do not divide evenly; columns in chunks of 16 bytes.
+WIDE = Problem(16, "decode", f16, 1, 5, 1, 3, 75, 136, 200, seq_lens=(69,), sinks=True)
 # Whole and ragged steps, several of each, and a ragged last tile of rows.
 PREFILL = Problem(0, "prefill", f16, 1, 2, 1, 43, 150, 64, 40, causality="bottom_right")
 # A chunk of a prompt, a token, a sequence without rows, a ragged one; blocks that end within a step.
@@ -39,21 +44,25 @@ PACKED = Problem(
     spare_rows=2,
 )
 PROBLEMS = {
-    # 18 packed rows: two fragments and a second threadgroup of rows.
-    "decode": Problem(1, "decode", f32, 2, 9, 1, 2, 75, 40, 24, seq_lens=(75, 44)),
+    "decode": DECODE,
     # More parts than simdgroups; values that take two rounds.
     "decode-split": Problem(2, "decode", f16, 1, 3, 1, 1, 1400, 112, 72, seq_lens=(1400,)),
+    # Up to four chunks in one launch.
+    "decode-short": Problem(21, "decode", f16, 6, 3, 1, 1, 256, 112, 72, seq_lens=(256, 250, 0, 1, 200, 44)),
     "decode-int8": Problem(11, "decode", f16, 2, 4, 2, 2, 300, 64, 32, seq_lens=(289, 21), kv_format="int8"),
     "decode-paged": Problem(
         0, "paged_decode", f16, 2, 4, 1, 2, 128, 64, 32, seq_lens=(120, 61), block_size=64
     ),
+    "wide": WIDE,
     # Full to the last slot, as the next: one key too many is outside the cache.
     "wide-full": Problem(17, "decode", f32, 1, 3, 1, 1, 16, 136, 200, seq_lens=(16,)),
+    "wide-int8": replace(WIDE, kv_format="int8"),
     "vector-full": Problem(19, "decode", f32, 1, 2, 1, 1, 75, 40, 24, seq_lens=(75,)),
     # One row for each of as many heads as threadgroups, which have the chunks of both sequences.
     "vector": Problem(18, "decode", f16, 2, 32, 32, 1, 300, 40, 24, seq_lens=(300, 44)),
     "vector-short": Problem(22, "decode", f16, 2, 2, 2, 1, 600, 40, 24, seq_lens=(600, 300)),
     "prefill": PREFILL,
+    "packed": PACKED,
     "packed-int8": replace(PACKED, kv_format="int8", window_left=20),
     "varlen": replace(
         PACKED, op="varlen_prefill", q_lens=(50, 1, 9, 20), seq_lens=(113, 65, 0, 37), block_size=0
@@ -67,8 +76,11 @@ PROBLEMS = {
         causality="bottom_right",
     ),
     "tiles": replace(PREFILL, kv_len=100, head_dim=136, value_dim=200, sinks=True),
+    "tiles-int8": replace(PACKED, kv_format="int8", window_left=20, head_dim=136, value_dim=24),
     # Two groups of rows.
     "groups": Problem(2, "prefill", f32, 1, 1, 1, 20, 75, 136, 24, causality="bottom_right"),
+    # Two simdgroups for a key fragment.
+    "sums": Problem(1, "prefill", f16, 1, 1, 1, 20, 70, 280, 264),
 }
 
 
@@ -79,12 +91,15 @@ def trial(name: str) -> Trial:
     two_heads = replace(PROBLEMS["decode-split"], q_heads=6, kv_heads=2)
     return {
         "decode, sliced": partial(of_problem, two_heads, change="cut"),
+        "sums, early loads": partial(of_problem, PROBLEMS["sums"], Device(9)),
+        "merge": partial(of_merge, f32, 9, 200),
+        "logits": partial(of_logits, LogitsProblem(7, "softmax", f16, (6, 1300), "offset", 5.0)),
         "mask_map": partial(of_map, f32, 2, 3, 100, 600),
         "write": partial(of_write, WriteProblem(1, "float", bf16, 11, 3, 192, 64, 3, 5)),
     }[name]()
 
 
-TRIALS = (*PROBLEMS, "decode, sliced", "mask_map", "write")
+TRIALS = (*PROBLEMS, "decode, sliced", "sums, early loads", "merge", "logits", "mask_map", "write")
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -99,6 +114,7 @@ BARRIERS = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("mutant", BARRIERS, ids=lambda mutant: f"{mutant.key.file}:{mutant.first_line}")
 def test_a_missing_barrier_is_reported(mutant: Mutant) -> None:
     found = judge(mutant, itertools.chain(map(trial, TRIALS), all_trials()))
