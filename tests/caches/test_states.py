@@ -261,7 +261,7 @@ def test_refusals() -> None:
     batched = {name: each[:, None] for name, each in linear_rows(1).items()}
     refused("run: query has shape .* pass packed rows", cache.run, 0, step, **batched, **linear_weights())
     for sizes, words in (
-        ({"num_value_heads": 3, "num_key_heads": 2}, "num_value_heads 3 cannot share num_key_heads 2; give"),
+        ({"num_value_heads": 3, "num_key_heads": 2}, "3 num_value_heads cannot share 2 num_key_heads; give"),
         ({"key_dim": 20}, "key_dim 20"),
     ):
         with pytest.raises(ValueError, match=f"^StateCache: {words}"):

@@ -26,7 +26,8 @@ _NAMES = {  # in the operator's errors
     "allocate a column for each token that the next ones see": "make it with the sizes of this layer",
 }
 _SIZES = {  # the same, for the constructor
-    r"(\d+) value heads cannot share (\d+) key heads; pass": r"num_value_heads \1 cannot share num_key_heads \2; give",
+    "value heads cannot share": "num_value_heads cannot share",
+    "key heads; pass": "num_key_heads; give",
     "query/key head_dim": "key_dim",
     "value head_dim": "value_dim",
 }
