@@ -173,7 +173,7 @@ def make_special(rows: Tensor, generator: torch.Generator) -> None:
             column = int(torch.randint(0, rows.shape[-1], (1,), generator=generator))
             flat[row, column] = torch.tensor(numbers[kind], dtype=torch.float64)  # inf where it overflows
         else:
-            size = (0.0, -1e-38, 1e-36, 1e4, 1e30, 1e-6)[kind - len(numbers)]
+            size = (-1e-39, -1e-38, 1e-36, 1e4, 1e30, 1e-6)[kind - len(numbers)]
             flat[row] = (torch.ones(()) if kind % 2 else flat[row]).double() * size
 
 
