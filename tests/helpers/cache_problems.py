@@ -131,6 +131,7 @@ def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
         rows[::3].abs_()  # minima above 0
         if p.special:
             make_special(rows, generator)
+            rows[1::5] = -1e-39  # subnormal
         heads_first = rows.to(p.dtype).transpose(0, 1)[None]
         operands[name] = lay_out(heads_first, p.row_layout).permuted(2, 1, 3)
         operands |= caches(p, name, (p.num_blocks, p.block_size, p.kv_heads), dim)
@@ -173,7 +174,7 @@ def make_special(rows: Tensor, generator: torch.Generator) -> None:
             column = int(torch.randint(0, rows.shape[-1], (1,), generator=generator))
             flat[row, column] = torch.tensor(numbers[kind], dtype=torch.float64)  # inf where it overflows
         else:
-            size = (-1e-39, -1e-38, 1e-36, 1e4, 1e30, 1e-6)[kind - len(numbers)]
+            size = (0.0, -1e-38, 1e-36, 1e4, 1e30, 1e-6)[kind - len(numbers)]
             flat[row] = (torch.ones(()) if kind % 2 else flat[row]).double() * size
 
 

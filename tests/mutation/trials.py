@@ -57,7 +57,6 @@ NARROW, WIDE = (64, 32), (152, 200)
 EDGE = BackwardProblem(0, Problem(0, "prefill", f16, 1, 1, 1, 64, 64, 64, 64, window_left=46))
 # All rows see the same keys.
 ALIKE: dict[str, Any] = {"window_left": -1, "mask": torch.bool, "mask_broadcast": (False, False, True, False)}
-
 # Steps in place behind one that a window makes the kernel stage.
 STAGED = Problem(0, "prefill", bf16, 1, 1, 1, 16, 160, 576, 512, causality="bottom_right", window_left=75)
 
