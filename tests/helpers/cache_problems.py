@@ -131,6 +131,7 @@ def build(problem: WriteProblem, seed: int = 0) -> WriteCase:
         rows[::3].abs_()  # minima above 0
         if p.special:
             make_special(rows, generator)
+            rows[1::5] = -1e-39  # subnormal
         heads_first = rows.to(p.dtype).transpose(0, 1)[None]
         operands[name] = lay_out(heads_first, p.row_layout).permuted(2, 1, 3)
         operands |= caches(p, name, (p.num_blocks, p.block_size, p.kv_heads), dim)

@@ -217,10 +217,13 @@ def set_params(step: dict[str, Any], numbers: Mapping[str, float]) -> None:
 
 
 def cut(plan: dict[str, Any], largest_chunk: int, size: int) -> None:
-    """Gives the plan chunks of at most that many keys, as it has them for sequences too long to
-    be tried here, and slices."""
+    """Gives the plan chunks of at most that many keys, or its smallest ones, as it has them for sequences too
+    long to be tried here, and slices."""
     decode, merge = plan["passes"]
-    parts = -(-decode["params"]["span"]["capacity"] // largest_chunk)
+    span = decode["params"]["span"]
+    largest_chunk = max(largest_chunk, span["min_chunk"])
+    # Smaller chunks, and so their number, stay as they are.
+    parts = max(-(-span["capacity"] // largest_chunk), merge["params"]["parts"])
     set_params(decode, {"span.largest_chunk": largest_chunk})
     set_params(merge, {"span.largest_chunk": largest_chunk, "parts": parts})
     plan["scratch_bytes"] = plan["scratch_bytes"] // merge["params"]["parts"] * parts

@@ -1,5 +1,5 @@
 """The calls that mutants are tried on: the suite's random problems, each kept if it reaches something new,
-which is a value of a macro, or two options together, in a kernel."""
+which is a value of a macro, or two options together, in a kernel; and a few more."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ WORK = 3e6  # multiply-adds of a problem
 NARROW, WIDE = (64, 32), (152, 200)
 # Windows that begin one key behind the first of a step.
 EDGE = BackwardProblem(0, Problem(0, "prefill", f16, 1, 1, 1, 64, 64, 64, 64, window_left=46))
-
+# All rows see the same keys.
+ALIKE: dict[str, Any] = {"window_left": -1, "mask": torch.bool, "mask_broadcast": (False, False, True, False)}
 # Steps in place behind one that a window makes the kernel stage.
 STAGED = Problem(0, "prefill", bf16, 1, 1, 1, 16, 160, 576, 512, causality="bottom_right", window_left=75)
 
@@ -165,6 +166,11 @@ def _selected() -> Iterator[Trial]:
         if new := trial.reached() - reached:
             reached |= new
             yield trial
+    yield of_problem(replace(EDGE.forward, head_dim=80))  # whole steps whose rows do not divide the threads
+    yield of_problem(STAGED, Device(9))  # whole steps with early loads
+    for device in (SMALLEST, *ON_TENSORS):  # NaN in all rows leaves the keys that none sees
+        unseen = replace(EDGE, forward=replace(EDGE.forward, **ALIKE), out="remainder")
+        yield of_backward(unseen, device, "bad key")
 
 
 _trials = _selected()
