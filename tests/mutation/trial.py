@@ -326,10 +326,8 @@ def of_rotary(problem: RotaryProblem) -> Trial:
                 both = ({n: x.masked_fill(x != x, 0) for n, x in each.items()} for each in (memory, expected))
                 cache_problems.assert_same_memory(*both)
 
-        copied = {
-            n: arguments[n] for n in ("query", "key", "value", "query_norm", "key_norm") if n in arguments
-        }
-        copied = {n: each.contiguous() for n, each in copied.items() if each.stride(-1) != 1}
+        rows = arguments.keys() & {"query", "key", "value", "query_norm", "key_norm"}
+        copied = {n: arguments[n].contiguous() for n in rows if arguments[n].stride(-1) != 1}
         return {**arguments, **copied, "out": out}, check
 
     plan = direct_launch.plan_of("rotary_write", case.arguments("cpu")[0])
