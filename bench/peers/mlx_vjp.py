@@ -55,7 +55,10 @@ kernel void row_delta(
   for (ulong i = ulong(row) * COLUMNS + lane; i < (ulong(row) + 1) * COLUMNS; i += 32) {
     sum += float(out[i]) * float(grad_out[i]);
   }
-  delta[row] = simd_sum(sum);
+  sum = simd_sum(sum);
+  if (lane == 0) {
+    delta[row] = sum;
+  }
 }
 """
 
